@@ -1,0 +1,66 @@
+# Everything from a fresh clone, without root and without another step: `make demo`, `make test`.
+# ARGS is passed on: `make demo ARGS=--headless`, `make test ARGS='-k lease'`.
+
+export PYTHON
+VENV := .venv
+PYTHON_IN := $(VENV)/bin/python
+INSTALL := $(PYTHON_IN) -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo bench test test-long test-pythons check static clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.runtime ## three worker trees analyse real code while they are killed: watch the rescue
+	@$(VENV)/bin/everbeat demo $(ARGS)
+
+bench: $(VENV)/.runtime ## throughput and latency on this machine
+	@$(VENV)/bin/everbeat bench $(ARGS)
+
+test: static ## the whole gate: check, then every test that does not take minutes
+	@$(PYTHON_IN) -m pytest -m 'not long' $(ARGS)
+
+test-long: $(VENV)/.development ## the tests that take minutes
+	@$(PYTHON_IN) -m pytest -m long $(ARGS)
+
+test-pythons: ## the quick tests on Python 3.12 and 3.13, where present
+	@.ci/test-python 3.12
+	@.ci/test-python 3.13
+
+check: static ## format, lint, types, the walls between the rooms
+	@$(PYTHON_IN) -m pytest -q tests/architecture
+
+# `check` without its tests, which `test` runs along with all others.
+static: $(VENV)/.development
+	@$(PYTHON_IN) -m ruff format --check .
+	@$(PYTHON_IN) -m ruff check .
+	@$(PYTHON_IN) -m mypy
+	@$(PYTHON_IN) -m pyright --pythonpath $(PYTHON_IN)
+	@$(VENV)/bin/lint-imports
+
+clean: ## remove what this file made; ./.everbeat (your data) stays
+	rm -rf $(VENV) .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(VENV)/.created:
+	@python=$$(.ci/find-python 3.11+) || { \
+	  echo "error: no working Python 3.11 or newer found." >&2; \
+	  echo "  Looked for: python3, python3.11 to python3.14 on PATH, and pyenv's versions." >&2; \
+	  echo "  Rule: it must start and have the venv and ensurepip modules (Debian, Ubuntu: package python3-venv)." >&2; \
+	  echo "  Fix: install one, or name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }; \
+	echo "Making $(VENV) with $$python"; \
+	"$$python" -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.runtime: pyproject.toml | $(VENV)/.created
+	@echo "Installing everbeat into $(VENV)"
+	@$(INSTALL) -e '.[embedded]'
+	@touch $@
+
+# A superset of .runtime, in one go. It brings a Node for pyright, which the demo should not have to wait for.
+$(VENV)/.development: pyproject.toml | $(VENV)/.created
+	@echo "Installing everbeat and its development tools into $(VENV)"
+	@$(INSTALL) -e '.[embedded,dev]'
+	@touch $(VENV)/.runtime $@

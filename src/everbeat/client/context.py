@@ -1,0 +1,7 @@
+"""The public home of `Context`, which lies in the domain because workers make it and clients only name it."""
+
+from __future__ import annotations
+
+from everbeat.domain.context import Context, OutsideTask, TaskStopped
+
+__all__ = ["Context", "OutsideTask", "TaskStopped"]

@@ -1,0 +1,117 @@
+"""The one way from an app to its database: opened at first use, once per process, by threads and event loops alike.
+
+What lives here: when the database is opened and its schema checked, and the refusal of blocking calls on a loop. What
+may not: any question that is asked through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TypeVar
+
+from everbeat.client.waiter import Waiter
+from everbeat.errors import BlockingCallInLoop
+from everbeat.runtime.fork import call_in_forked_child
+from everbeat.store.address import DatabaseAddress, OpenDatabase
+from everbeat.store.database import Database
+from everbeat.store.plan import Plan, arun_plan, run_plan
+from everbeat.store.target import Target
+from everbeat.store.tasks import StoredOutcome, outcomes
+from everbeat.wake.postgres import SyncPostgresWake
+
+T = TypeVar("T")
+
+
+def refuse_in_loop(name: str, *, twin: str) -> None:
+    """Raises BlockingCallInLoop if an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise BlockingCallInLoop(name, twin)
+
+
+class Door:
+    """Runs plans on the app's database; safe for many threads and loops, and after a fork."""
+
+    def __init__(self, address: DatabaseAddress, *, auto_migrate: bool) -> None:
+        self.address = address
+        self._auto_migrate = auto_migrate
+        self._forget()
+        call_in_forked_child(self._forget)
+
+    def _forget(self) -> None:
+        # In a forked child: another thread may have held the lock, and an embedded server counts users by process.
+        self._lock = threading.Lock()
+        self._opened: OpenDatabase | None = None
+        self._database: Database | None = None
+
+    def run(self, plan: Plan[T], *, name: str, twin: str) -> T:
+        """Runs a plan in this thread. Raises BlockingCallInLoop where a loop runs, and a DatabaseError."""
+        try:
+            refuse_in_loop(name, twin=twin)
+            return run_plan(self.database(), plan)
+        finally:
+            plan.close()
+
+    async def arun(self, plan: Plan[T]) -> T:
+        """Runs a plan on the running loop. Raises a DatabaseError."""
+        try:
+            return await arun_plan(await self.adatabase(), plan)
+        finally:
+            plan.close()
+
+    def database(self) -> Database:
+        """The database, opened and checked at the first call of this process."""
+        return self._database or self._prepared()
+
+    async def adatabase(self) -> Database:
+        """The twin of `database`: only the first call of a process leaves the loop."""
+        return self._database or await asyncio.to_thread(self._prepared)
+
+    def opened(self) -> OpenDatabase:
+        """The open database, its schema not looked at: for migrations."""
+        with self._lock:
+            return self._open()
+
+    @property
+    def target(self) -> Target:
+        """The target; opens an embedded server."""
+        return self.opened().target
+
+    def _open(self) -> OpenDatabase:
+        if self._opened is None:
+            self._opened = self.address.open()
+        return self._opened
+
+    def _prepared(self) -> Database:
+        with self._lock:
+            if self._database is None:
+                opened = self._open()
+                opened.prepare(auto_migrate=self._auto_migrate)
+                self._database = Database(opened.target)
+            return self._database
+
+    def close(self) -> None:
+        """Closes idle connections and ends the use of an embedded server; the next call opens anew."""
+        database, opened = self._take()
+        if database is not None:
+            database.close()
+        if opened is not None:
+            opened.close()
+
+    async def aclose(self) -> None:
+        """The twin of `close`; closes the running loop's connections as well."""
+        database, opened = self._take()
+        if database is not None:
+            await database.aclose()
+        if opened is not None:
+            await asyncio.to_thread(opened.close)
+
+    def _take(self) -> tuple[Database | None, OpenDatabase | None]:
+        with self._lock:
+            taken = self._database, self._opened
+            self._database = self._opened = None
+        return taken
+

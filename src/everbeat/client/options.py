@@ -1,0 +1,72 @@
+"""What a single send may decide for itself, over what its task function was registered with.
+
+What lives here: `SendOptions`, as users write it, and `SendSettings`, checked and complete, as a sender
+reads it. What may not: sending.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypedDict, cast
+
+from everbeat.domain.checks import instance_of, optional, queue_name, whole
+from everbeat.domain.duration import Duration, milliseconds, span, to_utc
+from everbeat.domain.policy import HIGHEST_PRIORITY, LONGEST_TIMEOUT_S, LOWEST_PRIORITY, TaskOptions
+from everbeat.domain.retry import RetryPolicy
+from everbeat.domain.settings import Settings, by, checked, refused
+
+_LONGEST_KEY_BYTES = 500
+
+
+class SendOptions(TypedDict, total=False):
+    """The options of `Task.with_options`; what is left out stays as the task function was registered."""
+
+    queue: str
+    priority: int
+    key: str | None
+    good_until: datetime | None
+    timeout: Duration | None
+    retry: RetryPolicy | None
+
+
+def _key(value: object, /, *, subject: str) -> str:
+    rule = f"must be a text of 1 to {_LONGEST_KEY_BYTES} bytes without NUL and lone surrogates"
+    if isinstance(value, str) and "\x00" not in value:
+        encoded = value.encode("utf-8", errors="replace")
+        if 0 < len(encoded) <= _LONGEST_KEY_BYTES and encoded.decode() == value:
+            return value
+    raise refused(value, subject=subject, code="WRONG_KEY", rule=rule, fix='use a key such as "user-42"')
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendSettings(Settings):
+    """Everything one send decides. Raises ConfigurationError with every problem.
+
+    `priority`: the lower number runs first. `key`: at most one waiting task has it. `good_until`: the task
+    does not start later, in UTC. `timeout`: seconds, None for no limit.
+    """
+
+    queue: str = field(default="default", metadata=by(queue_name))
+    priority: int = field(default=0, metadata=by(whole(LOWEST_PRIORITY, HIGHEST_PRIORITY)))
+    key: str | None = field(default=None, metadata=by(optional(_key, none="sets no key")))
+    good_until: datetime | None = field(default=None, metadata=by(optional(to_utc, none="sets no deadline")))
+    timeout: Duration | None = field(
+        default=None, metadata=by(optional(span(0.1, LONGEST_TIMEOUT_S), none="sets no limit"))
+    )
+    retry: RetryPolicy | None = field(
+        default=None, metadata=by(optional(instance_of(RetryPolicy), none="never retries"))
+    )
+
+    @classmethod
+    def of_task(cls, options: TaskOptions) -> SendSettings:
+        """What a send uses that decides nothing itself."""
+        return cls(
+            queue=options.queue, priority=options.priority, timeout=options.timeout, retry=options.retry
+        )
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """The timeout in milliseconds."""
+        return None if self.timeout is None else milliseconds(cast(float, self.timeout))

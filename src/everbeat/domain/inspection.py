@@ -1,0 +1,238 @@
+"""What can be seen of tasks, workers and queues: plain records, as the database told them at one moment.
+
+What lives here: the records, and why a PENDING task waits. What may not: how they are read (`store.inspect`) and shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+from everbeat.domain.outcome import TaskError
+from everbeat.domain.policy import StoredPolicy
+from everbeat.domain.states import TaskState
+
+Role: TypeAlias = Literal["claimer", "runner"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a running task last reported; `fraction` is 0 to 1, None when it said none."""
+
+    stage: str
+    fraction: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    """One ended attempt. `outcome` is COMPLETED, FAILED, CANCELLED, RELEASED (handed back), CRASHED or LOST."""
+
+    attempt: int
+    claim_id: UUID
+    fence: int
+    worker_id: str
+    claimed_at: datetime
+    started_at: datetime
+    ended_at: datetime
+    outcome: str
+    will_retry: bool
+    error: TaskError | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatInfo:
+    """One proof of life for one task in flight: the claimer holds it, the runner executes it."""
+
+    task_id: UUID
+    sender_id: str
+    role: Role
+    sent_at: datetime
+    hostname: str
+    pid: int
+    supervisor_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryInfo:
+    """One recovery: who died and why, how it was noticed, what was done, and when the task ran again."""
+
+    id: int
+    task_id: UUID
+    name: str
+    queue: str
+    attempt: int
+    fence: int
+    worker_id: str
+    supervisor_id: str | None
+    hostname: str | None
+    pid: int | None
+    was: TaskState
+    cause: str
+    noticed_by: str
+    last_beat_at: datetime | None
+    noticed_at: datetime
+    noticed_after_ms: int | None
+    action: str
+    next_retry_at: datetime | None
+    recovered_by: str | None
+    certificate: Mapping[str, Any] | None
+    ran_again_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """One task as a list shows it. All times are the database's; `attempt` counts the attempts that started."""
+
+    id: UUID
+    name: str
+    queue: str
+    priority: int
+    state: TaskState
+    key: str | None
+    attempt: int
+    fence: int
+    retry_count: int
+    crash_count: int
+    loss_count: int
+    claimed_by_worker_id: str | None
+    sent_at: datetime
+    enqueued_at: datetime
+    claimed_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    cancelled_at: datetime | None
+    expired_at: datetime | None
+    next_retry_at: datetime | None
+    good_until: datetime | None
+    cancel_requested_at: datetime | None
+    progress: Progress | None
+    error: TaskError | None
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a worker has claimed the task, and nobody took it back."""
+        return self.claimed_at is not None
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When the task reached its terminal state; None before."""
+        return self.completed_at or self.failed_at or self.cancelled_at or self.expired_at
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo(TaskSummary):
+    """Everything about one task. `arguments` and `result` are plain JSON values; `waiting_because` is for PENDING ones."""
+
+    arguments: Mapping[str, Any]
+    result: Any
+    policy: StoredPolicy
+    flags: Mapping[str, bool]
+    attempts: tuple[AttemptInfo, ...]
+    heartbeat: HeartbeatInfo | None
+    recoveries: tuple[RecoveryInfo, ...]
+    waiting_because: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """One worker. `last_heartbeat_at` counts its supervisor's beats for it; `queues` None means all, `tasks` None unknown."""
+
+    worker_id: str
+    supervisor_id: str
+    hostname: str
+    pid: int
+    queues: tuple[str, ...] | None
+    started_at: datetime
+    last_heartbeat_at: datetime
+    is_stale: bool
+    draining: bool
+    ended_at: datetime | None
+    ended_how: str | None
+    ended_cause: str | None
+    exit_code: int | None
+    signal: int | None
+    metadata: Mapping[str, Any]
+    claimed: int
+    running: int
+
+    @property
+    def tasks(self) -> tuple[str, ...] | None:
+        """The names of the tasks it knows."""
+        names = self.metadata.get("tasks")
+        return None if names is None else tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorInfo:
+    """One supervisor and the number of its workers that were not ended. `session_held`: it holds its session lock."""
+
+    supervisor_id: str
+    hostname: str
+    pid: int
+    started_at: datetime
+    last_heartbeat_at: datetime
+    beat_seq: int
+    is_stale: bool
+    draining: bool
+    session_held: bool
+    ended_at: datetime | None
+    ended_how: str | None
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStateInfo:
+    """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms."""
+
+    worker_id: str
+    at: datetime
+    running: int
+    claimed: int
+    slots: int
+    rss_bytes: int
+    cpu_percent: float
+    loop_lag_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueInfo:
+    """A queue and its live tasks; `pending` are due. `priority` is None for a queue this app did not declare."""
+
+    name: str
+    priority: int | None = None
+    pending: int = 0
+    scheduled: int = 0
+    claimed: int = 0
+    running: int = 0
+    oldest_due_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How many workers are alive, serve a queue, and know a task's name as well."""
+
+    alive: int
+    serving: int
+    knowing: int
+
+
+def waiting_because(summary: TaskSummary, *, due: bool, serving: Serving) -> str | None:
+    """Why a PENDING task is not being run; None when it only waits its turn, and for every other state."""
+    if summary.state is not TaskState.PENDING:
+        return None
+    reasons = []
+    if serving.alive == 0:
+        reasons.append("no live worker")
+    elif serving.serving == 0:
+        reasons.append(f"no live worker serves queue {summary.queue!r}")
+    elif serving.knowing == 0:
+        reasons.append(f"no live worker that serves queue {summary.queue!r} knows task {summary.name!r}")
+    if not due:
+        what = "its retry is" if summary.next_retry_at is not None else "it is"
+        reasons.append(f"{what} due at {summary.enqueued_at.isoformat(timespec='milliseconds')}")
+    return "; ".join(reasons) or None

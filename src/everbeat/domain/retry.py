@@ -1,0 +1,179 @@
+"""When a failed task runs again, and after how long.
+
+What lives here: RetryPolicy and the one formula of the delay. What may not: the decision about a dead
+worker's task (`recovery`), a clock, or dice: a delay is a number of seconds, and randomness is passed in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Literal, cast
+
+from everbeat.domain.checks import each as each_of
+from everbeat.domain.checks import error_code, one_of, optional, sequence_of, several, whole
+from everbeat.domain.duration import Duration, span, spelled
+from everbeat.domain.settings import Settings, by, checked, refused, shown
+from everbeat.errors import Problem
+
+BackoffStrategy = Literal["fixed", "exponential"]
+
+MOST_RETRIES: Final = 20
+SHORTEST_INTERVAL_S: Final = 1.0
+LONGEST_INTERVAL_S: Final = 86_400.0
+LONGEST_DELAY_S: Final = 365 * 86_400.0
+
+_CLASS_NAME = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z]\w*")
+_interval = span(SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S)
+
+
+def _jitter(value: object, /, *, subject: str) -> float:
+    match value:
+        case bool():
+            return 0.25 if value else 0.0
+        case int() | float() if 0 <= value <= 1:
+            return float(value)
+        case int() | float():
+            rule = "must be a fraction from 0 to 1, or True (0.25) or False (0)"
+            raise refused(
+                value, subject=subject, code="OUT_OF_RANGE", rule=rule, fix="use 0.1 for up to 10 % more"
+            )
+        case _:
+            rule = f"must be a fraction from 0 to 1, or True or False, not {type(value).__name__}"
+            raise refused(
+                value, subject=subject, code="WRONG_TYPE", rule=rule, fix="use 0.1 for up to 10 % more"
+            )
+
+
+def _reason(value: object, /, *, subject: str) -> str | type[BaseException]:
+    """One entry of `auto_retry_for`: an error code, or an exception class."""
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return value
+    if not isinstance(value, str):
+        rule = "must be an error code or an exception class"
+        raise refused(
+            value, subject=subject, code="WRONG_TYPE", rule=rule, fix="pass 'SMTP_DOWN' or TimeoutError"
+        )
+    if _CLASS_NAME.fullmatch(value):
+        rule = "looks like the name of a class; text matches error codes only, classes match by isinstance"
+        fix = f"pass the class itself ({value}, without quotes), or a code in capitals"
+        raise refused(value, subject=subject, code="CLASS_AS_NAME", rule=rule, fix=fix)
+    return error_code(value, subject=subject)
+
+
+def _reasons(value: object, /, *, subject: str) -> tuple[str | type[BaseException], ...]:
+    return each_of(several(value, subject=subject), _reason, subject=subject)
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy(Settings):
+    """Which failures run again, how often and after how long.
+
+    `auto_retry_for`: error codes and exception classes. Durations are seconds, timedeltas or text such as
+    "90s"; each interval is 1 s to 1 day. `fixed` takes one interval for all retries or one for each;
+    `exponential` takes one and doubles it each time. `jitter` adds up to that fraction of the delay (True:
+    0.25), `max_delay` (at most a year) cuts the sum. Raises ConfigurationError with every problem.
+
+        RetryPolicy(max_retries=5, intervals=["10s"], auto_retry_for=["SMTP_DOWN", TimeoutError])
+    """
+
+    max_retries: int = field(default=3, metadata=by(whole(1, MOST_RETRIES)))
+    backoff_strategy: BackoffStrategy = field(default="fixed", metadata=by(one_of("fixed", "exponential")))
+    intervals: Sequence[Duration] = field(
+        default=(1.0,), metadata=by(sequence_of(_interval, shortest=1, longest=MOST_RETRIES))
+    )
+    jitter: float | bool = field(default=0.1, metadata=by(_jitter))
+    max_delay: Duration | None = field(
+        default=None, metadata=by(optional(span(SHORTEST_INTERVAL_S, LONGEST_DELAY_S), none="sets no limit"))
+    )
+    auto_retry_for: Sequence[str | type[BaseException]] = field(default=(), metadata=by(_reasons))
+
+    @property
+    def intervals_s(self) -> tuple[float, ...]:
+        """The intervals in seconds."""
+        return cast(tuple[float, ...], self.intervals)
+
+    @property
+    def max_delay_s(self) -> float | None:
+        """The longest delay in seconds."""
+        return cast(float | None, self.max_delay)
+
+    def delay(self, retry_number: int, random: Random) -> float:
+        """Seconds from the failure to retry `retry_number`, which counts from 1."""
+        return delay_seconds(
+            retry_number,
+            strategy=self.backoff_strategy,
+            intervals=self.intervals_s,
+            jitter=float(self.jitter),
+            max_delay=self.max_delay_s,
+            random=random,
+        )
+
+    def matches(self, code: str, exception: BaseException | None) -> bool:
+        """Whether a failure with this code, or this exception, is one to retry."""
+        return any(
+            reason == code if isinstance(reason, str) else isinstance(exception, reason)
+            for reason in self.auto_retry_for
+        )
+
+    def warnings(self) -> list[str]:
+        """What is allowed but probably not meant."""
+        if self.auto_retry_for:
+            return []
+        return ["RetryPolicy.auto_retry_for is empty: no error is ever retried by this policy."]
+
+    def _contradictions(self) -> Iterator[Problem]:
+        intervals: object = self.intervals
+        retries: object = self.max_retries
+        if not isinstance(intervals, tuple) or not all(isinstance(each, float) for each in intervals):
+            return  # they broke their own rule, which has been told
+        match self.backoff_strategy:
+            case "exponential" if len(intervals) > 1:
+                rule = "exponential backoff doubles one interval, so exactly one is needed"
+                fix = f"use intervals=[{intervals[0]:g}], or backoff_strategy='fixed'"
+                yield self._problem("intervals", rule, fix)
+            case "fixed" if type(retries) is int and len(intervals) not in (0, 1, retries):
+                count = len(intervals)
+                rule = (
+                    f"fixed backoff takes 1 interval, or one a retry (max_retries is {retries}), not {count}"
+                )
+                fix = f"give {max(1, min(retries, MOST_RETRIES))} intervals, or set max_retries={count}"
+                yield self._problem("intervals", rule, fix)
+            case _:
+                pass
+        longest: object = self.max_delay
+        if isinstance(longest, float) and SHORTEST_INTERVAL_S <= longest < min(intervals, default=0.0):
+            shortest = spelled(min(intervals))
+            rule = f"is shorter than every interval (the shortest is {shortest}), so none would count"
+            yield self._problem("max_delay", rule, f"use {shortest} or more, or shorter intervals")
+
+    def _problem(self, name: str, rule: str, fix: str) -> Problem:
+        value = shown(getattr(self, name))
+        return Problem(code="CONTRADICTION", subject=f"RetryPolicy.{name}", value=value, rule=rule, fix=fix)
+
+
+def delay_seconds(
+    retry_number: int,
+    *,
+    strategy: BackoffStrategy,
+    intervals: Sequence[float],
+    jitter: float,
+    max_delay: float | None,
+    random: Random,
+) -> float:
+    """The one formula of the delay, in seconds; `retry_number` counts from 1.
+
+    Jitter is only added, never taken away: an interval is often somebody else's rule ("retry after 60 s"), so
+    a retry must not come early; spreading upward parts the crowd just as well. The cap comes last: it holds.
+    """
+    if retry_number < 1:
+        raise ValueError(f"retry_number is {retry_number}, but retries count from 1")
+    if strategy == "exponential":
+        base = intervals[0] * 2.0 ** (min(retry_number, 64) - 1)
+    else:  # the last interval repeats: an operator's retry may go beyond the planned number
+        base = intervals[min(retry_number, len(intervals)) - 1]
+    spread = base * (1.0 + jitter * random.random())
+    return min(spread, LONGEST_DELAY_S if max_delay is None else max_delay)

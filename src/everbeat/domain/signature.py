@@ -1,0 +1,175 @@
+"""What a function takes and returns, read once when it becomes a task, and refused there if it cannot be
+sent.
+
+What lives here: reading annotations, finding the leading Context, binding arguments as Python does. What
+may not: JSON (`typed_json`), what an annotation may be (`codable`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from everbeat.domain.codable import refusal
+from everbeat.domain.context import Context
+from everbeat.errors import RegistrationError
+
+EMPTY: Final = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSignature:
+    """A task function's parameters without its leading Context, every annotation resolved and known to be
+    codable.
+    """
+
+    bindable: inspect.Signature
+    annotations: Mapping[str, Any]
+    returns: Any
+    takes_context: bool
+
+    @property
+    def parameters(self) -> tuple[inspect.Parameter, ...]:
+        """The parameters in order."""
+        return tuple(self.bindable.parameters.values())
+
+
+def is_async_function(function: Callable[..., Any]) -> bool:
+    """Whether calling the function gives something to await, also through decorators that wrap it."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inspect.unwrap(function)):
+        return True
+    returned = getattr(function, "__annotations__", {}).get("return")
+    origin = typing.get_origin(returned)
+    return isinstance(origin, type) and issubclass(origin, Awaitable)
+
+
+def location_of(function: Callable[..., Any]) -> str | None:
+    """`file:line` of the function's definition, or None for one that was not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
+
+
+def read_signature(function: Callable[..., Any], *, task_name: str) -> TaskSignature:
+    """The signature of a task function; raises RegistrationError that names every parameter that cannot be
+    sent.
+    """
+    where = location_of(function)
+    if not inspect.isroutine(function):
+        reason = f"Task {task_name!r} must be a function, not a {type(function).__name__}."
+        raise RegistrationError(reason, fix="write `def` or `async def` around it.", where=where)
+    unwrapped = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(unwrapped):
+        reason = f"Task {task_name!r} is a generator function, whose result is no value."
+        raise RegistrationError(reason, fix="return a list, or send one task for each item.", where=where)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        reason = f"Task {task_name!r} has no signature that Python can read."
+        raise RegistrationError(reason, fix="write `def` or `async def` around it.", where=where) from None
+    hints = _hints(function, signature, task_name=task_name, where=where)
+    parameters = list(signature.parameters.values())
+    takes_context = bool(parameters) and _is_context_first(parameters[0], hints)
+    if takes_context:
+        parameters = parameters[1:]
+    read = TaskSignature(
+        bindable=signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty),
+        annotations={each.name: _annotation(each, hints.get(each.name, Any)) for each in parameters},
+        returns=_returned(hints.get("return", Any)),
+        takes_context=takes_context,
+    )
+    _require_codable(read, task_name=task_name, where=where)
+    return read
+
+
+def _hints(
+    function: Callable[..., Any], signature: inspect.Signature, *, task_name: str, where: str | None
+) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception as error:  # noqa: BLE001 - annotations are evaluated here, and any expression may fail
+        subject = _unresolvable(function, signature)
+        name = getattr(error, "name", None)
+        if isinstance(error, NameError) and name is not None:
+            reason = f"{subject} is annotated {name!r}, which module {function.__module__} does not know."
+            fix = f"define or import {name} at module level, not inside a function or under TYPE_CHECKING."
+        else:
+            reason = f"{subject} has an annotation that cannot be read: {type(error).__name__}: {error}."
+            fix = "mend the annotation."
+        message = f"Task {task_name!r}: {reason}"
+        raise RegistrationError(message, fix=fix, where=where) from None
+
+
+def _unresolvable(function: Callable[..., Any], signature: inspect.Signature) -> str:
+    scope = getattr(inspect.unwrap(function), "__globals__", {})
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        alone = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            typing.get_type_hints(alone, globalns=scope)
+        except Exception:  # noqa: BLE001 - as in _hints
+            return f"parameter {name!r}" if name in signature.parameters else "its result"
+    return "a parameter"
+
+
+def _is_context_first(first: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+    positional = first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+    return positional and _means_context(hints.get(first.name))
+
+
+def _means_context(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _means_context(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(_means_context(each) for each in typing.get_args(annotation))
+    return annotation is Context
+
+
+def _annotation(parameter: inspect.Parameter, hint: Any) -> Any:
+    match parameter.kind:
+        case inspect.Parameter.VAR_POSITIONAL:
+            return list[hint]
+        case inspect.Parameter.VAR_KEYWORD:
+            unpacked = typing.get_origin(hint) is typing.Unpack
+            return typing.get_args(hint)[0] if unpacked else dict[str, hint]
+        case _:
+            return hint
+
+
+def _returned(hint: Any) -> Any:
+    if hint in (typing.NoReturn, typing.Never):
+        return None
+    origin = typing.get_origin(hint)
+    if isinstance(origin, type) and issubclass(origin, Awaitable):
+        return typing.get_args(hint)[-1]
+    return hint
+
+
+def _require_codable(read: TaskSignature, *, task_name: str, where: str | None) -> None:
+    found = [
+        (f"parameter {name!r}", refused)
+        for name, annotation in read.annotations.items()
+        if (refused := _refusal(name, annotation)) is not None
+    ]
+    returned = refusal(read.returns)
+    if returned is not None:
+        found.append(("its result", (returned.reason, returned.fix)))
+    if found:
+        reasons = "; ".join(f"{subject}: {reason}" for subject, (reason, _) in found)
+        message = f"Task {task_name!r} cannot be sent: {reasons}."
+        raise RegistrationError(message, fix=f"{_unique(fix for _, (_, fix) in found)}.", where=where)
+
+
+def _refusal(name: str, annotation: Any) -> tuple[str, str] | None:
+    if name.startswith("__"):
+        return "its name starts with two underscores, which Python mangles", "rename it"
+    if _means_context(annotation):
+        return "Context is only passed as the first positional parameter", "make it the first parameter"
+    found = refusal(annotation)
+    return None if found is None else (found.reason, found.fix)
+
+
+def _unique(fixes: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(fixes))

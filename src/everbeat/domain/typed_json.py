@@ -1,0 +1,110 @@
+"""JSON of one annotated type, both ways, checked so that what arrives equals what was sent.
+
+What lives here: the hot path of every send and every result. What may not: explanations (`fidelity`),
+signatures (`signature`), names of tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from everbeat.domain.fidelity import ENDLESS, Misfit, difference, nonfinite, unencodable
+from everbeat.domain.foreign_types import decode_foreign, encode_foreign
+
+LARGEST_BYTES: Final = 256 * 1024 * 1024
+"""The largest payload: PostgreSQL ends at 1 GB, and both ends hold several copies while they work."""
+
+encode_json = msgspec.json.Encoder(enc_hook=encode_foreign).encode
+
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+
+
+class TypedJson:
+    """The JSON of one annotation; `encode` and `decode` raise `Misfit`."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, annotation: Any) -> None:
+        self._read = msgspec.json.Decoder(annotation, dec_hook=decode_foreign).decode
+
+    def encode(self, value: Any) -> bytes:
+        """The value as JSON, after reading it back the way its receiver will."""
+        try:
+            data = encode_json(value)
+            arrived = self._read(data)
+            faithful = arrived == value
+        except Exception as error:  # noqa: BLE001 - fields, hooks and __eq__ are user code and fail in any way
+            raise _explained(value, error) from None
+        # Equality costs less than encoding, and sees everything at once: NaN, lost fields, changed types.
+        if not faithful:
+            _require_faithful(value, arrived)
+        if len(data) > LARGEST_BYTES:
+            raise _too_large(len(data))
+        return data
+
+    def decode(self, data: bytes | str) -> Any:
+        """The value that was encoded."""
+        try:
+            return self._read(data)
+        except Exception as error:  # noqa: BLE001 - __post_init__ and validators are user code and fail in any way
+            raise _unreadable(error) from None
+
+
+def encode_untyped(value: Any) -> bytes:
+    """The JSON of a value whose receiver's annotations are unknown here; refuses what JSON would silently
+    change.
+    """
+    try:
+        data = encode_json(value)
+        # NaN and infinities become null, so without a null there is none to look for.
+        misfit = nonfinite(value) if b"null" in data else None
+    except Exception as error:  # noqa: BLE001 - fields and hooks are user code and fail in any way
+        raise unencodable(value, encode_json, error) from None
+    if misfit is not None:
+        raise misfit
+    if len(data) > LARGEST_BYTES:
+        raise _too_large(len(data))
+    return data
+
+
+def _require_faithful(value: Any, arrived: Any) -> None:
+    try:
+        misfit = difference(value, arrived)
+    except RecursionError:
+        misfit = Misfit("", ENDLESS)
+    if misfit is not None:
+        raise misfit
+
+
+def _explained(value: Any, error: Exception) -> Misfit:
+    try:
+        encode_json(value)
+    except Exception as refused:  # noqa: BLE001 - as above: tells encoding from decoding errors
+        return unencodable(value, encode_json, refused)
+    try:
+        return nonfinite(value) or _unreadable(error)
+    except RecursionError:
+        return Misfit("", ENDLESS)
+
+
+def _unreadable(error: Exception) -> Misfit:
+    match error:
+        case RecursionError():
+            return Misfit("", ENDLESS)
+        case msgspec.ValidationError():
+            text = str(error)
+            place = _PLACE.search(text)
+            reason = text[: place.start()] if place else text
+            return Misfit(place["path"] if place else "", reason[:1].lower() + reason[1:])
+        case msgspec.DecodeError() | UnicodeError():
+            return Misfit("", f"is not JSON: {error}")
+        case _:
+            return Misfit("", f"is refused by its own class: {type(error).__qualname__}: {error}")
+
+
+def _too_large(size: int) -> Misfit:
+    reason = f"takes {size:,} bytes of JSON; at most {LARGEST_BYTES:,} are stored"
+    return Misfit("", reason, "keep large data elsewhere and send where it is")

@@ -1,0 +1,267 @@
+"""What happened, as typed values through one funnel: logs, metrics and tests all read the same objects.
+
+What lives here: the event classes, the bus, and the subscriber that writes them to `logging`. What may not:
+reactions.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import datetime
+from enum import Enum
+from typing import ClassVar
+from uuid import UUID
+
+_log = logging.getLogger("everbeat.runtime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events; `room` and `level` say where and how loudly it is logged."""
+
+    room: ClassVar[str] = "runtime"
+    level: ClassVar[int] = logging.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorRegistered(Event):
+    """A supervisor has its row and its session lock."""
+
+    room = "worker"
+    supervisor_id: str
+    hostname: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted(Event):
+    """A worker process is ready to claim."""
+
+    room = "worker"
+    worker_id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited(Event):
+    """A worker process ended; `cause` as in its exit report."""
+
+    room = "worker"
+    level = logging.WARNING
+    worker_id: str
+    pid: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesLost(Event):
+    """Leases that this worker held and holds no more."""
+
+    room = "worker"
+    level = logging.WARNING
+    task_ids: tuple[UUID, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZombieRefused(Event):
+    """A write of an attempt that has lost its lease changed nothing."""
+
+    room = "worker"
+    level = logging.WARNING
+    task_id: UUID
+    verb: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFinished(Event):
+    """An attempt was settled; `state` is the task's state afterwards."""
+
+    room = "worker"
+    level = logging.DEBUG
+    task_id: UUID
+    name: str
+    state: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRecovered(Event):
+    """A dead lease was decided on; `noticed_after_s` counts from the holder's last sign of life."""
+
+    room = "services"
+    level = logging.WARNING
+    task_id: UUID
+    from_state: str
+    action: str
+    cause: str
+    noticed_by: str
+    noticed_after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MassSilence(Event):
+    """So many supervisors fell silent together that the network or the database is suspected, not them."""
+
+    room = "services"
+    level = logging.ERROR
+    silent: int
+    known: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseUnreachable(Event):
+    """PostgreSQL stopped answering."""
+
+    room = "store"
+    level = logging.ERROR
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseBack(Event):
+    """PostgreSQL answers again."""
+
+    room = "store"
+    level = logging.WARNING
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFailed(Event):
+    """A tick raised; the service goes on after `retry_in_s` seconds."""
+
+    level = logging.ERROR
+    name: str
+    error: BaseException
+    consecutive: int
+    retry_in_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRecovered(Event):
+    """The first sound tick after failures."""
+
+    name: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopBlocked(Event):
+    """Code has kept an event loop from turning for `seconds`; `names` says whose code, `stack` where.
+
+    `interpreter_held`: no Python ran anywhere in the process, so C code held the GIL (or the process was
+    stopped).
+    """
+
+    level = logging.WARNING
+    names: tuple[str, ...]
+    seconds: float
+    interpreter_held: bool
+    stack: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopFreed(Event):
+    """A blocked loop turns again, after `seconds` in all."""
+
+    level = logging.WARNING
+    names: tuple[str, ...]
+    seconds: float
+
+
+Subscriber = Callable[[Event], None]
+
+
+class EventBus:
+    """Hands every event to every subscriber, in the emitting thread; usable from any thread."""
+
+    def __init__(self) -> None:
+        self._subscribers: tuple[Subscriber, ...] = ()
+        self._lock = threading.Lock()
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with every event from now on; returns the function that ends it."""
+        with self._lock:
+            self._subscribers = (*self._subscribers, subscriber)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                kept = list(self._subscribers)
+                if subscriber in kept:
+                    kept.remove(subscriber)
+                self._subscribers = tuple(kept)
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        """Tell all subscribers; never raises: a broken one is logged, and the others are still told."""
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception:  # noqa: BLE001 - a broken listener must not break what it listens to
+                _log.exception("subscriber_failed event=%s subscriber=%r", event_name(event), subscriber)
+
+
+def log_event(event: Event) -> None:
+    """Write `event` to the logger `everbeat.<room>`; the record carries it as `everbeat_event`."""
+    logger = logging.getLogger(f"everbeat.{event.room}")
+    if logger.isEnabledFor(event.level):
+        logger.log(event.level, "%s", event_text(event), extra={"everbeat_event": event})
+
+
+def event_name(event: Event) -> str:
+    """`worker_exited` for WorkerExited."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def event_text(event: Event) -> str:
+    """One line of key=value after the name; text of several lines follows below it, indented."""
+    parts, below = [event_name(event)], ""
+    for field in fields(event):
+        value = getattr(event, field.name)
+        if isinstance(value, str) and "\n" in value.rstrip():
+            below += f"\n{field.name}:\n" + "\n".join(f"  {line}" for line in value.rstrip().splitlines())
+        else:
+            parts.append(f"{field.name}={_value(value)}")
+    return " ".join(parts) + below
+
+
+_VALUE_LIMIT = 2000
+
+
+def _value(value: object) -> str:
+    match value:
+        case float():
+            return f"{value:.3f}"
+        case BaseException():
+            return _quoted(f"{type(value).__name__}: {_safe_text(value)}")
+        case Enum():
+            return _quoted(str(value.value))
+        case datetime():
+            return value.isoformat()
+        case tuple():
+            shown = ",".join(_value(item) for item in value[:20])
+            return shown + (f",(+{len(value) - 20})" if len(value) > 20 else "")
+        case _:
+            return _quoted(_safe_text(value))
+
+
+def _safe_text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - the text of a foreign object runs foreign code
+        return "(its text cannot be made)"
+
+
+def _quoted(text: str) -> str:
+    text = text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}…"
+    if text and not re.search(r'[\s"=,]', text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

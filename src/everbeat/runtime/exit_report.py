@@ -1,0 +1,62 @@
+"""How a process ended, in words and numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitReport:
+    """The end of one child: an exit code or a signal; neither if other code took its exit status."""
+
+    pid: int
+    exit_code: int | None = None
+    signal_number: int | None = None
+    signal_name: str | None = None
+    out_of_memory: bool = False
+    max_rss_bytes: int | None = None
+
+    @classmethod
+    def from_wait_status(
+        cls, pid: int, status: int, *, max_rss: int | None = None, out_of_memory: bool = False
+    ) -> Self:
+        """Read what `os.wait4` answered; `max_rss` in the platform's own unit."""
+        peak = max_rss if max_rss is None or sys.platform == "darwin" else max_rss * 1024
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            return cls(
+                pid=pid,
+                signal_number=number,
+                signal_name=signal_name(number),
+                out_of_memory=out_of_memory,
+                max_rss_bytes=peak,
+            )
+        return cls(pid=pid, exit_code=os.WEXITSTATUS(status), max_rss_bytes=peak)
+
+    @property
+    def is_success(self) -> bool:
+        """Ended by itself with exit code 0."""
+        return self.exit_code == 0
+
+    @property
+    def cause(self) -> str:
+        """One phrase for logs and death certificates."""
+        if self.out_of_memory:
+            return f"killed by {self.signal_name}: out of memory (cgroup oom_kill counter rose)"
+        if self.signal_name is not None:
+            return f"killed by {self.signal_name}"
+        if self.exit_code is not None:
+            return f"exit code {self.exit_code}"
+        return "gone (its exit status was taken by other code in the parent)"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 34` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

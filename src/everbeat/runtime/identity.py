@@ -1,0 +1,160 @@
+"""Who a process is and what it uses: the facts that prove, later and from outside, that it has ended.
+
+What lives here: reading /proc and its fallbacks. What may not: what follows from a death.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+_PROC = Path("/proc")
+_BOOT_ID = _PROC / "sys/kernel/random/boot_id"
+# An id travels in application_name, which PostgreSQL cuts at 63 bytes: 32 + "-4194304" + "-8hexhexh" leaves
+# 14 for a prefix.
+_HOST_CHARACTERS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """One process of one boot of one machine; None where the system does not tell."""
+
+    hostname: str
+    pid: int
+    boot_id: str | None
+    pid_namespace: int | None
+    start_ticks: int | None
+
+    @classmethod
+    def current(cls) -> Self:
+        """The identity of the calling process."""
+        pid = os.getpid()
+        return cls(
+            hostname=socket.gethostname(),
+            pid=pid,
+            boot_id=_boot_id(),
+            pid_namespace=_pid_namespace(),
+            start_ticks=start_ticks(pid),
+        )
+
+    def is_provably_gone(self) -> bool:
+        """True only if this machine knows that the process has ended; False: alive *or* not provable.
+
+        Comparable are processes of the same boot and pid namespace; the host name proves nothing, since
+        containers and cloned machines share names.
+        """
+        if self.boot_id is None or self.pid_namespace is None:
+            return False
+        if (self.boot_id, self.pid_namespace) != (_boot_id(), _pid_namespace()):
+            return False
+        if not _pid_exists(self.pid):
+            return True
+        stat = _stat(self.pid)
+        if stat is None:
+            return not _pid_exists(self.pid)
+        return stat.has_ended or (self.start_ticks is not None and stat.start_ticks != self.start_ticks)
+
+
+def new_id() -> str:
+    """A fresh `hostname-pid-8hex`: never reused, at most 49 printable ASCII characters."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:_HOST_CHARACTERS] or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def start_ticks(pid: int) -> int | None:
+    """When `pid` started, in clock ticks since boot: tells it from a later process of that number."""
+    stat = _stat(pid)
+    return None if stat is None else stat.start_ticks
+
+
+def rss_bytes(pid: int | None = None) -> int | None:
+    """Resident memory of `pid` (default: own) in bytes; without /proc the own peak, None for others."""
+    try:
+        pages = int((_PROC / _name(pid) / "statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return _own_peak_rss_bytes() if pid in (None, os.getpid()) else None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(pid: int | None = None) -> float | None:
+    """Processor time, user and system, that `pid` (default: own) has used, in seconds; None if unknown."""
+    if pid in (None, os.getpid()):
+        return time.process_time()
+    stat = _stat(pid)
+    return None if stat is None else stat.cpu_ticks / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stat:
+    state: str
+    cpu_ticks: int
+    threads: int
+    start_ticks: int
+
+    @property
+    def has_ended(self) -> bool:
+        # A main thread that ended before its siblings is shown as a zombie too, with more than one thread.
+        return self.state in "ZXx" and self.threads <= 1
+
+
+def _stat(pid: int | None) -> _Stat | None:
+    try:
+        text = (_PROC / _name(pid) / "stat").read_bytes()
+        # The second field is the program's name in brackets and may itself hold spaces and brackets.
+        fields = text[text.rindex(b")") + 2 :].split()
+        return _Stat(
+            state=fields[0].decode("ascii"),
+            cpu_ticks=int(fields[11]) + int(fields[12]),
+            threads=int(fields[17]),
+            start_ticks=int(fields[19]),
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _name(pid: int | None) -> str:
+    return "self" if pid is None else str(pid)
+
+
+def _pid_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _boot_id() -> str | None:
+    try:
+        return _BOOT_ID.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _pid_namespace() -> int | None:
+    try:
+        return (_PROC / "self/ns/pid").stat().st_ino
+    except OSError:
+        return None
+
+
+try:
+    import resource
+    import sys
+
+    def _own_peak_rss_bytes() -> int | None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+except ImportError:  # Windows
+
+    def _own_peak_rss_bytes() -> int | None:
+        return None

@@ -1,0 +1,111 @@
+"""The one place that creates asyncio tasks: none is forgotten, none dies in silence.
+
+What lives here: starting, holding, cancelling and reporting coroutines. What may not: what the coroutines do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import traceback
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+Result = TypeVar("Result")
+
+EXIT_SOFTWARE: Final = 70
+"""Exit code of a process that ended itself because a part it cannot live without had crashed."""
+
+_log = logging.getLogger("everbeat.runtime")
+
+
+class CriticalEnded(Exception):
+    """A coroutine that had to run for ever returned."""
+
+
+def end_process(name: str, error: BaseException) -> None:
+    """End this process at once with `EXIT_SOFTWARE`: half a process that looks alive is worse than none."""
+    _log.critical("process_ended because=%s error=%r exit_code=%d", name, error, EXIT_SOFTWARE)
+    logging.shutdown()
+    os._exit(EXIT_SOFTWARE)
+
+
+class Nursery:
+    """Holds the asyncio tasks of one owner; `close` cancels and awaits all of them.
+
+    `on_fatal(name, error)` is called once, when a critical one crashes or returns; the default ends the
+    process. A worker that is a guest in another program passes its own.
+    """
+
+    def __init__(self, *, name: str, on_fatal: Callable[[str, BaseException], None] = end_process) -> None:
+        self.name = name
+        self._on_fatal = on_fatal
+        self._running: set[asyncio.Task[Any]] = set()
+        self._critical: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        self._fatal = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(
+        self, coroutine: Coroutine[Any, Any, Result], *, name: str, critical: bool = False
+    ) -> asyncio.Task[Result]:
+        """Run `coroutine` until it ends or the nursery closes; raises RuntimeError once closing."""
+        if self._closing:
+            coroutine.close()
+            raise RuntimeError(
+                f"Nursery {self.name!r} is closing and starts nothing new; {name!r} was not started."
+            )
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._running.add(task)
+        if critical:
+            self._critical.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self) -> None:
+        """Cancel everything and wait until it has ended; safe to call twice. The caller itself is spared."""
+        self._closing = True
+        mine = asyncio.current_task()
+        while others := {task for task in self._running if task is not mine}:
+            for task in others:
+                task.cancel()
+            # Again after a while: code that swallows one cancellation must not hold up the end for ever.
+            await asyncio.wait(others, timeout=1.0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        critical = task in self._critical
+        self._critical.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            level = logging.CRITICAL if critical else logging.ERROR
+            trace = "".join(traceback.format_exception(error))
+            _log.log(
+                level,
+                "crashed nursery=%s name=%s critical=%s\n%s",
+                self.name,
+                task.get_name(),
+                critical,
+                trace,
+            )
+        if not critical or self._closing or self._fatal:
+            return
+        self._fatal = True
+        if error is None:
+            error = CriticalEnded(f"{task.get_name()} ended although it had to run until its owner closes.")
+            _log.critical(
+                "ended nursery=%s name=%s cancelled=%s", self.name, task.get_name(), task.cancelled()
+            )
+        self._on_fatal(task.get_name(), error)

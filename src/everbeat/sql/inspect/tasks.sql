@@ -1,0 +1,12 @@
+-- Tasks, newest id first; a page ends where the next one begins (before).
+select
+    t.id, t.name, t.queue, t.priority, t.state, t.key, t.attempt, t.fence, t.retry_count, t.crash_count, t.loss_count, t.claimed_by_worker_id,
+    t.sent_at, t.enqueued_at, t.claimed_at, t.started_at, t.completed_at, t.failed_at, t.cancelled_at, t.expired_at, t.next_retry_at,
+    t.good_until, t.cancel_requested_at, t.progress::text, t.error::text
+from {schema}.tasks t
+where (%(states)s::text[] is null or t.state = any(%(states)s::text[]))
+  and (%(name)s::text is null or t.name = %(name)s)
+  and (%(queue)s::text is null or t.queue = %(queue)s)
+  and (%(before)s::uuid is null or t.id < %(before)s)
+order by t.id desc
+limit %(limit)s

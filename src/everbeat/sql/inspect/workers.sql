@@ -1,0 +1,17 @@
+-- Workers with their latest sign of life and what they hold, newest beat first. Stale is judged by the database's clock.
+select
+    w.id, w.supervisor_id, w.hostname, w.pid, w.queues, w.started_at, beat.at as last_heartbeat_at,
+    beat.at < statement_timestamp() - %(stale_ms)s * interval '1 millisecond' as is_stale,
+    s.draining, coalesce(w.ended_at, s.ended_at) as ended_at, coalesce(w.ended_how, s.ended_how) as ended_how, w.ended_cause,
+    w.exit_code, w.signal, w.metadata::text, held.claimed, held.running
+from {schema}.workers w
+join {schema}.supervisors s on s.id = w.supervisor_id
+cross join lateral (select greatest(s.last_beat_at, w.last_beat_at, w.started_at) as at) beat
+cross join lateral (
+    select count(*) filter (where t.state = 'CLAIMED') as claimed, count(*) filter (where t.state = 'RUNNING') as running
+    from {schema}.tasks t
+    where t.claimed_by_worker_id = w.id and t.state in ('CLAIMED', 'RUNNING')
+) held
+where %(ended_too)s or (w.ended_at is null and s.ended_at is null)
+order by beat.at desc, w.id
+limit %(limit)s

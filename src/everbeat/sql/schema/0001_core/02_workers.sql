@@ -1,0 +1,18 @@
+-- A worker: one executing process. ended_at is final; claims lock the row FOR KEY SHARE, burial locks it FOR UPDATE.
+create table {schema}.workers (
+    id               text primary key,
+    supervisor_id    text not null references {schema}.supervisors (id),
+    hostname         text not null,
+    pid              integer not null,
+    process_started  bigint,
+    queues           text[],
+    beat_seq         bigint not null default 0,
+    last_beat_at     timestamptz,
+    started_at       timestamptz not null default statement_timestamp(),
+    ended_at         timestamptz,
+    ended_how        text,
+    ended_cause      text,
+    exit_code        integer,
+    signal           integer,
+    metadata         json
+) with (fillfactor = 70)

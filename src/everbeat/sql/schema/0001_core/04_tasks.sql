@@ -1,0 +1,38 @@
+-- A task: one requested execution. The lease is its columns claim_id, fence, claimed_by_worker_id: they are set exactly
+-- while the state is CLAIMED or RUNNING (claimed_at, claimed_by_worker_id and started_at stay readable on a terminal row).
+create table {schema}.tasks (
+    id                    uuid primary key,
+    name                  text not null,
+    queue                 text not null,
+    priority              smallint not null default 0,
+    state                 text not null default 'PENDING'
+        constraint tasks_state check (state in ('PENDING', 'CLAIMED', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
+    args                  json not null,
+    key                   text,
+    policy                json,
+    flags                 json,
+    sent_at               timestamptz not null default statement_timestamp(),
+    enqueued_at           timestamptz not null default statement_timestamp(),
+    good_until            timestamptz,
+    claim_id              uuid,
+    claim_call            uuid,
+    fence                 bigint not null default 0,
+    claimed_at            timestamptz,
+    claimed_by_worker_id  text,
+    started_at            timestamptz,
+    attempt               integer not null default 0,
+    counted_from          integer not null default 0,
+    retry_count           integer not null default 0,
+    crash_count           integer not null default 0,
+    loss_count            integer not null default 0,
+    next_retry_at         timestamptz,
+    cancel_requested_at   timestamptz,
+    completed_at          timestamptz,
+    failed_at             timestamptz,
+    cancelled_at          timestamptz,
+    expired_at            timestamptz,
+    progress              json,
+    result                json,
+    error                 json,
+    constraint tasks_lease check ((claim_id is not null) = (state in ('CLAIMED', 'RUNNING')))
+) with (fillfactor = 85)

@@ -1,0 +1,2 @@
+-- The schema itself.
+create schema if not exists {schema}

@@ -1,0 +1,2 @@
+-- One process migrates, others wait until its transaction ends.
+select pg_advisory_xact_lock(%(lock_key)s)

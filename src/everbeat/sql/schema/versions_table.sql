@@ -1,0 +1,6 @@
+-- The migrations that were applied; made before the first of them.
+create table if not exists {schema}.schema_versions (
+    version     integer primary key,
+    name        text not null,
+    applied_at  timestamptz not null default statement_timestamp()
+)

@@ -1,0 +1,25 @@
+-- Cancels: PENDING | CLAIMED -> CANCELLED at once; RUNNING is asked (its holder is told); a terminal task stays as it is.
+with held as materialized (
+    select t.* from {schema}.tasks t where t.id = %(id)s for no key update
+), ended as (
+    update {schema}.tasks t
+    set state = 'CANCELLED', cancelled_at = statement_timestamp(), cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp()),
+        claim_id = null, claim_call = null, next_retry_at = null,
+        error = json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled before its code started')
+    from held h where t.id = h.id and h.state in ('PENDING', 'CLAIMED')
+    returning t.id
+), asked as (
+    update {schema}.tasks t
+    set cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp())
+    from held h where t.id = h.id and h.state = 'RUNNING'
+    returning t.id
+)
+select
+    case when e.id is not null then 'CANCELLED' when a.id is not null then 'REQUESTED' else h.state end as verdict,
+    h.state as was,
+    case when e.id is not null then pg_notify(%(channel)s, 'd:' || h.id) end,
+    case when e.id is not null and h.state = 'CLAIMED' then pg_notify(%(channel)s, 'l:' || h.id) end,
+    case when a.id is not null then pg_notify(%(channel)s, 'c:' || h.id) end
+from held h
+left join ended e on e.id = h.id
+left join asked a on a.id = h.id

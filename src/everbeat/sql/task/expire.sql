@@ -1,0 +1,16 @@
+-- Expires tasks whose good_until passed: PENDING -> EXPIRED, a bounded batch (200 at most: the hint names them), oldest deadline first. No attempt row: no code ran.
+with late as materialized (
+    select t.id from {schema}.tasks t
+    where t.state = 'PENDING' and t.good_until <= statement_timestamp()
+    order by t.good_until
+    limit %(limit)s
+    for no key update skip locked
+), expired as (
+    update {schema}.tasks t
+    set state = 'EXPIRED', expired_at = statement_timestamp(), next_retry_at = null,
+        error = json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed before a worker claimed the task')
+    from late l where t.id = l.id
+    returning t.id
+)
+select e.id, (select pg_notify(%(channel)s, 'd:' || string_agg(x.id::text, ',')) from expired x having count(*) > 0)
+from expired e

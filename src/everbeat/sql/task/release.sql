@@ -1,0 +1,14 @@
+-- Gives claimed tasks back at no cost: CLAIMED -> PENDING. Only for whoever holds the claim_id; leaves no attempt row.
+with asked as (
+    select * from unnest(%(ids)s::uuid[], %(claim_ids)s::uuid[]) as a (id, claim_id)
+), held as materialized (
+    select t.id from asked a
+    cross join lateral (select * from {schema}.tasks t where t.id = a.id for no key update) t
+    where t.claim_id = a.claim_id and t.state = 'CLAIMED'
+), released as (
+    update {schema}.tasks t
+    set state = 'PENDING', claim_id = null, claim_call = null, claimed_at = null, claimed_by_worker_id = null
+    from held h where t.id = h.id
+    returning t.id, t.queue
+)
+select r.id, pg_notify(%(channel)s, 't:' || r.queue) from released r

@@ -1,0 +1,66 @@
+-- Settles attempts: RUNNING -> COMPLETED | FAILED | CANCELLED | PENDING (a retry, or a release at no cost).
+-- Only for whoever holds the claim_id. A settle that landed before answers "already"; zero rows is a lost lease.
+-- A success that happened is never hidden; after a cancel request anything else ends CANCELLED, never in a retry.
+with asked as (
+    select * from unnest(
+        %(ids)s::uuid[], %(claim_ids)s::uuid[], %(outcomes)s::text[], %(results)s::text[], %(errors)s::text[], %(retry_in_ms)s::bigint[]
+    ) as a (id, claim_id, outcome, result, error, retry_in_ms)
+), held as materialized (
+    select
+        a.*, t.queue, t.fence, t.attempt, t.claimed_by_worker_id, t.claimed_at, t.started_at,
+        statement_timestamp() + a.retry_in_ms * interval '1 millisecond' as retry_at,
+        case
+            when a.outcome = 'COMPLETED' then 'COMPLETED'
+            when t.cancel_requested_at is not null or a.outcome = 'CANCELLED' then 'CANCELLED'
+            when a.outcome = 'RELEASED' then 'PENDING'
+            when a.retry_in_ms is not null
+                 and (t.good_until is null or t.good_until > statement_timestamp() + a.retry_in_ms * interval '1 millisecond') then 'PENDING'
+            else 'FAILED'
+        end as next_state
+    from asked a
+    cross join lateral (select * from {schema}.tasks t where t.id = a.id for no key update) t
+    where t.claim_id = a.claim_id and t.state = 'RUNNING'
+), settled as (
+    update {schema}.tasks t
+    set state = h.next_state,
+        result = case when h.next_state = 'COMPLETED' then h.result::json end,
+        error = case when h.next_state = 'COMPLETED' or h.outcome = 'RELEASED' then null
+                     when h.next_state = 'CANCELLED'
+                     then coalesce(h.error::json, json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled while running'))
+                     else h.error::json end,
+        completed_at = case when h.next_state = 'COMPLETED' then statement_timestamp() end,
+        failed_at = case when h.next_state = 'FAILED' then statement_timestamp() end,
+        cancelled_at = case when h.next_state = 'CANCELLED' then statement_timestamp() end,
+        retry_count = t.retry_count + (h.next_state = 'PENDING' and h.outcome = 'FAILED')::integer,
+        next_retry_at = case when h.next_state = 'PENDING' and h.outcome = 'FAILED' then h.retry_at end,
+        enqueued_at = case when h.next_state = 'PENDING' and h.outcome = 'FAILED' then h.retry_at else t.enqueued_at end,
+        claim_id = null, claim_call = null,
+        claimed_at = case when h.next_state = 'PENDING' then null else t.claimed_at end,
+        claimed_by_worker_id = case when h.next_state = 'PENDING' then null else t.claimed_by_worker_id end,
+        started_at = case when h.next_state = 'PENDING' then null else t.started_at end
+    from held h
+    where t.id = h.id
+    returning t.id, t.state, t.queue
+), history as (
+    insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry, error)
+    select h.id, h.attempt, h.claim_id, h.fence, h.claimed_by_worker_id, h.claimed_at, h.started_at,
+        case when h.next_state = 'CANCELLED' then 'CANCELLED' else h.outcome end, h.next_state = 'PENDING', h.error::json
+    from held h
+), hint as materialized (
+    select count(pg_notify(%(channel)s, payload)) as hints from (
+        select 'd:' || string_agg(s.id::text, ',') as payload from settled s where s.state <> 'PENDING' having count(*) > 0
+        union
+        select 't:' || s.queue from settled s where s.state = 'PENDING'
+    ) hints
+)
+select
+    a.id,
+    case
+        when s.id is not null then s.state
+        when p.outcome = a.outcome or (p.outcome = 'CANCELLED' and a.outcome <> 'COMPLETED') then 'already'
+        else 'lost'
+    end as verdict,
+    (select hints from hint) as hints
+from asked a
+left join settled s on s.id = a.id
+left join {schema}.attempts p on p.task_id = a.id and p.claim_id = a.claim_id

@@ -1,0 +1,38 @@
+-- Starts claimed tasks: CLAIMED -> RUNNING; past good_until CLAIMED -> EXPIRED, and no code runs.
+-- Only for whoever holds the claim_id; a repeated call answers "started" again.
+with asked as (
+    select * from unnest(%(ids)s::uuid[], %(claim_ids)s::uuid[]) as a (id, claim_id)
+), held as materialized (
+    select t.id, a.claim_id, t.state, t.attempt, t.started_at, t.good_until <= statement_timestamp() as too_late
+    from asked a
+    cross join lateral (select * from {schema}.tasks t where t.id = a.id for no key update) t
+    where t.claim_id = a.claim_id
+), started as (
+    update {schema}.tasks t
+    set state = 'RUNNING', started_at = statement_timestamp(), attempt = t.attempt + 1
+    from held h
+    where t.id = h.id and h.state = 'CLAIMED' and h.too_late is not true
+    returning t.id, t.attempt, t.started_at
+), expired as (
+    update {schema}.tasks t
+    set state = 'EXPIRED', expired_at = statement_timestamp(), claim_id = null, claim_call = null,
+        error = json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed while the task was claimed, before its code started')
+    from held h
+    where t.id = h.id and h.state = 'CLAIMED' and h.too_late
+    returning t.id
+)
+select
+    a.id,
+    case
+        when s.id is not null then 'started'
+        when e.id is not null then 'expired'
+        when h.state = 'RUNNING' then 'started'
+        else 'lost'
+    end as verdict,
+    coalesce(s.attempt, h.attempt) as attempt,
+    coalesce(s.started_at, h.started_at) as started_at,
+    (select pg_notify(%(channel)s, 'd:' || string_agg(x.id::text, ',')) from expired x having count(*) > 0)
+from asked a
+left join held h on h.id = a.id
+left join started s on s.id = a.id
+left join expired e on e.id = a.id

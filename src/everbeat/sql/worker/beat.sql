@@ -1,0 +1,31 @@
+-- One beat: proof of life of a supervisor for what it holds in memory, and the answer which leases were lost, which tasks are
+-- asked to cancel, and which leases nobody holds (phantoms). No row "beat" means: this supervisor was ended.
+-- A beat that is lost in a crash of the server costs nothing, so it does not wait for the disk.
+with relaxed as materialized (
+    select set_config('synchronous_commit', 'off', true)
+), beat as (
+    update {schema}.supervisors s
+    set beat_seq = s.beat_seq + 1, last_beat_at = statement_timestamp(), draining = %(draining)s
+    from relaxed
+    where s.id = %(supervisor_id)s and s.ended_at is null
+    returning s.beat_seq, s.last_beat_at
+), history as (
+    insert into {schema}.beats (supervisor_id, seq, sent_at, held)
+    select %(supervisor_id)s, b.beat_seq, b.last_beat_at, cardinality(%(claim_ids)s::uuid[]) from beat b
+    on conflict do nothing
+), held as materialized (
+    select * from unnest(%(ids)s::uuid[], %(claim_ids)s::uuid[]) as h (id, claim_id)
+), lease as materialized (
+    select t.id, t.claim_id, t.claimed_by_worker_id, t.cancel_requested_at
+    from {schema}.workers w
+    join {schema}.tasks t on t.claimed_by_worker_id = w.id and t.state in ('CLAIMED', 'RUNNING')
+    where w.supervisor_id = %(supervisor_id)s
+)
+select 'beat' as kind, null::uuid as id, null::uuid as claim_id, b.beat_seq::text as detail from beat b
+union all
+select 'lost', h.id, h.claim_id, null from held h where not exists (select from lease l where l.claim_id = h.claim_id)
+union all
+select 'cancel', l.id, l.claim_id, l.claimed_by_worker_id from lease l
+where l.cancel_requested_at is not null and exists (select from held h where h.claim_id = l.claim_id)
+union all
+select 'phantom', l.id, l.claim_id, l.claimed_by_worker_id from lease l where not exists (select from held h where h.claim_id = l.claim_id)

@@ -1,0 +1,1 @@
+"""The door to PostgreSQL: typed statements, sessions, migrations. No other room opens a connection."""

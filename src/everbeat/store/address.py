@@ -1,0 +1,94 @@
+"""From what a user gave as a database (a URL, "embedded", nothing) to a target that is open and has its schema.
+
+What lives here: reading the address, opening the embedded server for it, checking or migrating the schema once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from everbeat.errors import WrongDatabaseURL
+from everbeat.store import migrations
+from everbeat.store.embedded import DEFAULT_FOLDER, EmbeddedServer
+from everbeat.store.migrations import SchemaStatus
+from everbeat.store.target import Target
+
+URL_VARIABLE: Final = "EVERBEAT_DATABASE_URL"
+FOLDER_VARIABLE: Final = "EVERBEAT_EMBEDDED_DIR"
+EMBEDDED: Final = "embedded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseAddress:
+    """Where a database is: a URL, or the folder of an embedded one; and the schema in it."""
+
+    url: str
+    folder: Path | None
+    schema: str
+
+    @classmethod
+    def parse(cls, given: str | None, *, schema: str, environment: Mapping[str, str]) -> DatabaseAddress:
+        """Reads what was given, else EVERBEAT_DATABASE_URL; opens nothing. Raises WrongDatabaseURL."""
+        url = environment.get(URL_VARIABLE) if given is None else given
+        if url is None:
+            raise WrongDatabaseURL(
+                f"No database was given: App() takes it from {URL_VARIABLE}, which is not set.",
+                fix=f"set {URL_VARIABLE} or write App('postgresql://user@host/database');"
+                " App('embedded') keeps a PostgreSQL in ./.everbeat.",
+            )
+        if isinstance(url, str) and (url == EMBEDDED or url.startswith(f"{EMBEDDED}:")):
+            Target.parse("postgresql://", schema=schema)  # only the schema's name can be wrong
+            named = url.removeprefix(EMBEDDED).removeprefix(":")
+            folder = Path(named or environment.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
+            return cls(url=EMBEDDED, folder=folder.absolute(), schema=schema)
+        return cls(url=Target.parse(url, schema=schema).url, folder=None, schema=schema)
+
+    @property
+    def portable(self) -> str:
+        """The address as another process of this host understands it, whatever its folder and environment."""
+        return self.url if self.folder is None else f"{EMBEDDED}:{self.folder}"
+
+    def open(self) -> OpenDatabase:
+        """The target, its embedded server started or joined. Raises EmbeddedUnavailable."""
+        if self.folder is None:
+            return OpenDatabase(target=Target.parse(self.url, schema=self.schema), server=None)
+        server = EmbeddedServer.open(self.folder)
+        return OpenDatabase(target=Target.parse(server.url, schema=self.schema), server=server)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDatabase:
+    """A target, and this process's use of the embedded server if it is one."""
+
+    target: Target
+    server: EmbeddedServer | None
+
+    def close(self) -> None:
+        """Ends the use of the embedded server."""
+        if self.server is not None:
+            self.server.close()
+
+    def prepare(self, *, auto_migrate: bool) -> None:
+        """Migrates the schema, or only checks that this code fits it. Raises a DatabaseError that says what to do."""
+        if auto_migrate:
+            self.migrate()
+        else:
+            migrations.require_fit(self.status(), self.target)
+
+    def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
+        """Applies what is pending (up to version `to`) and answers the versions applied."""
+        with self.target.connect("everbeat migrate") as connection:
+            return migrations.migrate(connection, self.target, to=to)
+
+    def status(self) -> SchemaStatus:
+        """What is applied in the schema. Raises a DatabaseError."""
+        with self.target.connect("everbeat migrate") as connection:
+            try:
+                return migrations.status(connection, self.target)
+            except psycopg.Error as problem:
+                raise self.target.explain(problem) from problem

@@ -1,0 +1,156 @@
+"""Connections for clients: a few, reused, safe from many threads and event loops and after a fork; statements as in `store.session`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from random import Random
+from time import monotonic
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary, finalize
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+
+from everbeat.errors import DatabaseUnreachable
+from everbeat.store.session import is_alive
+from everbeat.store.statement import Statement, compose
+from everbeat.store.target import Target, is_repeatable
+
+T = TypeVar("T")
+_MOST_CONNECTIONS: Final = 8
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
+
+
+class Database:
+    """The client's door. Statements are repeated over a lost connection for `patience_s` seconds, because they may be."""
+
+    def __init__(
+        self, target: Target, *, application_name: str = "everbeat client", patience_s: float = 5.0
+    ) -> None:
+        self.target = target
+        self._application_name = application_name
+        self._patience_s = patience_s
+        self._random = Random()
+        self._new_process()
+
+    def _new_process(self) -> None:
+        # After a fork the parent's connections are the parent's: they are forgotten here without a word to the server.
+        self._pid = os.getpid()
+        self._idle: list[Connection[Any]] = []
+        finalize(self, _close_all, self._idle, self._pid)
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopConnections] = WeakKeyDictionary()
+
+    def run(self, statement: Statement[T]) -> T:
+        """Runs one statement. Raises a DatabaseError; psycopg.DataError and IntegrityError pass as they are."""
+        give_up_at, pause = monotonic() + self._patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return self._once(statement)
+            except (psycopg.Error, DatabaseUnreachable) as problem:
+                self._judge(problem, give_up_at)
+            time.sleep(pause * (0.5 + self._random.random()))
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def arun(self, statement: Statement[T]) -> T:
+        """The twin of `run` for event loops."""
+        give_up_at, pause = monotonic() + self._patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._aonce(statement)
+            except (psycopg.Error, DatabaseUnreachable) as problem:
+                self._judge(problem, give_up_at)
+            await asyncio.sleep(pause * (0.5 + self._random.random()))
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _judge(self, problem: psycopg.Error | DatabaseUnreachable, give_up_at: float) -> None:
+        if isinstance(problem, DatabaseUnreachable):
+            if monotonic() >= give_up_at:
+                raise problem
+        elif isinstance(problem, psycopg.DataError | psycopg.IntegrityError):
+            raise problem
+        elif not is_repeatable(problem) or monotonic() >= give_up_at:
+            raise self.target.explain(problem) from problem
+
+    def _once(self, statement: Statement[T]) -> T:
+        if self._pid != os.getpid():
+            self._new_process()
+        text = compose(statement.name, self.target.schema)
+        with self._free:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._checked(self.target.connect(self._application_name))
+            try:
+                cursor = connection.execute(text, statement.parameters)
+                found = cursor.fetchall() if cursor.description else []
+            except BaseException as problem:
+                if connection.closed or not is_alive(problem):
+                    connection.close()
+                else:
+                    self._idle.append(connection)
+                raise
+            self._idle.append(connection)
+        return statement.read(found)
+
+    async def _aonce(self, statement: Statement[T]) -> T:
+        if self._pid != os.getpid():
+            self._new_process()
+        text = compose(statement.name, self.target.schema)
+        loop = asyncio.get_running_loop()
+        pool = self._loops.get(loop)
+        if pool is None:
+            pool = self._loops[loop] = _LoopConnections()
+        async with pool.free:
+            connection = pool.idle.pop() if pool.idle else None
+            if connection is None:
+                connection = await self.target.aconnect(self._application_name)
+                row = await (await connection.execute("select pg_backend_pid()")).fetchone()
+                if row is not None and row[0] != connection.info.backend_pid:
+                    connection.prepare_threshold = None
+            try:
+                cursor = await connection.execute(text, statement.parameters)
+                found = await cursor.fetchall() if cursor.description else []
+            except BaseException as problem:
+                if connection.closed or not is_alive(problem):
+                    await connection.close()
+                else:
+                    pool.idle.append(connection)
+                raise
+            pool.idle.append(connection)
+        return statement.read(found)
+
+    def _checked(self, connection: Connection[Any]) -> Connection[Any]:
+        row = connection.execute("select pg_backend_pid()").fetchone()
+        if row is not None and row[0] != connection.info.backend_pid:
+            connection.prepare_threshold = None  # a transaction pooler is between
+        return connection
+
+    def close(self) -> None:
+        """Closes the connections that no thread is using."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def aclose(self) -> None:
+        """Closes the running loop's connections, and those of threads."""
+        pool = self._loops.pop(asyncio.get_running_loop(), None)
+        while pool is not None and pool.idle:
+            await pool.idle.pop().close()
+        self.close()
+
+
+def _close_all(idle: list[Connection[Any]], pid: int) -> None:
+    while idle and pid == os.getpid():
+        idle.pop().close()
+
+
+class _LoopConnections:
+    """The connections of one event loop."""
+
+    def __init__(self) -> None:
+        self.idle: list[AsyncConnection[Any]] = []
+        self.free = asyncio.Semaphore(_MOST_CONNECTIONS)

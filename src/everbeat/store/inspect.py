@@ -1,0 +1,172 @@
+"""Statements that only look: tasks with their history, workers, supervisors, queues, heartbeats, recoveries, snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from everbeat.domain.failure import error_from_json
+from everbeat.domain.inspection import (
+    AttemptInfo,
+    HeartbeatInfo,
+    Progress,
+    QueueInfo,
+    RecoveryInfo,
+    Serving,
+    SupervisorInfo,
+    TaskSummary,
+    WorkerInfo,
+    WorkerStateInfo,
+)
+from everbeat.domain.outcome import TaskError
+from everbeat.domain.policy import StoredPolicy
+from everbeat.domain.states import TaskState
+from everbeat.store.statement import Row, Statement
+
+_SUMMARY_COLUMNS = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTask:
+    """A task's row: its summary, what a list leaves out, and whether it is due by the database's clock."""
+
+    summary: TaskSummary
+    due: bool
+    arguments: Mapping[str, Any]
+    result: Any
+    policy: StoredPolicy
+    flags: Mapping[str, bool]
+
+
+def task(task_id: UUID) -> Statement[StoredTask | None]:
+    """One task as it is stored; None when there is none."""
+
+    def read(found: Sequence[Row]) -> StoredTask | None:
+        if not found:
+            return None
+        not_due, arguments, result, policy, flags = found[0][_SUMMARY_COLUMNS:]
+        return StoredTask(
+            summary=_summary(found[0]),
+            due=not not_due,
+            arguments=_json(arguments) or {},
+            result=_json(result),
+            policy=StoredPolicy.from_json(policy),
+            flags=_json(flags) or {},
+        )
+
+    return Statement("inspect/task", {"id": task_id}, read)
+
+
+def tasks(
+    *,
+    states: Sequence[TaskState] | None = None,
+    name: str | None = None,
+    queue: str | None = None,
+    before: UUID | None = None,
+    limit: int,
+) -> Statement[list[TaskSummary]]:
+    """Tasks, newest id first; None takes all, `before` continues a page."""
+    chosen = None if states is None else [state.value for state in states]
+    parameters = {"states": chosen, "name": name, "queue": queue, "before": before, "limit": limit}
+    return Statement("inspect/tasks", parameters, lambda found: [_summary(row) for row in found])
+
+
+def attempts(task_id: UUID) -> Statement[tuple[AttemptInfo, ...]]:
+    """The ended attempts of a task, first one first."""
+    return Statement(
+        "inspect/attempts",
+        {"id": task_id},
+        lambda found: tuple(AttemptInfo(*row[:-1], _error(row[-1])) for row in found),
+    )
+
+
+def serving(*, name: str, queue: str, stale_ms: int) -> Statement[Serving]:
+    """Who could run a task of this name in this queue; a worker without a beat for `stale_ms` does not count."""
+    parameters = {"name": name, "queue": queue, "stale_ms": stale_ms}
+    return Statement("inspect/serving", parameters, lambda found: Serving(*found[0]))
+
+
+def heartbeats(task_id: UUID | None, *, limit: int) -> Statement[list[HeartbeatInfo]]:
+    """The heartbeats of one task in flight, or the latest of every one; newest first."""
+    if task_id is None:
+        return Statement("inspect/latest_heartbeats", {"limit": limit}, _heartbeats)
+    return Statement("inspect/heartbeats_of_task", {"id": task_id, "limit": limit}, _heartbeats)
+
+
+def recoveries(task_id: UUID | None, *, limit: int) -> Statement[list[RecoveryInfo]]:
+    """The recoveries of one task, or of all; newest first."""
+    return Statement("inspect/recoveries", {"task_id": task_id, "limit": limit}, _recoveries)
+
+
+def workers(*, stale_ms: int, ended_too: bool, limit: int) -> Statement[list[WorkerInfo]]:
+    """Workers, newest beat first."""
+    parameters = {"stale_ms": stale_ms, "ended_too": ended_too, "limit": limit}
+    return Statement("inspect/workers", parameters, lambda found: [_worker(row) for row in found])
+
+
+def supervisors(*, stale_ms: int, ended_too: bool, limit: int) -> Statement[list[SupervisorInfo]]:
+    """Supervisors, newest beat first."""
+    parameters = {"stale_ms": stale_ms, "ended_too": ended_too, "limit": limit}
+    return Statement("inspect/supervisors", parameters, lambda found: [SupervisorInfo(*row) for row in found])
+
+
+def worker_states(worker_id: str | None, *, limit: int) -> Statement[list[WorkerStateInfo]]:
+    """The snapshots of one worker, or of all; newest first."""
+    parameters = {"worker_id": worker_id, "limit": limit}
+    return Statement(
+        "inspect/worker_states", parameters, lambda found: [WorkerStateInfo(*row) for row in found]
+    )
+
+
+def queues() -> Statement[list[QueueInfo]]:
+    """Queues that have live tasks, by name."""
+    return Statement("inspect/queues", {}, lambda found: [_queue(row) for row in found])
+
+
+def _summary(row: Row) -> TaskSummary:
+    before_state, state, after_state = row[:4], row[4], row[5 : _SUMMARY_COLUMNS - 2]
+    progress, error = row[_SUMMARY_COLUMNS - 2 : _SUMMARY_COLUMNS]
+    return TaskSummary(*before_state, TaskState(state), *after_state, _progress(progress), _error(error))
+
+
+def _heartbeats(found: Sequence[Row]) -> list[HeartbeatInfo]:
+    return [HeartbeatInfo(*row) for row in found]
+
+
+def _recoveries(found: Sequence[Row]) -> list[RecoveryInfo]:
+    return [
+        RecoveryInfo(*row[:10], TaskState(row[10]), *row[11:19], _json(row[19]), row[20]) for row in found
+    ]
+
+
+def _worker(row: Row) -> WorkerInfo:
+    queues = None if row[4] is None else tuple(row[4])
+    return WorkerInfo(*row[:4], queues, *row[5:14], _json(row[14]) or {}, *row[15:])
+
+
+def _queue(row: Row) -> QueueInfo:
+    name, pending, scheduled, claimed, running, oldest_due_s = row
+    return QueueInfo(
+        name=name,
+        pending=pending,
+        scheduled=scheduled,
+        claimed=claimed,
+        running=running,
+        oldest_due_s=oldest_due_s,
+    )
+
+
+def _progress(text: str | None) -> Progress | None:
+    return None if text is None else msgspec.json.decode(text, type=Progress)
+
+
+def _error(text: str | None) -> TaskError | None:
+    return None if text is None else error_from_json(text)
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)

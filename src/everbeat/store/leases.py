@@ -1,0 +1,261 @@
+"""Statements of whoever holds leases, or takes them from the dead: claim, start, settle, release, recover."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from everbeat.domain.states import TaskState
+from everbeat.store.statement import Row, Statement
+
+AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task this worker just claimed; `args` and `policy` are JSON text. `attempt` counts the attempts before this one."""
+
+    id: UUID
+    claim_id: UUID
+    fence: int
+    name: str
+    queue: str
+    priority: int
+    args: str
+    attempt: int
+    retry_count: int
+    crash_count: int
+    loss_count: int
+    policy: str | None
+    enqueued_at: datetime
+    good_until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The answer to a start: "started", "expired" or "lost"; the attempt's number, and when it began by the database's clock."""
+
+    verdict: Literal["started", "expired", "lost"]
+    attempt: int | None
+    started_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now."""
+
+    id: UUID
+    claim_id: UUID
+    outcome: AttemptOutcome
+    result: bytes | None = None
+    error: bytes | None = None
+    retry_in_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease somebody else held, as the reaper reads it."""
+
+    id: UUID
+    claim_id: UUID
+    state: TaskState
+    name: str
+    worker_id: str
+    supervisor_id: str
+    hostname: str
+    pid: int
+    claimed_at: datetime
+    started_at: datetime | None
+    last_beat_at: datetime
+    policy: str | None
+    flags: str | None
+    retry_count: int
+    crash_count: int
+    loss_count: int
+    cancel_requested: bool
+    attempt: int
+    fence: int
+    worker_seq: int
+    ended_how: str | None
+    ended_cause: str | None
+    ended_at: datetime | None
+    silent_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryOrder:
+    """One decided recovery. `outcome` is CRASHED or LOST for code that ran, None for a lease that never started.
+
+    `retry_in_ms` counts from the database's now; None leaves the task's place in its queue.
+    """
+
+    id: UUID
+    claim_id: UUID
+    state: TaskState
+    action: Literal["requeue", "retry", "fail", "cancel"]
+    retry_in_ms: int | None
+    outcome: Literal["CRASHED", "LOST"] | None
+    error: bytes | None
+    cause: str
+    last_beat_at: datetime | None
+    noticed_after_ms: int | None
+    worker_seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A recovery that landed."""
+
+    id: UUID
+    name: str
+    was: TaskState
+    action: str
+    state: TaskState
+    worker_id: str
+    cause: str
+    noticed_after_ms: int | None
+
+
+def claim(
+    *,
+    worker_id: str,
+    claim_call: UUID,
+    names: Sequence[str],
+    limit: int,
+    queues: Sequence[str] | None,
+    queue_priorities: Mapping[str, int],
+) -> Statement[list[Claimed]]:
+    """Takes up to `limit` due tasks of these names, in order: queue priority, priority, first in first out."""
+    parameters = {
+        "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
+        "queues": None if queues is None else list(queues),
+        "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()),
+    }  # fmt: skip
+
+    def read(found: Sequence[Row]) -> list[Claimed]:
+        claimed = [Claimed(*row) for row in found]
+        claimed.sort(
+            key=lambda task: (
+                queue_priorities.get(task.queue, 100),
+                task.priority,
+                task.enqueued_at,
+                task.id.int,
+            )
+        )
+        return claimed
+
+    return Statement("task/claim", parameters, read)
+
+
+def next_due(*, names: Sequence[str], queues: Sequence[str] | None) -> Statement[float | None]:
+    """Milliseconds until the next scheduled task of these names becomes due."""
+    parameters = {"names": list(names), "queues": None if queues is None else list(queues)}
+    return Statement(
+        "task/next_due", parameters, lambda found: None if found[0][0] is None else float(found[0][0])
+    )
+
+
+def start(leases: Sequence[tuple[UUID, UUID]], *, channel: str) -> Statement[dict[UUID, Started]]:
+    """Starts claimed tasks, given as (id, claim_id); answers a verdict for each id."""
+    ordered = sorted(leases)
+    parameters = {
+        "ids": [lease[0] for lease in ordered],
+        "claim_ids": [lease[1] for lease in ordered],
+        "channel": channel,
+    }
+    return Statement(
+        "task/start", parameters, lambda found: {row[0]: Started(row[1], row[2], row[3]) for row in found}
+    )
+
+
+def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict[UUID, str]]:
+    """Writes outcomes; answers for each id the new state, "already" (an earlier try landed) or "lost". At most 200 at once."""
+    ordered = sorted(settlements, key=lambda settlement: settlement.id)
+    parameters = {
+        "ids": [one.id for one in ordered], "claim_ids": [one.claim_id for one in ordered], "outcomes": [one.outcome for one in ordered],
+        "results": [_text(one.result) for one in ordered], "errors": [_text(one.error) for one in ordered],
+        "retry_in_ms": [one.retry_in_ms for one in ordered], "channel": channel,
+    }  # fmt: skip
+    return Statement("task/settle", parameters, lambda found: {row[0]: row[1] for row in found})
+
+
+def release(leases: Sequence[tuple[UUID, UUID]], *, channel: str) -> Statement[list[UUID]]:
+    """Gives claimed tasks back at no cost; answers those that were still held."""
+    ordered = sorted(leases)
+    parameters = {
+        "ids": [lease[0] for lease in ordered],
+        "claim_ids": [lease[1] for lease in ordered],
+        "channel": channel,
+    }
+    return Statement("task/release", parameters, lambda found: [row[0] for row in found])
+
+
+def check_leases(leases: Sequence[tuple[UUID, UUID]]) -> Statement[list[tuple[UUID, UUID, str]]]:
+    """Which of these leases are "lost", and for which a "cancel" was asked: (id, claim_id, verdict)."""
+    parameters = {"ids": [lease[0] for lease in leases], "claim_ids": [lease[1] for lease in leases]}
+    return Statement(
+        "task/check_leases", parameters, lambda found: [(row[0], row[1], row[2]) for row in found]
+    )
+
+
+def record_progress(task_id: UUID, claim_id: UUID, progress: bytes) -> Statement[bool]:
+    """Stores reported progress; False when the lease was lost."""
+    return Statement(
+        "task/record_progress", {"id": task_id, "claim_id": claim_id, "progress": progress.decode()}, bool
+    )
+
+
+def leases_of_worker(worker_id: str, *, limit: int) -> Statement[list[Lease]]:
+    """What one worker holds, oldest first."""
+    return Statement("task/leases_of_worker", {"worker_id": worker_id, "limit": limit}, _leases)
+
+
+def leases_of_ended(*, limit: int) -> Statement[list[Lease]]:
+    """What ended workers still hold, oldest first."""
+    return Statement("task/leases_of_ended", {"limit": limit}, _leases)
+
+
+def leases_of_supervisor(supervisor_id: str, *, limit: int) -> Statement[list[Lease]]:
+    """What the workers of one supervisor hold, oldest first."""
+    return Statement("task/leases_of_supervisor", {"supervisor_id": supervisor_id, "limit": limit}, _leases)
+
+
+def leases_by_id(ids: Sequence[UUID]) -> Statement[list[Lease]]:
+    """The leases of these tasks, whoever holds them."""
+    return Statement("task/leases_by_id", {"ids": list(ids)}, _leases)
+
+
+def recover(
+    orders: Sequence[RecoveryOrder],
+    *,
+    noticed_by: str,
+    recovered_by: str,
+    channel: str,
+    holder: tuple[str, int] | None = None,
+) -> Statement[list[Recovered]]:
+    """Carries out decisions; answers those that landed. `holder` is the supervisor judged by age and the beat that was watched."""
+    ordered = sorted(orders, key=lambda order: order.id)
+    parameters = {
+        "ids": [one.id for one in ordered], "claim_ids": [one.claim_id for one in ordered], "states": [one.state.value for one in ordered],
+        "worker_seqs": [one.worker_seq for one in ordered], "actions": [one.action for one in ordered],
+        "retry_in_ms": [one.retry_in_ms for one in ordered], "outcomes": [one.outcome for one in ordered],
+        "errors": [_text(one.error) for one in ordered], "causes": [one.cause for one in ordered],
+        "last_beats": [one.last_beat_at for one in ordered], "noticed_after_ms": [one.noticed_after_ms for one in ordered],
+        "noticed_by": noticed_by, "recovered_by": recovered_by, "channel": channel,
+        "holder_id": holder[0] if holder else None, "holder_seq": holder[1] if holder else None,
+    }  # fmt: skip
+    return Statement(
+        "task/recover", parameters,
+        lambda found: [Recovered(row[0], row[1], TaskState(row[2]), row[3], TaskState(row[4]), row[5], row[6], row[7]) for row in found],
+    )  # fmt: skip
+
+
+def _leases(found: Sequence[Row]) -> list[Lease]:
+    return [Lease(row[0], row[1], TaskState(row[2]), *row[3:]) for row in found]
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode()

@@ -1,0 +1,153 @@
+"""Migrations go forward only. One process applies them in one transaction while others wait; code and schema that do not fit
+are refused in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+from psycopg import Connection, sql
+
+from everbeat.errors import SchemaFromTheFuture, SchemaMissing, SchemaOutdated
+from everbeat.store.statement import compose, source
+from everbeat.store.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step: its number, its name, and its statements in order (names of .sql files)."""
+
+    version: int
+    name: str
+    statements: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaStatus:
+    """What was applied, what this code knows, and what is still to do. `applied` is empty where there is no schema yet."""
+
+    schema: str
+    applied: tuple[int, ...]
+    known: tuple[int, ...]
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The versions that `migrate` would apply."""
+        return tuple(version for version in self.known if version not in self.applied)
+
+    @property
+    def unknown(self) -> tuple[int, ...]:
+        """The versions that a newer everbeat applied."""
+        return tuple(version for version in self.applied if version not in self.known)
+
+
+@cache
+def known_migrations() -> tuple[Migration, ...]:
+    """The migrations that come with this code, by number."""
+    folder = files("everbeat") / "sql" / "schema"
+    found = []
+    for step in folder.iterdir():
+        number, _, name = step.name.partition("_")
+        if step.is_dir() and number.isdigit():
+            statements = sorted(
+                file.name.removesuffix(".sql") for file in step.iterdir() if file.name.endswith(".sql")
+            )
+            found.append(
+                Migration(
+                    int(number), name, tuple(f"schema/{step.name}/{statement}" for statement in statements)
+                )
+            )
+    return tuple(sorted(found, key=lambda migration: migration.version))
+
+
+def script(schema: str) -> str:
+    """Everything `migrate` would run on an empty database, as text for a reviewer."""
+    parts = [compose(name, schema).decode() for name in ("schema/create_schema", "schema/versions_table")]
+    record = sql.SQL(source("schema/record_version"))
+    for migration in known_migrations():
+        parts.append(
+            f"-- Migration {migration.version}: {migration.name}\n"
+            + compose(migration.statements[0], schema).decode()
+        )
+        parts.extend(compose(name, schema).decode() for name in migration.statements[1:])
+        noted = record.format(schema=sql.Identifier(schema)).as_string(None)
+        parts.append(
+            noted % {"version": migration.version, "name": sql.Literal(migration.name).as_string(None)}
+        )
+    return "".join(f"{part.strip()};\n\n" for part in parts)
+
+
+def status(connection: Connection[Any], target: Target) -> SchemaStatus:
+    """What is applied in the target's schema."""
+    applied: tuple[int, ...] = ()
+    quoted = sql.Identifier(target.schema, "schema_versions").as_string(connection)
+    found = connection.execute(
+        compose("schema/schema_exists", target.schema), {"schema": target.schema, "versions_table": quoted}
+    ).fetchone()
+    if found is not None and found[1]:
+        applied = tuple(
+            row[0] for row in connection.execute(compose("schema/applied_versions", target.schema))
+        )
+    return SchemaStatus(target.schema, applied, tuple(migration.version for migration in known_migrations()))
+
+
+def require_fit(found: SchemaStatus, target: Target) -> None:
+    """Raises SchemaMissing, SchemaOutdated or SchemaFromTheFuture when this code cannot work with the schema."""
+    if found.unknown:
+        raise SchemaFromTheFuture(
+            f"The schema {target.schema!r} in {target.shown!r} is at version {max(found.applied)}; this everbeat knows up to {max(found.known)}.",
+            fix="upgrade everbeat in this program; migrations do not go back.",
+        )
+    if not found.applied:
+        raise SchemaMissing(
+            f"The schema {target.schema!r} in {target.shown!r} has no everbeat tables.",
+            fix="run 'everbeat migrate'.",
+        )
+    if found.pending:
+        raise SchemaOutdated(
+            f"The schema {target.schema!r} in {target.shown!r} is at version {max(found.applied)}; this everbeat needs {max(found.known)}.",
+            fix="run 'everbeat migrate'.",
+        )
+
+
+def migrate(connection: Connection[Any], target: Target, *, to: int | None = None) -> tuple[int, ...]:
+    """Applies what is pending (up to version `to`) in one transaction and answers the versions applied.
+
+    Raises SchemaFromTheFuture, SchemaForbidden or another DatabaseError.
+    """
+    try:
+        found = status(connection, target)
+        if found.unknown:
+            require_fit(found, target)
+        if not [version for version in found.pending if to is None or version <= to]:
+            return ()
+        with connection.transaction():
+            connection.execute(
+                compose("schema/lock_migrations", target.schema), {"lock_key": target.lock_key("migrations")}
+            )
+            found = status(connection, target)
+            if found.unknown:
+                require_fit(found, target)
+            there = connection.execute(
+                compose("schema/schema_exists", target.schema),
+                {"schema": target.schema, "versions_table": "pg_class"},
+            ).fetchone()
+            if there is None or not there[0]:
+                connection.execute(compose("schema/create_schema", target.schema))
+            connection.execute(compose("schema/versions_table", target.schema))
+            applied = []
+            for migration in known_migrations():
+                if migration.version in found.pending and (to is None or migration.version <= to):
+                    for name in migration.statements:
+                        connection.execute(compose(name, target.schema))
+                    connection.execute(
+                        compose("schema/record_version", target.schema),
+                        {"version": migration.version, "name": migration.name},
+                    )
+                    applied.append(migration.version)
+            return tuple(applied)
+    except psycopg.Error as problem:
+        raise target.explain(problem) from problem

@@ -1,0 +1,147 @@
+"""A session: one connection of a long-lived process, reopened for ever, on which statements run one at a time and are
+repeated after a lost reply. Worker processes and supervisors use it; clients use `store.database`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+
+from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
+from everbeat.store.statement import Statement, compose
+from everbeat.store.target import Target, is_repeatable
+
+T = TypeVar("T")
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
+_log = logging.getLogger("everbeat.store")
+
+
+class Session:
+    """One connection. `on_state(True)` follows every connect, `on_state(False)` every loss.
+
+    `statement_timeout_ms` bounds each statement on the server, so that a session never hangs in one.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        application_name: str,
+        *,
+        random: Random | None = None,
+        on_state: Callable[[bool], None] | None = None,
+        statement_timeout_ms: int = 30_000,
+        reply_timeout_s: float | None = None,
+    ) -> None:
+        self.target = target
+        self.application_name = application_name
+        self.connected = False
+        self.pooled = False
+        self._random = random or Random()
+        self._on_state = on_state
+        self._statement_timeout_ms = statement_timeout_ms
+        self._reply_timeout_s = reply_timeout_s
+        self._connection: AsyncConnection[Any] | None = None
+        self._turn = asyncio.Lock()
+
+    async def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
+        """Runs one statement, repeating it over reconnects for `patience_s` seconds (None: for ever; 0: one try).
+
+        Raises DatabaseUnreachable when patience ends, DatabaseError or psycopg.DataError when the server refuses the statement.
+        """
+        give_up_at = None if patience_s is None else monotonic() + patience_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with self._turn:
+                    return await self._once(statement)
+            except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly, TimeoutError) as problem:
+                if isinstance(problem, psycopg.Error):
+                    if isinstance(problem, psycopg.DataError):
+                        raise
+                    if not is_repeatable(problem):
+                        raise self.target.explain(problem) from problem
+                if give_up_at is not None and monotonic() >= give_up_at:
+                    raise self._given_up(problem) from problem
+            await asyncio.sleep(pause * (0.5 + self._random.random()))
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _given_up(self, problem: BaseException) -> DatabaseError:
+        if isinstance(problem, DatabaseError):
+            return problem
+        if isinstance(problem, psycopg.Error):
+            return self.target.explain(problem)
+        return DatabaseUnreachable(
+            f"The database at {self.target.shown!r} did not answer in time.",
+            fix="check the network and the server's load.",
+        )
+
+    async def _once(self, statement: Statement[T]) -> T:
+        connection = await self.connection()
+        try:
+            async with asyncio.timeout(self._reply_timeout_s):
+                cursor = await connection.execute(
+                    compose(statement.name, self.target.schema), statement.parameters
+                )
+                found = await cursor.fetchall() if cursor.description else []
+        except (psycopg.Error, TimeoutError) as problem:
+            if (
+                connection.closed
+                or connection.broken
+                or isinstance(problem, TimeoutError)
+                or not is_alive(problem)
+            ):
+                await self.drop()
+            raise
+        return statement.read(found)
+
+    async def connection(self) -> AsyncConnection[Any]:
+        """The open connection, made anew if there is none."""
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        connection = await self.target.aconnect(self.application_name)
+        try:
+            cursor = await connection.execute("select pg_backend_pid()")
+            row = await cursor.fetchone()
+            self.pooled = row is not None and row[0] != connection.info.backend_pid
+            if self.pooled:
+                connection.prepare_threshold = (
+                    None  # behind a transaction pooler a prepared statement may be on another server
+                )
+            else:
+                await connection.execute(
+                    f"set statement_timeout = {int(self._statement_timeout_ms)}".encode()
+                )
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection = connection
+        self._tell(True)
+        return connection
+
+    async def drop(self) -> None:
+        """Closes the connection; the next statement opens a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+            self._tell(False)
+
+    def _tell(self, connected: bool) -> None:
+        self.connected = connected
+        if self._on_state is not None:
+            self._on_state(connected)
+
+
+def is_alive(problem: BaseException) -> bool:
+    """Whether the connection survived this error: a refused statement leaves it usable."""
+    return (
+        isinstance(problem, psycopg.Error)
+        and problem.sqlstate is not None
+        and not problem.sqlstate.startswith(("08", "57P"))
+    )

@@ -1,0 +1,55 @@
+"""A statement as a value: which .sql file, with which parameters, and how its rows are read. Running it is a session's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+from psycopg import sql
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement(Generic[T]):
+    """One question to the database. Every statement may be repeated after a lost reply and gives the same answer."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    read: Callable[[Sequence[Row]], T]
+
+
+@cache
+def source(name: str) -> str:
+    """The text of `sql/<name>.sql`, its schema still open."""
+    return (files("everbeat") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+@cache
+def compose(name: str, schema: str) -> bytes:
+    """The statement for one schema, whose name is quoted safely."""
+    template = sql.SQL(source(name))  # from our own package, never from data
+    return template.format(schema=sql.Identifier(schema)).as_bytes(None)
+
+
+def rows(found: Sequence[Row]) -> Sequence[Row]:
+    """Reads all rows as they are."""
+    return found
+
+
+def nothing(_: Sequence[Row]) -> None:
+    """Reads nothing."""
+
+
+def one_or_none(found: Sequence[Row]) -> Row | None:
+    """Reads the first row, if there is one."""
+    return found[0] if found else None
+
+
+def any_row(found: Sequence[Row]) -> bool:
+    """Reads whether there was a row."""
+    return bool(found)

@@ -1,0 +1,191 @@
+"""Where the database is, and how a connection to it is made, checked and judged when it breaks."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import AsyncConnection, Connection, conninfo
+
+from everbeat.errors import (
+    DatabaseError,
+    DatabaseReadOnly,
+    DatabaseTooOld,
+    DatabaseUnreachable,
+    SchemaForbidden,
+    SchemaMissing,
+    WrongDatabaseURL,
+    redact_url,
+)
+
+OLDEST_SERVER: Final = 140_000
+CONNECT_TIMEOUT_S: Final = 5
+
+# A connection that is silent is asked after 5 s, three times 2 s apart; unsent data is given up after 10 s.
+_KEEPALIVE: Final = {
+    "keepalives": "1",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+}
+
+# The server's states in which the same statement may be sent again: lost connections, shutdown, too many connections, no
+# resources (a full disk, memory), serialisation, deadlock, lock and statement timeouts.
+_REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|55P03|25P0[23]")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One database and one schema in it. `url` is a libpq URL or conninfo string; it is never shown with its password."""
+
+    url: str
+    schema: str = "everbeat"
+
+    @classmethod
+    def parse(cls, url: str, *, schema: str = "everbeat") -> Target:
+        """Checks the URL and the schema's name, and adds what every connection needs.
+
+        Raises WrongDatabaseURL.
+        """
+        if (
+            not isinstance(schema, str)
+            or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]{0,62}", schema)
+            or schema.lower().startswith("pg_")
+        ):
+            raise WrongDatabaseURL(
+                f"The schema name {schema!r} cannot be used: a name is a letter or underscore, then up to 62 letters, "
+                "digits or underscores, and does not begin with pg_.",
+                fix="choose a plain name such as 'everbeat'.",
+            )
+        if not isinstance(url, str) or not url.strip():
+            raise WrongDatabaseURL(
+                f"The database URL {url!r} is empty.",
+                fix="give one like 'postgresql://user@host:5432/database', or 'embedded'.",
+            )
+        scheme = url.partition("://")[0] if "://" in url else ""
+        if scheme and scheme not in ("postgresql", "postgres"):
+            raise WrongDatabaseURL(
+                f"The database URL {redact_url(url)!r} begins with {scheme!r}; everbeat speaks to PostgreSQL only.",
+                fix="begin it with 'postgresql://'"
+                + (" (without a driver's name)." if scheme.startswith("postgres") else "."),
+            )
+        try:
+            given = conninfo.conninfo_to_dict(url)
+        except psycopg.ProgrammingError as problem:
+            raise WrongDatabaseURL(
+                f"The database URL {redact_url(url)!r} cannot be read: {str(problem).strip()}.",
+                fix="write it as 'postgresql://user:password@host:5432/database'; special characters in a password are percent-encoded.",
+            ) from None
+        return cls(url=url, schema=schema) if given else cls(url="", schema=schema)
+
+    @property
+    def shown(self) -> str:
+        """The URL without its password."""
+        return redact_url(self.url)
+
+    @property
+    def channel(self) -> str:
+        """The notification channel of the schema."""
+        plain = f"everbeat_{self.schema}"
+        return (
+            plain
+            if len(plain.encode()) <= 63
+            else f"everbeat_{hashlib.blake2b(self.schema.encode(), digest_size=16).hexdigest()}"
+        )
+
+    def lock_key(self, subject: str) -> int:
+        """A 64-bit advisory lock key for a subject; the schema is part of it."""
+        digest = hashlib.blake2b(f"everbeat\0{self.schema}\0{subject}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
+
+    def conninfo(self, application_name: str) -> str:
+        """The libpq string of one connection."""
+        given: dict[str, Any] = dict(conninfo.conninfo_to_dict(self.url))
+        settings: dict[str, Any] = {"connect_timeout": str(CONNECT_TIMEOUT_S), **_KEEPALIVE}
+        if sys.platform == "linux":
+            settings["tcp_user_timeout"] = "10000"
+        hosts = str(given.get("host") or given.get("hostaddr") or "")
+        if "," in hosts:
+            settings["target_session_attrs"] = "read-write"
+        settings.update(given)
+        settings["application_name"] = application_name[:63]
+        return conninfo.make_conninfo("", **settings)
+
+    def connect(self, application_name: str) -> Connection[Any]:
+        """A new checked connection in autocommit. Raises a DatabaseError that says what to do."""
+        try:
+            connection = Connection.connect(self.conninfo(application_name), autocommit=True)
+        except psycopg.Error as problem:
+            raise self.explain(problem) from None
+        try:
+            self.check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def aconnect(self, application_name: str) -> AsyncConnection[Any]:
+        """The twin of `connect` for event loops."""
+        try:
+            connection = await AsyncConnection.connect(self.conninfo(application_name), autocommit=True)
+        except psycopg.Error as problem:
+            raise self.explain(problem) from None
+        try:
+            self.check(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    def check(self, connection: Connection[Any] | AsyncConnection[Any]) -> None:
+        """Refuses servers that are too old or cannot write, from what they said when greeting: no statement is spent."""
+        version = connection.info.server_version
+        if version < OLDEST_SERVER:
+            raise DatabaseTooOld(
+                f"The database at {self.shown!r} is PostgreSQL {version // 10_000}; everbeat needs 14 or newer.",
+                fix="upgrade the server.",
+            )
+        status = connection.info.parameter_status
+        if status("in_hot_standby") == "on" or status("default_transaction_read_only") == "on":
+            raise DatabaseReadOnly(
+                f"The database at {self.shown!r} is a standby or read-only; everbeat writes.",
+                fix="point the URL to the primary, or list all hosts: 'postgresql://a,b/database' finds the one that writes.",
+            )
+
+    def explain(self, problem: psycopg.Error) -> DatabaseError:
+        """What a failed connection or statement means, in everbeat's own errors."""
+        text = redact_url(str(problem).strip())
+        match problem.sqlstate:
+            case "42P01" | "3F000" | "42703":
+                return SchemaMissing(
+                    f"The schema {self.schema!r} in {self.shown!r} lacks what everbeat needs: {text}.",
+                    fix="run 'everbeat migrate'.",
+                )
+            case "42501":
+                return SchemaForbidden(
+                    f"The role may not do this in schema {self.schema!r} of {self.shown!r}: {text}.",
+                    fix=f"let it own its schema: 'create schema {self.schema} authorization <role>'.",
+                )
+            case "25006":
+                return DatabaseReadOnly(
+                    f"The database at {self.shown!r} refuses to write: {text}.",
+                    fix="point the URL to the primary.",
+                )
+            case _ if is_repeatable(problem):
+                return DatabaseUnreachable(
+                    f"The database at {self.shown!r} cannot be reached: {text}.",
+                    fix="check the URL and that the server runs and accepts this user.",
+                )
+            case _:
+                return DatabaseError(f"The database at {self.shown!r} refused: {text}.")
+
+
+def is_repeatable(problem: psycopg.Error) -> bool:
+    """Whether the same statement may be sent again: the connection was lost, or the server could not just now."""
+    if problem.sqlstate is None:
+        return isinstance(problem, psycopg.OperationalError | psycopg.InterfaceError)
+    return _REPEATABLE.fullmatch(problem.sqlstate) is not None

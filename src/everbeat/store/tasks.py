@@ -1,0 +1,114 @@
+"""Statements of whoever sends, asks about, cancels and retries tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from everbeat.domain.states import TaskState
+from everbeat.store.statement import Row, Statement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTask:
+    """A task to send. `args`, `policy`, `flags` are JSON text; due at `run_at` or `delay_ms` after the database's now."""
+
+    id: UUID
+    name: str
+    queue: str
+    priority: int
+    args: bytes
+    key: str | None = None
+    policy: bytes | None = None
+    flags: bytes | None = None
+    good_until: datetime | None = None
+    run_at: datetime | None = None
+    delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The answer to a send: the task's id, which is another's where a live task already had the key."""
+
+    id: UUID
+    inserted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOutcome:
+    """What is stored of a task's end: `result` and `error` are JSON text."""
+
+    id: UUID
+    name: str
+    state: TaskState
+    result: str | None
+    error: str | None
+
+
+def insert_task(task: NewTask, *, channel: str) -> Statement[Sent | None]:
+    """Sends one task; None when a task with the same key ended at this very moment (send again)."""
+    parameters = {
+        "id": task.id, "name": task.name, "queue": task.queue, "priority": task.priority, "args": _text(task.args), "key": task.key,
+        "policy": _text(task.policy), "flags": _text(task.flags), "good_until": task.good_until, "run_at": task.run_at,
+        "delay_ms": task.delay_ms, "channel": channel,
+    }  # fmt: skip
+    return Statement(
+        "task/insert_task", parameters, lambda found: Sent(found[0][0], found[0][1]) if found else None
+    )
+
+
+def insert_tasks(tasks: Sequence[NewTask], *, channel: str) -> Statement[list[UUID | None]]:
+    """Sends many tasks, all or none; the ids in the order asked (None: the key's holder ended at this very moment)."""
+    parameters = {
+        "ids": [task.id for task in tasks], "names": [task.name for task in tasks], "queues": [task.queue for task in tasks],
+        "priorities": [task.priority for task in tasks], "args": [_text(task.args) for task in tasks], "keys": [task.key for task in tasks],
+        "policies": [_text(task.policy) for task in tasks], "flags": [_text(task.flags) for task in tasks],
+        "good_until": [task.good_until for task in tasks], "run_at": [task.run_at for task in tasks],
+        "delay_ms": [task.delay_ms for task in tasks], "channel": channel,
+    }  # fmt: skip
+
+    def read(found: Sequence[Row]) -> list[UUID | None]:
+        by_asked = {row[1]: row[0] for row in found}
+        return [by_asked.get(task.id) for task in tasks]
+
+    return Statement("task/insert_tasks", parameters, read)
+
+
+def outcomes(ids: Sequence[UUID]) -> Statement[dict[UUID, StoredOutcome]]:
+    """The states of these tasks and how they ended; unknown ids are missing."""
+    return Statement(
+        "task/outcomes", {"ids": list(ids)},
+        lambda found: {row[0]: StoredOutcome(row[0], row[1], TaskState(row[2]), row[3], row[4]) for row in found},
+    )  # fmt: skip
+
+
+def cancel(task_id: UUID, *, channel: str) -> Statement[tuple[str, TaskState] | None]:
+    """Cancels; answers the verdict (CANCELLED, REQUESTED, or the terminal state) and the state before; None: no such task."""
+    return Statement(
+        "task/cancel",
+        {"id": task_id, "channel": channel},
+        lambda found: (found[0][0], TaskState(found[0][1])) if found else None,
+    )
+
+
+def retry(task_id: UUID, *, channel: str) -> Statement[tuple[TaskState, bool] | None]:
+    """An operator's retry; answers the state before and whether it was retried; None: no such task."""
+    return Statement(
+        "task/retry",
+        {"id": task_id, "channel": channel},
+        lambda found: (TaskState(found[0][0]), bool(found[0][1])) if found else None,
+    )
+
+
+def expire(*, channel: str, limit: int = 200) -> Statement[list[UUID]]:
+    """Expires a batch of late tasks; answers their ids."""
+    return Statement(
+        "task/expire", {"channel": channel, "limit": limit}, lambda found: [row[0] for row in found]
+    )
+
+
+def _text(data: bytes | None) -> Any:
+    return None if data is None else data.decode()

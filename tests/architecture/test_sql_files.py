@@ -1,0 +1,68 @@
+"""Every .sql file says what it is for and holds one statement; a migration is a folder of them, in order."""
+
+import re
+
+import pytest
+
+from tests.architecture.source_tree import PACKAGE
+
+SQL = PACKAGE / "sql"
+MIGRATION = re.compile(r"(?P<version>\d{4})_[a-z0-9_]+")
+MIGRATION_STEP = re.compile(r"(?P<number>\d{2})_[a-z0-9_]+\.sql")
+NOT_CODE = re.compile(
+    r"""--[^\n]*                        # comments
+      | /\*.*?\*/
+      | \b[eE]'(?:[^'\\]|\\.|'')*'      # strings and quoted names
+      | '(?:[^']|'')*'
+      | "(?:[^"]|"")*"
+      | (\$\w*\$).*?\1                  # bodies of functions
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def statements(text: str) -> int:
+    return sum(1 for part in NOT_CODE.sub(" x ", text).split(";") if part.replace("x", "").strip())
+
+
+def names() -> list[str]:
+    return sorted(path.relative_to(SQL).as_posix() for path in SQL.rglob("*.sql"))
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_file_says_what_it_is_for(name: str) -> None:
+    first = (SQL / name).read_text(encoding="utf-8").split("\n", 1)[0]
+    assert re.match(r"-- \w", first), f"sql/{name} must open with a comment, not with {first!r}"
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_file_holds_one_statement(name: str) -> None:
+    assert statements((SQL / name).read_text(encoding="utf-8")) == 1
+
+
+def test_migrations_and_their_steps_are_numbered_without_gaps() -> None:
+    folders = sorted(path.name for path in (SQL / "schema").iterdir() if path.is_dir())
+    assert numbers(MIGRATION, folders) == list(range(1, len(folders) + 1))
+    for folder in folders:
+        steps = sorted(path.name for path in (SQL / "schema" / folder).iterdir())
+        assert numbers(MIGRATION_STEP, steps) == list(range(1, len(steps) + 1)), folder
+
+
+def numbers(pattern: re.Pattern[str], found: list[str]) -> list[int]:
+    """The number each name begins with, and 0 for a name that breaks the pattern."""
+    return [int(match[1]) if (match := pattern.fullmatch(name)) else 0 for name in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("-- nothing; at all\n", 0),
+        ("-- one;\nSELECT 1", 1),
+        ("SELECT 1;\n-- done;\n", 1),
+        ("SELECT ';', E'\\';', \";\"; /* ; */", 1),
+        ("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS $body$ SELECT 1; SELECT 2; $body$;", 1),
+        ("SELECT 1; SELECT 2", 2),
+    ],
+)
+def test_statements_are_counted_outside_of_strings_and_comments(text: str, expected: int) -> None:
+    assert statements(text) == expected

@@ -1,0 +1,321 @@
+"""RecoveryConfig: the documented defaults, bounds and rules, each refused one off either end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everbeat.config import RecoveryConfig
+from everbeat.errors import ConfigurationError
+
+PAGE_DEFAULTS = {
+    "auto_requeue_stale_claimed": True,
+    "claimed_stale_threshold_ms": 120_000,
+    "auto_fail_stale_running": True,
+    "running_stale_threshold_ms": 300_000,
+    "check_interval_ms": 30_000,
+    "runner_heartbeat_interval_ms": 30_000,
+    "claimer_heartbeat_interval_ms": 30_000,
+    "heartbeat_retention_hours": 24,
+    "worker_state_retention_hours": 168,
+    "terminal_record_retention_hours": 720,
+}
+OTHER_DEFAULTS = {
+    "worker_state_snapshot_interval_ms": 30_000,
+    "recovery_delay_ms": 0,
+    "sweep_batch_size": 100,
+    "resilient_sweep_threshold_multiplier": 3,
+    "resilient_task_flags": ("infrastructure_resilient",),
+    "detect_child_exit": True,
+    "detect_session_loss": True,
+    "session_grace_ms": 1_500,
+    "hang_timeout_ms": None,
+    "max_crashes": 3,
+    "max_losses": 10,
+    "startup_reconciliation": True,
+    "self_fence": False,
+}
+SWITCHES = [name for name, value in (PAGE_DEFAULTS | OTHER_DEFAULTS).items() if isinstance(value, bool)]
+RETENTIONS = [name for name in PAGE_DEFAULTS if name.endswith("_retention_hours")]
+
+SLOW = {"claimed_stale_threshold_ms": 3_600_000, "running_stale_threshold_ms": 7_200_000}
+FAST = {"runner_heartbeat_interval_ms": 1_000, "claimer_heartbeat_interval_ms": 1_000}
+
+# name, lowest, highest, what else must be set for both ends to be free of contradictions
+PAGE_BOUNDS = [
+    ("claimed_stale_threshold_ms", 1_000, 3_600_000, FAST),
+    ("running_stale_threshold_ms", 1_000, 7_200_000, FAST),
+    ("check_interval_ms", 1_000, 600_000, {}),
+    ("runner_heartbeat_interval_ms", 1_000, 120_000, SLOW),
+    ("claimer_heartbeat_interval_ms", 1_000, 120_000, SLOW),
+]
+OTHER_BOUNDS = [
+    ("worker_state_snapshot_interval_ms", 1_000, 300_000, {}),
+    ("recovery_delay_ms", 0, 86_400_000, {}),
+    ("sweep_batch_size", 1, 10_000, {}),
+    ("resilient_sweep_threshold_multiplier", 1, 100, {}),
+    ("session_grace_ms", 100, 60_000, {}),
+    ("hang_timeout_ms", 2_000, 86_400_000, {}),
+    ("max_crashes", 1, 100, {}),
+    ("max_losses", 1, 1_000, {}),
+    *((name, 1, 1_000_000, {}) for name in RETENTIONS),
+]
+
+
+def problems_of(**settings: Any) -> list[tuple[str, str]]:
+    with pytest.raises(ConfigurationError) as refusal:
+        RecoveryConfig(**settings)
+    return [
+        (problem.code, problem.subject.removeprefix("RecoveryConfig.")) for problem in refusal.value.problems
+    ]
+
+
+def message_of(**settings: Any) -> str:
+    with pytest.raises(ConfigurationError) as refusal:
+        RecoveryConfig(**settings)
+    return str(refusal.value)
+
+
+def test_the_defaults_are_those_of_the_page() -> None:  # A1
+    config = RecoveryConfig()
+    assert {name: getattr(config, name) for name in PAGE_DEFAULTS} == PAGE_DEFAULTS
+
+
+def test_every_field_has_a_documented_default() -> None:
+    assert RecoveryConfig().values() == PAGE_DEFAULTS | OTHER_DEFAULTS
+
+
+@pytest.mark.parametrize("threshold", [30_000, 59_999])
+def test_a_running_threshold_below_two_beats_is_refused(threshold: int) -> None:  # A2
+    message = message_of(running_stale_threshold_ms=threshold, runner_heartbeat_interval_ms=30_000)
+    assert "running_stale_threshold_ms" in message
+    assert "runner_heartbeat_interval_ms" in message
+    for value in (str(threshold), "30000", "60000"):
+        assert value in message
+
+
+def test_a_running_threshold_of_two_beats_is_accepted() -> None:  # A2
+    config = RecoveryConfig(running_stale_threshold_ms=60_000, runner_heartbeat_interval_ms=30_000)
+    assert config.running_stale_threshold_ms == 60_000
+
+
+def test_a_claimed_threshold_is_held_to_two_beats_of_the_claimer() -> None:  # A3
+    message = message_of(claimed_stale_threshold_ms=119_999, claimer_heartbeat_interval_ms=60_000)
+    for text in ("claimed_stale_threshold_ms", "claimer_heartbeat_interval_ms", "119999", "60000", "120000"):
+        assert text in message
+    accepted = RecoveryConfig(claimed_stale_threshold_ms=120_000, claimer_heartbeat_interval_ms=60_000)
+    assert accepted.claimed_stale_threshold_ms == 120_000
+
+
+def test_a_longer_interval_alone_contradicts_the_default_threshold() -> None:  # A3
+    assert problems_of(claimer_heartbeat_interval_ms=60_001) == [
+        ("THRESHOLD_TOO_LOW", "claimed_stale_threshold_ms")
+    ]
+    assert RecoveryConfig(claimer_heartbeat_interval_ms=60_000).warnings() != []
+
+
+def test_the_fix_of_a_contradiction_is_valid_as_written() -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        RecoveryConfig(running_stale_threshold_ms=59_999)
+    assert refusal.value.problems[0].fix == (
+        "set running_stale_threshold_ms to 60000 or more, or runner_heartbeat_interval_ms to 29999 or less"
+    )
+    RecoveryConfig(running_stale_threshold_ms=59_999, runner_heartbeat_interval_ms=29_999)
+
+
+@pytest.mark.parametrize(("name", "lowest", "highest", "beside"), PAGE_BOUNDS + OTHER_BOUNDS)
+def test_both_bounds_hold_and_one_off_is_refused(
+    name: str, lowest: int, highest: int, beside: dict[str, int]
+) -> None:  # A4
+    least = 2_000 if name.endswith("_stale_threshold_ms") else lowest  # two beats at the fastest interval
+    for accepted in (least, highest):
+        assert getattr(RecoveryConfig(**{**beside, name: accepted}), name) == accepted
+    for refused in (lowest - 1, highest + 1):
+        assert ("OUT_OF_RANGE", name) in problems_of(**{**beside, name: refused})
+        message = message_of(**{**beside, name: refused})
+        for text in (name, str(refused), str(lowest), str(highest)):
+            assert text in message
+
+
+@pytest.mark.parametrize("name", ["claimed_stale_threshold_ms", "running_stale_threshold_ms"])
+def test_the_lowest_threshold_is_in_range_but_needs_a_faster_beat_than_there_is(name: str) -> None:  # A4
+    assert problems_of(**{**FAST, name: 1_000}) == [("THRESHOLD_TOO_LOW", name)]
+    assert "or less" not in message_of(**{**FAST, name: 1_000})  # no interval would do
+
+
+def test_several_violations_come_in_one_error() -> None:  # A5
+    found = problems_of(
+        claimed_stale_threshold_ms=3_600_001,
+        running_stale_threshold_ms=59_999,
+        check_interval_ms=999,
+        heartbeat_retention_hours=0,
+        self_fence="no",
+        sweep_batchsize=50,
+        resilient_task_flags="infrastructure_resilient",
+    )
+    assert sorted(found) == [
+        ("OUT_OF_RANGE", "check_interval_ms"),
+        ("OUT_OF_RANGE", "claimed_stale_threshold_ms"),
+        ("OUT_OF_RANGE", "heartbeat_retention_hours"),
+        ("THRESHOLD_TOO_LOW", "running_stale_threshold_ms"),
+        ("UNKNOWN_NAME", "sweep_batchsize"),
+        ("WRONG_TYPE", "resilient_task_flags"),
+        ("WRONG_TYPE", "self_fence"),
+    ]
+
+
+def test_the_text_of_the_error_lists_every_problem_and_the_place() -> None:  # A5
+    message = message_of(check_interval_ms=0, max_losses=0)
+    heading, first, second = message.splitlines()
+    assert Path(__file__).name in heading
+    assert heading.endswith("2 problems:")
+    assert "check_interval_ms = 0" in first
+    assert "max_losses = 0" in second
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "right"),
+    [
+        ("runing_stale_threshold_ms", "running_stale_threshold_ms"),
+        ("running_stale_threshold", "running_stale_threshold_ms"),
+        ("Check_Interval_MS", "check_interval_ms"),
+        ("max_crash", "max_crashes"),
+        ("resilient_job_flags", "resilient_task_flags"),
+    ],
+)
+def test_a_misspelt_name_is_refused_with_the_nearest_right_one(misspelt: str, right: str) -> None:  # A5
+    with pytest.raises(ConfigurationError) as refusal:
+        RecoveryConfig(**{misspelt: 5_000})
+    (problem,) = refusal.value.problems
+    assert (problem.code, problem.subject, problem.value) == (
+        "UNKNOWN_NAME",
+        f"RecoveryConfig.{misspelt}",
+        "5000",
+    )
+    assert problem.fix == f"use {right}"
+
+
+def test_a_name_like_nothing_is_refused_with_all_names() -> None:  # A5
+    message = message_of(zzz=1)
+    assert all(name in message for name in PAGE_DEFAULTS)
+
+
+@pytest.mark.parametrize("name", RETENTIONS)
+def test_retention_takes_none_and_refuses_nothing_and_negatives(name: str) -> None:  # A6
+    assert getattr(RecoveryConfig(**{name: None}), name) is None
+    for refused in (0, -1, -24):
+        assert problems_of(**{name: refused}) == [("OUT_OF_RANGE", name)]
+    assert "None" in message_of(**{name: 0})
+
+
+def test_the_settings_of_the_page_for_long_and_short_tasks_are_valid_as_written() -> None:  # A7
+    heavy = RecoveryConfig(runner_heartbeat_interval_ms=60_000, running_stale_threshold_ms=600_000)
+    quick = RecoveryConfig(runner_heartbeat_interval_ms=10_000, running_stale_threshold_ms=30_000)
+    assert heavy.warnings() == quick.warnings() == []
+
+
+def test_recovery_can_be_switched_off_in_both_halves_and_warns() -> None:  # A7
+    config = RecoveryConfig(auto_requeue_stale_claimed=False, auto_fail_stale_running=False)
+    first, second = config.warnings()
+    assert "auto_requeue_stale_claimed" in first
+    assert "auto_fail_stale_running" in second
+
+
+def test_pruning_can_be_switched_off_and_longer_retention_set_as_on_the_page() -> None:  # A7
+    off = RecoveryConfig(**dict.fromkeys(RETENTIONS))
+    longer = RecoveryConfig(
+        heartbeat_retention_hours=48,
+        worker_state_retention_hours=24 * 14,
+        terminal_record_retention_hours=24 * 90,
+    )
+    assert [getattr(off, name) for name in RETENTIONS] == [None, None, None]
+    assert longer.terminal_record_retention_hours == 2_160
+
+
+@pytest.mark.parametrize("wrong", [True, "30000", 30_000.0, None, [30_000]])
+def test_a_number_of_another_type_is_refused(wrong: object) -> None:
+    assert problems_of(check_interval_ms=wrong) == [("WRONG_TYPE", "check_interval_ms")]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_takes_true_and_false_only(name: str) -> None:
+    assert getattr(RecoveryConfig(**{name: False}), name) is False
+    for wrong in (1, 0, "false", None):
+        assert problems_of(**{name: wrong}) == [("WRONG_TYPE", name)]
+
+
+def test_a_wrong_type_in_a_rule_between_two_fields_is_told_once() -> None:
+    assert problems_of(runner_heartbeat_interval_ms="30s") == [("WRONG_TYPE", "runner_heartbeat_interval_ms")]
+    assert problems_of(running_stale_threshold_ms=None) == [("WRONG_TYPE", "running_stale_threshold_ms")]
+
+
+def test_resilient_flags_are_names() -> None:
+    assert RecoveryConfig(resilient_task_flags=["a", "b"]).resilient_task_flags == ("a", "b")
+    assert RecoveryConfig(resilient_task_flags=[]).resilient_task_flags == ()
+    assert problems_of(resilient_task_flags=["a", "", 3]) == [
+        ("WRONG_NAME", "resilient_task_flags[1]"),
+        ("WRONG_TYPE", "resilient_task_flags[2]"),
+    ]
+
+
+def test_the_graphile_defaults_are_one_call() -> None:
+    config = RecoveryConfig.graphile()
+    assert config.runner_heartbeat_interval_ms == config.claimer_heartbeat_interval_ms == 30_000
+    assert config.check_interval_ms == 60_000
+    assert config.claimed_stale_threshold_ms == config.running_stale_threshold_ms == 300_000
+    assert config.recovery_delay_ms == 30_000
+    assert config.resilient_sweep_threshold_multiplier == 3
+    assert config.resilient_task_flags == ("infrastructure_resilient",)
+    assert config.warnings() == []
+
+
+def test_the_graphile_defaults_can_be_overridden_and_are_checked() -> None:
+    assert RecoveryConfig.graphile(recovery_delay_ms=750).recovery_delay_ms == 750
+    with pytest.raises(ConfigurationError, match=r"recovery_delay_ms$|use recovery_delay_ms"):
+        RecoveryConfig.graphile(recovery_delay=750)
+
+
+def test_the_fastest_profile_is_valid_and_warned_about() -> None:
+    config = RecoveryConfig(
+        **FAST, claimed_stale_threshold_ms=2_000, running_stale_threshold_ms=2_000, check_interval_ms=1_000
+    )
+    assert [warning.split()[0] for warning in config.warnings()] == [
+        "RecoveryConfig.running_stale_threshold_ms",
+        "RecoveryConfig.claimed_stale_threshold_ms",
+    ]
+
+
+def test_without_the_fast_ways_of_noticing_there_is_a_warning() -> None:
+    config = RecoveryConfig(detect_child_exit=False, detect_session_loss=False)
+    assert len(config.warnings()) == 1
+    assert RecoveryConfig().warnings() == []
+
+
+def test_a_changed_copy_is_checked_as_a_whole() -> None:
+    config = RecoveryConfig()
+    assert config.replace(max_crashes=5).max_crashes == 5
+    assert config.max_crashes == 3
+    with pytest.raises(ConfigurationError, match="60000"):
+        config.replace(running_stale_threshold_ms=59_999)
+    with pytest.raises(ConfigurationError, match="use max_crashes"):
+        config.replace(max_crashs=5)
+
+
+def test_it_survives_the_way_through_json() -> None:
+    config = RecoveryConfig.graphile(resilient_task_flags=("a", "b"), heartbeat_retention_hours=None)
+    assert RecoveryConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_it_is_frozen_and_hashable() -> None:
+    config = RecoveryConfig()
+    with pytest.raises(AttributeError):
+        config.max_crashes = 5  # type: ignore[misc]
+    assert {config, RecoveryConfig()} == {config}
+
+
+def test_nothing_may_be_given_without_its_name() -> None:
+    with pytest.raises(ConfigurationError, match="name the setting"):
+        RecoveryConfig(True)  # type: ignore[misc]

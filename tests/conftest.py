@@ -1,0 +1,76 @@
+"""A real PostgreSQL for every test that asks: one server for the whole run, one schema for each test.
+
+What lives here: servers and schemas. What belongs to one room's tests lives in that room's own conftest.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from everbeat.store.embedded import EmbeddedServer
+
+# Tests end before a power cut could matter to them.
+FAST_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+class NewServer(Protocol):
+    """Makes a server of the test's own, which it may restart and kill."""
+
+    def __call__(
+        self, *, settings: dict[str, str] | None = None, tcp_port: int | None = None
+    ) -> EmbeddedServer: ...
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedServer]:
+    """The server all tests share; a test that wants to harm it takes `new_server`."""
+    # Not tmp_path: its names are too long for a socket, and a folder of the day before would be kept.
+    with (
+        tempfile.TemporaryDirectory(prefix="eb-", ignore_cleanup_errors=True) as folder,
+        EmbeddedServer.open(Path(folder), settings=FAST_SETTINGS) as server,
+    ):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def database_url(postgres: EmbeddedServer) -> str:
+    """The libpq URL of the shared server."""
+    return postgres.url
+
+
+@pytest.fixture
+def schema(database_url: str) -> Iterator[str]:
+    """A schema name that nobody else uses; what is made under it is dropped afterwards."""
+    name = f"test_{uuid4().hex[:12]}"
+    yield name
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        # A connection left open in a transaction is a mistake of the test, better reported than waited for.
+        connection.execute("SET lock_timeout = '10s'")
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def new_server() -> Iterator[NewServer]:
+    """A factory of servers of the test's own, stopped and removed after it."""
+    opened: list[tuple[Path, EmbeddedServer]] = []
+
+    def open_server(*, settings: dict[str, str] | None = None, tcp_port: int | None = None) -> EmbeddedServer:
+        folder = Path(tempfile.mkdtemp(prefix="eb-"))
+        server = EmbeddedServer.open(folder, settings=FAST_SETTINGS | (settings or {}), tcp_port=tcp_port)
+        opened.append((folder, server))
+        return server
+
+    yield open_server
+    for folder, server in opened:
+        server.close()
+        server.stop("immediate")  # other processes of the test may still count as users
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,119 @@
+"""The error tree: codes, texts, copies, and no passwords."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from uuid import UUID
+
+import pytest
+
+from everbeat import errors
+from everbeat.errors import (
+    AppNotFound,
+    BlockingCallInLoop,
+    ConfigurationError,
+    EverbeatError,
+    LeaseLost,
+    PayloadError,
+    Problem,
+    RegistrationError,
+    SendError,
+    TaskNotFound,
+    UnknownTask,
+    WaitTimeout,
+    nearest,
+    redact_url,
+)
+
+TASK = UUID("01890000-0000-7000-8000-000000000001")
+PROBLEM = Problem(code="X", subject="a.b", value="1", rule="must be 2", fix="use 2")
+EXAMPLES: list[EverbeatError] = [
+    ConfigurationError([PROBLEM]),
+    RegistrationError("no", fix="yes.", where="app.py:3"),
+    PayloadError("no", parameter="locale"),
+    SendError("no", task_id=TASK),
+    UnknownTask("welcom", known=["welcome"]),
+    TaskNotFound(TASK),
+    WaitTimeout(TASK, 3.0, state="RUNNING"),
+    BlockingCallInLoop("send", "asend"),
+    LeaseLost(TASK),
+    AppNotFound("no", locator="a:b"),
+]
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    kinds = [
+        kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EverbeatError)
+    ]
+    codes = [kind.code for kind in kinds]
+    assert len(kinds) > 20
+    assert len(set(codes)) == len(codes)
+    assert all(kind.__doc__ for kind in kinds)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_errors_survive_pickle_and_copy(error: EverbeatError) -> None:
+    pickled = pickle.loads(pickle.dumps(error))  # noqa: S301 - process pools of user code do this to errors
+    for twin in (pickled, copy.copy(error), copy.deepcopy(error)):
+        assert type(twin) is type(error)
+        assert str(twin) == str(error)
+        assert vars(twin) == vars(error)
+
+
+def test_the_text_is_the_message_and_the_fix() -> None:
+    assert str(EverbeatError("It broke.", fix="mend it.")) == "It broke. Fix: mend it."
+    assert str(EverbeatError("It broke.")) == "It broke."
+
+
+def test_one_problem_is_one_line_and_several_are_a_list() -> None:
+    assert str(ConfigurationError([PROBLEM])) == "a.b = 1: must be 2. Fix: use 2."
+    assert str(ConfigurationError([PROBLEM, PROBLEM])).splitlines() == [
+        "2 problems:",
+        "  1. a.b = 1: must be 2. Fix: use 2.",
+        "  2. a.b = 1: must be 2. Fix: use 2.",
+    ]
+
+
+def test_a_wait_that_timed_out_is_a_timeout_error_too() -> None:
+    assert isinstance(WaitTimeout(TASK, 3.0), TimeoutError)
+    assert "3 s" in str(WaitTimeout(TASK, 3.0))
+
+
+def test_an_unknown_task_is_told_with_the_nearest() -> None:
+    assert "use 'welcome'" in str(UnknownTask("welcom", known=["render", "welcome"]))
+    assert "and 90 more" in str(UnknownTask("x", known=[f"task_{number:02}" for number in range(100)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("prioriy", "priority"), ("PRIORITY", "priority"), ("zzz", None), ("", None)]
+)
+def test_the_nearest_name(name: str, found: str | None) -> None:
+    assert nearest(name, ["name", "priority", "queue"]) == found
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:hunter2@h:5432/d", "postgresql://u:***@h:5432/d"),
+        ("postgres://u:hunter2@a:1,b:2/d?x=1", "postgres://u:***@a:1,b:2/d?x=1"),
+        ("postgresql://u:@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://u:hunter2%40@[::1]/d", "postgresql://u:***@[::1]/d"),
+        ("postgresql://u:a@hunter2/x?y@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://h/d?user=u&password=hunter2&x=a@b", "postgresql://h/d?user=u&password=***&x=a@b"),
+        ("postgresql://u:p?hunter2=b@h/d", "postgresql://***"),
+        ("postgresql://h/d?sslpassword=hunter2", "postgresql://h/d?sslpassword=***"),
+        ("postgresql://u@h:5432/d", "postgresql://u@h:5432/d"),
+        ("postgresql:///d?host=/tmp", "postgresql:///d?host=/tmp"),
+        ("host=h password=hunter2 user=u", "host=h password=*** user=u"),
+        ("host=h password = 'a hunter2' user=u", "host=h password = *** user=u"),
+        (r"host=h password='a\' hunter2' user=u", "host=h password=*** user=u"),
+        (r"host=h password=a\ hunter2 user=u", "host=h password=*** user=u"),
+        ("password='a hunter2", "password=***"),
+        ("embedded", "embedded"),
+    ],
+)
+def test_no_password_is_shown(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
+    assert "hunter2" not in redact_url(url)

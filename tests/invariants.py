@@ -1,0 +1,165 @@
+"""The safety invariants of the protocol as queries: each must find no row. The audit is a trigger that only tests install."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import Connection, sql
+
+from everbeat.domain.states import TRANSITIONS
+
+AUDIT = """
+create table {schema}.audit (
+    seq bigserial primary key, task_id uuid, old text, new text, fence bigint, claim_id uuid, attempt integer,
+    cancel_requested boolean, at timestamptz default clock_timestamp()
+);
+create function {schema}.audit_task() returns trigger language plpgsql as $$
+begin
+    if tg_op = 'INSERT' then
+        insert into {schema}.audit (task_id, old, new, fence, claim_id, attempt)
+        values (new.id, null, new.state, new.fence, new.claim_id, new.attempt);
+    elsif old.state is distinct from new.state or old.fence <> new.fence or old.claim_id is distinct from new.claim_id then
+        insert into {schema}.audit (task_id, old, new, fence, claim_id, attempt, cancel_requested)
+        values (new.id, old.state, new.state, new.fence, new.claim_id, new.attempt, old.cancel_requested_at is not null);
+    end if;
+    return null;
+end $$;
+create trigger audit after insert or update on {schema}.tasks for each row execute function {schema}.audit_task();
+"""
+
+# Number, what must not be, and the query that finds it.
+QUERIES: tuple[tuple[str, str, str], ...] = (
+    (
+        "I3",
+        "a lease exists exactly in CLAIMED and RUNNING, and its holder is known",
+        """select id, state from {schema}.tasks
+           where (state in ('CLAIMED', 'RUNNING')) <> (claim_id is not null)
+              or (state in ('CLAIMED', 'RUNNING') and (claimed_by_worker_id is null or claimed_at is null))
+              or (state = 'RUNNING' and started_at is null)""",
+    ),
+    (
+        "I4",
+        "fences of a task strictly grow",
+        """select task_id, fence from (
+               select task_id, fence, lag(fence) over (partition by task_id order by attempt) as before from {schema}.attempts) a
+           where fence <= before""",
+    ),
+    (
+        "I7",
+        "COMPLETED has exactly one completed attempt, and nothing else has one",
+        """select t.id, t.state, count(a.task_id) from {schema}.tasks t
+           left join {schema}.attempts a on a.task_id = t.id and a.outcome = 'COMPLETED'
+           group by t.id, t.state having (t.state = 'COMPLETED') <> (count(a.task_id) = 1)""",
+    ),
+    (
+        "I8",
+        "the completed attempt is the last one",
+        """select a.task_id, a.attempt from {schema}.attempts a join {schema}.tasks t on t.id = a.task_id
+           where a.outcome = 'COMPLETED' and a.attempt <> t.attempt""",
+    ),
+    (
+        "I15",
+        "crash and loss counters are the counted attempts",
+        """select t.id, t.crash_count, t.loss_count from {schema}.tasks t
+           left join {schema}.attempts a on a.task_id = t.id and a.attempt > t.counted_from
+           group by t.id, t.crash_count, t.loss_count
+           having t.crash_count <> count(*) filter (where a.outcome = 'CRASHED')
+               or t.loss_count <> count(*) filter (where a.outcome = 'LOST')""",
+    ),
+    (
+        "I16",
+        "only a retried failure, crash or loss is charged as a retry",
+        """select t.id, t.retry_count from {schema}.tasks t
+           left join {schema}.attempts a on a.task_id = t.id and a.attempt > t.counted_from and a.will_retry
+                and a.outcome in ('FAILED', 'CRASHED', 'LOST')
+           group by t.id, t.retry_count having t.retry_count <> count(a.task_id)""",
+    ),
+    (
+        "I17",
+        "no start after good_until, none before the task was due",
+        """select a.task_id, a.attempt from {schema}.attempts a join {schema}.tasks t on t.id = a.task_id
+           where a.started_at > t.good_until or a.started_at < t.sent_at""",
+    ),
+    (
+        "I18",
+        "after a cancel request nothing is retried",
+        """select task_id, new from {schema}.audit where cancel_requested and old = 'RUNNING' and new = 'PENDING'""",
+    ),
+    (
+        "I23",
+        "attempts are numbered from 1 without gaps, and each ended run has its row",
+        """select t.id, t.attempt, count(a.task_id), max(a.attempt) from {schema}.tasks t
+           left join {schema}.attempts a on a.task_id = t.id
+           group by t.id, t.state, t.attempt
+           having count(a.task_id) <> t.attempt - (t.state = 'RUNNING')::integer or coalesce(max(a.attempt), 0) > t.attempt""",
+    ),
+    (
+        "I26",
+        "no lease of an ended worker",
+        """select t.id, t.claimed_by_worker_id from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id
+           where t.claim_id is not null and w.ended_at is not null""",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A row that an invariant forbids."""
+
+    number: str
+    rule: str
+    rows: tuple[Any, ...]
+
+
+def install_audit(connection: Connection[Any], schema: str) -> None:
+    """Records every transition from now on."""
+    connection.execute(sql.SQL(AUDIT).format(schema=sql.Identifier(schema)))
+
+
+def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
+    """What breaks an invariant in this schema, the audit included. Nothing may be in flight."""
+    found = []
+    for number, rule, query in QUERIES:
+        rows = connection.execute(sql.SQL(query).format(schema=sql.Identifier(schema))).fetchall()
+        if rows:
+            found.append(Breach(number, rule, tuple(rows[:5])))
+    legal = {(move.old.value if move.old else None, move.new.value) for move in TRANSITIONS}
+    moves = connection.execute(
+        sql.SQL("select task_id, old, new from {}.audit where old is distinct from new").format(
+            sql.Identifier(schema)
+        )
+    ).fetchall()
+    illegal = tuple(row for row in moves if (row[1], row[2]) not in legal)
+    if illegal:
+        found.append(Breach("I6", "only legal transitions", illegal[:5]))
+    return found
+
+
+def check_invariants(
+    url: str, schema: str, *, sent: set[Any] | None = None, deadlocks_before: int | None = None
+) -> None:
+    """Asserts every invariant; with `sent`, also that no acknowledged task is missing (I1) and none is there that nobody sent (I2)."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        assert breaches(connection, schema) == []
+        if sent is not None:
+            there = {
+                row[0]
+                for row in connection.execute(
+                    sql.SQL("select id from {}.tasks").format(sql.Identifier(schema))
+                )
+            }
+            assert sent - there == set(), "I1: acknowledged tasks are missing"
+            assert there - sent == set(), "I2: tasks that nobody sent"
+        if deadlocks_before is not None:
+            assert deadlocks(connection) == deadlocks_before, "I27: deadlocks"
+
+
+def deadlocks(connection: Connection[Any]) -> int:
+    """How many deadlocks this database has seen."""
+    row = connection.execute(
+        "select deadlocks from pg_stat_database where datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])

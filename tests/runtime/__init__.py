@@ -1,0 +1,1 @@
+"""Tests of the runtime room: real processes, real signals, no database."""

@@ -1,0 +1,16 @@
+"""The messages of the tests' channels."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Say(msgspec.Struct, tag="say"):
+    text: str
+
+
+class Number(msgspec.Struct, tag="number"):
+    value: int
+
+
+Message = Say | Number

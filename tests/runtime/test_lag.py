@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from everbeat.runtime.events import LoopBlocked, LoopFreed
+from everbeat.runtime.lag import LoopWatch
+from tests.runtime.programs.start import environment
+
+Reports = queue.Queue[LoopBlocked | LoopFreed]
+
+
+async def block_in_python(seconds: float) -> None:
+    # The block itself: a wait that lets other threads run, but not the loop.
+    time.sleep(seconds)
+
+
+async def block_with_the_gil_held(seconds: float) -> None:
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+async def run_blocked(coroutine: object, **options: object) -> Reports:
+    reports: Reports = queue.Queue()
+    watch = LoopWatch(asyncio.get_running_loop(), threshold_s=0.4, emit=reports.put, **options)  # type: ignore[arg-type]
+    watch.start()
+    # Past the watch's first questions, so that the block begins in a quiet moment.
+    await asyncio.sleep(0.6)
+    assert asyncio.iscoroutine(coroutine)
+    await asyncio.create_task(coroutine, name="report-builder")
+    await asyncio.sleep(0.6)  # Two more looks of the watch, which tell the end.
+    watch.stop()
+    return reports
+
+
+async def test_code_that_blocks_the_loop_is_named_once_with_its_stack() -> None:  # D4
+    reports = await run_blocked(block_in_python(1.5))
+    blocked, freed = reports.get_nowait(), reports.get_nowait()
+    assert reports.empty()
+    assert isinstance(blocked, LoopBlocked)
+    assert isinstance(freed, LoopFreed)
+    assert blocked.names == freed.names == ("report-builder",)
+    assert "block_in_python" in blocked.stack
+    assert "time.sleep(seconds)" in blocked.stack
+    assert not blocked.interpreter_held
+    assert 0.4 <= blocked.seconds < 1.4
+    assert 1.2 <= freed.seconds < 2.5
+
+
+async def test_code_that_holds_the_gil_is_named_as_soon_as_it_lets_go() -> None:  # D4
+    reports = await run_blocked(block_with_the_gil_held(1.5))
+    blocked, freed = reports.get_nowait(), reports.get_nowait()
+    assert reports.empty()
+    assert isinstance(blocked, LoopBlocked)
+    assert isinstance(freed, LoopFreed)
+    assert blocked.names == ("report-builder",)
+    assert "block_with_the_gil_held" in blocked.stack
+    assert blocked.interpreter_held
+    assert blocked.seconds == pytest.approx(1.5, abs=0.6)
+
+
+async def test_names_come_from_the_caller_and_a_name_that_fails_hides_nothing() -> None:
+    def describe(task: asyncio.Task[object]) -> str:
+        return f"task of {task.get_name()}"
+
+    def fail(task: asyncio.Task[object]) -> str:
+        raise RuntimeError("no name")
+
+    described = await run_blocked(block_in_python(1.0), describe=describe)
+    assert described.get_nowait().names == ("task of report-builder",)
+    failed = await run_blocked(block_in_python(1.0), describe=fail)
+    assert failed.get_nowait().names == ("report-builder",)
+
+
+async def test_a_busy_but_turning_loop_is_not_blocked_and_its_lag_is_small() -> None:
+    reports: Reports = queue.Queue()
+    watch = LoopWatch(asyncio.get_running_loop(), threshold_s=0.4, emit=reports.put)
+    watch.start()
+    end = time.monotonic() + 1.2
+    while time.monotonic() < end:
+        time.sleep(0.01)
+        await asyncio.sleep(0)
+    assert 0 <= watch.lag_s() < 0.4
+    watch.stop()
+    assert reports.empty()
+
+
+async def test_the_lag_grows_while_the_loop_is_blocked() -> None:
+    seen: list[float] = []
+    watch = LoopWatch(asyncio.get_running_loop(), threshold_s=5.0, emit=lambda event: None)
+    # Longer than a period of the watch, which is 1.25 s here.
+    watch.start()
+    await asyncio.sleep(0.1)
+
+    def sample() -> None:
+        seen.append(watch.lag_s())
+
+    timer = threading.Timer(2.0, sample)
+    timer.start()
+    time.sleep(2.2)
+    watch.stop()
+    assert seen[0] > 0.5
+
+
+def test_the_watch_ends_with_its_loop() -> None:
+    loop = asyncio.new_event_loop()
+    watch = LoopWatch(loop, threshold_s=0.4, emit=lambda event: None)
+    watch.start()
+    loop.run_until_complete(asyncio.sleep(0.4))
+    # Stopped, not closed: no block, however long.
+    time.sleep(0.8)
+    loop.close()
+    watches = [thread for thread in threading.enumerate() if thread.name == "everbeat-loop-watch"]
+    for thread in watches:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in watches)
+
+
+def test_a_process_that_was_frozen_while_idle_blames_nobody() -> None:
+    program = """
+import asyncio
+from everbeat.runtime.lag import LoopWatch
+
+async def main():
+    watch = LoopWatch(asyncio.get_running_loop(), threshold_s=0.4, emit=lambda event: print(event, flush=True))
+    watch.start()
+    await asyncio.sleep(0.5)
+    print("ready", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, input)
+    await asyncio.sleep(0.6)
+    print("done", flush=True)
+
+asyncio.run(main())
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    os.kill(child.pid, signal.SIGSTOP)
+    time.sleep(1.5)  # The freeze itself.
+    os.kill(child.pid, signal.SIGCONT)
+    rest, _ = child.communicate("go\n", timeout=20)
+    assert rest == "done\n"

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from everbeat.runtime.nursery import EXIT_SOFTWARE, CriticalEnded, Nursery
+from everbeat.testing.clock import settle
+from tests.runtime.programs.start import environment
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def crash() -> None:
+    raise ValueError("no luck")
+
+
+async def nothing() -> None:
+    return
+
+
+async def test_what_was_started_is_held_although_nobody_else_refers_to_it() -> None:
+    done = asyncio.Event()
+    nursery = Nursery(name="test")
+
+    async def wait_then_say() -> None:
+        # A future that only the coroutine knows: without a holder the collector would take both.
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.02, future.set_result, None)
+        await future
+        done.set()
+
+    nursery.start(wait_then_say(), name="held")
+    gc.collect()
+    async with asyncio.timeout(5):
+        await done.wait()
+    await settle()
+    assert len(nursery) == 0
+
+
+async def test_closing_cancels_and_awaits_everything_even_what_swallows_one_cancel() -> None:
+    ended: list[str] = []
+
+    async def stubborn() -> None:
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            try:
+                await for_ever()
+            finally:
+                ended.append("stubborn")
+
+    async def polite() -> None:
+        try:
+            await for_ever()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("polite")
+
+    nursery = Nursery(name="test", on_fatal=lambda name, error: pytest.fail(f"{name} {error!r}"))
+    nursery.start(stubborn(), name="stubborn")
+    nursery.start(polite(), name="polite", critical=True)
+    await settle()
+    async with asyncio.timeout(10):
+        await nursery.close()
+        await nursery.close()
+    assert sorted(ended) == ["polite", "stubborn"]
+    with pytest.raises(RuntimeError, match="is closing and starts nothing new; 'late' was not started"):
+        nursery.start(for_ever(), name="late")
+
+
+async def test_a_crash_is_logged_with_its_traceback_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Nursery(name="test") as nursery:
+        other = nursery.start(for_ever(), name="other")
+        nursery.start(crash(), name="crasher")
+        await settle()
+        assert not other.done()
+    assert "name=crasher" in caplog.text
+    assert "ValueError: no luck" in caplog.text
+
+
+@pytest.mark.parametrize(("coroutine", "kind"), [(crash, ValueError), (nothing, CriticalEnded)])
+async def test_a_critical_one_that_crashes_or_returns_is_fatal_once(
+    coroutine: object, kind: type[Exception]
+) -> None:
+    fatal: list[tuple[str, BaseException]] = []
+    nursery = Nursery(name="test", on_fatal=lambda name, error: fatal.append((name, error)))
+    assert callable(coroutine)
+    nursery.start(coroutine(), name="heart", critical=True)
+    nursery.start(coroutine(), name="second", critical=True)
+    await settle()
+    assert [(name, type(error)) for name, error in fatal] == [("heart", kind)]
+    await nursery.close()
+
+
+async def test_a_critical_one_that_fails_while_it_is_closed_is_not_fatal() -> None:
+    fatal: list[str] = []
+
+    async def fails_to_close() -> None:
+        try:
+            await for_ever()
+        finally:
+            raise OSError("connection lost")
+
+    nursery = Nursery(name="test", on_fatal=lambda name, error: fatal.append(name))
+    nursery.start(fails_to_close(), name="heart", critical=True)
+    await settle()
+    await nursery.close()
+    assert fatal == []
+
+
+def test_by_default_a_fatal_crash_ends_the_process_loudly() -> None:
+    program = """
+import asyncio
+from everbeat.runtime.nursery import Nursery
+
+async def crash():
+    raise ValueError("no luck")
+
+async def main():
+    Nursery(name="worker").start(crash(), name="heart", critical=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, env=environment()
+    )
+    assert ended.returncode == EXIT_SOFTWARE
+    assert "ValueError: no luck" in ended.stderr
+    assert "process_ended because=heart" in ended.stderr

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from everbeat.runtime import process
+from everbeat.runtime.blocking_channel import BlockingChannel
+from everbeat.runtime.channel import AsyncChannel
+from everbeat.runtime.frames import ChannelClosed
+from everbeat.runtime.out_of_memory import OutOfMemoryCounter
+from everbeat.runtime.parent import adopt_channel
+from everbeat.runtime.process import ChildProcess
+from tests.runtime.programs.messages import Message, Say
+from tests.runtime.programs.start import ROOT, environment, start_child
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches pids by pidfd")
+
+
+async def ready(child: ChildProcess) -> str:
+    """Wait for the child's first words."""
+    channel = await AsyncChannel.open(child.channel_socket.dup(), messages=Message)
+    async with asyncio.timeout(20):
+        message = await channel.receive()
+    await channel.aclose()
+    assert isinstance(message, Say)
+    return message.text
+
+
+async def report_of(child: ChildProcess) -> process.ExitReport:
+    async with asyncio.timeout(20):
+        report = await child.wait_exit()
+    child.close()
+    return report
+
+
+def open_descriptors() -> set[str]:
+    # What earlier tests left to the garbage collector must not be closed, or counted, in between.
+    gc.collect()
+    return set(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[select.poll]:
+    """A poll that answers when `pid` has ended; it is killed if it has not by the end."""
+    pidfd = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    try:
+        yield poll
+        if not poll.poll(0):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+
+
+@contextmanager
+def running_parent(*, thread: str, child: str) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "tests.runtime.programs.parent", thread, child],
+        env=environment(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert parent.stdout is not None
+        pid, text = parent.stdout.readline().split()
+        yield parent, int(pid), text
+    finally:
+        parent.kill()
+        parent.communicate()
+
+
+@pytest.mark.parametrize("pidfd", [True, False], ids=["pidfd", "without pidfd"])
+async def test_an_exit_code_a_crash_and_a_kill_are_told_apart(
+    pidfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    ended, failed, crashed, killed = (
+        start_child("exit", "0"),
+        start_child("exit", "3"),
+        start_child("segfault"),
+        start_child("sleep"),
+    )
+    await ready(killed)
+    assert killed.poll() is None
+    assert killed.kill()
+
+    assert (await report_of(ended)).is_success
+    assert (await report_of(failed)).cause == "exit code 3"
+    crash = await report_of(crashed)
+    assert (crash.signal_number, crash.signal_name, crash.exit_code) == (signal.SIGSEGV, "SIGSEGV", None)
+    assert crash.cause == "killed by SIGSEGV"
+    kill = await report_of(killed)
+    assert kill.cause == "killed by SIGKILL"
+    assert not kill.out_of_memory
+    assert kill.max_rss_bytes is not None
+    assert 2**20 < kill.max_rss_bytes < 2**30
+
+
+async def test_an_exit_is_noticed_within_milliseconds_by_every_waiter() -> None:
+    child = start_child("sleep")
+    await ready(child)
+    waiters = [asyncio.create_task(child.wait_exit()) for _ in range(3)]
+    cancelled = asyncio.create_task(child.wait_exit())
+    await asyncio.sleep(0)
+    cancelled.cancel()
+
+    killed_at = time.monotonic()
+    child.kill()
+    async with asyncio.timeout(5):
+        reports = await asyncio.gather(*waiters)
+    waited = time.monotonic() - killed_at
+    child.close()
+    print(f"noticed after {waited * 1000:.1f} ms")
+    assert waited < 1.0
+    assert {report.cause for report in reports} == {"killed by SIGKILL"}
+    assert await child.wait_exit() == reports[0]
+
+
+async def test_terminate_asks_and_a_child_that_ended_is_not_signalled_again() -> None:
+    child = start_child("sleep")
+    await ready(child)
+    assert child.terminate()
+    assert (await report_of(child)).cause == "killed by SIGTERM"
+    assert not child.kill()
+    assert not child.terminate()
+
+
+async def test_an_exit_status_taken_by_other_code_is_not_called_a_success() -> None:
+    child = start_child("exit", "0")
+    os.waitpid(child.pid, 0)
+    report = await report_of(child)
+    assert (report.exit_code, report.signal_number, report.is_success) == (None, None, False)
+    assert "taken by other code" in report.cause
+
+
+async def test_a_rise_of_the_oom_counter_makes_a_kill_a_death_of_memory(tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text("low 0\nhigh 0\nmax 9\noom 3\noom_kill 4\noom_group_kill 0\n")
+    counter = OutOfMemoryCounter(events)
+    first, second = (start_child("sleep", out_of_memory=counter) for _ in range(2))
+    await ready(first)
+    await ready(second)
+
+    events.write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 5\noom_group_kill 0\n")
+    first.kill()
+    report = await report_of(first)
+    second.kill()
+    other = await report_of(second)
+    assert report.out_of_memory
+    assert "out of memory" in report.cause
+    # One rise explains one death.
+    assert not other.out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("thread", "child"),
+    [("main", "sleep"), ("other", "sleep-until-eof")],
+    ids=["death signal", "end of file, without death signal"],
+)
+def test_a_child_is_gone_within_two_seconds_of_its_parents_death(thread: str, child: str) -> None:  # E5
+    with running_parent(thread=thread, child=child) as (parent, pid, _), watched(pid) as end:
+        assert not end.poll(0)
+        killed_at = time.monotonic()
+        parent.kill()
+        assert end.poll(2000), "the child outlived its parent"
+        print(f"gone after {(time.monotonic() - killed_at) * 1000:.1f} ms")
+
+
+def test_a_whole_tree_dies_with_its_root() -> None:  # E5
+    with running_parent(thread="main", child="parent") as (root, worker_pid, task_pid):
+        with watched(worker_pid) as worker_end, watched(int(task_pid)) as task_end:
+            root.kill()
+            assert worker_end.poll(2000), "the child outlived its parent"
+            assert task_end.poll(2000), "the grandchild outlived its parent"
+
+
+async def test_a_thread_that_spawned_and_ended_takes_no_child_with_it() -> None:
+    children: list[ChildProcess] = []
+    thread = threading.Thread(target=lambda: children.append(start_child("sleep")))
+    thread.start()
+    thread.join()
+    await ready(children[0])
+    # A death signal would have come when the thread ended; give a wrong one the time to arrive.
+    await asyncio.sleep(0.2)
+    assert children[0].poll() is None
+    children[0].kill()
+    assert (await report_of(children[0])).signal_name == "SIGKILL"
+
+
+async def test_with_a_group_of_its_own_what_a_child_started_ends_with_it() -> None:
+    child = start_child("stranger", own_group=True)
+    channel = await AsyncChannel.open(child.channel_socket, messages=Message)
+    message = await channel.receive()
+    with watched(int(message.text)) as stranger_end:
+        assert not stranger_end.poll(0)
+        await channel.send(Say("go"))
+        assert (await report_of(child)).cause == "exit code 3"
+        assert stranger_end.poll(2000), "the stranger outlived the child that started it"
+    await channel.aclose()
+
+
+async def test_grandchildren_inherit_neither_channel_nor_variables() -> None:
+    child = start_child("inheritance")
+    assert await ready(child) == "False []"
+    assert (await report_of(child)).is_success
+
+
+async def test_a_forked_copy_of_the_channel_does_not_hide_the_death_of_a_child() -> None:
+    child = start_child("fork-and-die")
+    channel = await AsyncChannel.open(child.channel_socket, messages=Message)
+    assert (await channel.receive()).text == "ready"
+    with watched(int((await channel.receive()).text)) as forked_end:
+        async with asyncio.timeout(2):
+            with pytest.raises(ChannelClosed):
+                await channel.receive()
+        assert not forked_end.poll(0)
+    assert (await report_of(child)).signal_name == "SIGKILL"
+    await channel.aclose()
+
+
+async def test_the_stack_of_a_child_that_holds_the_gil_can_be_read(capfd: pytest.CaptureFixture[str]) -> None:
+    child = start_child("hold-the-gil")
+    await ready(child)
+    text = ""
+    async with asyncio.timeout(10):
+        while "hold_the_gil" not in text:
+            child.dump_stacks()
+            # The dump is text in a file: there is no event to await.
+            await asyncio.sleep(0.05)
+            text += capfd.readouterr().err
+    assert "child.py" in text
+    child.kill()
+    assert (await report_of(child)).signal_name == "SIGKILL"
+
+
+async def test_a_hundred_spawns_leave_no_descriptor_and_no_zombie() -> None:
+    before = open_descriptors()
+    for _ in range(20):
+        children = [process.spawn([sys.executable, "-S", "-c", "pass"]) for _ in range(5)]
+        for child in children:
+            assert (await report_of(child)).is_success
+            with pytest.raises(ProcessLookupError):
+                os.kill(child.pid, 0)
+    assert open_descriptors() <= before
+
+
+async def test_a_program_that_does_not_exist_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = open_descriptors()
+    with pytest.raises(FileNotFoundError):
+        process.spawn([str(tmp_path / "missing")])
+    assert open_descriptors() <= before
+
+
+def test_a_process_that_was_not_spawned_says_who_starts_it() -> None:
+    with pytest.raises(RuntimeError, match="everbeat worker module:app"):
+        adopt_channel()
+
+
+def test_the_blocking_twin_hears_the_last_words_of_a_child() -> None:
+    child = start_child("last-words")
+    channel = BlockingChannel(child.channel_socket, messages=Message)
+    heard = [channel.receive(timeout_s=20).text for _ in range(4)]
+    with pytest.raises(ChannelClosed):
+        channel.receive(timeout_s=20)
+    assert heard == ["ready", "0", "1", "2"]
+    while child.poll() is None:
+        # The child has closed its channel and is about to end; a blocking caller has no event for that.
+        time.sleep(0.01)
+    channel.close()
+    child.close()

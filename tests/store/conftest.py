@@ -1,0 +1,151 @@
+"""A migrated schema with an audit, one supervisor and two workers, and hands that play them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg import Connection, sql
+
+from everbeat.store import leases, migrations, tasks, workers
+from everbeat.store.database import Database
+from everbeat.store.leases import Claimed, Settlement
+from everbeat.store.statement import Statement, compose
+from everbeat.store.target import Target
+from tests.invariants import breaches, install_audit
+
+T = TypeVar("T")
+
+
+@dataclass
+class Hands:
+    """Runs statements as different parties would, on a connection of their own."""
+
+    target: Target
+    connection: Connection[Any]
+    database: Database = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.database = Database(self.target)
+
+    def run(self, statement: Statement[T]) -> T:
+        return self.database.run(statement)
+
+    def text(self, name: str) -> bytes:
+        return compose(name, self.target.schema)
+
+    def send(self, name: str = "work", **options: Any) -> UUID:
+        task = tasks.NewTask(
+            id=uuid4(),
+            name=name,
+            queue=options.pop("queue", "default"),
+            priority=options.pop("priority", 0),
+            args=b"{}",
+            **options,
+        )
+        sent = self.run(tasks.insert_task(task, channel=self.target.channel))
+        assert sent is not None
+        return sent.id
+
+    def claim(
+        self,
+        worker: str = "w1",
+        *,
+        limit: int = 10,
+        call: UUID | None = None,
+        names: Sequence[str] = ("work",),
+        **more: Any,
+    ) -> list[Claimed]:
+        return self.run(
+            leases.claim(
+                worker_id=worker, claim_call=call or uuid4(), names=names, limit=limit,
+                queues=more.get("queues"), queue_priorities=more.get("queue_priorities", {}),
+            )
+        )  # fmt: skip
+
+    def start(self, *claimed: Claimed) -> list[str]:
+        verdicts = self.run(
+            leases.start([(task.id, task.claim_id) for task in claimed], channel=self.target.channel)
+        )
+        return [verdicts[task.id].verdict for task in claimed]
+
+    def running(self, worker: str = "w1", **options: Any) -> Claimed:
+        self.send(**options)
+        (claimed,) = self.claim(worker, limit=1)
+        assert self.start(claimed) == ["started"]
+        return claimed
+
+    def settle(self, claimed: Claimed, outcome: leases.AttemptOutcome = "COMPLETED", **more: Any) -> str:
+        settlement = Settlement(id=claimed.id, claim_id=claimed.claim_id, outcome=outcome, **more)
+        return self.run(leases.settle([settlement], channel=self.target.channel))[claimed.id]
+
+    def cancel(self, task_id: UUID) -> str:
+        verdict = self.run(tasks.cancel(task_id, channel=self.target.channel))
+        assert verdict is not None
+        return verdict[0]
+
+    def recover(self, lease: leases.Lease, action: str, **more: Any) -> list[leases.Recovered]:
+        holder = more.pop("holder", None)
+        values: dict[str, Any] = {
+            "retry_in_ms": 0 if action == "retry" else None,
+            "outcome": "LOST" if lease.state == "RUNNING" else None,
+            "error": b'{"code": "WORKER_CRASHED"}', "worker_seq": lease.worker_seq,
+        }  # fmt: skip
+        order = leases.RecoveryOrder(
+            id=lease.id, claim_id=lease.claim_id, state=lease.state, action=action,  # type: ignore[arg-type]
+            cause="vanished", last_beat_at=lease.last_beat_at, noticed_after_ms=1, **(values | more),
+        )  # fmt: skip
+        return self.run(
+            leases.recover(
+                [order], noticed_by="age", recovered_by="s2", channel=self.target.channel, holder=holder
+            )
+        )
+
+    def leases(self, supervisor: str = "s1") -> list[leases.Lease]:
+        return self.run(leases.leases_of_supervisor(supervisor, limit=1000))
+
+    def row(self, task_id: UUID, columns: str) -> Any:
+        query = sql.SQL("select {} from {}.tasks where id = %s").format(
+            sql.SQL(columns), sql.Identifier(self.target.schema)
+        )  # type: ignore[arg-type]
+        row = self.connection.execute(query, [task_id]).fetchone()
+        assert row is not None
+        return row[0] if len(row) == 1 else row
+
+    def table(self, name: str, columns: str = "*") -> list[Any]:
+        query = sql.SQL("select {} from {}.{}").format(
+            sql.SQL(columns), sql.Identifier(self.target.schema), sql.Identifier(name)
+        )  # type: ignore[arg-type]
+        return self.connection.execute(query).fetchall()
+
+    def supervisor(self, supervisor: str, *names: str) -> None:
+        self.run(
+            workers.register_supervisor(
+                workers.SupervisorRow(
+                    id=supervisor, hostname="host", pid=1, boot_id=None, pid_namespace=None, process_started=None,
+                    lock_key=self.target.lock_key(supervisor), session_name=f"everbeat-{supervisor}",
+                )
+            )
+        )  # fmt: skip
+        for name in names:
+            row = workers.WorkerRow(
+                id=name, supervisor_id=supervisor, hostname="host", pid=2, process_started=None, queues=None
+            )
+            self.run(workers.register_worker(row))
+
+
+@pytest.fixture
+def hands(database_url: str, schema: str) -> Iterator[Hands]:
+    target = Target.parse(database_url, schema=schema)
+    connection = target.connect("everbeat test")
+    migrations.migrate(connection, target)
+    install_audit(connection, schema)
+    party = Hands(target, connection)
+    party.supervisor("s1", "w1", "w2")
+    yield party
+    assert breaches(connection, schema) == []
+    party.database.close()
+    connection.close()

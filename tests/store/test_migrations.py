@@ -1,0 +1,122 @@
+"""Migrations: forward only, by one process while others wait, and a clear word when code and schema do not fit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from everbeat.errors import DatabaseError, SchemaForbidden, SchemaFromTheFuture, SchemaMissing, SchemaOutdated
+from everbeat.store import migrations
+from everbeat.store.target import Target
+
+
+@pytest.fixture
+def target(database_url: str, schema: str) -> Target:
+    return Target.parse(database_url, schema=schema)
+
+
+def test_an_empty_database_is_migrated_once(target: Target) -> None:
+    with target.connect("everbeat test") as connection:
+        before = migrations.status(connection, target)
+        assert (before.applied, before.pending) == ((), before.known)
+        with pytest.raises(SchemaMissing, match="everbeat migrate"):
+            migrations.require_fit(before, target)
+        assert migrations.migrate(connection, target) == before.known
+        assert migrations.migrate(connection, target) == ()
+        migrations.require_fit(migrations.status(connection, target), target)
+
+
+def test_one_process_migrates_while_others_wait(target: Target) -> None:
+    applied: list[tuple[int, ...]] = []
+    together = threading.Barrier(6)
+
+    def migrate() -> None:
+        with target.connect("everbeat test") as connection:
+            together.wait(timeout=30)
+            applied.append(migrations.migrate(connection, target))
+
+    threads = [threading.Thread(target=migrate) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    known = tuple(one.version for one in migrations.known_migrations())
+    assert sorted(applied, key=len) == [(), (), (), (), (), known]
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = (*migrations.known_migrations(), migrations.Migration(9_000, "broken", ("task/claim",)))
+    monkeypatch.setattr(migrations, "known_migrations", lambda: broken)
+    with target.connect("everbeat test") as connection:
+        with pytest.raises(DatabaseError, match="syntax error"):
+            migrations.migrate(connection, target)
+        assert migrations.status(connection, target).applied == ()
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        migrations.migrate,
+        lambda connection, target: migrations.require_fit(migrations.status(connection, target), target),
+    ],
+)
+def test_a_schema_from_the_future_is_refused(target: Target, verb: Callable[..., object]) -> None:
+    with target.connect("everbeat test") as connection:
+        migrations.migrate(connection, target)
+        connection.execute(
+            sql.SQL("insert into {}.schema_versions (version, name) values (9999, 'later')").format(
+                sql.Identifier(target.schema)
+            )
+        )
+        with pytest.raises(SchemaFromTheFuture, match="9999"):
+            verb(connection, target)
+
+
+def test_an_older_schema_is_refused_until_it_is_migrated(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with target.connect("everbeat test") as connection:
+        migrations.migrate(connection, target)
+        newer = (*migrations.known_migrations(), migrations.Migration(9_000, "later", ()))
+        monkeypatch.setattr(migrations, "known_migrations", lambda: newer)
+        with pytest.raises(SchemaOutdated, match="9000"):
+            migrations.require_fit(migrations.status(connection, target), target)
+        assert migrations.migrate(connection, target) == (9_000,)
+
+
+def test_the_printed_script_makes_the_same_schema(target: Target, database_url: str) -> None:
+    with target.connect("everbeat test") as connection:
+        connection.execute(migrations.script(target.schema).encode())
+        assert migrations.status(connection, target).pending == ()
+        assert migrations.migrate(connection, target) == ()
+
+
+def test_a_role_that_owns_only_its_schema_can_migrate(target: Target, database_url: str) -> None:  # B15
+    role = f"role_{target.schema}"
+    with target.connect("everbeat test") as admin:
+        admin.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
+        try:
+            theirs = Target.parse(
+                psycopg.conninfo.make_conninfo(database_url, user=role), schema=target.schema
+            )
+            with (
+                theirs.connect("everbeat test") as connection,
+                pytest.raises(SchemaForbidden, match="authorization"),
+            ):
+                migrations.migrate(connection, theirs)
+            admin.execute(
+                sql.SQL("create schema {} authorization {}").format(
+                    sql.Identifier(target.schema), sql.Identifier(role)
+                )
+            )
+            with theirs.connect("everbeat test") as connection:
+                assert migrations.migrate(connection, theirs) != ()
+        finally:
+            admin.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(role)))
+            admin.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))

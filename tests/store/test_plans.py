@@ -1,0 +1,182 @@
+"""Every hot statement keeps using its index with 300,000 rows in the table: no sequential scan of tasks, few pages touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from everbeat.store import leases, migrations, tasks, workers
+from everbeat.store.statement import Statement, compose
+from everbeat.store.target import Target
+from tests.store.conftest import Hands
+
+ROWS = 100_000
+HELD = 500
+
+FILL = """
+insert into {schema}.tasks (id, name, queue, priority, state, args, sent_at, enqueued_at, claim_id, claimed_at, claimed_by_worker_id,
+    started_at, completed_at, good_until, fence, attempt)
+select gen_random_uuid(), 'work', case when n %% 10 = 0 then 'mail' else 'default' end, n %% 3, state, '{{}}', now(), now() + delay, claim_id,
+    case when state <> 'PENDING' then now() end, case when state <> 'PENDING' then 'w1' end,
+    case when state in ('RUNNING', 'COMPLETED') then now() end, case when state = 'COMPLETED' then now() end,
+    case when n %% 1000 = 0 then now() - interval '1 minute' end, 1, 1
+from (
+    select n, 'COMPLETED' as state, interval '0' as delay, null::uuid as claim_id from generate_series(1, %(rows)s) n
+    union all
+    select n, 'PENDING', case when n %% 2 = 0 then interval '1 hour' else interval '0' end, null from generate_series(1, %(rows)s) n
+    union all
+    select n, 'RUNNING', interval '0', gen_random_uuid() from generate_series(1, %(held)s) n
+    union all
+    select n, 'COMPLETED', interval '0', null from generate_series(1, %(rows)s) n
+) s
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded(database_url: str) -> Iterator[Hands]:
+    schema = f"test_plans_{uuid4().hex[:8]}"
+    target = Target.parse(database_url, schema=schema)
+    connection = target.connect("everbeat test")
+    migrations.migrate(connection, target)
+    party = Hands(target, connection)
+    party.supervisor("s1", "w1")
+    party.supervisor("s2", "w2", "w3")
+    connection.execute(sql.SQL(FILL).format(schema=sql.Identifier(schema)), {"rows": ROWS, "held": HELD})
+    for table in ("tasks", "workers", "supervisors", "attempts"):
+        connection.execute(
+            sql.SQL("vacuum analyze {}.{}").format(sql.Identifier(schema), sql.Identifier(table))
+        )
+    yield party
+    connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(schema)))
+    party.database.close()
+    connection.close()
+
+
+def held(hands: Hands, count: int) -> list[tuple[UUID, UUID]]:
+    query = sql.SQL("select id, claim_id from {}.tasks where state = 'RUNNING' limit {}")
+    found = hands.connection.execute(
+        query.format(sql.Identifier(hands.target.schema), sql.Literal(count))
+    ).fetchall()
+    return [(row[0], row[1]) for row in found]
+
+
+def plan(hands: Hands, statement: Statement[Any]) -> dict[str, Any]:
+    """The plan as it ran; its changes are rolled back."""
+    text = b"explain (analyze, buffers, format json) " + compose(statement.name, hands.target.schema)
+    with hands.connection.transaction(force_rollback=True):
+        row = hands.connection.execute(text, statement.parameters).fetchone()
+    assert row is not None
+    found = row[0] if isinstance(row[0], list) else json.loads(row[0])
+    return dict(found[0])
+
+
+def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", []):
+        yield from nodes(child)
+
+
+def check_plan(hands: Hands, statement: Statement[Any], *, pages: int) -> None:
+    found = plan(hands, statement)
+    scans = [
+        node
+        for node in nodes(found["Plan"])
+        if node["Node Type"] == "Seq Scan" and node.get("Relation Name") == "tasks"
+    ]
+    assert scans == [], json.dumps(scans, indent=1)[:2000]
+    touched = found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"]
+    print(f"{statement.name}: {touched} pages, {found['Execution Time']:.2f} ms")
+    assert touched <= pages, f"{statement.name} touched {touched} pages"
+
+
+def a_claim(limit: int, **more: Any) -> Statement[Any]:
+    queues, priorities = more.get("queues"), more.get("priorities", {})
+    return leases.claim(
+        worker_id="w2",
+        claim_call=uuid4(),
+        names=["work"],
+        limit=limit,
+        queues=queues,
+        queue_priorities=priorities,
+    )
+
+
+def test_claim(loaded: Hands) -> None:
+    check_plan(loaded, a_claim(1), pages=400)
+    check_plan(loaded, a_claim(100, priorities={"mail": 1}), pages=4_000)
+    check_plan(loaded, a_claim(10, queues=["mail"]), pages=600)
+
+
+def test_claim_and_next_due_of_a_name_that_has_nothing(loaded: Hands) -> None:
+    nothing = leases.claim(
+        worker_id="w2", claim_call=uuid4(), names=["none"], limit=10, queues=["none"], queue_priorities={}
+    )
+    check_plan(loaded, nothing, pages=200)
+    check_plan(loaded, leases.next_due(names=["work"], queues=None), pages=200)
+
+
+def test_start_settle_release_and_check(loaded: Hands) -> None:
+    some = held(loaded, 200)
+    channel = loaded.target.channel
+    check_plan(loaded, leases.start(some, channel=channel), pages=4_000)
+    check_plan(loaded, leases.release(some, channel=channel), pages=4_000)
+    check_plan(loaded, leases.check_leases(some), pages=2_000)
+    settlements = [
+        leases.Settlement(id=one[0], claim_id=one[1], outcome="COMPLETED", result=b"1") for one in some
+    ]
+    check_plan(loaded, leases.settle(settlements, channel=channel), pages=12_000)
+
+
+def test_beat_and_watch(loaded: Hands) -> None:
+    check_plan(loaded, workers.beat("s1", held(loaded, HELD), draining=False), pages=2_000)
+    check_plan(loaded, workers.beat("s2", [], draining=False), pages=100)
+    check_plan(loaded, workers.watch_beats(), pages=50)
+    check_plan(loaded, workers.watch_sessions(), pages=50)
+
+
+def test_leases_and_recover(loaded: Hands) -> None:
+    check_plan(loaded, leases.leases_of_worker("w1", limit=100), pages=3_000)
+    check_plan(loaded, leases.leases_of_ended(limit=100), pages=3_000)
+    check_plan(loaded, leases.leases_of_supervisor("s1", limit=100), pages=3_000)
+    found = loaded.leases()[:100]
+    check_plan(loaded, leases.leases_by_id([lease.id for lease in found]), pages=2_000)
+    orders = [
+        leases.RecoveryOrder(
+            id=lease.id, claim_id=lease.claim_id, state=lease.state, action="retry", retry_in_ms=0, outcome="LOST", error=b"{}",
+            cause="test", last_beat_at=lease.last_beat_at, noticed_after_ms=1, worker_seq=lease.worker_seq,
+        )
+        for lease in found
+    ]  # fmt: skip
+    check_plan(loaded, leases.recover(orders, noticed_by="age", recovered_by="s2", channel="c"), pages=10_000)
+
+
+def test_send_cancel_expire_and_outcomes(loaded: Hands) -> None:
+    channel = loaded.target.channel
+    new = [
+        tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}") for _ in range(100)
+    ]
+    check_plan(loaded, tasks.insert_task(new[0], channel=channel), pages=60)
+    check_plan(loaded, tasks.insert_tasks(new, channel=channel), pages=4_000)
+    some = [one[0] for one in held(loaded, 100)]
+    check_plan(loaded, tasks.outcomes(some), pages=600)
+    check_plan(loaded, tasks.cancel(some[0], channel=channel), pages=60)
+    check_plan(loaded, tasks.expire(channel=channel, limit=200), pages=6_000)
+
+
+def test_a_plan_that_scans_is_noticed(loaded: Hands) -> None:
+    index = sql.Identifier(loaded.target.schema, "tasks_leased")
+    with loaded.connection.transaction(force_rollback=True):
+        loaded.connection.execute(sql.SQL("drop index {}").format(index))
+        with pytest.raises(AssertionError):
+            check_plan(loaded, leases.leases_of_worker("w1", limit=100), pages=3_000)
+
+
+def test_the_server_is_new_enough(loaded: Hands) -> None:
+    assert isinstance(loaded.connection, psycopg.Connection)
+    assert loaded.connection.info.server_version >= 140_000

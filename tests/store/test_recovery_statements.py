@@ -1,0 +1,222 @@
+"""What the dead leave behind, and the zombies that come back: every verb of a lost holder is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from everbeat.store import leases, tasks, workers
+from tests.store.conftest import Hands
+
+
+def test_a_claimed_task_of_the_dead_is_pending_again_in_its_old_place(hands: Hands) -> None:
+    task_id = hands.send()
+    before = hands.row(task_id, "enqueued_at")
+    hands.claim()
+    (lease,) = hands.leases()
+    (recovered,) = hands.recover(lease, "requeue")
+    assert (recovered.was, recovered.state) == ("CLAIMED", "PENDING")
+    row = hands.row(
+        task_id, "enqueued_at, retry_count, crash_count, loss_count, claimed_at, claimed_by_worker_id"
+    )
+    assert row == (before, 0, 0, 0, None, None)
+    assert hands.table("attempts") == []
+    assert hands.table("recoveries", "was, action, noticed_by, worker_id, hostname") == [
+        ("CLAIMED", "requeue", "age", "w1", "host")
+    ]
+
+
+def test_a_running_task_of_the_dead_is_charged_and_leaves_an_attempt(hands: Hands) -> None:
+    claimed = hands.running()
+    (lease,) = hands.leases()
+    assert hands.recover(lease, "retry", retry_in_ms=5_000) != []
+    assert hands.row(claimed.id, "state, retry_count, loss_count, next_retry_at = enqueued_at") == (
+        "PENDING",
+        1,
+        1,
+        True,
+    )
+    assert hands.table("attempts", "outcome, will_retry") == [("LOST", True)]
+
+
+def test_every_verb_of_a_zombie_is_refused(hands: Hands) -> None:  # D5
+    old = hands.running()
+    (lease,) = hands.leases()
+    hands.recover(lease, "retry")
+    (new,) = hands.claim("w2")
+    hands.start(new)
+    assert new.fence == old.fence + 1
+    assert new.claim_id != old.claim_id
+    channel = hands.target.channel
+    assert hands.start(old) == ["lost"]
+    assert hands.settle(old, result=b'"zombie"') == "lost"
+    assert hands.settle(old, "FAILED", error=b"{}", retry_in_ms=0) == "lost"
+    assert hands.settle(old, "RELEASED") == "lost"
+    assert hands.run(leases.release([(old.id, old.claim_id)], channel=channel)) == []
+    assert hands.run(leases.record_progress(old.id, old.claim_id, b'{"stage": "zombie"}')) is False
+    assert hands.run(leases.check_leases([(old.id, old.claim_id)])) == [(old.id, old.claim_id, "lost")]
+    answer = hands.run(workers.beat("s1", [(old.id, old.claim_id)], draining=False))
+    assert answer.lost == ((old.id, old.claim_id),)
+    assert hands.row(new.id, "state, claim_id, progress") == ("RUNNING", new.claim_id, None)
+    assert hands.settle(new, result=b'"right"') == "COMPLETED"
+    assert hands.row(new.id, "result") == "right"
+
+
+def test_a_decision_lands_once(hands: Hands) -> None:
+    hands.running()
+    (lease,) = hands.leases()
+    assert len(hands.recover(lease, "fail")) == 1
+    assert hands.recover(lease, "fail") == []
+    assert hands.recover(lease, "retry") == []
+
+
+def test_a_decision_on_an_old_lease_does_not_touch_the_new_one(hands: Hands) -> None:
+    claimed = hands.running()
+    (lease,) = hands.leases()
+    hands.settle(claimed, "RELEASED")
+    (again,) = hands.claim()
+    hands.start(again)
+    assert hands.recover(lease, "fail") == []
+    assert hands.row(claimed.id, "state") == "RUNNING"
+    hands.settle(again)
+
+
+def test_a_holder_that_beat_after_it_was_watched_keeps_its_tasks(hands: Hands) -> None:
+    claimed = hands.running()
+    (lease,) = hands.leases()
+    watched = hands.run(workers.watch_beats())[0].beat_seq
+    hands.run(workers.beat("s1", [], draining=False))
+    assert hands.recover(lease, "fail", holder=("s1", watched)) == []
+    hands.run(workers.beat_worker("w1"))
+    assert hands.recover(lease, "fail", holder=("s1", watched + 1)) == [], "the worker beat for itself"
+    hands.settle(claimed)
+
+
+def test_a_cancel_request_beats_every_other_decision(hands: Hands) -> None:
+    claimed = hands.running()
+    (lease,) = hands.leases()
+    hands.cancel(claimed.id)
+    assert [one.action for one in hands.recover(lease, "retry")] == ["cancel"]
+    assert hands.row(claimed.id, "state, retry_count") == ("CANCELLED", 0)
+
+
+def test_an_ended_worker_claims_nothing(hands: Hands) -> None:
+    hands.send()
+    assert hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", signal=9)) == ["w1"]
+    assert hands.run(workers.bury_workers(worker_ids=["w1"], how="again")) == [], "burial is final"
+    assert hands.claim("w1") == []
+    assert hands.claim("nobody") == []
+    assert hands.run(workers.beat_worker("w1")) is False
+    assert len(hands.claim("w2")) == 1
+
+
+def test_leases_of_the_ended_are_found_again_by_every_sweep(hands: Hands) -> None:
+    hands.running("w1")
+    hands.running("w2")
+    hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", cause="killed by SIGKILL", signal=9))
+    (lease,) = hands.run(leases.leases_of_ended(limit=10))
+    assert (lease.worker_id, lease.ended_how, lease.ended_cause) == ("w1", "child_exit", "killed by SIGKILL")
+    hands.recover(lease, "fail")
+    assert hands.run(leases.leases_of_ended(limit=10)) == []
+    for lease in hands.leases():
+        hands.recover(lease, "fail")
+
+
+def test_a_claim_in_flight_makes_the_burial_wait_and_is_found_by_it(hands: Hands) -> None:
+    hands.send()
+    claiming = hands.target.connect("everbeat test claimer")
+    with claiming.transaction():
+        from_call = leases.claim(
+            worker_id="w1", claim_call=uuid4(), names=["work"], limit=1, queues=None, queue_priorities={}
+        )
+        claiming.execute(hands.text(from_call.name), from_call.parameters)
+        burying = hands.target.connect("everbeat test burial")
+        burying.execute("set lock_timeout = '200ms'")
+        bury = workers.bury_workers(worker_ids=["w1"], how="child_exit")
+        with pytest.raises(Exception, match="lock timeout"):
+            burying.execute(hands.text(bury.name), bury.parameters)
+    assert hands.run(bury) == ["w1"]
+    assert [lease.worker_id for lease in hands.run(leases.leases_of_ended(limit=10))] == ["w1"]
+    for connection in (claiming, burying):
+        connection.close()
+    (lease,) = hands.leases()
+    hands.recover(lease, "requeue")
+
+
+def test_a_beat_tells_of_losses_cancels_and_phantoms(hands: Hands) -> None:
+    held, phantom = hands.running(), hands.running("w2")
+    hands.cancel(held.id)
+    stranger = (uuid4(), uuid4())
+    answer = hands.run(workers.beat("s1", [(held.id, held.claim_id), stranger], draining=False))
+    assert answer.seq == 1
+    assert answer.lost == (stranger,)
+    assert answer.cancel == ((held.id, held.claim_id),)
+    assert answer.phantoms == ((phantom.id, phantom.claim_id, "w2"),)
+    hands.settle(held)
+    hands.settle(phantom)
+
+
+def test_one_beat_is_one_history_row_and_shows_for_every_task_in_flight(hands: Hands) -> None:  # D2
+    tasks_in_flight = [hands.running() for _ in range(3)]
+    hands.send()
+    (claimed,) = hands.claim()
+    hands.run(workers.beat("s1", [(one.id, one.claim_id) for one in tasks_in_flight], draining=False))
+    assert len(hands.table("beats")) == 1
+    seen = hands.table("heartbeats", "task_id, sender_id, role, hostname, pid")
+    assert {(row[0], row[2]) for row in seen} == {
+        *((one.id, role) for one in tasks_in_flight for role in ("claimer", "runner")),
+        (claimed.id, "claimer"),
+    }
+    assert {row[1:2] + row[3:] for row in seen} == {("w1", "host", 2)}
+    for one in tasks_in_flight:
+        hands.settle(one)
+    hands.run(leases.release([(claimed.id, claimed.claim_id)], channel=hands.target.channel))
+
+
+def test_an_ended_supervisor_is_told_by_its_own_beat(hands: Hands) -> None:
+    assert hands.run(workers.end_supervisor("s1", how="session", beat_seq=7)) is False
+    assert hands.run(workers.end_supervisor("s1", how="session", beat_seq=0)) is True
+    assert hands.run(workers.beat("s1", [], draining=False)).seq is None
+    row = workers.WorkerRow(
+        id="w9", supervisor_id="s1", hostname="host", pid=3, process_started=None, queues=None
+    )
+    assert hands.run(workers.register_worker(row)) is False
+
+
+def test_a_turn_belongs_to_one_until_it_ends(hands: Hands) -> None:
+    assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s1")) is True
+    assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s2")) is False
+    assert hands.run(workers.take_turn("reaper", interval_ms=0, taken_by="s2")) is True
+    assert hands.run(workers.take_turn("reaper", interval_ms=60_000, taken_by="s1")) is True
+
+
+def test_the_session_lock_is_seen_while_its_connection_lives(hands: Hands) -> None:
+    key = hands.target.lock_key("s1")
+    holder = hands.target.connect("everbeat-s1 supervisor")
+    statement = workers.hold_session("s1", key)
+    holder.execute(hands.text(statement.name), statement.parameters)
+    (seen,) = [one for one in hands.run(workers.watch_sessions()) if one.supervisor_id == "s1"]
+    assert (seen.session_held, seen.locked, seen.sessions) == (True, True, 1)
+    pid = holder.info.backend_pid
+    hands.connection.execute("select pg_terminate_backend(%s, 5000)", [pid])
+    (seen,) = [one for one in hands.run(workers.watch_sessions()) if one.supervisor_id == "s1"]
+    assert (seen.locked, seen.sessions) == (False, 0)
+    holder.close()
+
+
+def test_a_recovered_task_that_could_not_start_in_time_fails(hands: Hands) -> None:  # C3
+    hands.running(good_until=datetime.now(UTC) + timedelta(seconds=30))
+    (lease,) = hands.leases()
+    assert [one.action for one in hands.recover(lease, "retry", retry_in_ms=60_000)] == ["fail"]
+
+
+def test_expiring_leaves_claimed_and_running_alone(hands: Hands) -> None:  # C2
+    running = hands.running()
+    hands.connection.execute(
+        f"update \"{hands.target.schema}\".tasks set good_until = now() - interval '1 s'"
+    )  # type: ignore[arg-type]
+    assert hands.run(tasks.expire(channel=hands.target.channel)) == []
+    hands.connection.execute(f'update "{hands.target.schema}".tasks set good_until = null')  # type: ignore[arg-type]
+    hands.settle(running)

@@ -1,0 +1,139 @@
+"""What must type-check, and to which types; read by both checkers, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+from uuid import UUID, uuid4
+
+from everbeat.client.context import Context
+from everbeat.client.handle import Handle
+from everbeat.client.task import AsyncTask, Call, SyncTask, Task
+from everbeat.domain.outcome import Completed, Failed, TaskError
+from everbeat.domain.retry import RetryPolicy
+from tests.typing.declared import (
+    Payment,
+    Receipt,
+    any_first,
+    any_first_async,
+    app,
+    context_async,
+    context_only,
+    decorated,
+    decorated_async,
+    dict_first,
+    named_like_options,
+    never,
+    nothing,
+    object_first,
+    optional_context,
+    plain,
+    positional_only,
+    render,
+    report,
+    variadic,
+    variadic_any,
+    welcome,
+)
+
+
+def sending() -> None:
+    handle = welcome.send(42)
+    assert_type(handle, Handle[Receipt])
+    assert_type(handle.result(timeout=30), Receipt)
+    assert_type(handle.outcome(timeout="5s"), Completed[Receipt] | Failed)
+    assert_type(welcome.send(42, locale="de"), Handle[Receipt])
+    assert_type(welcome.send(user_id=1), Handle[Receipt])
+    assert_type(render.send(uuid4()), Handle[str])
+    assert_type(render.send(film=uuid4()), Handle[str])
+    assert_type(context_async.send(1, fast=True), Handle[list[str]])
+    assert_type(plain.send(1), Handle[int])
+    assert_type(context_only.send(), Handle[None])
+    assert_type(optional_context.send(1), Handle[int])
+    assert_type(nothing.send(), Handle[int])
+    assert_type(positional_only.send(1, y=2), Handle[int])
+    assert_type(variadic.send(1, 2, a="x"), Handle[int])
+    assert_type(decorated.send(1), Handle[int])
+    assert_type(decorated_async.send(n=1), Handle[int])
+    assert_type(report.send(Completed(Payment(1))), Handle[str])
+    assert_type(report.send(Failed(TaskError("DECLINED"))), Handle[str])
+    never.send()
+
+
+def first_parameters_that_take_anything() -> None:
+    # Only sent: where Any makes two overloads fit, mypy answers Any and pyright the first.
+    any_first.send({"a": 1}, 2)
+    any_first.send({"a": 1}, n=2)
+    any_first_async.send({"a": 1}, 2)
+    assert_type(object_first.send(1, 2), Handle[int])
+    assert_type(dict_first.send({"a": [1]}), Handle[int])
+    assert_type(variadic_any.send(), Handle[int])
+
+
+def kinds() -> None:
+    assert_type(welcome(1), Coroutine[Any, Any, Receipt]).close()
+    assert_type(decorated_async(1), Coroutine[Any, Any, int]).close()
+    assert_type(plain(1), int)
+    assert_type(render(uuid4()), str)
+    some: list[Task[..., Any]] = [welcome, plain]
+    assert_type(some[0].name, str)
+
+
+def options() -> None:
+    later = welcome.with_options(good_until=datetime.now(UTC), priority=10, key="u42")
+    assert_type(later.send(42), Handle[Receipt])
+    assert_type(plain.with_options(timeout="5s", retry=RetryPolicy(), queue="slow").send(1), Handle[int])
+    assert_type(plain.with_options(timeout=None, retry=None).send(1), Handle[int])
+    assert_type(welcome.schedule(timedelta(minutes=5), 42), Handle[Receipt])
+    assert_type(welcome.schedule(datetime.now(UTC), user_id=42), Handle[Receipt])
+    named_like_options.send(self=1, task="x", when=1, queue="q", name="n", priority=2, function=3)
+    named_like_options.schedule(
+        timedelta(1), self=1, task="x", when=1, queue="q", name="n", priority=2, function=3
+    )
+
+
+def many() -> None:
+    assert_type(welcome.call(1), Call[Receipt])
+    assert_type(app.send_many([welcome.call(1), welcome.call(2, "x")]), list[Handle[Receipt]])
+    assert_type(welcome.send_many(welcome.call(n) for n in range(3)), list[Handle[Receipt]])
+    assert_type(welcome.send_many([welcome.with_options(priority=3).call(1)]), list[Handle[Receipt]])
+
+
+def outcomes(handle: Handle[Receipt]) -> int:
+    match handle.outcome():
+        case Completed(value):
+            return assert_type(value, Receipt).id
+        case Failed(error):
+            assert_type(error, TaskError)
+            return len(error.code)
+
+
+def widened(completed: Completed[bool], handle: Handle[bool]) -> tuple[Completed[int], Handle[int]]:
+    return completed, handle
+
+
+async def awaiting() -> None:
+    handle = await welcome.asend(1)
+    assert_type(await handle.aresult(), Receipt)
+    assert_type(await handle.aoutcome(), Completed[Receipt] | Failed)
+    assert_type(await welcome(1), Receipt)
+    assert_type(await plain.asend(1), Handle[int])
+    assert_type(await plain.aschedule(timedelta(seconds=1), 1), Handle[int])
+    assert_type(await plain.asend_many([plain.call(1)]), list[Handle[int]])
+
+
+def inside_a_task() -> None:
+    context = Context.current()
+    assert_type(context.task_id, UUID)
+    assert_type(context.fence, int)
+    assert_type(context.attempt, int)
+    assert_type(context.deadline, datetime | None)
+    assert_type(context.cancelled, bool)
+    context.progress("resize", 0.5, message="frame 1")
+    context.check_cancelled()
+
+
+def keeps_its_kind(one: SyncTask[[int], int], other: AsyncTask[[int], int]) -> None:
+    assert_type(one.with_options(priority=1), SyncTask[[int], int])
+    assert_type(other.with_options(priority=1), AsyncTask[[int], int])

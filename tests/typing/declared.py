@@ -1,0 +1,159 @@
+"""Tasks of every shape, as users write them, for `accepted` and `refused`; type checkers read all three."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar
+from uuid import UUID
+
+from everbeat.client.context import Context
+from everbeat.client.decorator import TaskFactory
+from everbeat.client.handle import Handle
+from everbeat.client.task import Call
+from everbeat.domain.outcome import WORKER_CRASHED, TaskResult
+from everbeat.domain.retry import RetryPolicy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class App:
+    """The part of the app that types depend on."""
+
+    @property
+    def task(self) -> TaskFactory:
+        raise NotImplementedError
+
+    def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+        raise NotImplementedError
+
+
+app = App()
+
+
+@dataclass
+class Receipt:
+    id: int
+
+
+@dataclass
+class Payment:
+    amount: int
+
+
+@app.task(
+    queue="mail",
+    timeout="30s",
+    retry=RetryPolicy(
+        max_retries=3,
+        backoff_strategy="exponential",
+        intervals=[1],
+        auto_retry_for=[WORKER_CRASHED, "SMTP_DOWN", TimeoutError],
+    ),
+)
+async def welcome(user_id: int, locale: str = "en") -> Receipt:
+    return Receipt(user_id)
+
+
+@app.task(run_in="process", on_crash="retry", max_crashes=3, stall_timeout="5m", flags=["resilient"])
+def render(context: Context, film: UUID) -> str:
+    context.progress("frame", 0.5)
+    return str(film)
+
+
+@app.task
+async def context_async(context: Context, n: int, *, fast: bool = False) -> list[str]:
+    return [str(n)] if fast else []
+
+
+@app.task
+def plain(n: int) -> int:
+    return n
+
+
+@app.task()
+def context_only(context: Context) -> None: ...
+
+
+@app.task
+def optional_context(context: Context | None, n: int) -> int:
+    return n
+
+
+@app.task
+def any_first(payload: Any, n: int) -> int:
+    return n
+
+
+@app.task
+def object_first(payload: object, n: int) -> int:
+    return n
+
+
+@app.task(queue="x")
+async def any_first_async(payload: Any, n: int) -> int:
+    return n
+
+
+@app.task
+def dict_first(payload: dict[str, Any]) -> int:
+    return len(payload)
+
+
+@app.task
+def named_like_options(
+    self: int, task: str, when: int, queue: str, name: str, priority: int, function: int
+) -> int:
+    return self
+
+
+@app.task
+def variadic(*xs: int, **kw: str) -> int:
+    return len(xs)
+
+
+@app.task
+def variadic_any(*xs: Any) -> int:
+    return len(xs)
+
+
+@app.task
+def nothing() -> int:
+    return 1
+
+
+@app.task
+def never() -> NoReturn:
+    raise ValueError
+
+
+@app.task
+def positional_only(x: int, /, y: int = 1) -> int:
+    return x + y
+
+
+@app.task
+def report(paid: TaskResult[Payment]) -> str:
+    return str(paid)
+
+
+def logged(function: Callable[P, R]) -> Callable[P, R]:
+    @wraps(function)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **kwargs)
+
+    return inner
+
+
+@app.task
+@logged
+def decorated(n: int) -> int:
+    return n
+
+
+@app.task
+@logged
+async def decorated_async(n: int) -> int:
+    return n
