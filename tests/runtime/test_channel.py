@@ -22,6 +22,7 @@ from everbeat.runtime.frames import (
     FrameTooLarge,
 )
 from everbeat.runtime.sockets import channel_pair
+from everbeat.testing.clock import settle
 from tests.runtime.programs.messages import Message, Number, Say
 
 Pair = tuple[AsyncChannel, AsyncChannel]
@@ -60,7 +61,7 @@ def test_frames_are_found_again_whatever_pieces_they_arrive_in() -> None:
 
 
 def test_a_frame_beyond_the_limit_is_refused_by_sender_and_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FrameTooLarge, match="536,870,913 bytes; .* may have 536,870,912"):
+    with pytest.raises(FrameTooLarge, match=r"536,870,913 bytes; .* may have 536,870,912"):
         FrameBuffer().feed(struct.pack("!I", FRAME_LIMIT_BYTES + 1))
     # The sender's side with a small limit: the real one would take gigabytes of memory.
     monkeypatch.setattr("everbeat.runtime.frames.FRAME_LIMIT_BYTES", 1000)
@@ -89,7 +90,7 @@ async def test_a_message_of_twenty_megabytes_passes(pair: Pair) -> None:
 async def test_a_cancelled_receive_loses_no_message(pair: Pair) -> None:
     first, second = pair
     waiting = asyncio.create_task(second.receive())
-    await asyncio.sleep(0)
+    await settle()
     waiting.cancel()
     first.send_nowait(Say("kept"))
     assert await second.receive() == Say("kept")
@@ -98,7 +99,7 @@ async def test_a_cancelled_receive_loses_no_message(pair: Pair) -> None:
 async def test_two_receivers_at_once_are_a_mistake_that_is_named(pair: Pair) -> None:
     _, second = pair
     waiting = asyncio.create_task(second.receive())
-    await asyncio.sleep(0)
+    await settle()
     with pytest.raises(RuntimeError, match="single reader"):
         await second.receive()
     waiting.cancel()
@@ -111,16 +112,21 @@ async def test_a_slow_peer_makes_send_wait_and_send_nowait_refuse(
     monkeypatch.setattr(channel_module, "RECEIVE_BUFFER_BYTES", 100_000)
     left, right = channel_pair()
     fast = await AsyncChannel.open(left, messages=Message)
-    slow = await AsyncChannel.open(right, messages=Message)
     sent = 0
-    with pytest.raises(ChannelFull, match="of 100,000 allowed"):
+
+    def send_until_refused() -> None:
+        nonlocal sent
         while True:
             fast.send_nowait(Say("x" * 10_000))
             sent += 1
+
+    with pytest.raises(ChannelFull, match="of 100,000 allowed"):
+        send_until_refused()
     waiting = asyncio.create_task(fast.send(Say("last")))
-    await asyncio.sleep(0)
+    await settle()
     assert not waiting.done()
 
+    slow = await AsyncChannel.open(right, messages=Message)
     received = [await slow.receive() for _ in range(sent)]
     assert received == [Say("x" * 10_000)] * sent
     async with asyncio.timeout(5):
@@ -238,7 +244,7 @@ def test_a_timeout_in_the_middle_of_a_message_loses_nothing() -> None:
     channel = BlockingChannel(right, messages=Message)
     frame = bytes(FrameFormat(Message).encode(Say("in two halves")))
     left.sendall(frame[:7])
-    with pytest.raises(TimeoutError, match="No message within 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"No message within 0\.05 s"):
         channel.receive(timeout_s=0.05)
     left.sendall(frame[7:])
     assert channel.receive(timeout_s=5) == Say("in two halves")

@@ -94,8 +94,9 @@ def test_memory_and_processor_time_of_this_and_another_process() -> None:
     assert cpu_seconds(child.pid) is None
 
 
-def test_a_program_name_with_brackets_and_spaces_is_read_right(tmp_path: object) -> None:
-    code = "import ctypes,time; ctypes.CDLL(None).prctl(15, b') R 1 (x', 0, 0, 0); print(flush=True); time.sleep(600)"
+def test_a_program_name_with_brackets_and_spaces_is_read_right() -> None:
+    rename = "import ctypes; ctypes.CDLL(None).prctl(15, b') R 1 (x', 0, 0, 0)"
+    code = f"{rename}; import time; print(flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()

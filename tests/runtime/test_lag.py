@@ -36,7 +36,8 @@ async def run_blocked(coroutine: object, **options: object) -> Reports:
     await asyncio.sleep(0.6)
     assert asyncio.iscoroutine(coroutine)
     await asyncio.create_task(coroutine, name="report-builder")
-    await asyncio.sleep(0.6)  # Two more looks of the watch, which tell the end.
+    # Two more looks of the watch, which tell the end.
+    await asyncio.sleep(0.6)
     watch.stop()
     return reports
 
@@ -86,7 +87,9 @@ async def test_a_busy_but_turning_loop_is_not_blocked_and_its_lag_is_small() -> 
     watch.start()
     end = time.monotonic() + 1.2
     while time.monotonic() < end:
+        # Short blocks, as ordinary work has them.
         time.sleep(0.01)
+        # One turn of the loop between them.
         await asyncio.sleep(0)
     assert 0 <= watch.lag_s() < 0.4
     watch.stop()
@@ -96,8 +99,8 @@ async def test_a_busy_but_turning_loop_is_not_blocked_and_its_lag_is_small() -> 
 async def test_the_lag_grows_while_the_loop_is_blocked() -> None:
     seen: list[float] = []
     watch = LoopWatch(asyncio.get_running_loop(), threshold_s=5.0, emit=lambda event: None)
-    # Longer than a period of the watch, which is 1.25 s here.
     watch.start()
+    # Let the watch begin; its period is 1.25 s here.
     await asyncio.sleep(0.1)
 
     def sample() -> None:
@@ -105,6 +108,7 @@ async def test_the_lag_grows_while_the_loop_is_blocked() -> None:
 
     timer = threading.Timer(2.0, sample)
     timer.start()
+    # The block itself.
     time.sleep(2.2)
     watch.stop()
     assert seen[0] > 0.5
@@ -114,6 +118,7 @@ def test_the_watch_ends_with_its_loop() -> None:
     loop = asyncio.new_event_loop()
     watch = LoopWatch(loop, threshold_s=0.4, emit=lambda event: None)
     watch.start()
+    # Long enough for the watch to ask once.
     loop.run_until_complete(asyncio.sleep(0.4))
     # Stopped, not closed: no block, however long.
     time.sleep(0.8)
@@ -124,24 +129,32 @@ def test_the_watch_ends_with_its_loop() -> None:
     assert not any(thread.is_alive() for thread in watches)
 
 
-def test_a_process_that_was_frozen_while_idle_blames_nobody() -> None:
+@pytest.mark.parametrize("doing", ["idle", "busy"])
+def test_a_process_that_was_frozen_blames_nobody(doing: str) -> None:
     program = """
-import asyncio
+import asyncio, sys, threading, time
 from everbeat.runtime.lag import LoopWatch
 
 async def main():
-    watch = LoopWatch(asyncio.get_running_loop(), threshold_s=0.4, emit=lambda event: print(event, flush=True))
+    loop = asyncio.get_running_loop()
+    watch = LoopWatch(loop, threshold_s=0.4, emit=lambda event: print(event, flush=True))
     watch.start()
+    asked_to_end = asyncio.Event()
+    threading.Thread(target=lambda: (input(), loop.call_soon_threadsafe(asked_to_end.set)), daemon=True).start()
     await asyncio.sleep(0.5)
     print("ready", flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, input)
+    if sys.argv[1] == "idle":
+        await asked_to_end.wait()
+    while not asked_to_end.is_set():
+        time.sleep(0.05)
+        await asyncio.sleep(0)
     await asyncio.sleep(0.6)
     print("done", flush=True)
 
 asyncio.run(main())
 """
     child = subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, doing],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -150,7 +163,8 @@ asyncio.run(main())
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     os.kill(child.pid, signal.SIGSTOP)
-    time.sleep(1.5)  # The freeze itself.
+    # The freeze itself, longer than the threshold.
+    time.sleep(1.5)
     os.kill(child.pid, signal.SIGCONT)
     rest, _ = child.communicate("go\n", timeout=20)
     assert rest == "done\n"

@@ -59,7 +59,7 @@ async def test_closing_cancels_and_awaits_everything_even_what_swallows_one_canc
         try:
             await for_ever()
         finally:
-            await asyncio.sleep(0)
+            await settle()
             ended.append("polite")
 
     nursery = Nursery(name="test", on_fatal=lambda name, error: pytest.fail(f"{name} {error!r}"))

@@ -38,7 +38,8 @@ def lay_out(folder: Path, *, mounts: str, membership: str, counter: str, text: s
             2,
         ),
         (
-            "36 31 0:31 / {root}/cpu rw - cgroup cgroup rw,cpu\n37 31 0:32 / {root}/mem rw - cgroup cgroup rw,memory\n",
+            "36 31 0:31 / {root}/cpu rw - cgroup cgroup rw,cpu\n"
+            "37 31 0:32 / {root}/mem rw - cgroup cgroup rw,memory\n",
             "4:memory:/batch\n1:cpu:/\n0::/\n",
             "mem/batch/memory.oom_control",
             V1_CONTROL,

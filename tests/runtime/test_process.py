@@ -22,6 +22,7 @@ from everbeat.runtime.frames import ChannelClosed
 from everbeat.runtime.out_of_memory import OutOfMemoryCounter
 from everbeat.runtime.parent import adopt_channel
 from everbeat.runtime.process import ChildProcess
+from everbeat.testing.clock import settle
 from tests.runtime.programs.messages import Message, Say
 from tests.runtime.programs.start import ROOT, environment, start_child
 
@@ -48,7 +49,7 @@ async def report_of(child: ChildProcess) -> process.ExitReport:
 def open_descriptors() -> set[str]:
     # What earlier tests left to the garbage collector must not be closed, or counted, in between.
     gc.collect()
-    return set(os.listdir("/proc/self/fd"))
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
 @contextmanager
@@ -59,9 +60,9 @@ def watched(pid: int) -> Iterator[select.poll]:
     poll.register(pidfd, select.POLLIN)
     try:
         yield poll
+    finally:
         if not poll.poll(0):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    finally:
         os.close(pidfd)
 
 
@@ -116,7 +117,7 @@ async def test_an_exit_is_noticed_within_milliseconds_by_every_waiter() -> None:
     await ready(child)
     waiters = [asyncio.create_task(child.wait_exit()) for _ in range(3)]
     cancelled = asyncio.create_task(child.wait_exit())
-    await asyncio.sleep(0)
+    await settle()
     cancelled.cancel()
 
     killed_at = time.monotonic()
@@ -182,8 +183,9 @@ def test_a_child_is_gone_within_two_seconds_of_its_parents_death(thread: str, ch
 
 
 def test_a_whole_tree_dies_with_its_root() -> None:  # E5
-    with running_parent(thread="main", child="parent") as (root, worker_pid, task_pid):
-        with watched(worker_pid) as worker_end, watched(int(task_pid)) as task_end:
+    with running_parent(thread="main", child="parent") as (root, worker_pid, text):
+        assert worker_pid != int(text)
+        with watched(worker_pid) as worker_end, watched(int(text)) as task_end:
             root.kill()
             assert worker_end.poll(2000), "the child outlived its parent"
             assert task_end.poll(2000), "the grandchild outlived its parent"
@@ -191,10 +193,19 @@ def test_a_whole_tree_dies_with_its_root() -> None:  # E5
 
 async def test_a_thread_that_spawned_and_ended_takes_no_child_with_it() -> None:
     children: list[ChildProcess] = []
-    thread = threading.Thread(target=lambda: children.append(start_child("sleep")))
+    spawned, may_end = threading.Event(), threading.Event()
+
+    def spawn_and_wait() -> None:
+        children.append(start_child("sleep"))
+        spawned.set()
+        may_end.wait(30)
+
+    thread = threading.Thread(target=spawn_and_wait)
     thread.start()
-    thread.join()
+    assert await asyncio.to_thread(spawned.wait, 20)
     await ready(children[0])
+    may_end.set()
+    thread.join()
     # A death signal would have come when the thread ended; give a wrong one the time to arrive.
     await asyncio.sleep(0.2)
     assert children[0].poll() is None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -46,7 +47,7 @@ def runner_of(service: Recorder, clock: ManualClock, events: list[Event], **opti
 
 
 def gaps(moments: list[float]) -> list[float]:
-    return [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(moments)]
 
 
 async def test_ticks_come_at_a_jittered_rate_that_never_exceeds_the_interval() -> None:
@@ -125,7 +126,6 @@ async def test_failures_back_off_to_thirty_seconds_are_counted_and_end_with_a_re
         task = nursery.start(runner.run(), name="recorder")
         await clock.advance(300)
         waits = gaps(service.at)
-        assert [round(wait / base, 2) >= 1 for wait, base in zip(waits, [0.5, 1, 2, 4, 8, 16], strict=False)]
         assert all(
             base <= wait <= 1.25 * base for wait, base in zip(waits, [0.5, 1, 2, 4, 8, 16], strict=False)
         )
@@ -220,9 +220,9 @@ async def test_a_cancel_ends_the_loop_promptly_wherever_it_is(where: str) -> Non
     task = asyncio.create_task(runner_of(Recorder(clock, act=act), clock, []).run())
     await settle()
     task.cancel()
-    async with asyncio.timeout(1):
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    done, _ = await asyncio.wait({task}, timeout=1)
+    assert done == {task}
+    assert task.cancelled()
 
 
 async def test_a_broken_listener_does_not_end_the_service() -> None:

@@ -174,6 +174,39 @@ def test_a_process_that_ends_without_closing_stops_the_server(folder: Path) -> N
     assert not EmbeddedServer.status(folder).running
 
 
+_FORKING = """
+import os, sys
+from pathlib import Path
+from everbeat.store.embedded import EmbeddedServer
+folder = Path(sys.argv[1])
+server = EmbeddedServer.open(folder)
+said, saying = os.pipe()
+go, going = os.pipe()
+pid = os.fork()
+if pid == 0:
+    stopped = server.close()
+    with EmbeddedServer.open(folder) as own:
+        again = own.pid is not None
+    os.write(saying, f"child {stopped} {again}".encode())
+    os.read(go, 1)  # lives on without using the server
+    sys.exit()  # runs what the parent registered for its exit
+print(os.read(said, 100).decode(), EmbeddedServer.status(folder).running)
+print("parent", server.close(), EmbeddedServer.status(folder).running)
+with EmbeddedServer.open(folder):
+    os.write(going, b".")
+    os.waitpid(pid, 0)
+    print("after the child", EmbeddedServer.status(folder).running)
+"""
+
+
+def test_a_forked_child_neither_stops_the_server_nor_keeps_it(folder: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", _FORKING, str(folder)], capture_output=True, text=True, timeout=60
+    )
+    expected = ["child False True True", "parent True False", "after the child True"]
+    assert told.stdout.splitlines() == expected, told.stderr
+
+
 def test_shut_down_stops_a_server_under_its_users(folder: Path) -> None:
     user = UserProcess(folder)
     user.url()
@@ -250,15 +283,17 @@ def test_long_and_strange_folders_work(new_folder: Path, name: str) -> None:
         assert Path(socket_folder).stat().st_mode & 0o777 == 0o700
         with EmbeddedServer.open(strange) as joined:
             assert joined.url == server.url
-    Path(socket_folder).rmdir()
+    assert not Path(socket_folder).exists()
 
 
 def test_a_socket_folder_that_somebody_else_may_enter_is_refused(new_folder: Path) -> None:
     strange = new_folder / ("x" * 120)
     with EmbeddedServer.open(strange, settings=FAST_SETTINGS) as server:
         taken = Path(asked(server.url, "show unix_socket_directories"))
+    assert not taken.exists(), "a stopped server leaves nothing in the temporary folder"
+    taken.mkdir()
     taken.chmod(0o777)
-    with pytest.raises(EmbeddedUnavailable, match=r"must be a new_folder that only uid .* may enter"):
+    with pytest.raises(EmbeddedUnavailable, match=r"must be a folder that only uid .* may enter"):
         EmbeddedServer.open(strange)
     taken.rmdir()
 

@@ -7,11 +7,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID, uuid4
 
-from everbeat.client.context import Context
-from everbeat.client.handle import Handle
-from everbeat.client.task import AsyncTask, Call, SyncTask, Task
-from everbeat.domain.outcome import Completed, Failed, TaskError
-from everbeat.domain.retry import RetryPolicy
+from everbeat import (
+    AsyncTask,
+    Call,
+    Completed,
+    Context,
+    Failed,
+    Handle,
+    RetryPolicy,
+    SyncTask,
+    Task,
+    TaskError,
+)
 from tests.typing.declared import (
     Payment,
     Receipt,
@@ -24,7 +31,6 @@ from tests.typing.declared import (
     decorated_async,
     dict_first,
     named_like_options,
-    never,
     nothing,
     object_first,
     optional_context,
@@ -58,7 +64,6 @@ def sending() -> None:
     assert_type(decorated_async.send(n=1), Handle[int])
     assert_type(report.send(Completed(Payment(1))), Handle[str])
     assert_type(report.send(Failed(TaskError("DECLINED"))), Handle[str])
-    never.send()
 
 
 def first_parameters_that_take_anything() -> None:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from everbeat.client.context import Context
-from everbeat.client.decorator import TaskFactory
-from everbeat.client.handle import Handle
-from everbeat.client.task import Call
-from everbeat.domain.outcome import WORKER_CRASHED, TaskResult
-from everbeat.domain.retry import RetryPolicy
+from everbeat import WORKER_CRASHED, App, Context, RetryPolicy, TaskResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class App:
-    """The part of the app that types depend on."""
-
-    @property
-    def task(self) -> TaskFactory:
-        raise NotImplementedError
-
-    def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
-        raise NotImplementedError
 
 
 app = App()
@@ -122,11 +106,6 @@ def variadic_any(*xs: Any) -> int:
 @app.task
 def nothing() -> int:
     return 1
-
-
-@app.task
-def never() -> NoReturn:
-    raise ValueError
 
 
 @app.task

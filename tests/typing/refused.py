@@ -5,10 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import uuid4
 
-from everbeat.client.context import Context
-from everbeat.client.task import Task
-from everbeat.domain.outcome import Completed, Failed
-from everbeat.domain.retry import RetryPolicy
+from everbeat import Completed, Context, Failed, RetryPolicy, Task
 from tests.typing.declared import (
     app,
     context_async,

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import TypeVar
+from uuid import UUID
 
 from everbeat.client.waiter import Waiter
 from everbeat.errors import BlockingCallInLoop
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
+from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.plan import Plan, arun_plan, run_plan
 from everbeat.store.target import Target
 from everbeat.store.tasks import StoredOutcome, outcomes
+from everbeat.wake import SyncWake
 from everbeat.wake.postgres import SyncPostgresWake
 
 T = TypeVar("T")
@@ -44,6 +48,7 @@ class Door:
     def _forget(self) -> None:
         # In a forked child: another thread may have held the lock, and an embedded server counts users by process.
         self._lock = threading.Lock()
+        self._waiter: Waiter | None = None
         self._opened: OpenDatabase | None = None
         self._database: Database | None = None
 
@@ -68,7 +73,9 @@ class Door:
 
     async def adatabase(self) -> Database:
         """The twin of `database`: only the first call of a process leaves the loop."""
-        return self._database or await asyncio.to_thread(self._prepared)
+        if self._database is not None:
+            return self._database
+        return await asyncio.to_thread(self._prepared)
 
     def opened(self) -> OpenDatabase:
         """The open database, its schema not looked at: for migrations."""
@@ -80,6 +87,26 @@ class Door:
         """The target; opens an embedded server."""
         return self.opened().target
 
+    @property
+    def channel(self) -> str:
+        """The notification channel of the schema."""
+        return self.address.channel
+
+    @property
+    def waiter(self) -> Waiter:
+        """The one waiter of this app in this process; asks nothing before somebody waits."""
+        with self._lock:
+            if self._waiter is None:
+                self._waiter = Waiter(look_up=self._look_up, make_wake=self._make_wake)
+            return self._waiter
+
+    def _look_up(self, ids: Sequence[UUID]) -> dict[UUID, StoredOutcome]:
+        return self.database().run(outcomes(ids))
+
+    def _make_wake(self) -> SyncWake:
+        target = self.target
+        return SyncPostgresWake(lambda: target.connect("everbeat waiter"), self.channel)
+
     def _open(self) -> OpenDatabase:
         if self._opened is None:
             self._opened = self.address.open()
@@ -87,31 +114,38 @@ class Door:
 
     def _prepared(self) -> Database:
         with self._lock:
-            if self._database is None:
-                opened = self._open()
-                opened.prepare(auto_migrate=self._auto_migrate)
-                self._database = Database(opened.target)
-            return self._database
+            if self._database is not None:
+                return self._database  # another thread was first
+            opened = self._open()
+            opened.prepare(auto_migrate=self._auto_migrate)
+            self._database = database = Database(opened.target)
+            return database
 
     def close(self) -> None:
         """Closes idle connections and ends the use of an embedded server; the next call opens anew."""
-        database, opened = self._take()
+        waiter, database, server = self._take()
+        if waiter is not None:
+            waiter.close()
         if database is not None:
             database.close()
-        if opened is not None:
-            opened.close()
+        if server is not None:
+            server.close()
 
     async def aclose(self) -> None:
         """The twin of `close`; closes the running loop's connections as well."""
-        database, opened = self._take()
+        waiter, database, server = self._take()
+        if waiter is not None:
+            await asyncio.to_thread(waiter.close)
         if database is not None:
             await database.aclose()
-        if opened is not None:
-            await asyncio.to_thread(opened.close)
+        if server is not None:
+            await asyncio.to_thread(server.close)
 
-    def _take(self) -> tuple[Database | None, OpenDatabase | None]:
+    def _take(self) -> tuple[Waiter | None, Database | None, EmbeddedServer | None]:
         with self._lock:
-            taken = self._database, self._opened
+            waiter, database, opened = self._waiter, self._database, self._opened
+            self._waiter = None
+            if opened is None or opened.server is None:
+                return waiter, database, None  # other loops have their own connections in there
             self._database = self._opened = None
-        return taken
-
+            return waiter, database, opened.server

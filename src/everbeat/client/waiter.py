@@ -11,17 +11,17 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from time import monotonic
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 from uuid import UUID
 
+from everbeat.domain.states import TaskState
 from everbeat.errors import AppClosed, DatabaseReadOnly, DatabaseUnreachable, EverbeatError, TaskNotFound
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.tasks import StoredOutcome
+from everbeat.wake import SyncWake
 from everbeat.wake.topics import Everything, Hint, TaskEnded
 
-Ended: TypeAlias = "Future[StoredOutcome]"
 LookUp: TypeAlias = Callable[[Sequence[UUID]], dict[UUID, StoredOutcome]]
-
 IDLE_S: Final = 30.0
 """A waiter without waiters gives its connection back after this long."""
 
@@ -32,23 +32,18 @@ _DEAF_POLL_S: Final = (0.05, 0.5)
 _SLOWER: Final = 1.5
 
 
-class Listener(Protocol):
-    """The listening side of a wake, as it runs in a thread of its own."""
+class Ended(Future[StoredOutcome]):
+    """A task's end, once it is known; `seen` is the last state that the database told before that."""
 
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-MakeListener: TypeAlias = Callable[[Callable[[Hint], None], Callable[[bool], None]], Listener]
+    seen: TaskState | None = None
 
 
 class Waiter:
     """Gives a future for each id that is waited for. Futures serve threads as they are, and loops by `asyncio.wrap_future`."""
 
-    def __init__(self, *, look_up: LookUp, listener: MakeListener) -> None:
+    def __init__(self, *, look_up: LookUp, make_wake: Callable[[], SyncWake]) -> None:
         self._look_up = look_up
-        self._make_listener = listener
+        self._make_wake = make_wake
         self._forget()
         call_in_forked_child(self._forget)
 
@@ -64,7 +59,7 @@ class Waiter:
 
     def wait(self, task_id: UUID) -> Ended:
         """A future of the task's end; it fails with TaskNotFound, or the DatabaseError that no repetition cures."""
-        future: Ended = Future()
+        future = Ended()
         with self._changed:
             self._waiting.setdefault(task_id, []).append(future)
             self._asked.add(task_id)
@@ -76,7 +71,7 @@ class Waiter:
         return future
 
     def close(self) -> None:
-        """Ends the thread and its connection; whoever still waits is cancelled."""
+        """Ends the thread and its connection; whoever still waits is told AppClosed."""
         with self._changed:
             self._closed = True
             thread = self._thread
@@ -102,12 +97,12 @@ class Waiter:
             self._changed.notify()
 
     def _run(self) -> None:
-        listener = self._make_listener(self._hinted, self._heard)
-        listener.start()
+        wake = self._make_wake()
+        wake.start(self._hinted, self._heard)
         try:
             self._serve()
         finally:
-            listener.stop()
+            wake.stop()
 
     def _serve(self) -> None:
         pause, next_poll, idle_since = _DEAF_POLL_S[0], monotonic(), monotonic()
@@ -139,8 +134,9 @@ class Waiter:
         """Whether the thread ends now, decided under the lock so that no newcomer is left behind."""
         if not self._closed and (self._waiting or idle_for < IDLE_S):
             return False
-        for future in [each for futures in self._waiting.values() for each in futures]:
-            future.cancel()
+        for task_id, futures in self._waiting.items():
+            for future in futures:
+                _settle(future, AppClosed(task_id))
         self._waiting.clear()
         self._thread = None
         return True
@@ -169,6 +165,9 @@ class Waiter:
             elif outcome.state.is_terminal:
                 for future in self._take(task_id):
                     _settle(future, outcome)
+            else:
+                for future in self._waiting.get(task_id, ()):
+                    future.seen = outcome.state
 
     def _fail(self, batch: Collection[UUID], error: EverbeatError) -> None:
         for task_id in batch:
@@ -197,4 +196,3 @@ def _settle(future: Ended, end: StoredOutcome | EverbeatError) -> None:
             future.set_result(end)
     except InvalidStateError:
         pass  # its owner stopped waiting in this very moment
-

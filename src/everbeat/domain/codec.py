@@ -30,7 +30,9 @@ from everbeat.domain.typed_json import TypedJson, encode_untyped
 from everbeat.errors import PayloadError, nearest
 
 _UNKNOWN_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
-_NAME = re.compile(r"['`](\w+)['`]")
+_NAME = re.compile(r"'(\w+)'")
+_FIELD = re.compile(r"field `(\w+)`")
+_REPEATED = re.compile(r"'(\w+)' is given twice")
 
 
 @final
@@ -130,15 +132,15 @@ class CallCodec:
         return PayloadError(message, parameter=parameter or None, fix=f"{fix}.")
 
     def _unreadable(self, error: Misfit | TypeError) -> PayloadError:
-        # No value is shown: this error is stored with the task and logged by its worker.
+        # The value itself is left out: this error is stored with the task and logged by its worker.
         reason, path = (error.reason, error.path) if isinstance(error, Misfit) else (str(error), "")
-        named = re.match(r"\w+", path) or re.search(r"(?<=['`])\w+(?=['`])", reason)
+        named = re.match(r"(\w+)", path) or _REPEATED.match(reason) or _FIELD.search(reason)
         place = f" (at {path})" if path else ""
         message = (
             f"The stored arguments of task {self._task_name!r} do not fit its signature: {reason}{place}."
         )
         fix = f"keep the signature compatible while tasks wait; it is now {self._task_name}{self._signature}."
-        return PayloadError(message, parameter=named[0] if named else None, fix=fix)
+        return PayloadError(message, parameter=named[1] if named else None, fix=fix)
 
 
 def encode_any(arguments: Mapping[str, Any], /, *, task_name: str) -> bytes:

@@ -12,13 +12,11 @@ import types
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from everbeat.domain.codable import refusal
 from everbeat.domain.context import Context
 from everbeat.errors import RegistrationError
-
-EMPTY: Final = inspect.Parameter.empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,9 @@ def read_signature(function: Callable[..., Any], *, task_name: str) -> TaskSigna
         reason = f"Task {task_name!r} has no signature that Python can read."
         raise RegistrationError(reason, fix="write `def` or `async def` around it.", where=where) from None
     hints = _hints(function, signature, task_name=task_name, where=where)
-    parameters = list(signature.parameters.values())
+    parameters = [
+        each.replace(annotation=hints.get(each.name, each.empty)) for each in signature.parameters.values()
+    ]
     takes_context = bool(parameters) and _is_context_first(parameters[0], hints)
     if takes_context:
         parameters = parameters[1:]

@@ -95,7 +95,7 @@ def _unreadable(error: Exception) -> Misfit:
         case RecursionError():
             return Misfit("", ENDLESS)
         case msgspec.ValidationError():
-            text = str(error)
+            text = " ".join(str(error).split())  # pydantic writes several lines
             place = _PLACE.search(text)
             reason = text[: place.start()] if place else text
             return Misfit(place["path"] if place else "", reason[:1].lower() + reason[1:])

@@ -155,8 +155,7 @@ class ServiceRecovered(Event):
 class LoopBlocked(Event):
     """Code has kept an event loop from turning for `seconds`; `names` says whose code, `stack` where.
 
-    `interpreter_held`: no Python ran anywhere in the process, so C code held the GIL (or the process was
-    stopped).
+    `interpreter_held`: no Python ran anywhere in the process meanwhile, since C code held the GIL.
     """
 
     level = logging.WARNING

@@ -61,10 +61,10 @@ class ProcessIdentity:
         return stat.has_ended or (self.start_ticks is not None and stat.start_ticks != self.start_ticks)
 
 
-def new_id() -> str:
-    """A fresh `hostname-pid-8hex`: never reused, at most 49 printable ASCII characters."""
+def new_id(pid: int | None = None) -> str:
+    """A fresh `hostname-pid-8hex` for `pid` (default: this process): never reused, at most 49 printable ASCII characters."""
     host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:_HOST_CHARACTERS] or "host"
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{host}-{os.getpid() if pid is None else pid}-{secrets.token_hex(4)}"
 
 
 def start_ticks(pid: int) -> int | None:

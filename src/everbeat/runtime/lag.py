@@ -86,22 +86,24 @@ class LoopWatch:
 
     def _watch(self) -> None:
         woke_at, switches = time.monotonic(), _voluntary_switches()
+        if not self._ask():
+            return
         while not self._stop.wait(self._period_s):
             now, switches_now = time.monotonic(), _voluntary_switches()
             overslept = max(0.0, now - woke_at - self._period_s)
-            held = overslept > self._threshold_s and _waited_for_the_gil(switches_now - switches, overslept)
+            waited_for_the_gil = _waited_for_the_gil(switches_now - switches, overslept)
             woke_at, switches = now, switches_now
+            if not waited_for_the_gil:
+                self._forgiven_s += overslept  # The whole process stood still, which is nobody's fault.
             try:
-                self._look(now, overslept, held=held)
+                self._look(now, overslept, held=waited_for_the_gil and overslept > self._threshold_s)
             except Exception:  # noqa: BLE001 - a broken listener must not end the watch
                 _log.exception("loop_watch_failed")
-            if self._asked_at is None and not self._ask():
+            if self._loop.is_closed() or (self._asked_at is None and not self._ask()):
                 return
 
     def _look(self, now: float, overslept: float, *, held: bool) -> None:
         asked_at = self._asked_at
-        if not held:
-            self._forgiven_s += overslept  # The whole process stood still, which is nobody's fault.
         if asked_at is None:
             if self._blocked is not None:
                 self._report_end()
@@ -110,7 +112,7 @@ class LoopWatch:
                 # the code that held the GIL has not gone on by more than a few instructions.
                 self._report(since=now - overslept, now=now, held=True)
         elif not self._loop.is_running():
-            self._asked_at = None  # Stopped, not blocked; asked again until it runs or is closed.
+            self._forgiven_s = now - asked_at  # Stopped, not blocked.
         elif self._blocked is None and now - asked_at - self._forgiven_s > self._threshold_s:
             self._report(since=asked_at, now=now, held=held)
 
@@ -156,8 +158,8 @@ def _is_idle(frame: FrameType) -> bool:
 
 
 def _waited_for_the_gil(switches: int, seconds: float) -> bool:
-    # Who waits for the GIL wakes every switch interval to ask for it again; who is stopped, or gets no processor,
-    # does not. A third of these wakeups is enough: a busy machine delays them.
+    # Who waits for the GIL wakes every switch interval to ask for it again; who is stopped, or gets no
+    # processor, does not. A third of these wakeups is enough: a busy machine delays them.
     return not _COUNTS_SWITCHES or switches * sys.getswitchinterval() >= seconds / 3
 
 

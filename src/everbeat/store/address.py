@@ -53,6 +53,11 @@ class DatabaseAddress:
         """The address as another process of this host understands it, whatever its folder and environment."""
         return self.url if self.folder is None else f"{EMBEDDED}:{self.folder}"
 
+    @property
+    def channel(self) -> str:
+        """The notification channel of the schema."""
+        return Target(url="", schema=self.schema).channel
+
     def open(self) -> OpenDatabase:
         """The target, its embedded server started or joined. Raises EmbeddedUnavailable."""
         if self.folder is None:
@@ -67,11 +72,6 @@ class OpenDatabase:
 
     target: Target
     server: EmbeddedServer | None
-
-    def close(self) -> None:
-        """Ends the use of the embedded server."""
-        if self.server is not None:
-            self.server.close()
 
     def prepare(self, *, auto_migrate: bool) -> None:
         """Migrates the schema, or only checks that this code fits it. Raises a DatabaseError that says what to do."""

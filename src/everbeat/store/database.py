@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import AsyncGenerator
 from random import Random
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -46,7 +47,7 @@ class Database:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopConnections] = WeakKeyDictionary()
 
     def run(self, statement: Statement[T]) -> T:
-        """Runs one statement. Raises a DatabaseError; psycopg.DataError and IntegrityError pass as they are."""
+        """Runs one statement. Raises a DatabaseError that says what to do."""
         give_up_at, pause = monotonic() + self._patience_s, _FIRST_PAUSE_S
         while True:
             try:
@@ -71,8 +72,6 @@ class Database:
         if isinstance(problem, DatabaseUnreachable):
             if monotonic() >= give_up_at:
                 raise problem
-        elif isinstance(problem, psycopg.DataError | psycopg.IntegrityError):
-            raise problem
         elif not is_repeatable(problem) or monotonic() >= give_up_at:
             raise self.target.explain(problem) from problem
 
@@ -101,10 +100,7 @@ class Database:
         if self._pid != os.getpid():
             self._new_process()
         text = compose(statement.name, self.target.schema)
-        loop = asyncio.get_running_loop()
-        pool = self._loops.get(loop)
-        if pool is None:
-            pool = self._loops[loop] = _LoopConnections()
+        pool = self._loops.get(asyncio.get_running_loop()) or await self._new_pool()
         async with pool.free:
             connection = pool.idle.pop() if pool.idle else None
             if connection is None:
@@ -130,6 +126,25 @@ class Database:
             connection.prepare_threshold = None  # a transaction pooler is between
         return connection
 
+    async def _new_pool(self) -> _LoopConnections:
+        for other in [other for other in self._loops if other.is_closed()]:
+            del self._loops[other]  # ended without a word, its connections with it
+        loop = asyncio.get_running_loop()
+        pool = self._loops[loop] = _LoopConnections()
+        pool.until_loop_ends = self._close_with(loop, pool)
+        await anext(pool.until_loop_ends)
+        return pool
+
+    async def _close_with(self, loop: asyncio.AbstractEventLoop, pool: _LoopConnections) -> AsyncGenerator[None]:
+        # Asynchronous generators are what a loop tells that it ends, as at the end of asyncio.run.
+        try:
+            yield
+        finally:
+            if self._loops.get(loop) is pool:
+                del self._loops[loop]
+            if self._pid == os.getpid():
+                await pool.close()
+
     def close(self) -> None:
         """Closes the connections that no thread is using."""
         while self._idle:
@@ -137,15 +152,10 @@ class Database:
 
     async def aclose(self) -> None:
         """Closes the running loop's connections, and those of threads."""
-        pool = self._loops.pop(asyncio.get_running_loop(), None)
-        while pool is not None and pool.idle:
-            await pool.idle.pop().close()
+        pool = self._loops.get(asyncio.get_running_loop())
+        if pool is not None and pool.until_loop_ends is not None:
+            await pool.until_loop_ends.aclose()
         self.close()
-
-
-def _close_all(idle: list[Connection[Any]], pid: int) -> None:
-    while idle and pid == os.getpid():
-        idle.pop().close()
 
 
 class _LoopConnections:
@@ -154,3 +164,9 @@ class _LoopConnections:
     def __init__(self) -> None:
         self.idle: list[AsyncConnection[Any]] = []
         self.free = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self.until_loop_ends: AsyncGenerator[None] | None = None
+
+    async def close(self) -> None:
+        """Closes the connections that no task is using."""
+        while self.idle:
+            await self.idle.pop().close()

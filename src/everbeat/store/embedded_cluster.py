@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -108,6 +109,9 @@ class Cluster:
             return False
         for sent in (_STOP_SIGNALS[mode], _STOP_SIGNALS["fast"], _STOP_SIGNALS["immediate"]):
             if server.signal_and_wait(sent, timeout_s=_STOP_TIMEOUT_S):
+                if server.socket_folder != self.data:
+                    with suppress(OSError):
+                        server.socket_folder.rmdir()
                 return True
         raise self._failure(f"PostgreSQL (pid {server.pid}) in {self.folder} does not stop")
 
@@ -139,8 +143,8 @@ class Cluster:
         identity.give(path)
 
     def _forget_the_dead(self, place: Path) -> None:
-        # No server lives here, but somebody else or a zombie may have its number, and PostgreSQL would refuse to
-        # start. Where nobody has, PostgreSQL clears up by itself, and looks closer.
+        # No server lives here, but somebody else or a zombie may have its number, and PostgreSQL would refuse
+        # to start. Where nobody has, PostgreSQL clears up by itself, and looks closer.
         if pid_is_taken(self.data):
             (self.data / "postmaster.pid").unlink(missing_ok=True)
         for left in place.glob(".s.PGSQL.*.lock"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -52,10 +52,10 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
         return StoredTask(
             summary=_summary(found[0]),
             due=not not_due,
-            arguments=_json(arguments) or {},
+            arguments=_mapping(arguments),
             result=_json(result),
             policy=StoredPolicy.from_json(policy),
-            flags=_json(flags) or {},
+            flags=_mapping(flags),
         )
 
     return Statement("inspect/task", {"id": task_id}, read)
@@ -80,7 +80,7 @@ def attempts(task_id: UUID) -> Statement[tuple[AttemptInfo, ...]]:
     return Statement(
         "inspect/attempts",
         {"id": task_id},
-        lambda found: tuple(AttemptInfo(*row[:-1], _error(row[-1])) for row in found),
+        lambda found: tuple(AttemptInfo(*_with(row, {9: _error})) for row in found),
     )
 
 
@@ -128,9 +128,7 @@ def queues() -> Statement[list[QueueInfo]]:
 
 
 def _summary(row: Row) -> TaskSummary:
-    before_state, state, after_state = row[:4], row[4], row[5 : _SUMMARY_COLUMNS - 2]
-    progress, error = row[_SUMMARY_COLUMNS - 2 : _SUMMARY_COLUMNS]
-    return TaskSummary(*before_state, TaskState(state), *after_state, _progress(progress), _error(error))
+    return TaskSummary(*_with(row[:_SUMMARY_COLUMNS], {4: TaskState, 23: _progress, 24: _error}))
 
 
 def _heartbeats(found: Sequence[Row]) -> list[HeartbeatInfo]:
@@ -138,14 +136,18 @@ def _heartbeats(found: Sequence[Row]) -> list[HeartbeatInfo]:
 
 
 def _recoveries(found: Sequence[Row]) -> list[RecoveryInfo]:
-    return [
-        RecoveryInfo(*row[:10], TaskState(row[10]), *row[11:19], _json(row[19]), row[20]) for row in found
-    ]
+    return [RecoveryInfo(*_with(row, {10: TaskState, 19: _json})) for row in found]
 
 
 def _worker(row: Row) -> WorkerInfo:
-    queues = None if row[4] is None else tuple(row[4])
-    return WorkerInfo(*row[:4], queues, *row[5:14], _json(row[14]) or {}, *row[15:])
+    return WorkerInfo(
+        *_with(row, {4: lambda queues: None if queues is None else tuple(queues), 14: _mapping})
+    )
+
+
+def _with(row: Row, readers: Mapping[int, Callable[[Any], Any]]) -> list[Any]:
+    """The columns of a row, some of them read further."""
+    return [readers[place](value) if place in readers else value for place, value in enumerate(row)]
 
 
 def _queue(row: Row) -> QueueInfo:
@@ -170,3 +172,7 @@ def _error(text: str | None) -> TaskError | None:
 
 def _json(text: str | None) -> Any:
     return None if text is None else msgspec.json.decode(text)
+
+
+def _mapping(text: str | None) -> Mapping[str, Any]:
+    return _json(text) or {}

@@ -83,6 +83,9 @@ class Lease:
     ended_cause: str | None
     ended_at: datetime | None
     silent_ms: int
+    supervisor_seq: int
+    exit_code: int | None
+    signal: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +153,10 @@ def claim(
     return Statement("task/claim", parameters, read)
 
 
-def next_due(*, names: Sequence[str], queues: Sequence[str] | None) -> Statement[float | None]:
-    """Milliseconds until the next scheduled task of these names becomes due."""
-    parameters = {"names": list(names), "queues": None if queues is None else list(queues)}
-    return Statement(
-        "task/next_due", parameters, lambda found: None if found[0][0] is None else float(found[0][0])
-    )
+def next_due(*, names: Sequence[str], queues: Sequence[str] | None, margin_ms: int = 0) -> Statement[float | None]:
+    """Milliseconds until the next scheduled task of these names becomes due; negative for one that did within the margin."""
+    parameters = {"names": list(names), "queues": None if queues is None else list(queues), "margin_ms": margin_ms}
+    return Statement("task/next_due", parameters, lambda found: None if found[0][0] is None else float(found[0][0]))
 
 
 def start(leases: Sequence[tuple[UUID, UUID]], *, channel: str) -> Statement[dict[UUID, Started]]:
@@ -213,9 +214,17 @@ def leases_of_worker(worker_id: str, *, limit: int) -> Statement[list[Lease]]:
     return Statement("task/leases_of_worker", {"worker_id": worker_id, "limit": limit}, _leases)
 
 
-def leases_of_ended(*, limit: int) -> Statement[list[Lease]]:
-    """What ended workers still hold, oldest first."""
-    return Statement("task/leases_of_ended", {"limit": limit}, _leases)
+def leases_of_ended(*, limit: int, states: Sequence[TaskState] = (TaskState.CLAIMED, TaskState.RUNNING)) -> Statement[list[Lease]]:
+    """What ended workers still hold in these states, oldest first."""
+    return Statement("task/leases_of_ended", {"limit": limit, "states": [state.value for state in states]}, _leases)
+
+
+def leases_silent(*, silent_ms: int, limit: int, after: Lease | None = None) -> Statement[list[Lease]]:
+    """What has been silent for `silent_ms` by the database's clock, oldest first, a page at a time."""
+    parameters = {
+        "silent_ms": silent_ms, "limit": limit, "after_at": after and after.claimed_at, "after_id": after and after.id,
+    }  # fmt: skip
+    return Statement("task/leases_silent", parameters, _leases)
 
 
 def leases_of_supervisor(supervisor_id: str, *, limit: int) -> Statement[list[Lease]]:

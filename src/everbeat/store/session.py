@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from random import Random
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -26,7 +29,8 @@ _log = logging.getLogger("everbeat.store")
 class Session:
     """One connection. `on_state(True)` follows every connect, `on_state(False)` every loss.
 
-    `statement_timeout_ms` bounds each statement on the server, so that a session never hangs in one.
+    `statement_timeout_ms` bounds each statement on the server, so that a session never hangs in one; `reply_timeout_s` bounds
+    the wait for its answer, and for a connection, where the network may have swallowed it. `longest_pause_s`: between two tries.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Session:
         on_state: Callable[[bool], None] | None = None,
         statement_timeout_ms: int = 30_000,
         reply_timeout_s: float | None = None,
+        longest_pause_s: float = _LONGEST_PAUSE_S,
     ) -> None:
         self.target = target
         self.application_name = application_name
@@ -47,8 +52,15 @@ class Session:
         self._on_state = on_state
         self._statement_timeout_ms = statement_timeout_ms
         self._reply_timeout_s = reply_timeout_s
+        self._longest_pause_s = longest_pause_s
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
+        self._is_renamed = False
+
+    def rename(self, application_name: str) -> None:
+        """Bear another application name from the next statement on, on a new connection."""
+        self.application_name = application_name
+        self._is_renamed = True
 
     async def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
         """Runs one statement, repeating it over reconnects for `patience_s` seconds (None: for ever; 0: one try).
@@ -56,7 +68,7 @@ class Session:
         Raises DatabaseUnreachable when patience ends, DatabaseError or psycopg.DataError when the server refuses the statement.
         """
         give_up_at = None if patience_s is None else monotonic() + patience_s
-        pause = _FIRST_PAUSE_S
+        pause = min(_FIRST_PAUSE_S, self._longest_pause_s)
         while True:
             try:
                 async with self._turn:
@@ -70,7 +82,7 @@ class Session:
                 if give_up_at is not None and monotonic() >= give_up_at:
                     raise self._given_up(problem) from problem
             await asyncio.sleep(pause * (0.5 + self._random.random()))
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+            pause = min(pause * 2, self._longest_pause_s)
 
     def _given_up(self, problem: BaseException) -> DatabaseError:
         if isinstance(problem, DatabaseError):
@@ -85,45 +97,58 @@ class Session:
     async def _once(self, statement: Statement[T]) -> T:
         connection = await self.connection()
         try:
-            async with asyncio.timeout(self._reply_timeout_s):
+            with self._bounded(connection):
                 cursor = await connection.execute(
                     compose(statement.name, self.target.schema), statement.parameters
                 )
                 found = await cursor.fetchall() if cursor.description else []
-        except (psycopg.Error, TimeoutError) as problem:
-            if (
-                connection.closed
-                or connection.broken
-                or isinstance(problem, TimeoutError)
-                or not is_alive(problem)
-            ):
+        except psycopg.Error as problem:
+            if connection.closed or connection.broken or not is_alive(problem):
                 await self.drop()
             raise
         return statement.read(found)
 
+    @contextmanager
+    def _bounded(self, connection: AsyncConnection[Any]) -> Iterator[None]:
+        # Not asyncio.timeout: psycopg answers a cancellation by asking the server to stop and waiting for it, which over
+        # a dead network takes as long as the statement would. On a socket that was shut down everything fails at once.
+        if self._reply_timeout_s is None:
+            yield
+            return
+        timer = asyncio.get_running_loop().call_later(self._reply_timeout_s, _hang_up, connection)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     async def connection(self) -> AsyncConnection[Any]:
         """The open connection, made anew if there is none."""
+        if self._is_renamed:
+            await self.drop()
+            self._is_renamed = False
         if self._connection is not None and not self._connection.closed:
             return self._connection
-        connection = await self.target.aconnect(self.application_name)
+        async with asyncio.timeout(self._reply_timeout_s):
+            connection = await self.target.aconnect(self.application_name)
         try:
-            cursor = await connection.execute("select pg_backend_pid()")
-            row = await cursor.fetchone()
-            self.pooled = row is not None and row[0] != connection.info.backend_pid
-            if self.pooled:
-                connection.prepare_threshold = (
-                    None  # behind a transaction pooler a prepared statement may be on another server
-                )
-            else:
-                await connection.execute(
-                    f"set statement_timeout = {int(self._statement_timeout_ms)}".encode()
-                )
+            with self._bounded(connection):
+                await self._prepare(connection)
         except BaseException:
             await connection.close()
             raise
         self._connection = connection
         self._tell(True)
         return connection
+
+    async def _prepare(self, connection: AsyncConnection[Any]) -> None:
+        cursor = await connection.execute("select pg_backend_pid()")
+        row = await cursor.fetchone()
+        self.pooled = row is not None and row[0] != connection.info.backend_pid
+        if self.pooled:
+            # Behind a transaction pooler a prepared statement may be on another server.
+            connection.prepare_threshold = None
+        else:
+            await connection.execute(f"set statement_timeout = {int(self._statement_timeout_ms)}".encode())
 
     async def drop(self) -> None:
         """Closes the connection; the next statement opens a new one."""
@@ -136,6 +161,22 @@ class Session:
         self.connected = connected
         if self._on_state is not None:
             self._on_state(connected)
+
+
+def _hang_up(connection: AsyncConnection[Any]) -> None:
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def is_refused_data(problem: BaseException) -> bool:
+    """Whether the statement was refused for what it carried: the same data will be refused again, other data will not."""
+    match problem:
+        case psycopg.DataError() | UnicodeError():
+            return True
+        case DatabaseError(__cause__=psycopg.Error(sqlstate=str(state))):
+            return state.startswith(("22", "54", "XX"))  # data exception, limit exceeded, internal (out of address space)
+        case _:
+            return False
 
 
 def is_alive(problem: BaseException) -> bool:

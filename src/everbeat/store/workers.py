@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -64,13 +64,24 @@ class WatchedSession:
 
 @dataclass(frozen=True, slots=True)
 class WatchedBeats:
-    """A supervisor's beats as an observer sees them: the sequence of the supervisor, and the sum over its workers' own."""
+    """A supervisor's beats as an observer sees them: its own sequence, and those of workers that ever beat for themselves."""
 
     supervisor_id: str
     beat_seq: int
     silent_ms: int
-    workers_seq: int
-    server_age_ms: int
+    worker_seqs: Mapping[str, int]
+    server_started_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorOfBoot:
+    """A supervisor that ran on this very kernel, as it described its process."""
+
+    id: str
+    hostname: str
+    pid: int
+    process_started: int | None
+    beat_seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +163,17 @@ def bury_workers(
     return Statement("worker/bury_workers", parameters, lambda found: [row[0] for row in found])
 
 
+def bury_orphans() -> Statement[list[str]]:
+    """Ends the workers of ended supervisors; answers those that were not ended yet."""
+    return Statement("worker/bury_orphans", {}, lambda found: [row[0] for row in found])
+
+
+def supervisors_of_boot(supervisor_id: str, *, boot_id: str, pid_namespace: str) -> Statement[list[SupervisorOfBoot]]:
+    """The other supervisors of this kernel and pid namespace that were not ended."""
+    parameters = {"id": supervisor_id, "boot_id": boot_id, "pid_namespace": pid_namespace}
+    return Statement("worker/supervisors_of_boot", parameters, lambda found: [SupervisorOfBoot(*row) for row in found])
+
+
 def end_supervisor(
     supervisor_id: str, *, how: str, beat_seq: int | None = None, session_at: datetime | None = None
 ) -> Statement[bool]:
@@ -167,7 +189,7 @@ def watch_sessions() -> Statement[list[WatchedSession]]:
 
 def watch_beats() -> Statement[list[WatchedBeats]]:
     """The beats of all supervisors that were not ended."""
-    return Statement("worker/watch_beats", {}, lambda found: [WatchedBeats(*row) for row in found])
+    return Statement("worker/watch_beats", {}, lambda found: [WatchedBeats(row[0], row[1], row[2], row[3] or {}, row[4]) for row in found])
 
 
 def take_turn(service: str, *, interval_ms: int, taken_by: str) -> Statement[bool]:

@@ -70,6 +70,7 @@ class Attempt:
 
     task: Claimed
     definition: TaskDefinition
+    policy: StoredPolicy
     on_progress: Callable[[Attempt], None]
     stage: Stage = Stage.CLAIMED
     number: int = 0
@@ -78,6 +79,7 @@ class Attempt:
     stopped: StopReason | None = None
     self_fenced: bool = False
     progress: bytes | None = None
+    progress_noted: bool = False
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
     @property
@@ -99,11 +101,6 @@ class Attempt:
     def mode(self) -> RunIn:
         """Where its code runs."""
         return self.definition.run_in
-
-    @property
-    def policy(self) -> StoredPolicy:
-        """What was stored with the task when it was sent."""
-        return StoredPolicy.from_json(self.task.policy)
 
     @property
     def timeout_s(self) -> float | None:

@@ -128,10 +128,14 @@ class Run(Message, frozen=True):
     attempt: int
     fence: int
     worker_id: str
+    deadline: datetime | None
 
 
 class CancelRun(Message, frozen=True):
-    """The running attempt is asked to stop (its context says so; SIGTERM and SIGKILL follow)."""
+    """This attempt is asked to stop, if it still runs: its code is interrupted, SIGKILL follows. `reason` is a StopReason."""
+
+    claim_id: UUID
+    reason: str
 
 
 class ProcessReady(Message, frozen=True):
@@ -153,11 +157,10 @@ class Returned(Message, frozen=True):
 
 
 class Raised(Message, frozen=True):
-    """The attempt's code raised; `error` is JSON text, `code` its code, `retryable` whether the task's policy lists it."""
+    """The attempt's code raised; `error` is JSON text, `retryable` whether the task's policy lists it."""
 
     claim_id: UUID
     error: str
-    code: str
     retryable: bool
 
 

@@ -1,0 +1,225 @@
+"""The app: where tasks are registered, sent, watched and run; the one object that a user's program makes.
+
+What lives here: `App`, which gives each of its wishes to the part that grants it. What may not: logic of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, Unpack, cast, overload
+from uuid import UUID
+
+from everbeat import assembly
+from everbeat.client.by_name import call_by_name
+from everbeat.client.control import CancelResult, Control, to_task_id
+from everbeat.client.decorator import TaskFactory
+from everbeat.client.door import Door, refuse_in_loop
+from everbeat.client.handle import Handle
+from everbeat.client.inspection import Inspection
+from everbeat.client.options import SendOptions
+from everbeat.client.registry import Registry
+from everbeat.client.sender import CallSender, TaskIds
+from everbeat.client.task import Call, Task
+from everbeat.client.twins import awaiting, blocking
+from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
+from everbeat.domain.checks import exception_codes as checked_codes
+from everbeat.domain.checks import instance_of, one_of, sequence_of, switch
+from everbeat.domain.definition import TaskDefinition
+from everbeat.domain.duration import When
+from everbeat.domain.inspection import TaskInfo
+from everbeat.domain.policy import OnCrash, TaskOptions
+from everbeat.domain.settings import refused
+from everbeat.runtime.clock import SystemClock
+from everbeat.store.address import DatabaseAddress
+from everbeat.store.migrations import SchemaStatus
+from everbeat.store.plan import Plan
+
+R = TypeVar("R")
+
+
+class App(Inspection):
+    """Tasks and the database they are kept in; safe to use from many threads and event loops, and after a fork.
+
+    `url` is a libpq URL, or "embedded" for a PostgreSQL in ./.everbeat; None reads EVERBEAT_DATABASE_URL. Nothing is
+    opened before the first use. Raises WrongDatabaseURL and ConfigurationError.
+
+        app = App("postgresql://app@db.example.org/app")
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        schema: str = "everbeat",
+        recovery: RecoveryConfig | None = None,
+        worker: WorkerConfig | None = None,
+        queues: Sequence[QueueConfig] = (),
+        on_crash: OnCrash = "fail",
+        exception_codes: Mapping[type[BaseException], str] | None = None,
+        auto_migrate: bool = True,
+        name: str | None = None,
+    ) -> None:
+        self.recovery = _settings(recovery, RecoveryConfig, subject="App.recovery")
+        self.worker = _settings(worker, WorkerConfig, subject="App.worker")
+        self.queue_configs = _distinct(queues)
+        self.on_crash = cast(OnCrash, one_of("fail", "retry")(on_crash, subject="App.on_crash"))
+        self.exception_codes = checked_codes(exception_codes or {}, subject="App.exception_codes")
+        address = DatabaseAddress.parse(url, schema=schema, environment=os.environ)
+        self.schema = schema
+        self.name = name or "app"
+        self.module = _caller_module()
+        door = Door(address, auto_migrate=switch(auto_migrate, subject="App.auto_migrate"))
+        priorities = {queue.name: queue.priority for queue in self.queue_configs}
+        alive_within_ms = self.recovery.claimed_stale_threshold_ms
+        super().__init__(door, alive_within_ms=alive_within_ms, queue_priorities=priorities)
+        self._control = Control(door, alive_within_ms=alive_within_ms)
+        self._sender = CallSender(
+            self._control,
+            ids=TaskIds(SystemClock()),
+            on_crash=self.on_crash,
+            queues={"default", *priorities} if priorities else (),
+        )
+        self._registry = Registry(self._sender)
+
+    def __repr__(self) -> str:
+        return f"<App {self.name!r}, schema {self.schema!r}, {len(self.tasks)} tasks>"
+
+    @property
+    def tasks(self) -> Mapping[str, TaskDefinition]:
+        """The registered task functions by name."""
+        return self._registry
+
+    @property
+    def task(self) -> TaskFactory:
+        """The decorator that makes a task of a function, with or without options.
+
+        @app.task(queue="mail", timeout="30s")
+        async def welcome(user_id: int) -> None: ...
+        """
+        return cast(TaskFactory, self._task)
+
+    def _task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        given = {name: value for name, value in options.items() if (name, value) != ("exception_codes", None)}
+        checked = TaskOptions(**given)
+        if function is not None:
+            return self._registry.register(function, checked)
+        return lambda decorated: self._registry.register(decorated, checked)
+
+    def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+        """Stores many tasks in one statement: all of them, or none.
+
+        app.send_many(welcome.call(user) for user in users)
+        """
+        return self._sender.send_many(calls)
+
+    async def asend_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+        """As `send_many`, to await."""
+        return await self._sender.asend_many(calls)
+
+    def send_by_name(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        when: When | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Handle[Any]:
+        """Stores one task by its name, with arguments by parameter name; the function need not be known here.
+
+        app.send_by_name("mail.welcome", {"user_id": 42}, queue="mail")
+        """
+        return self._sender.send(self._named_call(name, arguments, when, options))
+
+    async def asend_by_name(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        when: When | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Handle[Any]:
+        """As `send_by_name`, to await."""
+        return await self._sender.asend(self._named_call(name, arguments, when, options))
+
+    def _named_call(
+        self, name: str, arguments: Mapping[str, Any] | None, when: When | None, options: SendOptions
+    ) -> Call[Any]:
+        return call_by_name(name, arguments, task=self._registry.task(name), when=when, options=options)
+
+    @overload
+    def handle(self, task_id: UUID | str, task: Task[..., R], /) -> Handle[R]: ...
+    @overload
+    def handle(self, task_id: UUID | str, /) -> Handle[Any]: ...
+    def handle(self, task_id: UUID | str, task: Task[..., Any] | None = None, /) -> Handle[Any]:
+        """The handle of a task that was sent elsewhere or earlier; with its task object results have their type."""
+        known = to_task_id(task_id)
+        if task is None:
+            return Handle(known, name=None, control=self._control)
+        decode: Callable[[str], Any] = task.definition.codec.decode_result
+        return Handle(known, name=task.name, control=self._control, decode=decode)
+
+    def _cancel(self, task_id: UUID | str, /) -> Plan[CancelResult]:
+        """Cancels the task at once if it waits, asks its worker if it runs; raises TaskNotFound."""
+        return self._control.cancel(to_task_id(task_id))
+
+    def _retry(self, task_id: UUID | str, /) -> Plan[None]:
+        """Runs an ended task again, now and with fresh budgets; raises TaskNotRetryable, TaskNotFound."""
+        return self._control.retry(to_task_id(task_id))
+
+    def _info(self, task_id: UUID | str, /) -> Plan[TaskInfo]:
+        """Everything about a task, also why it still waits; raises TaskNotFound."""
+        return self._control.info(to_task_id(task_id))
+
+    cancel = blocking(_cancel)
+    acancel = awaiting(_cancel)
+    retry = blocking(_retry)
+    aretry = awaiting(_retry)
+    info = blocking(_info)
+    ainfo = awaiting(_info)
+
+    def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
+        """Applies pending migrations (up to version `to`) and answers the versions applied; one process does it."""
+        refuse_in_loop("App.migrate", twin="asyncio.to_thread(app.migrate)")
+        return self.door.opened().migrate(to=to)
+
+    def schema_status(self) -> SchemaStatus:
+        """Which migrations are applied, and which this code knows."""
+        refuse_in_loop("App.schema_status", twin="asyncio.to_thread(app.schema_status)")
+        return self.door.opened().status()
+
+    def close(self) -> None:
+        """Closes this process's connections and its use of an embedded PostgreSQL; the next use opens anew."""
+        self.door.close()
+
+    async def aclose(self) -> None:
+        """As `close`, to await; closes the running loop's connections as well."""
+        await self.door.aclose()
+
+
+S = TypeVar("S", RecoveryConfig, WorkerConfig)
+
+
+def _settings(given: S | None, kind: type[S], *, subject: str) -> S:
+    checked: S = kind() if given is None else instance_of(kind)(given, subject=subject)
+    return checked
+
+
+def _distinct(queues: Sequence[QueueConfig]) -> tuple[QueueConfig, ...]:
+    found: tuple[QueueConfig, ...] = sequence_of(instance_of(QueueConfig), longest=1_000)(
+        queues, subject="App.queues"
+    )
+    names = [queue.name for queue in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        rule = f"names {', '.join(twice)} more than once"
+        raise refused(names, subject="App.queues", code="DUPLICATE", rule=rule, fix="declare each queue once")
+    return found
+
+
+def _caller_module() -> str:
+    """The module that makes the app: where its task processes will look for it."""
+    return str(sys._getframe(2).f_globals.get("__name__", "__main__"))

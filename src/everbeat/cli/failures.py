@@ -1,0 +1,50 @@
+"""How a command says that it cannot: "error: ..." and "fix: ..." on stderr, or one JSON document there with --json.
+
+What lives here: the last word of a failed command. What may not: deciding what failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, Final
+
+from everbeat.errors import ConfigurationError, EverbeatError, Problem
+
+DEBUG_VARIABLE: Final = "EVERBEAT_DEBUG"
+
+
+def wants_traceback() -> bool:
+    """Whether EVERBEAT_DEBUG asks for the whole traceback."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def show_failure(error: EverbeatError, *, as_json: bool) -> None:
+    """Writes an error to stderr."""
+    if as_json:
+        print(json.dumps({"error": failure_document(error)}, indent=2), file=sys.stderr)
+        return
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.fix is not None:
+        print(f"fix: {error.fix}", file=sys.stderr)
+
+
+def failure_document(error: EverbeatError) -> dict[str, Any]:
+    """An error as programs read it."""
+    document: dict[str, Any] = {"code": error.code, "message": error.message, "fix": error.fix}
+    if isinstance(error, ConfigurationError):
+        document["problems"] = [problem_document(problem) for problem in error.problems]
+    return document
+
+
+def problem_document(problem: Problem) -> dict[str, Any]:
+    """One problem as programs read it."""
+    return {
+        "code": problem.code,
+        "subject": problem.subject,
+        "value": problem.value,
+        "rule": problem.rule,
+        "fix": problem.fix,
+        "where": problem.where,
+    }

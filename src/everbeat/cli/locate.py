@@ -1,0 +1,160 @@
+"""From a locator to an app: "package.module:app", "file.py:app", or either alone where it holds one app.
+
+What lives here: importing the user's module and finding the app in it, and saying clearly why that failed. What may not:
+anything that is done with the app.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+from everbeat.app import App
+from everbeat.domain.stored_text import class_name, safe_text
+from everbeat.errors import AppNotFound, EverbeatError, nearest
+
+_FORMS = "write it as 'package.module:app' or 'path/to/file.py:app'."
+
+
+def locate(locator: str) -> App:
+    """The app that a locator names; the working folder is on the path.
+
+    Raises AppNotFound, and what everbeat itself refused in the user's module (ConfigurationError, RegistrationError).
+    """
+    place, _, attribute = locator.rpartition(":") if ":" in locator else (locator, "", "")
+    if not place or (":" in locator and not attribute):
+        raise AppNotFound(f"The locator {locator!r} is incomplete.", locator=locator, fix=_FORMS)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    module = _load_file(place, locator) if _is_file(place) else _load_module(place, locator)
+    return _named(module, attribute, locator) if attribute else _only(module, locator)
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or os.sep in place
+
+
+def _load_file(place: str, locator: str) -> ModuleType:
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise AppNotFound(f"There is no file {place!r}.", locator=locator, fix=_FORMS)
+    parts = [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    if "." in name:
+        return _load_module(name, locator)  # a file of a package may import its siblings
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise AppNotFound(f"The file {place!r} is no Python source.", locator=locator, fix=_FORMS)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except EverbeatError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code fails in any way, and its author must see how
+        del sys.modules[name]
+        _refuse(error, name, locator)
+    return module
+
+
+def _load_module(name: str, locator: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except EverbeatError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            _refuse(error, name, locator)
+        found = sorted(path.stem for path in Path.cwd().glob("*.py"))
+        guess = nearest(name, found)
+        raise AppNotFound(
+            f"There is no module {error.name!r} in {Path.cwd()} or on Python's path.",
+            locator=locator,
+            fix=f"did you mean {guess!r}?" if guess else f"run from the folder that holds it, or {_FORMS}",
+        ) from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+        _refuse(error, name, locator)
+
+
+def _refuse(error: BaseException, name: str, locator: str) -> NoReturn:
+    """What the user's own code raised, with the user's part of the traceback."""
+    step = error.__traceback__
+    while step is not None and _is_machinery(step.tb_frame.f_code.co_filename):
+        step = step.tb_next
+    if isinstance(error, SyntaxError):
+        step = None  # its place is in the message
+    lines = "".join(traceback.format_exception(type(error), error, step)).rstrip()
+    summary = f"{class_name(type(error))}: {safe_text(error, limit=500)}"
+    raise AppNotFound(
+        f"Importing {name!r} failed with {summary}\n\n{lines}\n", locator=locator, fix="repair the module."
+    ) from None
+
+
+def _is_machinery(filename: str) -> bool:
+    return filename == __file__ or filename.startswith("<frozen") or "importlib" in Path(filename).parts
+
+
+def _named(module: ModuleType, attribute: str, locator: str) -> App:
+    found: object = module
+    for step in attribute.split("."):
+        try:
+            found = getattr(found, step)
+        except AttributeError:
+            apps = _apps(module)
+            guess = nearest(step, apps) or nearest(step, vars(module))
+            raise AppNotFound(
+                f"The module {module.__name__!r} ({_file_of(module)}) has no attribute {attribute!r}.",
+                locator=locator,
+                fix=_fix_attribute(module, guess or next(iter(apps), None)),
+            ) from None
+    if isinstance(found, App):
+        return found
+    raise AppNotFound(
+        f"{locator!r} is a {type(found).__name__}, not an App.",
+        locator=locator,
+        fix=_fix_attribute(module, next(iter(_apps(module)), None)),
+    )
+
+
+def _only(module: ModuleType, locator: str) -> App:
+    apps = _apps(module)
+    distinct = {id(app): app for app in apps.values()}
+    match len(distinct):
+        case 1:
+            return next(iter(distinct.values()))
+        case 0:
+            message = f"The module {module.__name__!r} ({_file_of(module)}) holds no App."
+            raise AppNotFound(message, locator=locator, fix="make one there: app = App(...).")
+        case _:
+            names = ", ".join(apps)
+            message = f"The module {module.__name__!r} holds several apps: {names}."
+            raise AppNotFound(message, locator=locator, fix=_fix_attribute(module, next(iter(apps))))
+
+
+def _apps(module: ModuleType) -> dict[str, App]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, App)}
+
+
+def _fix_attribute(module: ModuleType, name: str | None) -> str:
+    return "make one there: app = App(...)." if name is None else f"use '{module.__name__}:{name}'."
+
+
+def _file_of(module: ModuleType) -> str:
+    return str(getattr(module, "__file__", None) or "built in")

@@ -1,0 +1,87 @@
+"""`everbeat migrate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.output import say, show_json, show_pairs
+from everbeat.cli.selection import (
+    AppOption,
+    JsonOption,
+    SchemaOption,
+    UrlOption,
+    chosen_schema,
+    selected_app,
+)
+from everbeat.store.migrations import SchemaStatus, script
+from everbeat.store.target import Target
+
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command()
+def migrate(
+    *,
+    status: Annotated[
+        bool, typer.Option("--status", help="Only say what is applied; exit code 1 unless it fits this everbeat.")
+    ] = False,
+    as_sql: Annotated[
+        bool, typer.Option("--sql", help="Only print the statements for an empty database, for a reviewer.")
+    ] = False,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    app: AppOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create or upgrade the schema.
+
+    One process migrates while others wait; a schema that is up to date is left alone. Migrations only go forward.
+    """
+    if status and as_sql:
+        raise typer.BadParameter("--status and --sql exclude each other.")
+    if as_sql and app is None:
+        name = chosen_schema(schema)
+        Target.parse("postgresql://", schema=name)  # refuses a name that cannot be a schema's
+        print(script(name), end="")
+        return
+    with selected_app(url=url, schema=schema, locator=app) as chosen:
+        if as_sql:
+            print(script(chosen.schema), end="")
+            return
+        applied_now = () if status else chosen.migrate()
+        found = chosen.schema_status()
+    _show(found, applied_now=applied_now, as_json=as_json, only_status=status)
+    if status and (found.pending or found.unknown):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _show(found: SchemaStatus, *, applied_now: tuple[int, ...], as_json: bool, only_status: bool) -> None:
+    if as_json:
+        document = {
+            "schema": found.schema,
+            "applied": found.applied,
+            "pending": found.pending,
+            "unknown": found.unknown,
+            "applied_now": applied_now,
+        }
+        show_json(document)
+    elif only_status:
+        show_pairs(
+            [
+                ("schema", found.schema),
+                ("applied", _listed(found.applied)),
+                ("pending", _listed(found.pending)),
+                ("unknown", f"{_listed(found.unknown)} (of a newer everbeat)" if found.unknown else None),
+            ]
+        )
+    elif applied_now:
+        say(f"Schema {found.schema!r}: applied {_listed(applied_now)}.")
+    else:
+        say(f"Schema {found.schema!r} is up to date (version {max(found.applied)}).")
+
+
+def _listed(versions: tuple[int, ...]) -> str:
+    return ", ".join(str(version) for version in versions) or "none"

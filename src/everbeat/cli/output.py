@@ -1,0 +1,142 @@
+"""How commands speak: data on stdout, everything else on stderr; tables for people, one JSON document for programs.
+
+What lives here: the two streams and the shapes of values. What may not: what is shown, which each command decides.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from everbeat.domain.outcome import TaskError
+from everbeat.domain.states import TaskState
+
+_PIPE_WIDTH = 1_000  # what reads a pipe wants whole lines
+_STATE_STYLES = {
+    TaskState.PENDING: "cyan",
+    TaskState.CLAIMED: "blue",
+    TaskState.RUNNING: "yellow",
+    TaskState.COMPLETED: "green",
+    TaskState.FAILED: "red",
+    TaskState.CANCELLED: "magenta",
+    TaskState.EXPIRED: "magenta",
+}
+
+
+@cache
+def data_console() -> Console:
+    """Stdout."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+
+
+@cache
+def side_console() -> Console:
+    """Stderr."""
+    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """Writes a line that is no data to stderr."""
+    side_console().print(text)
+
+
+def show_json(document: Mapping[str, Any]) -> None:
+    """Writes one JSON document to stdout: times in ISO format, keys as the records of the library name them."""
+    encoded = msgspec.json.encode(document, enc_hook=_plain)
+    print(msgspec.json.format(encoded, indent=2).decode())
+
+
+def _plain(value: object) -> object:
+    match value:
+        case TaskError():
+            return {
+                "code": value.code,
+                "message": value.message,
+                "data": value.data,
+                "type": value.type,
+                "traceback": value.traceback,
+            }
+        case Mapping():
+            return dict(value)
+        case Path():
+            return str(value)
+        case _:
+            return str(value)
+
+
+def show_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, empty: str, numbers: Sequence[str] = ()
+) -> None:
+    """Writes a table to stdout, or `empty` to stderr where there is no row; `numbers` are set flush right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        # The first column is what gets copied into the next command: it is never cut.
+        table.add_column(
+            column, justify="right" if column in numbers else "left", no_wrap=column == columns[0]
+        )
+    for row in rows:
+        table.add_row(*row)
+    if table.row_count:
+        data_console().print(table)
+    else:
+        say(empty)
+
+
+def show_pairs(pairs: Iterable[tuple[str, str | Text | None]]) -> None:
+    """Writes names and values, one a line, to stdout; those without a value are left out."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in pairs:
+        if value is not None:
+            table.add_row(name, value)
+    data_console().print(table)
+
+
+def show_heading(text: str) -> None:
+    """Writes a heading between two tables."""
+    data_console().print(Text(f"\n{text}", style="bold underline"))
+
+
+def state(value: TaskState) -> Text:
+    """A state in its colour."""
+    return Text(value.value, style=_STATE_STYLES[value])
+
+
+def moment(value: datetime | None) -> str:
+    """A time for people: local, to the millisecond."""
+    return "" if value is None else value.astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def optional_moment(value: datetime | None) -> str | None:
+    """As `moment`; None where there is none."""
+    return None if value is None else moment(value)
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time for people: 850 ms, 12.3 s, 5 min, 3.4 h, 2.1 d."""
+    if seconds is None:
+        return ""
+    for limit, unit, size, digits in (
+        (1, "ms", 0.001, 0),
+        (120, "s", 1, 1),
+        (7_200, "min", 60, 1),
+        (172_800, "h", 3_600, 1),
+    ):
+        if seconds < limit:
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def compact_json(value: object) -> str:
+    """A JSON value in one line."""
+    return msgspec.json.encode(value, enc_hook=_plain).decode()

@@ -1,0 +1,61 @@
+"""Which database a command speaks to: the options every command has, and the app made of them.
+
+What lives here: --url, --schema, --app and --json. What may not: what is asked through the app.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from everbeat.app import App
+from everbeat.cli.loading import load_app
+
+SCHEMA_VARIABLE: Final = "EVERBEAT_SCHEMA"
+
+UrlOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="PostgreSQL URL, or 'embedded'.  [env: EVERBEAT_DATABASE_URL, which keeps passwords out of ps]",
+    ),
+]
+SchemaOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--schema", metavar="NAME", help="Schema.  [env: EVERBEAT_SCHEMA; default: everbeat]"),
+]
+AppOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--app", metavar="LOCATOR", help="Take database and schema from an app: module:app."),
+]
+JsonOption: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout; errors as one on stderr.")
+]
+LimitOption: TypeAlias = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many.")]
+
+
+@contextmanager
+def selected_app(*, url: str | None, schema: str | None, locator: str | None) -> Iterator[App]:
+    """The app of a command, closed afterwards. One without a locator knows no tasks and never migrates.
+
+    Raises typer.BadParameter for options that contradict each other, and what `load_app` and App raise.
+    """
+    if locator is not None and (url is not None or schema is not None):
+        raise typer.BadParameter("an app brings its own database and schema; give --app, or --url and --schema.")
+    app = (
+        App(url, schema=chosen_schema(schema), auto_migrate=False) if locator is None else load_app(locator)
+    )
+    try:
+        yield app
+    finally:
+        app.close()
+
+
+def chosen_schema(given: str | None) -> str:
+    """The schema of --schema, else of EVERBEAT_SCHEMA, else the usual one."""
+    return given or os.environ.get(SCHEMA_VARIABLE) or "everbeat"

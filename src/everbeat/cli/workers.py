@@ -1,0 +1,122 @@
+"""`everbeat workers`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from everbeat.app import App
+from everbeat.cli.output import duration, moment, show_json, show_table
+from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
+from everbeat.domain.inspection import WorkerInfo, WorkerStateInfo
+from everbeat.runtime.clock import SystemClock
+
+commands = typer.Typer(rich_markup_mode=None)
+
+_MOST_SNAPSHOTS = 10_000
+
+
+@commands.command()
+def workers(
+    *,
+    history: Annotated[
+        str | None, typer.Option("--history", metavar="WORKER", help="The snapshots of one worker, newest first.")
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="Also workers that ended.")] = False,
+    stale_after: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Call a worker stale after so long without a beat.")
+    ] = None,
+    limit: LimitOption = 200,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    app: AppOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show workers, what they hold and whether they beat.
+
+    Newest beat first; STALE is judged by the database's clock. RSS, CPU and LAG are of the last snapshot.
+    """
+    if everyone and stale_after is not None:
+        raise typer.BadParameter("--stale-after is about workers that have not ended; leave --all out.")
+    with selected_app(url=url, schema=schema, locator=app) as chosen:
+        if history is not None:
+            _show_history(chosen.worker_states(history, limit=limit), worker=history, as_json=as_json)
+            return
+        found = (
+            chosen.list_workers(limit=limit)
+            if everyone
+            else chosen.list_active_workers(stale_after=stale_after, limit=limit)
+        )
+        snapshots = _latest_snapshots(chosen)
+    if as_json:
+        show_json({"workers": [_document(worker, snapshots.get(worker.worker_id)) for worker in found]})
+    else:
+        _show_workers(found, snapshots)
+
+
+def _latest_snapshots(app: App) -> dict[str, WorkerStateInfo]:
+    latest: dict[str, WorkerStateInfo] = {}
+    for snapshot in app.worker_states(limit=_MOST_SNAPSHOTS):
+        latest.setdefault(snapshot.worker_id, snapshot)
+    return latest
+
+
+def _document(worker: WorkerInfo, snapshot: WorkerStateInfo | None) -> dict[str, object]:
+    return {name: getattr(worker, name) for name in WorkerInfo.__slots__} | {"snapshot": snapshot}
+
+
+def _show_workers(found: list[WorkerInfo], snapshots: dict[str, WorkerStateInfo]) -> None:
+    now = SystemClock().wall()
+    numbers = ("CLAIMED", "RUNNING", "RSS", "CPU", "LAG", "LAST BEAT")
+    rows = []
+    for worker in found:
+        snapshot = snapshots.get(worker.worker_id)
+        silent_s = max(0.0, (now - worker.last_heartbeat_at).total_seconds())
+        rows.append(
+            (
+                worker.worker_id,
+                worker.hostname,
+                str(worker.pid),
+                _condition(worker),
+                "all" if worker.queues is None else ",".join(worker.queues),
+                str(worker.claimed),
+                str(worker.running),
+                "" if snapshot is None else f"{snapshot.rss_bytes / 2**20:.0f} MiB",
+                "" if snapshot is None else f"{snapshot.cpu_percent:.0f} %",
+                "" if snapshot is None else f"{snapshot.loop_lag_ms:.0f} ms",
+                f"{duration(silent_s)} ago",
+            )
+        )
+    columns = ("WORKER", "HOST", "PID", "STATE", "QUEUES", *numbers)
+    show_table(columns, rows, numbers=numbers, empty="No worker is registered.")
+
+
+def _condition(worker: WorkerInfo) -> Text:
+    if worker.ended_at is not None:
+        why = worker.ended_cause or worker.ended_how
+        return Text("ended" if why is None else f"ended ({why})", style="dim")
+    if worker.is_stale:
+        return Text("stale", style="red")
+    return Text("draining", style="yellow") if worker.draining else Text("live", style="green")
+
+
+def _show_history(found: list[WorkerStateInfo], *, worker: str, as_json: bool) -> None:
+    if as_json:
+        show_json({"worker_id": worker, "snapshots": found})
+        return
+    numbers = ("RUNNING", "CLAIMED", "SLOTS", "RSS", "CPU", "LAG")
+    rows = [
+        (
+            moment(each.at),
+            str(each.running),
+            str(each.claimed),
+            str(each.slots),
+            f"{each.rss_bytes / 2**20:.0f} MiB",
+            f"{each.cpu_percent:.0f} %",
+            f"{each.loop_lag_ms:.0f} ms",
+        )
+        for each in found
+    ]
+    show_table(("AT", *numbers), rows, numbers=numbers, empty=f"Worker {worker!r} has no snapshots.")

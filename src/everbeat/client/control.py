@@ -1,0 +1,151 @@
+"""What can be asked of one sent task, whoever holds its id: how it ended, what it looks like, cancel it, run it again.
+
+What lives here: these questions as plans, and waiting. What may not: types of results, which are the handle's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from time import monotonic
+from uuid import UUID
+
+from everbeat.client.door import Door, refuse_in_loop
+from everbeat.client.waiter import Ended
+from everbeat.domain.duration import Duration, to_seconds
+from everbeat.domain.inspection import TaskInfo, waiting_because
+from everbeat.domain.settings import refused
+from everbeat.domain.states import TaskState
+from everbeat.errors import TaskNotFound, TaskNotRetryable, WaitTimeout
+from everbeat.store import inspect, tasks
+from everbeat.store.plan import Plan, ask
+from everbeat.store.tasks import StoredOutcome
+
+
+class CancelVerdict(StrEnum):
+    """What a cancel did."""
+
+    CANCELLED = "CANCELLED"
+    """The task had not started and never will."""
+    REQUESTED = "REQUESTED"
+    """The task is running; its worker is told to stop it."""
+    ALREADY_ENDED = "ALREADY_ENDED"
+    """The task had ended before and stays as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResult:
+    """The answer to a cancel: what it did, and the state the task is in now."""
+
+    verdict: CancelVerdict
+    state: TaskState
+
+
+def to_task_id(value: object) -> UUID:
+    """A task's id, given as UUID or as text; raises ConfigurationError for anything else."""
+    if isinstance(value, UUID):
+        return value
+    if isinstance(value, str):
+        try:
+            return UUID(value)
+        except ValueError:
+            pass
+    rule, fix = "must be a UUID, or its text", "pass handle.id, as send() gave it"
+    raise refused(value, subject="task_id", code="WRONG_TYPE", rule=rule, fix=fix)
+
+
+class Control:
+    """Questions about tasks of one app. A worker without a beat for `alive_within_ms` does not count as live."""
+
+    def __init__(self, door: Door, *, alive_within_ms: int) -> None:
+        self.door = door
+        self.alive_within_ms = alive_within_ms
+
+    def cancel(self, task_id: UUID) -> Plan[CancelResult]:
+        """Cancels a task, or asks its worker to; raises TaskNotFound."""
+        found = yield from ask(tasks.cancel(task_id, channel=self.door.channel))
+        match found:
+            case None:
+                raise TaskNotFound(task_id)
+            case _, was if was.is_terminal:
+                return CancelResult(CancelVerdict.ALREADY_ENDED, was)
+            case "REQUESTED", was:
+                return CancelResult(CancelVerdict.REQUESTED, was)
+            case _:
+                return CancelResult(CancelVerdict.CANCELLED, TaskState.CANCELLED)
+
+    def retry(self, task_id: UUID) -> Plan[None]:
+        """Runs an ended task again, now and with fresh budgets; raises TaskNotFound or TaskNotRetryable."""
+        found = yield from ask(tasks.retry(task_id, channel=self.door.channel))
+        if found is None:
+            raise TaskNotFound(task_id)
+        was, retried = found
+        if not retried:
+            raise TaskNotRetryable(task_id, state=was)
+
+    def info(self, task_id: UUID) -> Plan[TaskInfo]:
+        """Everything about a task; raises TaskNotFound."""
+        stored = yield from ask(inspect.task(task_id))
+        if stored is None:
+            raise TaskNotFound(task_id)
+        summary = stored.summary
+        attempts = yield from ask(inspect.attempts(task_id))
+        recoveries = yield from ask(inspect.recoveries(task_id, limit=1_000))
+        heartbeats = yield from ask(inspect.heartbeats(task_id, limit=1))
+        serving = yield from ask(
+            inspect.serving(name=summary.name, queue=summary.queue, stale_ms=self.alive_within_ms)
+        )
+        return TaskInfo(
+            **{field.name: getattr(summary, field.name) for field in fields(summary)},
+            arguments=stored.arguments,
+            result=stored.result,
+            policy=stored.policy,
+            flags=stored.flags,
+            attempts=attempts,
+            heartbeat=heartbeats[0] if heartbeats else None,
+            recoveries=tuple(recoveries),
+            waiting_because=waiting_because(summary, due=stored.due, serving=serving),
+        )
+
+    def wait(self, task_id: UUID, *, timeout: Duration | None, name: str) -> StoredOutcome:
+        """The end of a task, waited for in this thread; raises WaitTimeout, TaskNotFound, AppClosed."""
+        refuse_in_loop(f"Handle.{name}", twin=f"Handle.a{name}")
+        limit_s, since = _limit(timeout), monotonic()
+        database = self.door.database()
+        ended = self.door.waiter.wait(task_id)
+        try:
+            return ended.result(None if limit_s is None else max(0.0, since + limit_s - monotonic()))
+        except TimeoutError:
+            ended.cancel()
+            last = None if ended.seen else database.run(tasks.outcomes([task_id])).get(task_id)
+            return _ended_at_last(task_id, ended, last=last, waited_s=monotonic() - since)
+
+    async def await_end(self, task_id: UUID, *, timeout: Duration | None) -> StoredOutcome:
+        """The twin of `wait`."""
+        limit_s, since = _limit(timeout), monotonic()
+        database = await self.door.adatabase()
+        ended = self.door.waiter.wait(task_id)
+        try:
+            async with asyncio.timeout(None if limit_s is None else max(0.0, since + limit_s - monotonic())):
+                return await asyncio.wrap_future(ended)
+        except TimeoutError:
+            ended.cancel()
+            last = None if ended.seen else (await database.arun(tasks.outcomes([task_id]))).get(task_id)
+            return _ended_at_last(task_id, ended, last=last, waited_s=monotonic() - since)
+
+
+def _limit(timeout: Duration | None) -> float | None:
+    return None if timeout is None else to_seconds(timeout, subject="timeout")
+
+
+def _ended_at_last(
+    task_id: UUID, ended: Ended, *, last: StoredOutcome | None, waited_s: float
+) -> StoredOutcome:
+    """What a wait whose time is up gives: `last` was asked only if the waiter had not answered at all yet."""
+    if last is not None and last.state.is_terminal:
+        return last
+    state = ended.seen or (last.state if last is not None else None)
+    if state is None:
+        raise TaskNotFound(task_id)
+    raise WaitTimeout(task_id, waited_s, state=state)

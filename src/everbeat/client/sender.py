@@ -1,0 +1,173 @@
+"""From calls to rows: ids, policies and queues of what is sent, and the statements that store it.
+
+What lives here: `CallSender`. What may not: arguments, which a call brings encoded, and registration.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from everbeat.client.control import Control
+from everbeat.client.door import Door
+from everbeat.client.handle import Handle
+from everbeat.client.task import Call, Task
+from everbeat.domain.duration import milliseconds
+from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
+from everbeat.domain.policy import OnCrash, TaskOptions
+from everbeat.domain.settings import refused, shown
+from everbeat.errors import PayloadError, SendError, nearest
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.fork import call_in_forked_child
+from everbeat.store.plan import Plan, ask
+from everbeat.store.tasks import NewTask, insert_task, insert_tasks
+
+R = TypeVar("R")
+_MOST_TRIES = 20
+
+
+class TaskIds:
+    """The ids of this process: each above the one before, whatever the clock does."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._forget()
+        call_in_forked_child(self._forget)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._last: UUID | None = None
+
+    def next(self) -> UUID:
+        """A fresh UUIDv7."""
+        unix_ms = int(self._clock.wall().timestamp() * 1_000)
+        with self._lock:
+            self._last = uuid7(unix_ms=unix_ms, random=os.urandom(RANDOM_BYTES), previous=self._last)
+            return self._last
+
+
+class CallSender:
+    """Stores calls as tasks. `queues` are the queues the app declared; none declared means that any name will do."""
+
+    def __init__(self, control: Control, *, ids: TaskIds, on_crash: OnCrash, queues: Collection[str]) -> None:
+        self._control = control
+        self._ids = ids
+        self._on_crash = on_crash
+        self._queues = frozenset(queues)
+        self._stored: WeakKeyDictionary[Task[..., Any], tuple[bytes | None, bytes | None]] = (
+            WeakKeyDictionary()
+        )
+
+    @property
+    def door(self) -> Door:
+        """The way to the database."""
+        return self._control.door
+
+    def send(self, call: Call[R], /) -> Handle[R]:
+        """Stores one task. Raises BlockingCallInLoop, ConfigurationError, a DatabaseError."""
+        return self.door.run(self._send(call), name="send", twin="asend")
+
+    async def asend(self, call: Call[R], /) -> Handle[R]:
+        """The twin of `send`."""
+        return await self.door.arun(self._send(call))
+
+    def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+        """Stores many tasks in one statement: all of them, or none."""
+        return self.door.run(self._send_many([*calls]), name="send_many", twin="asend_many")
+
+    async def asend_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+        """The twin of `send_many`."""
+        return await self.door.arun(self._send_many([*calls]))
+
+    def _send(self, call: Call[R]) -> Plan[Handle[R]]:
+        task = self._new_task(call)
+        for _ in range(_MOST_TRIES):
+            sent = yield from ask(insert_task(task, channel=self.door.channel))
+            if sent is not None:
+                return self._handle(call, sent.id)
+        raise _key_moves([task])
+
+    def _send_many(self, calls: Sequence[Call[R]]) -> Plan[list[Handle[R]]]:
+        if not calls:
+            return []
+        new = [self._new_task(call) for call in calls]
+        ids: list[UUID | None] = []
+        for _ in range(_MOST_TRIES):
+            ids = yield from ask(insert_tasks(new, channel=self.door.channel))
+            sent = [task_id for task_id in ids if task_id is not None]
+            if len(sent) == len(calls):
+                return [self._handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
+        raise _key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
+
+    def _handle(self, call: Call[R], task_id: UUID) -> Handle[R]:
+        if call.task is None:
+            return Handle(task_id, name=call.name, control=self._control)
+        decode: Callable[[str], Any] = call.task.definition.codec.decode_result
+        return Handle(task_id, name=call.name, control=self._control, decode=decode)
+
+    def _new_task(self, call: Call[Any]) -> NewTask:
+        if not isinstance(call, Call):
+            raise PayloadError(
+                f"{shown(call)} cannot be sent: it is no call of a task, but a {type(call).__name__}.",
+                fix="make each with task.call(...).",
+            )
+        settings = call.settings
+        self.require_queue(settings.queue, subject=f"queue of task {call.name!r}")
+        policy, flags = self._stored_options(call)
+        return NewTask(
+            id=self._ids.next(),
+            name=call.name,
+            queue=settings.queue,
+            priority=settings.priority,
+            args=call.payload,
+            key=settings.key,
+            policy=policy,
+            flags=flags,
+            good_until=settings.good_until,
+            run_at=call.when if isinstance(call.when, datetime) else None,
+            delay_ms=milliseconds(call.when.total_seconds()) if isinstance(call.when, timedelta) else 0,
+        )
+
+    def require_queue(self, name: str, *, subject: str) -> None:
+        """Raises ConfigurationError for a queue that the app did not declare, if it declared any."""
+        if not self._queues or name in self._queues:
+            return
+        guess = nearest(name, self._queues)
+        rule = f"is none of the queues this app declares: {', '.join(sorted(self._queues))}"
+        fix = f"use {guess!r}" if guess else f"add QueueConfig({name!r}) to App(queues=...)"
+        raise refused(name, subject=subject, code="UNKNOWN_QUEUE", rule=rule, fix=fix)
+
+    def _stored_options(self, call: Call[Any]) -> tuple[bytes | None, bytes | None]:
+        """Policy and flags as they are stored: what a reaper needs, which imports no user code."""
+        if call.task is not None and (known := self._stored.get(call.task)) is not None:
+            return known
+        overrides = {"timeout": call.settings.timeout, "retry": call.settings.retry}
+        options = (
+            TaskOptions(**overrides)  # type: ignore[arg-type]
+            if call.task is None
+            else call.task.definition.options.replace(**overrides)
+        )
+        flags: Mapping[str, bool] = options.flag_values
+        stored = (
+            options.stored(on_crash=self._on_crash).to_json(),
+            msgspec.json.encode(dict(flags)) if flags else None,
+        )
+        if call.task is not None:
+            self._stored[call.task] = stored
+        return stored
+
+
+def _key_moves(tasks: Sequence[NewTask]) -> SendError:
+    names = ", ".join(sorted({f"{task.name} ({task.key!r})" for task in tasks}))
+    return SendError(
+        f"The key of {names} was taken and freed again at each of {_MOST_TRIES} tries to send.",
+        task_id=tasks[0].id,
+        fix="send again; nothing was stored for it.",
+    )

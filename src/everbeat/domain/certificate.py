@@ -1,0 +1,74 @@
+"""The death certificate: what is written down about a death, for the people who look into it later.
+
+What lives here: its fields and its words. What may not: noticing the death, and storing the certificate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from everbeat.domain.duration import spelled
+from everbeat.domain.outcome import WORKER_CRASHED, TaskError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeathCertificate:
+    """Who died, of what, how and how fast it was noticed; times by the database's clock.
+
+    `noticed_after_ms` counts from the last proof of life. `poison`: the task may not run again because of its
+    `crash_count` or `loss_count`, both including this death.
+    """
+
+    worker_id: str
+    hostname: str
+    pid: int
+    supervisor_id: str
+    cause: str
+    exit_code: int | None
+    signal: int | None
+    out_of_memory: bool
+    started_at: datetime | None
+    last_beat: datetime
+    detected_at: datetime
+    noticed_by: str
+    noticed_after_ms: int | None
+    crash_count: int
+    loss_count: int
+    poison: bool
+
+    def error(self) -> TaskError:
+        """The certificate as the error of its task."""
+        return TaskError(WORKER_CRASHED, self.message(), self.data())
+
+    def data(self) -> dict[str, Any]:
+        """The fields as JSON can hold them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else value
+            for name, value in values.items()
+        }
+
+    def message(self) -> str:
+        """One or two sentences for people."""
+        verb = "was running this task" if self.started_at is not None else "had claimed this task"
+        text = (
+            f"Worker {self.worker_id} (pid {self.pid} on {self.hostname}) {verb} when it died: {self.cause}."
+        )
+        if self.noticed_after_ms is not None:
+            after = spelled(round(self.noticed_after_ms / 1_000, 3))
+            text += (
+                f" It was noticed by {self.noticed_by.replace('_', ' ')} {after} after its last sign of life."
+            )
+        if self.poison:
+            text += (
+                f" The task is not run again: {_times(self.crash_count, 'process')} died under it alone,"
+                f" {_times(self.loss_count, 'holder')} vanished."
+            )
+        return text
+
+
+def _times(count: int, noun: str) -> str:
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{'' if count == 1 else plural}"

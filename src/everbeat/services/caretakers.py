@@ -1,0 +1,87 @@
+"""All that a supervisor takes care of besides its own workers, put together in one place.
+
+What lives here: which caretakers there are, by the configuration. What may not: what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from everbeat.config import RecoveryConfig
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import EventBus
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.identity import ProcessIdentity
+from everbeat.runtime.service import Service
+from everbeat.services.expirer import Expirer
+from everbeat.services.observer import Observer, Statements
+from everbeat.services.reaper import Reaper
+from everbeat.services.recovery import Recoverer
+from everbeat.services.session_watch import SessionWatch
+from everbeat.services.snapshots import Snapshots
+from everbeat.services.startup import reconcile
+from everbeat.store.workers import WorkerState
+
+
+class Caretakers:
+    """What a supervision is given: services to run for ever, what to do at the start, and whom to ask when a worker died."""
+
+    def __init__(
+        self,
+        statements: Statements,
+        config: RecoveryConfig,
+        *,
+        channel: str,
+        observer: Observer,
+        states: Callable[[], Sequence[WorkerState]],
+        identity: ProcessIdentity,
+        events: EventBus,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._statements = statements
+        self._config = config
+        self._observer = observer
+        self._identity = identity
+        self.recoverer = Recoverer(
+            statements,
+            config,
+            channel=channel,
+            observer_id=lambda: observer.supervisor_id,
+            events=events,
+            clock=clock,
+            random=random,
+        )
+        by_silence = (
+            Reaper(
+                statements, config, recoverer=self.recoverer, observer=observer, events=events, clock=clock
+            ),
+        )
+        by_session = (
+            SessionWatch(
+                statements, config, recoverer=self.recoverer, observer=observer, events=events, clock=clock
+            ),
+        )
+        self.services: tuple[Service, ...] = (
+            *(by_session if self.is_recovering and config.detect_session_loss else ()),
+            *(by_silence if self.is_recovering else ()),
+            Expirer(statements, config, channel=channel, observer=observer),
+            Snapshots(statements, config, states=states),
+        )
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether any half of automatic recovery is on; without, nobody is judged and nothing is touched."""
+        return self._config.auto_requeue_stale_claimed or self._config.auto_fail_stale_running
+
+    async def start(self) -> None:
+        """What is provably dead on this machine is recovered at once."""
+        if self.is_recovering and self._config.startup_reconciliation:
+            await reconcile(
+                self._statements, recoverer=self.recoverer, observer=self._observer, identity=self._identity
+            )
+
+    async def recover_worker(self, worker_id: str, report: ExitReport, *, died_at: float) -> None:
+        """Settles what a buried worker process held, until it lands."""
+        await self.recoverer.recover_worker(worker_id, report, died_at=died_at)

@@ -1,0 +1,68 @@
+"""A death as it was noticed: by whom, of what, how fast.
+
+What lives here: the value and how it is read from an exit report or from the row of an ended worker. What may not: consequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.store.leases import Lease
+
+CHILD_EXIT: Final = "child_exit"
+SESSION: Final = "session"
+AGE: Final = "age"
+STARTUP: Final = "startup"
+SWEEP: Final = "sweep"
+_WAYS: Final = frozenset({CHILD_EXIT, SESSION, AGE, STARTUP})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """One death. `noticed_after_ms` counts from the last proof of life; None: from the last beat of each lease.
+
+    `pid`: of the process that died, where it is not the worker itself.
+    """
+
+    noticed_by: str
+    cause: str
+    noticed_after_ms: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
+    pid: int | None = None
+
+    @classmethod
+    def by_exit(cls, report: ExitReport, *, after_s: float, pid: int | None = None) -> Self:
+        """A process whose parent saw it end `after_s` seconds ago."""
+        return cls(
+            noticed_by=CHILD_EXIT,
+            cause=report.cause,
+            noticed_after_ms=round(after_s * 1_000),
+            exit_code=report.exit_code,
+            signal=report.signal_number,
+            out_of_memory=report.out_of_memory,
+            pid=pid,
+        )
+
+    @classmethod
+    def on_record(cls, lease: Lease) -> Self:
+        """What the row of an ended worker says, whoever ended it."""
+        after_ms = None
+        if lease.ended_at is not None:
+            after_ms = round((lease.ended_at - lease.last_beat_at).total_seconds() * 1_000)
+        cause = lease.ended_cause or f"ended ({lease.ended_how or 'how is not recorded'}) without settling"
+        return cls(
+            noticed_by=lease.ended_how if lease.ended_how in _WAYS else SWEEP,
+            cause=cause,
+            noticed_after_ms=after_ms,
+            exit_code=lease.exit_code,
+            signal=lease.signal,
+            out_of_memory="out of memory" in cause,
+        )
+
+
+DeathOf = Callable[[Lease], Death]

@@ -1,0 +1,159 @@
+"""The reaper: notices by age, judged per lease, and revisits what the ended still hold.
+
+What lives here: one look at the beats of all supervisors and what follows. What may not: faster ways to notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import uuid4
+
+from everbeat.config import RecoveryConfig
+from everbeat.domain.recovery import Charge
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import EventBus, MassSilence
+from everbeat.services.brake import Brake
+from everbeat.services.death import AGE, Death
+from everbeat.services.observer import Amnesty, Observer, Statements, Windows
+from everbeat.services.recovery import Recoverer, always
+from everbeat.services.thresholds import Thresholds
+from everbeat.store import leases, workers
+from everbeat.store.leases import Lease
+from everbeat.store.workers import WatchedBeats
+
+_ONE_TRY: Final = 0.0
+_MOST_OF_ONE_SUPERVISOR: Final = 10_000
+_SOONEST_S: Final = 0.02
+
+
+class Reaper:
+    """A service of every supervisor. It never judges its own."""
+
+    name = "reaper"
+
+    def __init__(
+        self,
+        statements: Statements,
+        config: RecoveryConfig,
+        *,
+        recoverer: Recoverer,
+        observer: Observer,
+        events: EventBus,
+        clock: Clock,
+    ) -> None:
+        self.interval_s = config.check_interval_ms / 1_000
+        self._statements = statements
+        self._recoverer = recoverer
+        self._observer = observer
+        self._events = events
+        self._clock = clock
+        self._thresholds = Thresholds.automatic(config)
+        self._windows = Windows()
+        self._amnesty = Amnesty(longest_gap_s=2 * self.interval_s)
+        self._brake = Brake(window_s=self._thresholds.longest_plain_ms / 1_000)
+
+    async def tick(self) -> float | None:
+        """One look. Asks for the next one at the very moment in which a silence becomes too long."""
+        if not self._thresholds.all_ms():
+            return None
+        await self._recoverer.recover_ended()
+        asked_at = self._clock.monotonic()
+        beats = await self._statements.run(workers.watch_beats(), patience_s=_ONE_TRY)
+        self._see(beats, asked_at=asked_at, answered_at=self._clock.monotonic())
+        others = [beat for beat in beats if beat.supervisor_id != self._observer.supervisor_id]
+        least_s = self._thresholds.all_ms()[0] / 1_000
+        silent = [beat for beat in others if self._silence_s(beat, at=asked_at) >= least_s]
+        silent.sort(key=lambda beat: self._silence_s(beat, at=asked_at), reverse=True)
+        for beat in await self._judged(silent, known=len(beats), at=asked_at):
+            await self._judge(beat, at=asked_at)
+        return self._next_look(others)
+
+    def _see(self, beats: Sequence[WatchedBeats], *, asked_at: float, answered_at: float) -> None:
+        if beats and self._amnesty.is_due(
+            asked_at=asked_at,
+            answered_at=answered_at,
+            server=beats[0].server_started_at,
+            disturbances=self._observer.disturbances,
+        ):
+            self._windows.restart()
+        for beat in beats:
+            self._windows.see(beat.supervisor_id, beat.beat_seq, at=answered_at)
+            for worker_id, sequence in beat.worker_seqs.items():
+                self._windows.see(worker_id, sequence, at=answered_at)
+        seen = [beat.supervisor_id for beat in beats]
+        self._windows.keep(seen + [worker_id for beat in beats for worker_id in beat.worker_seqs])
+
+    async def _judged(self, silent: list[WatchedBeats], *, known: int, at: float) -> list[WatchedBeats]:
+        """Whom this look may judge: all that are silent or, in a mass silence, nobody or the longest silent one."""
+        if self._brake.look(silent=len(silent), known=known, at=at):
+            self._events.emit(MassSilence(silent=len(silent), known=known, wait_s=self._brake.window_s))
+        if not self._brake.is_on:
+            return silent
+        if self._brake.is_waiting(at):
+            return []
+        # One turn for all observers; a new name each time, because a turn may be retaken by whoever has it.
+        turn = workers.take_turn(
+            "brake", interval_ms=round(self._brake.pace_s * 1_000), taken_by=str(uuid4())
+        )
+        return silent[:1] if await self._statements.run(turn, patience_s=_ONE_TRY) else []
+
+    async def _judge(self, beat: WatchedBeats, *, at: float) -> None:
+        page = leases.leases_of_supervisor(beat.supervisor_id, limit=_MOST_OF_ONE_SUPERVISOR)
+        while True:
+            held = await self._statements.run(page, patience_s=_ONE_TRY)
+            judged = [lease for lease in held if self._thresholds.of(lease) is not None]
+            stale = [lease for lease in judged if self._is_stale(lease, beat, at=at)]
+            # Once only: on any error the decision is dropped, and taken anew from a new look.
+            landed = await self._recoverer.carry_out(
+                stale,
+                always(_death(beat)),
+                charge=always(Charge.LOSS),
+                watched=(beat.supervisor_id, beat.beat_seq),
+                patience_s=_ONE_TRY,
+            )
+            if len(landed) < len(judged):
+                return  # its longest threshold has not passed, or it came back
+            if len(held) < _MOST_OF_ONE_SUPERVISOR:
+                break
+        if self._silence_s(beat, at=at) * 1_000 >= self._thresholds.longest_plain_ms:
+            end = workers.end_supervisor(beat.supervisor_id, how=AGE, beat_seq=beat.beat_seq)
+            await self._statements.run(end, patience_s=_ONE_TRY)
+            await self._recoverer.recover_ended()
+
+    def _is_stale(self, lease: Lease, beat: WatchedBeats, *, at: float) -> bool:
+        threshold_ms = self._thresholds.of(lease)
+        if threshold_ms is None or lease.supervisor_seq != beat.beat_seq:
+            return False
+        if lease.worker_seq != beat.worker_seqs.get(lease.worker_id, 0):
+            return False
+        since = self._windows.since(beat.supervisor_id)
+        own = self._windows.since(lease.worker_id)
+        if since is None:
+            return False
+        return (at - max(since, own or since)) * 1_000 >= threshold_ms
+
+    def _silence_s(self, beat: WatchedBeats, *, at: float) -> float:
+        """How long nothing of a tree was heard: of its supervisor or of a worker that beats for itself."""
+        moments = [self._windows.since(key) for key in (beat.supervisor_id, *beat.worker_seqs)]
+        return at - max((moment for moment in moments if moment is not None), default=at)
+
+    def _next_look(self, others: Sequence[WatchedBeats]) -> float | None:
+        if self._brake.is_on:
+            return None
+        now = self._clock.monotonic()
+        waits = [
+            threshold_ms / 1_000 - self._silence_s(beat, at=now)
+            for beat in others
+            if self._windows.is_suspect(beat.supervisor_id)
+            for threshold_ms in self._thresholds.all_ms()
+        ]
+        soonest = min((wait for wait in waits if wait > 0), default=self.interval_s)
+        return max(_SOONEST_S, soonest) if soonest < self.interval_s else None
+
+
+def _death(beat: WatchedBeats) -> Death:
+    return Death(
+        noticed_by=AGE,
+        cause=f"its supervisor fell silent (beat {beat.beat_seq} was its last)",
+    )

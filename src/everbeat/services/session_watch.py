@@ -1,0 +1,143 @@
+"""Notices a whole tree that died, by the session lock that PostgreSQL frees when its client is gone.
+
+What lives here: one look at all session locks and what follows. What may not: judging by age.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from everbeat.config import RecoveryConfig
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import Event, EventBus
+from everbeat.services.death import SESSION, Death
+from everbeat.services.observer import Observer, Statements
+from everbeat.services.recovery import Recoverer
+from everbeat.store import workers
+from everbeat.store.workers import WatchedSession
+
+LOOK_EVERY_S: Final = 0.7
+CALM_S: Final = 10.0
+"""So long after a start or promotion of the server, or a reconnect of the observer, sessions prove nothing."""
+TOGETHER_S: Final = 5.0
+
+_ONE_TRY: Final = 0.0
+_SOONEST_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MassSessionLoss(Event):
+    """So many supervisors lost their sessions together that the server is suspected: age decides about them."""
+
+    room = "services"
+    level = logging.WARNING
+    gone: int
+    known: int
+
+
+@dataclass(slots=True)
+class _Gone:
+    since: float
+    held_until: float
+    session_at: datetime
+
+
+class SessionWatch:
+    """A service of every supervisor. It never judges its own."""
+
+    name = "session_watch"
+    interval_s = LOOK_EVERY_S
+
+    def __init__(
+        self,
+        statements: Statements,
+        config: RecoveryConfig,
+        *,
+        recoverer: Recoverer,
+        observer: Observer,
+        events: EventBus,
+        clock: Clock,
+    ) -> None:
+        self._statements = statements
+        self._recoverer = recoverer
+        self._observer = observer
+        self._events = events
+        self._clock = clock
+        self._grace_s = config.session_grace_ms / 1_000
+        self._gone: dict[str, _Gone] = {}
+        self._looked_at: float | None = None
+        self._mass_told = False
+
+    async def tick(self) -> float | None:
+        """One look. Asks for the next one at the very moment in which somebody's grace is over."""
+        if self._observer.is_pooled:
+            return None
+        asked_at = self._clock.monotonic()
+        sessions = await self._statements.run(workers.watch_sessions(), patience_s=_ONE_TRY)
+        answered_at = self._clock.monotonic()
+        held_until = asked_at if self._looked_at is None else self._looked_at
+        if asked_at - held_until > 4 * LOOK_EVERY_S + self._grace_s or self._is_unsettled(
+            sessions, answered_at
+        ):
+            self._gone.clear()  # this observer was away, or the server is still getting its clients back
+        self._looked_at = answered_at
+        self._see(sessions, held_until=held_until, at=answered_at)
+        for session in sessions:
+            gone = self._gone.get(session.supervisor_id)
+            if gone is not None and asked_at - gone.since >= self._grace_s:
+                await self._judge(session, gone, known=len(sessions))
+        return self._next_look()
+
+    def _is_unsettled(self, sessions: Iterable[WatchedSession], now: float) -> bool:
+        reconnected_at = self._observer.reconnected_at
+        if reconnected_at is not None and now - reconnected_at < CALM_S:
+            return True
+        return any(session.server_age_ms < CALM_S * 1_000 for session in sessions)
+
+    def _see(self, sessions: Iterable[WatchedSession], *, held_until: float, at: float) -> None:
+        suspects: dict[str, _Gone] = {}
+        for session in sessions:
+            if session.supervisor_id == self._observer.supervisor_id or not session.session_held:
+                continue
+            if session.locked or session.sessions:
+                continue
+            before = self._gone.get(session.supervisor_id)
+            if before is not None and before.session_at == session.session_at:
+                suspects[session.supervisor_id] = before
+            else:
+                suspects[session.supervisor_id] = _Gone(at, held_until, session.session_at)
+        self._gone = suspects
+
+    async def _judge(self, session: WatchedSession, gone: _Gone, *, known: int) -> None:
+        together = sum(abs(other.since - gone.since) <= TOGETHER_S for other in self._gone.values())
+        if together >= 2 and 2 * together >= known:
+            if not self._mass_told:
+                self._events.emit(MassSessionLoss(gone=together, known=known))
+            self._mass_told = True
+            return
+        self._mass_told = False
+        ended = await self._statements.run(
+            workers.end_supervisor(
+                session.supervisor_id, how=SESSION, beat_seq=session.beat_seq, session_at=session.session_at
+            ),
+            patience_s=_ONE_TRY,
+        )
+        if not ended:
+            return
+        cause = "its database session ended: the whole tree is gone"
+        await self._statements.run(
+            workers.bury_workers(supervisor_id=session.supervisor_id, how=SESSION, cause=cause)
+        )
+        after_ms = round((self._clock.monotonic() - gone.held_until) * 1_000)
+        death = Death(noticed_by=SESSION, cause=cause, noticed_after_ms=after_ms)
+        await self._recoverer.recover_supervisor(session.supervisor_id, death)
+
+    def _next_look(self) -> float | None:
+        now = self._clock.monotonic()
+        waits = [gone.since + self._grace_s - now for gone in self._gone.values()]
+        soonest = min((wait for wait in waits if wait > 0), default=self.interval_s)
+        return max(_SOONEST_S, soonest) if soonest < self.interval_s else None

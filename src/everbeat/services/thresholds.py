@@ -1,0 +1,84 @@
+"""How long a holder may be silent before a lease is stale: by state, and longer for resilient tasks.
+
+What lives here: reading that from the configuration, an operator's overrides included. What may not: silence itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+
+from everbeat.config import RecoveryConfig
+from everbeat.domain.states import TaskState
+from everbeat.store.leases import Lease
+
+_log = logging.getLogger("everbeat.services")
+_decode_flags = msgspec.json.Decoder(dict[str, object]).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """Silence in ms from which a lease is stale; None: leases of this state are left alone."""
+
+    claimed_ms: int | None
+    running_ms: int | None
+    resilient_flags: Collection[str]
+    multiplier: int
+
+    @classmethod
+    def automatic(cls, config: RecoveryConfig) -> Self:
+        """Those of automatic recovery, by its switches."""
+        return cls(
+            claimed_ms=config.claimed_stale_threshold_ms if config.auto_requeue_stale_claimed else None,
+            running_ms=config.running_stale_threshold_ms if config.auto_fail_stale_running else None,
+            resilient_flags=config.resilient_task_flags,
+            multiplier=config.resilient_sweep_threshold_multiplier,
+        )
+
+    @classmethod
+    def manual(
+        cls,
+        config: RecoveryConfig,
+        *,
+        threshold_ms: int | None = None,
+        resilient_flags: Collection[str] | None = None,
+        multiplier: int | None = None,
+    ) -> Self:
+        """Those of an operator's sweep, who decides whatever the switches say; None takes the configuration's."""
+        return cls(
+            claimed_ms=config.claimed_stale_threshold_ms if threshold_ms is None else threshold_ms,
+            running_ms=config.running_stale_threshold_ms if threshold_ms is None else threshold_ms,
+            resilient_flags=config.resilient_task_flags if resilient_flags is None else resilient_flags,
+            multiplier=config.resilient_sweep_threshold_multiplier if multiplier is None else multiplier,
+        )
+
+    def of(self, lease: Lease) -> int | None:
+        """The threshold of one lease in ms; None: it is left alone."""
+        plain = self.running_ms if lease.state is TaskState.RUNNING else self.claimed_ms
+        if plain is None or not self._is_resilient(lease):
+            return plain
+        return plain * self.multiplier
+
+    def all_ms(self) -> list[int]:
+        """Every threshold that a lease may have, the least first; empty when all are left alone."""
+        plain = {each for each in (self.claimed_ms, self.running_ms) if each is not None}
+        return sorted(plain | {each * self.multiplier for each in plain})
+
+    @property
+    def longest_plain_ms(self) -> int:
+        """The threshold after which a silent supervisor without leases is given up."""
+        return max(self.claimed_ms or 0, self.running_ms or 0)
+
+    def _is_resilient(self, lease: Lease) -> bool:
+        if lease.flags is None:
+            return False
+        try:
+            flags = _decode_flags(lease.flags)
+        except msgspec.MsgspecError:
+            _log.error("flags_unreadable task_id=%s", lease.id)
+            return False
+        return any(bool(flags.get(name)) for name in self.resilient_flags)

@@ -1,0 +1,13 @@
+-- Ends the workers of supervisors that were ended by somebody who did not live to bury them.
+with grave as materialized (
+    select w.id, s.ended_how from {schema}.workers w
+    join {schema}.supervisors s on s.id = w.supervisor_id
+    where w.ended_at is null and s.ended_at is not null
+    order by w.id
+    for update of w
+)
+update {schema}.workers w
+set ended_at = statement_timestamp(), ended_how = g.ended_how, ended_cause = 'its supervisor was declared dead by ' || g.ended_how
+from grave g
+where w.id = g.id
+returning w.id

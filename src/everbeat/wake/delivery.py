@@ -1,0 +1,92 @@
+"""What every listener does with what it hears, and how long it pauses before it connects again.
+
+What lives here: decoding, telling, logging, pausing; the same for loops and threads. What may not: connections.
+"""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+from typing import Final
+
+from everbeat.wake import OnHint, OnState
+from everbeat.wake.topics import Everything, Hint, decode
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+
+_logger = logging.getLogger("everbeat.wake")
+
+
+class Delivery:
+    """Tells hints and changes of state to their callbacks, which cannot break the listener."""
+
+    __slots__ = ("_hearing", "_name", "_on_hint", "_on_state")
+
+    def __init__(self, name: str, *, on_hint: OnHint, on_state: OnState) -> None:
+        self._name = name
+        self._on_hint = on_hint
+        self._on_state = on_state
+        self._hearing: bool | None = None  # None: nothing was told yet
+
+    def connected(self) -> None:
+        """Hints can be heard from now on; some may have been missed before."""
+        if self._hearing is False:
+            _logger.info("Hints from %s are heard again.", self._name)
+        self._tell_state(True)
+        self.hint(Everything())
+
+    def lost(self, reason: object) -> None:
+        """Hints cannot be heard any more."""
+        if self._hearing is not False:
+            _logger.warning("Hints from %s are not heard, polling goes on: %s", self._name, reason)
+        self._tell_state(False)
+
+    def ended(self) -> None:
+        """Nobody listens any more, by intention."""
+        if self._hearing:
+            self._tell_state(False)
+
+    def payload(self, text: str) -> None:
+        """Tell what a payload says, if anything."""
+        hint = decode(text)
+        if hint is None:
+            _logger.debug("Ignored a hint from %s: %.100r", self._name, text)
+        else:
+            self.hint(hint)
+
+    def hint(self, hint: Hint) -> None:
+        """Tell a hint."""
+        try:
+            self._on_hint(hint)
+        except Exception:  # a listener outlives what its users do
+            _logger.exception("Handling %r failed.", hint)
+
+    def _tell_state(self, hearing: bool) -> None:
+        if self._hearing is hearing:
+            return
+        self._hearing = hearing
+        try:
+            self._on_state(hearing)
+        except Exception:  # a listener outlives what its users do
+            _logger.exception("Handling the state of %s failed.", self._name)
+
+
+class Pauses:
+    """How long to wait before the next attempt: doubling, capped, and different for everybody."""
+
+    __slots__ = ("_next_s", "_random")
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._next_s = FIRST_PAUSE_S
+
+    def next(self) -> float:
+        """Seconds to wait now: between half and all of the step, which then doubles."""
+        pause = self._next_s * self._random.uniform(0.5, 1.0)
+        self._next_s = min(LONGEST_PAUSE_S, 2 * self._next_s)
+        return pause
+
+    def reset(self) -> None:
+        """The connection proved good: the next loss is a new story."""
+        self._next_s = FIRST_PAUSE_S

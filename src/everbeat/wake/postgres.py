@@ -1,0 +1,206 @@
+"""Hints by LISTEN, for an event loop and for a thread, each on a connection of its own.
+
+What lives here: connecting again for ever, noticing a dead or useless connection. What may not: sending, which the
+statements themselves do with pg_notify, in the transaction they are about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+from typing import Any, Final
+
+import psycopg
+from psycopg import AsyncConnection, Connection, sql
+
+from everbeat.wake import OnHint, OnState
+from everbeat.wake.delivery import Delivery, Pauses
+
+PROBE_INTERVAL_S: Final = 15.0
+"""A connection is asked after this long without a hint, since a peer that vanished sends no farewell."""
+REPLY_TIMEOUT_S: Final = 10.0
+_CONNECT_TIMEOUT_S: Final = 20.0
+
+_WHOSE_BACKEND: Final = "SELECT pg_backend_pid()"
+
+
+class PoolerBetween(Exception):
+    """A transaction pooler answers in the server's place; LISTEN through it hears nothing. Use a direct URL for it."""
+
+
+class PostgresWake:
+    """Hints from one channel. `connect` makes a connection that nobody else uses; it is closed here."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[AsyncConnection[Any]]],
+        channel: str,
+        *,
+        random: Random | None = None,
+        probe_interval_s: float = PROBE_INTERVAL_S,
+        reply_timeout_s: float = REPLY_TIMEOUT_S,
+    ) -> None:
+        self._connect = connect
+        self._channel = channel
+        self._pauses = Pauses(random or Random())
+        self._probe_interval_s = probe_interval_s
+        self._reply_timeout_s = reply_timeout_s
+
+    async def run(self, on_hint: OnHint, on_state: OnState) -> None:
+        """Deliver hints until cancelled."""
+        delivery = Delivery(f"channel {self._channel!r}", on_hint=on_hint, on_state=on_state)
+        try:
+            while True:
+                try:
+                    await self._listen_once(delivery)
+                except PoolerBetween as problem:
+                    delivery.lost(problem.__doc__)
+                    await asyncio.Event().wait()
+                except Exception as problem:  # noqa: BLE001  # whatever it is, polling goes on and so does trying
+                    delivery.lost(problem)
+                await asyncio.sleep(self._pauses.next())
+        finally:
+            delivery.ended()
+
+    async def _listen_once(self, delivery: Delivery) -> None:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            connection = await self._connect()
+        try:
+            await connection.set_autocommit(True)
+            await self._probe(connection)
+            await connection.execute(_listen(self._channel))
+            delivery.connected()
+            while True:
+                async for notification in connection.notifies(timeout=self._probe_interval_s):
+                    delivery.payload(notification.payload)
+                    self._pauses.reset()
+                await self._probe(connection)
+                self._pauses.reset()
+        finally:
+            await connection.close()
+
+    async def _probe(self, connection: AsyncConnection[Any]) -> None:
+        # Not asyncio.timeout: psycopg answers a cancellation by asking the server, the very one that is silent.
+        overdue = asyncio.get_running_loop().call_later(self._reply_timeout_s, _hang_up, connection)
+        try:
+            cursor = await connection.execute(_WHOSE_BACKEND)
+            _refuse_pooler(connection, await cursor.fetchone())
+        finally:
+            overdue.cancel()
+
+
+class SyncPostgresWake:
+    """The same in a daemon thread. `connect` is called in that thread."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection[Any]],
+        channel: str,
+        *,
+        random: Random | None = None,
+        probe_interval_s: float = PROBE_INTERVAL_S,
+        reply_timeout_s: float = REPLY_TIMEOUT_S,
+    ) -> None:
+        self._connect = connect
+        self._channel = channel
+        self._pauses = Pauses(random or Random())
+        self._probe_interval_s = probe_interval_s
+        self._reply_timeout_s = reply_timeout_s
+        self._stopping = threading.Event()
+        self._guard = threading.Lock()
+        self._connection: Connection[Any] | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def start(self, on_hint: OnHint, on_state: OnState) -> None:
+        """Begin to deliver hints, in a thread; raises RuntimeError when called twice."""
+        if self._thread is not None:
+            raise RuntimeError(f"The listener on {self._channel!r} was started before; make a new one.")
+        delivery = Delivery(f"channel {self._channel!r}", on_hint=on_hint, on_state=on_state)
+        self._thread = threading.Thread(
+            target=self._run, args=(delivery,), name="everbeat-hints", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float = 5.0) -> None:
+        """End it, waiting at most `timeout_s` seconds for the thread; a second call does nothing."""
+        if self._pid != os.getpid():
+            return  # a forked child has a copy of the connection, which is still the parent's
+        self._stopping.set()
+        with self._guard:
+            if self._connection is not None:
+                _hang_up(self._connection)  # the thread waits in there and would not see the event
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self, delivery: Delivery) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._listen_once(delivery)
+                except PoolerBetween as problem:
+                    delivery.lost(problem.__doc__)
+                    self._stopping.wait()
+                except Exception as problem:  # noqa: BLE001  # whatever it is, polling goes on and so does trying
+                    if not self._stopping.is_set():
+                        delivery.lost(problem)
+                self._stopping.wait(self._pauses.next())
+        finally:
+            delivery.ended()
+
+    def _listen_once(self, delivery: Delivery) -> None:
+        connection = self._connect()
+        try:
+            with self._guard:
+                if self._stopping.is_set():
+                    return
+                self._connection = connection
+            connection.autocommit = True
+            self._probe(connection)
+            connection.execute(_listen(self._channel))
+            delivery.connected()
+            while not self._stopping.is_set():
+                for notification in connection.notifies(timeout=self._probe_interval_s):
+                    delivery.payload(notification.payload)
+                    self._pauses.reset()
+                self._probe(connection)
+                self._pauses.reset()
+        finally:
+            with self._guard:
+                self._connection = None
+                connection.close()
+
+    def _probe(self, connection: Connection[Any]) -> None:
+        overdue = threading.Timer(self._reply_timeout_s, self._hang_up_if_current, [connection])
+        overdue.daemon = True
+        overdue.start()
+        try:
+            _refuse_pooler(connection, connection.execute(_WHOSE_BACKEND).fetchone())
+        finally:
+            overdue.cancel()
+
+    def _hang_up_if_current(self, connection: Connection[Any]) -> None:
+        with self._guard:
+            if self._connection is connection:
+                _hang_up(connection)
+
+
+def _listen(channel: str) -> sql.Composed:
+    return sql.SQL("LISTEN {}").format(sql.Identifier(channel))
+
+
+def _refuse_pooler(connection: Connection[Any] | AsyncConnection[Any], row: tuple[Any, ...] | None) -> None:
+    if row is None or row[0] != connection.info.backend_pid:
+        raise PoolerBetween
+
+
+def _hang_up(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    """End a connection under whoever waits for it, who sees it at once as lost. Closing it is left to its owner."""
+    # A copy of the descriptor: the socket object closes what it was given.
+    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)

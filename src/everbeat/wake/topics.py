@@ -1,0 +1,106 @@
+"""What a hint can say, and its text on the wire.
+
+What lives here: the kinds of hints, their payloads, reading them back. What may not: connections, and truth: a
+hint may be lost, repeated or late, and whoever gets one looks into the database.
+
+The statements that end, cancel or take tasks write the same payloads: `t:<queue>`, `d:<id>,<id>`, `c:<id>`,
+`l:<id>,<id>`, and `*` for all there may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+MAX_PAYLOAD_BYTES: Final = 7_900
+"""PostgreSQL refuses a notification of 8,000 bytes, and with it the statement that sends it."""
+
+_ID_BYTES: Final = 37  # a UUID and its comma
+IDS_PER_PAYLOAD: Final = (MAX_PAYLOAD_BYTES - 2) // _ID_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class TasksReady:
+    """A queue may have tasks to claim."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnded:
+    """These tasks may have reached a terminal state."""
+
+    ids: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Somebody may have asked to cancel this running task."""
+
+    id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """The leases of these tasks may have been taken from their holder."""
+
+    ids: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """Anything may have happened: hints may have been missed, so look at all that is waited for."""
+
+
+Hint = TasksReady | TaskEnded | CancelAsked | LeaseLost | Everything
+
+
+def encode(hint: Hint) -> tuple[str, ...]:
+    """The payloads that say `hint`: several where one would be too long, none where it names no task."""
+    match hint:
+        case TasksReady(queue):
+            payload = f"t:{queue}"
+            return (payload if len(payload.encode(errors="replace")) <= MAX_PAYLOAD_BYTES else "*",)
+        case TaskEnded(ids):
+            return tuple(_encode_ids("d", ids))
+        case CancelAsked(task_id):
+            return (f"c:{task_id}",)
+        case LeaseLost(ids):
+            return tuple(_encode_ids("l", ids))
+        case Everything():
+            return ("*",)
+
+
+def decode(payload: str) -> Hint | None:
+    """The hint in a payload; None for one that says nothing understandable, which is no error."""
+    if payload == "*":
+        return Everything()
+    kind, _, subject = payload.partition(":")
+    if not subject:
+        return None
+    match kind:
+        case "t":
+            return TasksReady(subject)
+        case "d" if ids := tuple(_decode_ids(subject)):
+            return TaskEnded(ids)
+        case "c" if ids := tuple(_decode_ids(subject)):
+            return CancelAsked(ids[0])
+        case "l" if ids := tuple(_decode_ids(subject)):
+            return LeaseLost(ids)
+        case _:
+            return None
+
+
+def _encode_ids(kind: str, ids: Sequence[UUID]) -> Iterator[str]:
+    for first in range(0, len(ids), IDS_PER_PAYLOAD):
+        yield f"{kind}:{','.join(map(str, ids[first : first + IDS_PER_PAYLOAD]))}"
+
+
+def _decode_ids(subject: str) -> Iterator[UUID]:
+    for text in subject.split(","):
+        try:
+            yield UUID(text)
+        except ValueError:
+            continue  # the others may still be right

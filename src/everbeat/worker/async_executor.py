@@ -1,0 +1,91 @@
+"""Async task functions on the worker's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from everbeat.domain.definition import RunIn
+from everbeat.runtime.nursery import Nursery
+from everbeat.worker.attempt import Attempt, Ended, Failed, OnEnded
+from everbeat.worker.invocation import Invoker
+
+CLOSE_PATIENCE_S: Final = 2.0
+"""How long code that swallows its cancellation may hold up the end of the worker."""
+
+
+class AsyncExecutor:
+    """Each attempt is an asyncio task named after it, which is what a blocked loop is blamed on."""
+
+    mode: RunIn = "async"
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        invoker: Invoker,
+        worker_id: Callable[[], str],
+        on_ended: OnEnded,
+        on_free: Callable[[], None],
+    ) -> None:
+        self.slots = slots
+        self._invoker = invoker
+        self._worker_id = worker_id
+        self._on_ended = on_ended
+        self._on_free = on_free
+        self._nursery = Nursery(name="async tasks")
+        self._running: dict[Attempt, asyncio.Task[Ended]] = {}
+
+    @property
+    def free(self) -> int:
+        """Slots without running code."""
+        return self.slots - len(self._running)
+
+    @property
+    def occupied(self) -> int:
+        """Slots with running code."""
+        return len(self._running)
+
+    def prepare(self, wanted: int) -> None:
+        """Nothing: a slot is ready when it is free."""
+        del wanted
+
+    def begin(self, attempt: Attempt) -> None:
+        """Start its coroutine."""
+        task = self._nursery.start(self._run(attempt), name=f"{attempt.task.name} {attempt.id}")
+        self._running[attempt] = task
+        task.add_done_callback(lambda done: self._done(attempt, done))
+
+    def stop(self, attempt: Attempt) -> None:
+        """Cancel its coroutine."""
+        if (task := self._running.get(attempt)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel what is left; code that swallows that is left behind."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_PATIENCE_S):
+                await self._nursery.close()
+
+    async def _run(self, attempt: Attempt) -> Ended:
+        definition = attempt.definition
+        context = attempt.context(worker_id=self._worker_id())
+        try:
+            with context.entered():
+                call = self._invoker.call(definition, attempt.task.args, context)
+                if isinstance(call, Failed):
+                    return call
+                return self._invoker.returned(definition, await call())
+        except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
+            return self._invoker.raised(definition, exception)
+
+    def _done(self, attempt: Attempt, task: asyncio.Task[Ended]) -> None:
+        self._running.pop(attempt, None)
+        # A coroutine that is cancelled before its first step never ran, not even the handler above.
+        ended = (
+            self._invoker.raised(attempt.definition, asyncio.CancelledError()) if task.cancelled() else task.result()
+        )
+        self._on_ended(attempt, ended)
+        self._on_free()

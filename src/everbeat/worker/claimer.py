@@ -1,0 +1,282 @@
+"""Getting work: claims for free slots and a few ahead, then starts, each one statement for a whole batch.
+
+What lives here: when to look, and the statements claim, start and release. What may not: running code.
+
+Code runs only after its start was acknowledged. A claim is repeated with the same call id until it is answered, so that
+a lost reply loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import uuid4
+
+from everbeat.domain.definition import TaskDefinition
+from everbeat.domain.policy import StoredPolicy
+from everbeat.errors import PayloadError
+from everbeat.runtime.clock import Clock
+from everbeat.store import leases
+from everbeat.store.leases import Claimed
+from everbeat.store.session import Session
+from everbeat.worker.attempt import Attempt, Stage
+from everbeat.worker.lane import Lane
+from everbeat.worker.leases import LeaseTable
+from everbeat.worker.protocol import Lease
+
+MOST_CLAIMED: Final = 500
+FIRST_CLAIM: Final = 100
+CLAIM_BYTES: Final = 32 * 1024 * 1024
+DEAF_POLL_S: Final = 1.0
+_SLACK_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRules:
+    """What the claimer asks of the rest of the worker."""
+
+    worker_id: Callable[[], str]
+    may_claim: Callable[[], bool]
+    may_start: Callable[[], bool]
+    is_deaf: Callable[[], bool]
+    on_progress: Callable[[Attempt], None]
+    launch: Callable[[Attempt], None]
+    not_started: Callable[[Attempt, str], None]
+
+
+class Claimer:
+    """A service; each tick is one round of claims and starts."""
+
+    name = "claimer"
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        lanes: Sequence[Lane],
+        table: LeaseTable,
+        definitions: Mapping[str, TaskDefinition],
+        queues: Sequence[str] | None,
+        queue_priorities: Mapping[str, int],
+        poll_interval_s: float,
+        clock: Clock,
+        rules: ClaimRules,
+    ) -> None:
+        self.wake = asyncio.Event()
+        self.is_closed = False
+        self._session = session
+        self._lanes = lanes
+        self._table = table
+        self._definitions = definitions
+        self._queues = queues
+        self._queue_priorities = dict(queue_priorities)
+        self._poll_interval_s = poll_interval_s
+        self._clock = clock
+        self._rules = rules
+        self._busy = asyncio.Lock()
+        self._due_at = math.inf
+        self._poll_at = 0.0
+        self._limit = FIRST_CLAIM
+
+    @property
+    def interval_s(self) -> float:
+        """The poll floor; without hints there is only the poll."""
+        return min(self._poll_interval_s, DEAF_POLL_S) if self._rules.is_deaf() else self._poll_interval_s
+
+    def look(self, queue: str | None = None) -> None:
+        """Tasks may be due in this queue, or in any."""
+        if queue is None or self._queues is None or queue in self._queues:
+            for lane in self._lanes:
+                lane.has_more = True
+            self.wake.set()
+
+    def slot_freed(self) -> None:
+        """Something may be started, or claimed, that had no room before."""
+        self.wake.set()
+
+    async def tick(self) -> float | None:
+        """Start what waits, claim for what is free, start again."""
+        async with self._busy:
+            if self.is_closed:
+                return None
+            self._look_when_due()
+            await self._give_back_broken()
+            await self._start_waiting()
+            asked_at = self._clock.monotonic()
+            idle = await self._claim_all()
+            await self._start_waiting()
+            if self._can_go_on():
+                return 0.0
+            if idle:
+                await self._ask_next_due(idle, asked_at)
+            return self._rest_s()
+
+    async def close(self) -> None:
+        """Claim no more; what waits is given back at no cost."""
+        self.is_closed = True
+        self.wake.set()
+        async with self._busy:
+            waiting = [attempt for lane in self._lanes for attempt in lane.waiting]
+            for lane in self._lanes:
+                lane.waiting.clear()
+            await self._release(waiting)
+
+    async def confirm_phantoms(self, proposed: Sequence[Lease]) -> None:
+        """Give back what the database holds in our name and nobody here knows."""
+        if not (phantoms := self._table.phantoms(proposed)):
+            return
+        channel = self._session.target.channel
+        released = set(await self._session.run(leases.release(phantoms, channel=channel)))
+        running = [lease for lease in phantoms if lease[0] not in released]
+        if running:
+            outcomes = [leases.Settlement(id=lease[0], claim_id=lease[1], outcome="RELEASED") for lease in running]
+            await self._session.run(leases.settle(outcomes, channel=channel))
+        self.look()
+
+    def _look_when_due(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._due_at:
+            self._due_at = math.inf
+            self.look()
+        if now >= self._poll_at:
+            self.look()
+        if now >= self._poll_at or self._poll_at - now > self.interval_s:
+            self._poll_at = now + self.interval_s
+
+    async def _claim_all(self) -> list[Lane]:
+        """One claim for each lane with room; answers the lanes that have nothing more to claim for now."""
+        idle: list[Lane] = []
+        for lane in self._lanes:
+            limit = min(lane.wanted, self._limit)
+            now = self._clock.monotonic()
+            if self.is_closed or not lane.has_more or limit <= 0 or now < lane.paused_until:
+                continue
+            if not (self._rules.may_claim() and self._rules.may_start()):
+                continue
+            lane.has_more = False  # a hint that comes while the statement runs sets it again
+            try:
+                taken = await self._claim(lane, limit)
+            except BaseException:
+                lane.has_more = True
+                raise
+            if taken >= limit:
+                lane.has_more = True
+            elif not lane.has_more:
+                idle.append(lane)
+        return idle
+
+    async def _claim(self, lane: Lane, limit: int) -> int:
+        worker_id = self._rules.worker_id()
+        with self._table.claim_in_flight():
+            claimed = await self._session.run(
+                leases.claim(
+                    worker_id=worker_id,
+                    claim_call=uuid4(),
+                    names=lane.names,
+                    limit=limit,
+                    queues=self._queues,
+                    queue_priorities=self._queue_priorities,
+                )
+            )
+            if worker_id != self._rules.worker_id():
+                return 0  # claimed in a name that was declared dead meanwhile: it is recovered there
+            for task in claimed:
+                attempt = self._attempt(task)
+                self._table.add(attempt)
+                lane.add(attempt)
+        if claimed:
+            mean = sum(len(task.args) for task in claimed) // len(claimed)
+            self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
+        return len(claimed)
+
+    def _attempt(self, task: Claimed) -> Attempt:
+        try:
+            policy = StoredPolicy.from_json(task.policy)
+        except PayloadError:
+            policy = StoredPolicy()  # damaged by hand; the function's own options remain
+        return Attempt(
+            task=task,
+            definition=self._definitions[task.name],
+            policy=policy,
+            on_progress=self._rules.on_progress,
+        )
+
+    async def _start_waiting(self) -> None:
+        if not self._rules.may_start() or self.is_closed:
+            return
+        batch = [attempt for lane in self._lanes for attempt in lane.take()]
+        if not batch:
+            return
+        for attempt in batch:
+            attempt.stage = Stage.STARTING
+        try:
+            statement = leases.start([attempt.lease for attempt in batch], channel=self._session.target.channel)
+            answers = await self._session.run(statement)
+        except BaseException:
+            self._wait_again(batch)
+            raise
+        for attempt in batch:
+            answer = answers.get(attempt.id)
+            if attempt.stage is not Stage.STARTING:
+                continue  # lost while the statement ran: its code must not begin
+            if answer is None or answer.verdict != "started":
+                self._rules.not_started(attempt, "lost" if answer is None else answer.verdict)
+                continue
+            attempt.number, attempt.started_at = answer.attempt or 1, answer.started_at
+            self._rules.launch(attempt)
+
+    def _wait_again(self, batch: Sequence[Attempt]) -> None:
+        by_mode = {lane.mode: lane for lane in self._lanes}
+        for attempt in batch:
+            if attempt.stage is Stage.STARTING:
+                attempt.stage = Stage.CLAIMED
+                by_mode[attempt.mode].add(attempt)
+
+    async def _give_back_broken(self) -> None:
+        """A lane whose processes do not come up lets others have its tasks, and tries again later."""
+        for lane in self._lanes:
+            if lane.is_broken:
+                lane.is_broken = False
+                lane.failures += 1
+                pause = min(0.5 * 2.0 ** min(lane.failures - 1, 10), _LONGEST_PAUSE_S)
+                lane.paused_until = self._clock.monotonic() + pause
+                lane.has_more = True
+                waiting, lane.waiting = lane.waiting, []
+                await self._release(waiting)
+
+    async def _release(self, attempts: Sequence[Attempt]) -> None:
+        held = [attempt for attempt in attempts if attempt.stage is Stage.CLAIMED]
+        if held:
+            statement = leases.release([one.lease for one in held], channel=self._session.target.channel)
+            await self._session.run(statement)
+        for attempt in held:
+            self._rules.not_started(attempt, "released")
+
+    def _can_go_on(self) -> bool:
+        if not self._rules.may_start():
+            return False
+        now = self._clock.monotonic()
+        for lane in self._lanes:
+            if lane.startable or lane.is_broken:
+                return True
+            if lane.has_more and lane.wanted and now >= lane.paused_until and self._rules.may_claim():
+                return True
+        return False
+
+    async def _ask_next_due(self, idle: Sequence[Lane], asked_at: float) -> None:
+        names = [name for lane in idle for name in lane.names]
+        # What became due while the claim ran was missed by it, and is in the past by now.
+        margin_ms = math.ceil((self._clock.monotonic() - asked_at) * 1_000) + 1
+        statement = leases.next_due(names=names, queues=self._queues, margin_ms=margin_ms)
+        due_in_ms = await self._session.run(statement)
+        if due_in_ms is not None:
+            self._due_at = min(self._due_at, self._clock.monotonic() + max(0.0, due_in_ms) / 1_000 + _SLACK_S)
+
+    def _rest_s(self) -> float:
+        now = self._clock.monotonic()
+        moments = [self._due_at, self._poll_at, *(lane.paused_until for lane in self._lanes if lane.paused_until > now)]
+        return max(0.0, min(moments) - now)

@@ -1,0 +1,186 @@
+"""The life of an attempt in this worker: launched, perhaps stopped, ended, settled. One place for every turn of it.
+
+What lives here: what follows from what, in memory. What may not: how code is run or ended (the executors), what an
+outcome is (`settlement`), statements (`settler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from random import Random
+from typing import Final
+from uuid import UUID
+
+from everbeat.domain.context import StopReason
+from everbeat.domain.definition import RunIn
+from everbeat.errors import EverbeatError
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import EventBus, LeasesLost, TaskFinished, ZombieRefused
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.nursery import Nursery
+from everbeat.store.leases import Settlement
+from everbeat.worker.attempt import Attempt, Died, Ended, Stage
+from everbeat.worker.executor import Executor
+from everbeat.worker.leases import LeaseTable
+from everbeat.worker.progress import ProgressRecorder
+from everbeat.worker.settlement import settlement_of
+from everbeat.worker.settler import Settler
+
+RecoverCrashed = Callable[[UUID, UUID, ExitReport], Awaitable[object]]
+
+SETTLE_AFTER_S: Final[Mapping[RunIn, float]] = {"async": 0.5, "thread": 0.5, "process": 0.9}
+"""How long code that was stopped may take to end before its attempt is settled without it."""
+_RECOVERY_PAUSE_S: Final = 1.0
+_ENDED_STATES: Final = {"COMPLETED": "COMPLETED", "CANCELLED": "CANCELLED", "RELEASED": "PENDING"}
+
+_log = logging.getLogger("everbeat.worker")
+
+
+class Conductor:
+    """Leads attempts from launch to settle. `on_change` is called whenever a lease is over or its code has ended."""
+
+    def __init__(
+        self,
+        *,
+        table: LeaseTable,
+        events: EventBus,
+        clock: Clock,
+        random: Random,
+        nursery: Nursery,
+        recover_crashed: RecoverCrashed,
+        on_change: Callable[[Attempt], None],
+    ) -> None:
+        self.executors: dict[RunIn, Executor] = {}
+        self.settler: Settler
+        self.progress: ProgressRecorder
+        self._table = table
+        self._events = events
+        self._clock = clock
+        self._random = random
+        self._nursery = nursery
+        self._recover_crashed = recover_crashed
+        self._on_change = on_change
+
+    def launch(self, attempt: Attempt) -> None:
+        """The start was acknowledged: its code runs from now on."""
+        attempt.stage = Stage.RUNNING
+        attempt.launched_at = self._clock.monotonic()
+        executor = self.executors[attempt.mode]
+        if executor.free <= 0:  # a task process ended while the start was under way
+            self._settle(attempt, Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED"))
+            return
+        if (limit_s := attempt.timeout_s) is not None:
+            self._later(attempt, limit_s, lambda: self.stop(attempt, "timed_out"))
+        executor.begin(attempt)
+
+    def not_started(self, attempt: Attempt, verdict: str) -> None:
+        """The lease is over before any code ran: "released", "expired" or "lost"."""
+        self._let_go(attempt)
+        match verdict:
+            case "lost":
+                self._events.emit(LeasesLost(task_ids=(attempt.id,), reason="taken away before its code started"))
+            case "expired":
+                finished = TaskFinished(task_id=attempt.id, name=attempt.task.name, state="EXPIRED", duration_s=0.0)
+                self._events.emit(finished)
+            case _:
+                pass
+
+    def stop(self, attempt: Attempt, reason: StopReason) -> None:
+        """Make running code end; the first reason stands, but a lost lease outranks every other."""
+        if attempt.stage is not Stage.RUNNING:
+            return
+        if attempt.stopped is None:
+            attempt.stopped = reason
+            attempt.cancel_timers()
+            # A thread cannot be ended: a cancel is a wish, and a result that comes all the same is not hidden.
+            if not (reason == "cancelled" and attempt.mode == "thread"):
+                self._later(attempt, SETTLE_AFTER_S[attempt.mode], lambda: self._settle_without_code(attempt))
+            self.executors[attempt.mode].stop(attempt)
+        elif attempt.stopped == "cancelled" and reason in ("timed_out", "shutting_down"):
+            attempt.stopped = reason
+            self._later(attempt, SETTLE_AFTER_S[attempt.mode], lambda: self._settle_without_code(attempt))
+
+    def stop_all(self, reason: StopReason) -> None:
+        """Stop whatever runs."""
+        for attempt in self._table.at(Stage.RUNNING):
+            self.stop(attempt, reason)
+
+    def fence(self) -> None:
+        """The worker was cut off for too long: end the code before anybody may take its work over."""
+        for attempt in self._table.at(Stage.RUNNING):
+            attempt.self_fenced = True
+            attempt.stopped = None
+            self.stop(attempt, "lease_lost")
+
+    def lose(self, attempts: Iterable[Attempt], reason: str) -> None:
+        """Leases that are somebody else's now: their code is stopped, and nothing is written."""
+        # What is being settled is not lost by hearsay: the settle itself is told whether it landed.
+        lost = [attempt for attempt in attempts if attempt.stage in (Stage.CLAIMED, Stage.STARTING, Stage.RUNNING)]
+        for attempt in lost:
+            was_running = attempt.stage is Stage.RUNNING
+            attempt.cancel_timers()
+            self._let_go(attempt)
+            if was_running:
+                attempt.stopped = "lease_lost"
+                self.executors[attempt.mode].stop(attempt)
+        if lost:
+            self._events.emit(LeasesLost(task_ids=tuple(attempt.id for attempt in lost), reason=reason))
+
+    def ended(self, attempt: Attempt, ended: Ended) -> None:
+        """An executor says that the code of an attempt has ended."""
+        attempt.cancel_timers()
+        if attempt.stage is Stage.RUNNING:
+            settlement = settlement_of(attempt, ended, random=self._random)
+            if settlement is not None:
+                self._settle(attempt, settlement)
+            elif isinstance(ended, Died):
+                attempt.stage = Stage.SETTLING
+                self._nursery.start(self._recover(attempt, ended.report), name=f"recover {attempt.id}")
+        self._on_change(attempt)
+
+    def settled(self, attempt: Attempt, settlement: Settlement, verdict: str) -> None:
+        """The database has answered what became of an outcome."""
+        self._let_go(attempt)
+        if verdict == "lost":
+            self._events.emit(ZombieRefused(task_id=attempt.id, verb="settle"))
+            return
+        state = verdict
+        if verdict == "already":
+            retried = "PENDING" if settlement.retry_in_ms is not None else "FAILED"
+            state = _ENDED_STATES.get(settlement.outcome, retried)
+        duration_s = self._clock.monotonic() - attempt.launched_at
+        self._events.emit(
+            TaskFinished(task_id=attempt.id, name=attempt.task.name, state=state, duration_s=duration_s)
+        )
+
+    def _settle_without_code(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.RUNNING:
+            settlement = settlement_of(attempt, None, random=self._random)
+            if settlement is not None:
+                self._settle(attempt, settlement)
+                self._on_change(attempt)
+
+    def _settle(self, attempt: Attempt, settlement: Settlement) -> None:
+        attempt.stage = Stage.SETTLING
+        self.settler.put(attempt, settlement)
+
+    def _let_go(self, attempt: Attempt) -> None:
+        self._table.remove(attempt)
+        self.progress.forget(attempt)
+        self._on_change(attempt)
+
+    def _later(self, attempt: Attempt, seconds: float, act: Callable[[], None]) -> None:
+        attempt.timers.append(asyncio.get_running_loop().call_later(seconds, act))
+
+    async def _recover(self, attempt: Attempt, report: ExitReport) -> None:
+        """Its process died under it: recovery decides, as for any other death, and is asked until it has answered."""
+        while True:
+            try:
+                await self._recover_crashed(attempt.id, attempt.claim_id, report)
+                break
+            except EverbeatError as problem:
+                _log.error("recovery_failed task_id=%s error=%s", attempt.id, problem)
+                await self._clock.sleep(_RECOVERY_PAUSE_S)
+        self._let_go(attempt)

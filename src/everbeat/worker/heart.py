@@ -1,0 +1,103 @@
+"""The heart of a supervisor: one beat per interval for whatever its workers hold, and the answers handed out to them.
+
+What lives here: beating. What may not: what a supervisor does when it learns that it was declared dead.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+from uuid import UUID
+
+from everbeat import errors
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import DatabaseBack, DatabaseUnreachable, EventBus
+from everbeat.store import workers
+from everbeat.store.session import Session
+from everbeat.store.workers import BeatAnswer
+from everbeat.worker.protocol import Beaten, Cancel, Lease, Lost, Phantoms
+from everbeat.worker.seat import Seat
+
+_AGAIN_S: Final = 0.05
+
+
+class Heart:
+    """A service. `on_ended` is awaited when a beat was refused because the supervisor had been declared dead."""
+
+    name = "heart"
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        interval_s: float,
+        supervisor_id: Callable[[], str],
+        seats: Callable[[], Iterable[Seat]],
+        on_ended: Callable[[str], Awaitable[None]],
+        events: EventBus,
+        clock: Clock,
+    ) -> None:
+        self.interval_s = interval_s
+        self.draining = False
+        self.failures = 0
+        self._session = session
+        self._supervisor_id = supervisor_id
+        self._seats = seats
+        self._on_ended = on_ended
+        self._events = events
+        self._clock = clock
+        self._silent_since: float | None = None
+
+    async def tick(self) -> float | None:
+        """One beat, tried again for one interval. It speaks for what is held in memory now, so it is made anew after that."""
+        supervisor_id = self._supervisor_id()
+        seats = list(self._seats())
+        holder = {claim_id: seat for seat in seats for claim_id in seat.held}
+        held = [(task_id, claim_id) for seat in seats for claim_id, task_id in seat.held.items()]
+        asked_at = self._clock.monotonic()
+        try:
+            answer = await self._session.run(
+                workers.beat(supervisor_id, held, draining=self.draining), patience_s=self.interval_s
+            )
+        except errors.DatabaseUnreachable as problem:
+            self._missed(asked_at, problem)
+            return _AGAIN_S
+        self._landed()
+        if answer.seq is None:
+            await self._on_ended(supervisor_id)
+            return 0.0
+        self._hand_out(answer, seats, holder)
+        return None
+
+    def _missed(self, asked_at: float, problem: Exception) -> None:
+        self.failures += 1
+        if self._silent_since is None:
+            self._silent_since = asked_at
+            self._events.emit(DatabaseUnreachable(reason=str(problem)))
+
+    def _landed(self) -> None:
+        if self._silent_since is not None:
+            self._events.emit(DatabaseBack(after_s=self._clock.monotonic() - self._silent_since))
+            self._silent_since = None
+
+    def _hand_out(self, answer: BeatAnswer, seats: list[Seat], holder: dict[UUID, Seat]) -> None:
+        lost, cancelled, phantoms = (defaultdict[Seat, list[Lease]](list) for _ in range(3))
+        by_worker = {seat.worker_id: seat for seat in seats}
+        for lease in answer.lost:
+            seat = holder[lease[1]]
+            seat.held.pop(lease[1], None)
+            lost[seat].append(lease)
+        for lease in answer.cancel:
+            cancelled[holder[lease[1]]].append(lease)
+        for task_id, claim_id, worker_id in answer.phantoms:
+            if worker_id in by_worker:
+                phantoms[by_worker[worker_id]].append((task_id, claim_id))
+        for seat in seats:
+            if seat in lost:
+                seat.tell(Lost(lost[seat]))
+            if seat in cancelled:
+                seat.tell(Cancel(cancelled[seat]))
+            if seat in phantoms:
+                seat.tell(Phantoms(phantoms[seat]))
+            seat.tell(Beaten(answer.seq or 0))

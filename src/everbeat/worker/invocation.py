@@ -1,0 +1,105 @@
+"""Calling a task function and reading how it ended, alike on the loop, in a thread and in a task process.
+
+What lives here: arguments from JSON, the call, the value or exception to JSON. What may not: what is done about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from everbeat.domain.context import Context
+from everbeat.domain.definition import TaskDefinition
+from everbeat.domain.failure import error_from_exception, error_to_json
+from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_UNSERIALISABLE, UNHANDLED_EXCEPTION, TaskError
+from everbeat.worker.attempt import Ended, Failed, Succeeded
+
+RESULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
+"""PostgreSQL holds a value of 1 GB at most, and drops the connection on a longer one, which would be tried for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A task function with its arguments, ready to be called."""
+
+    function: Callable[..., Any]
+    positional: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    def __call__(self) -> Any:
+        return self.function(*self.positional, **self.named)
+
+
+@dataclass(frozen=True, slots=True)
+class Invoker:
+    """Reads calls and their ends; `exception_codes` are the app's, asked after the task's own."""
+
+    exception_codes: Mapping[type[BaseException], str]
+
+    def call(self, definition: TaskDefinition, args: str, context: Context) -> Call | Failed:
+        """The call; a failure where the stored arguments do not fit the function any more."""
+        try:
+            positional, named = definition.codec.decode(args)
+        except Exception as problem:  # noqa: BLE001 - models of the user validate themselves here, and may raise anything
+            return self._failed(definition, problem, code=ARGUMENTS_INVALID)
+        if definition.codec.takes_context:
+            positional = (context, *positional)
+        return Call(definition.function, positional, named)
+
+    def returned(self, definition: TaskDefinition, value: Any) -> Ended:
+        """What the function returned, or why that cannot be stored."""
+        try:
+            result = definition.codec.encode_result(value)
+        except Exception as problem:  # noqa: BLE001 - as above
+            return self._failed(definition, problem, code=RESULT_UNSERIALISABLE)
+        if len(result) > RESULT_LIMIT_BYTES:
+            return self._unstorable(definition, f"{len(result):,} bytes of JSON, of {RESULT_LIMIT_BYTES:,} allowed")
+        return Succeeded(result)
+
+    def raised(self, definition: TaskDefinition, exception: BaseException) -> Failed:
+        """What the function raised."""
+        return self._failed(definition, exception, code=None)
+
+    def run(self, definition: TaskDefinition, args: str, context: Context) -> Ended:
+        """The whole of it, blocking; in a context of its own, so that nothing a task sets is left to the next."""
+        return contextvars.copy_context().run(self._run, definition, args, context)
+
+    def _run(self, definition: TaskDefinition, args: str, context: Context) -> Ended:
+        try:
+            with context.entered():
+                match self.call(definition, args, context):
+                    case Failed() as failed:
+                        return failed
+                    case call if definition.is_async:
+                        return self.returned(definition, asyncio.run(_awaited(call)))
+                    case call:
+                        return self.returned(definition, call())
+        except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
+            return self.raised(definition, exception)
+
+    def _failed(self, definition: TaskDefinition, exception: BaseException, *, code: str | None) -> Failed:
+        try:
+            codes = {**definition.options.exception_codes, **self.exception_codes}
+            codes.update(definition.options.exception_codes)
+            error = error_from_exception(exception, codes=codes)
+            if code is not None:
+                error = TaskError(code, error.message, error.data, type=error.type, traceback=error.traceback)
+        except Exception as problem:  # noqa: BLE001 - the exception's own class may break isinstance and more
+            error = TaskError(code or UNHANDLED_EXCEPTION, f"The error could not be read: {type(problem).__name__}.")
+        return Failed(error_to_json(error), self._is_retryable(definition, error.code, exception))
+
+    def _unstorable(self, definition: TaskDefinition, reason: str) -> Failed:
+        error = TaskError(RESULT_UNSERIALISABLE, f"The result of task {definition.name!r} cannot be stored: {reason}.")
+        return Failed(error_to_json(error), self._is_retryable(definition, error.code, None))
+
+    @staticmethod
+    def _is_retryable(definition: TaskDefinition, code: str, exception: BaseException | None) -> bool:
+        retry = definition.options.retry
+        return retry is not None and retry.matches(code, exception)
+
+
+async def _awaited(call: Call) -> Any:
+    return await call()

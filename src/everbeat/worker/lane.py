@@ -1,0 +1,67 @@
+"""A lane: the tasks of one mode (async, thread, process), their slots, and those that wait claimed for a slot.
+
+What lives here: the arithmetic of how much to claim and to start. What may not: statements.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from everbeat.domain.definition import RunIn
+from everbeat.worker.attempt import Attempt, Stage
+from everbeat.worker.executor import Executor
+
+LOWEST_QUEUE_PRIORITY = 100
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    """`has_more`: tasks may be due that nobody looked for yet. `unsettled`: attempts whose outcome is on its way."""
+
+    mode: RunIn
+    names: tuple[str, ...]
+    executor: Executor
+    prefetch: int
+    queue_priorities: Mapping[str, int]
+    waiting: list[Attempt] = field(default_factory=list)
+    has_more: bool = True
+    unsettled: int = 0
+    is_broken: bool = False
+    paused_until: float = 0.0
+    failures: int = 0
+
+    @property
+    def wanted(self) -> int:
+        """How many more to claim: for free slots and a few ahead, fewer while settling lags behind."""
+        held = self.executor.occupied + len(self.waiting) + self._lag
+        return max(0, self.executor.slots + self.prefetch - held)
+
+    @property
+    def startable(self) -> int:
+        """How many of those waiting could begin now."""
+        return max(0, min(self.executor.free - self._lag, len(self.waiting)))
+
+    @property
+    def _lag(self) -> int:
+        # Memory stays bounded by two attempts a slot when outcomes cannot be written.
+        return max(0, self.unsettled - self.executor.slots)
+
+    def add(self, attempt: Attempt) -> None:
+        """Queue a claimed attempt in the order of service: a later claim may have brought a more urgent one."""
+        insort(self.waiting, attempt, key=self._rank)
+
+    def take(self) -> list[Attempt]:
+        """Those to start now; what was lost while it waited falls out."""
+        self.waiting = [attempt for attempt in self.waiting if attempt.stage is Stage.CLAIMED]
+        self.executor.prepare(len(self.waiting))
+        count = self.startable
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken
+
+    def _rank(self, attempt: Attempt) -> tuple[int, int, datetime, int]:
+        task = attempt.task
+        queue_priority = self.queue_priorities.get(task.queue, LOWEST_QUEUE_PRIORITY)
+        return queue_priority, task.priority, task.enqueued_at, task.id.int

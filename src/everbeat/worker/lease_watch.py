@@ -1,0 +1,85 @@
+"""Cancels and losses that arrive by hints: each is verified before it is acted on. Without hints, a poll once a second.
+
+What lives here: asking the database about leases we hold. What may not: beats, whose answers say the same more slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID
+
+from everbeat.store.leases import check_leases
+from everbeat.store.session import Session
+from everbeat.wake.topics import CancelAsked, Everything, Hint, LeaseLost
+from everbeat.worker.attempt import Attempt, Stage
+from everbeat.worker.leases import LeaseTable
+
+DEAF_POLL_S: Final = 1.0
+
+
+class LeaseWatch:
+    """A service."""
+
+    name = "lease watch"
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        table: LeaseTable,
+        on_cancel: Callable[[Attempt], None],
+        on_lost: Callable[[Attempt], None],
+    ) -> None:
+        self.wake = asyncio.Event()
+        self.is_deaf = True
+        self._session = session
+        self._table = table
+        self._on_cancel = on_cancel
+        self._on_lost = on_lost
+        self._suspects: set[UUID] = set()
+        self._check_all = False
+
+    @property
+    def interval_s(self) -> float:
+        """Once a second where nothing is heard."""
+        return DEAF_POLL_S if self.is_deaf else 3_600.0
+
+    def heard(self, hint: Hint) -> None:
+        """A hint arrived, perhaps about a task of ours."""
+        match hint:
+            case CancelAsked(task_id) if self._table.by_task(task_id):
+                self._suspects.add(task_id)
+                self.wake.set()
+            case LeaseLost(ids) if suspects := {task_id for task_id in ids if self._table.by_task(task_id)}:
+                self._suspects |= suspects
+                self.wake.set()
+            case Everything():
+                self._check_all = True
+                self.wake.set()
+            case _:
+                pass
+
+    def hears(self, hears: bool) -> None:
+        """Hints arrive from now on, or do not."""
+        self.is_deaf = not hears
+        self.wake.set()
+
+    async def tick(self) -> float | None:
+        """Ask about those that were hinted at, or about all."""
+        suspects, self._suspects = self._suspects, set()
+        everything, self._check_all = self._check_all or self.is_deaf, False
+        held = self._table.at(Stage.CLAIMED, Stage.RUNNING)
+        asked = [attempt for attempt in held if everything or attempt.id in suspects]
+        if asked:
+            for _, claim_id, verdict in await self._session.run(check_leases([one.lease for one in asked])):
+                attempt = self._table.by_claim(claim_id)
+                match verdict:
+                    case "lost" if attempt is not None:
+                        self._on_lost(attempt)
+                    case "cancel" if attempt is not None:
+                        self._on_cancel(attempt)
+                    case _:
+                        pass
+        return None

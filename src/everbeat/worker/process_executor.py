@@ -1,0 +1,261 @@
+"""Task functions with `run_in="process"`: processes of one task at a time, which can be ended at any moment.
+
+What lives here: the pool of task processes of one worker, and the worker's half of the talk with them. The other half is
+`task_process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from everbeat.domain.context import StopReason
+from everbeat.domain.definition import RunIn
+from everbeat.runtime.channel import AsyncChannel
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.frames import ChannelError
+from everbeat.runtime.nursery import Nursery
+from everbeat.runtime.process import ChildProcess, spawn
+from everbeat.worker.attempt import Attempt, Died, Ended, Failed, OnEnded, Succeeded
+from everbeat.worker.protocol import (
+    CancelRun,
+    FromTaskProcess,
+    ProcessReady,
+    Progress,
+    Raised,
+    Refused,
+    Returned,
+    Run,
+)
+
+START_PATIENCE_S: Final = 60.0
+CLOSE_PATIENCE_S: Final = 2.0
+
+_log = logging.getLogger("everbeat.worker")
+
+
+class TaskProcess:
+    """One task process as the worker knows it; `attempt` is what runs in it."""
+
+    __slots__ = ("attempt", "channel", "child", "is_doomed", "kill_timer")
+
+    def __init__(self, child: ChildProcess, channel: AsyncChannel) -> None:
+        self.child = child
+        self.channel = channel
+        self.attempt: Attempt | None = None
+        self.is_doomed = False
+        self.kill_timer: asyncio.TimerHandle | None = None
+
+    def interrupt(self, *, reason: StopReason, grace_s: float) -> None:
+        """Ask the code to end, and kill the process and what it started after the grace."""
+        if self.is_doomed or self.attempt is None:
+            return
+        self.is_doomed = True
+        self._send(CancelRun(self.attempt.claim_id, reason))
+        self.kill_timer = asyncio.get_running_loop().call_later(grace_s, self.child.kill)
+
+    def _send(self, message: CancelRun) -> None:
+        try:
+            self.channel.send_nowait(message)
+        except ChannelError:
+            self.child.kill()
+
+
+class ProcessExecutor:
+    """Processes are started when attempts wait, up to `slots`, and kept warm.
+
+    An attempt that is stopped costs its process, so that nothing of its code is left. `on_broken(reason)` is told when
+    a process ended before it was ready: no attempt was in it.
+    """
+
+    mode: RunIn = "process"
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        argv: Sequence[str],
+        stop_grace_s: float,
+        worker_id: Callable[[], str],
+        on_ended: OnEnded,
+        on_free: Callable[[], None],
+        on_broken: Callable[[str], None],
+        on_progress: Callable[[Attempt], None],
+    ) -> None:
+        self.slots = slots
+        self._argv = tuple(argv)
+        self._stop_grace_s = stop_grace_s
+        self._worker_id = worker_id
+        self._on_ended = on_ended
+        self._on_free = on_free
+        self._on_broken = on_broken
+        self._on_progress = on_progress
+        self._nursery = Nursery(name="task processes")
+        self._starting = 0
+        self._idle: list[TaskProcess] = []
+        self._busy: dict[Attempt, TaskProcess] = {}
+        self._alive: set[TaskProcess] = set()
+        self._closing = False
+
+    @property
+    def free(self) -> int:
+        """Processes that are ready and idle: an attempt is not started for a process that may never come up."""
+        return len(self._idle)
+
+    @property
+    def occupied(self) -> int:
+        """Processes with running code."""
+        return len(self._busy)
+
+    def prepare(self, wanted: int) -> None:
+        """Start as many processes as waiting attempts could use."""
+        alive = self._starting + len(self._idle) + len(self._busy)
+        missing = min(wanted - self._starting - len(self._idle), self.slots - alive)
+        for _ in range(0 if self._closing else missing):
+            self._starting += 1
+            self._nursery.start(self._live(), name="task process")
+
+    def begin(self, attempt: Attempt) -> None:
+        """Hand it to an idle process, the one that was used last."""
+        process = self._idle.pop()
+        process.attempt = attempt
+        self._busy[attempt] = process
+        task = attempt.task
+        order = Run(
+            task_id=task.id,
+            claim_id=task.claim_id,
+            name=task.name,
+            queue=task.queue,
+            args=task.args,
+            attempt=attempt.number,
+            fence=task.fence,
+            worker_id=self._worker_id(),
+            deadline=attempt.deadline,
+        )
+        try:
+            process.channel.send_nowait(order)
+        except ChannelError:
+            process.child.kill()  # its end is noticed, and reported, by the coroutine that reads from it
+
+    def stop(self, attempt: Attempt) -> None:
+        """Interrupt the code, then kill the process."""
+        if (process := self._busy.get(attempt)) is not None:
+            process.interrupt(reason=attempt.stopped or "lease_lost", grace_s=self._stop_grace_s)
+
+    async def close(self) -> None:
+        """End all processes: by end-of-file, then by force."""
+        self._closing = True
+        for process in tuple(self._alive):
+            process.channel.close()
+        try:
+            async with asyncio.timeout(CLOSE_PATIENCE_S):
+                for process in tuple(self._alive):
+                    await process.child.wait_exit()
+        except TimeoutError:
+            for process in tuple(self._alive):
+                process.child.kill()
+        await self._nursery.close()
+
+    async def _live(self) -> None:
+        """The whole life of one process."""
+        try:
+            process = await self._start()
+        finally:
+            self._starting -= 1
+        if process is None:
+            self._on_free()
+            return
+        self._alive.add(process)
+        self._idle.append(process)
+        try:
+            self._on_free()
+            await self._listen(process)
+            self._forget(process, await process.child.wait_exit())
+        finally:
+            process.child.kill()
+            process.child.close()
+            self._alive.discard(process)
+
+    async def _start(self) -> TaskProcess | None:
+        try:
+            child = spawn(self._argv, own_group=True)
+        except OSError as problem:
+            self._on_broken(f"it could not be started: {problem}")
+            return None
+        try:
+            channel = await AsyncChannel.open(child.channel_socket, messages=FromTaskProcess)
+            async with asyncio.timeout(START_PATIENCE_S):
+                first = await channel.receive()
+            if isinstance(first, ProcessReady) and not self._closing:
+                return TaskProcess(child, channel)
+            channel.close()
+            if isinstance(first, Refused):
+                self._on_broken(first.message)
+        except TimeoutError:
+            self._on_broken(f"it was not ready after {START_PATIENCE_S:g} s")
+        except ChannelError:
+            self._on_broken((await child.wait_exit()).cause)
+        except BaseException:
+            child.kill()
+            child.close()
+            raise
+        child.kill()
+        await child.wait_exit()
+        child.close()
+        return None
+
+    async def _listen(self, process: TaskProcess) -> None:
+        exited = self._nursery.start(self._close_after_exit(process), name="task process exit")
+        try:
+            while True:
+                match await process.channel.receive():
+                    case Progress(claim_id, progress) if process.attempt and process.attempt.claim_id == claim_id:
+                        process.attempt.progress = progress.encode()
+                        self._on_progress(process.attempt)
+                    case Returned(claim_id, result):
+                        self._ended(process, claim_id, Succeeded(result.encode()))
+                    case Raised(claim_id, error, retryable):
+                        self._ended(process, claim_id, Failed(error.encode(), retryable))
+                    case _:
+                        pass
+        except ChannelError as problem:
+            if not process.channel.is_closed:
+                _log.error("task_process_talks_nonsense pid=%s error=%s", process.child.pid, problem)
+                process.child.kill()
+        finally:
+            exited.cancel()
+
+    async def _close_after_exit(self, process: TaskProcess) -> None:
+        """Notice an exit that end-of-file does not tell, because something the process started holds its end open."""
+        await process.child.wait_exit()
+        await asyncio.sleep(1.0)
+        process.channel.close()
+
+    def _ended(self, process: TaskProcess, claim_id: object, ended: Ended) -> None:
+        attempt = process.attempt
+        if attempt is None or attempt.claim_id != claim_id:
+            return
+        if process.is_doomed:
+            # The slot is free when the process is gone.
+            process.attempt = None
+            self._on_ended(attempt, ended)
+            return
+        process.attempt = None
+        del self._busy[attempt]
+        self._idle.append(process)
+        self._on_ended(attempt, ended)
+        self._on_free()
+
+    def _forget(self, process: TaskProcess, report: ExitReport) -> None:
+        if process.kill_timer is not None:
+            process.kill_timer.cancel()
+        if process in self._idle:
+            self._idle.remove(process)
+        for attempt in [attempt for attempt, busy in self._busy.items() if busy is process]:
+            del self._busy[attempt]
+        if (attempt := process.attempt) is not None:
+            process.attempt = None
+            self._on_ended(attempt, Died(report))
+        self._on_free()

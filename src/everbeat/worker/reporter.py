@@ -1,0 +1,71 @@
+"""What a worker tells its supervisor once a second: which leases came and went, and how it looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from everbeat.domain.definition import RunIn
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.identity import cpu_seconds
+from everbeat.worker.attempt import Stage
+from everbeat.worker.executor import Executor
+from everbeat.worker.leases import LeaseTable
+from everbeat.worker.link import Link
+from everbeat.worker.protocol import Held, Tick
+
+REPORT_EVERY_S: Final = 1.0
+MOST_NAMES: Final = 20
+
+
+class Reporter:
+    """A service."""
+
+    name = "reporter"
+    interval_s = REPORT_EVERY_S
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        table: LeaseTable,
+        executors: Mapping[RunIn, Executor],
+        clock: Clock,
+        loop_lag_s: Callable[[], float],
+    ) -> None:
+        self.wake = asyncio.Event()
+        self._link = link
+        self._table = table
+        self._executors = executors
+        self._clock = clock
+        self._loop_lag_s = loop_lag_s
+        self._looked_at = clock.monotonic()
+        self._cpu_s = cpu_seconds() or 0.0
+
+    async def tick(self) -> float | None:
+        """Tell both."""
+        self.tell_held()
+        self._link.tell(self._look())
+        return None
+
+    def tell_held(self) -> None:
+        """Tell which leases came and went since the last time."""
+        added, removed = self._table.changes()
+        if added or removed:
+            self._link.tell(Held(added, removed))
+
+    def _look(self) -> Tick:
+        now, cpu_s = self._clock.monotonic(), cpu_seconds() or 0.0
+        elapsed_s, used_s = max(now - self._looked_at, 0.001), cpu_s - self._cpu_s
+        self._looked_at, self._cpu_s = now, cpu_s
+        running = self._table.at(Stage.RUNNING)
+        names = sorted({attempt.task.name for attempt in running})
+        return Tick(
+            running=len(running),
+            claimed=len(self._table.at(Stage.CLAIMED, Stage.STARTING)),
+            slots=sum(executor.slots for executor in self._executors.values()),
+            cpu_percent=100.0 * used_s / elapsed_s,
+            loop_lag_ms=self._loop_lag_s() * 1_000,
+            names=names[:MOST_NAMES],
+        )

@@ -1,0 +1,75 @@
+"""A worker as its supervision knows it: its row, what it says it holds, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID
+
+import msgspec
+
+from everbeat.runtime.identity import new_id, rss_bytes, start_ticks
+from everbeat.store.workers import WorkerRow, WorkerState
+from everbeat.worker.protocol import FromSupervisor, Held, Tick
+
+
+class Seat:
+    """One worker under a supervision. `tell` hands a message to the worker, never blocks and never raises."""
+
+    def __init__(
+        self,
+        *,
+        pid: int,
+        queues: Sequence[str] | None,
+        metadata: Mapping[str, object],
+        tell: Callable[[FromSupervisor], None],
+    ) -> None:
+        self.pid = pid
+        self.tell = tell
+        self.worker_id = new_id(pid)
+        self.held: dict[UUID, UUID] = {}
+        self.tick: Tick | None = None
+        self._queues = queues
+        self._metadata = msgspec.json.encode(metadata).decode()
+        self._process_started = start_ticks(pid)
+
+    def rename(self) -> None:
+        """The worker goes on under a new id, holding nothing: its old self was declared dead."""
+        self.worker_id = new_id(self.pid)
+        self.held.clear()
+
+    def hear(self, message: Held | Tick) -> None:
+        """Takes notice of what the worker says of itself."""
+        match message:
+            case Held(added=added, removed=removed):
+                self.held.update((claim_id, task_id) for task_id, claim_id in added)
+                for claim_id in removed:
+                    self.held.pop(claim_id, None)
+            case Tick():
+                self.tick = message
+
+    def row(self, supervisor_id: str, hostname: str) -> WorkerRow:
+        """What is registered about the worker."""
+        return WorkerRow(
+            id=self.worker_id,
+            supervisor_id=supervisor_id,
+            hostname=hostname,
+            pid=self.pid,
+            process_started=self._process_started,
+            queues=self._queues,
+            metadata=self._metadata,
+        )
+
+    def state(self) -> WorkerState | None:
+        """A snapshot for the record; None before the worker's first tick."""
+        tick = self.tick
+        if tick is None:
+            return None
+        return WorkerState(
+            worker_id=self.worker_id,
+            running=tick.running,
+            claimed=tick.claimed,
+            slots=tick.slots,
+            rss_bytes=rss_bytes(self.pid) or 0,
+            cpu_percent=tick.cpu_percent,
+            loop_lag_ms=tick.loop_lag_ms,
+        )

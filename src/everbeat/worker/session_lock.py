@@ -1,0 +1,72 @@
+"""The session lock of a supervisor: held on a connection of its own, taken again the moment that connection is lost.
+
+PostgreSQL frees it milliseconds after the death of its client: the fastest way for other machines to notice one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from everbeat.errors import DatabaseError
+from everbeat.runtime.clock import Clock
+from everbeat.store import workers
+from everbeat.store.session import Session
+
+_TAKEN_AGAIN_S: Final = 0.2
+_REFUSED_AGAIN_S: Final = 5.0
+_log = logging.getLogger("everbeat.worker")
+
+
+class SessionLock:
+    """Keeps one lock. Behind a transaction pooler there is no session to hold it: `is_pooled` says so, and nothing is held."""
+
+    def __init__(self, session: Session, *, clock: Clock) -> None:
+        self._session = session
+        self._clock = clock
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the connection turned out to be shared with others."""
+        return self._session.pooled
+
+    async def keep(self, supervisor_id: str, lock_key: int) -> None:
+        """Holds the lock until cancelled, or until the supervisor was ended."""
+        while True:
+            try:
+                connection = await self._session.connection()
+                if self._session.pooled:
+                    _log.warning("session_lock_off reason=%r", "a transaction pooler is between")
+                    await self._session.drop()
+                    return
+                got = await self._session.run(workers.hold_session(supervisor_id, lock_key), patience_s=0)
+                if got is None:
+                    return
+                if got:
+                    await _until_readable(connection.fileno())
+                    continue  # mostly the end of the connection; the statement finds out, and otherwise moves nothing
+            except (DatabaseError, OSError, TimeoutError) as problem:
+                _log.debug("session_lock_lost problem=%s", problem)
+            # The server has not noticed yet that our old connection is gone, or it is not there at all.
+            await self._clock.sleep(_TAKEN_AGAIN_S)
+
+    async def close(self) -> None:
+        """Frees the lock by ending its connection."""
+        await self._session.drop()
+
+
+async def _until_readable(descriptor: int) -> None:
+    """Returns when the server says anything on an idle connection, its end included."""
+    loop = asyncio.get_running_loop()
+    said: asyncio.Future[None] = loop.create_future()
+
+    def readable() -> None:
+        if not said.done():
+            said.set_result(None)
+
+    loop.add_reader(descriptor, readable)
+    try:
+        await said
+    finally:
+        loop.remove_reader(descriptor)

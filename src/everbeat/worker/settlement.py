@@ -1,0 +1,79 @@
+"""From how code ended to what is written: the outcome of an attempt, and whether there is a retry.
+
+What lives here: that decision, without I/O. What may not: writing it (`settler`), and deaths of processes, which are
+recovered, not settled.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from everbeat.domain.failure import error_to_json
+from everbeat.domain.outcome import TASK_TIMEOUT, WORKER_CRASHED, TaskError
+from everbeat.store.leases import Settlement
+from everbeat.worker.attempt import Attempt, Ended, Failed, Succeeded
+
+
+def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> Settlement | None:
+    """What is written for an attempt; None for a death under running code. `ended` None: the code has not ended yet.
+
+    Code that was asked to stop and returned all the same has succeeded, unless its time was up; whatever else it does
+    after being asked is a consequence of that, not an error of its own.
+    """
+    if attempt.self_fenced:
+        return _failed(attempt, _self_fenced(), retryable=_lists(attempt, WORKER_CRASHED), random=random)
+    match attempt.stopped, ended:
+        case "timed_out", _:
+            return _failed(attempt, _timed_out(attempt), retryable=_lists(attempt, TASK_TIMEOUT), random=random)
+        case _, Succeeded(result):
+            return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=result)
+        case "cancelled", _:
+            return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="CANCELLED")
+        case "shutting_down", _:
+            return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED")
+        case _, Failed(error, retryable):
+            return _failed(attempt, error, retryable=retryable, random=random)
+        case _:
+            return None
+
+
+def refused_result(attempt: Settlement, reason: str) -> Settlement:
+    """What is written instead of an outcome that the database cannot store."""
+    error = TaskError("RESULT_UNSERIALISABLE", f"PostgreSQL cannot store the outcome of this attempt: {reason}.")
+    return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="FAILED", error=error_to_json(error))
+
+
+def _failed(attempt: Attempt, error: bytes, *, retryable: bool, random: Random) -> Settlement:
+    return Settlement(
+        id=attempt.id,
+        claim_id=attempt.claim_id,
+        outcome="FAILED",
+        error=error,
+        retry_in_ms=_retry_in_ms(attempt, random) if retryable else None,
+    )
+
+
+def _retry_in_ms(attempt: Attempt, random: Random) -> int | None:
+    """The delay of the next try; None when none is left. What was stored when the task was sent goes first."""
+    retry = attempt.definition.options.retry
+    stored = attempt.policy if attempt.policy.intervals else retry
+    if stored is None or attempt.task.retry_count >= stored.max_retries:
+        return None
+    # Rounded up: a retry never comes before its interval.
+    return -int(-stored.delay(attempt.task.retry_count + 1, random) * 1_000 // 1)
+
+
+def _lists(attempt: Attempt, code: str) -> bool:
+    retry = attempt.definition.options.retry
+    return retry is not None and retry.matches(code, None)
+
+
+def _timed_out(attempt: Attempt) -> bytes:
+    limit_s = attempt.timeout_s or 0.0
+    message = f"The attempt ran longer than its timeout of {limit_s:g} s."
+    return error_to_json(TaskError(TASK_TIMEOUT, message, {"timeout_s": limit_s}))
+
+
+def _self_fenced() -> bytes:
+    message = "The worker could not reach the database for most of the stale threshold and stopped its code."
+    return error_to_json(TaskError(WORKER_CRASHED, message, {"cause": "self_fenced"}))

@@ -1,0 +1,231 @@
+"""The program of a task process: one attempt at a time in its main thread, told what to do by its worker.
+
+What lives here: the task process's half of the talk. A thread of its own listens to the worker, so that a cancel is heard
+while user code runs; it interrupts the main thread by a signal, or cancels the coroutine that runs there. SIGTERM from
+elsewhere, such as a service manager that signals every process at once, is ignored: the worker decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from queue import SimpleQueue
+from typing import Any, Final, NoReturn
+
+from everbeat.domain.context import Context, StopReason, TaskStopped
+from everbeat.domain.definition import TaskDefinition
+from everbeat.runtime.blocking_channel import BlockingChannel
+from everbeat.runtime.frames import ChannelClosed, FrameTooLarge
+from everbeat.runtime.parent import adopt_channel, exit_orphaned, offer_stack_dumps
+from everbeat.worker.attempt import Ended, Failed, Succeeded, progress_json
+from everbeat.worker.farewell import leave
+from everbeat.worker.invocation import Call, Invoker
+from everbeat.worker.protocol import CancelRun, ProcessReady, Progress, Raised, Refused, Returned, Run, ToTaskProcess
+
+PROGRESS_EVERY_S: Final = 0.2
+
+
+def prepare_task_process() -> socket.socket:
+    """The first act in the main thread, before user code is imported."""
+    sock = adopt_channel()
+    offer_stack_dumps()
+    # Not SIG_IGN, which programs that user code starts would inherit.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _ignore)
+    return sock
+
+
+def refuse_to_start(sock: socket.socket, *, code: str, message: str) -> None:
+    """Tell why this process, or worker process, cannot start."""
+    channel = BlockingChannel(sock, messages=ToTaskProcess)
+    with contextlib.suppress(ChannelClosed):
+        channel.send(Refused(code, message))
+
+
+def run_task_process(
+    sock: socket.socket,
+    *,
+    definitions: Mapping[str, TaskDefinition],
+    exception_codes: Mapping[type[BaseException], str],
+) -> NoReturn:
+    """Run attempts until the worker closes the channel or an attempt was stopped."""
+    channel = BlockingChannel(sock, messages=ToTaskProcess)
+    TaskProgram(channel, definitions=definitions, invoker=Invoker(exception_codes)).run()
+    leave(0)
+
+
+class TaskProgram:
+    """The main loop. `_running` is the last attempt that was ordered."""
+
+    def __init__(
+        self, channel: BlockingChannel, *, definitions: Mapping[str, TaskDefinition], invoker: Invoker
+    ) -> None:
+        self._channel = channel
+        self._definitions = definitions
+        self._invoker = invoker
+        self._orders: SimpleQueue[RunningAttempt] = SimpleQueue()
+        self._running: RunningAttempt | None = None
+        self._main = threading.get_ident()
+
+    def run(self) -> None:
+        """Serve until an attempt was stopped; the end of the channel ends the process."""
+        signal.signal(signal.SIGTERM, self._interrupted)
+        self._channel.read_in_thread(on_message=self._hear, on_eof=exit_orphaned)
+        self._channel.send(ProcessReady())
+        while True:
+            running = self._orders.get()
+            ended = self._run(running)
+            running.is_interruptible = False
+            running.flush()
+            self._report(running.order, ended)
+            if running.stopped is not None:
+                return
+            del running, ended  # an idle process must not keep the last result alive
+
+    def _run(self, running: RunningAttempt) -> Ended:
+        order = running.order
+        definition = self._definitions.get(order.name)
+        assert definition is not None, f"worker and task process disagree on {order.name!r}"
+        context = running.context()
+        try:
+            running.is_interruptible = True
+            running.raise_if_stopped()
+            return contextvars.copy_context().run(self._call, definition, running, context)
+        except BaseException as exception:  # noqa: BLE001 - a stop that comes between two steps of our own
+            return self._invoker.raised(definition, exception)
+        finally:
+            running.is_interruptible = False
+
+    def _call(self, definition: TaskDefinition, running: RunningAttempt, context: Context) -> Ended:
+        try:
+            with context.entered():
+                match self._invoker.call(definition, running.order.args, context):
+                    case Failed() as failed:
+                        return failed
+                    case call if definition.is_async:
+                        return self._invoker.returned(definition, asyncio.run(running.awaited(call)))
+                    case call:
+                        return self._invoker.returned(definition, call())
+        except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
+            running.is_interruptible = False
+            return self._invoker.raised(definition, exception)
+
+    def _report(self, order: Run, ended: Ended) -> None:
+        match ended:
+            case Succeeded(result):
+                message: Returned | Raised = Returned(order.claim_id, result.decode())
+            case Failed(error, retryable):
+                message = Raised(order.claim_id, error.decode(), retryable)
+            case _:
+                raise AssertionError(ended)
+        try:
+            self._channel.send(message)
+        except FrameTooLarge as problem:
+            definition = self._definitions[order.name]
+            failed = self._invoker.raised(definition, problem)
+            self._channel.send(Raised(order.claim_id, failed.error.decode(), failed.retryable))
+
+    def _hear(self, message: Any) -> None:
+        """In the listening thread."""
+        match message:
+            case Run():
+                # Set here, not where it is taken: a cancel may follow before the main thread looks.
+                self._running = RunningAttempt(message, self._channel)
+                self._orders.put(self._running)
+            case CancelRun(claim_id, reason):
+                running = self._running
+                if running is not None and running.order.claim_id == claim_id:
+                    running.stopped = reason
+                    self._wake(running)
+
+    def _wake(self, running: RunningAttempt) -> None:
+        if not running.cancel():
+            signal.pthread_kill(self._main, signal.SIGTERM)
+
+    def _interrupted(self, number: int, frame: object) -> None:
+        """In the main thread, between two of its instructions."""
+        del number, frame
+        if self._running is not None:
+            self._running.raise_if_stopped()
+
+
+class RunningAttempt:
+    """The attempt whose code runs: what its Context talks to, and how it is stopped."""
+
+    def __init__(self, order: Run, channel: BlockingChannel) -> None:
+        self.order = order
+        self.stopped: StopReason | None = None
+        self.is_interruptible = False
+        self._channel = channel
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._coroutine: asyncio.Task[Any] | None = None
+        self._unsent: Progress | None = None
+        self._sent_at = 0.0
+
+    def context(self) -> Context:
+        """What the code may know of its attempt."""
+        order = self.order
+        return Context(
+            task_id=order.task_id,
+            name=order.name,
+            queue=order.queue,
+            attempt=order.attempt,
+            fence=order.fence,
+            claim_id=order.claim_id,
+            worker_id=order.worker_id,
+            deadline=order.deadline,
+            backend=self,
+        )
+
+    def stop_reason(self) -> StopReason | None:
+        """Why the code should stop, if it should."""
+        return self.stopped
+
+    def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None:
+        """Pass it on, at most five times a second; the last word is always passed on."""
+        progress = progress_json(stage=stage, fraction=fraction, message=message)
+        self._unsent = Progress(self.order.claim_id, progress.decode())
+        if time.monotonic() - self._sent_at >= PROGRESS_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send progress that was held back."""
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            self._sent_at = time.monotonic()
+            with contextlib.suppress(ChannelClosed):
+                self._channel.send(unsent)
+
+    async def awaited(self, call: Call) -> Any:
+        """Run async code so that `cancel` reaches it."""
+        self._coroutine, self._loop = asyncio.current_task(), asyncio.get_running_loop()
+        self.raise_if_stopped()
+        try:
+            return await call()
+        finally:
+            self._loop = None
+
+    def cancel(self) -> bool:
+        """Cancel async code; False if none runs. From the listening thread."""
+        loop, coroutine = self._loop, self._coroutine
+        if loop is None or coroutine is None:
+            return False
+        with contextlib.suppress(RuntimeError):  # the loop was closed this very moment
+            loop.call_soon_threadsafe(coroutine.cancel)
+        return True
+
+    def raise_if_stopped(self) -> None:
+        """Raise into the code, once."""
+        if self.stopped is not None and self.is_interruptible:
+            self.is_interruptible = False
+            raise TaskStopped(self.stopped, task_id=self.order.task_id)
+
+
+def _ignore(number: int, frame: object) -> None:
+    del number, frame

@@ -1,0 +1,230 @@
+"""Every exception can be recorded, however broken; B3 as far as one process goes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from everbeat.domain.failure import (
+    DATA_BYTES,
+    MESSAGE_BYTES,
+    TRACEBACK_BYTES,
+    error_from_exception,
+    error_from_json,
+    error_to_json,
+)
+from everbeat.domain.outcome import (
+    RESULT_NOT_AVAILABLE,
+    UNHANDLED_EXCEPTION,
+    Completed,
+    Failed,
+    TaskError,
+    TaskFailed,
+)
+from everbeat.domain.stored_text import storable
+from tests.domain.codec_types import Weird
+
+CUT_MARK_BYTES = 60
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class NotText(Exception):
+    def __str__(self) -> Any:
+        return 5  # noqa: PLE0307 - the mistake under test
+
+
+class Endless(Exception):
+    def __str__(self) -> str:
+        return str(self)
+
+
+class Broken(TaskError):
+    def __init__(self) -> None:
+        """Forgets to call super().__init__."""
+
+
+class Unruly(Exception):
+    @property
+    def __notes__(self) -> Any:
+        return [NoText(), "a note"]
+
+
+def raised(exception: BaseException) -> BaseException:
+    try:
+        raise exception
+    except BaseException as caught:  # noqa: BLE001 - the test wants any
+        return caught
+
+
+def test_an_exception_gives_code_message_type_and_traceback() -> None:  # B3
+    error = error_from_exception(raised(ValueError("bad 5")))
+    assert (error.code, error.message, error.type) == (UNHANDLED_EXCEPTION, "bad 5", "ValueError")
+    assert error.traceback.startswith("Traceback (most recent call last):\n")
+    assert "in raised\n    raise exception\n" in error.traceback
+    assert error.traceback.endswith("ValueError: bad 5\n")
+
+
+def test_a_task_error_keeps_its_code_and_data() -> None:  # B3
+    error = error_from_exception(raised(TaskError("SMTP_DOWN", "no answer", {"port": 25})))
+    stored = error_from_json(error_to_json(error))
+    assert stored == TaskError("SMTP_DOWN", "no answer", {"port": 25})
+    assert stored.type == "everbeat.domain.outcome.TaskError"
+    assert "raise exception" in stored.traceback
+
+
+def test_the_first_class_that_fits_gives_the_code() -> None:
+    codes = {ConnectionError: "SMTP_DOWN", OSError: "DISK", Exception: "OTHER"}
+    assert error_from_exception(ConnectionResetError(), codes=codes).code == "SMTP_DOWN"
+    assert error_from_exception(FileNotFoundError(), codes=codes).code == "DISK"
+    assert error_from_exception(KeyError("x"), codes=codes).code == "OTHER"
+    assert error_from_exception(KeyboardInterrupt(), codes=codes).code == UNHANDLED_EXCEPTION
+
+
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [
+        (NoText(), "<str() of a tests.domain.test_failure.NoText raised RuntimeError>"),
+        (NotText(), "<str() of a tests.domain.test_failure.NotText raised TypeError>"),
+        (Endless(), "<str() of a tests.domain.test_failure.Endless is endless>"),
+        (ValueError("a\x00b"), "a\\x00b"),
+        (ValueError("a\udc80b"), "a\\udc80b"),
+        (Unruly("x"), "x"),
+        (ValueError(Weird()), "<str() of a ValueError raised RuntimeError>"),
+    ],
+)
+def test_exceptions_that_cannot_be_printed_are_recorded(exception: Exception, message: str) -> None:  # B3
+    error = error_from_exception(raised(exception))
+    assert error.message == message
+    assert message in error.traceback
+    assert b"\\u0000" not in error_to_json(error)
+    assert error_from_json(error_to_json(error)).message == message
+
+
+def test_two_hundred_megabytes_of_text_are_cut_without_being_copied() -> None:  # B3
+    exception = raised(ValueError("é" * 200_000_000))
+    tracemalloc.start()
+    error = error_from_exception(exception)
+    data = error_to_json(error)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 5_000_000
+    assert len(error.message.encode()) < MESSAGE_BYTES + CUT_MARK_BYTES
+    assert "characters cut]" in error.message
+    assert len(error.traceback.encode()) < TRACEBACK_BYTES + CUT_MARK_BYTES
+    assert len(data) < 2 * (MESSAGE_BYTES + TRACEBACK_BYTES)
+
+
+def test_a_broken_subclass_of_task_error_is_recorded() -> None:
+    error = error_from_exception(raised(Broken()))
+    assert (error.code, error.type) == (UNHANDLED_EXCEPTION, "tests.domain.test_failure.Broken")
+
+
+def test_recursion_is_recorded_with_its_innermost_frames() -> None:
+    def deeper(n: int) -> int:
+        return deeper(n + 1)
+
+    try:
+        deeper(0)
+    except RecursionError as caught:
+        error = error_from_exception(caught)
+    assert error.type == "RecursionError"
+    assert "outer frames left out" in error.traceback
+    assert len(error.traceback) < TRACEBACK_BYTES
+
+
+def test_causes_contexts_groups_and_notes_are_told() -> None:
+    inner = raised(KeyError("inner"))
+    inner.add_note("look here")
+    group = ExceptionGroup("several", [raised(ValueError(str(n))) for n in range(20)])  # type: ignore[type-var]
+    group.__cause__ = inner
+    text = error_from_exception(raised(group)).traceback
+    assert "KeyError: 'inner'\nlook here\n" in text
+    assert "direct cause" in text
+    assert "| ValueError: 7\n" in text
+    assert "12 more members left out" in text
+
+
+def test_exceptions_that_refer_to_each_other_end() -> None:
+    first, second = raised(ValueError("1")), raised(ValueError("2"))
+    first.__cause__, second.__cause__ = second, first
+    assert error_from_exception(first).traceback.count("ValueError: 1") == 1
+    chained = ValueError("start")
+    for n in range(1_000):
+        later = ValueError(str(n))
+        later.__cause__, chained = chained, later
+    assert "earlier exceptions left out" in error_from_exception(chained).traceback
+
+
+@pytest.mark.parametrize(
+    ("data", "note"),
+    [
+        (object(), "object could not be stored as JSON"),
+        ({"a": float("nan")}, "dict could not be stored as JSON"),
+        ({"a": [None, float("inf")]}, "dict could not be stored as JSON"),
+        ("a\x00", "str could not be stored as JSON"),
+        (["a\udc80"], "list could not be stored as JSON"),
+        (Weird(), "Weird could not be stored as JSON"),
+        ("x" * (DATA_BYTES + 1), "above the limit of 1,048,576"),
+    ],
+)
+def test_data_that_json_cannot_hold_becomes_its_repr(data: Any, note: str) -> None:
+    stored = error_from_json(error_to_json(TaskError("X", "m", data)))
+    assert stored.code == "X"
+    assert note in stored.data["note"]
+    assert len(stored.data["repr"].encode()) <= MESSAGE_BYTES + CUT_MARK_BYTES
+
+
+def test_data_with_none_is_stored_as_it_is() -> None:
+    assert error_from_json(error_to_json(TaskError("X", data={"a": [None, 1.5]}))).data == {"a": [None, 1.5]}
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"null", b"{}", b"[1]", b'{"code": 5}', b"\xff", "no json \x00", b"[" * 99_999]
+)
+def test_an_error_that_cannot_be_read_says_so(stored: bytes | str) -> None:
+    error = error_from_json(stored)
+    assert error.code == RESULT_NOT_AVAILABLE
+    assert "cannot be read" in error.message
+
+
+def test_an_error_written_by_sql_may_be_sparse() -> None:
+    error = error_from_json('{"code": "WORKER_CRASHED", "data": {"pid": 1}, "poison": true}')
+    assert (error.code, error.message, error.data) == ("WORKER_CRASHED", "", {"pid": 1})
+
+
+@given(some.text(some.characters(codec=None)), some.integers(1, 50), some.integers(0, 50))
+def test_stored_text_is_always_storable(text: str, limit: int, tail: int) -> None:
+    stored = storable(text, limit=limit, tail=min(tail, limit))
+    assert "\x00" not in stored
+    assert len(stored.encode()) <= limit + CUT_MARK_BYTES
+    if len(text.encode("utf-8", "backslashreplace")) <= limit and "\x00" not in text:
+        assert stored == text.encode("utf-8", "backslashreplace").decode()
+
+
+def test_errors_and_outcomes_compare_by_what_they_say_and_survive_pickling() -> None:
+    error = TaskError("X", "m", {"a": 1}, type="T", traceback="…")
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (again, again.type, again.traceback) == (error, "T", "…")
+    assert Failed(error) == Failed(again) != Failed(TaskError("Y"))
+    assert Completed([1]) == Completed([1])
+    assert str(error) == "X: m"
+    assert len({error, again}) == 1
+
+
+def test_a_failed_task_says_which_and_why() -> None:
+    failed = TaskFailed(TaskError("SMTP_DOWN", "no answer"), task_id=None)
+    assert str(failed) == "The task ended without a result: SMTP_DOWN: no answer"
+    assert failed.error.code == "SMTP_DOWN"
+    assert json.loads(error_to_json(failed.error))["code"] == "SMTP_DOWN"

@@ -1,0 +1,139 @@
+"""The recovery decision: every line of the table, and the caps above it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everbeat.domain.certificate import DeathCertificate
+from everbeat.domain.failure import error_from_json, error_to_json
+from everbeat.domain.policy import StoredPolicy
+from everbeat.domain.recovery import (
+    Cancel,
+    Charge,
+    Decision,
+    Fail,
+    LeaseFacts,
+    Leave,
+    RecoveryRules,
+    Requeue,
+    Retry,
+    decide,
+)
+
+PLAIN = StoredPolicy()
+RETRIES_CRASH = StoredPolicy(max_retries=3, strategy="exponential", intervals=(2.0,), retries_crash=True)
+ON_CRASH = StoredPolicy(on_crash="retry")
+
+
+def decided(
+    *, started: bool = True, charge: Charge = Charge.CRASH, rules: RecoveryRules | None = None, **facts: object
+) -> Decision:
+    lease = replace(LeaseFacts(started=started, policy=PLAIN), **facts)  # type: ignore[arg-type]
+    return decide(lease, rules=rules or RecoveryRules(), charge=charge, random=Random(1))
+
+
+def test_claimed_goes_back_to_its_place_at_no_cost() -> None:  # E1
+    for policy in (PLAIN, RETRIES_CRASH, ON_CRASH):
+        assert decided(started=False, policy=policy, crash_count=99, loss_count=99) == Requeue(None)
+    assert decided(started=False, rules=RecoveryRules(delay_ms=750)) == Requeue(750)
+
+
+def test_running_without_a_policy_fails() -> None:  # E2
+    assert decided() == Fail(poison=False)
+
+
+def test_a_listed_crash_is_retried_by_the_policys_delays_until_its_retries_are_used_up() -> None:  # E3
+    assert [decided(policy=RETRIES_CRASH, retry_count=count) for count in range(4)] == [
+        Retry(2_000), Retry(4_000), Retry(8_000), Fail(poison=False),
+    ]  # fmt: skip
+
+
+def test_the_recovery_delay_is_the_least_delay_of_a_retry() -> None:
+    rules = RecoveryRules(delay_ms=3_000)
+    assert decided(policy=RETRIES_CRASH, rules=rules) == Retry(3_000)
+    assert decided(policy=RETRIES_CRASH, retry_count=1, rules=rules) == Retry(4_000)
+
+
+def test_on_crash_retry_runs_again_at_once_until_the_cap_and_then_is_poison() -> None:  # E8
+    assert [decided(policy=ON_CRASH, crash_count=count, retry_count=count) for count in range(3)] == [
+        Retry(0), Retry(0), Fail(poison=True),
+    ]  # fmt: skip
+
+
+def test_losses_have_a_cap_of_their_own() -> None:
+    assert decided(policy=ON_CRASH, charge=Charge.LOSS, crash_count=2, loss_count=8) == Retry(0)
+    assert decided(policy=ON_CRASH, charge=Charge.LOSS, loss_count=9) == Fail(poison=True)
+
+
+def test_the_tasks_own_caps_come_before_the_finders() -> None:
+    policy = replace(ON_CRASH, max_crashes=1, max_losses=20)
+    assert decided(policy=policy) == Fail(poison=True)
+    assert decided(policy=policy, charge=Charge.LOSS, loss_count=18) == Retry(0)
+
+
+def test_the_caps_hold_above_a_policy_that_lists_the_crash() -> None:
+    policy = replace(RETRIES_CRASH, max_retries=20)
+    assert decided(policy=policy, crash_count=2) == Fail(poison=True)
+
+
+def test_a_requested_cancel_is_never_a_retry() -> None:  # I18
+    for policy in (PLAIN, RETRIES_CRASH, ON_CRASH):
+        assert decided(policy=policy, cancel_requested=True) == Cancel()
+
+
+@pytest.mark.parametrize("cancel_requested", [False, True])
+def test_recovery_switched_off_leaves_its_half_alone(cancel_requested: bool) -> None:  # A7
+    no_running = RecoveryRules(settle_running=False)
+    no_claimed = RecoveryRules(requeue_claimed=False)
+    assert decided(rules=no_running, cancel_requested=cancel_requested, policy=ON_CRASH) == Leave()
+    assert decided(started=False, rules=no_running) == Requeue(None)
+    assert decided(started=False, rules=no_claimed) == Leave()
+    assert decided(rules=no_claimed) == Fail(poison=False)
+
+
+@given(
+    started=st.booleans(),
+    policy=st.sampled_from([PLAIN, RETRIES_CRASH, ON_CRASH]),
+    counts=st.tuples(*[st.integers(0, 30)] * 3),
+    cancel_requested=st.booleans(),
+    charge=st.sampled_from(Charge),
+)
+def test_nothing_is_run_again_beyond_a_cap(
+    started: bool, policy: StoredPolicy, counts: tuple[int, int, int], cancel_requested: bool, charge: Charge
+) -> None:  # I15, I16
+    retries, crashes, losses = counts
+    decision = decided(
+        started=started, policy=policy, retry_count=retries, crash_count=crashes, loss_count=losses,
+        cancel_requested=cancel_requested, charge=charge,
+    )  # fmt: skip
+    if isinstance(decision, Retry):
+        assert started
+        assert not cancel_requested
+        assert (crashes if charge is Charge.CRASH else losses) + 1 < (3 if charge is Charge.CRASH else 10)
+
+
+def test_a_certificate_says_everything_and_survives_storing() -> None:  # E2
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    certificate = DeathCertificate(
+        worker_id="web-7-aa", hostname="web", pid=7, supervisor_id="web-6-bb", cause="killed by SIGSEGV",
+        exit_code=None, signal=11, out_of_memory=False, started_at=now, last_beat=now, detected_at=now,
+        noticed_by="child_exit", noticed_after_ms=12, crash_count=3, loss_count=1, poison=True,
+    )  # fmt: skip
+    error = error_from_json(error_to_json(certificate.error()))
+    assert error.code == "WORKER_CRASHED"
+    assert error.message == (
+        "Worker web-7-aa (pid 7 on web) was running this task when it died: killed by SIGSEGV. It was noticed by child exit"
+        " 12ms after its last sign of life. The task is not run again: 3 processes died under it alone, 1 holder vanished."
+    )
+    assert error.data == {
+        "worker_id": "web-7-aa", "hostname": "web", "pid": 7, "supervisor_id": "web-6-bb", "cause": "killed by SIGSEGV",
+        "exit_code": None, "signal": 11, "out_of_memory": False, "started_at": now.isoformat(),
+        "last_beat": now.isoformat(), "detected_at": now.isoformat(), "noticed_by": "child_exit",
+        "noticed_after_ms": 12, "crash_count": 3, "loss_count": 1, "poison": True,
+    }  # fmt: skip

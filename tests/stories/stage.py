@@ -1,0 +1,227 @@
+"""The stage of a story: a schema, trees of real processes, a file of effects, and hands that kill, freeze and look."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from everbeat.store import migrations
+from everbeat.store.target import Target
+from tests.invariants import check_invariants, deadlocks, install_audit
+
+FAST: Mapping[str, Any] = {
+    "claimer_heartbeat_interval_ms": 1_000,
+    "runner_heartbeat_interval_ms": 1_000,
+    "claimed_stale_threshold_ms": 2_000,
+    "running_stale_threshold_ms": 2_000,
+    "check_interval_ms": 1_000,
+}
+BY_AGE: Mapping[str, Any] = {"detect_child_exit": False, "detect_session_loss": False, "startup_reconciliation": False}
+
+# A slow machine may take this much longer than the product promises; what was measured is printed.
+SLACK = 3.0
+
+
+class Tree:
+    """One `everbeat worker`: a supervisor, its worker processes, their task processes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def processes(self) -> list[psutil.Process]:
+        try:
+            supervisor = psutil.Process(self.pid)
+            return [supervisor, *supervisor.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def signal_all(self, number: signal.Signals) -> None:
+        for process in self.processes():
+            try:
+                process.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue
+
+    def kill(self) -> float:
+        """SIGKILL for every process of the tree; answers when."""
+        doomed = self.processes()
+        at = time.monotonic()
+        for process in doomed:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait(timeout=30)
+        return at
+
+    def freeze(self) -> None:
+        self.signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal_all(signal.SIGCONT)
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.terminate()
+        return self.process.wait(timeout=60)
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Stage:
+    """Everything a story needs. Leaving it kills what still runs and checks every invariant."""
+
+    def __init__(self, url: str, schema: str, folder: Path) -> None:
+        self.url = url
+        self.schema = schema
+        self.folder = folder
+        self.effects_file = folder / "effects.jsonl"
+        self.effects_file.touch()
+        self.gates = folder / "gates"
+        self.gates.mkdir()
+        self.trees: list[Tree] = []
+        self.target = Target.parse(url, schema=schema)
+        self.connection = self.target.connect("everbeat story")
+        migrations.migrate(self.connection, self.target)
+        install_audit(self.connection, schema)
+        self.connection.row_factory = dict_row  # type: ignore[assignment]
+        with psycopg.connect(url) as plain:
+            self.deadlocks_before = deadlocks(plain)
+
+    # Processes.
+
+    def environment(self, *, recovery: Mapping[str, Any], worker: Mapping[str, Any]) -> dict[str, str]:
+        return os.environ | {
+            "STORY_URL": self.url, "STORY_SCHEMA": self.schema, "STORY_EFFECTS": str(self.effects_file), "STORY_GATES": str(self.gates),
+            "STORY_RECOVERY": json.dumps(dict(recovery)), "STORY_WORKER": json.dumps(dict(worker)),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "programs"), os.environ.get("PYTHONPATH", "")]),
+        }  # fmt: skip
+
+    def start_tree(
+        self, *, recovery: Mapping[str, Any] = {}, worker: Mapping[str, Any] = {}, options: tuple[str, ...] = (), url: str | None = None
+    ) -> Tree:
+        """Starts `everbeat worker deeds:app`; does not wait for it."""
+        log = self.folder / f"tree-{len(self.trees)}.log"
+        environment = self.environment(recovery=recovery, worker=worker)
+        if url is not None:
+            environment["STORY_URL"] = url
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "everbeat", "worker", "deeds:app", *options],
+                env=environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        tree = Tree(process, log)
+        self.trees.append(tree)
+        return tree
+
+    def ready_tree(self, **options: Any) -> Tree:
+        """A tree whose workers claim."""
+        tree = self.start_tree(**options)
+        wanted = int(options.get("worker", {}).get("processes", 1))
+        self.until(lambda: len(self.workers(tree)) >= wanted, within=30, what=f"a tree with {wanted} workers", tree=tree)
+        return tree
+
+    def workers(self, tree: Tree) -> list[dict[str, Any]]:
+        """The live worker rows of a tree."""
+        return self.query(
+            """select w.* from {schema}.workers w join {schema}.supervisors s on s.id = w.supervisor_id
+               where s.pid = %s and w.ended_at is null and s.ended_at is null""",
+            tree.pid,
+        )
+
+    # Looking.
+
+    def query(self, text: str, *parameters: Any) -> list[dict[str, Any]]:
+        return self.connection.execute(sql.SQL(text).format(schema=sql.Identifier(self.schema)), parameters).fetchall()  # type: ignore[arg-type,return-value]
+
+    def task(self, task_id: UUID) -> dict[str, Any]:
+        (row,) = self.query("select * from {schema}.tasks where id = %s", task_id)
+        return row
+
+    def states(self) -> dict[str, int]:
+        return {row["state"]: row["count"] for row in self.query("select state, count(*) from {schema}.tasks group by state")}
+
+    def attempts(self, task_id: UUID) -> list[dict[str, Any]]:
+        return self.query("select * from {schema}.attempts where task_id = %s order by attempt", task_id)
+
+    def recoveries(self, task_id: UUID | None = None) -> list[dict[str, Any]]:
+        if task_id is None:
+            return self.query("select * from {schema}.recoveries order by id")
+        return self.query("select * from {schema}.recoveries where task_id = %s order by id", task_id)
+
+    def effects(self, step: str | None = None, task_id: UUID | None = None) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.effects_file.read_text().splitlines()]
+        return [line for line in lines if (step is None or line["step"] == step) and (task_id is None or line["task"] == str(task_id))]
+
+    def open_gate(self, name: str) -> None:
+        (self.gates / name).touch()
+
+    def until(self, truth: Callable[[], object], *, within: float, what: str = "it", tree: Tree | None = None) -> float:
+        """Waits until the story is true and answers how long it took, in seconds; fails with the trees' logs."""
+        began = time.monotonic()
+        while not truth():
+            if tree is not None and tree.process.poll() is not None:
+                raise AssertionError(f"the tree ended while waiting for {what}:\n{tree.output()[-4000:]}")
+            if time.monotonic() - began > within:
+                logs = "\n".join(f"--- {one.log.name}\n{one.output()[-3000:]}" for one in self.trees)
+                raise AssertionError(f"{what}: not within {within} s; states {self.states()}\n{logs}")
+            time.sleep(0.02)  # the story looks from outside, at what any operator could see
+        took = time.monotonic() - began
+        print(f"{what}: {took:.2f} s")
+        return took
+
+    def state_is(self, task_id: UUID, *states: str) -> Callable[[], bool]:
+        return lambda: self.task(task_id)["state"] in states
+
+    def started(self, task_id: UUID, times: int = 1) -> Callable[[], bool]:
+        return lambda: len(self.effects("start", task_id)) >= times
+
+    def close(self, *, check: bool = True) -> None:
+        for tree in self.trees:
+            if tree.process.poll() is None:
+                tree.thaw()
+                tree.kill()
+        if check:
+            # What the story left in flight has no holder any more: only ended tasks and pending ones are judged.
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                connection.execute(
+                    sql.SQL("update {}.workers set ended_at = now(), ended_how = 'story' where ended_at is null").format(sql.Identifier(self.schema))
+                )
+                open_leases = connection.execute(
+                    sql.SQL("select count(*) from {}.tasks where claim_id is not null").format(sql.Identifier(self.schema))
+                ).fetchone()
+            if open_leases == (0,):
+                check_invariants(self.url, self.schema, deadlocks_before=self.deadlocks_before)
+        self.connection.close()
+
+
+@contextmanager
+def staged(url: str, schema: str, folder: Path) -> Iterator[Stage]:
+    """A stage that is torn down, and checked unless the story itself failed."""
+    stage = Stage(url, schema, folder)
+    try:
+        yield stage
+    except BaseException:
+        stage.close(check=False)
+        raise
+    stage.close()

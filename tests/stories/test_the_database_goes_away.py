@@ -1,0 +1,82 @@
+"""PostgreSQL restarts and stays away; nobody alive is declared dead for it. Each story has a server of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from psycopg.rows import dict_row
+
+from everbeat.store.embedded import EmbeddedServer
+from tests.conftest import NewServer
+from tests.stories.stage import BY_AGE, FAST, SLACK, Stage
+
+pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def server(new_server: NewServer) -> EmbeddedServer:
+    return new_server(settings={"fsync": "on", "synchronous_commit": "on"})
+
+
+@pytest.fixture
+def stage(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    made = Stage(server.url, "story", tmp_path)
+    for name, value in made.environment(recovery={}, worker={}).items():
+        if name.startswith("STORY_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
+    sys.modules.pop("deeds", None)
+    yield made
+    sys.modules.pop("deeds", None)
+    made.close(check=False)
+
+
+def again(stage: Stage) -> None:
+    stage.connection.close()
+    stage.connection = stage.target.connect("everbeat story")
+    stage.connection.row_factory = dict_row  # type: ignore[assignment]
+
+
+def test_an_immediate_restart_during_a_task_is_survived(stage: Stage, server: EmbeddedServer) -> None:  # E7
+    import deeds  # type: ignore[import-not-found]  # the environment must be there before
+
+    stage.ready_tree()
+    task = deeds.nap.send(6)
+    stage.until(stage.started(task.id), within=20, what="it runs")
+    server.restart("immediate")
+    again(stage)
+    began = time.monotonic()
+    assert deeds.quick.send(1).result(timeout=2 * SLACK) == 1
+    print(f"next task after the database's return: {time.monotonic() - began:.2f} s")
+    task.result(timeout=30)
+    assert len(stage.effects("start", task.id)) == 1
+    assert stage.recoveries() == []
+    deeds.app.close()
+
+
+@pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
+def test_an_outage_of_fifteen_seconds_kills_nobody(stage: Stage, server: EmbeddedServer, ways: dict[str, object]) -> None:  # E7
+    import deeds  # the environment must be there before
+
+    settings = {**FAST, **ways}
+    stage.ready_tree(recovery=settings)
+    stage.ready_tree(recovery=settings)
+    tasks = [deeds.nap.send(25) for _ in range(4)]
+    stage.until(lambda: len(stage.effects("start")) == 4, within=20, what="all run")
+    workers = {row["id"] for row in stage.query("select id from {schema}.workers where ended_at is null")}
+    deeds.app.close()
+    server.stop("immediate")
+    time.sleep(15)  # the outage
+    server.restart("immediate")
+    again(stage)
+    for task in tasks:
+        task.result(timeout=60)
+        assert len(stage.effects("start", task.id)) == 1
+        assert stage.task(task.id)["state"] == "COMPLETED"
+    assert stage.recoveries() == []
+    assert {row["id"] for row in stage.query("select id from {schema}.workers where ended_at is null")} == workers
+    deeds.app.close()
