@@ -207,6 +207,38 @@ def test_a_forked_child_neither_stops_the_server_nor_keeps_it(folder: Path) -> N
     assert told.stdout.splitlines() == expected, told.stderr
 
 
+_LEAVING_A_CHILD = """
+import os, sys
+from pathlib import Path
+from everbeat.store.embedded import EmbeddedServer
+server = EmbeddedServer.open(Path(sys.argv[1]))
+if os.fork() == 0:
+    print("forked", flush=True)
+    os.read(0, 1)
+    os._exit(0)
+os.waitpid(-1, 0)
+"""
+
+
+def test_the_forked_child_of_a_killed_user_is_no_user(folder: Path) -> None:
+    user = subprocess.Popen(
+        [sys.executable, "-c", _LEAVING_A_CHILD, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert user.stdin is not None
+    assert user.stdout is not None
+    assert user.stdout.readline() == "forked\n"
+    with EmbeddedServer.open(folder) as server:
+        user.kill()
+        user.wait()
+        assert server.close() is True
+    user.stdin.close()  # lets the child end, which until now had a copy of all that its parent had open
+    assert user.stdout.read() == ""
+    user.stdout.close()
+
+
 def test_shut_down_stops_a_server_under_its_users(folder: Path) -> None:
     user = UserProcess(folder)
     user.url()

@@ -6,14 +6,15 @@ What lives here: --url, --schema, --app and --json. What may not: what is asked 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from everbeat.app import App
-from everbeat.cli.loading import load_app
+from everbeat.cli.locate import locate
 
 SCHEMA_VARIABLE: Final = "EVERBEAT_SCHEMA"
 
@@ -54,6 +55,12 @@ def selected_app(*, url: str | None, schema: str | None, locator: str | None) ->
         yield app
     finally:
         app.close()
+
+
+def load_app(locator: str) -> App:
+    """The app that a locator names; what its module prints goes to stderr. Raises as `locate`."""
+    with redirect_stdout(sys.stderr):
+        return locate(locator)
 
 
 def chosen_schema(given: str | None) -> str:

@@ -112,12 +112,11 @@ class Database:
                 cursor = await connection.execute(text, statement.parameters)
                 found = await cursor.fetchall() if cursor.description else []
             except BaseException as problem:
-                if connection.closed or not is_alive(problem):
+                if not is_alive(problem):
                     await connection.close()
-                else:
-                    pool.idle.append(connection)
+                await pool.put_back(connection)
                 raise
-            pool.idle.append(connection)
+            await pool.put_back(connection)
         return statement.read(found)
 
     def _checked(self, connection: Connection[Any]) -> Connection[Any]:
@@ -165,8 +164,23 @@ class _LoopConnections:
         self.idle: list[AsyncConnection[Any]] = []
         self.free = asyncio.Semaphore(_MOST_CONNECTIONS)
         self.until_loop_ends: AsyncGenerator[None] | None = None
+        self._is_over = False
+
+    async def put_back(self, connection: AsyncConnection[Any]) -> None:
+        """A task is done with it."""
+        if self._is_over:
+            await connection.close()
+        elif not connection.closed:
+            self.idle.append(connection)
 
     async def close(self) -> None:
-        """Closes the connections that no task is using."""
+        """Closes the connections that no task is using; the others follow when they are put back."""
+        self._is_over = True
         while self.idle:
             await self.idle.pop().close()
+
+
+def _close_all(idle: list[Connection[Any]], pid: int) -> None:
+    if pid == os.getpid():
+        while idle:
+            idle.pop().close()

@@ -85,7 +85,9 @@ class AsyncExecutor:
         self._running.pop(attempt, None)
         # A coroutine that is cancelled before its first step never ran, not even the handler above.
         ended = (
-            self._invoker.raised(attempt.definition, asyncio.CancelledError()) if task.cancelled() else task.result()
+            self._invoker.raised(attempt.definition, asyncio.CancelledError())
+            if task.cancelled()
+            else task.result()
         )
         self._on_ended(attempt, ended)
         self._on_free()

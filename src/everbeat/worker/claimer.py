@@ -127,13 +127,18 @@ class Claimer:
 
     async def confirm_phantoms(self, proposed: Sequence[Lease]) -> None:
         """Give back what the database holds in our name and nobody here knows."""
-        if not (phantoms := self._table.phantoms(proposed)):
+        # A claim in flight may hold them; once it is answered, nobody does but the table.
+        async with self._busy:
+            phantoms = self._table.unknown(proposed)
+        if not phantoms:
             return
         channel = self._session.target.channel
         released = set(await self._session.run(leases.release(phantoms, channel=channel)))
         running = [lease for lease in phantoms if lease[0] not in released]
         if running:
-            outcomes = [leases.Settlement(id=lease[0], claim_id=lease[1], outcome="RELEASED") for lease in running]
+            outcomes = [
+                leases.Settlement(id=lease[0], claim_id=lease[1], outcome="RELEASED") for lease in running
+            ]
             await self._session.run(leases.settle(outcomes, channel=channel))
         self.look()
 
@@ -171,23 +176,22 @@ class Claimer:
 
     async def _claim(self, lane: Lane, limit: int) -> int:
         worker_id = self._rules.worker_id()
-        with self._table.claim_in_flight():
-            claimed = await self._session.run(
-                leases.claim(
-                    worker_id=worker_id,
-                    claim_call=uuid4(),
-                    names=lane.names,
-                    limit=limit,
-                    queues=self._queues,
-                    queue_priorities=self._queue_priorities,
-                )
+        claimed = await self._session.run(
+            leases.claim(
+                worker_id=worker_id,
+                claim_call=uuid4(),
+                names=lane.names,
+                limit=limit,
+                queues=self._queues,
+                queue_priorities=self._queue_priorities,
             )
-            if worker_id != self._rules.worker_id():
-                return 0  # claimed in a name that was declared dead meanwhile: it is recovered there
-            for task in claimed:
-                attempt = self._attempt(task)
-                self._table.add(attempt)
-                lane.add(attempt)
+        )
+        if worker_id != self._rules.worker_id():
+            return 0  # claimed in a name that was declared dead meanwhile: it is recovered there
+        for task in claimed:
+            attempt = self._attempt(task)
+            self._table.add(attempt)
+            lane.add(attempt)
         if claimed:
             mean = sum(len(task.args) for task in claimed) // len(claimed)
             self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
@@ -214,7 +218,9 @@ class Claimer:
         for attempt in batch:
             attempt.stage = Stage.STARTING
         try:
-            statement = leases.start([attempt.lease for attempt in batch], channel=self._session.target.channel)
+            statement = leases.start(
+                [attempt.lease for attempt in batch], channel=self._session.target.channel
+            )
             answers = await self._session.run(statement)
         except BaseException:
             self._wait_again(batch)
@@ -278,5 +284,9 @@ class Claimer:
 
     def _rest_s(self) -> float:
         now = self._clock.monotonic()
-        moments = [self._due_at, self._poll_at, *(lane.paused_until for lane in self._lanes if lane.paused_until > now)]
+        moments = [
+            self._due_at,
+            self._poll_at,
+            *(lane.paused_until for lane in self._lanes if lane.paused_until > now),
+        ]
         return max(0.0, min(moments) - now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from random import Random
 from typing import Final
@@ -55,6 +56,7 @@ class Conductor:
         self.executors: dict[RunIn, Executor] = {}
         self.settler: Settler
         self.progress: ProgressRecorder
+        self.unsettled: Counter[RunIn] = Counter()
         self._table = table
         self._events = events
         self._clock = clock
@@ -80,9 +82,13 @@ class Conductor:
         self._let_go(attempt)
         match verdict:
             case "lost":
-                self._events.emit(LeasesLost(task_ids=(attempt.id,), reason="taken away before its code started"))
+                self._events.emit(
+                    LeasesLost(task_ids=(attempt.id,), reason="taken away before its code started")
+                )
             case "expired":
-                finished = TaskFinished(task_id=attempt.id, name=attempt.task.name, state="EXPIRED", duration_s=0.0)
+                finished = TaskFinished(
+                    task_id=attempt.id, name=attempt.task.name, state="EXPIRED", duration_s=0.0
+                )
                 self._events.emit(finished)
             case _:
                 pass
@@ -117,7 +123,9 @@ class Conductor:
     def lose(self, attempts: Iterable[Attempt], reason: str) -> None:
         """Leases that are somebody else's now: their code is stopped, and nothing is written."""
         # What is being settled is not lost by hearsay: the settle itself is told whether it landed.
-        lost = [attempt for attempt in attempts if attempt.stage in (Stage.CLAIMED, Stage.STARTING, Stage.RUNNING)]
+        lost = [
+            attempt for attempt in attempts if attempt.stage in (Stage.CLAIMED, Stage.STARTING, Stage.RUNNING)
+        ]
         for attempt in lost:
             was_running = attempt.stage is Stage.RUNNING
             attempt.cancel_timers()
@@ -136,7 +144,7 @@ class Conductor:
             if settlement is not None:
                 self._settle(attempt, settlement)
             elif isinstance(ended, Died):
-                attempt.stage = Stage.SETTLING
+                self._is_settling(attempt)
                 self._nursery.start(self._recover(attempt, ended.report), name=f"recover {attempt.id}")
         self._on_change(attempt)
 
@@ -163,10 +171,16 @@ class Conductor:
                 self._on_change(attempt)
 
     def _settle(self, attempt: Attempt, settlement: Settlement) -> None:
-        attempt.stage = Stage.SETTLING
+        self._is_settling(attempt)
         self.settler.put(attempt, settlement)
 
+    def _is_settling(self, attempt: Attempt) -> None:
+        attempt.stage = Stage.SETTLING
+        self.unsettled[attempt.mode] += 1
+
     def _let_go(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.SETTLING:
+            self.unsettled[attempt.mode] -= 1
         self._table.remove(attempt)
         self.progress.forget(attempt)
         self._on_change(attempt)

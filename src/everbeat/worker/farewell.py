@@ -9,8 +9,8 @@ import time
 from typing import Final, NoReturn
 
 EXIT_ORDERLY: Final = 0
-EXIT_THREADS_LEAKED: Final = 74
-"""Every thread slot was kept by code that had been given up; the process has settled its work and wants to be replaced."""
+EXIT_SLOTS_LEAKED: Final = 74
+"""Every slot of a kind was kept by code that had been given up; the process has settled its work and wants to be replaced."""
 EXIT_UNSETTLED: Final = 75
 """The worker was told to leave at once, and the database could not be reached to settle its work."""
 

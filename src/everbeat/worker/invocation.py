@@ -56,7 +56,9 @@ class Invoker:
         except Exception as problem:  # noqa: BLE001 - as above
             return self._failed(definition, problem, code=RESULT_UNSERIALISABLE)
         if len(result) > RESULT_LIMIT_BYTES:
-            return self._unstorable(definition, f"{len(result):,} bytes of JSON, of {RESULT_LIMIT_BYTES:,} allowed")
+            return self._unstorable(
+                definition, f"{len(result):,} bytes of JSON, of {RESULT_LIMIT_BYTES:,} allowed"
+            )
         return Succeeded(result)
 
     def raised(self, definition: TaskDefinition, exception: BaseException) -> Failed:
@@ -88,11 +90,15 @@ class Invoker:
             if code is not None:
                 error = TaskError(code, error.message, error.data, type=error.type, traceback=error.traceback)
         except Exception as problem:  # noqa: BLE001 - the exception's own class may break isinstance and more
-            error = TaskError(code or UNHANDLED_EXCEPTION, f"The error could not be read: {type(problem).__name__}.")
+            error = TaskError(
+                code or UNHANDLED_EXCEPTION, f"The error could not be read: {type(problem).__name__}."
+            )
         return Failed(error_to_json(error), self._is_retryable(definition, error.code, exception))
 
     def _unstorable(self, definition: TaskDefinition, reason: str) -> Failed:
-        error = TaskError(RESULT_UNSERIALISABLE, f"The result of task {definition.name!r} cannot be stored: {reason}.")
+        error = TaskError(
+            RESULT_UNSERIALISABLE, f"The result of task {definition.name!r} cannot be stored: {reason}."
+        )
         return Failed(error_to_json(error), self._is_retryable(definition, error.code, None))
 
     @staticmethod

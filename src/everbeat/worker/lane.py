@@ -6,7 +6,7 @@ What lives here: the arithmetic of how much to claim and to start. What may not:
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -19,16 +19,16 @@ LOWEST_QUEUE_PRIORITY = 100
 
 @dataclass(slots=True, kw_only=True)
 class Lane:
-    """`has_more`: tasks may be due that nobody looked for yet. `unsettled`: attempts whose outcome is on its way."""
+    """`has_more`: tasks may be due that nobody looked for yet. `unsettled()`: how many outcomes are on their way."""
 
     mode: RunIn
     names: tuple[str, ...]
     executor: Executor
     prefetch: int
     queue_priorities: Mapping[str, int]
+    unsettled: Callable[[], int]
     waiting: list[Attempt] = field(default_factory=list)
     has_more: bool = True
-    unsettled: int = 0
     is_broken: bool = False
     paused_until: float = 0.0
     failures: int = 0
@@ -47,7 +47,7 @@ class Lane:
     @property
     def _lag(self) -> int:
         # Memory stays bounded by two attempts a slot when outcomes cannot be written.
-        return max(0, self.unsettled - self.executor.slots)
+        return max(0, self.unsettled() - self.executor.slots)
 
     def add(self, attempt: Attempt) -> None:
         """Queue a claimed attempt in the order of service: a later claim may have brought a more urgent one."""

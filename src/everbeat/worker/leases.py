@@ -6,7 +6,6 @@ What lives here: the table. What may not: any statement, and any decision about 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from uuid import UUID
 
 from everbeat.worker.attempt import Attempt, Stage
@@ -21,7 +20,6 @@ class LeaseTable:
         self._by_task: dict[UUID, Attempt] = {}
         self._untold: dict[UUID, Lease] = {}
         self._removed: list[UUID] = []
-        self._claims_in_flight = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -65,24 +63,11 @@ class LeaseTable:
         return added, removed
 
     def clear(self) -> list[Attempt]:
-        """All leases are lost at once, and the next `changes` begins from nothing; answers what was held."""
-        lost = list(self)
-        for attempt in lost:
-            self.remove(attempt)
-        self._untold, self._removed = {}, []
-        return lost
+        """Vouch for nothing any more; the next `changes` begins from nothing. Answers what was held."""
+        held = list(self)
+        self._held, self._by_task, self._untold, self._removed = {}, {}, {}, []
+        return held
 
-    @contextmanager
-    def claim_in_flight(self) -> Iterator[None]:
-        """While inside, the database may hold leases in our name that we do not know yet."""
-        self._claims_in_flight += 1
-        try:
-            yield
-        finally:
-            self._claims_in_flight -= 1
-
-    def phantoms(self, proposed: Iterable[Lease]) -> list[Lease]:
-        """Which of these leases, held in our name by the database, nobody here holds or is about to hold."""
-        if self._claims_in_flight:
-            return []
+    def unknown(self, proposed: Iterable[Lease]) -> list[Lease]:
+        """Which of these leases nobody here holds."""
         return [lease for lease in proposed if lease[1] not in self._held]

@@ -211,7 +211,9 @@ class ProcessExecutor:
         try:
             while True:
                 match await process.channel.receive():
-                    case Progress(claim_id, progress) if process.attempt and process.attempt.claim_id == claim_id:
+                    case Progress(claim_id, progress) if (
+                        process.attempt and process.attempt.claim_id == claim_id
+                    ):
                         process.attempt.progress = progress.encode()
                         self._on_progress(process.attempt)
                     case Returned(claim_id, result):

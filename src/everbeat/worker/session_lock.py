@@ -14,8 +14,8 @@ from everbeat.runtime.clock import Clock
 from everbeat.store import workers
 from everbeat.store.session import Session
 
-_TAKEN_AGAIN_S: Final = 0.2
-_REFUSED_AGAIN_S: Final = 5.0
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
 _log = logging.getLogger("everbeat.worker")
 
 
@@ -33,6 +33,7 @@ class SessionLock:
 
     async def keep(self, supervisor_id: str, lock_key: int) -> None:
         """Holds the lock until cancelled, or until the supervisor was ended."""
+        pause = _FIRST_PAUSE_S
         while True:
             try:
                 connection = await self._session.connection()
@@ -40,16 +41,19 @@ class SessionLock:
                     _log.warning("session_lock_off reason=%r", "a transaction pooler is between")
                     await self._session.drop()
                     return
-                got = await self._session.run(workers.hold_session(supervisor_id, lock_key), patience_s=0)
-                if got is None:
-                    return
-                if got:
-                    await _until_readable(connection.fileno())
-                    continue  # mostly the end of the connection; the statement finds out, and otherwise moves nothing
-            except (DatabaseError, OSError, TimeoutError) as problem:
+                match await self._session.run(workers.hold_session(supervisor_id, lock_key), patience_s=0):
+                    case None:
+                        return
+                    case True if await self._session.connection() is connection:
+                        pause = _FIRST_PAUSE_S
+                        await _until_readable(connection.fileno())
+                        continue  # mostly the end of the connection, which the statement finds out
+                    case _:
+                        pass  # the server has not noticed yet that our old connection is gone
+            except (DatabaseError, OSError) as problem:
                 _log.debug("session_lock_lost problem=%s", problem)
-            # The server has not noticed yet that our old connection is gone, or it is not there at all.
-            await self._clock.sleep(_TAKEN_AGAIN_S)
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def close(self) -> None:
         """Frees the lock by ending its connection."""

@@ -24,7 +24,9 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
         return _failed(attempt, _self_fenced(), retryable=_lists(attempt, WORKER_CRASHED), random=random)
     match attempt.stopped, ended:
         case "timed_out", _:
-            return _failed(attempt, _timed_out(attempt), retryable=_lists(attempt, TASK_TIMEOUT), random=random)
+            return _failed(
+                attempt, _timed_out(attempt), retryable=_lists(attempt, TASK_TIMEOUT), random=random
+            )
         case _, Succeeded(result):
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=result)
         case "cancelled", _:
@@ -39,7 +41,9 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
 
 def refused_result(attempt: Settlement, reason: str) -> Settlement:
     """What is written instead of an outcome that the database cannot store."""
-    error = TaskError("RESULT_UNSERIALISABLE", f"PostgreSQL cannot store the outcome of this attempt: {reason}.")
+    error = TaskError(
+        "RESULT_UNSERIALISABLE", f"PostgreSQL cannot store the outcome of this attempt: {reason}."
+    )
     return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="FAILED", error=error_to_json(error))
 
 

@@ -22,30 +22,13 @@ from everbeat.domain.context import Context, StopReason, TaskStopped
 from everbeat.domain.definition import TaskDefinition
 from everbeat.runtime.blocking_channel import BlockingChannel
 from everbeat.runtime.frames import ChannelClosed, FrameTooLarge
-from everbeat.runtime.parent import adopt_channel, exit_orphaned, offer_stack_dumps
+from everbeat.runtime.parent import exit_orphaned
 from everbeat.worker.attempt import Ended, Failed, Succeeded, progress_json
 from everbeat.worker.farewell import leave
 from everbeat.worker.invocation import Call, Invoker
-from everbeat.worker.protocol import CancelRun, ProcessReady, Progress, Raised, Refused, Returned, Run, ToTaskProcess
+from everbeat.worker.protocol import CancelRun, ProcessReady, Progress, Raised, Returned, Run, ToTaskProcess
 
 PROGRESS_EVERY_S: Final = 0.2
-
-
-def prepare_task_process() -> socket.socket:
-    """The first act in the main thread, before user code is imported."""
-    sock = adopt_channel()
-    offer_stack_dumps()
-    # Not SIG_IGN, which programs that user code starts would inherit.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _ignore)
-    return sock
-
-
-def refuse_to_start(sock: socket.socket, *, code: str, message: str) -> None:
-    """Tell why this process, or worker process, cannot start."""
-    channel = BlockingChannel(sock, messages=ToTaskProcess)
-    with contextlib.suppress(ChannelClosed):
-        channel.send(Refused(code, message))
 
 
 def run_task_process(
@@ -54,7 +37,7 @@ def run_task_process(
     definitions: Mapping[str, TaskDefinition],
     exception_codes: Mapping[type[BaseException], str],
 ) -> NoReturn:
-    """Run attempts until the worker closes the channel or an attempt was stopped."""
+    """Run attempts until the worker closes the channel or an attempt was stopped; after `prepare_child`, in the main thread."""
     channel = BlockingChannel(sock, messages=ToTaskProcess)
     TaskProgram(channel, definitions=definitions, invoker=Invoker(exception_codes)).run()
     leave(0)
@@ -225,7 +208,3 @@ class RunningAttempt:
         if self.stopped is not None and self.is_interruptible:
             self.is_interruptible = False
             raise TaskStopped(self.stopped, task_id=self.order.task_id)
-
-
-def _ignore(number: int, frame: object) -> None:
-    del number, frame

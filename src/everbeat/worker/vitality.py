@@ -32,7 +32,9 @@ class Silence:
     @classmethod
     def allowed_by(cls, recovery: RecoveryConfig) -> Self:
         """The limits that follow from the settings."""
-        beat_every_s = min(recovery.runner_heartbeat_interval_ms, recovery.claimer_heartbeat_interval_ms) / 1_000
+        beat_every_s = (
+            min(recovery.runner_heartbeat_interval_ms, recovery.claimer_heartbeat_interval_ms) / 1_000
+        )
         running_s = recovery.running_stale_threshold_ms / 1_000
         shortest_s = min(running_s, recovery.claimed_stale_threshold_ms / 1_000)
         return cls(
@@ -105,6 +107,10 @@ class Vitality:
 
     def _fence_when_due(self) -> None:
         limit_s = self._silence.fence_s
-        if limit_s is not None and not self._is_fenced and self._clock.monotonic() - self._alive_at >= limit_s:
+        if (
+            limit_s is not None
+            and not self._is_fenced
+            and self._clock.monotonic() - self._alive_at >= limit_s
+        ):
             self._is_fenced = True
             self._on_fence()

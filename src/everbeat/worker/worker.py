@@ -8,34 +8,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
-from everbeat.config import RecoveryConfig, WorkerConfig
-from everbeat.domain.definition import RunIn, TaskDefinition
+from everbeat.domain.definition import RunIn
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, WorkerStarted
 from everbeat.runtime.lag import LoopWatch
 from everbeat.runtime.nursery import Nursery, end_process
 from everbeat.runtime.service import Service, ServiceRunner
 from everbeat.store.session import Session
-from everbeat.store.target import Target
 from everbeat.wake import Wake
 from everbeat.wake.topics import Everything, Hint, TasksReady
-from everbeat.worker.async_executor import AsyncExecutor
-from everbeat.worker.attempt import Attempt, Stage
+from everbeat.worker.attempt import Attempt
 from everbeat.worker.claimer import Claimer, ClaimRules
 from everbeat.worker.conductor import Conductor, RecoverCrashed
-from everbeat.worker.executor import Executor
-from everbeat.worker.farewell import EXIT_ORDERLY, EXIT_THREADS_LEAKED, EXIT_UNSETTLED
-from everbeat.worker.invocation import Invoker
-from everbeat.worker.lane import Lane
+from everbeat.worker.departure import Departure
+from everbeat.worker.equipment import make_executors, make_lanes
+from everbeat.worker.farewell import EXIT_UNSETTLED
 from everbeat.worker.lease_watch import LeaseWatch
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.link import Link
-from everbeat.worker.process_executor import ProcessExecutor
+from everbeat.worker.plan import WorkerPlan
 from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.protocol import (
     Adopt,
@@ -43,6 +38,7 @@ from everbeat.worker.protocol import (
     Cancel,
     Drain,
     FromSupervisor,
+    Lease,
     Leaving,
     Lost,
     Phantoms,
@@ -52,13 +48,247 @@ from everbeat.worker.protocol import (
 )
 from everbeat.worker.reporter import Reporter
 from everbeat.worker.settler import Settler
-from everbeat.worker.thread_executor import ThreadExecutor
 from everbeat.worker.vitality import Silence, Vitality
 
-LEAK_PATIENCE_S: Final = 5.0
-"""Given-up threads that end within this time are no reason to replace the process."""
-STOP_PATIENCE_S: Final = 5.0
-"""How long a worker that was told to leave at once tries to settle."""
 LOOP_BLOCKED_AFTER_S: Final = 1.0
 
 _log = logging.getLogger("everbeat.worker")
+
+
+class Part(Service, Protocol):
+    """A service of the worker that its other parts can wake."""
+
+    wake: asyncio.Event
+
+
+class Worker:
+    """Made and run in a running event loop; `obey` is called in that loop's thread.
+
+    `make_wake(application_name)` gives the hints, on a connection of that name. `recover_crashed` settles an attempt whose
+    task process died. `on_fatal` ends the process when a part of the worker has crashed.
+    """
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        *,
+        welcome: Welcome,
+        link: Link,
+        make_wake: Callable[[str], Wake],
+        recover_crashed: RecoverCrashed,
+        events: EventBus,
+        clock: Clock,
+        random: Random,
+        on_fatal: Callable[[str, BaseException], None] = end_process,
+    ) -> None:
+        self._plan = plan
+        self._welcome = welcome
+        self._link = link
+        self._make_wake = make_wake
+        self._events = events
+        self._clock = clock
+        self._random = random
+        self._loop = asyncio.get_running_loop()
+        self._nursery = Nursery(name="worker", on_fatal=on_fatal)
+        self._table = LeaseTable()
+        self._taking = Session(plan.target, self._session_name, random=random)
+        self._giving = Session(plan.target, self._session_name, random=random)
+        self._conductor = Conductor(
+            table=self._table,
+            events=events,
+            clock=clock,
+            random=random,
+            nursery=self._nursery,
+            recover_crashed=recover_crashed,
+            on_change=self._on_change,
+        )
+        self._progress = ProgressRecorder(self._giving, clock=clock, on_lost=self._on_lost)
+        self._executors = make_executors(
+            plan,
+            worker_id=lambda: self.id,
+            on_ended=self._conductor.ended,
+            on_free=self._on_free,
+            on_broken=self._on_broken,
+            on_progress=self._progress.note,
+        )
+        self._conductor.executors = self._executors
+        self._lanes = make_lanes(
+            plan, self._executors, unsettled=lambda mode: self._conductor.unsettled[mode]
+        )
+        self._settler = Settler(self._giving, progress=self._progress, on_settled=self._conductor.settled)
+        self._conductor.progress, self._conductor.settler = self._progress, self._settler
+        self._leases = LeaseWatch(
+            self._giving,
+            table=self._table,
+            on_cancel=lambda attempt: self._conductor.stop(attempt, "cancelled"),
+            on_lost=self._on_lost,
+        )
+        self._vitality = Vitality(
+            self._giving,
+            silence=Silence.allowed_by(plan.recovery),
+            worker_id=lambda: self.id,
+            clock=clock,
+            on_fence=self._conductor.fence,
+            on_ended=lambda: self._conductor.lose(self._table, "this worker was declared dead"),
+        )
+        self._claimer = self._make_claimer()
+        self._departure = Departure(
+            table=self._table,
+            conductor=self._conductor,
+            executors=self._executors,
+            clock=clock,
+            own_grace_s=plan.config.grace_s,
+            give_back=lambda: self._nursery.start(self._claimer.close(), name="give back what waits"),
+        )
+        self._loop_watch = LoopWatch(self._loop, threshold_s=LOOP_BLOCKED_AFTER_S, emit=events.emit)
+        self._reporter = Reporter(
+            link, table=self._table, executors=self._executors, clock=clock, loop_lag_s=self._loop_watch.lag_s
+        )
+        self._wake: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """The worker's id, which changes only by an adoption."""
+        return self._welcome.worker_id
+
+    async def run(self) -> int:
+        """Work until told to leave; answers the exit code. Cancelling it ends the worker at once, its work unsettled."""
+        try:
+            self._start()
+            code = await self._departure.carried_out()
+            if code != EXIT_UNSETTLED:
+                self._reporter.tell_held()
+                self._link.tell(Leaving())
+            return code
+        finally:
+            await self._close()
+
+    def obey(self, message: FromSupervisor) -> None:
+        """Do what the supervisor says."""
+        match message:
+            case Beaten():
+                was_silent = not self._vitality.may_claim
+                self._vitality.beaten()
+                if was_silent:
+                    self._claimer.look()
+            case Lost(leases):
+                self._conductor.lose(self._held(leases), "a beat was told so")
+            case Cancel(leases):
+                for attempt in self._held(leases):
+                    self._conductor.stop(attempt, "cancelled")
+            case Phantoms(leases):
+                self._nursery.start(self._claimer.confirm_phantoms(leases), name="phantoms")
+            case Adopt(welcome):
+                self._adopt(welcome)
+            case Drain(grace_ms):
+                self._departure.drain(grace_s=grace_ms / 1_000)
+            case Stop():
+                self._departure.stop()
+            case Welcome():
+                pass  # the first word, taken before this worker was made
+
+    def _start(self) -> None:
+        services: tuple[Part, ...] = (
+            self._claimer,
+            self._settler,
+            self._progress,
+            self._leases,
+            self._vitality,
+            self._reporter,
+        )
+        for service in services:
+            runner = ServiceRunner(
+                service, clock=self._clock, random=self._random, emit=self._events.emit, wake=service.wake
+            )
+            self._nursery.start(runner.run(), name=service.name, critical=True)
+        self._listen()
+        self._loop_watch.start()
+        self._link.tell(Ready())
+        self._events.emit(WorkerStarted(worker_id=self.id, pid=os.getpid()))
+
+    def _listen(self) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        name = f"{self._welcome.session_name} listen"
+        self._wake = self._nursery.start(
+            self._make_wake(name).run(self._on_hint, self._on_wake_state), name="wake"
+        )
+
+    def _on_hint(self, hint: Hint) -> None:
+        match hint:
+            case TasksReady(queue):
+                self._claimer.look(queue)
+            case Everything():
+                self._claimer.look()
+            case _:
+                pass
+        self._leases.heard(hint)
+
+    def _on_wake_state(self, hears: bool) -> None:
+        self._leases.hears(hears)
+        self._claimer.wake.set()
+
+    def _on_lost(self, attempt: Attempt) -> None:
+        self._conductor.lose([attempt], "the database says so")
+
+    def _on_change(self, attempt: Attempt) -> None:
+        self._departure.changed(attempt.mode)
+        self._claimer.slot_freed()
+
+    def _on_free(self, mode: RunIn) -> None:
+        if self._executors[mode].free:
+            self._lanes[mode].failures = 0
+        self._claimer.slot_freed()
+
+    def _on_broken(self, reason: str) -> None:
+        _log.error("task_process_failed worker_id=%s reason=%s", self.id, reason)
+        self._lanes["process"].is_broken = True
+        self._claimer.slot_freed()
+
+    def _held(self, leases: list[Lease]) -> list[Attempt]:
+        found = (self._table.by_claim(claim_id) for _, claim_id in leases)
+        return [attempt for attempt in found if attempt is not None]
+
+    def _adopt(self, welcome: Welcome) -> None:
+        held = self._table.clear()
+        self._welcome = welcome
+        self._conductor.lose(held, "this worker was declared dead, and goes on under another name")
+        self._vitality.beaten()
+        self._taking.rename(self._session_name)
+        self._giving.rename(self._session_name)
+        self._listen()
+        self._claimer.look()
+
+    def _make_claimer(self) -> Claimer:
+        plan = self._plan
+        return Claimer(
+            self._taking,
+            lanes=tuple(self._lanes.values()),
+            table=self._table,
+            definitions=plan.definitions,
+            queues=None if plan.config.queues is None else tuple(plan.config.queues),
+            queue_priorities=plan.queue_priorities,
+            poll_interval_s=plan.config.poll_interval_s,
+            clock=self._clock,
+            rules=ClaimRules(
+                worker_id=lambda: self.id,
+                may_claim=lambda: self._vitality.may_claim,
+                may_start=lambda: self._vitality.may_start,
+                is_deaf=lambda: self._leases.is_deaf,
+                on_progress=self._progress.note,
+                launch=self._conductor.launch,
+                not_started=self._conductor.not_started,
+            ),
+        )
+
+    @property
+    def _session_name(self) -> str:
+        return f"{self._welcome.session_name} worker"
+
+    async def _close(self) -> None:
+        self._loop_watch.stop()
+        for executor in self._executors.values():
+            await executor.close()
+        await self._nursery.close()
+        await self._taking.drop()
+        await self._giving.drop()

@@ -1,0 +1,155 @@
+"""`everbeat db start | stop | status | url | psql`: the embedded PostgreSQL.
+
+A server is stopped by its last user. `db start` leaves a keeper behind, a user that stays until `db stop`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.output import say, show_json, show_pairs
+from everbeat.cli.selection import JsonOption, SchemaOption, chosen_schema
+from everbeat.store.address import FOLDER_VARIABLE
+from everbeat.store.embedded import DEFAULT_FOLDER, EmbeddedServer
+
+commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+FolderOption: TypeAlias = Annotated[
+    Path,
+    typer.Option(
+        "--folder", envvar=FOLDER_VARIABLE, metavar="FOLDER", help="Where the database is kept.", file_okay=False
+    ),
+]
+
+_LOOK_EVERY_S: Final = 1.0
+_LOOKS: Final = 3
+_KEEPING: Final = "keeping"
+
+
+@commands.command()
+def start(
+    *,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop it.")] = False,
+    folder: FolderOption = DEFAULT_FOLDER,
+    as_json: JsonOption = False,
+) -> None:
+    """Start the server and keep it running until `db stop`; prints its URL."""
+    with EmbeddedServer.open(folder) as server:
+        if not foreground:
+            _leave_a_keeper(server.folder)
+        if as_json:
+            _show_status(folder, as_json=True)
+        else:
+            print(server.url, flush=True)
+        if foreground:
+            say("Running until Ctrl-C.")
+            _until_stopped(folder)
+
+
+@commands.command()
+def stop(*, folder: FolderOption = DEFAULT_FOLDER) -> None:
+    """Stop the server, whoever uses it."""
+    stopped = EmbeddedServer.shut_down(folder)
+    say(f"Stopped the PostgreSQL in {folder}." if stopped else f"No PostgreSQL runs in {folder}.")
+
+
+@commands.command()
+def status(*, folder: FolderOption = DEFAULT_FOLDER, as_json: JsonOption = False) -> None:
+    """Say whether the server runs; exit code 1 if it does not."""
+    running = _show_status(folder, as_json=as_json)
+    raise typer.Exit(ExitCode.OK if running else ExitCode.FAILED)
+
+
+@commands.command()
+def url(*, folder: FolderOption = DEFAULT_FOLDER) -> None:
+    """Print the URL of the running server, for other programs; exit code 1 if none runs."""
+    found = EmbeddedServer.status(folder)
+    if found.url is None:
+        say(f"error: No PostgreSQL runs in {found.folder}.")
+        say("fix: start it: everbeat db start")
+        raise typer.Exit(ExitCode.FAILED)
+    print(found.url)
+
+
+@commands.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def psql(
+    context: typer.Context, *, schema: SchemaOption = None, folder: FolderOption = DEFAULT_FOLDER
+) -> None:
+    """Enter the server with psql, starting it if need be; what follows -- is psql's: db psql -- -c 'select 1'."""
+    name = chosen_schema(schema)
+    path = f"-c search_path={name},public"
+    with EmbeddedServer.open(folder) as server:
+        finished = subprocess.run(
+            [str(EmbeddedServer.psql_binary()), server.url, *context.args],
+            env=os.environ | {"PGOPTIONS": f"{os.environ.get('PGOPTIONS', '')} {path}".strip()},
+            check=False,
+        )
+    raise typer.Exit(finished.returncode)
+
+
+@commands.command(hidden=True)
+def keep(*, folder: FolderOption = DEFAULT_FOLDER) -> None:
+    """Be a user of the server until it is stopped: what `db start` leaves behind."""
+    with EmbeddedServer.open(folder):
+        print(_KEEPING, flush=True)
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (sys.stdin, sys.stdout, sys.stderr):
+            os.dup2(null, standard.fileno())
+        _until_stopped(folder)
+
+
+def _leave_a_keeper(folder: Path) -> None:
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "everbeat", "db", "keep", "--folder", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert keeper.stdout is not None
+    with keeper.stdout as told:
+        if told.readline().strip() != _KEEPING:
+            raise typer.Exit(ExitCode.DATABASE)  # it has said why on stderr
+
+
+def _until_stopped(folder: Path) -> None:
+    """Returns when asked by a signal, or when the server is gone and does not come back (a restart is a short absence)."""
+    asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: asked.set())
+    absent = 0
+    while absent < _LOOKS and not asked.wait(_LOOK_EVERY_S):
+        absent = 0 if EmbeddedServer.status(folder).running else absent + 1
+
+
+def _show_status(folder: Path, *, as_json: bool) -> bool:
+    found = EmbeddedServer.status(folder)
+    if as_json:
+        show_json(
+            {
+                "folder": found.folder,
+                "initialised": found.initialised,
+                "running": found.running,
+                "pid": found.pid,
+                "url": found.url,
+            }
+        )
+    else:
+        show_pairs(
+            [
+                ("folder", str(found.folder)),
+                ("state", "running" if found.running else "stopped" if found.initialised else "not there yet"),
+                ("pid", None if found.pid is None else str(found.pid)),
+                ("url", found.url),
+            ]
+        )
+    return found.running

@@ -1,0 +1,162 @@
+"""`everbeat tasks list | show | cancel | retry`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+from everbeat.cli.exit_codes import ExitCode, exit_code_of
+from everbeat.cli.failures import failure_document, show_failure
+from everbeat.cli.output import compact_json, moment, say, show_json, show_table, state
+from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
+from everbeat.cli.task_page import show_task, task_document
+from everbeat.client.control import CancelVerdict
+from everbeat.domain.inspection import TaskSummary
+from everbeat.domain.states import TaskState
+from everbeat.errors import TaskNotFound, TaskNotRetryable
+
+commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+
+IdArgument: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)]
+IdsArgument: TypeAlias = Annotated[
+    list[str], typer.Argument(metavar="ID...", help="The tasks' ids.", show_default=False)
+]
+
+_SAID: Final = {
+    CancelVerdict.CANCELLED: "cancelled",
+    CancelVerdict.REQUESTED: "asked to stop",
+    CancelVerdict.ALREADY_ENDED: "had ended before and stays as it is",
+}
+
+
+@commands.command("list")
+def list_tasks(
+    *,
+    states: Annotated[
+        list[TaskState] | None,
+        typer.Option("--state", case_sensitive=False, help="In this state; may be given several times."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="TASK", help="Of this task function.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="In this queue.")] = None,
+    before: Annotated[
+        str | None, typer.Option("--before", metavar="ID", help="Older than this one: the next page.")
+    ] = None,
+    limit: LimitOption = 50,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    app: AppOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List tasks, newest first."""
+    with selected_app(url=url, schema=schema, locator=app) as chosen:
+        found = chosen.list_tasks(state=states or None, name=name, queue=queue, before=before, limit=limit)
+    if as_json:
+        show_json({"tasks": [task_document(task) for task in found]})
+        return
+    columns = ("ID", "NAME", "QUEUE", "STATE", "ATTEMPT", "SENT AT", "WHAT")
+    rows = [
+        (
+            str(task.id),
+            task.name,
+            task.queue,
+            state(task.state),
+            str(task.attempt),
+            moment(task.sent_at),
+            _remark(task),
+        )
+        for task in found
+    ]
+    show_table(columns, rows, numbers=("ATTEMPT",), empty="No task is like that.")
+    if len(found) == limit:
+        say(f"There may be more: --before {found[-1].id}")
+
+
+def _remark(task: TaskSummary) -> str:
+    if task.error is not None and task.state is not TaskState.COMPLETED:
+        return f"{task.error.code}: {task.error.message}".splitlines()[0][:100]
+    if task.progress is not None and task.state is TaskState.RUNNING:
+        done = "" if task.progress.fraction is None else f" {task.progress.fraction:.0%}"
+        return f"{task.progress.stage}{done} {task.progress.message}".rstrip()
+    if task.state is TaskState.PENDING and task.enqueued_at > task.sent_at:
+        return f"due at {moment(task.enqueued_at)}"
+    return ""
+
+
+@commands.command()
+def show(
+    task_id: IdArgument,
+    *,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    app: AppOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything about one task: times, attempts, heartbeat, recoveries, and why it waits."""
+    with selected_app(url=url, schema=schema, locator=app) as chosen:
+        task = chosen.info(task_id)
+    if as_json:
+        show_json(task_document(task))
+    else:
+        show_task(task)
+
+
+@commands.command()
+def cancel(
+    task_ids: IdsArgument,
+    *,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    app: AppOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Cancel tasks: those that wait at once, running ones are asked to stop."""
+    documents: list[dict[str, object]] = []
+    worst = ExitCode.OK
+    with selected_app(url=url, schema=schema, locator=app) as chosen:
+        for task_id in task_ids:
+            try:
+                result = chosen.cancel(task_id)
+            except TaskNotFound as error:
+                worst = exit_code_of(error)
+                documents.append({"id": task_id, "error": failure_document(error)})
+                if not as_json:
+                    show_failure(error, as_json=False)
+                continue
+            documents.append({"id": task_id, "verdict": result.verdict, "state": result.state})
+            if not as_json:
+                said = _SAID[result.verdict]
+                print(f"{task_id}  {result.state}  {said}")
+    if as_json:
+        show_json({"tasks": documents})
+    raise typer.Exit(worst)
+
+
+@commands.command()
+def retry(
+    task_ids: IdsArgument,
+    *,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    app: AppOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run tasks again that ended FAILED, CANCELLED or EXPIRED, now and with fresh retries."""
+    documents: list[dict[str, object]] = []
+    worst = ExitCode.OK
+    with selected_app(url=url, schema=schema, locator=app) as chosen:
+        for task_id in task_ids:
+            try:
+                chosen.retry(task_id)
+            except (TaskNotFound, TaskNotRetryable) as error:
+                worst = max(worst, exit_code_of(error))
+                documents.append({"id": task_id, "error": failure_document(error)})
+                if not as_json:
+                    show_failure(error, as_json=False)
+                continue
+            documents.append({"id": task_id, "state": TaskState.PENDING})
+            if not as_json:
+                print(f"{task_id}  {TaskState.PENDING}  runs again")
+    if as_json:
+        show_json({"tasks": documents})
+    raise typer.Exit(worst)

@@ -1,0 +1,86 @@
+"""`everbeat worker`.
+
+The supervisor that this command becomes imports no user code: its worker processes do, and tell it the settings.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+
+from everbeat import assembly
+from everbeat.config import WorkerConfig
+
+commands = typer.Typer(rich_markup_mode=None)
+
+LEVEL_VARIABLE: Final = "EVERBEAT_LOG_LEVEL"
+
+
+@commands.command()
+def worker(
+    locator: Annotated[
+        str, typer.Argument(metavar="LOCATOR", help="The app: package.module:app or file.py:app.", show_default=False)
+    ],
+    *,
+    processes: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option("--queues", "--queue", metavar="NAMES", help="Serve these only: mail,films; may be repeated."),
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(min=0, help="Async tasks at once, a process.")] = None,
+    threads: Annotated[int | None, typer.Option(min=0, help="Tasks in threads at once, a process.")] = None,
+    task_processes: Annotated[
+        int | None, typer.Option(min=0, help="Tasks with run_in='process' at once, a process.")
+    ] = None,
+    prefetch: Annotated[int | None, typer.Option(min=0, help="Tasks to claim beyond the free slots.")] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Let running tasks finish for so long after SIGTERM.")
+    ] = None,
+    poll: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="The longest time between two looks for work.")
+    ] = None,
+    log_level: Annotated[
+        str, typer.Option(envvar=LEVEL_VARIABLE, help="debug, info, warning or error.")
+    ] = "info",
+) -> None:
+    """Run the tasks of an app until told to stop.
+
+    What is left out is as the app's WorkerConfig says. SIGTERM or Ctrl-C drains: nothing new is claimed, running tasks
+    may finish, what does not is handed back. A second signal stops at once. What happens is told on stderr.
+    """
+    overrides = _overrides(
+        processes=processes,
+        queues=_names(queues),
+        async_concurrency=concurrency,
+        thread_concurrency=threads,
+        process_concurrency=task_processes,
+        prefetch=prefetch,
+        grace=grace,
+        poll_interval=poll,
+    )
+    _log_to_stderr(log_level)
+    raise typer.Exit(assembly.supervise(locator, overrides=overrides))
+
+
+def _overrides(**given: Any) -> dict[str, Any]:
+    overrides = {name: value for name, value in given.items() if value is not None}
+    WorkerConfig(**overrides)  # refuses what is wrong before anything is started
+    return overrides
+
+
+def _names(given: list[str] | None) -> list[str] | None:
+    return [name.strip() for names in given for name in names.split(",") if name.strip()] if given else None
+
+
+def _log_to_stderr(level: str) -> None:
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise typer.BadParameter(f"{level!r} is no level: use debug, info, warning or error.")
+    os.environ[LEVEL_VARIABLE] = level  # worker processes inherit it
+    logging.basicConfig(
+        level=number, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )

@@ -1,0 +1,45 @@
+"""One worker process as its supervisor sees it: the process, the line to it, and what it has said."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Self
+
+from everbeat.runtime.channel import AsyncChannel
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.frames import ChannelError
+from everbeat.runtime.process import ChildProcess
+from everbeat.worker.protocol import FromSupervisor, FromWorker, Hello, Refused
+from everbeat.worker.seat import Seat
+
+
+class Child:
+    """From the spawn to the exit."""
+
+    def __init__(self, process: ChildProcess, channel: AsyncChannel, *, clock: Clock) -> None:
+        self.process = process
+        self.channel = channel
+        self.started_at = clock.monotonic()
+        self.heard_at = self.started_at
+        self.hello: Hello | None = None
+        self.seat: Seat | None = None
+        self.refusal: Refused | None = None
+        self.is_ready = False
+        self.has_left = False
+        self.is_hanging = False
+
+    @classmethod
+    async def adopt(cls, process: ChildProcess, *, clock: Clock) -> Self:
+        """Opens the line to a process that was just spawned."""
+        channel = await AsyncChannel.open(process.channel_socket, messages=FromWorker)
+        return cls(process, channel, clock=clock)
+
+    def tell(self, message: FromSupervisor) -> None:
+        """Queues a message; a process that is gone, or reads nothing any more, is found out by other ways."""
+        with contextlib.suppress(ChannelError):
+            self.channel.send_nowait(message)
+
+    def close(self) -> None:
+        """Gives back what the process took of ours."""
+        self.channel.close()
+        self.process.close()

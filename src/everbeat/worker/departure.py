@@ -1,0 +1,106 @@
+"""How a worker leaves: no further claims, running code finishes within the grace, the rest is handed back, all is settled.
+
+What lives here: the order of these steps, and the reasons to leave by itself. What may not: how code is stopped or
+settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from everbeat.domain.definition import RunIn
+from everbeat.runtime.clock import Clock
+from everbeat.worker.attempt import Stage
+from everbeat.worker.conductor import Conductor
+from everbeat.worker.executor import Executor
+from everbeat.worker.farewell import EXIT_ORDERLY, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
+from everbeat.worker.leases import LeaseTable
+
+LEAK_PATIENCE_S: Final = 5.0
+"""Given-up code that ends within this time is no reason to replace the process."""
+STOP_PATIENCE_S: Final = 5.0
+"""How long a worker that was told to leave at once tries to settle."""
+_LOOK_EVERY_S: Final = 1.0
+
+_log = logging.getLogger("everbeat.worker")
+
+
+class Departure:
+    """`give_back()` begins to give back what waits unstarted, and answers the task that does."""
+
+    def __init__(
+        self,
+        *,
+        table: LeaseTable,
+        conductor: Conductor,
+        executors: Mapping[RunIn, Executor],
+        clock: Clock,
+        own_grace_s: float,
+        give_back: Callable[[], asyncio.Task[None]],
+    ) -> None:
+        self._table = table
+        self._conductor = conductor
+        self._executors = executors
+        self._clock = clock
+        self._own_grace_s = own_grace_s
+        self._give_back = give_back
+        self._giving_back: asyncio.Task[None] | None = None
+        self._ordered = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._leave_at = math.inf
+        self._give_up_at = math.inf
+        self._exit_code = EXIT_ORDERLY
+
+    def drain(self, *, grace_s: float) -> None:
+        """Leave when running code has ended, at the latest after the grace; a second order can only shorten it."""
+        self._leave_at = min(self._leave_at, self._clock.monotonic() + grace_s)
+        if self._giving_back is None:
+            self._giving_back = self._give_back()
+            self._giving_back.add_done_callback(lambda _: self._changed.set())
+        self._ordered.set()
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Leave at once, within seconds even if the database cannot be reached."""
+        self._give_up_at = min(self._give_up_at, self._clock.monotonic() + STOP_PATIENCE_S)
+        self.drain(grace_s=0.0)
+
+    def changed(self, mode: RunIn) -> None:
+        """A lease is over, or the code of an attempt has ended."""
+        self._changed.set()
+        # The code of a process can always be ended; that of the other two may keep its slot for ever.
+        if mode != "process" and self._is_leaked(mode):
+            asyncio.get_running_loop().call_later(LEAK_PATIENCE_S, self._replace_if_leaked, mode)
+
+    async def carried_out(self) -> int:
+        """Wait for the order, then leave; answers the exit code. EXIT_UNSETTLED: something is still held."""
+        await self._ordered.wait()
+        while self._table.at(Stage.RUNNING, Stage.STARTING) and self._clock.monotonic() < self._leave_at:
+            await self._wait_until(self._leave_at)
+        while len(self._table) or not (self._giving_back and self._giving_back.done()):
+            self._conductor.stop_all("shutting_down")
+            if self._clock.monotonic() >= self._give_up_at:
+                return EXIT_UNSETTLED
+            await self._wait_until(self._give_up_at)
+        return self._exit_code
+
+    async def _wait_until(self, moment: float) -> None:
+        seconds = min(max(moment - self._clock.monotonic(), 0.0), _LOOK_EVERY_S)
+        await self._clock.wait(self._changed, timeout_s=seconds)
+        self._changed.clear()
+
+    def _is_leaked(self, mode: RunIn) -> bool:
+        executor = self._executors[mode]
+        if executor.occupied < executor.slots:
+            return False
+        return not any(attempt.mode == mode for attempt in self._table.at(Stage.RUNNING))
+
+    def _replace_if_leaked(self, mode: RunIn) -> None:
+        if self._is_leaked(mode) and not self._ordered.is_set():
+            _log.error("slots_leaked mode=%s slots=%s", mode, self._executors[mode].slots)
+            self._exit_code = EXIT_SLOTS_LEAKED
+            self.drain(grace_s=self._own_grace_s)

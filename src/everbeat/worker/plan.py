@@ -1,0 +1,41 @@
+"""What a worker is to do: its database, its task functions, its settings. Data only; it is the same after an adoption."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from everbeat.config import RecoveryConfig, WorkerConfig
+from everbeat.domain.definition import RunIn, TaskDefinition
+from everbeat.store.target import Target
+
+MODES: Final[tuple[RunIn, ...]] = ("async", "thread", "process")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """`task_process_argv` starts a task process; `stop_grace_s` is what its code gets between a stop and SIGKILL."""
+
+    target: Target
+    definitions: Mapping[str, TaskDefinition]
+    config: WorkerConfig
+    recovery: RecoveryConfig
+    queue_priorities: Mapping[str, int] = field(default_factory=dict)
+    exception_codes: Mapping[type[BaseException], str] = field(default_factory=dict)
+    task_process_argv: Sequence[str] = ()
+    stop_grace_s: float = 0.5
+
+    def slots(self, mode: RunIn) -> int:
+        """How many attempts of this mode run at once."""
+        match mode:
+            case "async":
+                return self.config.async_concurrency
+            case "thread":
+                return self.config.thread_concurrency
+            case "process":
+                return self.config.process_concurrency
+
+    def names(self, mode: RunIn) -> tuple[str, ...]:
+        """The task functions that run in this mode."""
+        return tuple(sorted(name for name, each in self.definitions.items() if each.run_in == mode))

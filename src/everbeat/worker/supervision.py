@@ -1,0 +1,251 @@
+"""A supervision: what a supervisor is to the database. It registers, holds its session lock and beats for its workers; declared dead by mistake, it comes back under a new id.
+
+What lives here: its row, its life, and its part in the lives of its workers. What may not: worker processes, which are the business of `supervisor`; a worker that is
+a guest in another program has a supervision too, but no supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Final, Protocol
+
+import msgspec
+
+from everbeat.config import RecoveryConfig
+from everbeat.errors import DatabaseError
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import EventBus, SupervisorRegistered
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.identity import ProcessIdentity, new_id
+from everbeat.runtime.nursery import Nursery, end_process
+from everbeat.runtime.service import Service, ServiceRunner
+from everbeat.store import workers
+from everbeat.store.session import Session
+from everbeat.store.target import Target
+from everbeat.store.workers import SupervisorRow, WorkerState
+from everbeat.worker.burial import Burials
+from everbeat.worker.heart import Heart
+from everbeat.worker.protocol import Adopt, FromSupervisor, Welcome
+from everbeat.worker.seat import Seat
+from everbeat.worker.session_lock import SessionLock
+
+START_PATIENCE_S: Final = 10.0
+_FAREWELL_PATIENCE_S: Final = 5.0
+_LONGEST_REPLY_S: Final = 10.0
+_log = logging.getLogger("everbeat.worker")
+
+
+class Care(Protocol):
+    """The caretakers that run beside the beats, put in from above."""
+
+    @property
+    def services(self) -> Sequence[Service]:
+        """What ticks for as long as the supervision is open."""
+        ...
+
+    async def start(self) -> None:
+        """Done once, as soon as the supervisor is registered."""
+        ...
+
+    async def recover_worker(self, worker_id: str, report: ExitReport, *, died_at: float) -> None:
+        """Settles what a buried worker held."""
+        ...
+
+
+class Supervision:
+    """One supervisor's life in the database. `care` makes the caretakers, which observe in its name and on its session."""
+
+    def __init__(
+        self,
+        target: Target,
+        config: RecoveryConfig,
+        *,
+        care: Callable[[Supervision], Care],
+        events: EventBus,
+        clock: Clock,
+        random: Random,
+        metadata: Mapping[str, object] | None = None,
+        on_fatal: Callable[[str, BaseException], None] = end_process,
+    ) -> None:
+        self.target = target
+        self.config = config
+        self.events = events
+        self.clock = clock
+        self.random = random
+        self.identity = ProcessIdentity.current()
+        self.supervisor_id = new_id()
+        # Kept over a re-registration: it counts what is left of this tree, which is still the same.
+        digest = hashlib.blake2b(self.supervisor_id.encode(), digest_size=8).hexdigest()
+        self.session_name = f"everbeat-{digest}"
+        self.seats: list[Seat] = []
+        self.reconnected_at: float | None = None
+        self.session = self._new_session()
+        self._lock = SessionLock(self._new_session(), clock=clock)
+        self._metadata = None if metadata is None else msgspec.json.encode(metadata).decode()
+        self._losses = 0
+        self._nursery = Nursery(name="supervision", on_fatal=on_fatal)
+        self._services = Nursery(name="caretakers", on_fatal=on_fatal)
+        self._lock_task: asyncio.Task[None] | None = None
+        self._coming_back = asyncio.Lock()
+        self._heart = Heart(
+            self.session,
+            interval_s=self.beat_interval_s,
+            supervisor_id=lambda: self.supervisor_id,
+            seats=lambda: self.seats,
+            on_ended=self._come_back,
+            events=events,
+            clock=clock,
+        )
+        self._heart_runner = self._runner(self._heart)
+        self._care = care(self)
+        self.burials = Burials(self.session, config, recover_worker=self._care.recover_worker, clock=clock)
+
+    @property
+    def beat_interval_s(self) -> float:
+        """Seconds between two beats, which speak for both roles."""
+        return (
+            min(self.config.runner_heartbeat_interval_ms, self.config.claimer_heartbeat_interval_ms) / 1_000
+        )
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a transaction pooler stands before the database, so that sessions prove nothing."""
+        return self.session.pooled
+
+    @property
+    def disturbances(self) -> int:
+        """How often a beat failed or a session was lost, so far."""
+        return self._losses + self._heart.failures
+
+    async def open(self, *, patience_s: float = START_PATIENCE_S) -> None:
+        """Registers and begins to beat; raises DatabaseError when the database cannot be reached or refuses."""
+        await self.session.run(workers.register_supervisor(self._row()), patience_s=patience_s)
+        self._registered()
+        self._nursery.start(self._heart_runner.run(), name="heart", critical=True)
+        self._services.start(self._care.start(), name="start-up")
+        for service in self._care.services:
+            self._services.start(self._runner(service).run(), name=service.name, critical=True)
+
+    def new_seat(
+        self,
+        *,
+        pid: int,
+        queues: Sequence[str] | None,
+        metadata: Mapping[str, object],
+        tell: Callable[[FromSupervisor], None],
+    ) -> Seat:
+        """A seat for a worker that was just started; `register` makes it known."""
+        return Seat(pid=pid, queues=queues, metadata=metadata, tell=tell)
+
+    async def register(self, seat: Seat) -> Welcome:
+        """Makes a worker known and beats for it from now on; answers what the worker must be told."""
+        await self._register(seat)
+        self.seats.append(seat)
+        return self.welcome(seat)
+
+    def welcome(self, seat: Seat) -> Welcome:
+        """Who the worker is."""
+        return Welcome(
+            worker_id=seat.worker_id, supervisor_id=self.supervisor_id, session_name=self.session_name
+        )
+
+    def dismiss(self, seat: Seat) -> None:
+        """No beat speaks for the worker any more."""
+        if seat in self.seats:
+            self.seats.remove(seat)
+
+    def drain(self) -> None:
+        """Says with the next beat, which is now, that these workers claim no more."""
+        self._heart.draining = True
+        self._heart_runner.wake_now()
+
+    def states(self) -> list[WorkerState]:
+        """What each worker that has ticked was doing."""
+        return [state for state in (seat.state() for seat in self.seats) if state is not None]
+
+    async def close(self) -> None:
+        """Ends the supervisor in good order. The beats stop last."""
+        await self._services.close()
+        await self._nursery.close()
+        end = workers.end_supervisor(self.supervisor_id, how="left")
+        try:
+            await self.session.run(end, patience_s=_FAREWELL_PATIENCE_S)
+        except DatabaseError as problem:
+            _log.warning("farewell_failed supervisor_id=%s problem=%s", self.supervisor_id, problem)
+        await self._lock.close()
+        await self.session.drop()
+
+    async def _register(self, seat: Seat) -> None:
+        row = seat.row(self.supervisor_id, self.identity.hostname)
+        while not await self.session.run(workers.register_worker(row)):
+            await self._come_back(row.supervisor_id)
+            row = seat.row(self.supervisor_id, self.identity.hostname)
+
+    async def _come_back(self, ended_id: str) -> None:
+        """Declared dead and yet alive: goes on under a new id, and all workers with it. What they held is lost."""
+        async with self._coming_back:
+            if self.supervisor_id != ended_id:
+                return
+            row = self._row(new_id())
+            await self.session.run(workers.register_supervisor(row))
+            _log.warning("declared_dead supervisor_id=%s new_id=%s", ended_id, row.id)
+            self.supervisor_id = row.id
+            self._registered()
+            for seat in list(self.seats):
+                seat.rename()
+                if await self.session.run(
+                    workers.register_worker(seat.row(self.supervisor_id, self.identity.hostname))
+                ):
+                    seat.tell(Adopt(self.welcome(seat)))
+
+    def _registered(self) -> None:
+        if self._lock_task is not None:
+            self._lock_task.cancel()
+        lock_key = self.target.lock_key(self.supervisor_id)
+        self._lock_task = self._nursery.start(
+            self._lock.keep(self.supervisor_id, lock_key), name=f"session lock of {self.supervisor_id}"
+        )
+        self.events.emit(
+            SupervisorRegistered(
+                supervisor_id=self.supervisor_id, hostname=self.identity.hostname, pid=self.identity.pid
+            )
+        )
+
+    def _row(self, supervisor_id: str | None = None) -> SupervisorRow:
+        identity = self.identity
+        name = supervisor_id or self.supervisor_id
+        return SupervisorRow(
+            id=name,
+            hostname=identity.hostname,
+            pid=identity.pid,
+            boot_id=identity.boot_id,
+            pid_namespace=None if identity.pid_namespace is None else str(identity.pid_namespace),
+            process_started=identity.start_ticks,
+            lock_key=self.target.lock_key(name),
+            session_name=self.session_name,
+            metadata=self._metadata,
+        )
+
+    def _new_session(self) -> Session:
+        return Session(
+            self.target,
+            f"{self.session_name} supervisor",
+            random=self.random,
+            on_state=self._on_state,
+            statement_timeout_ms=round(_LONGEST_REPLY_S * 1_000),
+            reply_timeout_s=min(_LONGEST_REPLY_S, self.beat_interval_s),
+            longest_pause_s=min(1.0, self.beat_interval_s / 4),
+        )
+
+    def _on_state(self, connected: bool) -> None:
+        if not connected:
+            self._losses += 1
+        elif self._losses:
+            self.reconnected_at = self.clock.monotonic()
+
+    def _runner(self, service: Service) -> ServiceRunner:
+        return ServiceRunner(service, clock=self.clock, random=self.random, emit=self.events.emit)
