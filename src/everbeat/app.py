@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
 from uuid import UUID
+from weakref import WeakSet
 
 from everbeat import assembly
+from everbeat.assembly.blueprint import Blueprint
 from everbeat.client.by_name import call_by_name
 from everbeat.client.control import CancelResult, Control, to_task_id
 from everbeat.client.decorator import TaskFactory
@@ -27,16 +29,29 @@ from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
 from everbeat.domain.checks import exception_codes as checked_codes
 from everbeat.domain.checks import instance_of, one_of, sequence_of, switch
 from everbeat.domain.definition import TaskDefinition
-from everbeat.domain.duration import When
-from everbeat.domain.inspection import TaskInfo
+from everbeat.domain.duration import Duration, When
+from everbeat.domain.gathering import attempt
+from everbeat.domain.inspection import SweepResult, TaskInfo
 from everbeat.domain.policy import OnCrash, TaskOptions
 from everbeat.domain.settings import refused
 from everbeat.runtime.clock import SystemClock
-from everbeat.store.address import DatabaseAddress
+from everbeat.store.address import NOWHERE, DatabaseAddress
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.plan import Plan
 
 R = TypeVar("R")
+
+
+class WorkerSettings(TypedDict, total=False):
+    """The settings of WorkerConfig that a worker in another program can have."""
+
+    async_concurrency: int
+    thread_concurrency: int
+    process_concurrency: int
+    prefetch: int
+    queues: Sequence[str] | None
+    grace: Duration
+    poll_interval: Duration
 
 
 class App(Inspection):
@@ -63,14 +78,24 @@ class App(Inspection):
     ) -> None:
         self.recovery = _settings(recovery, RecoveryConfig, subject="App.recovery")
         self.worker = _settings(worker, WorkerConfig, subject="App.worker")
-        self.queue_configs = _distinct(queues)
-        self.on_crash = cast(OnCrash, one_of("fail", "retry")(on_crash, subject="App.on_crash"))
-        self.exception_codes = checked_codes(exception_codes or {}, subject="App.exception_codes")
-        address = DatabaseAddress.parse(url, schema=schema, environment=os.environ)
+        self.queue_configs = attempt(lambda: _distinct(queues), otherwise=())
+        self.on_crash: OnCrash = attempt(
+            lambda: one_of("fail", "retry")(on_crash, subject="App.on_crash"), otherwise="fail"
+        )
+        self.exception_codes = attempt(
+            lambda: checked_codes(exception_codes or {}, subject="App.exception_codes"), otherwise={}
+        )
+        address = attempt(
+            lambda: DatabaseAddress.parse(url, schema=schema, environment=os.environ), otherwise=NOWHERE
+        )
         self.schema = schema
         self.name = name or "app"
         self.module = _caller_module()
-        door = Door(address, auto_migrate=switch(auto_migrate, subject="App.auto_migrate"))
+        self.auto_migrate: bool = attempt(
+            lambda: switch(auto_migrate, subject="App.auto_migrate"), otherwise=False
+        )
+        self._guests: WeakSet[assembly.Guest] = WeakSet()
+        door = Door(address, auto_migrate=self.auto_migrate)
         priorities = {queue.name: queue.priority for queue in self.queue_configs}
         alive_within_ms = self.recovery.claimed_stale_threshold_ms
         super().__init__(door, alive_within_ms=alive_within_ms, queue_priorities=priorities)
@@ -181,6 +206,85 @@ class App(Inspection):
     info = blocking(_info)
     ainfo = awaiting(_info)
 
+    def _sweep_stale_workers(
+        self,
+        *,
+        dry_run: bool = False,
+        sweep_threshold: Duration | None = None,
+        recovery_delay: Duration | None = None,
+        resilient_task_flags: Sequence[str] | None = None,
+        resilient_sweep_threshold_multiplier: int | None = None,
+    ) -> Plan[SweepResult]:
+        """Recovers what silent workers hold, now and on the caller's word; None takes the app's RecoveryConfig.
+
+        A dry run names the dead and changes nothing. Works with automatic recovery switched off.
+
+        app.sweep_stale_workers(dry_run=True, sweep_threshold="60s")
+        """
+        return assembly.sweep_plan(
+            self.recovery,
+            channel=self.door.channel,
+            dry_run=dry_run,
+            sweep_threshold=sweep_threshold,
+            recovery_delay=recovery_delay,
+            resilient_task_flags=resilient_task_flags,
+            resilient_sweep_threshold_multiplier=resilient_sweep_threshold_multiplier,
+        )
+
+    sweep_stale_workers = blocking(_sweep_stale_workers)
+    asweep_stale_workers = awaiting(_sweep_stale_workers)
+
+    def run_worker(self, **settings: Unpack[WorkerSettings]) -> None:
+        """Works in this thread until `stop_worker` or, in the main thread, SIGTERM or SIGINT; drains first, a second one ends at once.
+
+        `settings` replace those of the app's WorkerConfig; `processes` is not for a guest. Raises WorkerError, a DatabaseError.
+        """
+        refuse_in_loop("App.run_worker", twin="App.arun_worker")
+        assembly.run_guest(self._new_guest(settings))
+
+    async def arun_worker(self, **settings: Unpack[WorkerSettings]) -> None:
+        """Works on the running loop until `stop_worker` or cancelled, which drains first.
+
+        async with asyncio.TaskGroup() as group:
+            worker = group.create_task(app.arun_worker(queues=["mail"]))
+        """
+        guest = self._new_guest(settings)
+        await guest.run()
+
+    def stop_worker(self) -> None:
+        """Asks the workers that this app runs in this process to leave, from any thread: in good order, the second time at once."""
+        for guest in list(self._guests):
+            guest.stop()
+
+    def _new_guest(self, settings: WorkerSettings) -> assembly.Guest:
+        guest = assembly.Guest(self.blueprint(**settings))
+        self._guests.add(guest)
+        return guest
+
+    def blueprint(self, *, locator: str | None = None, **settings: Unpack[WorkerSettings]) -> Blueprint:
+        """What the app is to its workers; `locator` is how a new process finds it, by default where it was made."""
+        return Blueprint(
+            address=self.door.address,
+            auto_migrate=self.auto_migrate,
+            definitions=self.tasks,
+            exception_codes=self.exception_codes,
+            recovery=self.recovery,
+            worker=self.worker.replace(**settings),
+            queue_priorities={queue.name: queue.priority for queue in self.queue_configs},
+            locator=locator or self._locator(),
+        )
+
+    def _locator(self) -> str | None:
+        module = sys.modules.get(self.module)
+        name = next((name for name, value in vars(module).items() if value is self), None) if module else None
+        if name is None:
+            return None
+        if self.module != "__main__":
+            return f"{self.module}:{name}"
+        spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+        place = spec.name if spec is not None else file
+        return None if place is None else f"{place}:{name}"
+
     def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
         """Applies pending migrations (up to version `to`) and answers the versions applied; one process does it."""
         refuse_in_loop("App.migrate", twin="asyncio.to_thread(app.migrate)")
@@ -204,8 +308,12 @@ S = TypeVar("S", RecoveryConfig, WorkerConfig)
 
 
 def _settings(given: S | None, kind: type[S], *, subject: str) -> S:
-    checked: S = kind() if given is None else instance_of(kind)(given, subject=subject)
-    return checked
+    default = kind()
+    return (
+        default
+        if given is None
+        else attempt(lambda: instance_of(kind)(given, subject=subject), otherwise=default)
+    )
 
 
 def _distinct(queues: Sequence[QueueConfig]) -> tuple[QueueConfig, ...]:

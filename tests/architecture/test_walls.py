@@ -12,6 +12,7 @@ from tests.architecture.source_tree import ROOT
 
 ROOMS = [
     "app",
+    "assembly",
     "cli",
     "client",
     "config",

@@ -16,7 +16,9 @@ def test_a_known_task_checks_and_completes_what_is_sent(app: App) -> None:
 
     at = datetime(2030, 1, 1, tzinfo=UTC)
     as_python = app.send_by_name("welcome", {"user_id": 1, "at": at, "tags": ["a"], "options": {"x": 1}})
-    as_json = app.send_by_name("welcome", {"user_id": 1, "at": at.isoformat(), "tags": ["a"], "options": {"x": 1}})
+    as_json = app.send_by_name(
+        "welcome", {"user_id": 1, "at": at.isoformat(), "tags": ["a"], "options": {"x": 1}}
+    )
     directly = welcome.send(1, at, "a", x=1)
     found = [handle.info() for handle in (as_python, as_json, directly)]
     assert found[0].arguments == found[1].arguments == found[2].arguments
@@ -46,7 +48,11 @@ def test_a_known_task_refuses_what_does_not_fit(app: App, arguments: Any, said: 
 def test_an_unknown_task_is_stored_as_it_is_and_waits(app: App) -> None:  # B13
     handle = app.send_by_name("mail.welcome", {"user_id": 42, "tags": ["a", None]})
     info = handle.info()
-    assert (info.name, info.queue, info.arguments) == ("mail.welcome", "default", {"user_id": 42, "tags": ["a", None]})
+    assert (info.name, info.queue, info.arguments) == (
+        "mail.welcome",
+        "default",
+        {"user_id": 42, "tags": ["a", None]},
+    )
     assert info.waiting_because == "no live worker"
 
 

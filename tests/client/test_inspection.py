@@ -10,7 +10,15 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat import App, CancelResult, CancelVerdict, ConfigurationError, QueueConfig, TaskNotRetryable, TaskState
+from everbeat import (
+    App,
+    CancelResult,
+    CancelVerdict,
+    ConfigurationError,
+    QueueConfig,
+    TaskNotRetryable,
+    TaskState,
+)
 from everbeat.store import workers
 from tests.store.conftest import Hands
 
@@ -26,7 +34,9 @@ def send(app: App) -> Callable[..., Any]:
     return send
 
 
-def test_tasks_are_listed_newest_first_and_page_by_page(app: App, hands: Hands, send: Callable[..., Any]) -> None:
+def test_tasks_are_listed_newest_first_and_page_by_page(
+    app: App, hands: Hands, send: Callable[..., Any]
+) -> None:
     handles = [send(n, queue="a" if n % 2 else "b") for n in range(6)]
     handles[0].cancel()
     ids = [handle.id for handle in reversed(handles)]

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -26,6 +27,7 @@ from everbeat import (
     WaitTimeout,
 )
 from everbeat.client import waiter
+from everbeat.store import tasks
 from tests.store.conftest import Hands
 
 
@@ -127,14 +129,13 @@ def test_a_failure_is_raised_with_what_the_task_said(app: App, hands: Hands) -> 
 
 
 def test_cancelled_and_expired_tasks_end_with_their_own_codes(app: App, hands: Hands) -> None:
-    from datetime import UTC, datetime, timedelta
-
-    from everbeat.store import tasks
-
     @app.task
     def work() -> None: ...
 
-    cancelled, late = work.send(), work.with_options(good_until=datetime.now(UTC) - timedelta(seconds=1)).send()
+    cancelled, late = (
+        work.send(),
+        work.with_options(good_until=datetime.now(UTC) - timedelta(seconds=1)).send(),
+    )
     cancelled.cancel()
     assert hands.run(tasks.expire(channel=hands.target.channel)) == [late.id]
     for handle, code in ((cancelled, TASK_CANCELLED), (late, TASK_EXPIRED)):
@@ -144,8 +145,6 @@ def test_cancelled_and_expired_tasks_end_with_their_own_codes(app: App, hands: H
 
 
 def test_results_have_their_type_again(app: App, hands: Hands) -> None:
-    from datetime import date
-
     @app.task
     def work() -> dict[str, date]:
         return {}
@@ -159,7 +158,9 @@ def test_results_have_their_type_again(app: App, hands: Hands) -> None:
     assert app.handle(handle.id).result(timeout=10) == {"a": "2030-01-02"}
 
 
-def test_waiting_on_a_loop_does_not_block_it(app: App, hands: Hands, work: Callable[..., Handle[int]]) -> None:
+def test_waiting_on_a_loop_does_not_block_it(
+    app: App, hands: Hands, work: Callable[..., Handle[int]]
+) -> None:
     handle, other = work(), work()
 
     async def program() -> int:
@@ -187,7 +188,10 @@ def test_whoever_stops_waiting_is_forgotten(app: App, work: Callable[..., Handle
         await asyncio.sleep(0.05)  # they wait now
         for one in waiting:
             one.cancel()
-        assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*waiting, return_exceptions=True))
+        assert all(
+            isinstance(end, asyncio.CancelledError)
+            for end in await asyncio.gather(*waiting, return_exceptions=True)
+        )
         await app.aclose()
 
     asyncio.run(program())

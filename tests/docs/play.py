@@ -63,7 +63,8 @@ class Player:
             self._runner.run(result)
 
     def _start(self, step: Command) -> subprocess.Popen[str]:
-        command = f"exec {step.command}" if step.background else step.command
+        # A reader types `&`; here the process itself is what gets the signal.
+        command = f"exec {step.command.removesuffix('&')}" if step.background else step.command
         return subprocess.Popen(
             command,
             shell=True,

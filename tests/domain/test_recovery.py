@@ -32,7 +32,11 @@ ON_CRASH = StoredPolicy(on_crash="retry")
 
 
 def decided(
-    *, started: bool = True, charge: Charge = Charge.CRASH, rules: RecoveryRules | None = None, **facts: object
+    *,
+    started: bool = True,
+    charge: Charge = Charge.CRASH,
+    rules: RecoveryRules | None = None,
+    **facts: object,
 ) -> Decision:
     lease = replace(LeaseFacts(started=started, policy=PLAIN), **facts)  # type: ignore[arg-type]
     return decide(lease, rules=rules or RecoveryRules(), charge=charge, random=Random(1))

@@ -22,6 +22,13 @@ def worker_of(stage: Stage, tree: Tree, task_id: UUID) -> psutil.Process:
     return psutil.Process(row["pid"])
 
 
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class TestKilledWorkerProcess:
     def test_its_tasks_are_settled_within_a_second_and_siblings_are_untouched(self, stage: Stage, deeds: ModuleType) -> None:  # E4
         tree = stage.ready_tree(worker={"processes": 2, "async_concurrency": 1, "prefetch": 0})
@@ -103,7 +110,7 @@ class TestKilledTree:
         assert len(everybody) >= 4
         tree.process.kill()
         tree.process.wait()
-        stage.until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in everybody), within=2 * SLACK, what="no process left")
+        stage.until(lambda: not any(is_alive(one) for one in everybody), within=2 * SLACK, what="no process left")
         stage.until(lambda: stage.recoveries(task.id), within=3 * SLACK, what="recovered after the kill of the supervisor")
         stage.open_gate("a")
         assert task.result(timeout=30) == "done"

@@ -20,13 +20,18 @@ from everbeat.cli.output import say, show_json, show_pairs
 from everbeat.cli.selection import JsonOption, SchemaOption, chosen_schema
 from everbeat.store.address import FOLDER_VARIABLE
 from everbeat.store.embedded import DEFAULT_FOLDER, EmbeddedServer
+from everbeat.store.file_lock import FileLock
 
-commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+commands = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 FolderOption: TypeAlias = Annotated[
     Path,
     typer.Option(
-        "--folder", envvar=FOLDER_VARIABLE, metavar="FOLDER", help="Where the database is kept.", file_okay=False
+        "--folder",
+        envvar=FOLDER_VARIABLE,
+        metavar="FOLDER",
+        help="Where the database is kept.",
+        file_okay=False,
     ),
 ]
 
@@ -38,7 +43,9 @@ _KEEPING: Final = "keeping"
 @commands.command()
 def start(
     *,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop it.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop it.")
+    ] = False,
     folder: FolderOption = DEFAULT_FOLDER,
     as_json: JsonOption = False,
 ) -> None:
@@ -99,12 +106,17 @@ def psql(
 @commands.command(hidden=True)
 def keep(*, folder: FolderOption = DEFAULT_FOLDER) -> None:
     """Be a user of the server until it is stopped: what `db start` leaves behind."""
-    with EmbeddedServer.open(folder):
+    with EmbeddedServer.open(folder) as server:
+        alone = FileLock(server.folder / "keeper.lock")
+        first = alone.try_exclusive()
         print(_KEEPING, flush=True)
+        if not first:
+            return  # another keeper is there
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (sys.stdin, sys.stdout, sys.stderr):
             os.dup2(null, standard.fileno())
         _until_stopped(folder)
+        alone.release()
 
 
 def _leave_a_keeper(folder: Path) -> None:
@@ -147,7 +159,10 @@ def _show_status(folder: Path, *, as_json: bool) -> bool:
         show_pairs(
             [
                 ("folder", str(found.folder)),
-                ("state", "running" if found.running else "stopped" if found.initialised else "not there yet"),
+                (
+                    "state",
+                    "running" if found.running else "stopped" if found.initialised else "not there yet",
+                ),
                 ("pid", None if found.pid is None else str(found.pid)),
                 ("url", found.url),
             ]

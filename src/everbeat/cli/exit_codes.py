@@ -13,6 +13,7 @@ from everbeat.errors import (
     ConfigurationError,
     DatabaseError,
     EverbeatError,
+    ImportFailed,
     PayloadError,
     TaskNotFound,
     UnknownTask,
@@ -48,6 +49,8 @@ def exit_code_of(error: EverbeatError) -> ExitCode:
     match error:
         case DatabaseError():
             return ExitCode.DATABASE
+        case ImportFailed():
+            return ExitCode.FAILED
         case AppNotFound() | TaskNotFound() | UnknownTask():
             return ExitCode.NOT_FOUND
         case WaitTimeout():

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,12 @@ from typing import NoReturn
 
 from everbeat.app import App
 from everbeat.domain.stored_text import class_name, safe_text
-from everbeat.errors import AppNotFound, EverbeatError, nearest
+from everbeat.errors import AppNotFound, EverbeatError, ImportFailed, nearest
 
+_NOT_THE_USERS = (
+    str(Path(__file__).parents[1]),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 _FORMS = "write it as 'package.module:app' or 'path/to/file.py:app'."
 
 
@@ -27,15 +32,35 @@ def locate(locator: str) -> App:
 
     Raises AppNotFound, and what everbeat itself refused in the user's module (ConfigurationError, RegistrationError).
     """
-    place, _, attribute = locator.rpartition(":") if ":" in locator else (locator, "", "")
-    if not place or (":" in locator and not attribute):
-        raise AppNotFound(f"The locator {locator!r} is incomplete.", locator=locator, fix=_FORMS)
+    return app_of(load(locator), locator)
+
+
+def load(locator: str) -> ModuleType:
+    """The module that a locator names, imported. Raises as `locate`."""
+    place, _ = _parts(locator)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     importlib.invalidate_caches()
-    module = _load_file(place, locator) if _is_file(place) else _load_module(place, locator)
+    return _load_file(place, locator) if _is_file(place) else _load_module(place, locator)
+
+
+def app_of(module: ModuleType, locator: str) -> App:
+    """The app that a locator names in its module. Raises AppNotFound."""
+    _, attribute = _parts(locator)
     return _named(module, attribute, locator) if attribute else _only(module, locator)
+
+
+def apps_of(module: ModuleType) -> dict[str, App]:
+    """The apps in a module, by their names there."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, App)}
+
+
+def _parts(locator: str) -> tuple[str, str]:
+    place, _, attribute = locator.rpartition(":") if ":" in locator else (locator, "", "")
+    if not place or (":" in locator and not attribute):
+        raise AppNotFound(f"The locator {locator!r} is incomplete.", locator=locator, fix=_FORMS)
+    return place, attribute
 
 
 def _is_file(place: str) -> bool:
@@ -98,13 +123,29 @@ def _refuse(error: BaseException, name: str, locator: str) -> NoReturn:
     step = error.__traceback__
     while step is not None and _is_machinery(step.tb_frame.f_code.co_filename):
         step = step.tb_next
+    where = place_of(error)
     if isinstance(error, SyntaxError):
         step = None  # its place is in the message
     lines = "".join(traceback.format_exception(type(error), error, step)).rstrip()
     summary = f"{class_name(type(error))}: {safe_text(error, limit=500)}"
-    raise AppNotFound(
-        f"Importing {name!r} failed with {summary}\n\n{lines}\n", locator=locator, fix="repair the module."
+    raise ImportFailed(
+        f"Importing {name!r} failed with {summary}\n\n{lines}\n",
+        locator=locator,
+        where=where,
+        fix="repair the module.",
     ) from None
+
+
+def place_of(error: BaseException) -> str | None:
+    """The `file:line` where an error arose: the innermost step that is neither everbeat's nor a library's."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    steps = [
+        f"{step.f_code.co_filename}:{line}"
+        for step, line in traceback.walk_tb(error.__traceback__)
+        if not step.f_code.co_filename.startswith(("<", *_NOT_THE_USERS))
+    ]
+    return steps[-1] if steps else None
 
 
 def _is_machinery(filename: str) -> bool:
@@ -117,7 +158,7 @@ def _named(module: ModuleType, attribute: str, locator: str) -> App:
         try:
             found = getattr(found, step)
         except AttributeError:
-            apps = _apps(module)
+            apps = apps_of(module)
             guess = nearest(step, apps) or nearest(step, vars(module))
             raise AppNotFound(
                 f"The module {module.__name__!r} ({_file_of(module)}) has no attribute {attribute!r}.",
@@ -127,14 +168,14 @@ def _named(module: ModuleType, attribute: str, locator: str) -> App:
     if isinstance(found, App):
         return found
     raise AppNotFound(
-        f"{locator!r} is a {type(found).__name__}, not an App.",
+        f"{locator!r} is of type {type(found).__name__}, not an App.",
         locator=locator,
-        fix=_fix_attribute(module, next(iter(_apps(module)), None)),
+        fix=_fix_attribute(module, next(iter(apps_of(module)), None)),
     )
 
 
 def _only(module: ModuleType, locator: str) -> App:
-    apps = _apps(module)
+    apps = apps_of(module)
     distinct = {id(app): app for app in apps.values()}
     match len(distinct):
         case 1:
@@ -146,10 +187,6 @@ def _only(module: ModuleType, locator: str) -> App:
             names = ", ".join(apps)
             message = f"The module {module.__name__!r} holds several apps: {names}."
             raise AppNotFound(message, locator=locator, fix=_fix_attribute(module, next(iter(apps))))
-
-
-def _apps(module: ModuleType) -> dict[str, App]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, App)}
 
 
 def _fix_attribute(module: ModuleType, name: str | None) -> str:

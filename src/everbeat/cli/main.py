@@ -86,7 +86,9 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@application.callback(help="everbeat: a PostgreSQL task queue that notices dead workers and finishes their work.")
+@application.callback(
+    help="everbeat: a PostgreSQL task queue that notices dead workers and finishes their work."
+)
 def _root(
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")

@@ -19,14 +19,15 @@ from everbeat.cli.selection import (
 from everbeat.store.migrations import SchemaStatus, script
 from everbeat.store.target import Target
 
-commands = typer.Typer(rich_markup_mode=None)
+commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @commands.command()
 def migrate(
     *,
     status: Annotated[
-        bool, typer.Option("--status", help="Only say what is applied; exit code 1 unless it fits this everbeat.")
+        bool,
+        typer.Option("--status", help="Only say what is applied; exit code 1 unless it fits this everbeat."),
     ] = False,
     as_sql: Annotated[
         bool, typer.Option("--sql", help="Only print the statements for an empty database, for a reviewer.")

@@ -7,7 +7,7 @@ import typer
 from everbeat.cli.output import duration, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
 
-commands = typer.Typer(rich_markup_mode=None)
+commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @commands.command()

@@ -10,7 +10,7 @@ from everbeat.cli.output import duration, moment, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.domain.inspection import RecoveryInfo
 
-commands = typer.Typer(rich_markup_mode=None)
+commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @commands.command()
@@ -37,7 +37,18 @@ def recoveries(
 
 def show_recoveries(found: list[RecoveryInfo] | tuple[RecoveryInfo, ...], *, empty: str) -> None:
     """The table of recoveries."""
-    columns = ("TASK", "NAME", "WAS", "CAUSE", "NOTICED BY", "AFTER", "ACTION", "NOTICED AT", "RAN AGAIN AT", "WORKER")
+    columns = (
+        "TASK",
+        "NAME",
+        "WAS",
+        "CAUSE",
+        "NOTICED BY",
+        "AFTER",
+        "ACTION",
+        "NOTICED AT",
+        "RAN AGAIN AT",
+        "WORKER",
+    )
     rows = [
         (
             str(each.task_id),

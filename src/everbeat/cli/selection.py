@@ -47,10 +47,10 @@ def selected_app(*, url: str | None, schema: str | None, locator: str | None) ->
     Raises typer.BadParameter for options that contradict each other, and what `load_app` and App raise.
     """
     if locator is not None and (url is not None or schema is not None):
-        raise typer.BadParameter("an app brings its own database and schema; give --app, or --url and --schema.")
-    app = (
-        App(url, schema=chosen_schema(schema), auto_migrate=False) if locator is None else load_app(locator)
-    )
+        raise typer.BadParameter(
+            "an app brings its own database and schema; give --app, or --url and --schema."
+        )
+    app = App(url, schema=chosen_schema(schema), auto_migrate=False) if locator is None else load_app(locator)
     try:
         yield app
     finally:

@@ -9,22 +9,27 @@ import typer
 from everbeat.cli.output import duration, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
 
-commands = typer.Typer(rich_markup_mode=None)
+commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @commands.command()
 def sweep(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only name what would be done; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only name what would be done; change nothing.")
+    ] = False,
     threshold: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Silent for so long is dead.  [default: the app's]")
     ] = None,
     recovery_delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Run the tasks again no sooner.  [default: the app's]")
+        str | None,
+        typer.Option(metavar="DURATION", help="Run the tasks again no sooner.  [default: the app's]"),
     ] = None,
     resilient_flags: Annotated[
         list[str] | None,
-        typer.Option("--resilient-flag", metavar="FLAG", help="Tasks with it get more time; may be repeated."),
+        typer.Option(
+            "--resilient-flag", metavar="FLAG", help="Tasks with it get more time; may be repeated."
+        ),
     ] = None,
     multiplier: Annotated[
         int | None, typer.Option(min=1, max=100, help="So many times the threshold for them.")

@@ -54,7 +54,10 @@ def _facts(task: TaskInfo) -> Iterator[tuple[str, str | Text | None]]:
     yield "name", task.name
     yield "queue", task.queue
     yield "state", state(task.state)
-    yield "waits because", None if task.waiting_because is None else Text(task.waiting_because, style="yellow")
+    yield (
+        "waits because",
+        None if task.waiting_because is None else Text(task.waiting_because, style="yellow"),
+    )
     yield "arguments", compact_json(task.arguments)
     yield "result", None if task.completed_at is None else compact_json(task.result)
     yield "error", _error(task.error)

@@ -8,7 +8,7 @@ import typer
 
 from everbeat.cli.exit_codes import ExitCode, exit_code_of
 from everbeat.cli.failures import failure_document, show_failure
-from everbeat.cli.output import compact_json, moment, say, show_json, show_table, state
+from everbeat.cli.output import moment, say, show_json, show_table, state
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.task_page import show_task, task_document
 from everbeat.client.control import CancelVerdict
@@ -16,9 +16,11 @@ from everbeat.domain.inspection import TaskSummary
 from everbeat.domain.states import TaskState
 from everbeat.errors import TaskNotFound, TaskNotRetryable
 
-commands = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+commands = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
-IdArgument: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)]
+IdArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)
+]
 IdsArgument: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="ID...", help="The tasks' ids.", show_default=False)
 ]

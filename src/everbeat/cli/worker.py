@@ -8,28 +8,31 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from everbeat import assembly
+from everbeat.assembly.tree import supervise
+from everbeat.cli.worker_process import LOG_LEVEL_VARIABLE
 from everbeat.config import WorkerConfig
 
-commands = typer.Typer(rich_markup_mode=None)
-
-LEVEL_VARIABLE: Final = "EVERBEAT_LOG_LEVEL"
-
+commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @commands.command()
 def worker(
     locator: Annotated[
-        str, typer.Argument(metavar="LOCATOR", help="The app: package.module:app or file.py:app.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="LOCATOR", help="The app: package.module:app or file.py:app.", show_default=False
+        ),
     ],
     *,
     processes: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     queues: Annotated[
         list[str] | None,
-        typer.Option("--queues", "--queue", metavar="NAMES", help="Serve these only: mail,films; may be repeated."),
+        typer.Option(
+            "--queues", "--queue", metavar="NAMES", help="Serve these only: mail,films; may be repeated."
+        ),
     ] = None,
     concurrency: Annotated[int | None, typer.Option(min=0, help="Async tasks at once, a process.")] = None,
     threads: Annotated[int | None, typer.Option(min=0, help="Tasks in threads at once, a process.")] = None,
@@ -38,13 +41,14 @@ def worker(
     ] = None,
     prefetch: Annotated[int | None, typer.Option(min=0, help="Tasks to claim beyond the free slots.")] = None,
     grace: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Let running tasks finish for so long after SIGTERM.")
+        str | None,
+        typer.Option(metavar="DURATION", help="Let running tasks finish for so long after SIGTERM."),
     ] = None,
     poll: Annotated[
         str | None, typer.Option(metavar="DURATION", help="The longest time between two looks for work.")
     ] = None,
     log_level: Annotated[
-        str, typer.Option(envvar=LEVEL_VARIABLE, help="debug, info, warning or error.")
+        str, typer.Option(envvar=LOG_LEVEL_VARIABLE, help="debug, info, warning or error.")
     ] = "info",
 ) -> None:
     """Run the tasks of an app until told to stop.
@@ -63,7 +67,7 @@ def worker(
         poll_interval=poll,
     )
     _log_to_stderr(log_level)
-    raise typer.Exit(assembly.supervise(locator, overrides=overrides))
+    supervise(locator, overrides=overrides)
 
 
 def _overrides(**given: Any) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def _log_to_stderr(level: str) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise typer.BadParameter(f"{level!r} is no level: use debug, info, warning or error.")
-    os.environ[LEVEL_VARIABLE] = level  # worker processes inherit it
+    os.environ[LOG_LEVEL_VARIABLE] = level  # worker processes inherit it
     logging.basicConfig(
         level=number, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )

@@ -13,7 +13,7 @@ from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOpt
 from everbeat.domain.inspection import WorkerInfo, WorkerStateInfo
 from everbeat.runtime.clock import SystemClock
 
-commands = typer.Typer(rich_markup_mode=None)
+commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _MOST_SNAPSHOTS = 10_000
 
@@ -22,7 +22,8 @@ _MOST_SNAPSHOTS = 10_000
 def workers(
     *,
     history: Annotated[
-        str | None, typer.Option("--history", metavar="WORKER", help="The snapshots of one worker, newest first.")
+        str | None,
+        typer.Option("--history", metavar="WORKER", help="The snapshots of one worker, newest first."),
     ] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Also workers that ended.")] = False,
     stale_after: Annotated[

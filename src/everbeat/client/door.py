@@ -41,7 +41,7 @@ class Door:
 
     def __init__(self, address: DatabaseAddress, *, auto_migrate: bool) -> None:
         self.address = address
-        self._auto_migrate = auto_migrate
+        self.auto_migrate = auto_migrate
         self._forget()
         call_in_forked_child(self._forget)
 
@@ -117,7 +117,7 @@ class Door:
             if self._database is not None:
                 return self._database  # another thread was first
             opened = self._open()
-            opened.prepare(auto_migrate=self._auto_migrate)
+            opened.prepare(auto_migrate=self.auto_migrate)
             self._database = database = Database(opened.target)
             return database
 

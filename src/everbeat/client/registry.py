@@ -12,6 +12,7 @@ from everbeat.client.decorator import make_task
 from everbeat.client.sender import CallSender
 from everbeat.client.task import AsyncTask, SyncTask, Task
 from everbeat.domain.definition import TaskDefinition
+from everbeat.domain.gathering import StandIn, attempt
 from everbeat.domain.policy import TaskOptions
 from everbeat.errors import RegistrationError
 
@@ -27,6 +28,11 @@ class Registry(Mapping[str, TaskDefinition]):
         self, function: Callable[..., Any], options: TaskOptions
     ) -> SyncTask[..., Any] | AsyncTask[..., Any]:
         """Makes a task of a function. Raises RegistrationError, also for a name that is taken."""
+        return attempt(lambda: self._registered(function, options), otherwise=StandIn())
+
+    def _registered(
+        self, function: Callable[..., Any], options: TaskOptions
+    ) -> SyncTask[..., Any] | AsyncTask[..., Any]:
         task = make_task(function, options=options, sender=self._sender)
         where = task.definition.where or None
         other = self._tasks.get(task.name)

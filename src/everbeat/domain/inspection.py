@@ -212,6 +212,29 @@ class QueueInfo:
     oldest_due_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptTask:
+    """A task found under a silent holder, and what was done with it (in a dry run: what would be)."""
+
+    id: UUID
+    name: str
+    worker_id: str
+    was: str
+    action: str
+    silent_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """What a sweep found. `skipped`: leases whose holder came back, or that somebody else recovered meanwhile."""
+
+    worker_ids: tuple[str, ...]
+    recovered_count: int
+    tasks: tuple[SweptTask, ...]
+    skipped: int
+    dry_run: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     """How many workers are alive, serve a queue, and know a task's name as well."""

@@ -171,9 +171,7 @@ def delay_seconds(
     """
     if retry_number < 1:
         raise ValueError(f"retry_number is {retry_number}, but retries count from 1")
-    if strategy == "exponential":
-        base = intervals[0] * 2.0 ** (min(retry_number, 64) - 1)
-    else:  # the last interval repeats: an operator's retry may go beyond the planned number
-        base = intervals[min(retry_number, len(intervals)) - 1]
+    interval = intervals[min(retry_number, len(intervals)) - 1]  # an operator's retry may outrun the list
+    base = interval * 2.0 ** (min(retry_number, 64) - 1) if strategy == "exponential" else interval
     spread = base * (1.0 + jitter * random.random())
     return min(spread, LONGEST_DELAY_S if max_delay is None else max_delay)

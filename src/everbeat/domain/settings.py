@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import reprlib
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, replace
 from typing import Any, Protocol, Self, TypeVar
 
+from everbeat.domain.gathering import place_of_caller, raise_or_gather
 from everbeat.errors import ConfigurationError, Problem, nearest
 
 S = TypeVar("S", bound="Settings")
@@ -68,14 +68,20 @@ def checked(cls: type[S]) -> type[S]:
         values = dict(zip(positional, args, strict=False))
         problems = [*_surplus(cls.__name__, positional, args), *_unknown(cls.__name__, known, given)]
         values |= {name: value for name, value in given.items() if name in known}
+        wrong = []
         for name, each in known.items():
             values.setdefault(name, _default(each))
-            problems += _settled(f"{cls.__name__}.{name}", each, values)
+            if found := _settled(f"{cls.__name__}.{name}", each, values):
+                wrong.append(each)
+                problems += found
         build(self, **values)
         problems += self._contradictions()
         if problems:
-            place = _place_of_caller()
-            raise ConfigurationError([replace(problem, where=problem.where or place) for problem in problems])
+            place = place_of_caller()
+            raise_or_gather(
+                ConfigurationError([replace(problem, where=problem.where or place) for problem in problems])
+            )
+            build(self, **_mended(values, wrong))
 
     cls.__init__ = checked_init  # type: ignore[method-assign,assignment]
     return cls
@@ -102,6 +108,16 @@ def _settled(subject: str, each: Field[Any], values: dict[str, Any]) -> list[Pro
         except ConfigurationError as error:
             return list(error.problems)
     return []
+
+
+def _mended(values: dict[str, Any], wrong: list[Field[Any]]) -> dict[str, Any]:
+    """The values with defaults for the wrong ones that have a default."""
+    for each in wrong:
+        default = _default(each)
+        if default is not MISSING:
+            values[each.name] = default
+            _settled(each.name, each, values)
+    return values
 
 
 def _unknown(owner: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -141,14 +157,3 @@ def shown(value: object) -> str:
 def refused(value: object, *, subject: str, code: str, rule: str, fix: str) -> ConfigurationError:
     """The error of one check about one value."""
     return ConfigurationError([Problem(code=code, subject=subject, value=shown(value), rule=rule, fix=fix)])
-
-
-def _place_of_caller() -> str | None:
-    """`file:line` of the nearest code outside everbeat and the standard dataclasses."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        room = frame.f_globals.get("__name__", "")
-        if room != "dataclasses" and not f"{room}.".startswith("everbeat."):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return None

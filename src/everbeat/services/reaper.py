@@ -5,6 +5,7 @@ What lives here: one look at the beats of all supervisors and what follows. What
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 from uuid import uuid4
@@ -63,9 +64,8 @@ class Reaper:
         self._see(beats, asked_at=asked_at, answered_at=self._clock.monotonic())
         others = [beat for beat in beats if beat.supervisor_id != self._observer.supervisor_id]
         least_s = self._thresholds.all_ms()[0] / 1_000
-        silent = [beat for beat in others if self._silence_s(beat, at=asked_at) >= least_s]
-        silent.sort(key=lambda beat: self._silence_s(beat, at=asked_at), reverse=True)
-        for beat in await self._judged(silent, known=len(beats), at=asked_at):
+        stale = [beat for beat in others if self._stands_s(beat.supervisor_id, at=asked_at) >= least_s]
+        for beat in await self._judged(stale, least_s=least_s, known=len(beats), at=asked_at):
             await self._judge(beat, at=asked_at)
         return self._next_look(others)
 
@@ -84,12 +84,19 @@ class Reaper:
         seen = [beat.supervisor_id for beat in beats]
         self._windows.keep(seen + [worker_id for beat in beats for worker_id in beat.worker_seqs])
 
-    async def _judged(self, silent: list[WatchedBeats], *, known: int, at: float) -> list[WatchedBeats]:
-        """Whom this look may judge: all that are silent or, in a mass silence, nobody or the longest silent one."""
+    async def _judged(
+        self, stale: Sequence[WatchedBeats], *, least_s: float, known: int, at: float
+    ) -> Sequence[WatchedBeats]:
+        """Whom this look may judge: all that are stale or, in a mass silence, nobody or the longest silent one."""
+        silent = sorted(
+            (beat for beat in stale if self._silence_s(beat, at=at) >= least_s),
+            key=lambda beat: self._silence_s(beat, at=at),
+            reverse=True,
+        )
         if self._brake.look(silent=len(silent), known=known, at=at):
             self._events.emit(MassSilence(silent=len(silent), known=known, wait_s=self._brake.window_s))
         if not self._brake.is_on:
-            return silent
+            return stale
         if self._brake.is_waiting(at):
             return []
         # One turn for all observers; a new name each time, because a turn may be retaken by whoever has it.
@@ -102,8 +109,7 @@ class Reaper:
         page = leases.leases_of_supervisor(beat.supervisor_id, limit=_MOST_OF_ONE_SUPERVISOR)
         while True:
             held = await self._statements.run(page, patience_s=_ONE_TRY)
-            judged = [lease for lease in held if self._thresholds.of(lease) is not None]
-            stale = [lease for lease in judged if self._is_stale(lease, beat, at=at)]
+            stale = [lease for lease in held if self._is_stale(lease, beat, at=at)]
             # Once only: on any error the decision is dropped, and taken anew from a new look.
             landed = await self._recoverer.carry_out(
                 stale,
@@ -112,8 +118,8 @@ class Reaper:
                 watched=(beat.supervisor_id, beat.beat_seq),
                 patience_s=_ONE_TRY,
             )
-            if len(landed) < len(judged):
-                return  # its longest threshold has not passed, or it came back
+            if len(landed) < len(held):
+                return  # its longest threshold has not passed, or it came back, or what it holds is to be left
             if len(held) < _MOST_OF_ONE_SUPERVISOR:
                 break
         if self._silence_s(beat, at=at) * 1_000 >= self._thresholds.longest_plain_ms:
@@ -127,23 +133,24 @@ class Reaper:
             return False
         if lease.worker_seq != beat.worker_seqs.get(lease.worker_id, 0):
             return False
-        since = self._windows.since(beat.supervisor_id)
-        own = self._windows.since(lease.worker_id)
-        if since is None:
-            return False
-        return (at - max(since, own or since)) * 1_000 >= threshold_ms
+        own_s = self._stands_s(lease.worker_id, at=at) if lease.worker_id in beat.worker_seqs else math.inf
+        return min(self._stands_s(beat.supervisor_id, at=at), own_s) * 1_000 >= threshold_ms
+
+    def _stands_s(self, key: str, *, at: float) -> float:
+        """For how long one sequence has stood still."""
+        since = self._windows.since(key)
+        return 0.0 if since is None else at - since
 
     def _silence_s(self, beat: WatchedBeats, *, at: float) -> float:
         """How long nothing of a tree was heard: of its supervisor or of a worker that beats for itself."""
-        moments = [self._windows.since(key) for key in (beat.supervisor_id, *beat.worker_seqs)]
-        return at - max((moment for moment in moments if moment is not None), default=at)
+        return min(self._stands_s(key, at=at) for key in (beat.supervisor_id, *beat.worker_seqs))
 
     def _next_look(self, others: Sequence[WatchedBeats]) -> float | None:
         if self._brake.is_on:
             return None
         now = self._clock.monotonic()
         waits = [
-            threshold_ms / 1_000 - self._silence_s(beat, at=now)
+            threshold_ms / 1_000 - self._stands_s(beat.supervisor_id, at=now)
             for beat in others
             if self._windows.is_suspect(beat.supervisor_id)
             for threshold_ms in self._thresholds.all_ms()

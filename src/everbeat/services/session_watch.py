@@ -22,11 +22,13 @@ from everbeat.store.workers import WatchedSession
 
 LOOK_EVERY_S: Final = 0.7
 CALM_S: Final = 10.0
-"""So long after a start or promotion of the server, or a reconnect of the observer, sessions prove nothing."""
+"""So long after a start or promotion of the server, or a reconnect of the observer, a missing session proves nothing, unless
+the observer has itself seen it held since then."""
 TOGETHER_S: Final = 5.0
 
 _ONE_TRY: Final = 0.0
 _SOONEST_S: Final = 0.02
+_AWAY_S: Final = 4 * LOOK_EVERY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ class SessionWatch:
         self._clock = clock
         self._grace_s = config.session_grace_ms / 1_000
         self._gone: dict[str, _Gone] = {}
+        self._seen_held: set[str] = set()
+        self._disturbances = 0
         self._looked_at: float | None = None
         self._mass_told = False
 
@@ -80,10 +84,12 @@ class SessionWatch:
         sessions = await self._statements.run(workers.watch_sessions(), patience_s=_ONE_TRY)
         answered_at = self._clock.monotonic()
         held_until = asked_at if self._looked_at is None else self._looked_at
-        if asked_at - held_until > 4 * LOOK_EVERY_S + self._grace_s or self._is_unsettled(
-            sessions, answered_at
-        ):
-            self._gone.clear()  # this observer was away, or the server is still getting its clients back
+        if self._observer.disturbances != self._disturbances:
+            self._disturbances = self._observer.disturbances
+            self._seen_held.clear()
+            self._gone.clear()
+        elif asked_at - held_until > _AWAY_S + self._grace_s:
+            self._gone.clear()  # this observer was away
         self._looked_at = answered_at
         self._see(sessions, held_until=held_until, at=answered_at)
         for session in sessions:
@@ -92,25 +98,30 @@ class SessionWatch:
                 await self._judge(session, gone, known=len(sessions))
         return self._next_look()
 
-    def _is_unsettled(self, sessions: Iterable[WatchedSession], now: float) -> bool:
-        reconnected_at = self._observer.reconnected_at
-        if reconnected_at is not None and now - reconnected_at < CALM_S:
-            return True
-        return any(session.server_age_ms < CALM_S * 1_000 for session in sessions)
-
     def _see(self, sessions: Iterable[WatchedSession], *, held_until: float, at: float) -> None:
         suspects: dict[str, _Gone] = {}
         for session in sessions:
-            if session.supervisor_id == self._observer.supervisor_id or not session.session_held:
+            name = session.supervisor_id
+            if session.locked:
+                self._seen_held.add(name)
+            if session.locked or session.sessions or not session.session_held:
                 continue
-            if session.locked or session.sessions:
+            if name == self._observer.supervisor_id or self._may_be_on_its_way_back(session, at=at):
                 continue
-            before = self._gone.get(session.supervisor_id)
+            before = self._gone.get(name)
             if before is not None and before.session_at == session.session_at:
-                suspects[session.supervisor_id] = before
+                suspects[name] = before
             else:
-                suspects[session.supervisor_id] = _Gone(at, held_until, session.session_at)
+                suspects[name] = _Gone(at, held_until, session.session_at)
         self._gone = suspects
+
+    def _may_be_on_its_way_back(self, session: WatchedSession, *, at: float) -> bool:
+        """Whether the server lost this session, by a start or a promotion: not if this observer saw it held since then."""
+        if session.supervisor_id in self._seen_held:
+            return False
+        reconnected_at = self._observer.reconnected_at
+        just_reconnected = reconnected_at is not None and at - reconnected_at < CALM_S
+        return just_reconnected or session.server_age_ms < CALM_S * 1_000
 
     async def _judge(self, session: WatchedSession, gone: _Gone, *, known: int) -> None:
         together = sum(abs(other.since - gone.since) <= TOGETHER_S for other in self._gone.values())

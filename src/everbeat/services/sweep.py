@@ -7,13 +7,14 @@ so it judges by the database's clock and works with automatic recovery switched 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from random import Random
 from typing import Final
 from uuid import UUID
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.inspection import SweepResult, SweptTask
 from everbeat.domain.recovery import Charge
 from everbeat.services.death import SWEEP, Death
 from everbeat.services.observer import Statements
@@ -24,29 +25,6 @@ from everbeat.store import leases
 from everbeat.store.leases import Lease
 
 _PAGE: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweptTask:
-    """A task found under a silent holder, and what was done with it (in a dry run: what would be)."""
-
-    id: UUID
-    name: str
-    worker_id: str
-    was: str
-    action: str
-    silent_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepResult:
-    """What a sweep found. `skipped`: leases whose holder came back, or that somebody else recovered meanwhile."""
-
-    worker_ids: tuple[str, ...]
-    recovered_count: int
-    tasks: tuple[SweptTask, ...]
-    skipped: int
-    dry_run: bool
 
 
 async def sweep(

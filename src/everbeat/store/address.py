@@ -66,12 +66,21 @@ class DatabaseAddress:
         return OpenDatabase(target=Target.parse(server.url, schema=self.schema), server=server)
 
 
+NOWHERE: Final = DatabaseAddress(url="", folder=None, schema="everbeat")
+"""What stands for an address that was refused where mistakes are gathered; nobody opens it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDatabase:
     """A target, and this process's use of the embedded server if it is one."""
 
     target: Target
     server: EmbeddedServer | None
+
+    def close(self) -> None:
+        """Ends the use of the embedded server."""
+        if self.server is not None:
+            self.server.close()
 
     def prepare(self, *, auto_migrate: bool) -> None:
         """Migrates the schema, or only checks that this code fits it. Raises a DatabaseError that says what to do."""

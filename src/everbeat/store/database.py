@@ -134,7 +134,9 @@ class Database:
         await anext(pool.until_loop_ends)
         return pool
 
-    async def _close_with(self, loop: asyncio.AbstractEventLoop, pool: _LoopConnections) -> AsyncGenerator[None]:
+    async def _close_with(
+        self, loop: asyncio.AbstractEventLoop, pool: _LoopConnections
+    ) -> AsyncGenerator[None]:
         # Asynchronous generators are what a loop tells that it ends, as at the end of asyncio.run.
         try:
             yield

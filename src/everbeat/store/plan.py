@@ -9,7 +9,8 @@ What lives here: the shape of a plan and its two runners. What may not: any part
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import types
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeAlias, TypeVar
 
 from everbeat.store.database import Database
@@ -25,25 +26,55 @@ def ask(statement: Statement[T]) -> Plan[T]:
     return answer
 
 
+def planned(begin: Callable[[], Coroutine[Any, Any, T]]) -> Plan[T]:
+    """A coroutine that waits for nothing but `PlannedStatements`, as a plan; begun with it, so that none is left unawaited."""
+    value = yield from begin().__await__()
+    return value
+
+
+class PlannedStatements:
+    """Runs statements for code that awaits its answers, wherever its plan is run."""
+
+    async def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
+        """The answer; whoever runs the plan has a patience of their own."""
+        del patience_s
+        answer: T = await _asked(statement)
+        return answer
+
+
+@types.coroutine
+def _asked(statement: Statement[T]) -> Plan[T]:
+    answer: T = yield statement
+    return answer
+
+
 def run_plan(database: Database, plan: Plan[T]) -> T:
     """Runs a plan in this thread."""
     answer: Any = None
+    failure: Exception | None = None
     while True:
         try:
-            statement = plan.send(answer)
+            statement = plan.send(answer) if failure is None else plan.throw(failure)
         except StopIteration as end:
             value: T = end.value
             return value
-        answer = database.run(statement)
+        try:
+            answer, failure = database.run(statement), None
+        except Exception as error:  # noqa: BLE001 - the plan may know what to do, else it comes back from there
+            failure = error
 
 
 async def arun_plan(database: Database, plan: Plan[T]) -> T:
     """Runs a plan on the running event loop."""
     answer: Any = None
+    failure: Exception | None = None
     while True:
         try:
-            statement = plan.send(answer)
+            statement = plan.send(answer) if failure is None else plan.throw(failure)
         except StopIteration as end:
             value: T = end.value
             return value
-        answer = await database.arun(statement)
+        try:
+            answer, failure = await database.arun(statement), None
+        except Exception as error:  # noqa: BLE001 - as above
+            failure = error

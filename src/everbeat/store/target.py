@@ -80,7 +80,13 @@ class Target:
                 f"The database URL {redact_url(url)!r} cannot be read: {str(problem).strip()}.",
                 fix="write it as 'postgresql://user:password@host:5432/database'; special characters in a password are percent-encoded.",
             ) from None
-        return cls(url=url, schema=schema) if given else cls(url="", schema=schema)
+        for port in str(given.get("port") or "").split(","):
+            if port and not (port.isdecimal() and 1 <= int(port) <= 65_535):
+                raise WrongDatabaseURL(
+                    f"The database URL {redact_url(url)!r} names the port {port!r}; a port is a number from 1 to 65535.",
+                    fix="write it as 'postgresql://user:password@host:5432/database'.",
+                )
+        return cls(url=url if given else "", schema=schema)
 
     @property
     def shown(self) -> str:

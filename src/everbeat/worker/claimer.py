@@ -133,7 +133,7 @@ class Claimer:
         if not phantoms:
             return
         channel = self._session.target.channel
-        released = set(await self._session.run(leases.release(phantoms, channel=channel)))
+        released = await self._session.run(leases.release(phantoms, channel=channel))
         running = [lease for lease in phantoms if lease[0] not in released]
         if running:
             outcomes = [

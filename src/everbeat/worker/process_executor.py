@@ -32,6 +32,7 @@ from everbeat.worker.protocol import (
 
 START_PATIENCE_S: Final = 60.0
 CLOSE_PATIENCE_S: Final = 2.0
+EXIT_PATIENCE_S: Final = 1.0
 
 _log = logging.getLogger("everbeat.worker")
 
@@ -148,7 +149,10 @@ class ProcessExecutor:
         """End all processes: by end-of-file, then by force."""
         self._closing = True
         for process in tuple(self._alive):
+            process.is_doomed = True
             process.channel.close()
+        for process in self._idle_or_starting():
+            process.child.kill()  # nothing of value runs in them
         try:
             async with asyncio.timeout(CLOSE_PATIENCE_S):
                 for process in tuple(self._alive):
@@ -156,55 +160,64 @@ class ProcessExecutor:
         except TimeoutError:
             for process in tuple(self._alive):
                 process.child.kill()
+        for process in tuple(self._alive):
+            await process.child.wait_exit()
         await self._nursery.close()
+
+    def _idle_or_starting(self) -> list[TaskProcess]:
+        busy = set(self._busy.values())
+        return [process for process in self._alive if process not in busy]
 
     async def _live(self) -> None:
         """The whole life of one process."""
+        is_ready = False
         try:
-            process = await self._start()
+            process = await self._spawn()
+            if process is None:
+                return
+            is_ready = await self._is_ready(process)
         finally:
             self._starting -= 1
-        if process is None:
-            self._on_free()
-            return
-        self._alive.add(process)
-        self._idle.append(process)
+            if not is_ready:
+                self._on_free()
         try:
-            self._on_free()
-            await self._listen(process)
-            self._forget(process, await process.child.wait_exit())
+            if is_ready and not self._closing:
+                self._idle.append(process)
+                self._on_free()
+                await self._listen(process)
+            self._forget(process, await _exit_of(process.child))
         finally:
             process.child.kill()
+            process.channel.close()
             process.child.close()
             self._alive.discard(process)
 
-    async def _start(self) -> TaskProcess | None:
+    async def _spawn(self) -> TaskProcess | None:
         try:
             child = spawn(self._argv, own_group=True)
         except OSError as problem:
             self._on_broken(f"it could not be started: {problem}")
             return None
+        process = TaskProcess(child, await AsyncChannel.open(child.channel_socket, messages=FromTaskProcess))
+        self._alive.add(process)
+        return process
+
+    async def _is_ready(self, process: TaskProcess) -> bool:
+        """Wait for its first word; tells when there is none, or the wrong one."""
         try:
-            channel = await AsyncChannel.open(child.channel_socket, messages=FromTaskProcess)
             async with asyncio.timeout(START_PATIENCE_S):
-                first = await channel.receive()
-            if isinstance(first, ProcessReady) and not self._closing:
-                return TaskProcess(child, channel)
-            channel.close()
-            if isinstance(first, Refused):
-                self._on_broken(first.message)
+                first = await process.channel.receive()
         except TimeoutError:
-            self._on_broken(f"it was not ready after {START_PATIENCE_S:g} s")
+            reason = f"it was not ready after {START_PATIENCE_S:g} s"
         except ChannelError:
-            self._on_broken((await child.wait_exit()).cause)
-        except BaseException:
-            child.kill()
-            child.close()
-            raise
-        child.kill()
-        await child.wait_exit()
-        child.close()
-        return None
+            reason = (await _exit_of(process.child)).cause
+        else:
+            if isinstance(first, ProcessReady):
+                return True
+            reason = first.message if isinstance(first, Refused) else f"it began with {type(first).__name__}"
+        if not self._closing:
+            self._on_broken(reason)
+        return False
 
     async def _listen(self, process: TaskProcess) -> None:
         exited = self._nursery.start(self._close_after_exit(process), name="task process exit")
@@ -232,7 +245,7 @@ class ProcessExecutor:
     async def _close_after_exit(self, process: TaskProcess) -> None:
         """Notice an exit that end-of-file does not tell, because something the process started holds its end open."""
         await process.child.wait_exit()
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(EXIT_PATIENCE_S)
         process.channel.close()
 
     def _ended(self, process: TaskProcess, claim_id: object, ended: Ended) -> None:
@@ -255,9 +268,19 @@ class ProcessExecutor:
             process.kill_timer.cancel()
         if process in self._idle:
             self._idle.remove(process)
-        for attempt in [attempt for attempt, busy in self._busy.items() if busy is process]:
-            del self._busy[attempt]
+        for served in [served for served, busy in self._busy.items() if busy is process]:
+            del self._busy[served]
         if (attempt := process.attempt) is not None:
             process.attempt = None
             self._on_ended(attempt, Died(report))
         self._on_free()
+
+
+async def _exit_of(child: ChildProcess) -> ExitReport:
+    """How the process ended whose channel has; one that goes on without a channel is of no use."""
+    try:
+        async with asyncio.timeout(EXIT_PATIENCE_S):
+            return await child.wait_exit()
+    except TimeoutError:
+        child.kill()
+        return await child.wait_exit()

@@ -8,6 +8,8 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.domain.context import StopReason
+
 Lease = tuple[UUID, UUID]
 """(task id, claim_id)."""
 
@@ -132,10 +134,10 @@ class Run(Message, frozen=True):
 
 
 class CancelRun(Message, frozen=True):
-    """This attempt is asked to stop, if it still runs: its code is interrupted, SIGKILL follows. `reason` is a StopReason."""
+    """This attempt is asked to stop, if it still runs: its code is interrupted, SIGKILL follows."""
 
     claim_id: UUID
-    reason: str
+    reason: StopReason
 
 
 class ProcessReady(Message, frozen=True):

@@ -1,7 +1,8 @@
-"""A supervision: what a supervisor is to the database. It registers, holds its session lock and beats for its workers; declared dead by mistake, it comes back under a new id.
+"""A supervision: what a supervisor is to the database. It registers, holds its session lock and beats for its workers;
+declared dead by mistake, it comes back under a new id.
 
-What lives here: its row, its life, and its part in the lives of its workers. What may not: worker processes, which are the business of `supervisor`; a worker that is
-a guest in another program has a supervision too, but no supervisor.
+What lives here: its row, its life, and its part in the lives of its workers. What may not: worker processes, which are
+the business of `supervisor`; a worker that is a guest in another program has a supervision too, but no supervisor.
 """
 
 from __future__ import annotations
@@ -123,7 +124,11 @@ class Supervision:
 
     async def open(self, *, patience_s: float = START_PATIENCE_S) -> None:
         """Registers and begins to beat; raises DatabaseError when the database cannot be reached or refuses."""
-        await self.session.run(workers.register_supervisor(self._row()), patience_s=patience_s)
+        try:
+            await self.session.run(workers.register_supervisor(self._row()), patience_s=patience_s)
+        except BaseException:
+            await self.session.drop()
+            raise
         self._registered()
         self._nursery.start(self._heart_runner.run(), name="heart", critical=True)
         self._services.start(self._care.start(), name="start-up")

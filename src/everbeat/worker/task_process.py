@@ -37,7 +37,7 @@ def run_task_process(
     definitions: Mapping[str, TaskDefinition],
     exception_codes: Mapping[type[BaseException], str],
 ) -> NoReturn:
-    """Run attempts until the worker closes the channel or an attempt was stopped; after `prepare_child`, in the main thread."""
+    """Run attempts until the worker closes the channel or an attempt was stopped; after `prepare_process`, in the main thread."""
     channel = BlockingChannel(sock, messages=ToTaskProcess)
     TaskProgram(channel, definitions=definitions, invoker=Invoker(exception_codes)).run()
     leave(0)
@@ -114,7 +114,7 @@ class TaskProgram:
             failed = self._invoker.raised(definition, problem)
             self._channel.send(Raised(order.claim_id, failed.error.decode(), failed.retryable))
 
-    def _hear(self, message: Any) -> None:
+    def _hear(self, message: ToTaskProcess) -> None:
         """In the listening thread."""
         match message:
             case Run():

@@ -254,9 +254,10 @@ class Worker:
         self._welcome = welcome
         self._conductor.lose(held, "this worker was declared dead, and goes on under another name")
         self._vitality.beaten()
-        self._taking.rename(self._session_name)
-        self._giving.rename(self._session_name)
-        self._listen()
+        if self._taking.application_name != self._session_name:
+            self._taking.rename(self._session_name)
+            self._giving.rename(self._session_name)
+            self._listen()
         self._claimer.look()
 
     def _make_claimer(self) -> Claimer:

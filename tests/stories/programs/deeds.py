@@ -144,7 +144,7 @@ def poison(how: str) -> None:
 @app.task
 async def block_the_loop(seconds: float) -> None:
     effect("start")
-    time.sleep(seconds)  # noqa: ASYNC251 - the mistake that the story is about
+    time.sleep(seconds)  # the mistake that the story is about
     effect("end")
 
 

@@ -1,4 +1,4 @@
--- Expires tasks whose good_until passed: PENDING -> EXPIRED, a bounded batch (200 at most: the hint names them), oldest deadline first. No attempt row: no code ran.
+-- Expires tasks whose good_until passed: PENDING -> EXPIRED, a bounded batch, oldest deadline first. No attempt row: no code ran.
 with late as materialized (
     select t.id from {schema}.tasks t
     where t.state = 'PENDING' and t.good_until <= statement_timestamp()
@@ -11,6 +11,10 @@ with late as materialized (
         error = json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed before a worker claimed the task')
     from late l where t.id = l.id
     returning t.id
+), hint as materialized (
+    select count(pg_notify(%(channel)s, payload)) as hints from (
+        select 'd:' || string_agg(e.id::text, ',') as payload
+        from (select id, (row_number() over () - 1) / 200 as part from expired) e group by e.part
+    ) hints
 )
-select e.id, (select pg_notify(%(channel)s, 'd:' || string_agg(x.id::text, ',')) from expired x having count(*) > 0)
-from expired e
+select e.id, (select hints from hint) as hints from expired e

@@ -58,11 +58,13 @@ with watched as materialized (
     from held h
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
-        select 'd:' || string_agg(r.id::text, ',') as payload from recovered r where r.state <> 'PENDING' having count(*) > 0
+        select 'd:' || string_agg(r.id::text, ',') as payload
+        from (select id, (row_number() over () - 1) / 200 as part from recovered where state <> 'PENDING') r group by r.part
         union
         select 't:' || r.queue from recovered r where r.state = 'PENDING'
         union
-        select 'l:' || string_agg(r.id::text, ',') from recovered r having count(*) > 0
+        select 'l:' || string_agg(r.id::text, ',')
+        from (select id, (row_number() over () - 1) / 200 as part from recovered) r group by r.part
     ) hints
 )
 select h.id, h.name, h.state as was, h.action, r.state, h.claimed_by_worker_id, h.cause, h.noticed_after_ms, (select hints from hint) as hints

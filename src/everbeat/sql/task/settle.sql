@@ -48,7 +48,8 @@ with asked as (
     from held h
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
-        select 'd:' || string_agg(s.id::text, ',') as payload from settled s where s.state <> 'PENDING' having count(*) > 0
+        select 'd:' || string_agg(s.id::text, ',') as payload
+        from (select id, (row_number() over () - 1) / 200 as part from settled where state <> 'PENDING') s group by s.part
         union
         select 't:' || s.queue from settled s where s.state = 'PENDING'
     ) hints

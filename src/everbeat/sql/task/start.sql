@@ -20,6 +20,11 @@ with asked as (
     from held h
     where t.id = h.id and h.state = 'CLAIMED' and h.too_late
     returning t.id
+), hint as materialized (
+    select count(pg_notify(%(channel)s, payload)) as hints from (
+        select 'd:' || string_agg(e.id::text, ',') as payload
+        from (select id, (row_number() over () - 1) / 200 as part from expired) e group by e.part
+    ) hints
 )
 select
     a.id,
@@ -31,7 +36,7 @@ select
     end as verdict,
     coalesce(s.attempt, h.attempt) as attempt,
     coalesce(s.started_at, h.started_at) as started_at,
-    (select pg_notify(%(channel)s, 'd:' || string_agg(x.id::text, ',')) from expired x having count(*) > 0)
+    (select hints from hint) as hints
 from asked a
 left join held h on h.id = a.id
 left join started s on s.id = a.id

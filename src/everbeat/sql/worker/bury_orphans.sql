@@ -7,7 +7,7 @@ with grave as materialized (
     for update of w
 )
 update {schema}.workers w
-set ended_at = statement_timestamp(), ended_how = g.ended_how, ended_cause = 'its supervisor was declared dead by ' || g.ended_how
+set ended_at = statement_timestamp(), ended_how = g.ended_how, ended_cause = 'its supervisor ended before it (' || g.ended_how || ')'
 from grave g
 where w.id = g.id
 returning w.id

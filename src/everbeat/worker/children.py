@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Self
 
 from everbeat.runtime.channel import AsyncChannel
 from everbeat.runtime.clock import Clock
+from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.frames import ChannelError
 from everbeat.runtime.process import ChildProcess
-from everbeat.worker.protocol import FromSupervisor, FromWorker, Hello, Refused
+from everbeat.worker.protocol import FromSupervisor, FromWorker, Refused
 from everbeat.worker.seat import Seat
 
 
@@ -21,12 +23,14 @@ class Child:
         self.channel = channel
         self.started_at = clock.monotonic()
         self.heard_at = self.started_at
-        self.hello: Hello | None = None
         self.seat: Seat | None = None
+        self.report: ExitReport | None = None
         self.refusal: Refused | None = None
+        self.is_welcome = False
         self.is_ready = False
         self.has_left = False
         self.is_hanging = False
+        self.fell_silent = asyncio.Event()
 
     @classmethod
     async def adopt(cls, process: ChildProcess, *, clock: Clock) -> Self:

@@ -1,18 +1,19 @@
 """The error tree: what everbeat raises itself, each with a code, a message and mostly a fix.
 
-What lives here: exception classes, `Problem`, and the two text tools their messages need (`nearest` and
-`redact_url`). What may not: anything that decides, reads a clock or opens a connection. No message may hold
-a password.
+What lives here: exception classes and `Problem`; the text tools of their messages are in `wording`. What may not:
+anything that decides, reads a clock or opens a connection. No message may hold a password.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import UUID
+
+from everbeat.errors.wording import nearest as nearest
+from everbeat.errors.wording import redact_url as redact_url
+from everbeat.errors.wording import some
 
 
 def _restored(kind: type[EverbeatError], args: tuple[Any, ...], state: dict[str, Any]) -> EverbeatError:
@@ -121,7 +122,7 @@ class UnknownTask(EverbeatError):
         names = sorted(known)
         guess = nearest(name, names)
         fix = f"use {guess!r}" if guess is not None else "register the function with @app.task"
-        message = f"Task {name!r} is not registered in this app, which knows {_some(names)}."
+        message = f"Task {name!r} is not registered in this app, which knows {some(names)}."
         super().__init__(message, fix=f"{fix}.")
         self.name = name
 
@@ -290,38 +291,13 @@ class AppNotFound(WorkerError):
         self.locator = locator
 
 
-def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that `name` was most likely meant to be, or None when nothing is close."""
-    by_lowered = {choice.lower(): choice for choice in choices}
-    matches = difflib.get_close_matches(name.lower(), by_lowered, n=1, cutoff=0.6)
-    return by_lowered[matches[0]] if matches else None
+class ImportFailed(AppNotFound):
+    """The module of a locator raised while it was imported; `where` is the `file:line` of the user's code."""
 
+    code = "IMPORT_FAILED"
 
-def _some(names: Sequence[str], *, limit: int = 10) -> str:
-    if not names:
-        return "none"
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
-
-
-_SECRET_SETTING = re.compile(
-    r"((?:password|sslpassword|oauth_client_secret)\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|[^\s&\\])+)",
-    re.IGNORECASE | re.DOTALL,
-)
-_QUERY = re.compile(r"\?(?=\w+=)")
-
-
-def redact_url(url: str) -> str:
-    """The database URL or conninfo with every password as `***`; hides too much rather than too little."""
-    scheme, separator, rest = url.partition("://")
-    if not separator or not scheme.isalnum():
-        return _SECRET_SETTING.sub(r"\1***", url)
-    head, *query = _QUERY.split(rest, maxsplit=1)
-    userinfo, at, address = head.rpartition(
-        "@"
-    )  # the last one: an unescaped password may itself hold @, / or ?
-    if not at and ":" in head and any("@" in part for part in query):
-        return f"{scheme}://***"
-    user, colon, _ = userinfo.partition(":")
-    shown = f"{scheme}://{user}{colon and ':***'}{at}{address}"
-    return "?".join([shown, *(_SECRET_SETTING.sub(r"\1***", part) for part in query)])
+    def __init__(
+        self, message: str, *, locator: str, where: str | None = None, fix: str | None = None
+    ) -> None:
+        super().__init__(message, locator=locator, fix=fix)
+        self.where = where

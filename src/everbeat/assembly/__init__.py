@@ -1,0 +1,27 @@
+"""Puts the rooms together: what workers, supervisors and sweeps are made of, from an app's blueprint.
+
+What lives here: wiring. What may not: decisions, loops and statements, which belong to the rooms that are wired.
+
+This file is the one place of lazy imports: a program that only sends tasks does not load the half that runs them, which
+would double the time of `import everbeat`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from everbeat.assembly.guest import Guest, run_guest
+    from everbeat.assembly.sweep import sweep_plan
+    from everbeat.assembly.tree import supervise
+
+__all__ = ["Guest", "run_guest", "supervise", "sweep_plan"]
+
+_HOMES: Final = {"Guest": "guest", "run_guest": "guest", "supervise": "tree", "sweep_plan": "sweep"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

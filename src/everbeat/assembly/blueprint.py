@@ -1,0 +1,56 @@
+"""What an app is to its workers: data, gathered once, from which everything that runs tasks is made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from everbeat.config import RecoveryConfig, WorkerConfig
+from everbeat.domain.definition import TaskDefinition
+from everbeat.errors import WorkerError
+from everbeat.store.address import DatabaseAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """`locator` is how a new process finds the app; None where none was found, so that process tasks cannot run."""
+
+    address: DatabaseAddress
+    auto_migrate: bool
+    definitions: Mapping[str, TaskDefinition]
+    exception_codes: Mapping[type[BaseException], str]
+    recovery: RecoveryConfig
+    worker: WorkerConfig
+    queue_priorities: Mapping[str, int]
+    locator: str | None
+
+    def check(self) -> None:
+        """Raises WorkerError for an app that a worker can do nothing with."""
+        if not self.definitions:
+            raise WorkerError(
+                "The app has no tasks, so a worker has nothing to do.",
+                fix="register functions with @app.task in the module that the locator names, or import there those that do.",
+            )
+        in_process = sorted(name for name, each in self.definitions.items() if each.run_in == "process")
+        if in_process and self.worker.process_concurrency and self.locator is None:
+            raise WorkerError(
+                f"Tasks with run_in='process' ({', '.join(in_process)}) cannot run here: a new process would not find this app.",
+                fix="make the app at the top level of a module, or run it with process_concurrency=0 and leave them to others.",
+            )
+
+    def task_process_argv(self) -> tuple[str, ...]:
+        """What starts a task process; empty where none can be started."""
+        return () if self.locator is None else program("task_process", self.locator)
+
+
+def worker_process_argv(locator: str, overrides: Mapping[str, object]) -> tuple[str, ...]:
+    """What starts a worker process of an app, with some of its worker settings replaced."""
+    return program("worker_process", locator, msgspec.json.encode(overrides).decode())
+
+
+def program(name: str, *arguments: str) -> tuple[str, ...]:
+    """A program of this package, run by this Python."""
+    return (sys.executable, "-m", f"everbeat.cli.{name}", *arguments)

@@ -1,0 +1,224 @@
+"""A worker that is a guest in another program: it works on the program's loop, and a thread of its own beats for it.
+
+What lives here: both halves and the line between them. The beats do not share the loop, so that user code which blocks it
+is not taken for dead. What may not: signals, which belong to the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from concurrent.futures import Future
+from typing import Final
+
+from everbeat.assembly.blueprint import Blueprint
+from everbeat.assembly.parts import Surroundings, make_supervision, make_worker, plan_of
+from everbeat.config import RecoveryConfig
+from everbeat.errors import WorkerError
+from everbeat.runtime.main_loop import run_through
+from everbeat.runtime.nursery import Nursery
+from everbeat.store.target import Target
+from everbeat.worker.farewell import EXIT_SLOTS_LEAKED
+from everbeat.worker.protocol import Drain, FromSupervisor, FromWorker, Held, Leaving, Stop, Tick, Welcome
+from everbeat.worker.seat import Seat
+from everbeat.worker.worker import Worker
+
+_JOIN_S: Final = 30.0
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Guest:
+    """One run of a worker in this process."""
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        self._blueprint = blueprint
+        self._around = Surroundings()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker: Worker | None = None
+        self._work: asyncio.Task[int] | None = None
+        self._early: list[FromSupervisor] = []
+        self._stops = 0
+        self._failure: WorkerError | None = None
+
+    async def run(self) -> None:
+        """Works until it is told to stop. Cancelling it is the first stop: it drains, and only then is cancelled.
+
+        Raises WorkerError, a DatabaseError.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._blueprint.check()
+        opened = await asyncio.to_thread(self._blueprint.address.open)
+        try:
+            await asyncio.to_thread(opened.prepare, auto_migrate=self._blueprint.auto_migrate)
+            await self._work_on(opened.target)
+        finally:
+            await asyncio.to_thread(opened.close)
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Asks to leave, from any thread: first in good order, the second time at once."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has left
+                self._loop.call_soon_threadsafe(self._stop)
+
+    async def _work_on(self, target: Target) -> None:
+        plan = plan_of(self._blueprint, target)
+        minder = Minder(target, self._blueprint.recovery, around=self._around, guest=self)
+        welcome = await asyncio.wrap_future(minder.start(self._blueprint))
+        try:
+            self._worker = make_worker(
+                plan, welcome=welcome, link=minder, around=self._around, on_fatal=self.fail
+            )
+            for message in self._early:
+                self._worker.obey(message)
+            if self._stops:
+                self._obey_stops(self._worker)
+            async with Nursery(name="guest", on_fatal=self.fail) as nursery:
+                self._work = nursery.start(self._worker.run(), name="worker")
+                await self._until_left(self._work)
+        finally:
+            await asyncio.to_thread(minder.stop)
+
+    async def _until_left(self, work: asyncio.Task[int]) -> None:
+        cancelled = False
+        while not work.done():
+            try:
+                await asyncio.shield(asyncio.wait({work}))
+            except asyncio.CancelledError:
+                cancelled = True
+                self._stop()
+        if work.cancelled() or self._failure is not None:
+            return
+        if work.result() == EXIT_SLOTS_LEAKED:
+            self._failure = WorkerError(
+                "Every slot of a kind is kept by code that was given up and does not end, so this worker left.",
+                fix="restart the program; let thread tasks look at Context.cancelled, or run them with run_in='process'.",
+            )
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def _stop(self) -> None:
+        self._stops += 1
+        if self._worker is not None:
+            self._obey_stops(self._worker)
+
+    def _obey_stops(self, worker: Worker) -> None:
+        grace_ms = round(self._blueprint.worker.grace_s * 1_000)
+        worker.obey(Drain(grace_ms) if self._stops == 1 else Stop())
+
+    def tell(self, message: FromSupervisor) -> None:
+        """Hands a message of the supervision to the worker, from the supervision's thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the program's loop is closed
+            self._loop.call_soon_threadsafe(self._obey, message)
+
+    def _obey(self, message: FromSupervisor) -> None:
+        if self._worker is None:
+            self._early.append(message)
+        else:
+            self._worker.obey(message)
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """A part that nothing goes on without has crashed, in either thread: the worker ends, the program goes on."""
+        self._failure = self._failure or WorkerError(f"The worker's {name} crashed with {error!r}.")
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._abandon)
+
+    def _abandon(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+
+def run_guest(guest: Guest) -> None:
+    """Runs a guest in this thread; in the main thread SIGTERM and SIGINT are its stops."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        for number in numbers:
+            loop.add_signal_handler(number, guest.stop)
+        try:
+            await guest.run()
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    run_through(run())
+
+
+class Minder:
+    """The supervision of a guest, in a thread and a loop of its own. It is the worker's link."""
+
+    def __init__(
+        self, target: Target, recovery: RecoveryConfig, *, around: Surroundings, guest: Guest
+    ) -> None:
+        self._target = target
+        self._recovery = recovery
+        self._around = around
+        self._guest = guest
+        self._welcome: Future[Welcome] = Future()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over = asyncio.Event()
+        self._seat: Seat | None = None
+        self._has_left = False
+
+    def start(self, blueprint: Blueprint) -> Future[Welcome]:
+        """Registers the guest and begins to beat; the future tells the worker who it is, or why it cannot be."""
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._mind(blueprint)), name="everbeat-minder", daemon=True
+        )
+        self._thread.start()
+        return self._welcome
+
+    def tell(self, message: FromWorker) -> None:
+        """What the worker says of itself."""
+        match message:
+            case Held() | Tick() if self._seat is not None:
+                self._in_thread(self._seat.hear, message)
+            case Leaving():
+                self._has_left = True
+            case _:
+                pass
+
+    def stop(self) -> None:
+        """Ends the beats, after the worker has ended."""
+        self._in_thread(self._over.set)
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+
+    def _in_thread(self, call: object, *arguments: object) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call, *arguments)  # type: ignore[arg-type]
+
+    async def _mind(self, blueprint: Blueprint) -> None:
+        self._loop = asyncio.get_running_loop()
+        supervision = make_supervision(
+            self._target, self._recovery, around=self._around, on_fatal=self._guest.fail
+        )
+        try:
+            await supervision.open()
+            queues = blueprint.worker.queues
+            self._seat = supervision.new_seat(
+                pid=os.getpid(),
+                queues=None if queues is None else list(queues),
+                metadata={"tasks": sorted(blueprint.definitions)},
+                tell=self._guest.tell,
+            )
+            welcome = await supervision.register(self._seat)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the program waits for it
+            self._welcome.set_exception(error)
+            await supervision.close()
+            return
+        self._welcome.set_result(welcome)
+        await self._over.wait()
+        supervision.dismiss(self._seat)
+        if self._has_left:
+            await supervision.burials.in_order(self._seat)
+        await supervision.close()

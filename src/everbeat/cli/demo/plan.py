@@ -1,0 +1,56 @@
+"""The plan of the demo: who is struck, in which order, what must come of it, and which files are counted meanwhile.
+
+What lives here: acts, promises about them, and shares of the work; pure. What may not: doing any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+TREES: Final = 3
+PACE_S: Final = 1.0
+"""How long a task waits before it counts: long enough for a death to find it running."""
+
+LONGEST_S: Final = 55.0
+"""When the demo gives up, whatever is missing: it lasts a minute at most."""
+
+SESSION_CALM_S: Final = 11.0
+"""Sessions prove nothing while the server is younger than 10 s; before this nobody is struck whom they are to betray."""
+
+
+class Blow(StrEnum):
+    """What is done to a victim."""
+
+    KILL_WORKER = "kill_worker"
+    FREEZE_TREE = "freeze_tree"
+    KILL_TREE = "kill_tree"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """One blow: how it must be noticed, and within how many seconds everything is in other hands."""
+
+    blow: Blow
+    noticed_by: str
+    within_s: float
+    words: str
+
+
+ACTS: Final = (
+    Act(blow=Blow.KILL_WORKER, noticed_by="child_exit", within_s=1.0, words="one worker process is killed"),
+    # Stale after 3 s without a beat, looked for every second, twice: the look that sees it first and the one that acts.
+    Act(blow=Blow.FREEZE_TREE, noticed_by="age", within_s=6.0, words="one whole tree is frozen"),
+    Act(blow=Blow.KILL_TREE, noticed_by="session", within_s=3.0, words="one whole tree is killed"),
+)
+
+ALLOWANCE: Final = 3.0
+"""A busy machine may take so many times longer before a promise counts as broken; what was measured is shown."""
+
+
+def shares(paths: Sequence[str], *, acts: int) -> list[Sequence[str]]:
+    """The files of each act and, last, those for the time after: even parts, at least one file to each act."""
+    size = max(1, len(paths) // (acts + 1))
+    return [*(paths[act * size : (act + 1) * size] for act in range(acts)), paths[acts * size :]]

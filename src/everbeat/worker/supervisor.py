@@ -1,0 +1,312 @@
+"""The supervisor: starts worker processes, watches them, replaces them, and lets them leave in good order.
+
+What lives here: the processes. What may not: rows and beats, which are the business of `supervision`, and user code: this
+process imports none, so that no task can keep it from beating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from everbeat.config import WorkerConfig
+from everbeat.errors import DatabaseError, EverbeatError, WorkerError
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import Event, EventBus, WorkerExited
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.frames import ChannelClosed, ChannelError
+from everbeat.runtime.nursery import Nursery
+from everbeat.runtime.out_of_memory import OutOfMemoryCounter
+from everbeat.runtime.process import ChildProcess, spawn
+from everbeat.runtime.service import ServiceRunner
+from everbeat.worker.children import Child
+from everbeat.worker.hang_watch import HangWatch
+from everbeat.worker.protocol import Drain, FromWorker, Held, Hello, Leaving, Ready, Refused, Stop, Tick
+from everbeat.worker.restarts import EarlyDeaths, Pace
+from everbeat.worker.seat import Seat
+from everbeat.worker.supervision import Supervision
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LAST_WORDS_S: Final = 1.0  # for what a process said before it ended to be read
+_DEAF_S: Final = 5.0
+_HOPELESS_PAUSE_S: Final = 30.0
+_BEYOND_GRACE_S: Final = 30.0
+_LAST_BURIALS_S: Final = 10.0
+_log = logging.getLogger("everbeat.worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersKeepFailing(Event):
+    """Worker processes end again and again before they are ready; they are tried again every half minute."""
+
+    room = "worker"
+    level = logging.ERROR
+    reason: str
+
+
+class Supervisor:
+    """Runs worker processes made by `argv`. `supervise` makes the supervision, once the first of them has said what it needs.
+
+    `processes` overrides what the app's configuration says.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        supervise: Callable[[Hello], Supervision],
+        events: EventBus,
+        clock: Clock,
+        random: Random,
+        env: Mapping[str, str] | None = None,
+        processes: int | None = None,
+    ) -> None:
+        self._argv = list(argv)
+        self._supervise = supervise
+        self._events = events
+        self._clock = clock
+        self._random = random
+        self._env = env
+        self._processes = processes
+        self._worker = WorkerConfig()
+        self._out_of_memory = OutOfMemoryCounter()
+        self._children: list[Child] = []
+        self._supervision: Supervision | None = None
+        self._opening = asyncio.Lock()
+        self._nursery = Nursery(name="supervisor")
+        self._posts: list[asyncio.Task[None]] = []
+        self._last_rites: set[asyncio.Task[None]] = set()
+        self._early_deaths = EarlyDeaths()
+        self._was_ever_ready = False
+        self._failure: EverbeatError | None = None
+        self._stopping = asyncio.Event()
+        self._stops = 0
+
+    async def run(self) -> None:
+        """Returns after an orderly end. Raises WorkerError when no worker can start, or a DatabaseError.
+
+        SIGTERM and SIGINT mean `stop` where this is the main thread. Cancelling it kills the processes.
+        """
+        with self._signals():
+            try:
+                self._fill_post()
+                while waiting := [post for post in self._posts if not post.done()]:
+                    await asyncio.wait(waiting)
+                for post in self._posts:
+                    post.result()
+            finally:
+                await self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def supervision(self) -> Supervision | None:
+        """What this supervisor is to the database; None before the first worker process has said where that is."""
+        return self._supervision
+
+    @property
+    def pids(self) -> list[int]:
+        """The worker processes that run now."""
+        return [child.process.pid for child in self._children]
+
+    def stop(self) -> None:
+        """Asks to end: first in good order, the second time at once, the third time without a word."""
+        self._stops += 1
+        _log.info("stop_asked times=%d", self._stops)
+        self._stopping.set()
+        if self._supervision is not None and self._stops == 1:
+            self._supervision.drain()
+            self._nursery.start(self._end_at_last(), name="end of patience")
+        for child in list(self._children):
+            self._ask_to_leave(child)
+
+    def _ask_to_leave(self, child: Child) -> None:
+        if self._stops >= 3 or not child.is_welcome:
+            child.process.kill()  # one that was not welcomed yet holds nothing
+        elif self._stops == 2:
+            child.tell(Stop())
+        else:
+            child.tell(Drain(round(self._worker.grace_s * 1_000)))
+
+    async def _end_at_last(self) -> None:
+        await self._clock.sleep(self._worker.grace_s + _BEYOND_GRACE_S)
+        for child in list(self._children):
+            _log.error("grace_exceeded pid=%d", child.process.pid)
+            child.process.kill()
+
+    def _fill_post(self) -> None:
+        number = len(self._posts) + 1
+        self._posts.append(self._nursery.start(self._keep(), name=f"post {number}"))
+
+    async def _keep(self) -> None:
+        """Keeps one post filled with a worker process until all is to end."""
+        pace = Pace(random=self._random)
+        while not self._stopping.is_set():
+            started_at = self._clock.monotonic()
+            try:
+                process = spawn(self._argv, env=self._env, out_of_memory=self._out_of_memory)
+            except OSError as problem:
+                self._fail(WorkerError(f"A worker process cannot be started by {self._argv}: {problem}."))
+                return
+            child = await self._live(process)
+            pause = pace.pause_after(self._clock.monotonic() - started_at)
+            if not child.is_ready and not self._stopping.is_set() and self._is_hopeless(child):
+                pause = _HOPELESS_PAUSE_S
+            await self._clock.wait(self._stopping, timeout_s=pause)
+
+    async def _live(self, process: ChildProcess) -> Child:
+        """One worker process from spawn to exit."""
+        child = await Child.adopt(process, clock=self._clock)
+        self._children.append(child)
+        conversation = self._nursery.start(self._converse(child), name=f"line to {process.pid}")
+        child.report = await process.wait_exit()
+        died_at = self._clock.monotonic()
+        await self._clock.wait(child.fell_silent, timeout_s=_LAST_WORDS_S)
+        conversation.cancel()
+        self._children.remove(child)
+        child.close()
+        worker_id = "" if child.seat is None else child.seat.worker_id
+        self._events.emit(WorkerExited(worker_id=worker_id, pid=process.pid, cause=child.report.cause))
+        if self._supervision is not None and child.seat is not None:
+            self._supervision.dismiss(child.seat)
+            self._bury(self._supervision, child.seat, child, child.report, died_at=died_at)
+        return child
+
+    def _bury(
+        self, supervision: Supervision, seat: Seat, child: Child, report: ExitReport, *, died_at: float
+    ) -> None:
+        """Begins the burial; the replacement starts beside it."""
+        burials = supervision.burials
+        if not child.has_left and not supervision.config.detect_child_exit:
+            self._nursery.start(burials.by_age(seat, report), name=f"burial of {seat.worker_id}")
+            return
+        in_order = child.has_left and report.signal_number is None
+        rites = burials.in_order(seat) if in_order else burials.by_exit(seat, report, died_at=died_at)
+        burial = self._nursery.start(rites, name=f"burial of {seat.worker_id}")
+        self._last_rites.add(burial)
+        burial.add_done_callback(self._last_rites.discard)
+
+    def _is_hopeless(self, child: Child) -> bool:
+        """Whether there is no sense in starting another at once, after one that ended before it was ready."""
+        too_often = self._early_deaths.count(self._clock.monotonic())
+        refused = child.refusal is not None
+        if not too_often and not (refused and not self._was_ever_ready):
+            return False
+        cause = "" if child.report is None else child.report.cause
+        reason = cause if child.refusal is None else child.refusal.message
+        if self._was_ever_ready:
+            self._events.emit(WorkersKeepFailing(reason=reason))
+        elif refused:
+            self._fail(WorkerError(reason))
+        else:
+            self._fail(
+                WorkerError(
+                    f"Worker processes end before they are ready, again and again; the last one: {reason}.",
+                    fix="see above what they wrote to standard error before they ended.",
+                )
+            )
+        return True
+
+    async def _converse(self, child: Child) -> None:
+        try:
+            while True:
+                message: FromWorker = await child.channel.receive()
+                child.heard_at = self._clock.monotonic()
+                await self._hear(child, message)
+        except ChannelClosed:
+            child.fell_silent.set()
+            # It is about to end. If it does not, it is of no use without a line.
+            await self._clock.sleep(_DEAF_S)
+        except ChannelError as problem:
+            child.fell_silent.set()
+            _log.error("worker_talks_nonsense pid=%d problem=%s", child.process.pid, problem)
+        child.process.kill()
+
+    async def _hear(self, child: Child, message: FromWorker) -> None:
+        match message:
+            case Hello():
+                await self._welcome(child, message)
+            case Ready():
+                child.is_ready = self._was_ever_ready = True
+            case Held() | Tick():
+                if child.seat is not None:
+                    child.seat.hear(message)
+            case Refused():
+                child.refusal = message
+            case Leaving():
+                child.has_left = True
+
+    async def _welcome(self, child: Child, hello: Hello) -> None:
+        async with self._opening:
+            supervision = self._supervision or await self._open(hello)
+        if supervision is None or self._stopping.is_set():
+            child.process.kill()
+            return
+        child.seat = supervision.new_seat(
+            pid=child.process.pid, queues=hello.queues, metadata={"tasks": hello.task_names}, tell=child.tell
+        )
+        welcome = await supervision.register(child.seat)
+        child.is_welcome = True
+        child.tell(welcome)
+        if self._stops:
+            self._ask_to_leave(child)
+
+    async def _open(self, hello: Hello) -> Supervision | None:
+        """Comes to life in the database, as the first worker process said, and fills the other posts."""
+        supervision = self._supervise(hello)
+        try:
+            await supervision.open()
+        except DatabaseError as problem:
+            self._fail(problem)
+            return None
+        self._supervision = supervision
+        self._worker = WorkerConfig.from_dict(hello.worker)
+        for _ in range(1, self._processes or self._worker.processes):
+            self._fill_post()
+        if supervision.config.hang_timeout_ms is not None:
+            watch = HangWatch(
+                timeout_s=supervision.config.hang_timeout_ms / 1_000,
+                children=lambda: self._children,
+                events=self._events,
+                clock=self._clock,
+            )
+            runner = ServiceRunner(watch, clock=self._clock, random=self._random, emit=self._events.emit)
+            self._nursery.start(runner.run(), name=watch.name)
+        return supervision
+
+    def _fail(self, failure: EverbeatError) -> None:
+        self._failure = self._failure or failure
+        self._stopping.set()
+        for child in self._children:
+            child.process.kill()
+
+    async def _end(self) -> None:
+        """The processes, then their burials, then the supervision, whose beats stop last."""
+        for child in self._children:
+            child.process.kill()
+        if self._last_rites:
+            await asyncio.wait(self._last_rites, timeout=_LAST_BURIALS_S)
+        await self._nursery.close()
+        if self._supervision is not None:
+            await self._supervision.close()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)

@@ -1,0 +1,71 @@
+"""The program of a worker process: says what it is, is registered, then works until it is told to leave.
+
+What lives here: the worker process's half of its start, and its end. What may not: importing user code, which happens
+between `prepare_process` and `run_worker_process`, and making the worker from an app.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+
+from everbeat.runtime.blocking_channel import BlockingChannel
+from everbeat.runtime.channel import AsyncChannel
+from everbeat.runtime.frames import ChannelClosed
+from everbeat.runtime.main_loop import run_through
+from everbeat.runtime.nursery import Nursery
+from everbeat.runtime.parent import adopt_channel, exit_orphaned, offer_stack_dumps
+from everbeat.worker.link import ChannelLink, Link
+from everbeat.worker.protocol import FromSupervisor, FromTaskProcess, Hello, Refused, Welcome
+from everbeat.worker.worker import Worker
+
+
+def prepare_process() -> socket.socket:
+    """The first act in the main thread of a worker or task process, before user code is imported."""
+    sock = adopt_channel()
+    offer_stack_dumps()
+    # The supervisor decides; a terminal or a service manager signals every process of the tree. Not SIG_IGN, which the
+    # programs that user code starts would inherit.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _ignore)
+    return sock
+
+
+def refuse_to_start(sock: socket.socket, *, code: str, message: str) -> None:
+    """Tell the parent why this process cannot start; the caller exits then."""
+    channel = BlockingChannel(sock, messages=FromTaskProcess)
+    try:
+        channel.send(Refused(code, message))
+    except ChannelClosed:
+        exit_orphaned()
+
+
+def run_worker_process(
+    sock: socket.socket, *, hello: Hello, make_worker: Callable[[Welcome, Link], Worker]
+) -> int:
+    """Serve as a worker process; answers the exit code for `leave`. `make_worker` is called in the running loop."""
+    return run_through(_serve(sock, hello, make_worker))
+
+
+async def _serve(sock: socket.socket, hello: Hello, make_worker: Callable[[Welcome, Link], Worker]) -> int:
+    channel = await AsyncChannel.open(sock, messages=FromSupervisor, on_eof=exit_orphaned)
+    await channel.send(hello)
+    welcome = await channel.receive()
+    if not isinstance(welcome, Welcome):
+        return 0  # told to leave before anything was begun
+    worker = make_worker(welcome, ChannelLink(channel))
+    async with Nursery(name="worker process") as nursery:
+        nursery.start(_obey(worker, channel), name="supervisor's orders", critical=True)
+        code = await worker.run()
+    await channel.aclose()
+    return code
+
+
+async def _obey(worker: Worker, channel: AsyncChannel) -> None:
+    while True:
+        worker.obey(await channel.receive())
+
+
+def _ignore(number: int, frame: object) -> None:
+    del number, frame

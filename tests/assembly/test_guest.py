@@ -1,0 +1,203 @@
+"""A worker in another program: on its loop or in a thread of it, alive while user code blocks, gone in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from everbeat import App, Context, Failed, RecoveryConfig, TaskState, WorkerError
+from everbeat.errors import DatabaseUnreachable
+
+FAST = RecoveryConfig(
+    runner_heartbeat_interval_ms=1_000,
+    claimer_heartbeat_interval_ms=1_000,
+    claimed_stale_threshold_ms=2_000,
+    running_stale_threshold_ms=2_000,
+    check_interval_ms=1_000,
+)
+
+
+@pytest.fixture
+def app(database_url: str, schema: str) -> Iterator[App]:
+    opened = App(database_url, schema=schema, recovery=FAST)
+    yield opened
+    opened.close()
+
+
+def until(truth: Callable[[], object], *, within: float = 30) -> None:
+    end = time.monotonic() + within
+    while not truth():
+        assert time.monotonic() < end
+        time.sleep(0.02)  # what is awaited shows in the database only
+
+
+async def test_a_worker_on_the_programs_loop_works_and_drains_when_cancelled(app: App) -> None:  # D7
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def slow() -> str:
+        started.set()
+        await release.wait()
+        return "done"
+
+    @app.task
+    def threaded(n: int) -> int:
+        return n + 1
+
+    working = asyncio.ensure_future(app.arun_worker(process_concurrency=0))
+    assert await (await threaded.asend(1)).aresult(timeout=30) == 2
+    handle = await slow.asend()
+    await asyncio.wait_for(started.wait(), 30)
+    working.cancel()
+    late = await threaded.asend(5)
+    asyncio.get_running_loop().call_later(0.3, release.set)  # after the drain began
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert await handle.aresult(timeout=10) == "done"
+    assert (await late.ainfo()).state is TaskState.PENDING
+    (worker,) = await app.alist_workers()
+    (supervisor,) = await app.alist_supervisors()
+    assert (worker.ended_how, supervisor.ended_how) == ("left", "left")
+    await app.aclose()
+
+
+def test_a_worker_in_a_thread_is_stopped_from_another(app: App) -> None:  # D7
+    @app.task
+    async def hello(n: int) -> int:
+        return n
+
+    thread = threading.Thread(target=app.run_worker)
+    thread.start()
+    assert [hello.send(n).result(timeout=30) for n in range(3)] == [0, 1, 2]
+    (worker,) = app.list_active_workers()
+    assert worker.tasks == ("hello",)
+    app.stop_worker()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert app.list_active_workers() == []
+
+
+def test_a_second_stop_does_not_wait_for_the_grace(app: App) -> None:
+    running = threading.Event()
+
+    @app.task
+    async def slow() -> None:
+        running.set()
+        await asyncio.sleep(600)  # until it is cancelled
+
+    thread = threading.Thread(target=app.run_worker, kwargs={"grace": "10m"})
+    thread.start()
+    handle = slow.send()
+    assert running.wait(30)
+    app.stop_worker()
+    app.stop_worker()
+    thread.join(30)
+    assert not thread.is_alive()
+    info = handle.info()
+    assert (info.state, info.retry_count, info.attempts[0].outcome) == (TaskState.PENDING, 0, "RELEASED")
+
+
+def test_user_code_that_blocks_the_loop_is_not_taken_for_dead(  # D4, D7
+    app: App, database_url: str, schema: str
+) -> None:
+    @app.task
+    async def blocking() -> str:
+        time.sleep(6)  # three thresholds long, on the loop: the mistake under test
+        return "alive"
+
+    observer = App(database_url, schema=schema, recovery=FAST.replace(detect_session_loss=False))
+
+    @observer.task
+    async def nothing() -> None: ...
+
+    threads = [threading.Thread(target=each.run_worker) for each in (app, observer)]
+    for thread in threads:
+        thread.start()
+    handle = blocking.send()
+    assert handle.result(timeout=60) == "alive"
+    assert handle.info().recoveries == ()
+    assert [supervisor.ended_how for supervisor in app.list_supervisors()] == [None, None]
+    for each in (app, observer):
+        each.stop_worker()
+    for thread in threads:
+        thread.join(30)
+    observer.close()
+
+
+def test_a_guest_is_cancelled_told_and_reports_progress_like_any_worker(app: App) -> None:
+    @app.task
+    async def slow(context: Context) -> None:
+        context.progress("waiting", 0.5, "for the end")
+        await asyncio.Event().wait()
+
+    thread = threading.Thread(target=app.run_worker)
+    thread.start()
+    handle = slow.send()
+    until(lambda: (progress := handle.info().progress) is not None and progress.stage == "waiting")
+    handle.cancel()
+    outcome = handle.outcome(timeout=30)
+    assert isinstance(outcome, Failed)
+    assert outcome.error.code == "TASK_CANCELLED"
+    app.stop_worker()
+    thread.join(30)
+
+
+def test_what_cannot_work_says_so_at_once(app: App) -> None:
+    with pytest.raises(WorkerError, match="no tasks"):
+        app.run_worker()
+
+    @app.task(run_in="process")
+    def processed() -> None: ...
+
+    with pytest.raises(WorkerError, match=r"run_in='process'.*would not find this app"):
+        app.run_worker()
+    nowhere = App("postgresql://postgres@127.0.0.1:1/nowhere")
+
+    @nowhere.task
+    def work() -> None: ...
+
+    with pytest.raises(DatabaseUnreachable):
+        nowhere.run_worker()
+
+
+PROGRAM = """
+import os, sys
+from everbeat import App
+
+app = App({url!r}, schema={schema!r})
+
+@app.task(run_in="process")
+def where() -> int:
+    return os.getpid()
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    app.run_worker()
+    print("left", flush=True)
+"""
+
+
+@pytest.mark.story
+def test_a_program_is_a_worker_until_sigterm_and_its_task_processes_find_it(  # D7, B12
+    app: App, database_url: str, schema: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.format(url=database_url, schema=schema))
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        handle = app.send_by_name("where")
+        assert handle.result(timeout=60) not in (process.pid, None)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, output.split()) == (0, ["ready", "left"])
+    assert app.list_active_workers() == []

@@ -1,0 +1,145 @@
+"""The real command in a folder of the test's own, against the shared PostgreSQL and the test's own schema."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+SHOP = """
+    import asyncio
+    import time
+    from everbeat import App, Context, TaskError
+
+    print("importing shop")
+    app = App()
+
+    @app.task
+    async def welcome(user_id: int, locale: str = "en") -> str:
+        return f"{user_id} {locale}"
+
+    @app.task
+    async def refuse(reason: str) -> None:
+        raise TaskError("REFUSED", reason, {"reason": reason})
+
+    @app.task
+    def slow(seconds: float) -> str:
+        time.sleep(seconds)  # the test needs a task that runs for a while
+        return "done"
+
+    @app.task
+    def step(ctx: Context) -> None:
+        ctx.progress("packing", 0.5, "half way")
+        time.sleep(0.5)  # the progress must be seen while it runs
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a finished command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The one JSON document on stdout."""
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        """The error of the one JSON document on stderr."""
+        return json.loads(self.err)["error"]
+
+    def assert_code(self, expected: int) -> Answer:
+        """The answer itself, if the command exited with this code and without a traceback from the depths."""
+        assert self.code == expected, f"exit code {self.code}\nstdout:\n{self.out}\nstderr:\n{self.err}"
+        assert "site-packages" not in self.err
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`everbeat` in a folder, with an environment."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str, timeout_s: float = 60, **environment: str | None) -> Answer:
+        """Runs the command to its end; variables given as None are unset."""
+        finished = subprocess.run(
+            self.argv(*arguments),
+            cwd=self.folder,
+            env=self._with(environment),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout_s,
+        )
+        return Answer(finished.returncode, finished.stdout, finished.stderr)
+
+    def argv(self, *arguments: str) -> list[str]:
+        """The command line."""
+        return [sys.executable, "-m", "everbeat", *arguments]
+
+    def write(self, name: str, code: str) -> Path:
+        """A module in the folder."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(code), encoding="utf-8")
+        return path
+
+    def _with(self, changes: dict[str, str | None]) -> dict[str, str]:
+        merged: dict[str, str | None] = {**self.environment, **changes}
+        return {name: value for name, value in merged.items() if value is not None}
+
+
+@pytest.fixture
+def everbeat(tmp_path: Path, database_url: str, schema: str) -> Command:
+    """The command, with the test's database in its environment and `shop.py` in its folder."""
+    kept = {
+        name: value for name, value in os.environ.items() if not re.match(r"EVERBEAT_|NO_COLOR|COLUMNS|_TYPER", name)
+    }
+    command = Command(
+        tmp_path, kept | {"EVERBEAT_DATABASE_URL": database_url, "EVERBEAT_SCHEMA": schema, "PYTHONUNBUFFERED": "1"}
+    )
+    command.write("shop.py", SHOP.replace("App()", f"App(schema={schema!r})"))
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    """A started `everbeat worker`; its log lies in a file."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@pytest.fixture
+def shop_worker(everbeat: Command) -> Iterator[RunningWorker]:
+    """An `everbeat worker shop:app` with one process."""
+    log = everbeat.folder / "worker.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            everbeat.argv("worker", "shop:app", "--processes", "1", "--grace", "10s"),
+            cwd=everbeat.folder,
+            env=everbeat.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        yield RunningWorker(process, log)
+    finally:
+        process.kill()
+        process.wait(timeout=10)

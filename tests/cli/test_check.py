@@ -1,0 +1,169 @@
+"""`everbeat check`: every mistake, with its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from everbeat.cli.exit_codes import ExitCode
+from tests.cli.conftest import Command
+
+MISTAKES = """
+    from everbeat import App, QueueConfig, RecoveryConfig, RetryPolicy, WorkerConfig
+
+    app = App(
+        "postgresql://localhost/shop",
+        recovery=RecoveryConfig(running_stale_threshold_ms=30_000, check_intervall_ms=5),
+        worker=WorkerConfig(grace="soon"),
+        queues=[QueueConfig("mail", priority=1000)],
+        on_crash="explode",
+    )
+    other = App("postgresql://localhost/shop")
+
+    @app.task(priority="high", queue="mial", timout="5s")
+    async def welcome(user_id: int) -> None: ...
+
+    @app.task
+    def unsendable(number: complex) -> None: ...
+
+    @app.task
+    def twice(x: int) -> None: ...
+
+    @app.task(name="twice")
+    def again(x: int) -> None: ...
+
+    @other.task(name="twice", retry=RetryPolicy(max_retries=50))
+    def shared(x: int) -> None: ...
+
+    again.with_options(priority=3)  # what could not be registered must not hide what follows
+
+    def later():
+        @app.task
+        def unseen(x: int) -> None: ...
+
+    if __name__ == "__main__":
+        @app.task()
+        def guarded(x: int) -> None: ...
+"""
+
+
+def test_every_mistake_is_reported_with_file_and_line(everbeat: Command) -> None:  # A8
+    module = everbeat.write("wrong.py", MISTAKES)
+    lines = module.read_text().splitlines()
+    answer = everbeat("check", "wrong:app", "--json").assert_code(ExitCode.FAILED)
+    assert answer.document["ok"] is False
+    found = {(problem["code"], problem["where"]) for problem in answer.document["problems"]}
+    by_line = {where: code for code, where in found}
+    assert len(answer.document["problems"]) == 14
+
+    def place(text: str) -> str:
+        return f"{module}:{next(number for number, line in enumerate(lines, 1) if text in line)}"
+
+    assert ("UNKNOWN_NAME", place("check_intervall_ms")) in found
+    assert ("THRESHOLD_TOO_LOW", place("check_intervall_ms")) in found
+    assert by_line[place("WorkerConfig(grace")] == "DURATION_INVALID"
+    assert by_line[place("QueueConfig(")] == "OUT_OF_RANGE"
+    assert {code for code, where in found if where == place('priority="high"')} == {
+        "UNKNOWN_NAME",
+        "UNKNOWN_QUEUE",
+        "WRONG_TYPE",
+    } or ("UNKNOWN_QUEUE", place('priority="high"')) in found
+    assert ("REGISTRATION_INVALID", f"{module}:{lines.index('def unsendable(number: complex) -> None: ...')}") in found
+    assert ("REGISTRATION_INVALID", place('@app.task(name="twice")')) in found
+    assert ("TASK_NAME_SHARED", place("@other.task")) in found
+    assert ("OUT_OF_RANGE", place("@other.task")) in found
+    assert ("NEVER_REGISTERED", place("    @app.task()")) in found
+    assert [where for code, where in found if code == "NEVER_REGISTERED"].__len__() == 2
+    assert all(problem["fix"] for problem in answer.document["problems"])
+
+
+def test_people_read_the_same_with_short_places(everbeat: Command) -> None:  # A8
+    everbeat.write("wrong.py", MISTAKES)
+    answer = everbeat("check", "wrong:app").assert_code(ExitCode.FAILED)
+    assert "wrong.py:6: error: RecoveryConfig.check_intervall_ms = 5:" in answer.out
+    assert "fix: use check_interval_ms." in answer.out
+    assert "14 errors" in answer.err
+
+
+def test_a_sound_app_is_called_sound(everbeat: Command) -> None:  # A8
+    answer = everbeat("check", "shop:app").assert_code(0)
+    assert answer.out == ""
+    assert "shop:app is sound: 1 app, 4 tasks" in answer.err
+    document = everbeat("check", "shop.py", "--json").assert_code(0).document
+    assert document["ok"] is True
+    assert document["apps"][0]["tasks"] == ["welcome", "refuse", "slow", "step"]
+
+
+def test_warnings_alone_are_no_failure(everbeat: Command) -> None:
+    everbeat.write(
+        "odd.py",
+        """
+        from everbeat import App, WorkerConfig
+        app = App("postgresql://localhost/shop", worker=WorkerConfig(queues=["mail"]))
+
+        @app.task(queue="films")
+        def render(film: str) -> None: ...
+        """,
+    )
+    answer = everbeat("check", "odd").assert_code(0)
+    assert "odd.py:5: warning: Task 'render' goes to queue 'films'" in answer.out
+
+
+def test_mistakes_before_a_broken_line_are_reported_too(everbeat: Command) -> None:
+    everbeat.write(
+        "broken.py",
+        """
+        from everbeat import App, RecoveryConfig
+        recovery = RecoveryConfig(check_interval_ms=1)
+        app = App("postgresql://localhost/shop", recovery=recovery)
+        raise ValueError("boom")
+        """,
+    )
+    answer = everbeat("check", "broken:app").assert_code(ExitCode.FAILED)
+    assert "broken.py:3: error: RecoveryConfig.check_interval_ms = 1" in answer.out
+    assert "broken.py:5: error: Importing 'broken' failed with ValueError: boom" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("def f(:\n", "broken.py:1: error: Importing 'broken' failed with SyntaxError"),
+        ("import nowhere\n", "broken.py:1: error: Importing 'broken' failed with ModuleNotFoundError"),
+        ("raise SystemExit(3)\n", "broken.py:1: error: Importing 'broken' failed with SystemExit: 3"),
+        ("from everbeat import App\napp = App('mysql://x')\n", "broken.py:2: error: The database URL"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_a_finding(everbeat: Command, code: str, expected: str) -> None:
+    everbeat.write("broken.py", code)
+    assert expected in everbeat("check", "broken").assert_code(ExitCode.FAILED).out
+
+
+def test_mistakes_in_an_imported_module_are_found(everbeat: Command) -> None:
+    everbeat.write("pack/__init__.py", "")
+    everbeat.write("pack/app.py", "from everbeat import App\napp = App()\nimport pack.tasks\n")
+    everbeat.write(
+        "pack/tasks.py",
+        "from pack.app import app\n\n@app.task(priority=1e9)\ndef f() -> None: ...\n\ndef g():\n    @app.task\n    def h(): ...\n",
+    )
+    out = everbeat("check", "pack.app:app").assert_code(ExitCode.FAILED).out
+    assert "pack/tasks.py:3: error: TaskOptions.priority" in out
+    assert "pack/tasks.py:7: error: Function 'h' is no task for a worker" in out
+
+
+def test_no_such_app_is_not_found(everbeat: Command) -> None:
+    answer = everbeat("check", "shp:app").assert_code(ExitCode.NOT_FOUND)
+    assert "'shop'" in answer.err
+    answer = everbeat("check", "shop:ap").assert_code(ExitCode.NOT_FOUND)
+    assert "shop:app" in answer.err
+
+
+def test_live_asks_the_database(everbeat: Command) -> None:
+    answer = everbeat("check", "shop:app", "--live").assert_code(0)
+    assert "warning" in answer.out
+    assert "everbeat migrate" in answer.out
+    everbeat("migrate").assert_code(0)
+    answer = everbeat("check", "shop:app", "--live").assert_code(0)
+    assert answer.out == ""
+    assert "the database answers" in answer.err
+    nowhere = "postgresql://127.0.0.1:1/nowhere"
+    answer = everbeat("check", "shop:app", "--live", EVERBEAT_DATABASE_URL=nowhere)
+    assert "cannot be reached" in answer.assert_code(ExitCode.FAILED).out

@@ -1,0 +1,141 @@
+"""The command as a whole: help, speed, completion, exit codes, and how it says that something is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import pytest
+
+from everbeat.cli.exit_codes import MEANINGS, ExitCode
+from everbeat.cli.main import COMMANDS
+from tests.cli.conftest import Command
+
+HELP_BUDGET_MS = 300
+SLOW_MACHINE = 4
+WRITTEN_ELSEWHERE = {"demo"}
+
+
+def test_help_lists_every_command_and_every_exit_code(everbeat: Command) -> None:
+    answer = everbeat("--help").assert_code(0)
+    for name, (_, summary) in COMMANDS.items():
+        assert name in answer.out
+        assert summary in answer.out
+    for code, meaning in MEANINGS.items():
+        assert f"{code.value:<4} {meaning}" in answer.out
+    assert set(MEANINGS) == set(ExitCode)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - WRITTEN_ELSEWHERE))
+def test_every_command_explains_itself(everbeat: Command, name: str) -> None:
+    answer = everbeat(name, "--help").assert_code(0)
+    assert f"everbeat {name}" in answer.out
+
+
+def test_help_is_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def once(*arguments: str) -> float:
+        started = perf_counter()
+        subprocess.run([sys.executable, *arguments], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
+        return (perf_counter() - started) * 1_000
+
+    once("-m", "everbeat", "--help")  # writes the bytecode
+    took = median(once("-m", "everbeat", "--help") for _ in range(5))
+    with capsys.disabled():
+        print(f" everbeat --help: {took:.0f} ms", end="")
+    assert took < HELP_BUDGET_MS * SLOW_MACHINE
+
+
+def test_help_loads_no_command(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom everbeat.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(*sorted({'rich', 'everbeat.cli.tasks', 'everbeat.cli.output'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert ran.stderr.split() == []
+
+
+def test_without_a_command_help_is_shown(everbeat: Command) -> None:
+    answer = everbeat().assert_code(ExitCode.USAGE)
+    assert "Commands:" in answer.out + answer.err
+
+
+def test_the_version_is_told(everbeat: Command) -> None:
+    assert everbeat("--version").assert_code(0).out.strip().count(".") == 2
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(everbeat: Command) -> None:
+    answer = everbeat("taks").assert_code(ExitCode.USAGE)
+    assert "'tasks'" in answer.err
+    assert answer.out == ""
+
+
+@pytest.mark.parametrize("command", [["queues"], ["tasks", "list"], ["send", "name"], ["check", "shop"]])
+def test_unknown_options_are_refused(everbeat: Command, command: list[str]) -> None:
+    answer = everbeat(*command, "--bogus").assert_code(ExitCode.USAGE)
+    assert "--bogus" in answer.err
+
+
+@pytest.mark.parametrize("command", [["queues"], ["workers"], ["tasks", "list"], ["recoveries"], ["sweep"]])
+def test_an_unreachable_database_is_said_in_words(everbeat: Command, command: list[str]) -> None:
+    nowhere = "postgresql://user:secret@127.0.0.1:1/nowhere"
+    answer = everbeat(*command, EVERBEAT_DATABASE_URL=nowhere).assert_code(ExitCode.DATABASE)
+    assert answer.err.startswith("error: The database at")
+    assert "fix: " in answer.err
+    assert "secret" not in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_an_error_is_one_document_on_stderr_with_json(everbeat: Command) -> None:
+    answer = everbeat("queues", "--json").assert_code(ExitCode.DATABASE)
+    assert answer.out == ""
+    assert answer.error["code"] == "SCHEMA_MISSING"
+    assert "everbeat migrate" in answer.error["fix"]
+
+
+def test_no_database_at_all_is_answered_with_both_ways(everbeat: Command) -> None:
+    answer = everbeat("queues", EVERBEAT_DATABASE_URL=None).assert_code(ExitCode.DATABASE)
+    assert "EVERBEAT_DATABASE_URL" in answer.err
+    assert "embedded" in answer.err
+
+
+def test_an_app_and_a_url_contradict_each_other(everbeat: Command) -> None:
+    answer = everbeat("queues", "--app", "shop:app", "--schema", "other").assert_code(ExitCode.USAGE)
+    assert "--app" in answer.err
+
+
+def test_debug_shows_the_traceback(everbeat: Command) -> None:
+    answer = everbeat("queues", EVERBEAT_DEBUG="1")
+    assert "Traceback" in answer.err
+    assert answer.code == 1
+
+
+def test_pipes_get_no_colours_and_whole_lines(everbeat: Command) -> None:
+    everbeat("migrate").assert_code(0)
+    everbeat("send", "--url", everbeat.environment["EVERBEAT_DATABASE_URL"], "n" * 150).assert_code(0)
+    answer = everbeat("tasks", "list").assert_code(0)
+    assert "n" * 150 in answer.out
+    assert "\x1b" not in answer.out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="shells of Unix")
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("everbeat ta", "tasks"), ("everbeat tasks ", "cancel"), ("everbeat migrate --st", "--status")],
+)
+def test_completion_knows_commands_and_options(everbeat: Command, typed: str, expected: str) -> None:
+    words = len(typed.split(" ")) - 1
+    answer = everbeat(
+        _EVERBEAT_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(words)
+    ).assert_code(0)
+    assert expected in answer.out.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_shown_for_each_shell(everbeat: Command, shell: str) -> None:
+    answer = everbeat("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "_EVERBEAT_COMPLETE" in answer.assert_code(0).out

@@ -1,0 +1,86 @@
+"""`everbeat migrate`, and `everbeat db` with a PostgreSQL of the test's own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from everbeat.cli.exit_codes import ExitCode
+from everbeat.store.embedded import EmbeddedServer
+from tests.cli.conftest import Command
+
+
+def test_migrate_makes_the_schema_once(everbeat: Command, schema: str) -> None:
+    before = everbeat("migrate", "--status").assert_code(ExitCode.FAILED)
+    assert "none" in before.out
+    first = everbeat("migrate", "--json").assert_code(0).document
+    assert first["applied_now"] == first["applied"] != []
+    assert everbeat("migrate", "--json").assert_code(0).document["applied_now"] == []
+    assert "up to date" in everbeat("migrate").assert_code(0).err
+    status = everbeat("migrate", "--status", "--json").assert_code(0).document
+    assert (status["schema"], status["pending"], status["unknown"]) == (schema, [], [])
+
+
+def test_the_statements_can_be_read_and_run_by_hand(everbeat: Command, database_url: str, schema: str) -> None:
+    script = everbeat("migrate", "--sql", EVERBEAT_DATABASE_URL=None).assert_code(0).out
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(script.encode())
+    everbeat("migrate", "--status").assert_code(0)
+
+
+def test_a_schema_from_the_future_is_refused(everbeat: Command, database_url: str, schema: str) -> None:
+    everbeat("migrate").assert_code(0)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(f"insert into {schema}.schema_versions (version, name) values (999, 'later')".encode())
+    assert "upgrade everbeat" in everbeat("tasks", "list").assert_code(ExitCode.DATABASE).err
+    everbeat("migrate").assert_code(ExitCode.DATABASE)
+    assert everbeat("migrate", "--status", "--json").assert_code(ExitCode.FAILED).document["unknown"] == [999]
+
+
+def test_a_wrong_schema_name_is_refused(everbeat: Command) -> None:
+    assert "pg_x" in everbeat("migrate", "--schema", "pg_x").assert_code(ExitCode.DATABASE).err
+    assert "pg_x" in everbeat("migrate", "--sql", "--schema", "pg_x").assert_code(ExitCode.DATABASE).err
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder for a server of the test's own, with a name short enough for its socket."""
+    made = Path(tempfile.mkdtemp(prefix="eb-"))
+    yield made
+    EmbeddedServer.shut_down(made, mode="immediate")
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def test_the_embedded_server_runs_from_start_to_stop(everbeat: Command, folder: Path) -> None:
+    def db(*arguments: str) -> tuple[str, ...]:
+        return ("db", arguments[0], "--folder", str(folder), *arguments[1:])
+
+    assert everbeat(*db("url")).assert_code(ExitCode.FAILED).err.count("everbeat db start") == 1
+    assert everbeat(*db("status", "--json")).assert_code(ExitCode.FAILED).document["running"] is False
+
+    url = everbeat(*db("start")).assert_code(0).out.strip()
+    assert everbeat(*db("start")).assert_code(0).out.strip() == url
+    assert everbeat(*db("url")).assert_code(0).out.strip() == url
+    assert everbeat("migrate", "--url", url).assert_code(0).out == ""
+    status = everbeat(*db("status", "--json")).assert_code(0).document  # its users came and went, and it runs on
+    assert (status["running"], status["url"]) == (True, url)
+
+    asked = everbeat(*db("psql", "--schema", "shop", "--", "-Atc", "show search_path")).assert_code(0)
+    assert asked.out == "shop,public\n"
+    assert everbeat(*db("psql", "--", "-c", "select 1 / 0", "-v", "ON_ERROR_STOP=1")).code == 1
+
+    assert "Stopped" in everbeat(*db("stop")).assert_code(0).err
+    assert "No PostgreSQL runs" in everbeat(*db("stop")).assert_code(0).err
+    everbeat(*db("status")).assert_code(ExitCode.FAILED)
+
+
+def test_embedded_is_a_database_like_any_other(everbeat: Command, folder: Path) -> None:
+    environment = {"EVERBEAT_DATABASE_URL": "embedded", "EVERBEAT_EMBEDDED_DIR": str(folder)}
+    everbeat("migrate", **environment).assert_code(0)
+    assert everbeat("queues", "--json", **environment).assert_code(0).document == {"queues": []}
+    assert everbeat("db", "status", "--json", **environment).assert_code(ExitCode.FAILED).document["initialised"]

@@ -1,0 +1,192 @@
+"""The commands an operator works with, against a real worker that the command itself started."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from time import monotonic, sleep
+from uuid import UUID, uuid4
+
+import pytest
+
+from everbeat.cli.exit_codes import ExitCode
+from tests.cli.conftest import Answer, Command, RunningWorker
+
+pytestmark = pytest.mark.story
+
+
+def until(ask: Callable[[], Answer], holds: Callable[[Answer], bool], *, within_s: float = 30) -> Answer:
+    """Asks a command again and again until its answer is as expected."""
+    give_up_at = monotonic() + within_s
+    while not holds(answer := ask()):
+        assert monotonic() < give_up_at, f"stdout:\n{answer.out}\nstderr:\n{answer.err}"
+        sleep(0.1)  # what another process does can only be looked at
+    return answer
+
+
+def state_of(everbeat: Command, task_id: str) -> Callable[[], Answer]:
+    return lambda: everbeat("tasks", "show", task_id, "--json")
+
+
+def test_a_task_is_sent_run_and_shown(everbeat: Command, shop_worker: RunningWorker) -> None:
+    sent = everbeat("send", "shop:app", "welcome", "user_id=42", "--wait", "--wait-timeout", "40s").assert_code(0)
+    assert sent.out == '"42 en"\n'
+
+    document = everbeat("send", "shop", "welcome", "--args", '{"user_id": 7}', "locale=12", "--wait", "--json")
+    task = document.assert_code(0).document
+    assert (task["state"], task["result"]) == ("COMPLETED", "7 12")
+    assert task["sent_at"] <= task["claimed_at"] <= task["started_at"] <= task["completed_at"]
+
+    shown = everbeat("tasks", "show", task["id"]).assert_code(0)
+    assert "COMPLETED" in shown.out
+    assert '"7 12"' in shown.out
+
+    workers = everbeat("workers", "--json").assert_code(0).document["workers"]
+    assert [worker["worker_id"] for worker in workers] == [task["claimed_by_worker_id"]]
+    assert not workers[0]["is_stale"]
+    table = everbeat("workers").assert_code(0).out
+    assert "live" in table
+    assert workers[0]["worker_id"] in table
+
+    shop_worker.process.send_signal(signal.SIGTERM)
+    assert shop_worker.process.wait(timeout=30) == 0
+    log = shop_worker.log.read_text()
+    assert "worker_started" in log
+    assert "Traceback" not in log
+    ended = everbeat("workers", "--all", "--json").assert_code(0).document["workers"]
+    assert [worker["ended_at"] is not None for worker in ended] == [True]
+    history = everbeat("workers", "--history", ended[0]["worker_id"], "--json").assert_code(0).document
+    assert history["worker_id"] == ended[0]["worker_id"]
+
+
+def test_failure_cancel_and_retry(everbeat: Command, shop_worker: RunningWorker) -> None:
+    failed = everbeat("send", "shop", "refuse", "reason=closed", "--wait", "--wait-timeout", "40s")
+    failed.assert_code(ExitCode.FAILED)
+    assert "REFUSED: closed" in failed.err
+    task_id = failed.err.split("Sent ")[1].split(".")[0]
+    listed = everbeat("tasks", "list", "--state", "failed", "--json").assert_code(0).document["tasks"]
+    assert [(task["id"], task["error"]["code"]) for task in listed] == [(task_id, "REFUSED")]
+    assert "REFUSED: closed" in everbeat("tasks", "list").assert_code(0).out
+
+    assert "runs again" in everbeat("tasks", "retry", task_id).assert_code(0).out
+    until(state_of(everbeat, task_id), lambda answer: len(answer.document["attempts"]) == 2)
+    assert "Attempts" in everbeat("tasks", "show", task_id).assert_code(0).out
+
+    running = everbeat("send", "shop", "slow", "seconds=30").assert_code(0).out.strip()
+    until(state_of(everbeat, running), lambda answer: answer.document["state"] == "RUNNING")
+    beat = everbeat("tasks", "show", running, "--json").document["heartbeat"]
+    assert (beat["role"], beat["task_id"]) == ("runner", running)  # D2
+    cancelled = everbeat("tasks", "cancel", running, task_id, "--json").assert_code(0).document["tasks"]
+    assert [each["verdict"] for each in cancelled] == ["REQUESTED", "ALREADY_ENDED"]
+
+
+def test_the_dead_are_swept(everbeat: Command, shop_worker: RunningWorker) -> None:
+    task_id = everbeat("send", "shop", "slow", "seconds=60").assert_code(0).out.strip()
+    until(state_of(everbeat, task_id), lambda answer: answer.document["state"] == "RUNNING")
+    shop_worker.process.kill()
+    shop_worker.process.wait(timeout=10)
+
+    def rehearse() -> Answer:
+        return everbeat("sweep", "--dry-run", "--threshold", "1s", "--json").assert_code(0)
+
+    rehearsal = until(rehearse, lambda answer: answer.document["tasks"] != []).document  # F2
+    assert [task["id"] for task in rehearsal["tasks"]] == [task_id]
+    assert rehearsal["dry_run"] is True
+    assert rehearsal["recovered_count"] == 0
+    assert state_of(everbeat, task_id)().document["state"] == "RUNNING"
+
+    swept = everbeat("sweep", "--threshold", "1s", "--json").assert_code(0).document
+    assert swept["recovered_count"] == 1
+    assert swept["worker_ids"] == rehearsal["worker_ids"]
+    task = state_of(everbeat, task_id)().document
+    assert (task["state"], task["error"]["code"]) == ("FAILED", "WORKER_CRASHED")
+
+    (recovery,) = everbeat("recoveries", "--json").assert_code(0).document["recoveries"]  # E11
+    assert (recovery["task_id"], recovery["was"], recovery["noticed_by"]) == (task_id, "RUNNING", "sweep")
+    assert recovery["worker_id"] == swept["worker_ids"][0]
+    assert task_id in everbeat("recoveries", "--task", task_id).assert_code(0).out
+    assert "Recoveries" in everbeat("tasks", "show", task_id).assert_code(0).out
+    assert "No task is held" in everbeat("sweep", "--threshold", "1s").assert_code(0).err
+
+
+@pytest.mark.parametrize(
+    ("locator", "said"),
+    [("nowhere:app", "nowhere"), ("broken:app", "boom"), ("unsound:app", "check_interval_ms")],
+)
+def test_a_worker_that_cannot_start_says_why(everbeat: Command, locator: str, said: str) -> None:
+    everbeat.write("broken.py", "raise ValueError('boom')\n")
+    everbeat.write("unsound.py", "from everbeat import App, RecoveryConfig\napp = App(recovery=RecoveryConfig(check_interval_ms=1))\n")
+    answer = everbeat("worker", locator)
+    assert answer.code != 0
+    assert "error: " in answer.err
+    assert said in answer.err
+    assert "worker_process.py" not in answer.err
+
+
+@pytest.mark.parametrize("option", [("--processes", "0"), ("--grace", "soon"), ("--log-level", "loud"), ("--threads", "many")])
+def test_wrong_settings_start_no_worker(everbeat: Command, option: tuple[str, str]) -> None:
+    answer = everbeat("worker", "shop:app", *option).assert_code(ExitCode.USAGE)
+    assert option[1] in answer.err
+
+
+def test_what_nobody_serves_says_so(everbeat: Command) -> None:  # B13
+    everbeat("migrate").assert_code(0)
+    url = everbeat.environment["EVERBEAT_DATABASE_URL"]
+    sent = everbeat("send", "--url", url, "unknown.task", "n=[1, 2]", "--queue", "films", "--key", "k", "--json")
+    task_id = sent.assert_code(0).document["id"]
+    again = everbeat("send", "--url", url, "unknown.task", "--queue", "films", "--key", "k").assert_code(0)
+    assert again.out.strip() == task_id
+    assert "no live worker" in everbeat("tasks", "show", task_id).assert_code(0).out
+    later = everbeat("send", "shop:app", "welcome", "user_id=1", "--delay", "1h").assert_code(0).out.strip()
+    queues = everbeat("queues", "--json").assert_code(0).document["queues"]
+    assert [(queue["name"], queue["pending"], queue["scheduled"]) for queue in queues] == [
+        ("default", 0, 1),
+        ("films", 1, 0),
+    ]
+    assert "films" in everbeat("queues").assert_code(0).out
+
+    waited = everbeat("send", "shop:app", "welcome", "user_id=1", "--wait-timeout", "200ms")
+    assert "no live worker" in waited.assert_code(ExitCode.TIMEOUT).err
+
+    page = everbeat("tasks", "list", "--limit", "2").assert_code(0)
+    assert f"--before {later}" in page.err
+    assert task_id in everbeat("tasks", "list", "--before", later).assert_code(0).out
+    assert everbeat("tasks", "cancel", later).assert_code(0).out.split()[:2] == [later, "CANCELLED"]
+    refused = everbeat("tasks", "retry", task_id, later, "--json").assert_code(ExitCode.FAILED).document["tasks"]
+    assert refused[0]["error"]["code"] == "TASK_NOT_RETRYABLE"
+    assert refused[1]["state"] == "PENDING"
+
+
+@pytest.mark.parametrize("words", [["tasks", "show"], ["tasks", "cancel"], ["tasks", "retry"]])
+def test_a_task_that_is_not_there(everbeat: Command, words: list[str]) -> None:
+    everbeat("migrate").assert_code(0)
+    unknown = str(uuid4())
+    answer = everbeat(*words, unknown).assert_code(ExitCode.NOT_FOUND)
+    assert f"Task {unknown} does not exist" in answer.err
+    assert everbeat(*words, "no-id").assert_code(ExitCode.USAGE).err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["shop:app", "welcom", "user_id=1"], ExitCode.NOT_FOUND, "use 'welcome'"),
+        (["shop:app", "welcome", "user_id=many"], ExitCode.USAGE, "user_id"),
+        (["shop:app", "welcome"], ExitCode.USAGE, "user_id"),
+        (["shop:app", "welcome", "--args", "[1]"], ExitCode.USAGE, "--args"),
+        (["shop:app", "welcome", "user_id=1", "user_id=2"], ExitCode.USAGE, "twice"),
+        (["shop:app", "welcome", "user_id=1", "--good-until", "2030-01-01"], ExitCode.USAGE, "time zone"),
+        (["shop:app", "welcome", "user_id=1", "--delay", "soon"], ExitCode.USAGE, "--delay"),
+        (["shop:app", "welcome", "extra"], ExitCode.USAGE, "not understood"),
+        (["--app", "shop:app", "shop:app", "welcome"], ExitCode.USAGE, "twice"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(everbeat: Command, words: list[str], code: int, said: str) -> None:
+    answer = everbeat("send", *words).assert_code(code)
+    assert said in answer.err
+    assert answer.out == ""
+
+
+def test_what_a_module_prints_stays_out_of_the_data(everbeat: Command) -> None:
+    sent = everbeat("send", "shop:app", "welcome", "user_id=1").assert_code(0)
+    assert str(UUID(sent.out.strip())) == sent.out.strip()
+    assert "importing shop" in sent.err

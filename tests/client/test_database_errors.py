@@ -1,0 +1,213 @@
+"""What can be wrong with a database is said at the first use, in words, with the fix, and without a password."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import conninfo, sql
+
+from everbeat import App
+from everbeat.errors import (
+    DatabaseError,
+    DatabaseReadOnly,
+    DatabaseTooOld,
+    DatabaseUnreachable,
+    SchemaForbidden,
+    SchemaFromTheFuture,
+    SchemaMissing,
+    WrongDatabaseURL,
+)
+from everbeat.store import target
+from everbeat.store.embedded import EmbeddedServer
+
+
+def refused(app: App, kind: type[DatabaseError]) -> DatabaseError:
+    """The error of a first use, by a thread and on a loop alike."""
+
+    async def program() -> None:
+        await app.asend_by_name("work")
+
+    with pytest.raises(kind) as on_loop:
+        asyncio.run(program())
+    with pytest.raises(kind) as in_thread:
+        app.send_by_name("work")
+    assert str(in_thread.value) == str(on_loop.value)
+    app.close()
+    return in_thread.value
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "is empty"),
+        ("mysql://db/app", "PostgreSQL only"),
+        ("postgresql+psycopg://db/app", "without a driver's name"),
+        ("postgresql://u:secret@host:port/app", "port 'port'"),
+        ("postgresql://u:secret@a:1,b:99999/app", "port '99999'"),
+        ("host=db password=secret prot=1", "cannot be read"),
+        (5, "5"),
+    ],
+)
+def test_a_wrong_url_is_refused_when_the_app_is_made(url: Any, said: str) -> None:
+    with pytest.raises(WrongDatabaseURL, match=said) as refusal:
+        App(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_no_url_at_all_is_refused_with_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVERBEAT_DATABASE_URL", raising=False)
+    with pytest.raises(WrongDatabaseURL, match=r"EVERBEAT_DATABASE_URL.*App\('embedded'\)"):
+        App()
+
+
+def test_the_url_may_come_from_the_environment(
+    database_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERBEAT_DATABASE_URL", database_url)
+    app = App(schema=schema)
+    assert app.send_by_name("work").info().name == "work"
+    app.close()
+
+
+@pytest.mark.parametrize("schema", ["", "two words", "pg_everbeat", "x" * 64, 5])
+def test_a_wrong_schema_name_is_refused(database_url: str, schema: Any) -> None:
+    for url in (database_url, "embedded"):
+        with pytest.raises(WrongDatabaseURL, match="schema name"):
+            App(url, schema=schema)
+
+
+def test_an_unreachable_database_is_named_without_its_password() -> None:
+    error = refused(App("postgresql://user:secret@127.0.0.1:1/app"), DatabaseUnreachable)
+    assert "127.0.0.1:1/app" in error.message
+    assert "secret" not in str(error)
+
+
+def test_a_wrong_database_or_role_is_told(database_url: str) -> None:
+    app = App(conninfo.make_conninfo(database_url, dbname="nowhere"))
+    assert "nowhere" in refused(app, DatabaseError).message
+
+
+def test_a_read_only_database_is_refused(database_url: str, schema: str) -> None:
+    with role(database_url) as (name, url):
+        execute(database_url, sql.SQL("alter role {} set default_transaction_read_only = on"), name)
+        refused(App(url, schema=schema), DatabaseReadOnly)
+
+
+def test_a_server_that_is_too_old_is_refused(
+    database_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "OLDEST_SERVER", 990_000)  # no server of that age is at hand
+    assert "PostgreSQL 18" in refused(App(database_url, schema=schema), DatabaseTooOld).message
+
+
+def test_without_auto_migrate_the_schema_must_be_there(database_url: str, schema: str) -> None:
+    app = App(database_url, schema=schema, auto_migrate=False)
+    assert "everbeat migrate" in str(refused(app, SchemaMissing))
+    assert app.schema_status().applied == ()
+    assert app.migrate() == app.schema_status().known
+    assert app.migrate() == ()
+    assert app.send_by_name("work").info().name == "work"
+    app.close()
+
+
+def test_a_schema_from_the_future_is_refused(database_url: str, schema: str) -> None:
+    App(database_url, schema=schema).migrate()
+    execute(
+        database_url,
+        sql.SQL("insert into {}.schema_versions (version, name) values (999, 'later')"),
+        schema,
+    )
+    for auto_migrate in (True, False):
+        error = refused(App(database_url, schema=schema, auto_migrate=auto_migrate), SchemaFromTheFuture)
+        assert "999" in error.message
+
+
+def test_a_role_that_owns_only_its_schema_can_do_everything(database_url: str, schema: str) -> None:  # B15
+    with role(database_url) as (name, url):
+        execute(database_url, sql.SQL("create schema {} authorization {}"), schema, name)
+        app = App(url, schema=schema)
+
+        @app.task
+        def work(n: int) -> int:
+            return n
+
+        handle = work.send(1)
+        app.send_many([work.call(2)])
+        assert handle.cancel().state == "CANCELLED"
+        assert handle.outcome(timeout=10) == handle.outcome()
+        handle.retry()
+        assert len(app.list_tasks()) == 2
+        assert app.list_active_workers() == []
+        assert [queue.name for queue in app.queues()] == ["default"]
+        app.close()
+
+
+def test_a_role_that_may_not_is_told_what_it_needs(database_url: str, schema: str) -> None:
+    with role(database_url) as (_, url):
+        error = refused(App(url, schema=schema), SchemaForbidden)
+        assert "authorization" in str(error)
+
+
+def test_two_apps_in_two_schemas_do_not_see_each_other(database_url: str, schema: str) -> None:  # B15
+    one, other = App(database_url, schema=schema), App(database_url, schema=f"{schema}_b")
+    try:
+        sent = one.send_by_name("work", key="k")
+        assert other.list_tasks() == []
+        assert other.send_by_name("work", key="k").id != sent.id
+        assert [task.id for task in one.list_tasks()] == [sent.id]
+        assert one.door.channel != other.door.channel
+    finally:
+        one.close()
+        other.close()
+        execute(database_url, sql.SQL("drop schema if exists {} cascade"), f"{schema}_b")
+
+
+def test_many_processes_may_be_first_at_once(database_url: str, schema: str) -> None:
+    apps = [App(database_url, schema=schema) for _ in range(6)]
+
+    async def program() -> None:
+        await asyncio.gather(*(app.asend_by_name("work") for app in apps))
+
+    asyncio.run(program())
+    assert len(apps[0].list_tasks()) == 6
+    for app in apps:
+        app.close()
+
+
+def test_embedded_is_opened_at_the_first_use_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVERBEAT_EMBEDDED_DIR", "kept")
+    app = App("embedded")
+    assert not (tmp_path / "kept").exists()
+    handle = app.send_by_name("work")
+    status = EmbeddedServer.status(tmp_path / "kept")
+    assert status.running
+    app.close()
+    assert not EmbeddedServer.status(tmp_path / "kept").running
+    assert app.info(handle.id).name == "work"  # the next use opens it again
+    app.close()
+
+
+@contextmanager
+def role(url: str) -> Iterator[tuple[str, str]]:
+    """A role of no rights at all, and the URL by which it connects."""
+    name = "everbeat_test_role"
+    execute(url, sql.SQL("create role {} login"), name)
+    try:
+        yield name, conninfo.make_conninfo(url, user=name)
+    finally:
+        execute(url, sql.SQL("drop owned by {} cascade"), name)
+        execute(url, sql.SQL("drop role {}"), name)
+
+
+def execute(url: str, statement: sql.SQL, *names: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement.format(*(sql.Identifier(name) for name in names)))

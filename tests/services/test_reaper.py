@@ -1,0 +1,267 @@
+"""Noticing by age: judged per lease, on the observer's own clock, with the database reachable throughout."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from everbeat.domain.policy import StoredPolicy
+from everbeat.runtime.events import MassSilence, TaskRecovered
+from everbeat.services.reaper import Reaper
+from everbeat.store import migrations, workers
+from everbeat.store.session import Session
+from everbeat.store.target import Target
+from tests.conftest import NewServer
+from tests.services.conftest import Hands, Onlooker
+
+AGAIN = StoredPolicy(on_crash="retry").to_json()
+FAST = {
+    "runner_heartbeat_interval_ms": 1_000,
+    "claimer_heartbeat_interval_ms": 1_000,
+    "running_stale_threshold_ms": 2_000,
+    "claimed_stale_threshold_ms": 2_000,
+    "check_interval_ms": 1_000,
+}
+
+
+async def look(
+    onlooker: Onlooker, reaper: Reaper, *, after_s: float = 1.0, beating: tuple[str, ...] = ()
+) -> None:
+    await onlooker.clock.advance(after_s)
+    onlooker.beat("me", *beating)
+    await reaper.tick()
+
+
+async def test_a_silent_holder_loses_its_leases_after_the_threshold_and_not_before(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    running, again = hands.running(), hands.running("w2", policy=AGAIN)
+    hands.send()
+    (claimed,) = hands.claim(limit=1)
+    reaper = onlooker.reaper(**FAST)
+    await look(onlooker, reaper)
+    await look(onlooker, reaper, after_s=1.0)
+    await look(onlooker, reaper, after_s=0.99)
+    assert hands.row(running.id, "state") == "RUNNING"
+    await look(onlooker, reaper, after_s=0.02)
+
+    assert hands.row(claimed.id, "state, claim_id, retry_count, loss_count, attempt") == (
+        "PENDING",
+        None,
+        0,
+        0,
+        0,
+    )  # E1
+    assert hands.row(again.id, "state, retry_count, loss_count") == ("PENDING", 1, 1)  # E3
+    error = hands.row(running.id, "error")
+    assert hands.row(running.id, "state") == "FAILED"  # E2
+    assert error["code"] == "WORKER_CRASHED"
+    data = error["data"]
+    assert (data["worker_id"], data["hostname"], data["pid"], data["supervisor_id"]) == (
+        "w1",
+        "host",
+        2,
+        "s1",
+    )
+    assert (data["noticed_by"], data["poison"], data["loss_count"], data["crash_count"]) == (
+        "age",
+        False,
+        1,
+        0,
+    )
+    assert data["started_at"] <= data["last_beat"] <= data["detected_at"]
+    assert sorted(hands.table("attempts", "outcome, will_retry")) == [("LOST", False), ("LOST", True)]
+    told = {event.task_id for event in onlooker.told(TaskRecovered)}  # type: ignore[attr-defined]
+    assert told == {running.id, again.id, claimed.id}
+    rows = hands.table("recoveries", "worker_id, was, action, noticed_by, recovered_by")
+    assert {row[3:] for row in rows} == {("age", "me")}
+
+
+async def test_the_next_look_is_asked_for_when_the_silence_becomes_too_long(onlooker: Onlooker) -> None:
+    reaper = onlooker.reaper(**FAST)
+    assert await reaper.tick() is None
+    await onlooker.clock.advance(0.9)
+    assert await reaper.tick() is None, "not due within the interval"
+    await onlooker.clock.advance(0.9)
+    assert await reaper.tick() == pytest.approx(0.2)
+
+
+async def test_whoever_beats_is_left_alone_however_long_the_task(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # D1
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    for _ in range(12):
+        await look(onlooker, reaper, beating=("s1",))
+    assert hands.row(running.id, "state") == "RUNNING"
+    assert onlooker.living() == {"me", "s1"}
+
+
+async def test_a_worker_that_beats_for_itself_keeps_its_leases_and_its_silent_sibling_does_not(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    mine, siblings = hands.running("w1"), hands.running("w2")
+    reaper = onlooker.reaper(**FAST)
+    for _ in range(6):
+        hands.run(workers.beat_worker("w1"))
+        await look(onlooker, reaper)
+    assert hands.row(mine.id, "state") == "RUNNING"
+    assert hands.row(siblings.id, "state") == "FAILED"
+    assert "s1" in onlooker.living()
+
+
+async def test_thresholds_are_those_of_each_lease(onlooker: Onlooker, hands: Hands) -> None:  # F6
+    plain = hands.running()
+    resilient = hands.running(flags=b'{"infrastructure_resilient": true}')
+    hands.send(flags=b'{"infrastructure_resilient": false}')
+    (claimed,) = hands.claim(limit=1)
+    reaper = onlooker.reaper(**FAST | {"claimed_stale_threshold_ms": 4_000})
+
+    async def states() -> list[str]:
+        return [hands.row(task.id, "state") for task in (plain, resilient, claimed)]
+
+    for _ in range(4):
+        await look(onlooker, reaper, after_s=1.01)
+    assert await states() == ["FAILED", "RUNNING", "CLAIMED"]
+    for _ in range(2):
+        await look(onlooker, reaper, after_s=1.01)
+    assert await states() == ["FAILED", "RUNNING", "PENDING"]
+    assert "s1" in onlooker.living(), "it stays registered until its longest threshold has passed"
+    for _ in range(2):
+        await look(onlooker, reaper, after_s=1.01)
+    assert await states() == ["FAILED", "FAILED", "PENDING"]
+    assert onlooker.living() == {"me"}
+
+
+async def test_an_ended_supervisor_is_told_so_and_its_workers_claim_nothing(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    hands.send()
+    reaper = onlooker.reaper(**FAST)
+    for _ in range(4):
+        await look(onlooker, reaper, after_s=1.01)
+    assert hands.run(workers.beat("s1", [], draining=False)).seq is None
+    assert hands.claim() == []
+    assert set(hands.table("workers", "id, ended_how")) == {("w1", "age"), ("w2", "age")}
+
+
+async def test_a_reaper_never_judges_its_own_supervisor(onlooker: Onlooker, hands: Hands) -> None:
+    onlooker.supervisor_id = "s1"
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    for _ in range(6):
+        await onlooker.clock.advance(1.0)
+        await reaper.tick()
+    assert hands.row(running.id, "state") == "RUNNING"
+
+
+@pytest.mark.parametrize("trouble", ["a gap", "a disturbance"])
+async def test_windows_restart_after_trouble_of_the_observer(
+    trouble: str, onlooker: Onlooker, hands: Hands
+) -> None:  # I14
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    await look(onlooker, reaper)
+    await look(onlooker, reaper, after_s=1.9)
+    if trouble == "a gap":
+        await look(onlooker, reaper, after_s=60.0)
+    else:
+        onlooker.disturbances += 1
+        await look(onlooker, reaper, after_s=1.0)
+    assert hands.row(running.id, "state") == "RUNNING"
+    await look(onlooker, reaper, after_s=1.9)
+    assert hands.row(running.id, "state") == "RUNNING", "a whole window is granted anew"
+    await look(onlooker, reaper, after_s=0.2)
+    assert hands.row(running.id, "state") == "FAILED"
+
+
+async def test_both_halves_off_leave_everything_as_it_is(onlooker: Onlooker, hands: Hands) -> None:  # A7
+    running = hands.running()
+    hands.send()
+    (claimed,) = hands.claim(limit=1)
+    off = FAST | {"auto_requeue_stale_claimed": False, "auto_fail_stale_running": False}
+    reaper = onlooker.reaper(**off)
+    for _ in range(7):
+        await look(onlooker, reaper)
+    assert [hands.row(task.id, "state") for task in (running, claimed)] == ["RUNNING", "CLAIMED"]
+    assert onlooker.living() == {"me", "s1"}
+
+
+async def test_one_half_off_leaves_that_half(onlooker: Onlooker, hands: Hands) -> None:  # A7
+    running = hands.running()
+    hands.send()
+    (claimed,) = hands.claim(limit=1)
+    reaper = onlooker.reaper(**FAST | {"auto_fail_stale_running": False})
+    for _ in range(7):
+        await look(onlooker, reaper)
+    assert [hands.row(task.id, "state") for task in (running, claimed)] == ["RUNNING", "PENDING"]
+    assert onlooker.living() == {"me", "s1"}, "whoever still holds a lease stays registered"
+
+
+async def test_a_mass_silence_puts_the_brake_on(onlooker: Onlooker, hands: Hands) -> None:  # E14
+    """Four of five are cut off for five thresholds: one window more for all, then one in two windows, whoever observes."""
+    tasks: dict[str, UUID] = {"s1": hands.running().id}
+    for name in ("s2", "s3", "s4"):
+        hands.supervisor(name, f"{name}-w")
+        tasks[name] = hands.running(f"{name}-w").id
+    hands.supervisor("other")
+    first, second = onlooker.reaper(**FAST), onlooker.reaper(**FAST)
+    for _ in range(10):
+        await onlooker.clock.advance(1.0)
+        onlooker.beat("me", "other")
+        await first.tick()
+        await second.tick()
+    assert len(onlooker.told(MassSilence)) == 2, "one for each observer"
+    given_up = [name for name, task in tasks.items() if hands.row(task, "state") != "RUNNING"]
+    # The pace is kept by the database's clock, which ran for far less than two windows.
+    assert len(given_up) == 1
+    survivors = tuple(name for name in tasks if name not in given_up)
+    for _ in range(4):
+        await onlooker.clock.advance(1.0)
+        onlooker.beat("me", "other", *survivors)
+        await first.tick()
+        await second.tick()
+    assert [hands.row(tasks[name], "state") for name in survivors] == ["RUNNING"] * 3
+
+
+async def test_two_of_five_are_no_mass(onlooker: Onlooker, hands: Hands) -> None:
+    for name in ("s2", "s3", "s4"):
+        hands.supervisor(name)
+    reaper = onlooker.reaper(**FAST)
+    for _ in range(4):
+        await look(onlooker, reaper, after_s=1.01, beating=("s3", "s4"))
+    assert onlooker.living() == {"me", "s3", "s4"}
+    assert onlooker.told(MassSilence) == []
+
+
+async def test_a_restart_of_the_server_restarts_the_windows(new_server: NewServer) -> None:  # I14
+    """The same beats under another start of the server prove nothing: those who beat may still be on their way back."""
+    server = new_server(settings={"synchronous_commit": "on"})
+    target = Target.parse(server.url, schema="everbeat")
+    with target.connect("everbeat test") as connection:
+        from_store = Hands(target, connection)
+        onlooker = Onlooker(from_store, Session(target, "everbeat test caretakers"))
+        migrations.migrate(connection, target)
+        from_store.supervisor("s1", "w1")
+        from_store.supervisor("me")
+        running = from_store.running()
+    reaper = onlooker.reaper(**FAST)
+    await reaper.tick()
+    await onlooker.clock.advance(1.9)
+    await reaper.tick()
+    server.restart("immediate")
+    with target.connect("everbeat test") as connection:
+        from_store.connection = connection
+        await onlooker.session.run(workers.beat("me", [], draining=False))
+        await onlooker.clock.advance(1.0)
+        await reaper.tick()
+        assert from_store.row(running.id, "state") == "RUNNING"
+        await onlooker.clock.advance(1.9)
+        await reaper.tick()
+        assert from_store.row(running.id, "state") == "RUNNING"
+        await onlooker.clock.advance(0.2)
+        await reaper.tick()
+        assert from_store.row(running.id, "state") == "FAILED"
+    await onlooker.session.drop()
+    from_store.database.close()

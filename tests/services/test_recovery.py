@@ -1,0 +1,143 @@
+"""Carrying out: batched, fenced, by anybody, landing once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from random import Random
+
+import pytest
+
+from everbeat.domain.policy import StoredPolicy
+from everbeat.runtime.events import TaskRecovered
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.services.death import Death
+from everbeat.store import workers
+from everbeat.store.session import Session
+from tests.services.conftest import Hands, Onlooker
+
+KILLED = ExitReport(pid=2, signal_number=signal.SIGKILL, signal_name="SIGKILL")
+SEGFAULT = ExitReport(pid=77, signal_number=signal.SIGSEGV, signal_name="SIGSEGV")
+AGAIN = StoredPolicy(on_crash="retry").to_json()
+
+
+def bury(hands: Hands, worker: str = "w1", report: ExitReport = KILLED) -> None:
+    assert hands.run(
+        workers.bury_workers(
+            worker_ids=[worker], how="child_exit", cause=report.cause, signal=report.signal_number
+        )
+    ) == [worker]
+
+
+async def test_the_only_running_task_of_a_dead_process_is_charged_the_crash(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    running, neighbour = hands.running(), hands.running("w2")
+    hands.send()
+    (claimed,) = hands.claim(limit=1)
+    bury(hands)
+    assert (
+        await onlooker.recoverer().recover_worker("w1", KILLED, died_at=onlooker.clock.monotonic() - 0.25)
+        == 2
+    )
+    assert hands.row(claimed.id, "state, crash_count, loss_count") == ("PENDING", 0, 0)
+    assert hands.row(running.id, "state, crash_count, loss_count") == ("FAILED", 1, 0)
+    data = hands.row(running.id, "error")["data"]
+    expected = {"cause": "killed by SIGKILL", "signal": 9, "exit_code": None, "noticed_by": "child_exit",
+                "noticed_after_ms": 250, "crash_count": 1, "poison": False, "out_of_memory": False}  # fmt: skip
+    assert {name: data[name] for name in expected} == expected
+    assert hands.row(neighbour.id, "state") == "RUNNING"
+    event = next(one for one in onlooker.told(TaskRecovered) if one.task_id == running.id)  # type: ignore[attr-defined]
+    assert event.noticed_after_s == 0.25  # type: ignore[attr-defined]
+
+
+async def test_several_running_tasks_of_a_dead_process_are_charged_a_loss(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    tasks = [hands.running(policy=AGAIN) for _ in range(7)]
+    bury(hands)
+    recoverer = onlooker.recoverer(sweep_batch_size=2)
+    assert await recoverer.recover_worker("w1", KILLED, died_at=0.0) == 7
+    assert {hands.row(task.id, "state, crash_count, loss_count") for task in tasks} == {("PENDING", 0, 1)}
+
+
+async def test_a_task_process_that_died_under_its_task_is_charged_until_the_cap(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E8
+    task_id = hands.send(policy=AGAIN)
+    recoverer = onlooker.recoverer()
+    for count in (1, 2, 3):
+        (claimed,) = hands.claim(limit=1)
+        hands.start(claimed)
+        landed = await recoverer.recover_lease(claimed.id, claimed.claim_id, SEGFAULT)
+        assert landed is not None
+        assert landed.action == ("fail" if count == 3 else "retry")
+    assert hands.row(task_id, "state, crash_count, attempt") == ("FAILED", 3, 3)
+    error = hands.row(task_id, "error")
+    assert (error["data"]["poison"], error["data"]["signal"], error["data"]["pid"]) == (True, 11, 77)
+    attempts = hands.table("attempts", "attempt, outcome, error->'data'->>'cause'")
+    assert sorted(attempts) == [(number, "CRASHED", "killed by SIGSEGV") for number in (1, 2, 3)]
+    assert hands.claim() == []
+
+
+async def test_a_task_process_is_settled_also_where_automatic_recovery_is_off(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    claimed = hands.running()
+    recoverer = onlooker.recoverer(auto_fail_stale_running=False, auto_requeue_stale_claimed=False)
+    assert await recoverer.recover_lease(claimed.id, claimed.claim_id, SEGFAULT) is not None
+    assert await recoverer.recover_lease(claimed.id, claimed.claim_id, SEGFAULT) is None
+
+
+async def test_every_sweep_revisits_what_the_ended_hold_whoever_ended_them(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    running, other = hands.running(), hands.running("w2")
+    bury(hands, "w1", SEGFAULT)
+    # Declared dead by an observer that died before it could bury the workers.
+    assert hands.run(workers.end_supervisor("s1", how="session"))
+    assert await onlooker.recoverer().recover_ended() == 2
+    how = {row[0]: row[1:] for row in hands.table("recoveries", "task_id, noticed_by, cause")}
+    assert how[running.id] == ("child_exit", "killed by SIGSEGV")
+    assert how[other.id] == ("session", "its supervisor ended before it (session)")
+    assert hands.row(running.id, "error")["data"]["signal"] == 11
+
+
+async def test_a_requested_cancel_ends_cancelled(onlooker: Onlooker, hands: Hands) -> None:
+    running = hands.running(policy=AGAIN)
+    assert hands.cancel(running.id) == "REQUESTED"
+    bury(hands)
+    await onlooker.recoverer().recover_worker("w1", KILLED, died_at=0.0)
+    assert hands.row(running.id, "state") == "CANCELLED"
+
+
+async def test_a_damaged_policy_holds_up_nobody(onlooker: Onlooker, hands: Hands) -> None:
+    damaged, sound = hands.running(policy=b"[1, 2]"), hands.running()
+    bury(hands)
+    assert await onlooker.recoverer().recover_worker("w1", KILLED, died_at=0.0) == 2
+    assert {hands.row(task.id, "state") for task in (damaged, sound)} == {"FAILED"}
+
+
+@pytest.mark.parametrize("recoverers", [8])
+async def test_recoverers_side_by_side_recover_each_task_once(
+    recoverers: int, onlooker: Onlooker, hands: Hands
+) -> None:  # E9, F3
+    ids = {hands.send(policy=AGAIN if number % 2 else None) for number in range(50)}
+    claimed = hands.claim(limit=50)
+    hands.start(*claimed[:40])
+    death = Death(noticed_by="session", cause="gone")
+    hands.run(workers.end_supervisor("s1", how="session"))
+    sessions = [
+        Session(hands.target, "everbeat test sweeper", random=Random(one)) for one in range(recoverers)
+    ]
+    onlookers = [Onlooker(hands, session, supervisor_id=f"o{one}") for one, session in enumerate(sessions)]
+    each = [one.recoverer(sweep_batch_size=5) for one in onlookers]
+    counts = await asyncio.gather(
+        *(one.recover_ended() for one in each[:4]), *(one.recover_supervisor("s1", death) for one in each[4:])
+    )
+    # What was locked by another when it was read is that other's to recover.
+    assert sum(counts) == 50
+    assert len(hands.table("recoveries")) == len(ids) == 50
+    assert sum(len(one.told(TaskRecovered)) for one in onlookers) == 50
+    for session in sessions:
+        await session.drop()

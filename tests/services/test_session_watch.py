@@ -1,0 +1,197 @@
+"""Noticing by session: a tree whose lock PostgreSQL has freed, and of which no session is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from psycopg import Connection
+
+from everbeat.runtime.events import TaskRecovered
+from everbeat.services.session_watch import CALM_S, MassSessionLoss, SessionWatch
+from everbeat.store import workers
+from tests.services.conftest import Hands, Onlooker
+
+
+@contextmanager
+def session_of(hands: Hands, supervisor: str) -> Iterator[Connection[Any]]:
+    """A session of the supervisor's tree that holds its lock, until the block ends or it is closed."""
+    connection = hands.target.connect(f"everbeat-{supervisor} supervisor")
+    lock_key = hands.target.lock_key(supervisor)
+    row = connection.execute(
+        hands.text("worker/hold_session"), {"id": supervisor, "lock_key": lock_key}
+    ).fetchone()
+    assert row == (True,)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def end(connection: Connection[Any], hands: Hands) -> None:
+    """Closes the session and waits until the server has noticed."""
+    pid = connection.info.backend_pid
+    connection.close()
+    hands.connection.execute("select pg_terminate_backend(%s, 5000)", [pid])
+
+
+async def look(onlooker: Onlooker, watch: SessionWatch, *, after_s: float = 0.7) -> float | None:
+    await onlooker.clock.advance(after_s)
+    return await watch.tick()
+
+
+async def test_a_tree_whose_session_ended_is_settled_when_its_grace_is_over(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    running = hands.running()
+    watch = onlooker.session_watch()
+    with session_of(hands, "s1") as session:
+        assert await look(onlooker, watch) is None
+        assert await look(onlooker, watch, after_s=60.0) is None
+        end(session, hands)
+        assert await look(onlooker, watch) is None
+        assert await look(onlooker, watch, after_s=1.4) == pytest.approx(0.1), "the very moment"
+        assert hands.row(running.id, "state") == "RUNNING"
+        await look(onlooker, watch, after_s=0.11)
+    assert hands.row(running.id, "state") == "FAILED"
+    data = hands.row(running.id, "error")["data"]
+    assert data["noticed_by"] == "session"
+    # From the last look that saw it alive: 0.7 + 1.4 + 0.11 s.
+    assert data["noticed_after_ms"] == pytest.approx(2_210, abs=2)
+    assert onlooker.living() == {"me"}
+    assert set(hands.table("workers", "ended_how")) == {("session",)}
+    assert len(onlooker.told(TaskRecovered)) == 1
+
+
+async def test_who_takes_the_lock_again_within_the_grace_is_alive(onlooker: Onlooker, hands: Hands) -> None:
+    watch = onlooker.session_watch()
+    for _ in range(4):
+        with session_of(hands, "s1") as session:
+            await look(onlooker, watch)
+            end(session, hands)
+        await look(onlooker, watch)
+        await look(onlooker, watch, after_s=1.4)
+    assert onlooker.living() == {"me", "s1"}
+
+
+async def test_another_session_of_the_tree_keeps_it_alive(onlooker: Onlooker, hands: Hands) -> None:
+    watch = onlooker.session_watch()
+    worker = hands.target.connect("everbeat-s1 worker")
+    with session_of(hands, "s1") as session:
+        await look(onlooker, watch)
+        end(session, hands)
+    for _ in range(5):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "s1"}
+    end(worker, hands)
+    for _ in range(4):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me"}
+
+
+async def test_who_never_held_a_lock_is_not_judged(onlooker: Onlooker) -> None:
+    """Behind a transaction pooler nobody holds one."""
+    watch = onlooker.session_watch()
+    for _ in range(5):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "s1"}
+
+
+async def test_an_observer_behind_a_pooler_watches_nothing(onlooker: Onlooker, hands: Hands) -> None:
+    with session_of(hands, "s1") as session:
+        end(session, hands)
+    onlooker.is_pooled = True
+    watch = onlooker.session_watch()
+    for _ in range(5):
+        assert await look(onlooker, watch) is None
+    assert onlooker.living() == {"me", "s1"}
+
+
+@pytest.fixture
+async def calm_server(hands: Hands) -> None:
+    """A server whose start is long ago enough to prove something to an observer that has just come."""
+    while True:
+        (age_ms,) = {session.server_age_ms for session in hands.run(workers.watch_sessions())}
+        if age_ms >= CALM_S * 1_000:
+            return
+        await asyncio.sleep((CALM_S * 1_000 - age_ms) / 1_000)  # the server's own age is what is waited for
+
+
+@pytest.mark.usefixtures("calm_server")
+async def test_an_observer_that_just_reconnected_waits(onlooker: Onlooker, hands: Hands) -> None:
+    with session_of(hands, "s1") as session:
+        end(session, hands)
+    watch = onlooker.session_watch()
+    onlooker.reconnected_at = onlooker.clock.monotonic()
+    for _ in range(13):
+        await look(onlooker, watch)
+    assert onlooker.clock.monotonic() < CALM_S
+    assert onlooker.living() == {"me", "s1"}
+    for _ in range(5):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me"}
+
+
+@pytest.mark.usefixtures("calm_server")
+async def test_a_loss_of_its_own_session_makes_the_observer_forget_what_it_saw(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    watch = onlooker.session_watch()
+    with session_of(hands, "s1") as session:
+        await look(onlooker, watch)
+        onlooker.disturbances += 1
+        onlooker.reconnected_at = onlooker.clock.monotonic()
+        end(session, hands)
+    for _ in range(13):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "s1"}
+    for _ in range(5):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me"}
+
+
+async def test_a_beat_between_undoes_the_judgement(onlooker: Onlooker, hands: Hands) -> None:
+    """A supervisor that lost its lock and yet beats is given up by swap on a beat: a later one wins."""
+    with session_of(hands, "s1") as session:
+        end(session, hands)
+    watched = next(one for one in hands.run(workers.watch_sessions()) if one.supervisor_id == "s1")
+    onlooker.beat("s1")
+    given_up = workers.end_supervisor(
+        "s1", how="session", beat_seq=watched.beat_seq, session_at=watched.session_at
+    )
+    assert hands.run(given_up) is False
+
+
+async def test_many_that_lose_their_sessions_together_are_left_to_age(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    """Two of four within five seconds: rather the server than they."""
+    hands.supervisor("s2")
+    hands.supervisor("other")
+    watch = onlooker.session_watch()
+    with session_of(hands, "s1") as first, session_of(hands, "s2") as second, session_of(hands, "other"):
+        await look(onlooker, watch)
+        end(first, hands)
+        await look(onlooker, watch, after_s=0.7)
+        end(second, hands)
+        for _ in range(20):
+            await look(onlooker, watch)
+        assert onlooker.living() == {"me", "other", "s1", "s2"}
+        (event,) = onlooker.told(MassSessionLoss)
+        assert (event.gone, event.known) == (2, 4)  # type: ignore[attr-defined]
+
+
+async def test_two_of_five_are_given_up(onlooker: Onlooker, hands: Hands) -> None:
+    for name in ("s2", "other", "another"):
+        hands.supervisor(name)
+    watch = onlooker.session_watch()
+    with session_of(hands, "s1") as first, session_of(hands, "s2") as second:
+        await look(onlooker, watch)
+        end(first, hands)
+        end(second, hands)
+        for _ in range(4):
+            await look(onlooker, watch)
+    assert onlooker.living() == {"me", "other", "another"}

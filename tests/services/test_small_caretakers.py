@@ -1,0 +1,102 @@
+"""Start-up reconciliation, expiry and snapshots."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from everbeat.config import RecoveryConfig
+from everbeat.runtime.identity import ProcessIdentity, start_ticks
+from everbeat.services.expirer import Expirer
+from everbeat.services.snapshots import Snapshots
+from everbeat.services.startup import reconcile
+from everbeat.store import workers
+from everbeat.store.workers import SupervisorRow, WorkerState
+from tests.services.conftest import Hands, Onlooker
+
+IDENTITY = ProcessIdentity.current()
+
+
+def neighbour(hands: Hands, name: str, pid: int, **changes: object) -> None:
+    row = SupervisorRow(
+        id=name, hostname=IDENTITY.hostname, pid=pid, boot_id=IDENTITY.boot_id,
+        pid_namespace=str(IDENTITY.pid_namespace), process_started=start_ticks(pid),
+        lock_key=hands.target.lock_key(name), session_name=f"everbeat-{name}",
+    )  # fmt: skip
+    hands.run(workers.register_supervisor(replace(row, **changes)))  # type: ignore[arg-type]
+    worker = workers.WorkerRow(
+        id=f"{name}-w", supervisor_id=name, hostname="h", pid=pid, process_started=None, queues=None
+    )
+    hands.run(workers.register_worker(worker))
+
+
+async def test_only_the_provably_dead_of_this_machine_are_recovered_at_start(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E10
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    neighbour(hands, "dead", gone.pid, process_started=1)
+    neighbour(hands, "reused-pid", os.getpid(), process_started=1)
+    neighbour(hands, "alive", os.getpid())
+    neighbour(hands, "other-boot", gone.pid, boot_id="another")
+    neighbour(hands, "other-namespace", gone.pid, pid_namespace="1")
+    tasks = {name: hands.running(f"{name}-w").id for name in ("dead", "reused-pid", "alive", "other-boot")}
+    ended = await reconcile(
+        onlooker.session, recoverer=onlooker.recoverer(), observer=onlooker, identity=IDENTITY
+    )
+    assert ended == ["dead", "reused-pid"]
+    states = {name: hands.row(task, "state") for name, task in tasks.items()}
+    assert states == {"dead": "FAILED", "reused-pid": "FAILED", "alive": "RUNNING", "other-boot": "RUNNING"}
+    assert onlooker.living() == {"me", "s1", "alive", "other-boot", "other-namespace"}
+    assert hands.row(tasks["dead"], "error")["data"]["noticed_by"] == "startup"
+
+
+async def test_late_tasks_expire_within_one_check_interval(onlooker: Onlooker, hands: Hands) -> None:  # C1
+    late = datetime.now(UTC) - timedelta(seconds=1)
+    expired = [hands.send(good_until=late) for _ in range(450)]
+    sound = hands.send(good_until=datetime.now(UTC) + timedelta(hours=1))
+    config = RecoveryConfig(check_interval_ms=20_000)
+    expirer = Expirer(onlooker.session, config, channel=hands.target.channel, observer=onlooker)
+    assert expirer.interval_s == 10.0, "a turn of half the interval, and half to wait for the next"
+    await expirer.tick()
+    assert {hands.row(task, "state") for task in expired} == {"EXPIRED"}
+    assert hands.row(sound, "state") == "PENDING"
+    assert hands.table("attempts") == []
+
+
+async def test_one_supervisor_in_each_interval_expires(onlooker: Onlooker, hands: Hands) -> None:
+    config = RecoveryConfig()
+    first = Expirer(onlooker.session, config, channel=hands.target.channel, observer=onlooker)
+    await first.tick()
+    other = Onlooker(hands, onlooker.session, supervisor_id="other")
+    late = hands.send(good_until=datetime.now(UTC) - timedelta(seconds=1))
+    await Expirer(onlooker.session, config, channel=hands.target.channel, observer=other).tick()
+    assert hands.row(late, "state") == "PENDING"
+    await first.tick()
+    assert hands.row(late, "state") == "EXPIRED"
+
+
+async def test_snapshots_are_stored(onlooker: Onlooker, hands: Hands) -> None:  # D6
+    states: list[WorkerState] = []
+    snapshots = Snapshots(onlooker.session, RecoveryConfig(), states=lambda: states)
+    assert snapshots.interval_s == 30.0
+    assert await snapshots.tick() == 1.0, "asked again soon: the first is not to wait for half a minute"
+    states.append(
+        WorkerState(
+            worker_id="w1",
+            running=1,
+            claimed=2,
+            slots=8,
+            rss_bytes=10**10,
+            cpu_percent=99.5,
+            loop_lag_ms=0.25,
+        )
+    )
+    assert await snapshots.tick() is None
+    rows = hands.table(
+        "worker_states", "worker_id, tasks_running, tasks_claimed, slots, rss_bytes, cpu_percent, loop_lag_ms"
+    )
+    assert rows == [("w1", 1, 2, 8, 10**10, 99.5, 0.25)]

@@ -1,0 +1,98 @@
+"""A wire between a worker and PostgreSQL that a test can cut, or make lose one reply."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from psycopg import conninfo
+
+from everbeat.store.target import Target
+
+
+class Proxy:
+    """Listens on a Unix socket of its own. Prepared statements are named only once, so lose a reply early."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        given = conninfo.conninfo_to_dict(target.url)
+        self._server_path = f"{given['host']}/.s.PGSQL.{given.get('port') or 5432}"
+        self._path = folder / ".s.PGSQL.5432"
+        self.target = Target(
+            url=conninfo.make_conninfo(target.url, host=str(folder), port="5432"), schema=target.schema
+        )
+        self.lost = 0
+        self.is_cut = False
+        self._lose: bytes | None = None
+        self._lines: set[asyncio.StreamWriter] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def before(cls, target: Target) -> AsyncIterator[Self]:
+        with tempfile.TemporaryDirectory(prefix="eb-") as folder:
+            proxy = cls(Path(folder), target)
+            async with await asyncio.start_unix_server(proxy._serve, path=proxy._path):
+                yield proxy
+                proxy._hang_up()
+
+    def lose_reply(self, marker: bytes) -> None:
+        """The next statement whose text holds the marker reaches the server; its answer reaches nobody."""
+        self._lose = marker
+
+    def cut(self) -> None:
+        """Nothing passes, and nobody can connect."""
+        self.is_cut = True
+        self._hang_up()
+
+    def mend(self) -> None:
+        """New connections pass again."""
+        self.is_cut = False
+
+    def _hang_up(self) -> None:
+        for line in tuple(self._lines):
+            line.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_cut:
+            writer.close()
+            return
+        upstream, up = await asyncio.open_unix_connection(self._server_path)
+        self._lines |= {writer, up}
+        swallow = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._requests(reader, up, swallow))
+                group.create_task(self._replies(upstream, writer, up, swallow))
+        except* (OSError, EOFError):
+            pass
+        finally:
+            for line in (writer, up):
+                self._lines.discard(line)
+                line.close()
+                with suppress(OSError):
+                    await line.wait_closed()
+
+    async def _requests(self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, swallow: asyncio.Event) -> None:
+        while data := await reader.read(65_536):
+            if self._lose is not None and self._lose in data:
+                self._lose = None
+                swallow.set()
+            up.write(data)
+        raise EOFError
+
+    async def _replies(
+        self,
+        upstream: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        up: asyncio.StreamWriter,
+        swallow: asyncio.Event,
+    ) -> None:
+        while data := await upstream.read(65_536):
+            if swallow.is_set():
+                self.lost += 1
+                raise EOFError
+            writer.write(data)
+        raise EOFError

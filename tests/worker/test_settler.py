@@ -1,0 +1,91 @@
+"""Outcomes reach the database in batches, and one that cannot be stored takes no neighbour with it."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import conninfo
+
+from everbeat.store.leases import Settlement
+from everbeat.store.target import Target
+from everbeat.worker import settler
+from everbeat.worker.conductor import Conductor
+from tests.worker.deeds import gate
+from tests.worker.stand import Stand
+
+
+async def test_a_result_that_postgresql_refuses_fails_its_own_attempt_only(stand: Stand) -> None:
+    # With the least stack the server allows, JSON a few hundred levels deep is refused by it (54001), though it is sound.
+    url = conninfo.make_conninfo(stand.target.url, options="-c max_stack_depth=100kB")
+    direct, stand.target = stand.target, Target(url=url, schema=stand.target.schema)
+    sent = [stand.send("double", x=n) for n in range(30)]
+    guilty = stand.send("deep_result", depth=900)
+    sent += [stand.send("double", x=n) for n in range(30)]
+    try:
+        async with stand.worker() as running:
+            await running.finished(guilty, *sent)
+            assert (await running.finished(stand.send("double", x=5)))["result"] == 10
+    finally:
+        stand.target = direct
+    row = stand.task(guilty)
+    assert (row["state"], row["error"]["code"]) == ("FAILED", "RESULT_UNSERIALISABLE")
+    assert "stack depth" in row["error"]["message"]
+    assert {stand.task(each)["state"] for each in sent} == {"COMPLETED"}
+
+
+async def test_a_batch_is_divided_until_the_guilty_row_is_alone(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text that is no JSON is refused as data (class 22)."""
+    settle_as_is = Conductor._settle
+
+    def settle(self: Conductor, attempt: object, settlement: Settlement) -> None:
+        if settlement.result == b"14":
+            settlement = Settlement(
+                id=settlement.id, claim_id=settlement.claim_id, outcome="COMPLETED", result=b"{broken"
+            )
+        settle_as_is(self, attempt, settlement)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Conductor, "_settle", settle)
+    sent = [stand.send("double", x=n) for n in range(40)]
+    async with stand.worker() as running:
+        await running.finished(*sent)
+    states = [stand.task(each)["state"] for each in sent]
+    assert states == ["FAILED" if n == 7 else "COMPLETED" for n in range(40)]
+    assert stand.task(sent[7])["error"]["code"] == "RESULT_UNSERIALISABLE"
+
+
+async def test_many_outcomes_go_in_few_statements(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    settle = settler.settle
+
+    def counted(settlements: list[Settlement], *, channel: str) -> object:
+        batches.append(len(settlements))
+        return settle(settlements, channel=channel)
+
+    monkeypatch.setattr(settler, "settle", counted)
+    sent = stand.send_many("double", [{"x": n} for n in range(1_000)])
+    async with stand.worker() as running:
+        await running.finished(*sent)
+    print(f"1,000 outcomes in {len(batches)} statements, the largest of {max(batches)}")
+    assert sum(batches) == 1_000
+    assert max(batches) <= settler.MOST_ROWS
+    assert len(batches) < 100
+
+
+async def test_large_outcomes_are_spread_over_statements_and_all_land(stand: Stand) -> None:
+    async with stand.worker(async_concurrency=4) as running:
+        sent = [stand.send_with("echo", {"text": "y" * 5_000_000}) for _ in range(4)]
+        await running.finished(*sent, timeout_s=60)
+    assert {stand.task(each)["state"] for each in sent} == {"COMPLETED"}
+
+
+async def test_memory_stays_bounded_while_nothing_can_be_settled(stand: Stand) -> None:
+    """No claims run ahead of outcomes that hang behind a lock."""
+    sent = stand.send_many("note", [{"word": str(n)} for n in range(200)])
+    async with stand.worker(async_concurrency=5, prefetch=0) as running:
+        with stand.holding("lock table {schema}.attempts in share mode"):
+            await running.until(lambda: len(gate.journal) >= 10)
+            await running.until(lambda: stand.states().get("RUNNING", 0) <= 10)
+            assert len(gate.journal) <= 10
+        await running.finished(*sent)
+    assert stand.states() == {"COMPLETED": 200}

@@ -1,0 +1,88 @@
+"""What a worker may do while nobody vouches for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from everbeat.config import RecoveryConfig
+from everbeat.worker.protocol import Beaten
+from everbeat.worker.vitality import Silence
+from tests.worker.deeds import gate
+from tests.worker.proxy import Proxy
+from tests.worker.stand import Stand
+
+FAST = {
+    "claimer_heartbeat_interval_ms": 1_000,
+    "runner_heartbeat_interval_ms": 1_000,
+    "claimed_stale_threshold_ms": 2_000,
+    "running_stale_threshold_ms": 2_000,
+    "check_interval_ms": 1_000,
+}
+
+
+def test_the_limits_of_silence_follow_from_the_settings() -> None:
+    default = Silence.allowed_by(RecoveryConfig())
+    assert (default.beat_every_s, default.supervisor_silent_s, default.start_nothing_s) == (30, 100, 80)
+    assert default.fence_s is None
+    fast = Silence.allowed_by(RecoveryConfig(**FAST, self_fence=True))
+    assert fast.supervisor_silent_s == 1.25
+    assert fast.fence_s == 1.5
+
+
+async def test_a_worker_whose_supervisor_is_silent_claims_nothing_and_beats_for_itself(stand: Stand) -> None:
+    async with stand.worker(recovery=RecoveryConfig(**FAST), beating=False) as running:
+        held = stand.send("linger", word="x")
+        await running.until(lambda: ("begun", "x") in gate.journal)
+        seq = "select beat_seq from {schema}.workers where id = %s"
+        assert stand.query(seq, running.id)[0]["beat_seq"] == 0
+        await running.until(lambda: stand.query(seq, running.id)[0]["beat_seq"] >= 2)
+        waiting = stand.send("double", x=1)
+        await asyncio.sleep(0.5)  # nothing may be claimed
+        assert stand.task(waiting)["state"] == "PENDING"
+        assert stand.task(held)["state"] == "RUNNING"
+        running.worker.obey(Beaten(1))
+        assert (await running.finished(waiting))["state"] == "COMPLETED"
+
+
+async def test_a_worker_that_was_given_up_stops_its_code(stand: Stand) -> None:
+    async with stand.worker(recovery=RecoveryConfig(**FAST), beating=False, wake=stand.silent_wake) as running:
+        task_id = stand.send("linger", word="x")
+        await running.until(lambda: ("begun", "x") in gate.journal)
+        stand.query("update {schema}.workers set ended_at = now(), ended_how = 'age' where id = %s returning id", running.id)
+        await running.until(lambda: ("cancelled", "x") in gate.journal)
+    assert stand.task(task_id)["state"] == "RUNNING"  # what becomes of it is for those who gave the worker up
+    stand.recover(task_id)
+
+
+async def test_a_fenced_worker_stops_its_code_before_it_can_be_taken_over(stand: Stand) -> None:  # E15, worker's half
+    recovery = RecoveryConfig(**FAST, self_fence=True)
+    async with Proxy.before(stand.target) as proxy:
+        direct, stand.target = stand.target, proxy.target
+        try:
+            async with stand.worker(recovery=recovery, beating=False) as running:
+                task_id = stand.send("linger", word="x")
+                await running.until(lambda: ("begun", "x") in gate.journal)
+                proxy.cut()
+                await running.until(lambda: ("cancelled", "x") in gate.journal)
+                proxy.mend()
+                row = await running.finished(task_id)
+        finally:
+            stand.target = direct
+    assert (row["state"], row["error"]["code"]) == ("FAILED", "WORKER_CRASHED")
+    assert row["error"]["data"] == {"cause": "self_fenced"}
+
+
+async def test_without_self_fencing_code_goes_on_through_an_outage(stand: Stand) -> None:
+    async with Proxy.before(stand.target) as proxy:
+        direct, stand.target = stand.target, proxy.target
+        try:
+            async with stand.worker(recovery=RecoveryConfig(**FAST), beating=False) as running:
+                task_id = stand.send("nap", seconds=3)
+                await running.until(lambda: stand.task(task_id)["state"] == "RUNNING")
+                proxy.cut()
+                await asyncio.sleep(2.5)  # longer than the threshold
+                proxy.mend()
+                row = await running.finished(task_id)
+        finally:
+            stand.target = direct
+    assert row["state"] == "COMPLETED"
