@@ -7,39 +7,32 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
-from uuid import UUID
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 from everbeat import assembly
 from everbeat.assembly.blueprint import Blueprint
-from everbeat.client.by_name import call_by_name
-from everbeat.client.control import CancelResult, Control, to_task_id
+from everbeat.client.control import Control
 from everbeat.client.decorator import TaskFactory
+from everbeat.client.desk import Desk
 from everbeat.client.door import Door, refuse_in_loop
-from everbeat.client.handle import Handle
-from everbeat.client.inspection import Inspection
-from everbeat.client.options import SendOptions
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender, TaskIds
-from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
 from everbeat.domain.checks import exception_codes as checked_codes
 from everbeat.domain.checks import instance_of, one_of, sequence_of, switch
 from everbeat.domain.definition import TaskDefinition
-from everbeat.domain.duration import Duration, When
+from everbeat.domain.duration import Duration
 from everbeat.domain.gathering import attempt
-from everbeat.domain.inspection import SweepResult, TaskInfo
+from everbeat.domain.inspection import SweepResult
 from everbeat.domain.policy import OnCrash, TaskOptions
 from everbeat.domain.settings import refused
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import NOWHERE, DatabaseAddress
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.plan import Plan
-
-R = TypeVar("R")
 
 
 class WorkerSettings(TypedDict, total=False):
@@ -54,7 +47,7 @@ class WorkerSettings(TypedDict, total=False):
     poll_interval: Duration
 
 
-class App(Inspection):
+class App(Desk):
     """Tasks and the database they are kept in; safe to use from many threads and event loops, and after a fork.
 
     `url` is a libpq URL, or "embedded" for a PostgreSQL in ./.everbeat; None reads EVERBEAT_DATABASE_URL. Nothing is
@@ -97,16 +90,14 @@ class App(Inspection):
         self._guests: WeakSet[assembly.Guest] = WeakSet()
         door = Door(address, auto_migrate=self.auto_migrate)
         priorities = {queue.name: queue.priority for queue in self.queue_configs}
-        alive_within_ms = self.recovery.claimed_stale_threshold_ms
-        super().__init__(door, alive_within_ms=alive_within_ms, queue_priorities=priorities)
-        self._control = Control(door, alive_within_ms=alive_within_ms)
-        self._sender = CallSender(
-            self._control,
+        control = Control(door, alive_within_ms=self.recovery.claimed_stale_threshold_ms)
+        sender = CallSender(
+            control,
             ids=TaskIds(SystemClock()),
             on_crash=self.on_crash,
             queues={"default", *priorities} if priorities else (),
         )
-        self._registry = Registry(self._sender)
+        super().__init__(control, sender=sender, registry=Registry(sender), queue_priorities=priorities)
 
     def __repr__(self) -> str:
         return f"<App {self.name!r}, schema {self.schema!r}, {len(self.tasks)} tasks>"
@@ -131,80 +122,6 @@ class App(Inspection):
         if function is not None:
             return self._registry.register(function, checked)
         return lambda decorated: self._registry.register(decorated, checked)
-
-    def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
-        """Stores many tasks in one statement: all of them, or none.
-
-        app.send_many(welcome.call(user) for user in users)
-        """
-        return self._sender.send_many(calls)
-
-    async def asend_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
-        """As `send_many`, to await."""
-        return await self._sender.asend_many(calls)
-
-    def send_by_name(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        /,
-        *,
-        when: When | None = None,
-        **options: Unpack[SendOptions],
-    ) -> Handle[Any]:
-        """Stores one task by its name, with arguments by parameter name; the function need not be known here.
-
-        app.send_by_name("mail.welcome", {"user_id": 42}, queue="mail")
-        """
-        return self._sender.send(self._named_call(name, arguments, when, options))
-
-    async def asend_by_name(
-        self,
-        name: str,
-        arguments: Mapping[str, Any] | None = None,
-        /,
-        *,
-        when: When | None = None,
-        **options: Unpack[SendOptions],
-    ) -> Handle[Any]:
-        """As `send_by_name`, to await."""
-        return await self._sender.asend(self._named_call(name, arguments, when, options))
-
-    def _named_call(
-        self, name: str, arguments: Mapping[str, Any] | None, when: When | None, options: SendOptions
-    ) -> Call[Any]:
-        return call_by_name(name, arguments, task=self._registry.task(name), when=when, options=options)
-
-    @overload
-    def handle(self, task_id: UUID | str, task: Task[..., R], /) -> Handle[R]: ...
-    @overload
-    def handle(self, task_id: UUID | str, /) -> Handle[Any]: ...
-    def handle(self, task_id: UUID | str, task: Task[..., Any] | None = None, /) -> Handle[Any]:
-        """The handle of a task that was sent elsewhere or earlier; with its task object results have their type."""
-        known = to_task_id(task_id)
-        if task is None:
-            return Handle(known, name=None, control=self._control)
-        decode: Callable[[str], Any] = task.definition.codec.decode_result
-        return Handle(known, name=task.name, control=self._control, decode=decode)
-
-    def _cancel(self, task_id: UUID | str, /) -> Plan[CancelResult]:
-        """Cancels the task at once if it waits, asks its worker if it runs; raises TaskNotFound."""
-        return self._control.cancel(to_task_id(task_id))
-
-    def _retry(self, task_id: UUID | str, /) -> Plan[None]:
-        """Runs an ended task again, now and with fresh budgets; raises TaskNotRetryable, TaskNotFound."""
-        return self._control.retry(to_task_id(task_id))
-
-    def _info(self, task_id: UUID | str, /) -> Plan[TaskInfo]:
-        """Everything about a task, also why it still waits; raises TaskNotFound."""
-        return self._control.info(to_task_id(task_id))
-
-    cancel = blocking(_cancel)
-    acancel = awaiting(_cancel)
-    retry = blocking(_retry)
-    aretry = awaiting(_retry)
-    info = blocking(_info)
-    ainfo = awaiting(_info)
 
     def _sweep_stale_workers(
         self,

@@ -108,10 +108,13 @@ class Command:
 def everbeat(tmp_path: Path, database_url: str, schema: str) -> Command:
     """The command, with the test's database in its environment and `shop.py` in its folder."""
     kept = {
-        name: value for name, value in os.environ.items() if not re.match(r"EVERBEAT_|NO_COLOR|COLUMNS|_TYPER", name)
+        name: value
+        for name, value in os.environ.items()
+        if not re.match(r"EVERBEAT_|NO_COLOR|COLUMNS|_TYPER", name)
     }
     command = Command(
-        tmp_path, kept | {"EVERBEAT_DATABASE_URL": database_url, "EVERBEAT_SCHEMA": schema, "PYTHONUNBUFFERED": "1"}
+        tmp_path,
+        kept | {"EVERBEAT_DATABASE_URL": database_url, "EVERBEAT_SCHEMA": schema, "PYTHONUNBUFFERED": "1"},
     )
     command.write("shop.py", SHOP.replace("App()", f"App(schema={schema!r})"))
     return command

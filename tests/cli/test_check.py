@@ -67,7 +67,10 @@ def test_every_mistake_is_reported_with_file_and_line(everbeat: Command) -> None
         "UNKNOWN_QUEUE",
         "WRONG_TYPE",
     } or ("UNKNOWN_QUEUE", place('priority="high"')) in found
-    assert ("REGISTRATION_INVALID", f"{module}:{lines.index('def unsendable(number: complex) -> None: ...')}") in found
+    assert (
+        "REGISTRATION_INVALID",
+        f"{module}:{lines.index('def unsendable(number: complex) -> None: ...')}",
+    ) in found
     assert ("REGISTRATION_INVALID", place('@app.task(name="twice")')) in found
     assert ("TASK_NAME_SHARED", place("@other.task")) in found
     assert ("OUT_OF_RANGE", place("@other.task")) in found

@@ -55,7 +55,9 @@ def test_help_loads_no_command(tmp_path: Path) -> None:
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "print(*sorted({'rich', 'everbeat.cli.tasks', 'everbeat.cli.output'} & sys.modules.keys()), file=sys.stderr)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert ran.stderr.split() == []
 
 

@@ -26,7 +26,9 @@ def test_migrate_makes_the_schema_once(everbeat: Command, schema: str) -> None:
     assert (status["schema"], status["pending"], status["unknown"]) == (schema, [], [])
 
 
-def test_the_statements_can_be_read_and_run_by_hand(everbeat: Command, database_url: str, schema: str) -> None:
+def test_the_statements_can_be_read_and_run_by_hand(
+    everbeat: Command, database_url: str, schema: str
+) -> None:
     script = everbeat("migrate", "--sql", EVERBEAT_DATABASE_URL=None).assert_code(0).out
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(script.encode())
@@ -36,7 +38,9 @@ def test_the_statements_can_be_read_and_run_by_hand(everbeat: Command, database_
 def test_a_schema_from_the_future_is_refused(everbeat: Command, database_url: str, schema: str) -> None:
     everbeat("migrate").assert_code(0)
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(f"insert into {schema}.schema_versions (version, name) values (999, 'later')".encode())
+        connection.execute(
+            f"insert into {schema}.schema_versions (version, name) values (999, 'later')".encode()
+        )
     assert "upgrade everbeat" in everbeat("tasks", "list").assert_code(ExitCode.DATABASE).err
     everbeat("migrate").assert_code(ExitCode.DATABASE)
     assert everbeat("migrate", "--status", "--json").assert_code(ExitCode.FAILED).document["unknown"] == [999]
@@ -67,7 +71,9 @@ def test_the_embedded_server_runs_from_start_to_stop(everbeat: Command, folder: 
     assert everbeat(*db("start")).assert_code(0).out.strip() == url
     assert everbeat(*db("url")).assert_code(0).out.strip() == url
     assert everbeat("migrate", "--url", url).assert_code(0).out == ""
-    status = everbeat(*db("status", "--json")).assert_code(0).document  # its users came and went, and it runs on
+    status = (
+        everbeat(*db("status", "--json")).assert_code(0).document
+    )  # its users came and went, and it runs on
     assert (status["running"], status["url"]) == (True, url)
 
     asked = everbeat(*db("psql", "--schema", "shop", "--", "-Atc", "show search_path")).assert_code(0)
@@ -83,4 +89,6 @@ def test_embedded_is_a_database_like_any_other(everbeat: Command, folder: Path) 
     environment = {"EVERBEAT_DATABASE_URL": "embedded", "EVERBEAT_EMBEDDED_DIR": str(folder)}
     everbeat("migrate", **environment).assert_code(0)
     assert everbeat("queues", "--json", **environment).assert_code(0).document == {"queues": []}
-    assert everbeat("db", "status", "--json", **environment).assert_code(ExitCode.FAILED).document["initialised"]
+    assert (
+        everbeat("db", "status", "--json", **environment).assert_code(ExitCode.FAILED).document["initialised"]
+    )

@@ -177,7 +177,7 @@ class TestZombie:
         finished = stage.task(task.id)
         frozen.thaw()
         stage.until(lambda: stage.effects("told", task.id) or len(stage.effects("end", task.id)) == 2, within=10, what="the old code hears of it")
-        stage.until(lambda: "lost" in frozen.output().lower(), within=10, what="the loss is reported")
+        stage.until(lambda: "zombie_refused" in frozen.output(), within=10, what="the loss is reported")
         assert stage.task(task.id) == finished
         assert [one["outcome"] for one in stage.attempts(task.id)] == ["LOST", "COMPLETED"]
         quick = deeds.quick.send(1)

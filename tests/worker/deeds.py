@@ -81,17 +81,31 @@ async def note(word: str) -> None:
     gate.journal.append(word)
 
 
-@task(retry=RetryPolicy(max_retries=2, intervals=["1s", "3s"], jitter=0, auto_retry_for=["SMTP_DOWN", KeyError]))
+@task(
+    retry=RetryPolicy(max_retries=2, intervals=["1s", "3s"], jitter=0, auto_retry_for=["SMTP_DOWN", KeyError])
+)
 async def retried(kind: str) -> NoReturn:
     _raise(kind)
 
 
-@task(retry=RetryPolicy(max_retries=3, backoff_strategy="exponential", intervals=["2s"], jitter=0, auto_retry_for=["TASK_TIMEOUT"]), timeout="100ms")
+@task(
+    retry=RetryPolicy(
+        max_retries=3,
+        backoff_strategy="exponential",
+        intervals=["2s"],
+        jitter=0,
+        auto_retry_for=["TASK_TIMEOUT"],
+    ),
+    timeout="100ms",
+)
 async def retried_slow() -> None:
     await asyncio.sleep(20)  # what the task is for
 
 
-@task(retry=RetryPolicy(max_retries=1, intervals=["1s"], jitter=0, auto_retry_for=["SMTP_DOWN"]), run_in="process")
+@task(
+    retry=RetryPolicy(max_retries=1, intervals=["1s"], jitter=0, auto_retry_for=["SMTP_DOWN"]),
+    run_in="process",
+)
 def retried_process(kind: str) -> NoReturn:
     _raise(kind)
 

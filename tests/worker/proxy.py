@@ -27,6 +27,7 @@ class Proxy:
         self.lost = 0
         self.is_cut = False
         self._lose: bytes | None = None
+        self._released: asyncio.Event | None = None
         self._lines: set[asyncio.StreamWriter] = set()
 
     @classmethod
@@ -41,6 +42,15 @@ class Proxy:
     def lose_reply(self, marker: bytes) -> None:
         """The next statement whose text holds the marker reaches the server; its answer reaches nobody."""
         self._lose = marker
+
+    def hold_reply(self, marker: bytes) -> None:
+        """The answer to that statement is held back until `release`."""
+        self._lose, self._released = marker, asyncio.Event()
+
+    def release(self) -> None:
+        """Let the answer that was held back pass."""
+        assert self._released is not None
+        self._released.set()
 
     def cut(self) -> None:
         """Nothing passes, and nobody can connect."""
@@ -75,7 +85,9 @@ class Proxy:
                 with suppress(OSError):
                     await line.wait_closed()
 
-    async def _requests(self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, swallow: asyncio.Event) -> None:
+    async def _requests(
+        self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, swallow: asyncio.Event
+    ) -> None:
         while data := await reader.read(65_536):
             if self._lose is not None and self._lose in data:
                 self._lose = None
@@ -91,7 +103,9 @@ class Proxy:
         swallow: asyncio.Event,
     ) -> None:
         while data := await upstream.read(65_536):
-            if swallow.is_set():
+            if swallow.is_set() and self._released is not None:
+                await self._released.wait()
+            elif swallow.is_set():
                 self.lost += 1
                 raise EOFError
             writer.write(data)

@@ -28,6 +28,7 @@ from everbeat.store.target import Target
 from everbeat.wake import Wake
 from everbeat.wake.postgres import PostgresWake
 from everbeat.wake.silent import SilentWake
+from everbeat.worker.attempt import Attempt
 from everbeat.worker.plan import WorkerPlan
 from everbeat.worker.protocol import Beaten, Drain, FromWorker, Held, Stop, Welcome
 from everbeat.worker.worker import Worker
@@ -295,9 +296,11 @@ class Running:
     def of(self, kind: type[T]) -> list[T]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    def held_now(self, task_id: UUID) -> list[UUID]:
-        """The claim_ids under which the worker holds this task, after its next report."""
-        return [one.claim_id for one in self.worker._table if one.id == task_id]  # noqa: SLF001
+    def attempt(self, task_id: UUID) -> Attempt:
+        """The attempt of this task that the worker holds."""
+        found = self.worker._table.by_task(task_id)
+        assert found is not None
+        return found
 
     def stop(self) -> None:
         self.worker.obey(Stop())

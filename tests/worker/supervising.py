@@ -121,7 +121,7 @@ def tree(
         party.end()
 
 
-def until(condition: Callable[[], object], *, timeout_s: float = 20.0, what: str = "") -> float:
+def until(condition: Callable[[], object], *, timeout_s: float = 60.0, what: str = "") -> float:
     """Waits for something of the world outside; answers how long it took, in seconds."""
     began = time.monotonic()
     while not condition():

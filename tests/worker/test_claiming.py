@@ -47,7 +47,9 @@ async def test_unknown_names_and_queues_of_others_are_left_alone(stand: Stand) -
     assert {stand.task(each)["state"] for each in (unknown, other)} == {"PENDING"}
 
 
-@pytest.mark.parametrize("statement", ["-- Claims due", "-- Starts claimed", "-- Settles attempts", "-- Gives claimed"])
+@pytest.mark.parametrize(
+    "statement", ["-- Claims due", "-- Starts claimed", "-- Settles attempts", "-- Gives claimed"]
+)
 async def test_a_lost_reply_loses_nothing_and_doubles_nothing(stand: Stand, statement: str) -> None:
     async with Proxy.before(stand.target) as proxy:
         direct, stand.target = stand.target, proxy.target
@@ -117,7 +119,12 @@ async def test_a_phantom_is_given_back_and_what_is_held_is_not(stand: Stand) -> 
         # Claimed, and one of them started, in this worker's name by a call whose answer nobody has.
         ghosts = [stand.send("double", x=n) for n in range(2)]
         claim = leases.claim(
-            worker_id=running.id, claim_call=uuid4(), names=["double"], limit=2, queues=None, queue_priorities={}
+            worker_id=running.id,
+            claim_call=uuid4(),
+            names=["double"],
+            limit=2,
+            queues=None,
+            queue_priorities={},
         )
         taken = [(task.id, task.claim_id) for task in stand.run(claim)]
         stand.run(leases.start(taken[:1], channel=stand.target.channel))

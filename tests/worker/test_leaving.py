@@ -35,7 +35,7 @@ async def test_what_outlasts_the_grace_goes_back_at_no_cost(stand: Stand, tmp_pa
             stand.send("linger", word="x"),
             stand.send("wait_for_gate", word="y"),
             stand.send("process_linger", folder=str(tmp_path)),
-            stand.send("stubborn", seconds=30),
+            stand.send("stubborn", seconds=7),
         ]
         pid = await until_pid(running, tmp_path)
         await running.until(lambda: stand.states() == {"RUNNING": 4})
@@ -48,7 +48,12 @@ async def test_what_outlasts_the_grace_goes_back_at_no_cost(stand: Stand, tmp_pa
     assert not psutil.pid_exists(pid)
     for task_id in sent:
         row = stand.task(task_id)
-        assert (row["state"], row["retry_count"], row["crash_count"], row["loss_count"]) == ("PENDING", 0, 0, 0)
+        assert (row["state"], row["retry_count"], row["crash_count"], row["loss_count"]) == (
+            "PENDING",
+            0,
+            0,
+            0,
+        )
         assert [a["outcome"] for a in stand.attempts(task_id)] == ["RELEASED"]
     assert ("told", "y", "shutting_down") in gate.journal
 

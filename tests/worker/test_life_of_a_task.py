@@ -115,9 +115,17 @@ async def test_retries_follow_the_policy_and_then_the_task_fails(stand: Stand) -
 async def test_a_class_in_the_policy_retries_and_an_unlisted_error_does_not(stand: Stand) -> None:  # B4
     async with stand.worker() as running:
         listed, unlisted = stand.send("retried", kind="key"), stand.send("retried", kind="value")
-        without, in_process = stand.send("raise_kind", kind="key"), stand.send("retried_process", kind="task error")
+        without, in_process = (
+            stand.send("raise_kind", kind="key"),
+            stand.send("retried_process", kind="task error"),
+        )
         await running.finished(listed, unlisted, without, in_process)
-    assert [stand.task(each)["retry_count"] for each in (listed, unlisted, without, in_process)] == [1, 0, 0, 1]
+    assert [stand.task(each)["retry_count"] for each in (listed, unlisted, without, in_process)] == [
+        1,
+        0,
+        0,
+        1,
+    ]
 
 
 async def test_a_policy_stored_with_the_task_replaces_the_functions(stand: Stand) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from everbeat.domain.policy import StoredPolicy
 from everbeat.runtime.events import LeasesLost, ZombieRefused
-from everbeat.worker.protocol import Cancel, Lost
+from everbeat.worker.protocol import Cancel, Lost, Tick
 from tests.worker.deeds import gate
+from tests.worker.proxy import Proxy
 from tests.worker.stand import TASK_PROCESS, Running, Stand
 
 SHORT = StoredPolicy(timeout_ms=300).to_json()
@@ -55,7 +56,9 @@ async def test_code_that_swallows_its_timeout_is_settled_and_keeps_its_slot(stan
     assert len(stand.attempts(task_id)) == 1
 
 
-async def test_a_thread_that_takes_too_long_is_told_and_settled_and_keeps_its_slot(stand: Stand) -> None:  # B10
+async def test_a_thread_that_takes_too_long_is_told_and_settled_and_keeps_its_slot(
+    stand: Stand,
+) -> None:  # B10
     async with stand.worker(thread_concurrency=1, prefetch=0) as running:
         task_id = stand.send_with("wait_for_gate", {"word": "x"}, policy=SHORT)
         after = stand.send("thread_nap", seconds=0)
@@ -89,10 +92,15 @@ async def test_a_process_that_takes_too_long_is_gone(stand: Stand, tmp_path: Pat
 
 
 @pytest.mark.parametrize("wake", ["postgres", "silent"])
-async def test_cancelled_async_and_process_code_ends_within_2_s(stand: Stand, tmp_path: Path, wake: str) -> None:  # B11
+async def test_cancelled_async_and_process_code_ends_within_2_s(
+    stand: Stand, tmp_path: Path, wake: str
+) -> None:  # B11
     make = stand.postgres_wake if wake == "postgres" else stand.silent_wake
     async with stand.worker(wake=make) as running:
-        on_loop, in_process = stand.send("linger", word="x"), stand.send("process_linger", folder=str(tmp_path))
+        on_loop, in_process = (
+            stand.send("linger", word="x"),
+            stand.send("process_linger", folder=str(tmp_path)),
+        )
         pid = await until_pid(running, tmp_path)
         await running.until(lambda: ("begun", "x") in gate.journal)
         asked_at = time.monotonic()
@@ -208,7 +216,7 @@ async def test_a_retry_taken_elsewhere_is_not_touched_by_the_old_attempt(stand: 
         second = stand.task(task_id)
         assert second["fence"] == first["fence"] + 1
         assert second["state"] == "RUNNING"
-        assert running.held_now(task_id) == [second["claim_id"]]
+        assert running.attempt(task_id).claim_id == second["claim_id"]
         stand.cancel(task_id)
         await running.finished(task_id)
     assert [a["outcome"] for a in stand.attempts(task_id)] == ["LOST", "CANCELLED"]
@@ -266,5 +274,27 @@ async def test_nothing_is_left_of_the_worker_on_its_loop(stand: Stand) -> None:
         await running.finished(stand.send("double", x=1), stand.send("process_pid"))
     mine = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert mine == []
-    sessions = stand.query("select application_name from pg_stat_activity where application_name like 'everbeat-super%%'")
+    sessions = stand.query(
+        "select application_name from pg_stat_activity where application_name like 'everbeat-super%%'"
+    )
     assert sessions == []
+
+
+async def test_a_cancel_that_comes_while_the_start_is_under_way_is_not_forgotten(stand: Stand) -> None:  # B11
+    async with Proxy.before(stand.target) as proxy:
+        direct, stand.target = stand.target, proxy.target
+        try:
+            async with stand.worker() as running:
+                await running.until(lambda: any(isinstance(one, Tick) for one in running.told))
+                proxy.hold_reply(b"-- Starts claimed")
+                task_id = stand.send("linger", word="x")
+                # The row says RUNNING, the worker does not know it yet.
+                await running.until(lambda: stand.task(task_id)["state"] == "RUNNING")
+                assert stand.cancel(task_id)[0] == "REQUESTED"
+                await running.until(lambda: running.attempt(task_id).cancel_asked)
+                assert gate.journal == []
+                proxy.release()
+                row = await running.finished(task_id)
+        finally:
+            stand.target = direct
+    assert row["state"] == "CANCELLED"

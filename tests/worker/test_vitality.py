@@ -42,19 +42,27 @@ async def test_a_worker_whose_supervisor_is_silent_claims_nothing_and_beats_for_
         assert stand.task(held)["state"] == "RUNNING"
         running.worker.obey(Beaten(1))
         assert (await running.finished(waiting))["state"] == "COMPLETED"
+        running.stop()
 
 
 async def test_a_worker_that_was_given_up_stops_its_code(stand: Stand) -> None:
-    async with stand.worker(recovery=RecoveryConfig(**FAST), beating=False, wake=stand.silent_wake) as running:
+    async with stand.worker(
+        recovery=RecoveryConfig(**FAST), beating=False, wake=stand.silent_wake
+    ) as running:
         task_id = stand.send("linger", word="x")
         await running.until(lambda: ("begun", "x") in gate.journal)
-        stand.query("update {schema}.workers set ended_at = now(), ended_how = 'age' where id = %s returning id", running.id)
+        stand.query(
+            "update {schema}.workers set ended_at = now(), ended_how = 'age' where id = %s returning id",
+            running.id,
+        )
         await running.until(lambda: ("cancelled", "x") in gate.journal)
     assert stand.task(task_id)["state"] == "RUNNING"  # what becomes of it is for those who gave the worker up
     stand.recover(task_id)
 
 
-async def test_a_fenced_worker_stops_its_code_before_it_can_be_taken_over(stand: Stand) -> None:  # E15, worker's half
+async def test_a_fenced_worker_stops_its_code_before_it_can_be_taken_over(
+    stand: Stand,
+) -> None:  # E15, worker's half
     recovery = RecoveryConfig(**FAST, self_fence=True)
     async with Proxy.before(stand.target) as proxy:
         direct, stand.target = stand.target, proxy.target

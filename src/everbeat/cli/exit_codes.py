@@ -5,6 +5,7 @@ What lives here: numbers. What may not: text for people, which is `failures`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final
 
@@ -18,6 +19,7 @@ from everbeat.errors import (
     TaskNotFound,
     UnknownTask,
     WaitTimeout,
+    WorkerRefused,
 )
 
 
@@ -38,24 +40,33 @@ MEANINGS: Final = {
     ExitCode.FAILED: "it failed, or what was asked for has problems",
     ExitCode.USAGE: "wrong options, arguments or settings",
     ExitCode.DATABASE: "the database is unreachable or does not fit",
-    ExitCode.NOT_FOUND: "no such app, task or worker",
+    ExitCode.NOT_FOUND: "no such app or task",
     ExitCode.TIMEOUT: "the time to wait was over",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
 }
 
+_OF_KIND: Final[dict[type[EverbeatError], ExitCode]] = {
+    AppNotFound: ExitCode.NOT_FOUND,
+    ConfigurationError: ExitCode.USAGE,
+    DatabaseError: ExitCode.DATABASE,
+    EverbeatError: ExitCode.FAILED,
+    ImportFailed: ExitCode.FAILED,
+    PayloadError: ExitCode.USAGE,
+    TaskNotFound: ExitCode.NOT_FOUND,
+    UnknownTask: ExitCode.NOT_FOUND,
+    WaitTimeout: ExitCode.TIMEOUT,
+}
+
 
 def exit_code_of(error: EverbeatError) -> ExitCode:
-    """The exit code of a command that ended with this error."""
-    match error:
-        case DatabaseError():
-            return ExitCode.DATABASE
-        case ImportFailed():
-            return ExitCode.FAILED
-        case AppNotFound() | TaskNotFound() | UnknownTask():
-            return ExitCode.NOT_FOUND
-        case WaitTimeout():
-            return ExitCode.TIMEOUT
-        case ConfigurationError() | PayloadError():
-            return ExitCode.USAGE
-        case _:
-            return ExitCode.FAILED
+    """The exit code of a command that ended with this error; that of a refused worker is its reason's."""
+    kind = type(error)
+    if isinstance(error, WorkerRefused):
+        kind = next((each for each in _kinds(EverbeatError) if each.code == error.reason), kind)
+    return next(_OF_KIND[each] for each in kind.__mro__ if each in _OF_KIND)
+
+
+def _kinds(base: type[EverbeatError]) -> Iterator[type[EverbeatError]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)

@@ -8,11 +8,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
+
+import typer
 
 from everbeat.errors import ConfigurationError, EverbeatError, Problem
 
 DEBUG_VARIABLE: Final = "EVERBEAT_DEBUG"
+_MACHINERY: Final = str(Path(typer.__file__).parent)
 
 
 def wants_traceback() -> bool:
@@ -22,12 +27,26 @@ def wants_traceback() -> bool:
 
 def show_failure(error: EverbeatError, *, as_json: bool) -> None:
     """Writes an error to stderr."""
+    if isinstance(error, ConfigurationError):
+        error = _in_the_users_words(error)
     if as_json:
         print(json.dumps({"error": failure_document(error)}, indent=2), file=sys.stderr)
         return
     print(f"error: {error.message}", file=sys.stderr)
     if error.fix is not None:
         print(f"fix: {error.fix}", file=sys.stderr)
+
+
+def _in_the_users_words(error: ConfigurationError) -> ConfigurationError:
+    """The error without places in the machinery that reads the command line: the mistake was typed there."""
+    return ConfigurationError(
+        [
+            replace(problem, where=None)
+            if problem.where is not None and problem.where.startswith(_MACHINERY)
+            else problem
+            for problem in error.problems
+        ]
+    )
 
 
 def failure_document(error: EverbeatError) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from everbeat.cli.failures import show_failure, wants_traceback
 from everbeat.errors import EverbeatError
 
 COMMANDS: Final = {
-    "demo": ("everbeat.cli.demo", "Watch workers being killed and their work being finished."),
+    "demo": ("everbeat.cli.demo.command", "Watch workers being killed and their work being finished."),
     "worker": ("everbeat.cli.worker", "Run the tasks of an app until told to stop."),
     "send": ("everbeat.cli.send", "Send one task by name."),
     "tasks": ("everbeat.cli.tasks", "List, show, cancel and retry tasks."),

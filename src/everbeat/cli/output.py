@@ -19,6 +19,7 @@ from rich.text import Text
 
 from everbeat.domain.outcome import TaskError
 from everbeat.domain.states import TaskState
+from everbeat.runtime.clock import SystemClock
 
 _PIPE_WIDTH = 1_000  # what reads a pipe wants whole lines
 _STATE_STYLES = {
@@ -73,6 +74,9 @@ def _plain(value: object) -> object:
             return str(value)
 
 
+_UNBROKEN = {"AFTER", "NOTICED", "RAN AGAIN", "SENT", "STATE", "WAS"}
+
+
 def show_table(
     columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, empty: str, numbers: Sequence[str] = ()
 ) -> None:
@@ -81,7 +85,10 @@ def show_table(
     for column in columns:
         # The first column is what gets copied into the next command: it is never cut.
         table.add_column(
-            column, justify="right" if column in numbers else "left", no_wrap=column == columns[0]
+            column,
+            justify="right" if column in numbers else "left",
+            no_wrap=column in (columns[0], *numbers, *_UNBROKEN),
+            overflow="fold",
         )
     for row in rows:
         table.add_row(*row)
@@ -115,6 +122,15 @@ def state(value: TaskState) -> Text:
 def moment(value: datetime | None) -> str:
     """A time for people: local, to the millisecond."""
     return "" if value is None else value.astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def brief_moment(value: datetime | None) -> str:
+    """A time for a narrow table: the local time of today, or the day."""
+    if value is None:
+        return ""
+    local = value.astimezone()
+    today = SystemClock().wall().astimezone().date()
+    return f"{local:%H:%M:%S}" if local.date() == today else f"{local:%Y-%m-%d}"
 
 
 def optional_moment(value: datetime | None) -> str | None:

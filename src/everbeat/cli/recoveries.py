@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everbeat.cli.output import duration, moment, show_json, show_table
+from everbeat.cli.output import brief_moment, duration, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.domain.inspection import RecoveryInfo
 
@@ -45,8 +45,8 @@ def show_recoveries(found: list[RecoveryInfo] | tuple[RecoveryInfo, ...], *, emp
         "NOTICED BY",
         "AFTER",
         "ACTION",
-        "NOTICED AT",
-        "RAN AGAIN AT",
+        "NOTICED",
+        "RAN AGAIN",
         "WORKER",
     )
     rows = [
@@ -58,8 +58,8 @@ def show_recoveries(found: list[RecoveryInfo] | tuple[RecoveryInfo, ...], *, emp
             each.noticed_by,
             "" if each.noticed_after_ms is None else duration(each.noticed_after_ms / 1_000),
             each.action,
-            moment(each.noticed_at),
-            moment(each.ran_again_at),
+            brief_moment(each.noticed_at),
+            brief_moment(each.ran_again_at),
             each.worker_id,
         )
         for each in found

@@ -6,8 +6,8 @@ What lives here: the page of `everbeat tasks show`, and a task as a JSON documen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
+from msgspec import structs
 from rich.text import Text
 
 from everbeat.cli.output import (
@@ -27,7 +27,7 @@ from everbeat.domain.outcome import TaskError
 
 def task_document(task: TaskSummary) -> dict[str, object]:
     """A task with its record's names as keys, whether a worker has claimed it, and when it ended."""
-    document = {field.name: getattr(task, field.name) for field in fields(task)}
+    document = structs.asdict(task)
     return document | {"claimed": task.claimed, "ended_at": task.ended_at}
 
 

@@ -8,7 +8,7 @@ import typer
 
 from everbeat.cli.exit_codes import ExitCode, exit_code_of
 from everbeat.cli.failures import failure_document, show_failure
-from everbeat.cli.output import moment, say, show_json, show_table, state
+from everbeat.cli.output import brief_moment, say, show_json, show_table, state
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.task_page import show_task, task_document
 from everbeat.client.control import CancelVerdict
@@ -56,20 +56,20 @@ def list_tasks(
     if as_json:
         show_json({"tasks": [task_document(task) for task in found]})
         return
-    columns = ("ID", "NAME", "QUEUE", "STATE", "ATTEMPT", "SENT AT", "WHAT")
+    columns = ("ID", "STATE", "NAME", "QUEUE", "TRY", "SENT", "WHAT")
     rows = [
         (
             str(task.id),
+            state(task.state),
             task.name,
             task.queue,
-            state(task.state),
             str(task.attempt),
-            moment(task.sent_at),
+            brief_moment(task.sent_at),
             _remark(task),
         )
         for task in found
     ]
-    show_table(columns, rows, numbers=("ATTEMPT",), empty="No task is like that.")
+    show_table(columns, rows, numbers=("TRY",), empty="No task is like that.")
     if len(found) == limit:
         say(f"There may be more: --before {found[-1].id}")
 
@@ -81,7 +81,7 @@ def _remark(task: TaskSummary) -> str:
         done = "" if task.progress.fraction is None else f" {task.progress.fraction:.0%}"
         return f"{task.progress.stage}{done} {task.progress.message}".rstrip()
     if task.state is TaskState.PENDING and task.enqueued_at > task.sent_at:
-        return f"due at {moment(task.enqueued_at)}"
+        return f"due at {brief_moment(task.enqueued_at)}"
     return ""
 
 

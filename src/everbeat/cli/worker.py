@@ -8,15 +8,26 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Final
 
 import typer
 
 from everbeat.assembly.tree import supervise
 from everbeat.cli.worker_process import LOG_LEVEL_VARIABLE
 from everbeat.config import WorkerConfig
+from everbeat.errors import ConfigurationError, Problem
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_OPTIONS: Final = {
+    "async_concurrency": "--concurrency",
+    "thread_concurrency": "--threads",
+    "process_concurrency": "--task-processes",
+    "poll_interval": "--poll",
+    "WorkerConfig": "the options",
+}
+
 
 @commands.command()
 def worker(
@@ -72,8 +83,16 @@ def worker(
 
 def _overrides(**given: Any) -> dict[str, Any]:
     overrides = {name: value for name, value in given.items() if value is not None}
-    WorkerConfig(**overrides)  # refuses what is wrong before anything is started
+    try:
+        WorkerConfig(**overrides)  # refuses what is wrong before anything is started
+    except ConfigurationError as error:
+        raise ConfigurationError([_as_option(problem) for problem in error.problems]) from None
     return overrides
+
+
+def _as_option(problem: Problem) -> Problem:
+    setting = problem.subject.removeprefix("WorkerConfig.")
+    return replace(problem, subject=_OPTIONS.get(setting, f"--{setting}"))
 
 
 def _names(given: list[str] | None) -> list[str] | None:
@@ -83,7 +102,7 @@ def _names(given: list[str] | None) -> list[str] | None:
 def _log_to_stderr(level: str) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
-        raise typer.BadParameter(f"{level!r} is no level: use debug, info, warning or error.")
+        raise typer.BadParameter(f"{level!r} is no --log-level: use debug, info, warning or error.")
     os.environ[LOG_LEVEL_VARIABLE] = level  # worker processes inherit it
     logging.basicConfig(
         level=number, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"

@@ -28,7 +28,7 @@ def main() -> NoReturn:
         log_to_stderr()
         run_worker_process(sock, app.blueprint(locator=locator, **overrides))
     except EverbeatError as error:
-        refuse_to_start(sock, code=error.code, message=str(error))
+        refuse_to_start(sock, code=error.code, message=error.message, fix=error.fix)
         leave(EXIT_REFUSED)
 
 

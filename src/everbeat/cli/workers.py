@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from msgspec import structs
 from rich.text import Text
 
 from everbeat.app import App
@@ -65,7 +66,7 @@ def _latest_snapshots(app: App) -> dict[str, WorkerStateInfo]:
 
 
 def _document(worker: WorkerInfo, snapshot: WorkerStateInfo | None) -> dict[str, object]:
-    return {name: getattr(worker, name) for name in WorkerInfo.__slots__} | {"snapshot": snapshot}
+    return structs.asdict(worker) | {"snapshot": snapshot}
 
 
 def _show_workers(found: list[WorkerInfo], snapshots: dict[str, WorkerStateInfo]) -> None:

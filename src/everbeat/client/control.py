@@ -6,10 +6,12 @@ What lives here: these questions as plans, and waiting. What may not: types of r
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
 from uuid import UUID
+
+from msgspec import structs
 
 from everbeat.client.door import Door, refuse_in_loop
 from everbeat.client.waiter import Ended
@@ -97,7 +99,7 @@ class Control:
             inspect.serving(name=summary.name, queue=summary.queue, stale_ms=self.alive_within_ms)
         )
         return TaskInfo(
-            **{field.name: getattr(summary, field.name) for field in fields(summary)},
+            **structs.asdict(summary),
             arguments=stored.arguments,
             result=stored.result,
             policy=stored.policy,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from everbeat.client.waiter import Waiter
@@ -17,12 +17,14 @@ from everbeat.errors import BlockingCallInLoop
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
-from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.plan import Plan, arun_plan, run_plan
 from everbeat.store.target import Target
 from everbeat.store.tasks import StoredOutcome, outcomes
 from everbeat.wake import SyncWake
 from everbeat.wake.postgres import SyncPostgresWake
+
+if TYPE_CHECKING:
+    from everbeat.store.embedded import EmbeddedServer
 
 T = TypeVar("T")
 

@@ -6,9 +6,10 @@ What lives here: `Inspection`, the looking half of an app. What may not: what is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 from uuid import UUID
+
+from msgspec import structs
 
 from everbeat.client.control import to_task_id
 from everbeat.client.door import Door
@@ -105,7 +106,8 @@ class Inspection:
         by_name = {name: QueueInfo(name=name) for name in self._queue_priorities}
         by_name |= {queue.name: queue for queue in found}
         known = [
-            replace(queue, priority=self._queue_priorities.get(queue.name)) for queue in by_name.values()
+            structs.replace(queue, priority=self._queue_priorities.get(queue.name))
+            for queue in by_name.values()
         ]
         return sorted(
             known, key=lambda queue: (100 if queue.priority is None else queue.priority, queue.name)

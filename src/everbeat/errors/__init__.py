@@ -281,6 +281,16 @@ class WorkerError(EverbeatError):
     code = "WORKER_ERROR"
 
 
+class WorkerRefused(WorkerError):
+    """Worker processes cannot start; `reason` is the code of the error that the first of them had."""
+
+    code = "WORKER_REFUSED"
+
+    def __init__(self, message: str, *, reason: str, fix: str | None = None) -> None:
+        super().__init__(message, fix=fix)
+        self.reason = reason
+
+
 class AppNotFound(WorkerError):
     """A `module:attribute` locator that leads to no App."""
 

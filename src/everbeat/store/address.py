@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from everbeat.errors import WrongDatabaseURL
 from everbeat.store import migrations
-from everbeat.store.embedded import DEFAULT_FOLDER, EmbeddedServer
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.target import Target
+
+if TYPE_CHECKING:
+    from everbeat.store.embedded import EmbeddedServer
 
 URL_VARIABLE: Final = "EVERBEAT_DATABASE_URL"
 FOLDER_VARIABLE: Final = "EVERBEAT_EMBEDDED_DIR"
@@ -44,7 +47,7 @@ class DatabaseAddress:
         if isinstance(url, str) and (url == EMBEDDED or url.startswith(f"{EMBEDDED}:")):
             Target.parse("postgresql://", schema=schema)  # only the schema's name can be wrong
             named = url.removeprefix(EMBEDDED).removeprefix(":")
-            folder = Path(named or environment.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
+            folder = Path(named or environment.get(FOLDER_VARIABLE) or _embedded().DEFAULT_FOLDER)
             return cls(url=EMBEDDED, folder=folder.absolute(), schema=schema)
         return cls(url=Target.parse(url, schema=schema).url, folder=None, schema=schema)
 
@@ -62,7 +65,7 @@ class DatabaseAddress:
         """The target, its embedded server started or joined. Raises EmbeddedUnavailable."""
         if self.folder is None:
             return OpenDatabase(target=Target.parse(self.url, schema=self.schema), server=None)
-        server = EmbeddedServer.open(self.folder)
+        server: EmbeddedServer = _embedded().EmbeddedServer.open(self.folder)
         return OpenDatabase(target=Target.parse(server.url, schema=self.schema), server=server)
 
 
@@ -94,6 +97,11 @@ class OpenDatabase:
         with self.target.connect("everbeat migrate") as connection:
             return migrations.migrate(connection, self.target, to=to)
 
+    def drop(self) -> None:
+        """Drops the schema with everything in it. Raises a DatabaseError."""
+        with self.target.connect("everbeat migrate") as connection:
+            migrations.drop(connection, self.target)
+
     def status(self) -> SchemaStatus:
         """What is applied in the schema. Raises a DatabaseError."""
         with self.target.connect("everbeat migrate") as connection:
@@ -101,3 +109,8 @@ class OpenDatabase:
                 return migrations.status(connection, self.target)
             except psycopg.Error as problem:
                 raise self.target.explain(problem) from problem
+
+
+def _embedded() -> Any:
+    """The room of the embedded server: an extra, loaded where it is asked for and not by whoever has a URL."""
+    return import_module("everbeat.store.embedded")

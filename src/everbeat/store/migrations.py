@@ -151,3 +151,11 @@ def migrate(connection: Connection[Any], target: Target, *, to: int | None = Non
             return tuple(applied)
     except psycopg.Error as problem:
         raise target.explain(problem) from problem
+
+
+def drop(connection: Connection[Any], target: Target) -> None:
+    """Drops the schema with everything in it, if it is there. Raises a DatabaseError."""
+    try:
+        connection.execute(compose("schema/drop_schema", target.schema))
+    except psycopg.Error as problem:
+        raise target.explain(problem) from problem

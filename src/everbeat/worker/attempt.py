@@ -77,6 +77,7 @@ class Attempt:
     started_at: datetime | None = None
     launched_at: float = 0.0
     stopped: StopReason | None = None
+    cancel_asked: bool = False
     self_fenced: bool = False
     progress: bytes | None = None
     progress_noted: bool = False

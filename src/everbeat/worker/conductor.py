@@ -40,7 +40,10 @@ _log = logging.getLogger("everbeat.worker")
 
 
 class Conductor:
-    """Leads attempts from launch to settle. `on_change` is called whenever a lease is over or its code has ended."""
+    """Leads attempts from launch to settle. `on_change` is called whenever a lease is over or its code has ended.
+
+    `on_broken(mode, reason)`: code of this mode cannot be begun for now.
+    """
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Conductor:
         nursery: Nursery,
         recover_crashed: RecoverCrashed,
         on_change: Callable[[Attempt], None],
+        on_broken: Callable[[RunIn, str], None],
     ) -> None:
         self.executors: dict[RunIn, Executor] = {}
         self.settler: Settler
@@ -64,6 +68,7 @@ class Conductor:
         self._nursery = nursery
         self._recover_crashed = recover_crashed
         self._on_change = on_change
+        self._on_broken = on_broken
 
     def launch(self, attempt: Attempt) -> None:
         """The start was acknowledged: its code runs from now on."""
@@ -75,7 +80,15 @@ class Conductor:
             return
         if (limit_s := attempt.timeout_s) is not None:
             self._later(attempt, limit_s, lambda: self.stop(attempt, "timed_out"))
-        executor.begin(attempt)
+        try:
+            executor.begin(attempt)
+        except Exception as problem:  # noqa: BLE001 - a thread or process that the system refuses must not stop the others
+            attempt.cancel_timers()
+            self._settle(attempt, Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED"))
+            self._on_broken(attempt.mode, f"{type(problem).__name__}: {problem}")
+            return
+        if attempt.cancel_asked:
+            self.stop(attempt, "cancelled")
 
     def not_started(self, attempt: Attempt, verdict: str) -> None:
         """The lease is over before any code ran: "released", "expired" or "lost"."""
@@ -95,13 +108,15 @@ class Conductor:
 
     def stop(self, attempt: Attempt, reason: StopReason) -> None:
         """Make running code end; the first reason stands, but a lost lease outranks every other."""
+        if reason == "cancelled":
+            attempt.cancel_asked = True  # remembered for the launch, while the start is under way
         if attempt.stage is not Stage.RUNNING:
             return
         if attempt.stopped is None:
             attempt.stopped = reason
-            attempt.cancel_timers()
             # A thread cannot be ended: a cancel is a wish, and a result that comes all the same is not hidden.
             if not (reason == "cancelled" and attempt.mode == "thread"):
+                attempt.cancel_timers()
                 self._later(attempt, SETTLE_AFTER_S[attempt.mode], lambda: self._settle_without_code(attempt))
             self.executors[attempt.mode].stop(attempt)
         elif attempt.stopped == "cancelled" and reason in ("timed_out", "shutting_down"):

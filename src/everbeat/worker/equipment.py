@@ -21,7 +21,7 @@ def make_executors(
     worker_id: Callable[[], str],
     on_ended: OnEnded,
     on_free: Callable[[RunIn], None],
-    on_broken: Callable[[str], None],
+    on_broken: Callable[[RunIn, str], None],
     on_progress: Callable[[Attempt], None],
 ) -> dict[RunIn, Executor]:
     """An executor for each mode that has slots and task functions."""
@@ -56,7 +56,7 @@ def make_executors(
                     worker_id=worker_id,
                     on_ended=on_ended,
                     on_free=lambda: on_free("process"),
-                    on_broken=on_broken,
+                    on_broken=lambda reason: on_broken("process", reason),
                     on_progress=on_progress,
                 )
     return made

@@ -70,7 +70,7 @@ class LeaseWatch:
         """Ask about those that were hinted at, or about all."""
         suspects, self._suspects = self._suspects, set()
         everything, self._check_all = self._check_all or self.is_deaf, False
-        held = self._table.at(Stage.CLAIMED, Stage.RUNNING)
+        held = self._table.at(Stage.CLAIMED, Stage.STARTING, Stage.RUNNING)
         asked = [attempt for attempt in held if everything or attempt.id in suspects]
         if asked:
             for _, claim_id, verdict in await self._session.run(check_leases([one.lease for one in asked])):

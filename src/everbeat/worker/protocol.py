@@ -59,6 +59,7 @@ class Refused(Message, frozen=True):
 
     code: str
     message: str
+    fix: str | None = None
 
 
 class Leaving(Message, frozen=True):

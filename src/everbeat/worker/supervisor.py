@@ -17,7 +17,7 @@ from random import Random
 from typing import Final
 
 from everbeat.config import WorkerConfig
-from everbeat.errors import DatabaseError, EverbeatError, WorkerError
+from everbeat.errors import DatabaseError, EverbeatError, WorkerError, WorkerRefused
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus, WorkerExited
 from everbeat.runtime.exit_report import ExitReport
@@ -203,8 +203,9 @@ class Supervisor:
         reason = cause if child.refusal is None else child.refusal.message
         if self._was_ever_ready:
             self._events.emit(WorkersKeepFailing(reason=reason))
-        elif refused:
-            self._fail(WorkerError(reason))
+        elif child.refusal is not None:
+            refusal = child.refusal
+            self._fail(WorkerRefused(refusal.message, reason=refusal.code, fix=refusal.fix))
         else:
             self._fail(
                 WorkerError(

@@ -56,12 +56,13 @@ class ThreadExecutor:
         del wanted
 
     def begin(self, attempt: Attempt) -> None:
-        """Hand it to a thread."""
+        """Hand it to a thread; raises RuntimeError when the system gives no more of them."""
         self._loop = asyncio.get_running_loop()
-        self._running.add(attempt)
-        if self._threads < len(self._running):
+        if self._threads <= len(self._running):
+            name = f"everbeat-task-{self._threads + 1}"
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
             self._threads += 1
-            threading.Thread(target=self._serve, name=f"everbeat-task-{self._threads}", daemon=True).start()
+        self._running.add(attempt)
         self._waiting.put(attempt)
 
     def stop(self, attempt: Attempt) -> None:

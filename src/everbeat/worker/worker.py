@@ -101,6 +101,7 @@ class Worker:
             nursery=self._nursery,
             recover_crashed=recover_crashed,
             on_change=self._on_change,
+            on_broken=self._on_broken,
         )
         self._progress = ProgressRecorder(self._giving, clock=clock, on_lost=self._on_lost)
         self._executors = make_executors(
@@ -123,28 +124,15 @@ class Worker:
             on_cancel=lambda attempt: self._conductor.stop(attempt, "cancelled"),
             on_lost=self._on_lost,
         )
-        self._vitality = Vitality(
-            self._giving,
-            silence=Silence.allowed_by(plan.recovery),
-            worker_id=lambda: self.id,
-            clock=clock,
-            on_fence=self._conductor.fence,
-            on_ended=lambda: self._conductor.lose(self._table, "this worker was declared dead"),
-        )
+        self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
-        self._departure = Departure(
-            table=self._table,
-            conductor=self._conductor,
-            executors=self._executors,
-            clock=clock,
-            own_grace_s=plan.config.grace_s,
-            give_back=lambda: self._nursery.start(self._claimer.close(), name="give back what waits"),
-        )
+        self._departure = self._make_departure()
         self._loop_watch = LoopWatch(self._loop, threshold_s=LOOP_BLOCKED_AFTER_S, emit=events.emit)
         self._reporter = Reporter(
             link, table=self._table, executors=self._executors, clock=clock, loop_lag_s=self._loop_watch.lag_s
         )
         self._wake: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @property
     def id(self) -> str:
@@ -164,7 +152,9 @@ class Worker:
             await self._close()
 
     def obey(self, message: FromSupervisor) -> None:
-        """Do what the supervisor says."""
+        """Do what the supervisor says; a worker that has left has nothing more to do."""
+        if self._is_closed:
+            return
         match message:
             case Beaten():
                 was_silent = not self._vitality.may_claim
@@ -240,9 +230,9 @@ class Worker:
             self._lanes[mode].failures = 0
         self._claimer.slot_freed()
 
-    def _on_broken(self, reason: str) -> None:
-        _log.error("task_process_failed worker_id=%s reason=%s", self.id, reason)
-        self._lanes["process"].is_broken = True
+    def _on_broken(self, mode: RunIn, reason: str) -> None:
+        _log.error("cannot_run_tasks mode=%s worker_id=%s reason=%s", mode, self.id, reason)
+        self._lanes[mode].is_broken = True
         self._claimer.slot_freed()
 
     def _held(self, leases: list[Lease]) -> list[Attempt]:
@@ -259,6 +249,26 @@ class Worker:
             self._giving.rename(self._session_name)
             self._listen()
         self._claimer.look()
+
+    def _make_vitality(self) -> Vitality:
+        return Vitality(
+            self._giving,
+            silence=Silence.allowed_by(self._plan.recovery),
+            worker_id=lambda: self.id,
+            clock=self._clock,
+            on_fence=self._conductor.fence,
+            on_ended=lambda: self._conductor.lose(self._table, "this worker was declared dead"),
+        )
+
+    def _make_departure(self) -> Departure:
+        return Departure(
+            table=self._table,
+            conductor=self._conductor,
+            executors=self._executors,
+            clock=self._clock,
+            own_grace_s=self._plan.config.grace_s,
+            give_back=lambda: self._nursery.start(self._claimer.close(), name="give back what waits"),
+        )
 
     def _make_claimer(self) -> Claimer:
         plan = self._plan
@@ -287,6 +297,7 @@ class Worker:
         return f"{self._welcome.session_name} worker"
 
     async def _close(self) -> None:
+        self._is_closed = True
         self._loop_watch.stop()
         for executor in self._executors.values():
             await executor.close()

@@ -32,11 +32,11 @@ def prepare_process() -> socket.socket:
     return sock
 
 
-def refuse_to_start(sock: socket.socket, *, code: str, message: str) -> None:
+def refuse_to_start(sock: socket.socket, *, code: str, message: str, fix: str | None = None) -> None:
     """Tell the parent why this process cannot start; the caller exits then."""
     channel = BlockingChannel(sock, messages=FromTaskProcess)
     try:
-        channel.send(Refused(code, message))
+        channel.send(Refused(code, message, fix))
     except ChannelClosed:
         exit_orphaned()
 

@@ -115,7 +115,7 @@ def wait_in_thread_on_crash(gate_name: str) -> str:
     while not path.exists():
         if Context.current().cancelled:
             effect("told")
-            break
+            Context.current().check_cancelled()
         time.sleep(0.01)  # polling is what sync code can do
     return "done"
 

@@ -137,15 +137,17 @@ def _definitions(text: str) -> tuple[int, int, int]:
                 classes += 1
             case ast.Import() | ast.ImportFrom():
                 imports += 1
+            case _:
+                pass
     return functions, classes, imports
 
 
 def main() -> None:
-    """Reads NUL-separated paths from stdin, counts the files one by one, and writes the sums as JSON."""
+    """Reads NUL-separated paths from stdin, counts the files one by one, and writes their counts as JSON by path."""
     warnings.simplefilter("ignore")  # invalid escapes in foreign code are not ours to report
     os.nice(10)  # the workers go first
     paths = [os.fsdecode(path) for path in sys.stdin.buffer.read().split(b"\0") if path]
-    print(json.dumps(asdict(total(count_file(path) for path in paths))))
+    print(json.dumps({path: asdict(count_file(path)) for path in paths}))
 
 
 if __name__ == "__main__":

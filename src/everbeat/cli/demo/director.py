@@ -12,10 +12,23 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from everbeat import App, Task, TaskState
+from everbeat import App, Call, Task
+from everbeat.cli.demo.blows import strike
 from everbeat.cli.demo.count import Counts
 from everbeat.cli.demo.evidence import CountedFile, Evidence, IndependentCount, Strike, counted_files
-from everbeat.cli.demo.plan import ACTS, LONGEST_S, PACE_S, SESSION_CALM_S, TREES, Act, Blow, shares
+from everbeat.cli.demo.plan import (
+    ACTS,
+    CALM_PACE_S,
+    LONGEST_S,
+    PACE_S,
+    SAME_PRIORITY,
+    SESSION_CALM_S,
+    TREES,
+    Act,
+    Blow,
+    fitting,
+    shares,
+)
 from everbeat.cli.demo.scene import Scene, scene
 from everbeat.cli.demo.source_files import SourceFiles
 from everbeat.cli.demo.trees import Tree
@@ -55,7 +68,7 @@ class OutOfTime(Exception):
 
 
 class Director:
-    """One performance. `close` ends whatever it started, however it went."""
+    """One performance, timed from `began` on the clock. `close` ends whatever it started, however it went."""
 
     def __init__(
         self,
@@ -66,6 +79,7 @@ class Director:
         environment: Mapping[str, str],
         folder: Path,
         clock: Clock,
+        began: float,
     ) -> None:
         self._program = program
         self._app = program.app
@@ -75,11 +89,12 @@ class Director:
         self._folder = folder
         self._clock = clock
         self._database_clock = DatabaseClock(clock)
-        self._began = clock.monotonic()
+        self._began = began
         self._trees: list[Tree] = []
         self._strikes: list[Strike] = []
         self._sent: list[tuple[UUID, str]] = []
         self._independent: IndependentCount | None = None
+        self._first_sent_s = 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -87,28 +102,28 @@ class Director:
         return self._clock.monotonic() - self._began
 
     def perform(self) -> Evidence:
-        """Everything, in order. Raises a DatabaseError or WorkerError where nothing could even begin."""
+        """Everything, in order, on a schema that is there. Raises a DatabaseError, or WorkerError if a tree ends."""
         problems: list[str] = []
-        self._app.migrate()
-        opened_at_s = self.elapsed_s
+        ready_at_s = self.elapsed_s
         self._tell("the database is ready")
         self._start_trees()
         self._independent = IndependentCount(self._files.chosen, folder=self._folder)
         parts = shares(self._files.chosen, acts=len(ACTS))
+        self._first_sent_s = self.elapsed_s
         try:
             for act, part in zip(ACTS, parts, strict=False):
                 if act.noticed_by == "session":
                     self._until(
-                        lambda _: self.elapsed_s - opened_at_s >= SESSION_CALM_S, "the server to be 11 s old"
+                        lambda _: self.elapsed_s - ready_at_s >= SESSION_CALM_S, "the server to be 11 s old"
                     )
-                self._send(part)
+                self._send(part, pace_s=PACE_S)
                 self._play(act)
-            self._send(parts[-1])
+            self._send(self._rest(parts[-1]), pace_s=CALM_PACE_S)
             self._until(lambda sight: sight.unfinished == 0, "the last task to end")
+            self._tell("the work is done; the trees are asked to leave")
+            self._stop_trees()
         except OutOfTime as late:
             problems.append(str(late))
-        self._tell("the work is done; the trees are asked to leave")
-        self._stop_trees()
         return self._evidence(problems)
 
     def close(self) -> None:
@@ -131,13 +146,12 @@ class Director:
             raise WorkerError(f"{late}; the first tree says:\n{self._trees[0].tail()}") from None
         self._tell(f"{TREES} trees of {wanted} worker processes each are alive")
 
-    def _send(self, paths: Sequence[str]) -> None:
+    def _send(self, paths: Sequence[str], *, pace_s: float) -> None:
         """Sends one task a file in one statement."""
         if not paths:
             return
-        deal = self._program.DEAL
-        first = len(self._sent)
-        calls = [deal[(first + place) % len(deal)].call(path, PACE_S) for place, path in enumerate(paths)]
+        places = range(len(self._sent), len(self._sent) + len(paths))
+        calls = [self._call(place, path, pace_s) for place, path in zip(places, paths, strict=True)]
         before = self._clock.wall()
         handles = self._app.send_many(calls)
         after = self._clock.wall()
@@ -145,75 +159,40 @@ class Director:
         self._database_clock.learn(handles[0].info().sent_at, before=before, after=after)
         self._tell(f"{len(paths)} tasks sent")
 
-    def _play(self, act: Act) -> None:
-        strike = self._until(lambda sight: self._struck(act, sight), f"the moment for {act.blow}")
-        self._strikes.append(strike)
-        verb = "frozen (SIGSTOP)" if act.blow is Blow.FREEZE_TREE else "killed (SIGKILL)"
-        whom = "worker process" if act.blow is Blow.KILL_WORKER else "the whole tree of"
-        self._tell(f"tree {strike.tree}: {whom} {strike.pid} {verb} while it held {len(strike.held)} tasks")
-        self._until(lambda sight: not sight.held_by(strike.worker_ids), f"the rescue after {act.blow}")
-        rescued = self._until(lambda sight: self._ran_again(strike, sight), f"the second runs after {act.blow}")
-        self._tell(rescued)
-        if act.blow is Blow.FREEZE_TREE:
-            self._thaw(strike)
-
-    def _struck(self, act: Act, sight: Sight) -> Strike | None:
-        """Strikes who holds most running work, if anybody does: stopped first, so that nothing is finished unseen."""
-        unharmed = {strike.tree for strike in self._strikes}
-        living = [tree for tree in self._trees if tree.exit_code is None]
-        candidates = [
-            (tree.number not in unharmed, running, tree, pid, ids)
-            for tree in living
-            for pid, ids in self._victims(act, tree, sight)
-            if (running := sum(lease.state is TaskState.RUNNING for lease in sight.held_by(ids)))
-        ]
-        if not candidates:
-            return None
-        _, _, tree, pid, ids = max(candidates, key=lambda candidate: candidate[:2])
-        whole = act.blow is not Blow.KILL_WORKER
-        _signal(tree, pid, signal.SIGSTOP, whole=whole)
-        held = look(self._app, self._database_clock).held_by(ids)
-        if not any(lease.state is TaskState.RUNNING for lease in held):
-            _signal(tree, pid, signal.SIGCONT, whole=whole)  # it was done in that very moment
-            return None
-        at, at_s = self._database_clock.now(), self.elapsed_s
-        match act.blow:
-            case Blow.KILL_WORKER:
-                tree.strike(pid, signal.SIGKILL)
-            case Blow.KILL_TREE:
-                tree.kill()
-            case Blow.FREEZE_TREE:
-                pass
-        return Strike(
-            act=act,
-            tree=tree.number,
-            pid=pid,
-            worker_ids=ids,
-            at=at,
-            at_s=at_s,
-            held=frozenset(lease.id for lease in held),
+    def _rest(self, paths: Sequence[str]) -> Sequence[str]:
+        """As many of the last files as there is time for."""
+        unfinished = self._look().unfinished
+        return fitting(
+            paths,
+            ended=len(self._sent) - unfinished,
+            in_s=self.elapsed_s - self._first_sent_s,
+            elapsed_s=self.elapsed_s,
         )
 
-    def _victims(self, act: Act, tree: Tree, sight: Sight) -> list[tuple[int, frozenset[str]]]:
-        """Who may be struck in a tree: the process to signal, and the workers that fall with it."""
-        workers = sight.live_workers(tree.pid)
-        if act.blow is Blow.KILL_WORKER:
-            return [
-                (worker.pid, frozenset({worker.worker_id})) for worker in workers if tree.holds(worker.pid)
-            ]
-        return [(tree.pid, frozenset(worker.worker_id for worker in workers))]
+    def _call(self, place: int, path: str, pace_s: float) -> Call[Counts]:
+        deal = self._program.DEAL
+        return deal[place % len(deal)].with_options(priority=place // SAME_PRIORITY).call(path, pace_s)
 
-    def _ran_again(self, strike: Strike, sight: Sight) -> str | None:
-        """In words, once every task that was recovered runs again."""
-        recoveries = sight.rescued_from(strike.worker_ids)
-        again = [recovery.ran_again_at for recovery in recoveries]
-        if not again or any(moment is None for moment in again):
-            return None
-        settled_s = (max(recovery.noticed_at for recovery in recoveries) - strike.at).total_seconds()
-        last_s = max((moment - strike.at).total_seconds() for moment in again if moment is not None)
-        return (
-            f"{len(again)} tasks rescued: noticed by {recoveries[0].noticed_by}, in other hands after {settled_s:.2f} s,"
-            f" all running again after {last_s:.2f} s"
+    def _play(self, act: Act) -> None:
+        """Strikes, and waits until nothing is left in the victim's name; what was frozen is thawed when all runs again."""
+        struck = self._until(lambda sight: self._strike(act, sight), f"the moment for {act.blow}")
+        self._strikes.append(struck)
+        whom = "worker process" if act.blow is Blow.KILL_WORKER else "the whole tree of"
+        verb = "frozen (SIGSTOP)" if act.blow is Blow.FREEZE_TREE else "killed (SIGKILL)"
+        self._tell(f"tree {struck.tree}: {whom} {struck.pid} {verb} while it held {len(struck.held)} tasks")
+        self._tell(self._until(lambda sight: _settled(struck, sight), f"the rescue after {act.blow}"))
+        if act.blow is Blow.FREEZE_TREE:
+            self._until(lambda sight: _ran_again(struck, sight), f"the second runs after {act.blow}")
+            self._thaw(struck)
+
+    def _strike(self, act: Act, sight: Sight) -> Strike | None:
+        return strike(
+            act,
+            sight,
+            trees=[tree for tree in self._trees if tree.exit_code is None],
+            spared={before.tree for before in self._strikes},
+            look=self._look,
+            now=lambda: (self._database_clock.now(), self.elapsed_s),
         )
 
     def _thaw(self, strike: Strike) -> None:
@@ -227,13 +206,15 @@ class Director:
             "the thawed tree to learn of its loss and to come back",
         )
         strike.refused = tree.refused()
-        self._tell(f"tree {tree.number}: {strike.refused} late attempts refused; it works again under a new name")
+        self._tell(
+            f"tree {tree.number}: {strike.refused} late attempts refused; it works again under a new name"
+        )
 
     def _until(self, truth: Callable[[Sight], T | None], what: str) -> T:
         """Looks until it is true, and shows every look; raises OutOfTime."""
         while True:
             self._expect_trees()
-            sight = look(self._app, self._database_clock)
+            sight = self._look()
             self._audience.show(
                 scene(
                     sight,
@@ -249,6 +230,9 @@ class Director:
             if self.elapsed_s > LONGEST_S:
                 raise OutOfTime(f"waited for {what} until {LONGEST_S:g} s were over")
             time.sleep(_LOOK_EVERY_S)  # the demo looks from outside, as an operator would
+
+    def _look(self) -> Sight:
+        return look(self._app, self._database_clock)
 
     def _expect_trees(self) -> None:
         killed = {strike.tree for strike in self._strikes if strike.act.blow is Blow.KILL_TREE}
@@ -266,11 +250,12 @@ class Director:
     def _evidence(self, problems: Sequence[str]) -> Evidence:
         files: list[CountedFile] = counted_files(self._app, self._sent)
         recoveries = self._app.recoveries(limit=100_000)
-        independent = None if self._independent is None else self._independent.result()
+        paths = tuple(path for _, path in self._sent)
+        independent = None if self._independent is None else self._independent.result(paths)
         return Evidence(
             folder=self._files.folder,
             found=self._files.found,
-            paths=self._files.chosen,
+            paths=paths,
             files=files,
             strikes=tuple(self._strikes),
             recoveries=recoveries,
@@ -283,8 +268,15 @@ class Director:
         self._audience.tell(self.elapsed_s, text)
 
 
-def _signal(tree: Tree, pid: int, number: signal.Signals, *, whole: bool) -> None:
-    if whole:
-        tree.strike_all(number)
-    else:
-        tree.strike(pid, number)
+def _settled(strike: Strike, sight: Sight) -> str | None:
+    """In words, once nothing is left in the victim's name."""
+    recoveries = sight.rescued_from(strike.worker_ids)
+    if sight.held_by(strike.worker_ids) or not recoveries:
+        return None
+    after_s = (max(recovery.noticed_at for recovery in recoveries) - strike.at).total_seconds()
+    return f"noticed by {recoveries[0].noticed_by}: {len(recoveries)} tasks rescued after {after_s:.2f} s"
+
+
+def _ran_again(strike: Strike, sight: Sight) -> bool:
+    """Whether every task that was recovered runs again, or has ended since."""
+    return all(recovery.ran_again_at is not None for recovery in sight.rescued_from(strike.worker_ids))

@@ -19,10 +19,10 @@ from uuid import UUID
 
 from everbeat import App, RecoveryInfo, TaskState
 from everbeat.cli.demo import count
-from everbeat.cli.demo.count import Counts
+from everbeat.cli.demo.count import Counts, total
 from everbeat.cli.demo.plan import Act
 
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +59,10 @@ class CountedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything the verdict is made of. `independent` is None, and `problems` not empty, if something went wrong."""
+    """Everything the verdict is made of; `paths` are the files sent, of `found`.
+
+    `independent` is None, and `problems` not empty, if something went wrong.
+    """
 
     folder: Path
     found: int
@@ -101,13 +104,14 @@ class IndependentCount:
                 [sys.executable, "-I", count.__file__], stdin=given, stdout=output, stderr=subprocess.DEVNULL
             )
 
-    def result(self) -> Counts | None:
-        """The sums; None where it failed."""
+    def result(self, paths: Iterable[str]) -> Counts | None:
+        """The sums over these files, which were among those given; None where it failed."""
         try:
             if self._process.wait(timeout=_PATIENCE_S) != 0:
                 return None
-            return Counts(**json.loads(self._output.read_text(encoding="utf-8")))
-        except (subprocess.TimeoutExpired, ValueError, TypeError):
+            by_path = json.loads(self._output.read_text(encoding="utf-8"))
+            return total(Counts(**by_path[path]) for path in paths)
+        except (subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
             return None
         finally:
             self.end()

@@ -14,8 +14,14 @@ TREES: Final = 3
 PACE_S: Final = 1.0
 """How long a task waits before it counts: long enough for a death to find it running."""
 
-LONGEST_S: Final = 55.0
-"""When the demo gives up, whatever is missing: it lasts a minute at most."""
+CALM_PACE_S: Final = 0.2
+"""The same once nobody is struck any more."""
+
+LONGEST_S: Final = 50.0
+"""When the demo gives up, whatever is missing: with the verdict it lasts a minute at most."""
+
+SAME_PRIORITY: Final = 10
+"""So many files share a priority. Earlier files go first, and so does what is rescued before what has not begun."""
 
 SESSION_CALM_S: Final = 11.0
 """Sessions prove nothing while the server is younger than 10 s; before this nobody is struck whom they are to betray."""
@@ -50,7 +56,20 @@ ALLOWANCE: Final = 3.0
 """A busy machine may take so many times longer before a promise counts as broken; what was measured is shown."""
 
 
+MOST_A_SHARE: Final = 60
+"""So many files are sent for an act: twice what the trees can do at once, so that nobody is idle when it begins."""
+
+FINISH_BY_S: Final = 38.0
+"""The last files are as many as will be counted by then, judged by how fast it went so far."""
+
+
 def shares(paths: Sequence[str], *, acts: int) -> list[Sequence[str]]:
-    """The files of each act and, last, those for the time after: even parts, at least one file to each act."""
-    size = max(1, len(paths) // (acts + 1))
+    """The files of each act and, last, those for the time after; at least one file to each act."""
+    size = min(MOST_A_SHARE, max(1, len(paths) // (acts + 1)))
     return [*(paths[act * size : (act + 1) * size] for act in range(acts)), paths[acts * size :]]
+
+
+def fitting(paths: Sequence[str], *, ended: int, in_s: float, elapsed_s: float) -> Sequence[str]:
+    """As many of these files as fit into what is left of the time, where `ended` files took `in_s` seconds."""
+    left_s = max(0.0, FINISH_BY_S - elapsed_s)
+    return paths[: round(left_s * ended / in_s)] if in_s > 0 else paths

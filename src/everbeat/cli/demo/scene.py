@@ -43,7 +43,13 @@ class Scene:
 
 
 def scene(
-    sight: Sight, strikes: Sequence[Strike], *, trees: Mapping[int, int], elapsed_s: float, sent: int, total: int
+    sight: Sight,
+    strikes: Sequence[Strike],
+    *,
+    trees: Mapping[int, int],
+    elapsed_s: float,
+    sent: int,
+    total: int,
 ) -> Scene:
     """The scene of one look; `trees` gives the number of each tree by its supervisor's pid."""
     lines = [_line(worker, sight, strikes, trees=trees) for worker in sight.workers]

@@ -55,10 +55,9 @@ def count_in_a_process(path: str, pace_s: float) -> Counts:
 
 
 DEAL: Final = (
-    count_on_the_loop,
-    count_in_a_thread,
-    count_on_the_loop,
-    count_in_a_thread,
+    *(count_on_the_loop, count_in_a_thread) * 2,
     count_in_a_process,
+    *(count_on_the_loop, count_in_a_thread) * 2,
+    count_on_the_loop,
 )
-"""How files are dealt to the three, one after the other: as the workers' slots are."""
+"""How files are dealt to the three, one after the other, and then from the first again."""

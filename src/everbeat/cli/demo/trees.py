@@ -62,8 +62,10 @@ class Tree:
 
     def strike_all(self, number: signal.Signals) -> None:
         """Sends a signal to every process of this tree, the supervisor first: it must not see its children fall."""
-        for pid in [self.pid, *sorted(pid for pid in _processes() if pid != self.pid and self.holds(pid))]:
-            self.strike(pid, number)
+        members = [pid for pid in _processes() if pid != self.pid and self.holds(pid)]
+        for pid in [self.pid, *members] if self.exit_code is None else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def kill(self) -> None:
         """Ends every process at once and waits for the supervisor's end."""

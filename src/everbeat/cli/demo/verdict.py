@@ -92,7 +92,8 @@ def judge(evidence: Evidence) -> Verdict:
     totals = total(file.counts for file in evidence.files if file.counts is not None)
     paths = {file.task_id: file.path for file in evidence.files}
     rescues = tuple(
-        _rescue(recovery, evidence.strikes, path=paths.get(recovery.task_id)) for recovery in evidence.recoveries
+        _rescue(recovery, evidence.strikes, path=paths.get(recovery.task_id))
+        for recovery in evidence.recoveries
     )
     strikes = tuple(_result(strike, rescues, evidence) for strike in evidence.strikes)
     totals_match = evidence.independent == totals

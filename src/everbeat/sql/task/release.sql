@@ -1,9 +1,10 @@
 -- Gives claimed tasks back at no cost: CLAIMED -> PENDING. Only for whoever holds the claim_id; leaves no attempt row.
+-- limit 1 keeps the planner from moving the state into the look-up: it would read the whole index of leases for each row.
 with asked as (
     select * from unnest(%(ids)s::uuid[], %(claim_ids)s::uuid[]) as a (id, claim_id)
 ), held as materialized (
     select t.id from asked a
-    cross join lateral (select * from {schema}.tasks t where t.id = a.id for no key update) t
+    cross join lateral (select * from {schema}.tasks t where t.id = a.id limit 1 for no key update) t
     where t.claim_id = a.claim_id and t.state = 'CLAIMED'
 ), released as (
     update {schema}.tasks t

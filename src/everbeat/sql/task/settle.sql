@@ -1,6 +1,7 @@
 -- Settles attempts: RUNNING -> COMPLETED | FAILED | CANCELLED | PENDING (a retry, or a release at no cost).
 -- Only for whoever holds the claim_id. A settle that landed before answers "already"; zero rows is a lost lease.
 -- A success that happened is never hidden; after a cancel request anything else ends CANCELLED, never in a retry.
+-- limit 1 keeps the planner from moving the state into the look-up: it would read the whole index of leases for each row.
 with asked as (
     select * from unnest(
         %(ids)s::uuid[], %(claim_ids)s::uuid[], %(outcomes)s::text[], %(results)s::text[], %(errors)s::text[], %(retry_in_ms)s::bigint[]
@@ -18,7 +19,7 @@ with asked as (
             else 'FAILED'
         end as next_state
     from asked a
-    cross join lateral (select * from {schema}.tasks t where t.id = a.id for no key update) t
+    cross join lateral (select * from {schema}.tasks t where t.id = a.id limit 1 for no key update) t
     where t.claim_id = a.claim_id and t.state = 'RUNNING'
 ), settled as (
     update {schema}.tasks t

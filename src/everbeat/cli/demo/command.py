@@ -1,0 +1,140 @@
+"""The command `everbeat demo`.
+
+What lives here: its options, and that it leaves nothing behind. What may not: the demo itself (`director`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final, cast
+from uuid import uuid4
+
+import typer
+from rich.console import Console
+
+from everbeat.cli.demo.director import Director, Program
+from everbeat.cli.demo.evidence import Evidence
+from everbeat.cli.demo.report import document, show_verdict
+from everbeat.cli.demo.source_files import FEWEST_FILES, SourceFiles, choose
+from everbeat.cli.demo.verdict import judge
+from everbeat.cli.demo.view import audience
+from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.locate import load
+from everbeat.cli.output import say, show_json
+from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption
+from everbeat.runtime.clock import SystemClock
+from everbeat.store.address import EMBEDDED, URL_VARIABLE, DatabaseAddress
+
+commands = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+PROGRAM: Final = "everbeat.cli.demo.tasks"
+
+
+@commands.command()
+def demo(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PATH]",
+            help="A folder or git checkout with Python files.  [default: the standard library]",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    headless: Annotated[bool, typer.Option("--headless", help="Show nothing before the verdict.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the schema, to look at it afterwards.")] = False,
+    url: Annotated[
+        str,
+        typer.Option("--url", metavar="URL", help="PostgreSQL URL, or 'embedded' for one in ./.everbeat."),
+    ] = EMBEDDED,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch workers being killed and their work being finished.
+
+    Three trees of workers count lines, functions, classes and imports, one task a file. Meanwhile one worker process is
+    killed, one tree is frozen and thawed, one tree is killed. At the end the results in the database are compared with
+    an independent count. Lasts at most a minute; ends with 0 only if every promise held. Works in a schema of its own.
+    """
+    files = _chosen(path)
+    console = Console(stderr=as_json, highlight=False, markup=False)
+    try:
+        with _terminable():
+            evidence = _performed(files, url=url, keep=keep, console=console, headless=headless)
+    except KeyboardInterrupt:
+        say("Interrupted; workers ended, everything cleared away.")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    verdict = judge(evidence)
+    if as_json:
+        show_json(document(evidence, verdict))
+    else:
+        show_verdict(console, evidence, verdict)
+    raise typer.Exit(ExitCode.OK if verdict.ok else ExitCode.FAILED)
+
+
+def _chosen(path: Path | None) -> SourceFiles:
+    if path is not None and not path.is_dir():
+        raise typer.BadParameter(
+            f"{str(path)!r} is no folder; give one with Python files.", param_hint="PATH"
+        )
+    files = choose(path)
+    if len(files.chosen) < FEWEST_FILES:
+        raise typer.BadParameter(
+            f"{str(files.folder)!r} holds {len(files.chosen)} Python files of up to 1 MiB; the demo needs"
+            f" {FEWEST_FILES} or more, so that each blow falls on work. Give a larger folder, or none for the"
+            " standard library.",
+            param_hint="PATH",
+        )
+    return files
+
+
+def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, headless: bool) -> Evidence:
+    """The performance, and all of it cleared away however it went."""
+    clock = SystemClock()
+    began = clock.monotonic()
+    schema = f"everbeat_demo_{uuid4().hex[:8]}"
+    address = DatabaseAddress.parse(url, schema=schema, environment=os.environ)
+    # The program reads its database from the environment, like any user's; here and in the workers.
+    os.environ.update({URL_VARIABLE: address.portable, SCHEMA_VARIABLE: schema})
+    program = cast(Program, load(PROGRAM))
+    with (
+        closing(program.app),
+        tempfile.TemporaryDirectory(prefix="everbeat-demo-", ignore_cleanup_errors=True) as folder,
+        audience(console, headless=headless) as watching,
+    ):
+        director = Director(
+            program,
+            files,
+            audience=watching,
+            environment=os.environ,
+            folder=Path(folder),
+            clock=clock,
+            began=began,
+        )
+        program.app.migrate()
+        try:
+            return director.perform()
+        finally:
+            director.close()
+            if not keep:
+                program.app.door.opened().drop()
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM ends the demo as Ctrl-C does: with everything cleared away."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

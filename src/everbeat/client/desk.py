@@ -1,0 +1,113 @@
+"""The client's half of an app: what is sent through it, and what is asked of tasks by their ids.
+
+What lives here: `Desk`, which gives each wish to the part that grants it. What may not: registering, and workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, Unpack, overload
+from uuid import UUID
+
+from everbeat.client.by_name import call_by_name
+from everbeat.client.control import CancelResult, Control, to_task_id
+from everbeat.client.handle import Handle
+from everbeat.client.inspection import Inspection
+from everbeat.client.options import SendOptions
+from everbeat.client.registry import Registry
+from everbeat.client.sender import CallSender
+from everbeat.client.task import Call, Task
+from everbeat.client.twins import awaiting, blocking
+from everbeat.domain.duration import When
+from everbeat.domain.inspection import TaskInfo
+from everbeat.store.plan import Plan
+
+R = TypeVar("R")
+
+
+class Desk(Inspection):
+    """Sends, cancels, retries; every blocking method has a twin to await, named with a leading `a`."""
+
+    def __init__(
+        self, control: Control, *, sender: CallSender, registry: Registry, queue_priorities: Mapping[str, int]
+    ) -> None:
+        super().__init__(
+            control.door, alive_within_ms=control.alive_within_ms, queue_priorities=queue_priorities
+        )
+        self._control = control
+        self._sender = sender
+        self._registry = registry
+
+    def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+        """Stores many tasks in one statement: all of them, or none.
+
+        app.send_many(welcome.call(user) for user in users)
+        """
+        return self._sender.send_many(calls)
+
+    async def asend_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+        """As `send_many`, to await."""
+        return await self._sender.asend_many(calls)
+
+    def send_by_name(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        when: When | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Handle[Any]:
+        """Stores one task by its name, with arguments by parameter name; the function need not be known here.
+
+        app.send_by_name("mail.welcome", {"user_id": 42}, queue="mail")
+        """
+        return self._sender.send(self._named_call(name, arguments, when, options))
+
+    async def asend_by_name(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        when: When | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Handle[Any]:
+        """As `send_by_name`, to await."""
+        return await self._sender.asend(self._named_call(name, arguments, when, options))
+
+    def _named_call(
+        self, name: str, arguments: Mapping[str, Any] | None, when: When | None, options: SendOptions
+    ) -> Call[Any]:
+        return call_by_name(name, arguments, task=self._registry.task(name), when=when, options=options)
+
+    @overload
+    def handle(self, task_id: UUID | str, task: Task[..., R], /) -> Handle[R]: ...
+    @overload
+    def handle(self, task_id: UUID | str, /) -> Handle[Any]: ...
+    def handle(self, task_id: UUID | str, task: Task[..., Any] | None = None, /) -> Handle[Any]:
+        """The handle of a task that was sent elsewhere or earlier; with its task object results have their type."""
+        known = to_task_id(task_id)
+        if task is None:
+            return Handle(known, name=None, control=self._control)
+        decode: Callable[[str], Any] = task.definition.codec.decode_result
+        return Handle(known, name=task.name, control=self._control, decode=decode)
+
+    def _cancel(self, task_id: UUID | str, /) -> Plan[CancelResult]:
+        """Cancels the task at once if it waits, asks its worker if it runs; raises TaskNotFound."""
+        return self._control.cancel(to_task_id(task_id))
+
+    def _retry(self, task_id: UUID | str, /) -> Plan[None]:
+        """Runs an ended task again, now and with fresh budgets; raises TaskNotRetryable, TaskNotFound."""
+        return self._control.retry(to_task_id(task_id))
+
+    def _info(self, task_id: UUID | str, /) -> Plan[TaskInfo]:
+        """Everything about a task, also why it still waits; raises TaskNotFound."""
+        return self._control.info(to_task_id(task_id))
+
+    cancel = blocking(_cancel)
+    acancel = awaiting(_cancel)
+    retry = blocking(_retry)
+    aretry = awaiting(_retry)
+    info = blocking(_info)
+    ainfo = awaiting(_info)
