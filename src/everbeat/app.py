@@ -185,6 +185,7 @@ class App(Desk):
             auto_migrate=self.auto_migrate,
             definitions=self.tasks,
             exception_codes=self.exception_codes,
+            on_crash=self.on_crash,
             recovery=self.recovery,
             worker=self.worker.replace(**settings),
             queue_priorities={queue.name: queue.priority for queue in self.queue_configs},

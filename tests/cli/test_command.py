@@ -15,8 +15,6 @@ from everbeat.cli.exit_codes import MEANINGS, ExitCode
 from everbeat.cli.main import COMMANDS
 from tests.cli.conftest import Command
 
-HELP_BUDGET_MS = 300
-SLOW_MACHINE = 4
 WRITTEN_ELSEWHERE = {"demo"}
 
 
@@ -36,24 +34,27 @@ def test_every_command_explains_itself(everbeat: Command, name: str) -> None:
     assert f"everbeat {name}" in answer.out
 
 
-def test_help_is_quick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_costs_little_more_than_the_imports_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def once(*arguments: str) -> float:
         started = perf_counter()
         subprocess.run([sys.executable, *arguments], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
         return (perf_counter() - started) * 1_000
 
     once("-m", "everbeat", "--help")  # writes the bytecode
-    took = median(once("-m", "everbeat", "--help") for _ in range(5))
+    pairs = [(once("-m", "everbeat", "--help"), once("-c", "import everbeat, typer")) for _ in range(7)]
+    help_ms, imports_ms = (median(each) for each in zip(*pairs, strict=True))
     with capsys.disabled():
-        print(f" everbeat --help: {took:.0f} ms", end="")
-    assert took < HELP_BUDGET_MS * SLOW_MACHINE
+        print(f" everbeat --help: {help_ms:.0f} ms, of which imports {imports_ms:.0f} ms", end="")
+    assert help_ms < 2 * imports_ms
 
 
 def test_help_loads_no_command(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom everbeat.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "print(*sorted({'rich', 'everbeat.cli.tasks', 'everbeat.cli.output'} & sys.modules.keys()), file=sys.stderr)"
+        "print(*sorted({'rich', 'rich.console', 'everbeat.cli.tasks', 'everbeat.cli.output'} & sys.modules.keys()), file=sys.stderr)"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path

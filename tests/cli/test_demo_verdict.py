@@ -53,29 +53,29 @@ def strike(act: Act, number: int) -> Strike:
 
 
 def recovery(act: Act, number: int, **changes: Any) -> RecoveryInfo:
-    facts = dict(
-        id=number,
-        task_id=UUID(int=number),
-        name="count_on_the_loop",
-        queue="default",
-        attempt=1,
-        fence=FENCE_LOST,
-        worker_id=f"worker-{number}",
-        supervisor_id=None,
-        hostname=None,
-        pid=None,
-        was=TaskState.RUNNING,
-        cause="killed by SIGKILL",
-        noticed_by=act.noticed_by,
-        last_beat_at=None,
-        noticed_at=NOON + timedelta(seconds=act.within_s / 2),
-        noticed_after_ms=None,
-        action="retry",
-        next_retry_at=None,
-        recovered_by=None,
-        certificate=None,
-        ran_again_at=NOON + timedelta(seconds=act.within_s),
-    )
+    facts = {
+        "id": number,
+        "task_id": UUID(int=number),
+        "name": "count_on_the_loop",
+        "queue": "default",
+        "attempt": 1,
+        "fence": FENCE_LOST,
+        "worker_id": f"worker-{number}",
+        "supervisor_id": None,
+        "hostname": None,
+        "pid": None,
+        "was": TaskState.RUNNING,
+        "cause": "killed by SIGKILL",
+        "noticed_by": act.noticed_by,
+        "last_beat_at": None,
+        "noticed_at": NOON + timedelta(seconds=act.within_s / 2),
+        "noticed_after_ms": None,
+        "action": "retry",
+        "next_retry_at": None,
+        "recovered_by": None,
+        "certificate": None,
+        "ran_again_at": NOON + timedelta(seconds=act.within_s),
+    }
     return RecoveryInfo(**(facts | changes))
 
 

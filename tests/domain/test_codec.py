@@ -103,7 +103,11 @@ CARRIED = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "value"), CARRIED, ids=[f"{number}-{str(one[0])[:40]}" for number, one in enumerate(CARRIED)])
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    CARRIED,
+    ids=[f"{number}-{str(one[0])[:40]}" for number, one in enumerate(CARRIED)],
+)
 def test_what_arrives_equals_what_was_sent(annotation: Any, value: Any) -> None:
     tested = codec_of(annotation)
     (arrived,), named = tested.decode(tested.encode((value,), {}))

@@ -155,8 +155,7 @@ def test_what_is_stored_is_what_a_reaper_needs() -> None:
     assert stored == StoredPolicy(
         max_retries=2,
         intervals=(10.0, 60.0),
-        retries_crash=True,
-        retries_stall=True,
+        retry_for=("WORKER_CRASHED", "TASK_STALLED"),
         max_crashes=5,
         timeout_ms=30_000,
     )
@@ -180,8 +179,9 @@ def test_the_stored_form_is_small() -> None:
         intervals=st.lists(st.floats(1, 86_400), max_size=20).map(tuple),
         jitter=st.floats(0, 1),
         max_delay=st.none() | st.floats(1, 86_400),
-        retries_crash=st.booleans(),
-        retries_stall=st.booleans(),
+        retry_for=st.lists(st.sampled_from(["WORKER_CRASHED", "TASK_STALLED", "builtins.OSError"])).map(
+            tuple
+        ),
         on_crash=st.sampled_from(["fail", "retry"]),
         max_crashes=st.none() | st.integers(1, 100),
         max_losses=st.none() | st.integers(1, 1_000),

@@ -27,7 +27,9 @@ from everbeat.domain.recovery import (
 )
 
 PLAIN = StoredPolicy()
-RETRIES_CRASH = StoredPolicy(max_retries=3, strategy="exponential", intervals=(2.0,), retries_crash=True)
+RETRIES_CRASH = StoredPolicy(
+    max_retries=3, strategy="exponential", intervals=(2.0,), retry_for=("WORKER_CRASHED",)
+)
 ON_CRASH = StoredPolicy(on_crash="retry")
 
 

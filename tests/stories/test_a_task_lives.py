@@ -9,7 +9,7 @@ from types import ModuleType
 import psutil
 import pytest
 
-from everbeat import TaskFailed, WaitTimeout
+from everbeat import RetryPolicy, TaskFailed, WaitTimeout
 from tests.stories.stage import SLACK, Stage
 
 pytestmark = pytest.mark.story
@@ -76,6 +76,23 @@ def test_retries_follow_the_policy(stage: Stage, deeds: ModuleType, code: str) -
     unlisted = deeds.flaky.send(9, "OTHER")
     assert unlisted.outcome(timeout=20).error.code == "OTHER"
     assert len(stage.attempts(unlisted.id)) == 1
+
+
+def test_what_is_asked_for_at_the_send_goes_before_what_the_function_says(stage: Stage, deeds: ModuleType) -> None:
+    stage.ready_tree()
+    once = RetryPolicy(max_retries=1, intervals=[1], jitter=0, auto_retry_for=["OTHER", LookupError])
+    assert deeds.flaky.with_options(retry=once).send(1, "OTHER").result(timeout=20) == 2
+    listed_no_more = deeds.flaky.with_options(retry=once).send(1, "ValueError")
+    assert listed_no_more.outcome(timeout=20).error.type == "ValueError"
+    never = deeds.flaky.with_options(retry=None).send(1, "FLAKY")
+    assert never.outcome(timeout=20).error.code == "FLAKY"
+    assert len(stage.attempts(never.id)) == 1
+    unlimited = deeds.too_slow.with_options(timeout=None).send()
+    stage.until(stage.started(unlimited.id), within=20, what="it runs")
+    time.sleep(1.5)  # longer than the function's own timeout
+    assert unlimited.info().state == "RUNNING"
+    unlimited.cancel()
+    assert unlimited.outcome(timeout=20).error.code == "TASK_CANCELLED"
 
 
 def test_a_scheduled_task_starts_on_time_on_an_idle_worker(stage: Stage, deeds: ModuleType) -> None:  # B7

@@ -10,6 +10,7 @@ from uuid import UUID
 import psutil
 import pytest
 
+from everbeat import App
 from tests.stories.stage import BY_AGE, FAST, SLACK, Stage, Tree
 
 pytestmark = pytest.mark.story
@@ -145,6 +146,17 @@ class TestPolicies:
         failed = task.outcome(timeout=20)
         assert failed.error.code == "WORKER_CRASHED"
         assert [one["will_retry"] for one in stage.attempts(task.id)] == [True, False]
+
+    def test_a_task_sent_by_a_stranger_is_recovered_by_the_same_policy(self, stage: Stage, deeds: ModuleType) -> None:  # E12
+        tree = stage.ready_tree()
+        stranger = App(stage.url, schema=stage.schema)
+        task = stranger.send_by_name("wait_for_on_crash", {"gate_name": "a"})
+        stage.until(stage.started(task.id), within=20, what="it runs")
+        worker_of(stage, tree, task.id).kill()
+        stage.until(stage.started(task.id, 2), within=10, what="it runs again")
+        stage.open_gate("a")
+        assert task.result(timeout=20) == "done"
+        stranger.close()
 
     def test_poison_is_stopped_after_its_crashes_and_neighbours_complete(self, stage: Stage, deeds: ModuleType) -> None:  # E8
         stage.ready_tree(worker={"process_concurrency": 2})

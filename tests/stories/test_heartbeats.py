@@ -59,7 +59,7 @@ def test_two_hundred_sleeping_tasks_cost_one_statement_a_beat(stage: Stage, deed
     deeds.app.send_many([deeds.wait_for.call("a") for _ in range(200)])
     stage.until(lambda: stage.states().get("RUNNING") == 200, within=20, what="all run")
     before = stage.query("select count(*) as n from {schema}.beats")[0]["n"]
-    versions = "select count(distinct xmin::text || ctid::text) as n, md5(string_agg(id::text || xmin::text, '' order by id)) as sum from {schema}.tasks"
+    versions = "select md5(string_agg(id::text || xmin::text, '' order by id)) as versions from {schema}.tasks"
     written = stage.query(versions)
     began = time.monotonic()
     time.sleep(30)  # the half minute in which beats are counted

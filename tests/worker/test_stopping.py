@@ -140,6 +140,19 @@ async def test_a_thread_that_asks_is_cancelled(stand: Stand) -> None:  # B11
     assert row["state"] == "CANCELLED"
 
 
+async def test_a_thread_that_ignores_its_cancel_ends_with_its_timeout(stand: Stand) -> None:
+    async with stand.worker() as running:
+        policy = StoredPolicy(timeout_ms=1_500).to_json()
+        task_id = stand.send_with("wait_for_gate", {"word": "x"}, policy=policy)
+        await running.until(lambda: ("begun", "x") in gate.journal)
+        stand.cancel(task_id)
+        await running.until(lambda: ("told", "x", "cancelled") in gate.journal)
+        row = await running.finished(task_id)
+        assert ("ended", "x") not in gate.journal
+    # A failure after a cancel was asked is a cancel, never a failure.
+    assert row["state"] == "CANCELLED"
+
+
 async def test_a_success_that_happened_is_not_hidden_by_a_cancel(stand: Stand) -> None:
     async with stand.worker() as running:
         task_id = stand.send("wait_for_gate", word="x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -78,10 +79,9 @@ def test_a_killed_worker_process_is_settled_at_once_and_replaced(
         dead = [task for task, pid in pids.items() if pid == victim]
         waiting = stand.send("double", x=4)
         os.kill(victim, signal.SIGKILL)
-        took = until(
-            lambda: all(state(stand, task) == "FAILED" for task in dead), timeout_s=3, what="settled"
-        )
+        took = until(lambda: all(state(stand, task) == "FAILED" for task in dead), what="settled")
         print(f"settled {took:.3f} s after the kill")
+        assert took < BUSY_MACHINE * 1
         until(lambda: len(party.workers()) == 2 and victim not in party.workers(), what="replaced")
         until(lambda: state(stand, waiting) == "COMPLETED", what="the replacement works")
         for task in many:
@@ -291,6 +291,32 @@ def test_an_outage_declares_nobody_dead(new_server: NewServer, tmp_path: Path) -
         assert {len(stand.attempts(task)) for task in tasks} == {1}
         late = stand.send("double", x=1)
         assert until(lambda: state(stand, late) == "COMPLETED", what="works on") < BUSY_MACHINE * 2
+        assert {one.pid, two.pid} <= _living(stand)
+    stand.close()
+
+
+def test_a_long_outage_declares_nobody_dead(new_server: NewServer, tmp_path: Path) -> None:  # E7, I13, I14
+    """Seven thresholds without a database, which no observer may hold against anybody."""
+    server = new_server(settings={"synchronous_commit": "on"})
+    target = Target.parse(server.url, schema="everbeat")
+    stand = Stand(target)
+    with (
+        tree(target, tmp_path / "1.log", recovery=FAST) as one,
+        tree(target, tmp_path / "2.log", recovery=FAST) as two,
+    ):
+        until(lambda: len(_living(stand)) >= 3 and one.workers() and two.workers(), what="both are there")
+        tasks = [stand.send("nap", seconds=1) for _ in range(6)]
+        until_running(stand, *tasks)
+        stand.close()
+        server.stop("immediate")
+        time.sleep(15)  # the outage
+        server.restart("fast")
+        stand = Stand(target)
+        until(lambda: all(state(stand, task) == "COMPLETED" for task in tasks), what="completed")
+        late = stand.send("double", x=1)
+        assert until(lambda: state(stand, late) == "COMPLETED", what="works on") < BUSY_MACHINE * 2
+        time.sleep(5)  # two thresholds in which a wrong judgement would fall
+        assert stand.query("select * from {schema}.recoveries") == []
         assert {one.pid, two.pid} <= _living(stand)
     stand.close()
 

@@ -10,6 +10,7 @@ import msgspec
 
 from everbeat.config import RecoveryConfig, WorkerConfig
 from everbeat.domain.definition import TaskDefinition
+from everbeat.domain.policy import OnCrash
 from everbeat.errors import WorkerError
 from everbeat.store.address import DatabaseAddress
 
@@ -22,6 +23,7 @@ class Blueprint:
     auto_migrate: bool
     definitions: Mapping[str, TaskDefinition]
     exception_codes: Mapping[type[BaseException], str]
+    on_crash: OnCrash
     recovery: RecoveryConfig
     worker: WorkerConfig
     queue_priorities: Mapping[str, int]

@@ -51,6 +51,7 @@ def plan_of(blueprint: Blueprint, target: Target) -> WorkerPlan:
         recovery=blueprint.recovery,
         queue_priorities=blueprint.queue_priorities,
         exception_codes=blueprint.exception_codes,
+        on_crash=blueprint.on_crash,
         task_process_argv=blueprint.task_process_argv(),
     )
 

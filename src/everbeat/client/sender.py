@@ -149,14 +149,13 @@ class CallSender:
         if call.task is not None and (known := self._stored.get(call.task)) is not None:
             return known
         overrides = {"timeout": call.settings.timeout, "retry": call.settings.retry}
-        options = (
-            TaskOptions(**overrides)  # type: ignore[arg-type]
-            if call.task is None
-            else call.task.definition.options.replace(**overrides)
-        )
+        plain = TaskOptions() if call.task is None else call.task.definition.options
+        options = plain.replace(**overrides)
+        if options == plain:
+            options = plain  # nothing is stored for what is plain: the worker's own definition is asked
         flags: Mapping[str, bool] = options.flag_values
         stored = (
-            options.stored(on_crash=self._on_crash).to_json(),
+            options.stored(on_crash=self._on_crash).to_json() or (None if options is plain else b"{}"),
             msgspec.json.encode(dict(flags)) if flags else None,
         )
         if call.task is not None:

@@ -48,13 +48,26 @@ class StoredPolicy:
     intervals: tuple[float, ...] = ()
     jitter: float = 0.0
     max_delay: float | None = None
-    retries_crash: bool = False
-    retries_stall: bool = False
+    retry_for: tuple[str, ...] = ()
     on_crash: OnCrash = "fail"
     max_crashes: int | None = None
     max_losses: int | None = None
     timeout_ms: int | None = None
     stall_timeout_ms: int | None = None
+
+    def lists(self, reasons: Iterable[str]) -> bool:
+        """Whether a failure with one of these reasons is one to retry; for whoever knows how an attempt ended."""
+        return not set(self.retry_for).isdisjoint(reasons)
+
+    @property
+    def retries_crash(self) -> bool:
+        """Whether the death of its worker is one of the reasons to retry."""
+        return WORKER_CRASHED in self.retry_for
+
+    @property
+    def retries_stall(self) -> bool:
+        """Whether code that stopped making progress is one of the reasons to retry."""
+        return TASK_STALLED in self.retry_for
 
     def delay(self, retry_number: int, random: Random) -> float:
         """Seconds to wait before retry `retry_number`, which counts from 1; 0 without a retry policy."""
@@ -169,8 +182,7 @@ class TaskOptions(Settings):
             intervals=retry.intervals_s,
             jitter=float(retry.jitter),
             max_delay=retry.max_delay_s,
-            retries_crash=retry.matches(WORKER_CRASHED, None),
-            retries_stall=retry.matches(TASK_STALLED, None),
+            retry_for=retry.reasons,
             **caps,  # type: ignore[arg-type]
         )
 

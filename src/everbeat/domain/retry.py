@@ -114,10 +114,12 @@ class RetryPolicy(Settings):
 
     def matches(self, code: str, exception: BaseException | None) -> bool:
         """Whether a failure with this code, or this exception, is one to retry."""
-        return any(
-            reason == code if isinstance(reason, str) else isinstance(exception, reason)
-            for reason in self.auto_retry_for
-        )
+        return not set(self.reasons).isdisjoint(reasons_of(code, exception))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What is retried, as text: codes, and classes by their full name."""
+        return tuple(each if isinstance(each, str) else class_name(each) for each in self.auto_retry_for)
 
     def warnings(self) -> list[str]:
         """What is allowed but probably not meant."""
@@ -153,6 +155,16 @@ class RetryPolicy(Settings):
     def _problem(self, name: str, rule: str, fix: str) -> Problem:
         value = shown(getattr(self, name))
         return Problem(code="CONTRADICTION", subject=f"RetryPolicy.{name}", value=value, rule=rule, fix=fix)
+
+
+def reasons_of(code: str, exception: BaseException | None) -> tuple[str, ...]:
+    """All that a policy may list a failure by: its code, and the full names of its exception's class and bases."""
+    return code, *(class_name(each) for each in type(exception).__mro__[:-2] if exception is not None)
+
+
+def class_name(kind: type) -> str:
+    """The full name of a class. Stored and compared as text; nothing is ever imported by it."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def delay_seconds(

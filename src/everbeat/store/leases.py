@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 from uuid import UUID
 
 from everbeat.domain.states import TaskState
 from everbeat.store.statement import Row, Statement
+
+NO_POLICIES: Final[Mapping[UUID, bytes | None]] = MappingProxyType({})
 
 AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
 
@@ -153,18 +156,32 @@ def claim(
     return Statement("task/claim", parameters, read)
 
 
-def next_due(*, names: Sequence[str], queues: Sequence[str] | None, margin_ms: int = 0) -> Statement[float | None]:
+def next_due(
+    *, names: Sequence[str], queues: Sequence[str] | None, margin_ms: int = 0
+) -> Statement[float | None]:
     """Milliseconds until the next scheduled task of these names becomes due; negative for one that did within the margin."""
-    parameters = {"names": list(names), "queues": None if queues is None else list(queues), "margin_ms": margin_ms}
-    return Statement("task/next_due", parameters, lambda found: None if found[0][0] is None else float(found[0][0]))
+    parameters = {
+        "names": list(names),
+        "queues": None if queues is None else list(queues),
+        "margin_ms": margin_ms,
+    }
+    return Statement(
+        "task/next_due", parameters, lambda found: None if found[0][0] is None else float(found[0][0])
+    )
 
 
-def start(leases: Sequence[tuple[UUID, UUID]], *, channel: str) -> Statement[dict[UUID, Started]]:
-    """Starts claimed tasks, given as (id, claim_id); answers a verdict for each id."""
+def start(
+    leases: Sequence[tuple[UUID, UUID]], *, channel: str, policies: Mapping[UUID, bytes | None] = NO_POLICIES
+) -> Statement[dict[UUID, Started]]:
+    """Starts claimed tasks, given as (id, claim_id); answers a verdict for each id.
+
+    `policies`: JSON text for tasks that were sent without one, so that whoever finds them dead knows what to do.
+    """
     ordered = sorted(leases)
     parameters = {
         "ids": [lease[0] for lease in ordered],
         "claim_ids": [lease[1] for lease in ordered],
+        "policies": [_text(policies.get(lease[0])) for lease in ordered],
         "channel": channel,
     }
     return Statement(
@@ -214,9 +231,13 @@ def leases_of_worker(worker_id: str, *, limit: int) -> Statement[list[Lease]]:
     return Statement("task/leases_of_worker", {"worker_id": worker_id, "limit": limit}, _leases)
 
 
-def leases_of_ended(*, limit: int, states: Sequence[TaskState] = (TaskState.CLAIMED, TaskState.RUNNING)) -> Statement[list[Lease]]:
+def leases_of_ended(
+    *, limit: int, states: Sequence[TaskState] = (TaskState.CLAIMED, TaskState.RUNNING)
+) -> Statement[list[Lease]]:
     """What ended workers still hold in these states, oldest first."""
-    return Statement("task/leases_of_ended", {"limit": limit, "states": [state.value for state in states]}, _leases)
+    return Statement(
+        "task/leases_of_ended", {"limit": limit, "states": [state.value for state in states]}, _leases
+    )
 
 
 def leases_silent(*, silent_ms: int, limit: int, after: Lease | None = None) -> Statement[list[Lease]]:

@@ -174,7 +174,9 @@ def is_refused_data(problem: BaseException) -> bool:
         case psycopg.DataError() | UnicodeError():
             return True
         case DatabaseError(__cause__=psycopg.Error(sqlstate=str(state))):
-            return state.startswith(("22", "54", "XX"))  # data exception, limit exceeded, internal (out of address space)
+            return state.startswith(
+                ("22", "54", "XX")
+            )  # data exception, limit exceeded, internal (out of address space)
         case _:
             return False
 

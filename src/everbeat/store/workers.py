@@ -168,10 +168,14 @@ def bury_orphans() -> Statement[list[str]]:
     return Statement("worker/bury_orphans", {}, lambda found: [row[0] for row in found])
 
 
-def supervisors_of_boot(supervisor_id: str, *, boot_id: str, pid_namespace: str) -> Statement[list[SupervisorOfBoot]]:
+def supervisors_of_boot(
+    supervisor_id: str, *, boot_id: str, pid_namespace: str
+) -> Statement[list[SupervisorOfBoot]]:
     """The other supervisors of this kernel and pid namespace that were not ended."""
     parameters = {"id": supervisor_id, "boot_id": boot_id, "pid_namespace": pid_namespace}
-    return Statement("worker/supervisors_of_boot", parameters, lambda found: [SupervisorOfBoot(*row) for row in found])
+    return Statement(
+        "worker/supervisors_of_boot", parameters, lambda found: [SupervisorOfBoot(*row) for row in found]
+    )
 
 
 def end_supervisor(
@@ -189,7 +193,11 @@ def watch_sessions() -> Statement[list[WatchedSession]]:
 
 def watch_beats() -> Statement[list[WatchedBeats]]:
     """The beats of all supervisors that were not ended."""
-    return Statement("worker/watch_beats", {}, lambda found: [WatchedBeats(row[0], row[1], row[2], row[3] or {}, row[4]) for row in found])
+    return Statement(
+        "worker/watch_beats",
+        {},
+        lambda found: [WatchedBeats(row[0], row[1], row[2], row[3] or {}, row[4]) for row in found],
+    )
 
 
 def take_turn(service: str, *, interval_ms: int, taken_by: str) -> Statement[bool]:

@@ -47,10 +47,10 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The code raised, or could not be run; `error` is JSON text, `retryable` whether the policy lists it."""
+    """The code raised, or could not be run; `error` is JSON text, `reasons` all that a policy may list it by."""
 
     error: bytes
-    retryable: bool
+    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Attempt:
 
     @property
     def timeout_s(self) -> float | None:
-        """The limit given when it was sent, otherwise that of its function; None without one."""
-        limit_ms = self.policy.timeout_ms or self.definition.options.timeout_ms
+        """How long its code may run, by the policy; None without a limit."""
+        limit_ms = self.policy.timeout_ms
         return None if limit_ms is None else limit_ms / 1_000
 
     @property

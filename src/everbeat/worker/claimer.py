@@ -60,6 +60,7 @@ class Claimer:
         lanes: Sequence[Lane],
         table: LeaseTable,
         definitions: Mapping[str, TaskDefinition],
+        policies: Mapping[str, StoredPolicy],
         queues: Sequence[str] | None,
         queue_priorities: Mapping[str, int],
         poll_interval_s: float,
@@ -72,6 +73,7 @@ class Claimer:
         self._lanes = lanes
         self._table = table
         self._definitions = definitions
+        self._policies = policies
         self._queues = queues
         self._queue_priorities = dict(queue_priorities)
         self._poll_interval_s = poll_interval_s
@@ -199,13 +201,13 @@ class Claimer:
 
     def _attempt(self, task: Claimed) -> Attempt:
         try:
-            policy = StoredPolicy.from_json(task.policy)
+            policy = None if task.policy is None else StoredPolicy.from_json(task.policy)
         except PayloadError:
-            policy = StoredPolicy()  # damaged by hand; the function's own options remain
+            policy = None  # damaged by hand
         return Attempt(
             task=task,
             definition=self._definitions[task.name],
-            policy=policy,
+            policy=self._policies[task.name] if policy is None else policy,
             on_progress=self._rules.on_progress,
         )
 
@@ -219,7 +221,9 @@ class Claimer:
             attempt.stage = Stage.STARTING
         try:
             statement = leases.start(
-                [attempt.lease for attempt in batch], channel=self._session.target.channel
+                [attempt.lease for attempt in batch],
+                policies={one.id: one.policy.to_json() for one in batch if one.task.policy is None},
+                channel=self._session.target.channel,
             )
             answers = await self._session.run(statement)
         except BaseException:

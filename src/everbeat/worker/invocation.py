@@ -15,6 +15,7 @@ from everbeat.domain.context import Context
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.failure import error_from_exception, error_to_json
 from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_UNSERIALISABLE, UNHANDLED_EXCEPTION, TaskError
+from everbeat.domain.retry import reasons_of
 from everbeat.worker.attempt import Ended, Failed, Succeeded
 
 RESULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
@@ -93,18 +94,13 @@ class Invoker:
             error = TaskError(
                 code or UNHANDLED_EXCEPTION, f"The error could not be read: {type(problem).__name__}."
             )
-        return Failed(error_to_json(error), self._is_retryable(definition, error.code, exception))
+        return Failed(error_to_json(error), reasons_of(error.code, exception))
 
     def _unstorable(self, definition: TaskDefinition, reason: str) -> Failed:
         error = TaskError(
             RESULT_UNSERIALISABLE, f"The result of task {definition.name!r} cannot be stored: {reason}."
         )
-        return Failed(error_to_json(error), self._is_retryable(definition, error.code, None))
-
-    @staticmethod
-    def _is_retryable(definition: TaskDefinition, code: str, exception: BaseException | None) -> bool:
-        retry = definition.options.retry
-        return retry is not None and retry.matches(code, exception)
+        return Failed(error_to_json(error), reasons_of(error.code, None))
 
 
 async def _awaited(call: Call) -> Any:

@@ -8,6 +8,7 @@ from typing import Final
 
 from everbeat.config import RecoveryConfig, WorkerConfig
 from everbeat.domain.definition import RunIn, TaskDefinition
+from everbeat.domain.policy import OnCrash, StoredPolicy
 from everbeat.store.target import Target
 
 MODES: Final[tuple[RunIn, ...]] = ("async", "thread", "process")
@@ -23,6 +24,7 @@ class WorkerPlan:
     recovery: RecoveryConfig
     queue_priorities: Mapping[str, int] = field(default_factory=dict)
     exception_codes: Mapping[type[BaseException], str] = field(default_factory=dict)
+    on_crash: OnCrash = "fail"
     task_process_argv: Sequence[str] = ()
     stop_grace_s: float = 0.5
 
@@ -35,6 +37,10 @@ class WorkerPlan:
                 return self.config.thread_concurrency
             case "process":
                 return self.config.process_concurrency
+
+    def policies(self) -> dict[str, StoredPolicy]:
+        """By name, the policy of tasks that were sent without one, by programs that do not know the function."""
+        return {name: each.options.stored(on_crash=self.on_crash) for name, each in self.definitions.items()}
 
     def names(self, mode: RunIn) -> tuple[str, ...]:
         """The task functions that run in this mode."""

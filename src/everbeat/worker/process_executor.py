@@ -231,8 +231,8 @@ class ProcessExecutor:
                         self._on_progress(process.attempt)
                     case Returned(claim_id, result):
                         self._ended(process, claim_id, Succeeded(result.encode()))
-                    case Raised(claim_id, error, retryable):
-                        self._ended(process, claim_id, Failed(error.encode(), retryable))
+                    case Raised(claim_id, error, reasons):
+                        self._ended(process, claim_id, Failed(error.encode(), reasons))
                     case _:
                         pass
         except ChannelError as problem:

@@ -160,11 +160,11 @@ class Returned(Message, frozen=True):
 
 
 class Raised(Message, frozen=True):
-    """The attempt's code raised; `error` is JSON text, `retryable` whether the task's policy lists it."""
+    """The attempt's code raised; `error` is JSON text, `reasons` all that a policy may list it by."""
 
     claim_id: UUID
     error: str
-    retryable: bool
+    reasons: tuple[str, ...]
 
 
 FromWorker = Hello | Ready | Held | Tick | Refused | Leaving

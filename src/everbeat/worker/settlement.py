@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
+from everbeat.domain.duration import milliseconds
 from everbeat.domain.failure import error_to_json
 from everbeat.domain.outcome import TASK_TIMEOUT, WORKER_CRASHED, TaskError
 from everbeat.store.leases import Settlement
@@ -21,20 +22,18 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
     after being asked is a consequence of that, not an error of its own.
     """
     if attempt.self_fenced:
-        return _failed(attempt, _self_fenced(), retryable=_lists(attempt, WORKER_CRASHED), random=random)
+        return _failed(attempt, _self_fenced(), reasons=(WORKER_CRASHED,), random=random)
     match attempt.stopped, ended:
         case "timed_out", _:
-            return _failed(
-                attempt, _timed_out(attempt), retryable=_lists(attempt, TASK_TIMEOUT), random=random
-            )
+            return _failed(attempt, _timed_out(attempt), reasons=(TASK_TIMEOUT,), random=random)
         case _, Succeeded(result):
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=result)
         case "cancelled", _:
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="CANCELLED")
         case "shutting_down", _:
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED")
-        case _, Failed(error, retryable):
-            return _failed(attempt, error, retryable=retryable, random=random)
+        case _, Failed(error, reasons):
+            return _failed(attempt, error, reasons=reasons, random=random)
         case _:
             return None
 
@@ -47,29 +46,21 @@ def refused_result(attempt: Settlement, reason: str) -> Settlement:
     return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="FAILED", error=error_to_json(error))
 
 
-def _failed(attempt: Attempt, error: bytes, *, retryable: bool, random: Random) -> Settlement:
+def _failed(attempt: Attempt, error: bytes, *, reasons: tuple[str, ...], random: Random) -> Settlement:
     return Settlement(
         id=attempt.id,
         claim_id=attempt.claim_id,
         outcome="FAILED",
         error=error,
-        retry_in_ms=_retry_in_ms(attempt, random) if retryable else None,
+        retry_in_ms=_retry_in_ms(attempt, random) if attempt.policy.lists(reasons) else None,
     )
 
 
 def _retry_in_ms(attempt: Attempt, random: Random) -> int | None:
-    """The delay of the next try; None when none is left. What was stored when the task was sent goes first."""
-    retry = attempt.definition.options.retry
-    stored = attempt.policy if attempt.policy.intervals else retry
-    if stored is None or attempt.task.retry_count >= stored.max_retries:
+    """The delay of the next try; None when none is left."""
+    if attempt.task.retry_count >= attempt.policy.max_retries:
         return None
-    # Rounded up: a retry never comes before its interval.
-    return -int(-stored.delay(attempt.task.retry_count + 1, random) * 1_000 // 1)
-
-
-def _lists(attempt: Attempt, code: str) -> bool:
-    retry = attempt.definition.options.retry
-    return retry is not None and retry.matches(code, None)
+    return milliseconds(attempt.policy.delay(attempt.task.retry_count + 1, random))
 
 
 def _timed_out(attempt: Attempt) -> bytes:

@@ -87,6 +87,7 @@ class Supervision:
         self.session = self._new_session()
         self._lock = SessionLock(self._new_session(), clock=clock)
         self._metadata = None if metadata is None else msgspec.json.encode(metadata).decode()
+        self._is_open = False
         self._losses = 0
         self._nursery = Nursery(name="supervision", on_fatal=on_fatal)
         self._services = Nursery(name="caretakers", on_fatal=on_fatal)
@@ -124,11 +125,8 @@ class Supervision:
 
     async def open(self, *, patience_s: float = START_PATIENCE_S) -> None:
         """Registers and begins to beat; raises DatabaseError when the database cannot be reached or refuses."""
-        try:
-            await self.session.run(workers.register_supervisor(self._row()), patience_s=patience_s)
-        except BaseException:
-            await self.session.drop()
-            raise
+        await self.session.run(workers.register_supervisor(self._row()), patience_s=patience_s)
+        self._is_open = True
         self._registered()
         self._nursery.start(self._heart_runner.run(), name="heart", critical=True)
         self._services.start(self._care.start(), name="start-up")
@@ -173,12 +171,13 @@ class Supervision:
         return [state for state in (seat.state() for seat in self.seats) if state is not None]
 
     async def close(self) -> None:
-        """Ends the supervisor in good order. The beats stop last."""
+        """Ends the supervisor in good order, or what there is of one that could not be opened. The beats stop last."""
         await self._services.close()
         await self._nursery.close()
-        end = workers.end_supervisor(self.supervisor_id, how="left")
         try:
-            await self.session.run(end, patience_s=_FAREWELL_PATIENCE_S)
+            if self._is_open:
+                end = workers.end_supervisor(self.supervisor_id, how="left")
+                await self.session.run(end, patience_s=_FAREWELL_PATIENCE_S)
         except DatabaseError as problem:
             _log.warning("farewell_failed supervisor_id=%s problem=%s", self.supervisor_id, problem)
         await self._lock.close()

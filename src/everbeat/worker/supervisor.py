@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from everbeat.config import WorkerConfig
-from everbeat.errors import DatabaseError, EverbeatError, WorkerError, WorkerRefused
+from everbeat.errors import EverbeatError, WorkerError, WorkerRefused
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus, WorkerExited
 from everbeat.runtime.exit_report import ExitReport
@@ -26,6 +24,7 @@ from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.out_of_memory import OutOfMemoryCounter
 from everbeat.runtime.process import ChildProcess, spawn
 from everbeat.runtime.service import ServiceRunner
+from everbeat.runtime.signals import signals_call
 from everbeat.worker.children import Child
 from everbeat.worker.hang_watch import HangWatch
 from everbeat.worker.protocol import Drain, FromWorker, Held, Hello, Leaving, Ready, Refused, Stop, Tick
@@ -94,7 +93,7 @@ class Supervisor:
 
         SIGTERM and SIGINT mean `stop` where this is the main thread. Cancelling it kills the processes.
         """
-        with self._signals():
+        with signals_call(self.stop, numbers=_SIGNALS):
             try:
                 self._fill_post()
                 while waiting := [post for post in self._posts if not post.done()]:
@@ -222,13 +221,13 @@ class Supervisor:
                 child.heard_at = self._clock.monotonic()
                 await self._hear(child, message)
         except ChannelClosed:
-            child.fell_silent.set()
-            # It is about to end. If it does not, it is of no use without a line.
-            await self._clock.sleep(_DEAF_S)
+            child.fell_silent.set()  # its burial need not wait for further words
+            await self._clock.sleep(_DEAF_S)  # it is about to end
         except ChannelError as problem:
             child.fell_silent.set()
             _log.error("worker_talks_nonsense pid=%d problem=%s", child.process.pid, problem)
-        child.process.kill()
+        finally:
+            child.process.kill()  # without a line it is of no use; mostly it has ended before
 
     async def _hear(self, child: Child, message: FromWorker) -> None:
         match message:
@@ -261,14 +260,18 @@ class Supervisor:
 
     async def _open(self, hello: Hello) -> Supervision | None:
         """Comes to life in the database, as the first worker process said, and fills the other posts."""
-        supervision = self._supervise(hello)
         try:
-            await supervision.open()
-        except DatabaseError as problem:
+            worker = WorkerConfig.from_dict(hello.worker)
+            supervision = self._supervise(hello)
+            try:
+                await supervision.open()
+            except BaseException:
+                await supervision.close()
+                raise
+        except EverbeatError as problem:
             self._fail(problem)
             return None
-        self._supervision = supervision
-        self._worker = WorkerConfig.from_dict(hello.worker)
+        self._worker, self._supervision = worker, supervision
         for _ in range(1, self._processes or self._worker.processes):
             self._fill_post()
         if supervision.config.hang_timeout_ms is not None:
@@ -297,17 +300,3 @@ class Supervisor:
         await self._nursery.close()
         if self._supervision is not None:
             await self._supervision.close()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)

@@ -103,8 +103,8 @@ class TaskProgram:
         match ended:
             case Succeeded(result):
                 message: Returned | Raised = Returned(order.claim_id, result.decode())
-            case Failed(error, retryable):
-                message = Raised(order.claim_id, error.decode(), retryable)
+            case Failed(error, reasons):
+                message = Raised(order.claim_id, error.decode(), reasons)
             case _:
                 raise AssertionError(ended)
         try:
@@ -112,7 +112,7 @@ class TaskProgram:
         except FrameTooLarge as problem:
             definition = self._definitions[order.name]
             failed = self._invoker.raised(definition, problem)
-            self._channel.send(Raised(order.claim_id, failed.error.decode(), failed.retryable))
+            self._channel.send(Raised(order.claim_id, failed.error.decode(), failed.reasons))
 
     def _hear(self, message: ToTaskProcess) -> None:
         """In the listening thread."""

@@ -277,6 +277,7 @@ class Worker:
             lanes=tuple(self._lanes.values()),
             table=self._table,
             definitions=plan.definitions,
+            policies=plan.policies(),
             queues=None if plan.config.queues is None else tuple(plan.config.queues),
             queue_priorities=plan.queue_priorities,
             poll_interval_s=plan.config.poll_interval_s,

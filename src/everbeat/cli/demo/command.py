@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final, cast
@@ -28,6 +28,7 @@ from everbeat.cli.exit_codes import ExitCode
 from everbeat.cli.locate import load
 from everbeat.cli.output import say, show_json
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption
+from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import EMBEDDED, URL_VARIABLE, DatabaseAddress
 
@@ -116,13 +117,14 @@ def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, he
             clock=clock,
             began=began,
         )
-        program.app.migrate()
         try:
+            program.app.migrate()
             return director.perform()
         finally:
             director.close()
             if not keep:
-                program.app.door.opened().drop()
+                with suppress(DatabaseUnreachable):  # then nothing was made, or that very error is on its way
+                    program.app.door.opened().drop()
 
 
 @contextmanager

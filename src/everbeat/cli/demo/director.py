@@ -31,7 +31,7 @@ from everbeat.cli.demo.plan import (
 )
 from everbeat.cli.demo.scene import Scene, scene
 from everbeat.cli.demo.source_files import SourceFiles
-from everbeat.cli.demo.trees import Tree
+from everbeat.cli.demo.trees import LOCATOR, Tree
 from everbeat.cli.demo.watch import DatabaseClock, Sight, look
 from everbeat.errors import WorkerError
 from everbeat.runtime.clock import Clock
@@ -95,6 +95,7 @@ class Director:
         self._sent: list[tuple[UUID, str]] = []
         self._independent: IndependentCount | None = None
         self._first_sent_s = 0.0
+        self._total = len(files.chosen)
 
     @property
     def elapsed_s(self) -> float:
@@ -119,6 +120,7 @@ class Director:
                 self._send(part, pace_s=PACE_S)
                 self._play(act)
             self._send(self._rest(parts[-1]), pace_s=CALM_PACE_S)
+            self._total = len(self._sent)
             self._until(lambda sight: sight.unfinished == 0, "the last task to end")
             self._tell("the work is done; the trees are asked to leave")
             self._stop_trees()
@@ -143,7 +145,7 @@ class Director:
                 "all workers to register",
             )
         except OutOfTime as late:
-            raise WorkerError(f"{late}; the first tree says:\n{self._trees[0].tail()}") from None
+            raise _no_worker(f"{late}; the first tree says:\n{self._trees[0].tail()}") from None
         self._tell(f"{TREES} trees of {wanted} worker processes each are alive")
 
     def _send(self, paths: Sequence[str], *, pace_s: float) -> None:
@@ -222,7 +224,7 @@ class Director:
                     trees={tree.pid: tree.number for tree in self._trees},
                     elapsed_s=self.elapsed_s,
                     sent=len(self._sent),
-                    total=len(self._files.chosen),
+                    total=self._total,
                 )
             )
             if found := truth(sight):
@@ -238,7 +240,7 @@ class Director:
         killed = {strike.tree for strike in self._strikes if strike.act.blow is Blow.KILL_TREE}
         for tree in self._trees:
             if tree.exit_code is not None and tree.number not in killed:
-                raise WorkerError(f"Tree {tree.number} ended with {tree.exit_code}; it says:\n{tree.tail()}")
+                raise _no_worker(f"Tree {tree.number} ended with {tree.exit_code}; it says:\n{tree.tail()}")
 
     def _stop_trees(self) -> None:
         living = [tree for tree in self._trees if tree.exit_code is None]
@@ -266,6 +268,10 @@ class Director:
 
     def _tell(self, text: str) -> None:
         self._audience.tell(self.elapsed_s, text)
+
+
+def _no_worker(message: str) -> WorkerError:
+    return WorkerError(message, fix=f"see whether 'everbeat worker {LOCATOR}' works on this database.")
 
 
 def _settled(strike: Strike, sight: Sight) -> str | None:

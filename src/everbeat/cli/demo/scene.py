@@ -14,17 +14,17 @@ from everbeat.cli.demo.evidence import Strike
 from everbeat.cli.demo.plan import Blow
 from everbeat.cli.demo.watch import Sight
 
-Condition: TypeAlias = Literal["alive", "frozen", "killed", "declared dead", "left"]
+Condition: TypeAlias = Literal["alive", "frozen", "taken over", "killed", "left"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLine:
-    """One worker; `beats` of its supervisor so far, `rescued` in words."""
+    """One worker; `beats` of its supervisor so far, None once nobody beats for it any more; `rescued` in words."""
 
     tree: int
     pid: int
     condition: Condition
-    beats: int
+    beats: int | None
     beat_age_s: float
     running: Sequence[str]
     claimed: int
@@ -64,11 +64,12 @@ def _line(
 ) -> WorkerLine:
     supervisor = sight.supervisors[worker.supervisor_id]
     held = sight.held_by((worker.worker_id,))
+    condition = _condition(worker, strikes)
     return WorkerLine(
         tree=trees.get(supervisor.pid, 0),
         pid=worker.pid,
-        condition=_condition(worker, strikes),
-        beats=supervisor.beat_seq,
+        condition=condition,
+        beats=supervisor.beat_seq if condition in ("alive", "frozen") else None,
         beat_age_s=max(0.0, (sight.at - worker.last_heartbeat_at).total_seconds()),
         running=[lease.name for lease in held if lease.state is TaskState.RUNNING],
         claimed=sum(lease.state is TaskState.CLAIMED for lease in held),
@@ -78,11 +79,11 @@ def _line(
 
 def _condition(worker: WorkerInfo, strikes: Sequence[Strike]) -> Condition:
     strike = next((one for one in strikes if worker.worker_id in one.worker_ids), None)
-    if strike is not None and strike.act.blow is not Blow.FREEZE_TREE:
+    if strike is None:
+        return "alive" if worker.ended_at is None else "left"
+    if strike.act.blow is not Blow.FREEZE_TREE:
         return "killed"
-    if worker.ended_at is not None:
-        return "left" if strike is None else "declared dead"
-    return "alive" if strike is None else "frozen"
+    return "frozen" if strike.thawed_after_s is None else "taken over"
 
 
 def _rescued(recoveries: Sequence[RecoveryInfo], strikes: Sequence[Strike]) -> str:
@@ -90,5 +91,5 @@ def _rescued(recoveries: Sequence[RecoveryInfo], strikes: Sequence[Strike]) -> s
         return ""
     strike = next((one for one in strikes if recoveries[0].worker_id in one.worker_ids), None)
     last = max(recovery.noticed_at for recovery in recoveries)
-    after = "" if strike is None else f" after {(last - strike.at).total_seconds():.2f} s"
-    return f"{len(recoveries)} rescued{after} ({recoveries[0].noticed_by})"
+    after = "" if strike is None else f" in {(last - strike.at).total_seconds():.2f} s"
+    return f"{len(recoveries)} tasks{after} ({recoveries[0].noticed_by})"

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
-LOCATOR = "everbeat.cli.demo.tasks:app"
+LOCATOR: Final = "everbeat.cli.demo.tasks:app"
 
-_GRACE_S = 10.0
-_TAIL = 2_000
+_GRACE_S: Final = 10.0
+_TAIL: Final = 2_000
 
 
 class Tree:

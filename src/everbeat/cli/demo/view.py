@@ -24,10 +24,10 @@ _STYLES: Final = {
     "alive": "green",
     "frozen": "bold cyan",
     "killed": "bold red",
-    "declared dead": "yellow",
+    "taken over": "yellow",
     "left": "dim",
 }
-_SIGNS: Final = {"alive": "♥", "frozen": "❄", "killed": "✝", "declared dead": "✝", "left": "·"}
+_SIGNS: Final = {"alive": "♥", "frozen": "❄", "killed": "✝", "taken over": "↻", "left": "·"}
 _SHORT: Final = {
     "count_on_the_loop": "async",
     "count_in_a_thread": "thread",
@@ -130,16 +130,18 @@ def _told_style(text: str) -> str:
 
 def _workers(moment: Scene) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("TREE", "WORKER", "", "BEATS", "LAST", "WORKS ON", "RESCUED FROM IT"):
-        table.add_column(name, justify="right" if name in ("BEATS", "LAST") else "left", no_wrap=True)
+    for name, width in (("TREE", 4), ("WORKER", 7), ("", 12), ("BEATS", 5), ("LAST", 6)):
+        table.add_column(name, min_width=width, justify="right" if name in ("BEATS", "LAST") else "left")
+    for name in ("WORKS ON", "RESCUED FROM IT"):
+        table.add_column(name, no_wrap=True)
     for line in moment.lines:
         style = _STYLES[line.condition]
         table.add_row(
             str(line.tree),
             str(line.pid),
             Text(f"{_SIGNS[line.condition]} {line.condition}", style=style),
-            str(line.beats),
-            f"{line.beat_age_s:.1f} s",
+            "" if line.beats is None else str(line.beats),
+            "" if line.beats is None else f"{line.beat_age_s:.1f} s",
             _work(line),
             Text(line.rescued, style="green"),
         )
@@ -150,5 +152,5 @@ def _work(line: WorkerLine) -> Text:
     names = sorted(_SHORT.get(name, name) for name in line.running)
     kinds = [f"{names.count(kind)} {kind}" for kind in dict.fromkeys(names)]
     if line.claimed:
-        kinds.append(f"{line.claimed} claimed")
-    return Text(", ".join(kinds), style="" if line.condition == "alive" else "dim")
+        kinds.append(f"+{line.claimed}")
+    return Text(" ".join(kinds), style="" if line.condition == "alive" else "dim")

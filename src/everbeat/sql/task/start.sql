@@ -1,15 +1,15 @@
 -- Starts claimed tasks: CLAIMED -> RUNNING; past good_until CLAIMED -> EXPIRED, and no code runs.
 -- Only for whoever holds the claim_id; a repeated call answers "started" again.
 with asked as (
-    select * from unnest(%(ids)s::uuid[], %(claim_ids)s::uuid[]) as a (id, claim_id)
+    select * from unnest(%(ids)s::uuid[], %(claim_ids)s::uuid[], %(policies)s::text[]) as a (id, claim_id, policy)
 ), held as materialized (
-    select t.id, a.claim_id, t.state, t.attempt, t.started_at, t.good_until <= statement_timestamp() as too_late
+    select t.id, a.claim_id, a.policy, t.state, t.attempt, t.started_at, t.good_until <= statement_timestamp() as too_late
     from asked a
     cross join lateral (select * from {schema}.tasks t where t.id = a.id for no key update) t
     where t.claim_id = a.claim_id
 ), started as (
     update {schema}.tasks t
-    set state = 'RUNNING', started_at = statement_timestamp(), attempt = t.attempt + 1
+    set state = 'RUNNING', started_at = statement_timestamp(), attempt = t.attempt + 1, policy = coalesce(t.policy, h.policy::json)
     from held h
     where t.id = h.id and h.state = 'CLAIMED' and h.too_late is not true
     returning t.id, t.attempt, t.started_at
