@@ -146,3 +146,4 @@ def shop_worker(everbeat: Command) -> Iterator[RunningWorker]:
     finally:
         process.kill()
         process.wait(timeout=10)
+        print(log.read_text(errors="replace"))  # shown where the test failed

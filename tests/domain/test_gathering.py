@@ -66,4 +66,4 @@ def test_a_stand_in_bears_what_is_done_with_tasks_at_import() -> None:
     stand_in = StandIn()
     assert stand_in.with_options(priority=3).call(1) is stand_in
     with pytest.raises(AttributeError):
-        stand_in.__fspath__
+        _ = stand_in.__fspath__

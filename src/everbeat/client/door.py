@@ -7,7 +7,9 @@ may not: any question that is asked through it.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
@@ -112,6 +114,9 @@ class Door:
     def _open(self) -> OpenDatabase:
         if self._opened is None:
             self._opened = self.address.open()
+            if self._opened.server is not None:
+                # Before the server's own farewell, which would cut off whoever still listens.
+                atexit.register(_close_at_exit, weakref.ref(self))
         return self._opened
 
     def _prepared(self) -> Database:
@@ -151,3 +156,8 @@ class Door:
                 return waiter, database, None  # other loops have their own connections in there
             self._database = self._opened = None
             return waiter, database, opened.server
+
+
+def _close_at_exit(door: weakref.ref[Door]) -> None:
+    if (opened := door()) is not None:
+        opened.close()
