@@ -209,6 +209,7 @@ class Running:
         self.crashes: list[tuple[UUID, UUID, ExitReport]] = []
         self.held: set[UUID] = set()
         self.code: int | None = None
+        self.fatal: tuple[str, BaseException] | None = None
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._bus = EventBus()
@@ -222,6 +223,7 @@ class Running:
             events=self._bus,
             clock=SystemClock(),
             random=Random(1),
+            on_fatal=self._crash,  # the default would end the test run
         )
 
     @property
@@ -257,6 +259,10 @@ class Running:
             self.worker.obey(Beaten(1))
             await asyncio.sleep(0.2)  # the beat of the supervisor this test plays
 
+    def _crash(self, name: str, error: BaseException) -> None:
+        self.fatal = (name, error)
+        self._news.set()
+
     def tell(self, message: FromWorker) -> None:
         self.told.append(message)
         if isinstance(message, Held):
@@ -277,6 +283,7 @@ class Running:
         """Wait for news that make the condition true; conditions of the outside world are looked at now and then."""
         async with asyncio.timeout(timeout_s):
             while not condition():
+                assert self.fatal is None, self.fatal
                 self._news.clear()
                 try:
                     async with asyncio.timeout(0.02):

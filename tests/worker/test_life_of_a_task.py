@@ -125,7 +125,9 @@ async def test_a_class_in_the_policy_retries_and_an_unlisted_error_does_not(stan
 
 
 async def test_a_policy_stored_with_the_task_replaces_the_functions(stand: Stand) -> None:
-    stored = StoredPolicy(max_retries=5, strategy="exponential", intervals=(2.0,), timeout_ms=100)
+    stored = StoredPolicy(
+        max_retries=5, strategy="exponential", intervals=(2.0,), retry_for=("TASK_TIMEOUT",), timeout_ms=100
+    )
     async with stand.worker() as running:
         task_id = stand.send_with("retried_slow", {}, policy=stored.to_json())
         row = await running.finished(task_id)

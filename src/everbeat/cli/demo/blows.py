@@ -1,6 +1,6 @@
 """How a blow falls: on whoever holds most running work, stopped first so that nothing is finished unseen.
 
-What lives here: choosing a victim and striking it. What may not: when, and what is awaited afterwards.
+What lives here: choosing a victim, striking it, and telling what came of it. What may not: when, and for how long.
 """
 
 from __future__ import annotations
@@ -67,6 +67,20 @@ def strike(
         at_s=at_s,
         held=frozenset(lease.id for lease in held),
     )
+
+
+def settled(strike: Strike, sight: Sight) -> str | None:
+    """In words, once nothing is left in the victim's name."""
+    recoveries = sight.rescued_from(strike.worker_ids)
+    if sight.held_by(strike.worker_ids) or not recoveries:
+        return None
+    after_s = (max(recovery.noticed_at for recovery in recoveries) - strike.at).total_seconds()
+    return f"noticed by {recoveries[0].noticed_by}: {len(recoveries)} tasks rescued after {after_s:.2f} s"
+
+
+def ran_again(strike: Strike, sight: Sight) -> bool:
+    """Whether every task that was recovered runs again, or has ended since."""
+    return all(recovery.ran_again_at is not None for recovery in sight.rescued_from(strike.worker_ids))
 
 
 def _victims(act: Act, sight: Sight, trees: Collection[Tree]) -> Iterator[Victim]:

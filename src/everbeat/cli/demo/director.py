@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 from everbeat import App, Call, Task
-from everbeat.cli.demo.blows import strike
+from everbeat.cli.demo.blows import ran_again, settled, strike
 from everbeat.cli.demo.count import Counts
 from everbeat.cli.demo.evidence import CountedFile, Evidence, IndependentCount, Strike, counted_files
 from everbeat.cli.demo.plan import (
@@ -29,7 +29,7 @@ from everbeat.cli.demo.plan import (
     fitting,
     shares,
 )
-from everbeat.cli.demo.scene import Scene, scene
+from everbeat.cli.demo.scene import Audience, scene
 from everbeat.cli.demo.source_files import SourceFiles
 from everbeat.cli.demo.trees import LOCATOR, Tree
 from everbeat.cli.demo.watch import DatabaseClock, Sight, look
@@ -49,18 +49,6 @@ class Program(Protocol):
 
     @property
     def DEAL(self) -> Sequence[Task[[str, float], Counts]]: ...  # noqa: N802 - a constant of a module
-
-
-class Audience(Protocol):
-    """Whoever watches."""
-
-    def show(self, moment: Scene, /) -> None:
-        """A new moment."""
-        ...
-
-    def tell(self, elapsed_s: float, text: str, /) -> None:
-        """Something happened."""
-        ...
 
 
 class OutOfTime(Exception):
@@ -182,9 +170,9 @@ class Director:
         whom = "worker process" if act.blow is Blow.KILL_WORKER else "the whole tree of"
         verb = "frozen (SIGSTOP)" if act.blow is Blow.FREEZE_TREE else "killed (SIGKILL)"
         self._tell(f"tree {struck.tree}: {whom} {struck.pid} {verb} while it held {len(struck.held)} tasks")
-        self._tell(self._until(lambda sight: _settled(struck, sight), f"the rescue after {act.blow}"))
+        self._tell(self._until(lambda sight: settled(struck, sight), f"the rescue after {act.blow}"))
         if act.blow is Blow.FREEZE_TREE:
-            self._until(lambda sight: _ran_again(struck, sight), f"the second runs after {act.blow}")
+            self._until(lambda sight: ran_again(struck, sight), f"the second runs after {act.blow}")
             self._thaw(struck)
 
     def _strike(self, act: Act, sight: Sight) -> Strike | None:
@@ -272,17 +260,3 @@ class Director:
 
 def _no_worker(message: str) -> WorkerError:
     return WorkerError(message, fix=f"see whether 'everbeat worker {LOCATOR}' works on this database.")
-
-
-def _settled(strike: Strike, sight: Sight) -> str | None:
-    """In words, once nothing is left in the victim's name."""
-    recoveries = sight.rescued_from(strike.worker_ids)
-    if sight.held_by(strike.worker_ids) or not recoveries:
-        return None
-    after_s = (max(recovery.noticed_at for recovery in recoveries) - strike.at).total_seconds()
-    return f"noticed by {recoveries[0].noticed_by}: {len(recoveries)} tasks rescued after {after_s:.2f} s"
-
-
-def _ran_again(strike: Strike, sight: Sight) -> bool:
-    """Whether every task that was recovered runs again, or has ended since."""
-    return all(recovery.ran_again_at is not None for recovery in sight.rescued_from(strike.worker_ids))

@@ -1,13 +1,13 @@
 """What there is to see at one moment: a line per worker, and how far the work is; made from one look, pure.
 
-What lives here: choosing what is shown. What may not: how it is drawn.
+What lives here: choosing what is shown, and who is shown it. What may not: how it is drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from everbeat import RecoveryInfo, TaskState, WorkerInfo
 from everbeat.cli.demo.evidence import Strike
@@ -40,6 +40,18 @@ class Scene:
     sent: int
     ended: int
     lines: Sequence[WorkerLine]
+
+
+class Audience(Protocol):
+    """Whoever watches."""
+
+    def show(self, moment: Scene, /) -> None:
+        """A new moment."""
+        ...
+
+    def tell(self, elapsed_s: float, text: str, /) -> None:
+        """Something happened."""
+        ...
 
 
 def scene(

@@ -17,8 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from everbeat.cli.demo.director import Audience
-from everbeat.cli.demo.scene import Scene, WorkerLine
+from everbeat.cli.demo.scene import Audience, Scene, WorkerLine
 
 _STYLES: Final = {
     "alive": "green",
