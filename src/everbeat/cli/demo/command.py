@@ -42,7 +42,7 @@ def demo(
     path: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PATH]",
+            metavar="PATH",
             help="A folder or git checkout with Python files.  [default: the standard library]",
             show_default=False,
         ),
