@@ -272,11 +272,16 @@ def test_hints_about_more_tasks_than_one_payload_holds_are_split(hands: Hands) -
     for _ in range(450):
         hands.send()
     claimed = hands.claim(limit=1_000)
-    hands.connection.execute(f"update \"{hands.target.schema}\".tasks set good_until = now() where state = 'CLAIMED'")  # type: ignore[arg-type]
+    hands.connection.execute(
+        f"update \"{hands.target.schema}\".tasks set good_until = now() where state = 'CLAIMED'"
+    )  # type: ignore[arg-type]
     assert set(hands.start(*claimed)) == {"expired"}
     for _ in range(450):
         hands.send()
     claimed = hands.claim(limit=1_000)
     hands.start(*claimed)
-    settlements = [leases.Settlement(id=one.id, claim_id=one.claim_id, outcome="COMPLETED", result=b"1") for one in claimed]
+    settlements = [
+        leases.Settlement(id=one.id, claim_id=one.claim_id, outcome="COMPLETED", result=b"1")
+        for one in claimed
+    ]
     assert set(hands.run(leases.settle(settlements, channel=hands.target.channel)).values()) == {"COMPLETED"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from everbeat.store import leases, tasks, workers
@@ -62,6 +64,17 @@ def test_every_verb_of_a_zombie_is_refused(hands: Hands) -> None:  # D5
     assert hands.row(new.id, "state, claim_id, progress") == ("RUNNING", new.claim_id, None)
     assert hands.settle(new, result=b'"right"') == "COMPLETED"
     assert hands.row(new.id, "result") == "right"
+
+
+def test_a_zombie_gives_nothing_back(hands: Hands) -> None:
+    hands.send()
+    (old,) = hands.claim()
+    (lease,) = hands.leases()
+    hands.recover(lease, "requeue")
+    (new,) = hands.claim("w2")
+    assert hands.run(leases.release([(old.id, old.claim_id)], channel=hands.target.channel)) == []
+    assert hands.row(new.id, "state, claim_id") == ("CLAIMED", new.claim_id)
+    hands.cancel(new.id)
 
 
 def test_a_decision_lands_once(hands: Hands) -> None:
@@ -126,22 +139,22 @@ def test_leases_of_the_ended_are_found_again_by_every_sweep(hands: Hands) -> Non
 
 def test_a_claim_in_flight_makes_the_burial_wait_and_is_found_by_it(hands: Hands) -> None:
     hands.send()
-    claiming = hands.target.connect("everbeat test claimer")
-    with claiming.transaction():
-        from_call = leases.claim(
-            worker_id="w1", claim_call=uuid4(), names=["work"], limit=1, queues=None, queue_priorities={}
-        )
-        claiming.execute(hands.text(from_call.name), from_call.parameters)
-        burying = hands.target.connect("everbeat test burial")
+    claim = leases.claim(
+        worker_id="w1", claim_call=uuid4(), names=["work"], limit=1, queues=None, queue_priorities={}
+    )
+    bury = workers.bury_workers(worker_ids=["w1"], how="child_exit")
+    with (
+        closing(hands.target.connect("everbeat test claimer")) as claiming,
+        closing(hands.target.connect("everbeat test burial")) as burying,
+        claiming.transaction(),
+    ):
+        claiming.execute(hands.text(claim.name), claim.parameters)
         burying.execute("set lock_timeout = '200ms'")
-        bury = workers.bury_workers(worker_ids=["w1"], how="child_exit")
-        with pytest.raises(Exception, match="lock timeout"):
+        with pytest.raises(psycopg.errors.LockNotAvailable):
             burying.execute(hands.text(bury.name), bury.parameters)
     assert hands.run(bury) == ["w1"]
-    assert [lease.worker_id for lease in hands.run(leases.leases_of_ended(limit=10))] == ["w1"]
-    for connection in (claiming, burying):
-        connection.close()
-    (lease,) = hands.leases()
+    (lease,) = hands.run(leases.leases_of_ended(limit=10))
+    assert lease.worker_id == "w1"
     hands.recover(lease, "requeue")
 
 

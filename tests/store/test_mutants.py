@@ -1,0 +1,184 @@
+"""Tests that cannot fail prove nothing: each guard of the protocol is taken out once, and the test of its promise must go red."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from psycopg import sql
+
+from everbeat.store import migrations, statement
+from everbeat.store.target import Target
+from tests.invariants import breaches, install_audit
+from tests.store import test_life_cycle as life
+from tests.store import test_recovery_statements as recovery
+from tests.store.conftest import Hands
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A guard that is missing: the statement, what stands there, what the mutant has instead, and the test that notices."""
+
+    why: str
+    name: str
+    old: str
+    new: str
+    check: Callable[[Hands], None]
+
+
+MUTANTS = [
+    Mutant(
+        "settle by id and state alone", "task/settle", "where t.claim_id = a.claim_id and t.state = 'RUNNING'", "where t.state = 'RUNNING'",
+        recovery.test_every_verb_of_a_zombie_is_refused,
+    ),
+    Mutant(
+        "settle by worker name", "task/settle", "where t.claim_id = a.claim_id and t.state = 'RUNNING'",
+        "where t.claimed_by_worker_id is not null and t.state = 'RUNNING'", life.test_a_settle_of_many_changes_only_what_is_still_held,
+    ),
+    Mutant(
+        "a settle that is not repeatable", "task/settle", "p.outcome = a.outcome or", "",
+        life.test_a_repeated_settle_answers_already_and_another_outcome_is_lost,
+    ),
+    Mutant(
+        "a failure after a cancel request is retried", "task/settle", "t.cancel_requested_at is not null or", "",
+        life.TestCancel().test_running_is_asked_and_a_failure_afterwards_ends_cancelled_without_a_retry,
+    ),
+    Mutant(
+        "a retry beyond good_until", "task/settle", "(t.good_until is null or t.good_until >", "(true or t.good_until >",
+        life.test_a_retry_that_could_not_start_in_time_is_not_scheduled,
+    ),
+    Mutant(
+        "an unfenced start", "task/start", "where t.claim_id = a.claim_id", "where true",
+        life.test_only_the_holder_can_start_and_a_repeated_start_answers_the_same,
+    ),
+    Mutant(
+        "a start beyond good_until", "task/start", "h.too_late is not true", "true",
+        life.test_a_task_whose_deadline_passes_while_claimed_never_starts,
+    ),
+    Mutant(
+        "a start that is not repeatable", "task/start", "when h.state = 'RUNNING' then 'started'", "when false then 'started'",
+        life.test_only_the_holder_can_start_and_a_repeated_start_answers_the_same,
+    ),
+    Mutant(
+        "an unfenced release", "task/release", "where t.claim_id = a.claim_id and t.state = 'CLAIMED'", "where t.state = 'CLAIMED'",
+        recovery.test_a_zombie_gives_nothing_back,
+    ),
+    Mutant(
+        "unfenced progress", "task/record_progress", "and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null",
+        recovery.test_every_verb_of_a_zombie_is_refused,
+    ),
+    Mutant(
+        "a recovery without compare-and-swap on the claim", "task/recover", "where t.claim_id = a.claim_id and t.state", "where t.state",
+        recovery.test_a_decision_on_an_old_lease_does_not_touch_the_new_one,
+    ),
+    Mutant(
+        "a recovery that ignores a beat", "task/recover", "and s.beat_seq = %(holder_seq)s", "and %(holder_seq)s::bigint is not null",
+        recovery.test_a_holder_that_beat_after_it_was_watched_keeps_its_tasks,
+    ),
+    Mutant(
+        "a recovery that ignores a worker's own beat", "task/recover", "(a.worker_seq is null or w.beat_seq = a.worker_seq)", "true",
+        recovery.test_a_holder_that_beat_after_it_was_watched_keeps_its_tasks,
+    ),
+    Mutant(
+        "a cancel request that a crash forgets", "task/recover", "when t.cancel_requested_at is not null then 'cancel'", "",
+        recovery.test_a_cancel_request_beats_every_other_decision,
+    ),
+    Mutant(
+        "a claim that is not repeatable", "task/claim", "and not exists (select from again)", "",
+        life.test_a_repeated_claim_answers_the_same,
+    ),
+    Mutant(
+        "a claim by the buried", "task/claim", "and ended_at is null for key share", "for key share",
+        recovery.test_an_ended_worker_claims_nothing,
+    ),
+    Mutant(
+        "a claim that a burial does not wait for", "task/claim", "and ended_at is null for key share", "and ended_at is null",
+        recovery.test_a_claim_in_flight_makes_the_burial_wait_and_is_found_by_it,
+    ),
+    Mutant(
+        "a claim without a new fence", "task/claim", "fence = t.fence + 1", "fence = t.fence",
+        recovery.test_every_verb_of_a_zombie_is_refused,
+    ),
+    Mutant(
+        "a claim id without chance in it", "task/claim", "claim_id = gen_random_uuid()", "claim_id = t.id",
+        recovery.test_every_verb_of_a_zombie_is_refused,
+    ),
+    Mutant(
+        "a burial that can be undone", "worker/bury_workers", "and w.ended_at is null", "",
+        recovery.test_an_ended_worker_claims_nothing,
+    ),
+    Mutant(
+        "a beat that revives the ended", "worker/beat", "and s.ended_at is null", "",
+        recovery.test_an_ended_supervisor_is_told_by_its_own_beat,
+    ),
+    Mutant(
+        "a beat that tells of no losses", "worker/beat", "select 'lost', h.id, h.claim_id, null from held h where not exists",
+        "select 'lost', h.id, h.claim_id, null from held h where false and not exists",
+        recovery.test_a_beat_tells_of_losses_cancels_and_phantoms,
+    ),
+    Mutant(
+        "an observer that ends whom it did not watch", "worker/end_supervisor", "or s.beat_seq = %(beat_seq)s", "or true",
+        recovery.test_an_ended_supervisor_is_told_by_its_own_beat,
+    ),
+    Mutant(
+        "a turn that everybody takes", "worker/take_turn", "where t.taken_until <= statement_timestamp()", "where true",
+        recovery.test_a_turn_belongs_to_one_until_it_ends,
+    ),
+    Mutant(
+        "a cancel that leaves the claim", "task/cancel", "claim_id = null, claim_call = null, next_retry_at = null,", "next_retry_at = null,",
+        life.TestCancel().test_pending_and_claimed_end_at_once,
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture
+def stage(
+    database_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Mutant | None], Hands]]:
+    """Makes a fresh schema in which a mutant lives, or the protocol as it is."""
+    made: list[Hands] = []
+    original = statement.source.__wrapped__
+
+    def make(mutant: Mutant | None) -> Hands:
+        def source(name: str) -> str:
+            text: str = original(name)
+            if mutant is None or mutant.name != name:
+                return text
+            assert mutant.old in text, f"{name} no longer holds what the mutant takes out: {mutant.old}"
+            return text.replace(mutant.old, mutant.new)
+
+        monkeypatch.setattr(statement, "source", source)
+        statement.compose.cache_clear()
+        target = Target.parse(database_url, schema=schema if mutant is None else f"{schema}_m")
+        connection = target.connect("everbeat test")
+        migrations.migrate(connection, target)
+        install_audit(connection, target.schema)
+        party = Hands(target, connection)
+        party.supervisor("s1", "w1", "w2")
+        made.append(party)
+        return party
+
+    yield make
+    statement.compose.cache_clear()
+    for party in made:
+        party.database.close()
+        party.connection.execute(
+            sql.SQL("drop schema {} cascade").format(sql.Identifier(party.target.schema))
+        )
+        party.connection.close()
+
+
+def notices(mutant: Mutant, hands: Hands) -> bool:
+    """Whether the test of the promise goes red, or leaves what no invariant allows."""
+    try:
+        mutant.check(hands)
+    except (Exception, pytest.fail.Exception):  # noqa: BLE001 - red is red
+        return True
+    return breaches(hands.connection, hands.target.schema) != []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
+def test_a_missing_guard_is_noticed(mutant: Mutant, stage: Callable[[Mutant | None], Hands]) -> None:
+    assert not notices(mutant, stage(None)), "the protocol as it is passes its own test"
+    assert notices(mutant, stage(mutant)), f"nobody noticed: {mutant.why}"
