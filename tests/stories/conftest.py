@@ -31,5 +31,3 @@ def deeds(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]
     yield program
     program.app.close()
     sys.modules.pop("deeds", None)
-
-

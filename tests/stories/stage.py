@@ -30,7 +30,11 @@ FAST: Mapping[str, Any] = {
     "running_stale_threshold_ms": 2_000,
     "check_interval_ms": 1_000,
 }
-BY_AGE: Mapping[str, Any] = {"detect_child_exit": False, "detect_session_loss": False, "startup_reconciliation": False}
+BY_AGE: Mapping[str, Any] = {
+    "detect_child_exit": False,
+    "detect_session_loss": False,
+    "startup_reconciliation": False,
+}
 
 # A slow machine may take this much longer than the product promises; what was measured is printed.
 SLACK = 3.0
@@ -118,7 +122,12 @@ class Stage:
         }  # fmt: skip
 
     def start_tree(
-        self, *, recovery: Mapping[str, Any] = {}, worker: Mapping[str, Any] = {}, options: tuple[str, ...] = (), url: str | None = None
+        self,
+        *,
+        recovery: Mapping[str, Any] = {},
+        worker: Mapping[str, Any] = {},
+        options: tuple[str, ...] = (),
+        url: str | None = None,
     ) -> Tree:
         """Starts `everbeat worker deeds:app`; does not wait for it."""
         log = self.folder / f"tree-{len(self.trees)}.log"
@@ -138,7 +147,12 @@ class Stage:
         """A tree whose workers claim."""
         tree = self.start_tree(**options)
         wanted = int(options.get("worker", {}).get("processes", 1))
-        self.until(lambda: len(self.workers(tree)) >= wanted, within=30, what=f"a tree with {wanted} workers", tree=tree)
+        self.until(
+            lambda: len(self.workers(tree)) >= wanted,
+            within=30,
+            what=f"a tree with {wanted} workers",
+            tree=tree,
+        )
         return tree
 
     def workers(self, tree: Tree) -> list[dict[str, Any]]:
@@ -152,14 +166,19 @@ class Stage:
     # Looking.
 
     def query(self, text: str, *parameters: Any) -> list[dict[str, Any]]:
-        return self.connection.execute(sql.SQL(text).format(schema=sql.Identifier(self.schema)), parameters).fetchall()  # type: ignore[arg-type,return-value]
+        return self.connection.execute(
+            sql.SQL(text).format(schema=sql.Identifier(self.schema)), parameters
+        ).fetchall()  # type: ignore[arg-type,return-value]
 
     def task(self, task_id: UUID) -> dict[str, Any]:
         (row,) = self.query("select * from {schema}.tasks where id = %s", task_id)
         return row
 
     def states(self) -> dict[str, int]:
-        return {row["state"]: row["count"] for row in self.query("select state, count(*) from {schema}.tasks group by state")}
+        return {
+            row["state"]: row["count"]
+            for row in self.query("select state, count(*) from {schema}.tasks group by state")
+        }
 
     def attempts(self, task_id: UUID) -> list[dict[str, Any]]:
         return self.query("select * from {schema}.attempts where task_id = %s order by attempt", task_id)
@@ -171,12 +190,18 @@ class Stage:
 
     def effects(self, step: str | None = None, task_id: UUID | None = None) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.effects_file.read_text().splitlines()]
-        return [line for line in lines if (step is None or line["step"] == step) and (task_id is None or line["task"] == str(task_id))]
+        return [
+            line
+            for line in lines
+            if (step is None or line["step"] == step) and (task_id is None or line["task"] == str(task_id))
+        ]
 
     def open_gate(self, name: str) -> None:
         (self.gates / name).touch()
 
-    def until(self, truth: Callable[[], object], *, within: float, what: str = "it", tree: Tree | None = None) -> float:
+    def until(
+        self, truth: Callable[[], object], *, within: float, what: str = "it", tree: Tree | None = None
+    ) -> float:
         """Waits until the story is true and answers how long it took, in seconds; fails with the trees' logs."""
         began = time.monotonic()
         while not truth():
@@ -205,10 +230,14 @@ class Stage:
             # What the story left in flight has no holder any more: only ended tasks and pending ones are judged.
             with psycopg.connect(self.url, autocommit=True) as connection:
                 connection.execute(
-                    sql.SQL("update {}.workers set ended_at = now(), ended_how = 'story' where ended_at is null").format(sql.Identifier(self.schema))
+                    sql.SQL(
+                        "update {}.workers set ended_at = now(), ended_how = 'story' where ended_at is null"
+                    ).format(sql.Identifier(self.schema))
                 )
                 open_leases = connection.execute(
-                    sql.SQL("select count(*) from {}.tasks where claim_id is not null").format(sql.Identifier(self.schema))
+                    sql.SQL("select count(*) from {}.tasks where claim_id is not null").format(
+                        sql.Identifier(self.schema)
+                    )
                 ).fetchone()
             if open_leases == (0,):
                 check_invariants(self.url, self.schema, deadlocks_before=self.deadlocks_before)

@@ -36,7 +36,9 @@ def test_a_life_in_timestamps(stage: Stage, deeds: ModuleType) -> None:  # B2
 
 
 @pytest.mark.parametrize("what", ["plain", "task error", "unprintable", "nul", "huge", "exit", "keyboard"])
-def test_whatever_is_raised_ends_failed_and_the_worker_goes_on(stage: Stage, deeds: ModuleType, what: str) -> None:  # B3
+def test_whatever_is_raised_ends_failed_and_the_worker_goes_on(
+    stage: Stage, deeds: ModuleType, what: str
+) -> None:  # B3
     stage.ready_tree()
     handle = deeds.raise_something.send(what)
     with pytest.raises(TaskFailed) as failure:
@@ -78,7 +80,9 @@ def test_retries_follow_the_policy(stage: Stage, deeds: ModuleType, code: str) -
     assert len(stage.attempts(unlisted.id)) == 1
 
 
-def test_what_is_asked_for_at_the_send_goes_before_what_the_function_says(stage: Stage, deeds: ModuleType) -> None:
+def test_what_is_asked_for_at_the_send_goes_before_what_the_function_says(
+    stage: Stage, deeds: ModuleType
+) -> None:
     stage.ready_tree()
     once = RetryPolicy(max_retries=1, intervals=[1], jitter=0, auto_retry_for=["OTHER", LookupError])
     assert deeds.flaky.with_options(retry=once).send(1, "OTHER").result(timeout=20) == 2
@@ -141,7 +145,9 @@ def test_async_thread_and_process_tasks_run_side_by_side(stage: Stage, deeds: Mo
 
 class TestTimeout:
     @pytest.mark.parametrize("deed", ["too_slow", "too_slow_in_process"])
-    def test_code_that_can_be_stopped_is_stopped(self, stage: Stage, deeds: ModuleType, deed: str) -> None:  # B10
+    def test_code_that_can_be_stopped_is_stopped(
+        self, stage: Stage, deeds: ModuleType, deed: str
+    ) -> None:  # B10
         stage.ready_tree()
         sibling = deeds.nap_in_process.send(4) if deed == "too_slow_in_process" else deeds.nap.send(4)
         handle = getattr(deeds, deed).send()
@@ -164,7 +170,9 @@ class TestTimeout:
 
 class TestCancel:
     @pytest.mark.parametrize("deed", ["wait_for", "wait_in_process_on_crash", "wait_in_thread_on_crash"])
-    def test_running_code_is_stopped_within_two_seconds(self, stage: Stage, deeds: ModuleType, deed: str) -> None:  # B11
+    def test_running_code_is_stopped_within_two_seconds(
+        self, stage: Stage, deeds: ModuleType, deed: str
+    ) -> None:  # B11
         stage.ready_tree()
         handle = getattr(deeds, deed).send("never")
         stage.until(stage.started(handle.id), within=20, what="it runs")
@@ -196,7 +204,12 @@ class TestLeaving:
         assert tree.stop() == 0
         for handle in handles:
             row = stage.task(handle.id)
-            assert (row["state"], row["retry_count"], row["crash_count"], row["loss_count"]) == ("PENDING", 0, 0, 0)
+            assert (row["state"], row["retry_count"], row["crash_count"], row["loss_count"]) == (
+                "PENDING",
+                0,
+                0,
+                0,
+            )
         assert stage.recoveries() == []
         stage.open_gate("a")
         stage.ready_tree()
@@ -207,7 +220,11 @@ class TestLeaving:
         handle = deeds.wait_for.send("never")
         stage.until(stage.started(handle.id), within=20, what="it runs")
         tree.process.terminate()
-        stage.until(lambda: any(row["draining"] for row in stage.query("select draining from {schema}.supervisors")), within=10, what="draining")
+        stage.until(
+            lambda: any(row["draining"] for row in stage.query("select draining from {schema}.supervisors")),
+            within=10,
+            what="draining",
+        )
         began = time.monotonic()
         tree.process.terminate()
         assert tree.process.wait(timeout=20) == 0

@@ -31,18 +31,32 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class TestKilledWorkerProcess:
-    def test_its_tasks_are_settled_within_a_second_and_siblings_are_untouched(self, stage: Stage, deeds: ModuleType) -> None:  # E4
+    def test_its_tasks_are_settled_within_a_second_and_siblings_are_untouched(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E4
         tree = stage.ready_tree(worker={"processes": 2, "async_concurrency": 1, "prefetch": 0})
         doomed, sibling = deeds.wait_for_on_crash.send("a"), deeds.wait_for_on_crash.send("b")
         stage.until(lambda: len(stage.effects("start")) == 2, within=20, what="both run")
         before = {row["id"] for row in stage.workers(tree)}
         worker_of(stage, tree, doomed.id).kill()
-        took = stage.until(lambda: stage.recoveries(doomed.id), within=1 * SLACK, what="settled after the kill of a worker process")
+        took = stage.until(
+            lambda: stage.recoveries(doomed.id),
+            within=1 * SLACK,
+            what="settled after the kill of a worker process",
+        )
         assert took <= 1 * SLACK
         (recovery,) = stage.recoveries(doomed.id)
-        assert (recovery["noticed_by"], recovery["was"], recovery["action"]) == ("child_exit", "RUNNING", "retry")
+        assert (recovery["noticed_by"], recovery["was"], recovery["action"]) == (
+            "child_exit",
+            "RUNNING",
+            "retry",
+        )
         assert "SIGKILL" in recovery["cause"]
-        stage.until(lambda: len({row["id"] for row in stage.workers(tree)} - before) == 1, within=10, what="the process is replaced")
+        stage.until(
+            lambda: len({row["id"] for row in stage.workers(tree)} - before) == 1,
+            within=10,
+            what="the process is replaced",
+        )
         stage.until(stage.started(doomed.id, 2), within=10, what="runs again")
         stage.open_gate("a")
         stage.open_gate("b")
@@ -55,7 +69,9 @@ class TestKilledWorkerProcess:
         first = deeds.wait_for_on_crash.send("a")
         stage.until(stage.started(first.id), within=20, what="the first runs")
         waiting = [deeds.quick.send(n) for n in range(3)]
-        stage.until(lambda: stage.states().get("CLAIMED") == 3, within=10, what="three wait CLAIMED behind it")
+        stage.until(
+            lambda: stage.states().get("CLAIMED") == 3, within=10, what="three wait CLAIMED behind it"
+        )
         worker_of(stage, tree, first.id).kill()
         stage.open_gate("a")
         for handle in waiting:
@@ -68,16 +84,24 @@ class TestKilledWorkerProcess:
 
 
 class TestKilledTree:
-    def test_another_worker_settles_it_within_three_seconds(self, stage: Stage, deeds: ModuleType) -> None:  # E4
+    def test_another_worker_settles_it_within_three_seconds(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E4
         doomed_tree = stage.ready_tree()
         task = deeds.wait_for_on_crash.send("a")
         stage.until(stage.started(task.id), within=20, what="it runs")
         stage.ready_tree()
         time.sleep(10.5)  # an observer trusts sessions only when itself and the server have been up for 10 s
         doomed_tree.kill()
-        stage.until(lambda: stage.recoveries(task.id), within=3 * SLACK, what="settled after the kill of a tree")
+        stage.until(
+            lambda: stage.recoveries(task.id), within=3 * SLACK, what="settled after the kill of a tree"
+        )
         (recovery,) = stage.recoveries(task.id)
-        assert (recovery["noticed_by"], recovery["was"], recovery["action"]) == ("session", "RUNNING", "retry")
+        assert (recovery["noticed_by"], recovery["was"], recovery["action"]) == (
+            "session",
+            "RUNNING",
+            "retry",
+        )
         stage.open_gate("a")
         assert task.result(timeout=20) == "done"
         assert len(stage.effects("start", task.id)) == 2
@@ -101,7 +125,9 @@ class TestKilledTree:
             assert len(stage.effects("start", handle.id)) == 1
         assert stage.task(first.id)["state"] == "FAILED"
 
-    def test_only_the_supervisor_killed_takes_its_workers_along(self, stage: Stage, deeds: ModuleType) -> None:  # E5
+    def test_only_the_supervisor_killed_takes_its_workers_along(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E5
         tree = stage.ready_tree(worker={"processes": 2})
         task = deeds.wait_in_process_on_crash.send("a")
         stage.until(stage.started(task.id), within=20, what="it runs")
@@ -111,14 +137,22 @@ class TestKilledTree:
         assert len(everybody) >= 4
         tree.process.kill()
         tree.process.wait()
-        stage.until(lambda: not any(is_alive(one) for one in everybody), within=2 * SLACK, what="no process left")
-        stage.until(lambda: stage.recoveries(task.id), within=3 * SLACK, what="recovered after the kill of the supervisor")
+        stage.until(
+            lambda: not any(is_alive(one) for one in everybody), within=2 * SLACK, what="no process left"
+        )
+        stage.until(
+            lambda: stage.recoveries(task.id),
+            within=3 * SLACK,
+            what="recovered after the kill of the supervisor",
+        )
         stage.open_gate("a")
         assert task.result(timeout=30) == "done"
 
 
 class TestPolicies:
-    def test_without_a_policy_it_fails_with_a_death_certificate(self, stage: Stage, deeds: ModuleType) -> None:  # E2
+    def test_without_a_policy_it_fails_with_a_death_certificate(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E2
         tree = stage.ready_tree()
         task = deeds.wait_for.send("a")
         stage.until(stage.started(task.id), within=20, what="it runs")
@@ -133,7 +167,9 @@ class TestPolicies:
         (attempt,) = stage.attempts(task.id)
         assert attempt["will_retry"] is False
 
-    def test_a_retry_policy_runs_it_again_elsewhere_until_it_is_exhausted(self, stage: Stage, deeds: ModuleType) -> None:  # E3
+    def test_a_retry_policy_runs_it_again_elsewhere_until_it_is_exhausted(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E3
         tree = stage.ready_tree()
         task = deeds.crash_twice.send("never")
         stage.until(stage.started(task.id), within=20, what="it runs")
@@ -147,7 +183,9 @@ class TestPolicies:
         assert failed.error.code == "WORKER_CRASHED"
         assert [one["will_retry"] for one in stage.attempts(task.id)] == [True, False]
 
-    def test_a_task_sent_by_a_stranger_is_recovered_by_the_same_policy(self, stage: Stage, deeds: ModuleType) -> None:  # E12
+    def test_a_task_sent_by_a_stranger_is_recovered_by_the_same_policy(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E12
         tree = stage.ready_tree()
         stranger = App(stage.url, schema=stage.schema)
         task = stranger.send_by_name("wait_for_on_crash", {"gate_name": "a"})
@@ -158,7 +196,9 @@ class TestPolicies:
         assert task.result(timeout=20) == "done"
         stranger.close()
 
-    def test_poison_is_stopped_after_its_crashes_and_neighbours_complete(self, stage: Stage, deeds: ModuleType) -> None:  # E8
+    def test_poison_is_stopped_after_its_crashes_and_neighbours_complete(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E8
         stage.ready_tree(worker={"process_concurrency": 2})
         poisons = [deeds.poison.send("exit"), deeds.poison.send("signal")]
         others = deeds.app.send_many([deeds.quick.call(n) for n in range(200)])
@@ -176,7 +216,9 @@ class TestPolicies:
 
 
 class TestZombie:
-    def test_a_thawed_worker_changes_nothing_and_its_code_is_told(self, stage: Stage, deeds: ModuleType) -> None:  # E6
+    def test_a_thawed_worker_changes_nothing_and_its_code_is_told(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E6
         frozen = stage.ready_tree(recovery=FAST)
         task = deeds.wait_for_on_crash.send("a")
         stage.until(stage.started(task.id), within=20, what="it runs")
@@ -188,7 +230,11 @@ class TestZombie:
         assert task.result(timeout=20) == "done"
         finished = stage.task(task.id)
         frozen.thaw()
-        stage.until(lambda: stage.effects("told", task.id) or len(stage.effects("end", task.id)) == 2, within=10, what="the old code hears of it")
+        stage.until(
+            lambda: stage.effects("told", task.id) or len(stage.effects("end", task.id)) == 2,
+            within=10,
+            what="the old code hears of it",
+        )
         stage.until(lambda: "zombie_refused" in frozen.output(), within=10, what="the loss is reported")
         assert stage.task(task.id) == finished
         assert [one["outcome"] for one in stage.attempts(task.id)] == ["LOST", "COMPLETED"]
@@ -230,14 +276,20 @@ class TestDatabase:
 
 
 class TestMany:
-    def test_fifty_tasks_of_a_killed_tree_are_recovered_once_each(self, stage: Stage, deeds: ModuleType) -> None:  # E9
+    def test_fifty_tasks_of_a_killed_tree_are_recovered_once_each(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E9
         settings = {**FAST, **BY_AGE}
         doomed = stage.ready_tree(recovery=settings)
         tasks = deeds.app.send_many([deeds.wait_for_on_crash.call("a") for _ in range(50)])
         stage.until(lambda: len(stage.effects("start")) == 50, within=20, what="all run")
         for _ in range(4):
             stage.start_tree(recovery=settings)
-        stage.until(lambda: len(stage.query("select id from {schema}.workers where ended_at is null")) == 5, within=60, what="five workers")
+        stage.until(
+            lambda: len(stage.query("select id from {schema}.workers where ended_at is null")) == 5,
+            within=60,
+            what="five workers",
+        )
         time.sleep(1.5)  # the observers have looked at least once
         doomed.kill()
         stage.until(lambda: len(stage.recoveries()) >= 50, within=6 * SLACK, what="fifty recoveries")
@@ -246,7 +298,9 @@ class TestMany:
         assert len(stage.recoveries()) == 50
         assert len({one["task_id"] for one in stage.recoveries()}) == 50
 
-    def test_five_hundred_tasks_are_settled_within_fifteen_seconds(self, stage: Stage, deeds: ModuleType) -> None:  # E9
+    def test_five_hundred_tasks_are_settled_within_fifteen_seconds(
+        self, stage: Stage, deeds: ModuleType
+    ) -> None:  # E9
         settings = {**FAST, **BY_AGE}
         doomed = stage.ready_tree(recovery=settings)
         deeds.app.send_many([deeds.wait_for.call("never") for _ in range(500)])

@@ -33,21 +33,37 @@ def test_long_tasks_and_long_waits_are_left_alone(stage: Stage, deeds: ModuleTyp
     assert len(stage.effects("start")) == 2
 
 
-def test_an_operator_reads_the_latest_beat_of_every_task_in_flight(stage: Stage, deeds: ModuleType) -> None:  # D2
+def test_an_operator_reads_the_latest_beat_of_every_task_in_flight(
+    stage: Stage, deeds: ModuleType
+) -> None:  # D2
     tree = stage.ready_tree(recovery=FAST, worker={"async_concurrency": 1, "prefetch": 1})
     running = deeds.wait_for.send("a")
     stage.until(stage.started(running.id), within=20, what="it runs")
     claimed = deeds.quick.send(1)
     stage.until(stage.state_is(claimed.id, "CLAIMED"), within=5, what="the next waits CLAIMED")
     stage.until(
-        lambda: len(stage.query("select * from {schema}.heartbeats where task_id = %s and role = 'runner'", running.id)) >= 3,
+        lambda: (
+            len(
+                stage.query(
+                    "select * from {schema}.heartbeats where task_id = %s and role = 'runner'", running.id
+                )
+            )
+            >= 3
+        ),
         within=10,
         what="the start and two beats",
     )
     (worker,) = stage.workers(tree)
     for task_id, role in ((running.id, "runner"), (claimed.id, "claimer")):
-        latest = stage.query("select * from {schema}.heartbeats where task_id = %s order by sent_at desc limit 1", task_id)[0]
-        assert (latest["sender_id"], latest["role"], latest["hostname"], latest["pid"]) == (worker["id"], role, worker["hostname"], worker["pid"])
+        latest = stage.query(
+            "select * from {schema}.heartbeats where task_id = %s order by sent_at desc limit 1", task_id
+        )[0]
+        assert (latest["sender_id"], latest["role"], latest["hostname"], latest["pid"]) == (
+            worker["id"],
+            role,
+            worker["hostname"],
+            worker["pid"],
+        )
     beat = deeds.app.info(running.id).heartbeat
     assert (beat.sender_id, beat.role, beat.pid) == (worker["id"], "runner", worker["pid"])
     stage.open_gate("a")
@@ -59,7 +75,9 @@ def test_two_hundred_sleeping_tasks_cost_one_statement_a_beat(stage: Stage, deed
     deeds.app.send_many([deeds.wait_for.call("a") for _ in range(200)])
     stage.until(lambda: stage.states().get("RUNNING") == 200, within=20, what="all run")
     before = stage.query("select count(*) as n from {schema}.beats")[0]["n"]
-    versions = "select md5(string_agg(id::text || xmin::text, '' order by id)) as versions from {schema}.tasks"
+    versions = (
+        "select md5(string_agg(id::text || xmin::text, '' order by id)) as versions from {schema}.tasks"
+    )
     written = stage.query(versions)
     began = time.monotonic()
     time.sleep(30)  # the half minute in which beats are counted
@@ -88,7 +106,9 @@ def test_snapshots_of_workers_are_kept_and_readable(stage: Stage, deeds: ModuleT
     tree = stage.ready_tree(recovery={"worker_state_snapshot_interval_ms": 1_000})
     deeds.wait_for.send("a")
     stage.until(
-        lambda: any(row["tasks_running"] == 1 for row in stage.query("select * from {schema}.worker_states")), within=20, what="a snapshot"
+        lambda: any(row["tasks_running"] == 1 for row in stage.query("select * from {schema}.worker_states")),
+        within=20,
+        what="a snapshot",
     )
     (worker,) = stage.workers(tree)
     newest = deeds.app.worker_states(worker["id"])[0]

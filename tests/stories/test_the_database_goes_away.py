@@ -59,7 +59,9 @@ def test_an_immediate_restart_during_a_task_is_survived(stage: Stage, server: Em
 
 
 @pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
-def test_an_outage_of_fifteen_seconds_kills_nobody(stage: Stage, server: EmbeddedServer, ways: dict[str, object]) -> None:  # E7
+def test_an_outage_of_fifteen_seconds_kills_nobody(
+    stage: Stage, server: EmbeddedServer, ways: dict[str, object]
+) -> None:  # E7
     import deeds  # the environment must be there before
 
     settings = {**FAST, **ways}
@@ -78,5 +80,7 @@ def test_an_outage_of_fifteen_seconds_kills_nobody(stage: Stage, server: Embedde
         assert len(stage.effects("start", task.id)) == 1
         assert stage.task(task.id)["state"] == "COMPLETED"
     assert stage.recoveries() == []
-    assert {row["id"] for row in stage.query("select id from {schema}.workers where ended_at is null")} == workers
+    assert {
+        row["id"] for row in stage.query("select id from {schema}.workers where ended_at is null")
+    } == workers
     deeds.app.close()
