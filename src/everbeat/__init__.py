@@ -1,64 +1,141 @@
 """everbeat: a PostgreSQL task queue for Python that notices dead workers and finishes their work.
 
 What lives here: the public names. What is not here may change without notice.
+
+A name is loaded when it is first asked for: the command line and the supervisor, which need few of them, start fast.
 """
 
-from everbeat.app import App
-from everbeat.client.context import Context, OutsideTask, TaskStopped
-from everbeat.client.control import CancelResult, CancelVerdict
-from everbeat.client.handle import Handle
-from everbeat.client.task import AsyncTask, Call, SyncTask, Task
-from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
-from everbeat.domain.inspection import (
-    AttemptInfo,
-    HeartbeatInfo,
-    Progress,
-    QueueInfo,
-    RecoveryInfo,
-    SupervisorInfo,
-    SweepResult,
-    SweptTask,
-    TaskInfo,
-    TaskSummary,
-    WorkerInfo,
-    WorkerStateInfo,
-)
-from everbeat.domain.outcome import (
-    ARGUMENTS_INVALID,
-    RESULT_NOT_AVAILABLE,
-    RESULT_UNSERIALISABLE,
-    TASK_CANCELLED,
-    TASK_EXPIRED,
-    TASK_STALLED,
-    TASK_TIMEOUT,
-    UNHANDLED_EXCEPTION,
-    WORKER_CRASHED,
-    Completed,
-    Failed,
-    TaskError,
-    TaskFailed,
-    TaskResult,
-)
-from everbeat.domain.retry import RetryPolicy
-from everbeat.domain.states import TASK_TERMINAL_STATES, TaskState
-from everbeat.errors import (
-    AppClosed,
-    BlockingCallInLoop,
-    ConfigurationError,
-    DatabaseError,
-    EverbeatError,
-    LeaseLost,
-    PayloadError,
-    RegistrationError,
-    SendError,
-    TaskNotFound,
-    TaskNotRetryable,
-    UnknownTask,
-    WaitTimeout,
-    WorkerError,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from everbeat.app import App
+    from everbeat.client.context import Context, OutsideTask, TaskStopped
+    from everbeat.client.control import CancelResult, CancelVerdict
+    from everbeat.client.handle import Handle
+    from everbeat.client.task import AsyncTask, Call, SyncTask, Task
+    from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
+    from everbeat.domain.inspection import (
+        AttemptInfo,
+        HeartbeatInfo,
+        Progress,
+        QueueInfo,
+        RecoveryInfo,
+        SupervisorInfo,
+        SweepResult,
+        SweptTask,
+        TaskInfo,
+        TaskSummary,
+        WorkerInfo,
+        WorkerStateInfo,
+    )
+    from everbeat.domain.outcome import (
+        ARGUMENTS_INVALID,
+        RESULT_NOT_AVAILABLE,
+        RESULT_UNSERIALISABLE,
+        TASK_CANCELLED,
+        TASK_EXPIRED,
+        TASK_STALLED,
+        TASK_TIMEOUT,
+        UNHANDLED_EXCEPTION,
+        WORKER_CRASHED,
+        Completed,
+        Failed,
+        TaskError,
+        TaskFailed,
+        TaskResult,
+    )
+    from everbeat.domain.retry import RetryPolicy
+    from everbeat.domain.states import TASK_TERMINAL_STATES, TaskState
+    from everbeat.errors import (
+        AppClosed,
+        BlockingCallInLoop,
+        ConfigurationError,
+        DatabaseError,
+        EverbeatError,
+        LeaseLost,
+        PayloadError,
+        RegistrationError,
+        SendError,
+        TaskNotFound,
+        TaskNotRetryable,
+        UnknownTask,
+        WaitTimeout,
+        WorkerError,
+    )
 
 __version__ = "0.1.0"
+
+_ROOMS: Final = {
+    "everbeat.app": ("App",),
+    "everbeat.client.context": ("Context", "OutsideTask", "TaskStopped"),
+    "everbeat.client.control": ("CancelResult", "CancelVerdict"),
+    "everbeat.client.handle": ("Handle",),
+    "everbeat.client.task": ("AsyncTask", "Call", "SyncTask", "Task"),
+    "everbeat.config": ("QueueConfig", "RecoveryConfig", "WorkerConfig"),
+    "everbeat.domain.inspection": (
+        "AttemptInfo",
+        "HeartbeatInfo",
+        "Progress",
+        "QueueInfo",
+        "RecoveryInfo",
+        "SupervisorInfo",
+        "SweepResult",
+        "SweptTask",
+        "TaskInfo",
+        "TaskSummary",
+        "WorkerInfo",
+        "WorkerStateInfo",
+    ),
+    "everbeat.domain.outcome": (
+        "ARGUMENTS_INVALID",
+        "RESULT_NOT_AVAILABLE",
+        "RESULT_UNSERIALISABLE",
+        "TASK_CANCELLED",
+        "TASK_EXPIRED",
+        "TASK_STALLED",
+        "TASK_TIMEOUT",
+        "UNHANDLED_EXCEPTION",
+        "WORKER_CRASHED",
+        "Completed",
+        "Failed",
+        "TaskError",
+        "TaskFailed",
+        "TaskResult",
+    ),
+    "everbeat.domain.retry": ("RetryPolicy",),
+    "everbeat.domain.states": ("TASK_TERMINAL_STATES", "TaskState"),
+    "everbeat.errors": (
+        "AppClosed",
+        "BlockingCallInLoop",
+        "ConfigurationError",
+        "DatabaseError",
+        "EverbeatError",
+        "LeaseLost",
+        "PayloadError",
+        "RegistrationError",
+        "SendError",
+        "TaskNotFound",
+        "TaskNotRetryable",
+        "UnknownTask",
+        "WaitTimeout",
+        "WorkerError",
+    ),
+}
+_ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    room = _ROOM_OF.get(name)
+    if room is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(room), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "ARGUMENTS_INVALID",

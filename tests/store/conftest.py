@@ -70,7 +70,7 @@ class Hands:
         verdicts = self.run(
             leases.start([(task.id, task.claim_id) for task in claimed], channel=self.target.channel)
         )
-        return [verdicts[task.id].verdict for task in claimed]
+        return [verdicts[task.claim_id].verdict for task in claimed]
 
     def running(self, worker: str = "w1", **options: Any) -> Claimed:
         self.send(**options)
@@ -80,7 +80,7 @@ class Hands:
 
     def settle(self, claimed: Claimed, outcome: leases.AttemptOutcome = "COMPLETED", **more: Any) -> str:
         settlement = Settlement(id=claimed.id, claim_id=claimed.claim_id, outcome=outcome, **more)
-        return self.run(leases.settle([settlement], channel=self.target.channel))[claimed.id]
+        return self.run(leases.settle([settlement], channel=self.target.channel))[claimed.claim_id]
 
     def cancel(self, task_id: UUID) -> str:
         verdict = self.run(tasks.cancel(task_id, channel=self.target.channel))

@@ -168,8 +168,8 @@ def test_a_settle_of_many_changes_only_what_is_still_held(hands: Hands) -> None:
         leases.Settlement(id=second.id, claim_id=uuid4(), outcome="COMPLETED", result=b"2"),
     ]
     assert hands.run(leases.settle(batch, channel=hands.target.channel)) == {
-        first.id: "COMPLETED",
-        second.id: "lost",
+        first.claim_id: "COMPLETED",
+        batch[1].claim_id: "lost",
     }
     assert hands.row(second.id, "state") == "RUNNING"
     hands.settle(second)
@@ -285,3 +285,21 @@ def test_hints_about_more_tasks_than_one_payload_holds_are_split(hands: Hands) -
         for one in claimed
     ]
     assert set(hands.run(leases.settle(settlements, channel=hands.target.channel)).values()) == {"COMPLETED"}
+
+
+def test_an_old_claim_gains_nothing_from_its_successor_in_the_same_statement(hands: Hands) -> None:
+    """Cancelled, retried by an operator and claimed again by the same worker, which has not heard of the cancel yet."""
+    task_id = hands.send()
+    (old,) = hands.claim()
+    hands.cancel(task_id)
+    hands.run(tasks.retry(task_id, channel=hands.target.channel))
+    (new,) = hands.claim()
+    assert hands.start(old, new) == ["lost", "started"]
+    batch = [
+        leases.Settlement(id=task_id, claim_id=one.claim_id, outcome="COMPLETED", result=b"1")
+        for one in (old, new)
+    ]
+    assert hands.run(leases.settle(batch, channel=hands.target.channel)) == {
+        old.claim_id: "lost",
+        new.claim_id: "COMPLETED",
+    }

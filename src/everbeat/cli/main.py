@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from everbeat import __version__
 from everbeat.cli.exit_codes import MEANINGS, exit_code_of
 from everbeat.cli.failures import show_failure, wants_traceback
 from everbeat.errors import EverbeatError
@@ -82,7 +82,7 @@ application = typer.Typer(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(version("everbeat"))
+        print(__version__)
         raise typer.Exit
 
 

@@ -83,7 +83,7 @@ class Database:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                connection = self._checked(self.target.connect(self._application_name))
+                connection = self.target.connect(self._application_name)
             try:
                 cursor = connection.execute(text, statement.parameters)
                 found = cursor.fetchall() if cursor.description else []
@@ -105,9 +105,6 @@ class Database:
             connection = pool.idle.pop() if pool.idle else None
             if connection is None:
                 connection = await self.target.aconnect(self._application_name)
-                row = await (await connection.execute("select pg_backend_pid()")).fetchone()
-                if row is not None and row[0] != connection.info.backend_pid:
-                    connection.prepare_threshold = None
             try:
                 cursor = await connection.execute(text, statement.parameters)
                 found = await cursor.fetchall() if cursor.description else []
@@ -118,12 +115,6 @@ class Database:
                 raise
             await pool.put_back(connection)
         return statement.read(found)
-
-    def _checked(self, connection: Connection[Any]) -> Connection[Any]:
-        row = connection.execute("select pg_backend_pid()").fetchone()
-        if row is not None and row[0] != connection.info.backend_pid:
-            connection.prepare_threshold = None  # a transaction pooler is between
-        return connection
 
     async def _new_pool(self) -> _LoopConnections:
         for other in [other for other in self._loops if other.is_closed()]:

@@ -173,7 +173,7 @@ def next_due(
 def start(
     leases: Sequence[tuple[UUID, UUID]], *, channel: str, policies: Mapping[UUID, bytes | None] = NO_POLICIES
 ) -> Statement[dict[UUID, Started]]:
-    """Starts claimed tasks, given as (id, claim_id); answers a verdict for each id.
+    """Starts claimed tasks, given as (id, claim_id); answers a verdict for each claim_id.
 
     `policies`: JSON text for tasks that were sent without one, so that whoever finds them dead knows what to do.
     """
@@ -190,7 +190,7 @@ def start(
 
 
 def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict[UUID, str]]:
-    """Writes outcomes; answers for each id the new state, "already" (an earlier try landed) or "lost". At most 200 at once."""
+    """Writes outcomes; answers for each claim_id the new state, "already" (an earlier try landed) or "lost". At most 200 at once."""
     ordered = sorted(settlements, key=lambda settlement: settlement.id)
     parameters = {
         "ids": [one.id for one in ordered], "claim_ids": [one.claim_id for one in ordered], "outcomes": [one.outcome for one in ordered],

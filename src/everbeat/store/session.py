@@ -18,11 +18,12 @@ from psycopg import AsyncConnection
 
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.store.statement import Statement, compose
-from everbeat.store.target import Target, is_repeatable
+from everbeat.store.target import Target, is_pooled, is_repeatable
 
 T = TypeVar("T")
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
+_ON_THE_WAY_S: Final = 5.0
 _log = logging.getLogger("everbeat.store")
 
 
@@ -30,7 +31,8 @@ class Session:
     """One connection. `on_state(True)` follows every connect, `on_state(False)` every loss.
 
     `statement_timeout_ms` bounds each statement on the server, so that a session never hangs in one; `reply_timeout_s` bounds
-    the wait for its answer, and for a connection, where the network may have swallowed it. `longest_pause_s`: between two tries.
+    the wait for its answer, and for a connection, where the network may have swallowed it (None: a little longer than the
+    statement may take). `longest_pause_s`: between two tries.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Session:
         self._random = random or Random()
         self._on_state = on_state
         self._statement_timeout_ms = statement_timeout_ms
-        self._reply_timeout_s = reply_timeout_s
+        self._reply_timeout_s = (
+            statement_timeout_ms / 1_000 + _ON_THE_WAY_S if reply_timeout_s is None else reply_timeout_s
+        )
         self._longest_pause_s = longest_pause_s
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
@@ -112,9 +116,6 @@ class Session:
     def _bounded(self, connection: AsyncConnection[Any]) -> Iterator[None]:
         # Not asyncio.timeout: psycopg answers a cancellation by asking the server to stop and waiting for it, which over
         # a dead network takes as long as the statement would. On a socket that was shut down everything fails at once.
-        if self._reply_timeout_s is None:
-            yield
-            return
         timer = asyncio.get_running_loop().call_later(self._reply_timeout_s, _hang_up, connection)
         try:
             yield
@@ -129,7 +130,7 @@ class Session:
         if self._connection is not None and not self._connection.closed:
             return self._connection
         async with asyncio.timeout(self._reply_timeout_s):
-            connection = await self.target.aconnect(self.application_name)
+            connection = await self.target.aopen(self.application_name)
         try:
             with self._bounded(connection):
                 await self._prepare(connection)
@@ -141,13 +142,9 @@ class Session:
         return connection
 
     async def _prepare(self, connection: AsyncConnection[Any]) -> None:
-        cursor = await connection.execute("select pg_backend_pid()")
-        row = await cursor.fetchone()
-        self.pooled = row is not None and row[0] != connection.info.backend_pid
-        if self.pooled:
-            # Behind a transaction pooler a prepared statement may be on another server.
-            connection.prepare_threshold = None
-        else:
+        await self.target.agreet(connection)
+        self.pooled = is_pooled(connection)
+        if not self.pooled:
             await connection.execute(f"set statement_timeout = {int(self._statement_timeout_ms)}".encode())
 
     async def drop(self) -> None:

@@ -34,8 +34,17 @@ _KEEPALIVE: Final = {
 }
 
 # The server's states in which the same statement may be sent again: lost connections, shutdown, too many connections, no
-# resources (a full disk, memory), serialisation, deadlock, lock and statement timeouts.
-_REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|55P03|25P0[23]")
+# resources (a full disk, memory), serialisation, deadlock, lock, statement and transaction timeouts.
+_REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|55P03|25P0[234]")
+
+# What a role or database may have set otherwise, and no statement of ours could live with: rows locked while others change
+# them are read anew, dates are read back, an idle session is kept. Answers nothing behind a transaction pooler, where
+# settings would be left to strangers.
+_OWN_SETTINGS: Final = b"""
+select set_config(own.name, own.value, false)
+from (values ('default_transaction_isolation', 'read committed'), ('DateStyle', 'ISO'), ('idle_session_timeout', '0')) as own (name, value)
+where pg_backend_pid() = %s
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,7 @@ class Target:
             settings["target_session_attrs"] = "read-write"
         settings.update(given)
         settings["application_name"] = application_name[:63]
+        settings["client_encoding"] = "UTF8"  # whatever the database's is: text is text to us
         return conninfo.make_conninfo("", **settings)
 
     def connect(self, application_name: str) -> Connection[Any]:
@@ -129,6 +139,11 @@ class Target:
             raise self.explain(problem) from None
         try:
             self.check(connection)
+            cursor = connection.execute(_OWN_SETTINGS, [connection.info.backend_pid])
+            _mark(connection, is_pooled=cursor.fetchone() is None)
+        except psycopg.Error as problem:
+            connection.close()
+            raise self.explain(problem) from problem
         except BaseException:
             connection.close()
             raise
@@ -136,6 +151,19 @@ class Target:
 
     async def aconnect(self, application_name: str) -> AsyncConnection[Any]:
         """The twin of `connect` for event loops."""
+        connection = await self.aopen(application_name)
+        try:
+            await self.agreet(connection)
+        except psycopg.Error as problem:
+            await connection.close()
+            raise self.explain(problem) from problem
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def aopen(self, application_name: str) -> AsyncConnection[Any]:
+        """The first half of `aconnect`: a checked connection that was asked nothing yet."""
         try:
             connection = await AsyncConnection.connect(self.conninfo(application_name), autocommit=True)
         except psycopg.Error as problem:
@@ -146,6 +174,11 @@ class Target:
             await connection.close()
             raise
         return connection
+
+    async def agreet(self, connection: AsyncConnection[Any]) -> None:
+        """The second half of `aconnect`. Raises psycopg.Error."""
+        cursor = await connection.execute(_OWN_SETTINGS, [connection.info.backend_pid])
+        _mark(connection, is_pooled=await cursor.fetchone() is None)
 
     def check(self, connection: Connection[Any] | AsyncConnection[Any]) -> None:
         """Refuses servers that are too old or cannot write, from what they said when greeting: no statement is spent."""
@@ -188,6 +221,16 @@ class Target:
                 )
             case _:
                 return DatabaseError(f"The database at {self.shown!r} refused: {text}.")
+
+
+def is_pooled(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
+    """Whether a transaction pooler stands between a connection of ours and the server."""
+    return connection.prepare_threshold is None
+
+
+def _mark(connection: Connection[Any] | AsyncConnection[Any], *, is_pooled: bool) -> None:
+    if is_pooled:
+        connection.prepare_threshold = None  # a prepared statement may be on another server
 
 
 def is_repeatable(problem: psycopg.Error) -> bool:

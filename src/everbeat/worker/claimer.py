@@ -230,7 +230,7 @@ class Claimer:
             self._wait_again(batch)
             raise
         for attempt in batch:
-            answer = answers.get(attempt.id)
+            answer = answers.get(attempt.claim_id)
             if attempt.stage is not Stage.STARTING:
                 continue  # lost while the statement ran: its code must not begin
             if answer is None or answer.verdict != "started":

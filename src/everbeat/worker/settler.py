@@ -98,7 +98,7 @@ class Settler:
             return
         for one in batch:
             self._queue.pop(one.attempt.claim_id, None)
-            self._on_settled(one.attempt, one.settlement, verdicts.get(one.attempt.id, "lost"))
+            self._on_settled(one.attempt, one.settlement, verdicts.get(one.attempt.claim_id, "lost"))
 
     async def _divide(self, batch: list[Unsettled], problem: Exception) -> None:
         if len(batch) > 1:

@@ -56,7 +56,7 @@ with asked as (
     ) hints
 )
 select
-    a.id,
+    a.claim_id,
     case
         when s.id is not null then s.state
         when p.outcome = a.outcome or (p.outcome = 'CANCELLED' and a.outcome <> 'COMPLETED') then 'already'
@@ -64,5 +64,6 @@ select
     end as verdict,
     (select hints from hint) as hints
 from asked a
-left join settled s on s.id = a.id
+left join held h on h.claim_id = a.claim_id
+left join settled s on s.id = h.id
 left join {schema}.attempts p on p.task_id = a.id and p.claim_id = a.claim_id

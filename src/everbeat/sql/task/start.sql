@@ -1,5 +1,6 @@
 -- Starts claimed tasks: CLAIMED -> RUNNING; past good_until CLAIMED -> EXPIRED, and no code runs.
--- Only for whoever holds the claim_id; a repeated call answers "started" again.
+-- Only for whoever holds the claim_id; a repeated call answers "started" again. A task may be asked for twice, by an old claim and
+-- its successor.
 with asked as (
     select * from unnest(%(ids)s::uuid[], %(claim_ids)s::uuid[], %(policies)s::text[]) as a (id, claim_id, policy)
 ), held as materialized (
@@ -27,7 +28,7 @@ with asked as (
     ) hints
 )
 select
-    a.id,
+    a.claim_id,
     case
         when s.id is not null then 'started'
         when e.id is not null then 'expired'
@@ -38,6 +39,6 @@ select
     coalesce(s.started_at, h.started_at) as started_at,
     (select hints from hint) as hints
 from asked a
-left join held h on h.id = a.id
-left join started s on s.id = a.id
-left join expired e on e.id = a.id
+left join held h on h.claim_id = a.claim_id
+left join started s on s.id = h.id
+left join expired e on e.id = h.id
