@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from random import Random
+from typing import Any
+from uuid import UUID
 
 import pytest
+from psycopg import AsyncConnection, sql
 
 from everbeat.domain.policy import StoredPolicy
+from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import TaskRecovered
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.services.death import Death
@@ -141,3 +147,39 @@ async def test_recoverers_side_by_side_recover_each_task_once(
     assert sum(len(one.told(TaskRecovered)) for one in onlookers) == 50
     for session in sessions:
         await session.drop()
+
+
+@asynccontextmanager
+async def locked_for_a_while(hands: Hands, task_id: UUID) -> AsyncIterator[None]:
+    """A stranger's transaction has the row while the block begins."""
+    async with await AsyncConnection.connect(hands.target.url) as stranger:
+        await stranger.execute(
+            sql.SQL("select from {}.tasks where id = %s for update").format(sql.Identifier(hands.target.schema)), [task_id]
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(let_go(stranger))
+            yield
+
+
+async def let_go(stranger: AsyncConnection[Any]) -> None:
+    await asyncio.sleep(0.3)  # long enough to be met with, and nothing tells that it was
+    await stranger.rollback()
+
+
+async def test_a_crash_is_settled_by_its_policy_though_the_row_is_locked(onlooker: Onlooker, hands: Hands) -> None:
+    """Given up for once, the lease would be a phantom, and its code run again whatever the policy says."""
+    onlooker.clock = SystemClock()  # type: ignore[assignment]
+    running = hands.running()
+    async with asyncio.timeout(10), locked_for_a_while(hands, running.id):
+        landed = await onlooker.recoverer().recover_lease(running.id, running.claim_id, SEGFAULT)
+    assert landed is not None
+    assert hands.row(running.id, "state, crash_count") == ("FAILED", 1)
+
+
+async def test_a_dead_worker_is_settled_at_once_though_a_row_is_locked(onlooker: Onlooker, hands: Hands) -> None:  # E4
+    onlooker.clock = SystemClock()  # type: ignore[assignment]
+    running, neighbour = hands.running(), hands.running()
+    bury(hands)
+    async with asyncio.timeout(10), locked_for_a_while(hands, running.id):
+        assert await onlooker.recoverer().recover_worker("w1", KILLED, died_at=0.0) == 2
+    assert {hands.row(one.id, "state, loss_count") for one in (running, neighbour)} == {("FAILED", 1)}

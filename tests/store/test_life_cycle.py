@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from everbeat.domain.states import TASK_TERMINAL_STATES, TRANSITIONS, TaskState
 from everbeat.store import leases, tasks
+from everbeat.store.database import Database
 from everbeat.store.statement import source
+from tests.invariants import deadlocks
 from tests.store.conftest import Hands
 
 
@@ -303,3 +307,24 @@ def test_an_old_claim_gains_nothing_from_its_successor_in_the_same_statement(han
         old.claim_id: "lost",
         new.claim_id: "COMPLETED",
     }
+
+
+def test_two_batches_with_the_same_keys_in_opposite_order_do_not_deadlock(hands: Hands) -> None:  # I27
+    def batch(order: int) -> None:
+        database = Database(hands.target)
+        for turn in range(15):
+            keys = [f"{turn}-{number}" for number in range(300)][::order]
+            new = [
+                tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}", key=key)
+                for key in keys
+            ]
+            database.run(tasks.insert_tasks(new, channel=hands.target.channel))
+        database.close()
+
+    with psycopg.connect(hands.target.url, autocommit=True) as connection:
+        before = deadlocks(connection)
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(batch, (1, -1)))
+        connection.execute("select pg_stat_clear_snapshot()")
+        assert deadlocks(connection) == before
+    assert len(hands.table("tasks")) == 15 * 300

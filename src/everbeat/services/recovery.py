@@ -28,6 +28,8 @@ from everbeat.store.statement import Statement
 _MOST_OF_ONE_WORKER: Final = 10_000
 _UNTIL_IT_LANDS: Final = None
 _ONE_TRY: Final = 0.0
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 1.0
 
 V = TypeVar("V")
 
@@ -69,7 +71,9 @@ class Recoverer:
         running = sum(lease.state is TaskState.RUNNING for lease in found)
         charge = Charge.CRASH if running == 1 else Charge.LOSS
         death = Death.by_exit(report, after_s=self._clock.monotonic() - died_at)
-        return await self._recover_pages(page, always(death), charge=always(charge), found=found)
+        return await self._recover_pages(
+            page, always(death), charge=always(charge), found=found, waits_for_locks=True
+        )
 
     async def recover_lease(
         self, task_id: UUID, claim_id: UUID, report: ExitReport, *, died_at: float | None = None
@@ -80,14 +84,17 @@ class Recoverer:
         """
         after_s = 0.0 if died_at is None else self._clock.monotonic() - died_at
         death = Death.by_exit(report, after_s=after_s, pid=report.pid)
-        found = await self._statements.run(leases.leases_by_id([task_id]))
-        landed = await self.carry_out(
-            [lease for lease in found if lease.claim_id == claim_id],
-            always(death),
-            charge=always(Charge.CRASH),
-            rules=replace(self.rules, requeue_claimed=True, settle_running=True),
-        )
-        return landed[0] if landed else None
+        rules = replace(self.rules, requeue_claimed=True, settle_running=True)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            found = await self._statements.run(leases.leases_by_id([task_id]))
+            held = [lease for lease in found if lease.claim_id == claim_id]
+            if not held:
+                return None
+            if landed := await self.carry_out(held, always(death), charge=always(Charge.CRASH), rules=rules):
+                return landed[0]
+            await self._clock.sleep(pause_s)  # somebody has the row locked
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def recover_supervisor(self, supervisor_id: str, death: Death) -> int:
         """Settles what the workers of an ended supervisor held, until it lands."""
@@ -112,14 +119,23 @@ class Recoverer:
         charge: Callable[[Lease], Charge],
         found: list[Lease] | None = None,
         patience_s: float | None = _UNTIL_IT_LANDS,
+        waits_for_locks: bool = False,
     ) -> int:
-        """Reads and recovers until a page shows nothing new: what then is left is locked by somebody else, or to be left."""
-        recovered, seen = 0, set[UUID]()
+        """Reads and recovers until a page shows nothing new: what then is left is locked by somebody else, or to be left.
+
+        `waits_for_locks`: what is locked, or was started this very moment, is tried again until it is free.
+        """
+        recovered, seen, pause_s = 0, set[UUID](), _FIRST_PAUSE_S
         if found is None:
             found = await self._statements.run(page, patience_s=patience_s)
         while not seen.issuperset(lease.claim_id for lease in found):
+            landed, missed = await self._carry_out(found, death_of, charge=charge, patience_s=patience_s)
+            recovered += len(landed)
             seen.update(lease.claim_id for lease in found)
-            recovered += len(await self.carry_out(found, death_of, charge=charge, patience_s=patience_s))
+            if missed and waits_for_locks:
+                seen -= missed
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             found = await self._statements.run(page, patience_s=patience_s)
         return recovered
 
@@ -137,7 +153,24 @@ class Recoverer:
 
         `watched`: the supervisor and the beat that the decision rests on; a beat since then undoes it.
         """
+        landed, _ = await self._carry_out(
+            found, death_of, charge=charge, rules=rules, watched=watched, patience_s=patience_s
+        )
+        return landed
+
+    async def _carry_out(
+        self,
+        found: Sequence[Lease],
+        death_of: DeathOf,
+        *,
+        charge: Callable[[Lease], Charge],
+        rules: RecoveryRules | None = None,
+        watched: tuple[str, int] | None = None,
+        patience_s: float | None,
+    ) -> tuple[list[Recovered], set[UUID]]:
+        """What landed, and the claim_ids of what was ordered and did not."""
         landed: list[Recovered] = []
+        missed: set[UUID] = set()
         size = self._config.sweep_batch_size
         for first in range(0, len(found), size):
             decided = defaultdict[str, list[RecoveryOrder]](list)
@@ -163,8 +196,10 @@ class Recoverer:
                 )
                 done = await self._statements.run(statement, patience_s=patience_s)
                 landed += done
+                ids = {one.id for one in done}
+                missed.update(order.claim_id for order in orders if order.id not in ids)
                 self._tell(done, noticed_by)
-        return landed
+        return landed, missed
 
     def _tell(self, landed: Sequence[Recovered], noticed_by: str) -> None:
         for one in landed:

@@ -1,4 +1,5 @@
--- Sends many tasks at once, all or none: nothing -> PENDING. Repeatable by the client's ids.
+-- Sends many tasks at once, all or none: nothing -> PENDING. Repeatable by the client's ids. Keys are taken in one order, so that
+-- two such statements wait for each other in no circle.
 with asked as (
     select * from unnest(
         %(ids)s::uuid[], %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[], %(args)s::text[], %(keys)s::text[],
@@ -10,6 +11,7 @@ with asked as (
         id, name, queue, priority, args::json, key, policy::json, flags::json, good_until, statement_timestamp(),
         greatest(statement_timestamp(), run_at, statement_timestamp() + delay_ms * interval '1 millisecond')
     from asked
+    order by name, key, id
     on conflict do nothing
     returning id, queue
 ), hint as materialized (
