@@ -154,7 +154,10 @@ async def locked_for_a_while(hands: Hands, task_id: UUID) -> AsyncIterator[None]
     """A stranger's transaction has the row while the block begins."""
     async with await AsyncConnection.connect(hands.target.url) as stranger:
         await stranger.execute(
-            sql.SQL("select from {}.tasks where id = %s for update").format(sql.Identifier(hands.target.schema)), [task_id]
+            sql.SQL("select from {}.tasks where id = %s for update").format(
+                sql.Identifier(hands.target.schema)
+            ),
+            [task_id],
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(let_go(stranger))
@@ -166,7 +169,9 @@ async def let_go(stranger: AsyncConnection[Any]) -> None:
     await stranger.rollback()
 
 
-async def test_a_crash_is_settled_by_its_policy_though_the_row_is_locked(onlooker: Onlooker, hands: Hands) -> None:
+async def test_a_crash_is_settled_by_its_policy_though_the_row_is_locked(
+    onlooker: Onlooker, hands: Hands
+) -> None:
     """Given up for once, the lease would be a phantom, and its code run again whatever the policy says."""
     onlooker.clock = SystemClock()  # type: ignore[assignment]
     running = hands.running()
@@ -176,7 +181,9 @@ async def test_a_crash_is_settled_by_its_policy_though_the_row_is_locked(onlooke
     assert hands.row(running.id, "state, crash_count") == ("FAILED", 1)
 
 
-async def test_a_dead_worker_is_settled_at_once_though_a_row_is_locked(onlooker: Onlooker, hands: Hands) -> None:  # E4
+async def test_a_dead_worker_is_settled_at_once_though_a_row_is_locked(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E4
     onlooker.clock = SystemClock()  # type: ignore[assignment]
     running, neighbour = hands.running(), hands.running()
     bury(hands)

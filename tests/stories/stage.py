@@ -128,15 +128,16 @@ class Stage:
         worker: Mapping[str, Any] = {},
         options: tuple[str, ...] = (),
         url: str | None = None,
+        program: str = "deeds",
     ) -> Tree:
-        """Starts `everbeat worker deeds:app`; does not wait for it."""
+        """Starts `everbeat worker <program>:app`; does not wait for it."""
         log = self.folder / f"tree-{len(self.trees)}.log"
         environment = self.environment(recovery=recovery, worker=worker)
         if url is not None:
             environment["STORY_URL"] = url
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "everbeat", "worker", "deeds:app", *options],
+                [sys.executable, "-m", "everbeat", "worker", f"{program}:app", *options],
                 env=environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         tree = Tree(process, log)

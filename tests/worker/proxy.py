@@ -26,6 +26,8 @@ class Proxy:
         )
         self.lost = 0
         self.is_cut = False
+        self._passes = asyncio.Event()
+        self._passes.set()
         self._lose: bytes | None = None
         self._released: asyncio.Event | None = None
         self._lines: set[asyncio.StreamWriter] = set()
@@ -57,9 +59,14 @@ class Proxy:
         self.is_cut = True
         self._hang_up()
 
+    def stall(self) -> None:
+        """Nothing passes, and nobody is told: connections stay open, new ones are accepted."""
+        self._passes.clear()
+
     def mend(self) -> None:
-        """New connections pass again."""
+        """New connections pass again; stalled ones go on."""
         self.is_cut = False
+        self._passes.set()
 
     def _hang_up(self) -> None:
         for line in tuple(self._lines):
@@ -92,6 +99,7 @@ class Proxy:
             if self._lose is not None and self._lose in data:
                 self._lose = None
                 swallow.set()
+            await self._passes.wait()
             up.write(data)
         raise EOFError
 
@@ -103,6 +111,7 @@ class Proxy:
         swallow: asyncio.Event,
     ) -> None:
         while data := await upstream.read(65_536):
+            await self._passes.wait()
             if swallow.is_set() and self._released is not None:
                 await self._released.wait()
             elif swallow.is_set():

@@ -256,7 +256,7 @@ class Running:
 
     async def _beat(self) -> None:
         while True:
-            self.worker.obey(Beaten(1))
+            self.worker.obey(Beaten(1, SystemClock().monotonic()))
             await asyncio.sleep(0.2)  # the beat of the supervisor this test plays
 
     def _crash(self, name: str, error: BaseException) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
 
 from everbeat.config import RecoveryConfig
+from everbeat.runtime.clock import SystemClock
 from everbeat.worker.protocol import Beaten
 from everbeat.worker.vitality import Silence
 from tests.worker.deeds import gate
@@ -40,7 +45,7 @@ async def test_a_worker_whose_supervisor_is_silent_claims_nothing_and_beats_for_
         await asyncio.sleep(0.5)  # nothing may be claimed
         assert stand.task(waiting)["state"] == "PENDING"
         assert stand.task(held)["state"] == "RUNNING"
-        running.worker.obey(Beaten(1))
+        running.worker.obey(Beaten(1, SystemClock().monotonic()))
         assert (await running.finished(waiting))["state"] == "COMPLETED"
         running.stop()
 
@@ -60,8 +65,9 @@ async def test_a_worker_that_was_given_up_stops_its_code(stand: Stand) -> None:
     stand.recover(task_id)
 
 
+@pytest.mark.parametrize("blow", [Proxy.cut, Proxy.stall], ids=["cut", "stalled"])
 async def test_a_fenced_worker_stops_its_code_before_it_can_be_taken_over(
-    stand: Stand,
+    stand: Stand, blow: Callable[[Proxy], None]
 ) -> None:  # E15, worker's half
     recovery = RecoveryConfig(**FAST, self_fence=True)
     async with Proxy.before(stand.target) as proxy:
@@ -70,8 +76,10 @@ async def test_a_fenced_worker_stops_its_code_before_it_can_be_taken_over(
             async with stand.worker(recovery=recovery, beating=False) as running:
                 task_id = stand.send("linger", word="x")
                 await running.until(lambda: ("begun", "x") in gate.journal)
-                proxy.cut()
+                begun = time.monotonic()
+                blow(proxy)
                 await running.until(lambda: ("cancelled", "x") in gate.journal)
+                assert time.monotonic() - begun < 2.0  # the threshold
                 proxy.mend()
                 row = await running.finished(task_id)
         finally:
@@ -94,3 +102,17 @@ async def test_without_self_fencing_code_goes_on_through_an_outage(stand: Stand)
         finally:
             stand.target = direct
     assert row["state"] == "COMPLETED"
+
+
+async def test_an_old_beat_that_lay_unread_is_no_sign_of_life(stand: Stand) -> None:  # E6, E15
+    """What a frozen process finds in its channel when it thaws was said before somebody else took its work."""
+    async with stand.worker(recovery=RecoveryConfig(**FAST), beating=False) as running:
+        running.worker.obey(Beaten(1, SystemClock().monotonic()))
+        await asyncio.sleep(1.5)  # the silence that a worker does not claim in
+        running.worker.obey(Beaten(2, SystemClock().monotonic() - 1.4))
+        waiting = stand.send("double", x=1)
+        await asyncio.sleep(0.5)  # nothing may be claimed
+        assert stand.task(waiting)["state"] == "PENDING"
+        running.worker.obey(Beaten(3, SystemClock().monotonic()))
+        await running.finished(waiting)
+        running.stop()

@@ -16,6 +16,7 @@ from uuid import UUID
 import psutil
 
 from everbeat.runtime.channel import AsyncChannel
+from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.parent import EXIT_ORPHANED
 from everbeat.runtime.process import ChildProcess, spawn
 from everbeat.worker.protocol import Beaten, Drain, FromWorker, Held, Hello, Leaving, Ready, Tick, Welcome
@@ -62,7 +63,7 @@ async def worker_process(stand: Stand) -> AsyncIterator[Parent]:
         assert hello.schema == stand.target.schema
         channel.send_nowait(stand.welcome())
         await parent.hear(Ready)
-        channel.send_nowait(Beaten(1))
+        channel.send_nowait(Beaten(1, SystemClock().monotonic()))
         yield parent
     finally:
         child.kill()

@@ -67,7 +67,7 @@ class Heart:
         if answer.seq is None:
             await self._on_ended(supervisor_id)
             return 0.0
-        self._hand_out(answer, seats, holder)
+        self._hand_out(answer, seats, holder, sent_at=asked_at)
         return None
 
     def _missed(self, asked_at: float, problem: Exception) -> None:
@@ -81,7 +81,9 @@ class Heart:
             self._events.emit(DatabaseBack(after_s=self._clock.monotonic() - self._silent_since))
             self._silent_since = None
 
-    def _hand_out(self, answer: BeatAnswer, seats: list[Seat], holder: dict[UUID, Seat]) -> None:
+    def _hand_out(
+        self, answer: BeatAnswer, seats: list[Seat], holder: dict[UUID, Seat], *, sent_at: float
+    ) -> None:
         lost, cancelled, phantoms = (defaultdict[Seat, list[Lease]](list) for _ in range(3))
         by_worker = {seat.worker_id: seat for seat in seats}
         for lease in answer.lost:
@@ -100,4 +102,4 @@ class Heart:
                 seat.tell(Cancel(cancelled[seat]))
             if seat in phantoms:
                 seat.tell(Phantoms(phantoms[seat]))
-            seat.tell(Beaten(answer.seq or 0))
+            seat.tell(Beaten(answer.seq or 0, sent_at))

@@ -78,9 +78,10 @@ class Welcome(Message, frozen=True):
 
 
 class Beaten(Message, frozen=True):
-    """A beat that vouched for this worker was acknowledged."""
+    """A beat that vouched for this worker was acknowledged; `sent_at` by the machine's monotonic clock."""
 
     seq: int
+    sent_at: float
 
 
 class Lost(Message, frozen=True):

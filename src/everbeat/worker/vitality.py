@@ -73,10 +73,13 @@ class Vitality:
         self._tried_at = 0.0
         self._is_fenced = False
 
-    def beaten(self) -> None:
-        """A beat of the supervisor was acknowledged that vouched for this worker."""
-        self._supervisor_beat_at = self._alive_at = self._clock.monotonic()
-        self._is_fenced = False
+    def beaten(self, sent_at: float) -> None:
+        """A beat of the supervisor was acknowledged that vouched for this worker.
+
+        What counts is when it was sent: the word of it may have lain unread while this process was frozen or busy.
+        """
+        self._supervisor_beat_at = max(self._supervisor_beat_at, min(sent_at, self._clock.monotonic()))
+        self._is_alive_since(self._supervisor_beat_at)
 
     @property
     def may_claim(self) -> bool:
@@ -89,8 +92,7 @@ class Vitality:
         return self._clock.monotonic() - self._alive_at < self._silence.start_nothing_s
 
     async def tick(self) -> float | None:
-        """Beat for ourselves while the supervisor is silent; fence when that is refused for too long."""
-        self._fence_when_due()
+        """Beat for ourselves while the supervisor is silent."""
         now = self._clock.monotonic()
         if self.may_claim or now - self._tried_at < self._silence.beat_every_s:
             return None
@@ -100,17 +102,39 @@ class Vitality:
         except DatabaseError:
             return None  # the next look tries again
         if is_alive:
-            self._alive_at = now  # when it was sent: the answer may have taken long
+            self._is_alive_since(now)
         else:
             self._on_ended()
         return None
 
-    def _fence_when_due(self) -> None:
+    def fence_when_due(self) -> float | None:
+        """Fence if silence has lasted too long; answers in how many seconds it will have, None where it never will."""
+        if self._silence.fence_s is None or self._is_fenced:
+            return None
+        left_s = self._alive_at + self._silence.fence_s - self._clock.monotonic()
+        if left_s > 0:
+            return left_s
+        self._is_fenced = True
+        self._on_fence()
+        return None
+
+    def _is_alive_since(self, moment: float) -> None:
+        self._alive_at = max(self._alive_at, moment)
         limit_s = self._silence.fence_s
-        if (
-            limit_s is not None
-            and not self._is_fenced
-            and self._clock.monotonic() - self._alive_at >= limit_s
-        ):
-            self._is_fenced = True
-            self._on_fence()
+        if limit_s is not None and self._clock.monotonic() - self._alive_at < limit_s:
+            self._is_fenced = False
+
+
+class FenceWatch:
+    """A service of its own: the beats that fail when a fence is due may hang in a dead connection."""
+
+    name = "fence watch"
+
+    def __init__(self, vitality: Vitality) -> None:
+        self.wake = asyncio.Event()
+        self.interval_s = vitality.interval_s
+        self._vitality = vitality
+
+    async def tick(self) -> float | None:
+        """One look; the next one at the very moment in which the fence is due."""
+        return self._vitality.fence_when_due()

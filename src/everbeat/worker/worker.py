@@ -48,7 +48,7 @@ from everbeat.worker.protocol import (
 )
 from everbeat.worker.reporter import Reporter
 from everbeat.worker.settler import Settler
-from everbeat.worker.vitality import Silence, Vitality
+from everbeat.worker.vitality import FenceWatch, Silence, Vitality
 
 LOOP_BLOCKED_AFTER_S: Final = 1.0
 
@@ -156,9 +156,9 @@ class Worker:
         if self._is_closed:
             return
         match message:
-            case Beaten():
+            case Beaten(_, sent_at):
                 was_silent = not self._vitality.may_claim
-                self._vitality.beaten()
+                self._vitality.beaten(sent_at)
                 if was_silent:
                     self._claimer.look()
             case Lost(leases):
@@ -184,6 +184,7 @@ class Worker:
             self._progress,
             self._leases,
             self._vitality,
+            FenceWatch(self._vitality),
             self._reporter,
         )
         for service in services:
@@ -243,7 +244,7 @@ class Worker:
         held = self._table.clear()
         self._welcome = welcome
         self._conductor.lose(held, "this worker was declared dead, and goes on under another name")
-        self._vitality.beaten()
+        self._vitality.beaten(self._clock.monotonic())
         if self._taking.application_name != self._session_name:
             self._taking.rename(self._session_name)
             self._giving.rename(self._session_name)
@@ -252,7 +253,7 @@ class Worker:
 
     def _make_vitality(self) -> Vitality:
         return Vitality(
-            self._giving,
+            self._taking,  # idle while the supervisor is silent: nothing is claimed then
             silence=Silence.allowed_by(self._plan.recovery),
             worker_id=lambda: self.id,
             clock=self._clock,

@@ -1,0 +1,72 @@
+"""User code does what it should not. Its own task ends somehow; the others, and the tree, do not notice for long."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from tests.stories.stage import SLACK, Stage
+
+pytestmark = [pytest.mark.story, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def mischief(deeds: ModuleType) -> Iterator[ModuleType]:
+    sys.modules.pop("mischief", None)
+    import mischief as program  # type: ignore[import-not-found]  # the environment must be there before
+
+    yield program
+    sys.modules.pop("mischief", None)
+
+
+@pytest.mark.parametrize(
+    ("task", "how", "end"),
+    [
+        ("rude_on_the_loop", "os._exit(0)", "FAILED"),
+        ("rude_on_the_loop", "sys.exit", "FAILED"),
+        ("rude_on_the_loop", "stop the loop", None),
+        ("rude_on_the_loop", "cancel everything", "FAILED"),
+        ("rude_on_the_loop", "own signal handler", "FAILED"),
+        ("rude_on_the_loop", "stray tasks", "COMPLETED"),
+        ("rude_in_a_thread", "os._exit(0)", "FAILED"),
+        ("rude_in_a_thread", "os._exit(1)", "FAILED"),
+        ("rude_in_a_thread", "close all descriptors", None),
+        ("rude_in_a_thread", "fork that lives on", "COMPLETED"),
+        ("rude_in_a_thread", "fork, then die", "FAILED"),
+        ("rude_in_a_thread", "child that lives on, then die", "FAILED"),
+        ("rude_in_a_thread", "close stdout", "COMPLETED"),
+        ("rude_in_a_thread", "raise in __del__", "COMPLETED"),
+        ("rude_in_a_thread", "recursion", "FAILED"),
+        ("rude_in_a_thread", "stray threads", "COMPLETED"),
+        ("rude_in_a_thread", "abort", "FAILED"),
+        ("rude_in_a_process", "os._exit(0)", "FAILED"),
+        ("rude_in_a_process", "close all descriptors", "FAILED"),
+        ("rude_in_a_process", "fork that lives on", "COMPLETED"),
+        ("rude_in_a_process", "exit in a thread", "FAILED"),
+        ("rude_in_a_process", "own handlers", "COMPLETED"),
+    ],
+)
+def test_rude_code_harms_itself_only(
+    stage: Stage, mischief: ModuleType, task: str, how: str, end: str | None
+) -> None:  # E4, promises 1 and 3
+    tree = stage.ready_tree(program="mischief")
+    rude = getattr(mischief, task).send(how)
+    took = stage.until(
+        lambda: stage.task(rude.id)["state"] in ("COMPLETED", "FAILED"),
+        within=12,
+        what=f"{how}: its end",
+        tree=tree,
+    )
+    state = stage.task(rude.id)["state"]
+    print(how, state, f"{took:.2f}", stage.task(rude.id)["error"] and stage.task(rude.id)["error"]["code"])
+    assert state == (end or state)
+    assert mischief.quickly.send(7).result(timeout=10) == 7
+    assert len(stage.effects("start", rude.id)) == 1
+    began = time.monotonic()
+    assert tree.stop() == 0
+    print(f"{how}: left after {time.monotonic() - began:.2f} s")
+    assert time.monotonic() - began < 2.0 * SLACK
