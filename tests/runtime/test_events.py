@@ -78,8 +78,26 @@ def test_the_log_has_room_level_text_and_the_event_itself(caplog: pytest.LogCapt
         log_event(event)
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("everbeat.worker", logging.WARNING)
-    assert record.getMessage() == 'worker_exited worker_id=web-1-abcdef01 pid=7 cause="killed by SIGKILL"'
+    assert record.getMessage() == (
+        'worker_exited worker_id=web-1-abcdef01 pid=7 cause="killed by SIGKILL" in_order=False'
+    )
     assert record.__dict__["everbeat_event"] is event
+
+
+def test_an_outage_is_told_ever_more_rarely_and_a_farewell_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="everbeat"):
+        for consecutive in range(1, 101):
+            log_event(
+                ServiceFailed(name="reaper", error=OSError("gone"), consecutive=consecutive, retry_in_s=0.5)
+            )
+        log_event(WorkerExited(worker_id="web-1-abcdef01", pid=7, cause="exit code 0", in_order=True))
+    *failures, farewell = caplog.records
+    told = [record.__dict__["everbeat_event"].consecutive for record in failures]
+    assert told == [1, 2, 4, 8, 16, 32, 64]
+    assert {record.levelno for record in failures} == {logging.ERROR}
+    assert farewell.levelno == logging.INFO
 
 
 def test_text_is_one_line_of_values_that_can_be_read_back() -> None:

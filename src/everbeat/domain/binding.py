@@ -45,9 +45,14 @@ class Binding:
     def mistake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """What is wrong with a call that `bind` refused with TypeError, in Python's words."""
         try:
-            self._signature.bind(*args, **kwargs)
+            given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             return str(error)
+        # Python 3.13.0 takes a keyword among the further ones for a positional-only parameter of that name.
+        optional = (_REST, _NAMED_REST)
+        for name, kind, default in self._parameters:
+            if kind not in optional and default is inspect.Parameter.empty and name not in given:
+                return f"missing a required argument: {name!r}"
         return "the arguments do not fit"
 
     def call(self, bound: msgspec.Struct) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -88,7 +88,8 @@ def hold_the_gil() -> None:
     offer_stack_dumps()
     channel = announce()
     threading.Thread(target=channel.receive, daemon=True).start()
-    ctypes.PyDLL(None).sleep(60)
+    while True:  # a signal ends the sleep
+        ctypes.PyDLL(None).sleep(60)
 
 
 def last_words() -> None:
