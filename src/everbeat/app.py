@@ -174,6 +174,14 @@ class App(Desk):
             guest.stop()
 
     def _new_guest(self, settings: WorkerSettings) -> assembly.Guest:
+        if "processes" in settings:
+            raise refused(
+                dict(settings)["processes"],
+                subject="run_worker.processes",
+                code="UNKNOWN_NAME",
+                rule="is not for a worker in another program, which is one process",
+                fix="leave it out, or run 'everbeat worker --processes N'",
+            )
         guest = assembly.Guest(self.blueprint(**settings))
         self._guests.add(guest)
         return guest

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everbeat import App, Context, Failed, RecoveryConfig, TaskState, WorkerError
-from everbeat.errors import DatabaseUnreachable
+from everbeat.errors import ConfigurationError, DatabaseUnreachable
 
 FAST = RecoveryConfig(
     runner_heartbeat_interval_ms=1_000,
@@ -148,6 +149,12 @@ def test_a_guest_is_cancelled_told_and_reports_progress_like_any_worker(app: App
     assert outcome.error.code == "TASK_CANCELLED"
     app.stop_worker()
     thread.join(30)
+
+
+def test_a_guest_is_one_process_and_refuses_to_be_more(app: App) -> None:
+    settings: Any = {"processes": 2}
+    with pytest.raises(ConfigurationError, match=r"processes = 2: is not for a worker in another program"):
+        app.run_worker(**settings)
 
 
 def test_what_cannot_work_says_so_at_once(app: App) -> None:

@@ -73,6 +73,7 @@ def test_an_app_under_two_names_is_one(folder: Path) -> None:
         ("nowhere.at.all:app", "no module 'nowhere'"),
         ("elsewhere/shop_f.py:app", "no file 'elsewhere/shop_f.py'"),
         ("shop_f:ap", r"no attribute 'ap'.*use 'shop_f:app'"),
+        ("shop_f:numbr", r"no attribute 'numbr'.*use 'shop_f:app'"),
         ("shop_f:number", r"is of type int, not an App.*use 'shop_f:app'"),
         ("several_f", r"several apps: one, two.*use 'several_f:one'"),
         ("empty_f", r"holds no App.*app = App"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,11 +79,21 @@ def test_the_embedded_server_runs_from_start_to_stop(everbeat: Command, folder: 
 
     asked = everbeat(*db("psql", "--schema", "shop", "--", "-Atc", "show search_path")).assert_code(0)
     assert asked.out == "shop,public\n"
+    assert (
+        everbeat(*db("psql", "--", "-d", "template1", "-Atc", "select current_database()")).out
+        == "template1\n"
+    )
     assert everbeat(*db("psql", "--", "-c", "select 1 / 0", "-v", "ON_ERROR_STOP=1")).code == 1
 
     assert "Stopped" in everbeat(*db("stop")).assert_code(0).err
     assert "No PostgreSQL runs" in everbeat(*db("stop")).assert_code(0).err
     everbeat(*db("status")).assert_code(ExitCode.FAILED)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a place where nothing can be made, even by root")
+def test_a_folder_that_cannot_be_made_is_said_in_words(everbeat: Command) -> None:
+    answer = everbeat("db", "start", "--folder", "/proc/nowhere/deep").assert_code(ExitCode.DATABASE)
+    assert "The folder /proc/nowhere for the embedded PostgreSQL cannot be made" in answer.err
 
 
 def test_embedded_is_a_database_like_any_other(everbeat: Command, folder: Path) -> None:

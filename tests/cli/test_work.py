@@ -136,6 +136,7 @@ def test_a_worker_that_cannot_start_says_why(everbeat: Command, locator: str, co
     assert "error: " in answer.err
     assert said in answer.err
     assert "worker_process.py" not in answer.err
+    assert "worker_exited" not in answer.err
 
 
 @pytest.mark.parametrize(
@@ -192,13 +193,17 @@ def test_a_task_that_is_not_there(everbeat: Command, words: list[str]) -> None:
     ("words", "code", "said"),
     [
         (["shop:app", "welcom", "user_id=1"], ExitCode.NOT_FOUND, "use 'welcome'"),
-        (["shop:app", "welcome", "user_id=many"], ExitCode.USAGE, "user_id"),
+        (["shop:app", "welcome", "user_id=many"], ExitCode.USAGE, "'user_id' = 'many' of task 'welcome'"),
         (["shop:app", "welcome"], ExitCode.USAGE, "user_id"),
+        (["shop:app", "welcome", "usr_id=1"], ExitCode.USAGE, "did you mean 'user_id'?"),
         (["shop:app", "welcome", "--args", "[1]"], ExitCode.USAGE, "--args"),
         (["shop:app", "welcome", "user_id=1", "user_id=2"], ExitCode.USAGE, "twice"),
         (["shop:app", "welcome", "user_id=1", "--good-until", "2030-01-01"], ExitCode.USAGE, "time zone"),
         (["shop:app", "welcome", "user_id=1", "--delay", "soon"], ExitCode.USAGE, "--delay"),
         (["shop:app", "welcome", "extra"], ExitCode.USAGE, "not understood"),
+        (["shop:app", "welcome", "user_id=1", "--priority", "99999"], ExitCode.USAGE, "--priority = 99999"),
+        (["shop:app"], ExitCode.USAGE, "the NAME of a task is missing"),
+        (["shop.py", "user_id=1"], ExitCode.USAGE, "the NAME of a task is missing"),
         (["--app", "shop:app", "shop:app", "welcome"], ExitCode.USAGE, "twice"),
     ],
 )

@@ -51,6 +51,8 @@ def refused(app: App, kind: type[DatabaseError]) -> DatabaseError:
         ("postgresql://u:secret@host:port/app", "port 'port'"),
         ("postgresql://u:secret@a:1,b:99999/app", "port '99999'"),
         ("host=db password=secret prot=1", "cannot be read"),
+        ("embeded", "write 'embedded' or 'embedded:FOLDER'"),
+        ("Embedded:folder", "write 'embedded' or 'embedded:FOLDER'"),
         (5, "5"),
     ],
 )
@@ -85,6 +87,8 @@ def test_a_wrong_schema_name_is_refused(database_url: str, schema: Any) -> None:
 def test_an_unreachable_database_is_named_without_its_password() -> None:
     error = refused(App("postgresql://user:secret@127.0.0.1:1/app"), DatabaseUnreachable)
     assert "127.0.0.1:1/app" in error.message
+    assert error.message.count("\n") == 0
+    assert error.message.endswith("Connection refused.")
     assert "secret" not in str(error)
 
 

@@ -112,6 +112,15 @@ def test_annotations_that_python_cannot_resolve_are_refused_kindly(function: Any
     assert str(caught.value.where).startswith(future_annotations.__file__)
 
 
+class Till:
+    def count(self, coins: int) -> int:
+        return coins
+
+    @staticmethod
+    def total(coins: int) -> int:
+        return coins
+
+
 def yielding() -> Iterator[int]:
     yield 1
 
@@ -128,11 +137,17 @@ async def yielding_async() -> AsyncIterator[int]:
         (Address, "must be a function, not a type"),
         (functools.partial(math.sqrt, 1), "must be a function, not a partial"),
         (max, "has no signature"),
+        (Till.count, "'task' is a method"),
     ],
 )
 def test_what_is_no_plain_function_is_refused(function: Any, message: str) -> None:
     with pytest.raises(RegistrationError, match=message):
         CallCodec.from_function(function, task_name="task")
+
+
+def test_bound_and_static_methods_are_functions_like_others() -> None:
+    assert CallCodec.from_function(Till().count, task_name="count").parameters == ("coins",)
+    assert CallCodec.from_function(Till.total, task_name="total").parameters == ("coins",)
 
 
 def test_a_context_is_found_first_only() -> None:

@@ -70,3 +70,20 @@ def test_rude_code_harms_itself_only(
     assert tree.stop() == 0
     print(f"{how}: left after {time.monotonic() - began:.2f} s")
     assert time.monotonic() - began < 2.0 * SLACK
+
+
+def test_code_that_does_not_end_does_not_hold_up_the_leaving(stage: Stage, mischief: ModuleType) -> None:  # B12, L7
+    tree = stage.ready_tree(program="mischief", worker={"grace": "1s", "prefetch": 2})
+    tasks = [task.send() for task in (mischief.endless_thread, mischief.deaf_coroutine, mischief.deaf_process) for _ in range(2)]
+    tasks.append(mischief.rude_in_a_thread.send("stray threads"))
+    stage.until(lambda: len(stage.effects("start")) == 7, within=20, what="all run")
+    began = time.monotonic()
+    assert tree.stop() == 0
+    took = time.monotonic() - began
+    print(f"left after {took:.2f} s")
+    assert took < 1.0 + 2.0 * 2  # on a slow machine
+    for task in tasks[:6]:
+        assert stage.task(task.id)["state"] == "PENDING"
+        assert stage.task(task.id)["retry_count"] == 0
+        assert [one["outcome"] for one in stage.attempts(task.id)] == ["RELEASED"]
+    stage.query("update {schema}.tasks set state = 'CANCELLED' where state = 'PENDING' returning id")

@@ -63,6 +63,11 @@ class Proxy:
         """Nothing passes, and nobody is told: connections stay open, new ones are accepted."""
         self._passes.clear()
 
+    def mend_for_new_lines(self) -> None:
+        """New connections pass; what was stalled never comes."""
+        self._passes = asyncio.Event()
+        self._passes.set()
+
     def mend(self) -> None:
         """New connections pass again; stalled ones go on."""
         self.is_cut = False

@@ -11,8 +11,9 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, TypeVar
 
 from everbeat.assembly.blueprint import Blueprint
 from everbeat.assembly.parts import Surroundings, make_supervision, make_worker, plan_of
@@ -20,12 +21,14 @@ from everbeat.config import RecoveryConfig
 from everbeat.errors import WorkerError
 from everbeat.runtime.main_loop import run_through
 from everbeat.runtime.nursery import Nursery
+from everbeat.runtime.threads import LastingExecutor
 from everbeat.store.target import Target
 from everbeat.worker.farewell import EXIT_SLOTS_LEAKED
 from everbeat.worker.protocol import Drain, FromSupervisor, FromWorker, Held, Leaving, Stop, Tick, Welcome
 from everbeat.worker.seat import Seat
 from everbeat.worker.worker import Worker
 
+Result = TypeVar("Result")
 _JOIN_S: Final = 30.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -36,6 +39,7 @@ class Guest:
     def __init__(self, blueprint: Blueprint) -> None:
         self._blueprint = blueprint
         self._around = Surroundings()
+        self._threads = LastingExecutor(max_workers=1)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: Worker | None = None
         self._work: asyncio.Task[int] | None = None
@@ -50,14 +54,18 @@ class Guest:
         """
         self._loop = asyncio.get_running_loop()
         self._blueprint.check()
-        opened = await asyncio.to_thread(self._blueprint.address.open)
+        opened = await self._apart(self._blueprint.address.open)
         try:
-            await asyncio.to_thread(opened.prepare, auto_migrate=self._blueprint.auto_migrate)
+            await self._apart(lambda: opened.prepare(auto_migrate=self._blueprint.auto_migrate))
             await self._work_on(opened.target)
         finally:
-            await asyncio.to_thread(opened.close)
+            await self._apart(opened.close)
         if self._failure is not None:
             raise self._failure
+
+    async def _apart(self, call: Callable[[], Result]) -> Result:
+        # Not asyncio.to_thread: a program whose main thread has ended has no pools any more.
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def stop(self) -> None:
         """Asks to leave, from any thread: first in good order, the second time at once."""
@@ -81,7 +89,7 @@ class Guest:
                 self._work = nursery.start(self._worker.run(), name="worker")
                 await self._until_left(self._work)
         finally:
-            await asyncio.to_thread(minder.stop)
+            await self._apart(minder.stop)
 
     async def _until_left(self, work: asyncio.Task[int]) -> None:
         cancelled = False
@@ -171,7 +179,7 @@ class Minder:
     def start(self, blueprint: Blueprint) -> Future[Welcome]:
         """Registers the guest and begins to beat; the future tells the worker who it is, or why it cannot be."""
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._mind(blueprint)), name="everbeat-minder", daemon=True
+            target=lambda: run_through(self._mind(blueprint)), name="everbeat-minder", daemon=True
         )
         self._thread.start()
         return self._welcome

@@ -96,8 +96,10 @@ def psql(
     path = f"-c search_path={name},public"
     with EmbeddedServer.open(folder) as server:
         finished = subprocess.run(
-            [str(EmbeddedServer.psql_binary()), server.url, *context.args],
-            env=os.environ | {"PGOPTIONS": f"{os.environ.get('PGOPTIONS', '')} {path}".strip()},
+            [str(EmbeddedServer.psql_binary()), *context.args],
+            env=os.environ
+            | server.psql_environment()
+            | {"PGOPTIONS": f"{os.environ.get('PGOPTIONS', '')} {path}".strip()},
             check=False,
         )
     raise typer.Exit(finished.returncode)

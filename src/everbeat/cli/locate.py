@@ -159,11 +159,11 @@ def _named(module: ModuleType, attribute: str, locator: str) -> App:
             found = getattr(found, step)
         except AttributeError:
             apps = apps_of(module)
-            guess = nearest(step, apps) or nearest(step, vars(module))
+            guess = nearest(step, apps) or next(iter(apps), None) or nearest(step, vars(module))
             raise AppNotFound(
                 f"The module {module.__name__!r} ({_file_of(module)}) has no attribute {attribute!r}.",
                 locator=locator,
-                fix=_fix_attribute(module, guess or next(iter(apps), None)),
+                fix=_fix_attribute(module, guess),
             ) from None
     if isinstance(found, App):
         return found

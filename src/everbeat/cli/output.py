@@ -153,6 +153,12 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86_400:.1f} d"
 
 
+def brief(text: str, *, limit: int = 100) -> str:
+    """The first line of a text, cut where it is too long for a table."""
+    first = next(iter(text.splitlines()), "")
+    return first if len(first) <= limit else f"{first[: limit - 1]}…"
+
+
 def compact_json(value: object) -> str:
     """A JSON value in one line."""
     return msgspec.json.encode(value, enc_hook=_plain).decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, cast
 
@@ -22,7 +23,7 @@ from everbeat.domain.duration import to_seconds, to_utc
 from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, TaskError, TaskFailed
 from everbeat.domain.states import TaskState
-from everbeat.errors import PayloadError, UnknownTask
+from everbeat.errors import ConfigurationError, PayloadError, Problem, UnknownTask
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -74,7 +75,10 @@ def send(
         if (locator or app) is not None and name not in chosen.tasks:
             raise UnknownTask(name, known=chosen.tasks)
         arguments = _arguments(args, pairs)
-        handle = _sent(chosen, name, arguments, pairs=pairs, when=when, options=options)
+        try:
+            handle = _sent(chosen, name, arguments, pairs=pairs, when=when, options=options)
+        except ConfigurationError as error:
+            raise ConfigurationError([_as_option(problem) for problem in error.problems]) from None
         if not wait and wait_timeout is None:
             _show_sent(handle, as_json=as_json)
             return
@@ -89,6 +93,11 @@ def _read(words: list[str], *, located: bool) -> tuple[str | None, str, list[str
     given = next((place for place, word in enumerate(words) if "=" in word), len(words))
     leading, pairs = words[:given], words[given:]
     match leading, located:
+        case [name], False if ":" in name or name.endswith(".py"):
+            raise typer.BadParameter(
+                f"{name!r} looks like a LOCATOR, and the NAME of a task is missing: write 'everbeat send {name} NAME'."
+                " (Of a task that is really called so, say the database by --url or --app.)"
+            )
         case [name], _:
             return None, name, pairs
         case [locator, name], False:
@@ -106,6 +115,11 @@ def _options(**given: Any) -> SendOptions:
     if "good_until" in options:
         options["good_until"] = _time(options["good_until"])
     return cast(SendOptions, options)
+
+
+def _as_option(problem: Problem) -> Problem:
+    owner, _, setting = problem.subject.rpartition(".")
+    return replace(problem, subject=f"--{setting}") if owner == "SendSettings" else problem
 
 
 def _time(text: str) -> datetime:

@@ -11,6 +11,7 @@ from msgspec import structs
 from rich.text import Text
 
 from everbeat.cli.output import (
+    brief,
     compact_json,
     duration,
     moment,
@@ -67,7 +68,12 @@ def _facts(task: TaskInfo) -> Iterator[tuple[str, str | Text | None]]:
     yield "key", task.key
     yield "flags", compact_json(task.flags) if task.flags else None
     yield "attempt", str(task.attempt)
-    yield "counted", f"{task.retry_count} retries, {task.crash_count} crashes, {task.loss_count} losses"
+    counted = (
+        (task.retry_count, "retry", "retries"),
+        (task.crash_count, "crash", "crashes"),
+        (task.loss_count, "loss", "losses"),
+    )
+    yield "counted", ", ".join(f"{number} {one if number == 1 else many}" for number, one, many in counted)
     for name in (
         "sent_at",
         "enqueued_at",
@@ -118,6 +124,6 @@ def _attempt(attempt: AttemptInfo) -> tuple[str, ...]:
         moment(attempt.started_at),
         duration((attempt.ended_at - attempt.started_at).total_seconds()),
         "yes" if attempt.will_retry else "no",
-        "" if attempt.error is None else str(attempt.error).splitlines()[0][:100],
+        "" if attempt.error is None else brief(str(attempt.error)),
         attempt.worker_id,
     )

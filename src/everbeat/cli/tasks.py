@@ -8,13 +8,14 @@ import typer
 
 from everbeat.cli.exit_codes import ExitCode, exit_code_of
 from everbeat.cli.failures import failure_document, show_failure
-from everbeat.cli.output import brief_moment, say, show_json, show_table, state
+from everbeat.cli.output import brief, brief_moment, say, show_json, show_table, state
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.task_page import show_task, task_document
 from everbeat.client.control import CancelVerdict
 from everbeat.domain.inspection import TaskSummary
 from everbeat.domain.states import TaskState
 from everbeat.errors import TaskNotFound, TaskNotRetryable
+from everbeat.runtime.clock import SystemClock
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
@@ -76,11 +77,11 @@ def list_tasks(
 
 def _remark(task: TaskSummary) -> str:
     if task.error is not None and task.state is not TaskState.COMPLETED:
-        return f"{task.error.code}: {task.error.message}".splitlines()[0][:100]
+        return brief(f"{task.error.code}: {task.error.message}")
     if task.progress is not None and task.state is TaskState.RUNNING:
         done = "" if task.progress.fraction is None else f" {task.progress.fraction:.0%}"
         return f"{task.progress.stage}{done} {task.progress.message}".rstrip()
-    if task.state is TaskState.PENDING and task.enqueued_at > task.sent_at:
+    if task.state is TaskState.PENDING and task.enqueued_at > SystemClock().wall():
         return f"due at {brief_moment(task.enqueued_at)}"
     return ""
 

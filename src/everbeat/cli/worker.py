@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from everbeat.assembly.tree import supervise
-from everbeat.cli.worker_process import LOG_LEVEL_VARIABLE
+from everbeat.cli.worker_process import LOG_FORMAT, LOG_LEVEL_VARIABLE
 from everbeat.config import WorkerConfig
 from everbeat.errors import ConfigurationError, Problem
 
@@ -104,6 +104,4 @@ def _log_to_stderr(level: str) -> None:
     if number is None:
         raise typer.BadParameter(f"{level!r} is no --log-level: use debug, info, warning or error.")
     os.environ[LOG_LEVEL_VARIABLE] = level  # worker processes inherit it
-    logging.basicConfig(
-        level=number, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=number, stream=sys.stderr, format=LOG_FORMAT)

@@ -17,6 +17,7 @@ from everbeat.worker.worker_process import prepare_process, refuse_to_start
 
 EXIT_REFUSED: Final = 1
 LOG_LEVEL_VARIABLE: Final = "EVERBEAT_LOG_LEVEL"
+LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
 
 def main() -> NoReturn:
@@ -37,7 +38,7 @@ def log_to_stderr() -> None:
     if not logging.root.handlers:
         level = os.environ.get(LOG_LEVEL_VARIABLE, "INFO").upper()
         known = logging.getLevelNamesMapping().get(level, logging.INFO)
-        logging.basicConfig(level=known, format="%(asctime)s %(process)d %(levelname)s %(name)s %(message)s")
+        logging.basicConfig(level=known, format=LOG_FORMAT)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from everbeat.domain.codec import encode_any
 from everbeat.domain.duration import When, to_when
 from everbeat.domain.settings import shown
 from everbeat.domain.typed_json import encode_json
-from everbeat.errors import PayloadError
+from everbeat.errors import PayloadError, nearest
 
 
 def call_by_name(
@@ -58,8 +58,15 @@ def _checked(task: Task[..., Any], arguments: Mapping[str, Any]) -> bytes:
         args, kwargs = codec.decode(plain)
     except PayloadError as error:
         # The codec speaks of what a worker finds stored; here it is what is about to be.
-        takes = ", ".join(task.definition.codec.parameters) or "none"
+        guilty, rest = error.parameter, error.message.partition(" do not fit its signature")[2]
+        subject, fits = "The arguments", "do"
+        if guilty is not None and guilty in arguments:
+            subject, fits = f"Argument {guilty!r} = {shown(arguments[guilty])}", "does"
+        takes = ", ".join(codec.parameters) or "none"
         fix = f"name them by parameter; {task.name} takes: {takes}."
-        message = error.message.replace("The stored arguments", "The arguments", 1)
+        if guilty is not None and guilty not in codec.parameters:
+            guess = nearest(guilty, codec.parameters)
+            fix = fix if guess is None else f"did you mean {guess!r}?"
+        message = f"{subject} of task {task.name!r} {fits} not fit its signature{rest}"
         raise PayloadError(message, parameter=error.parameter, fix=fix) from None
     return codec.encode(args, kwargs)

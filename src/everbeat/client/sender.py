@@ -115,7 +115,7 @@ class CallSender:
     def _new_task(self, call: Call[Any]) -> NewTask:
         if not isinstance(call, Call):
             raise PayloadError(
-                f"{shown(call)} cannot be sent: it is no call of a task, but a {type(call).__name__}.",
+                f"{shown(call)} cannot be sent: it is no call of a task, but of type {type(call).__name__}.",
                 fix="make each with task.call(...).",
             )
         settings = call.settings

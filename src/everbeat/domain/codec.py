@@ -167,5 +167,5 @@ def _predicate(misfit: Misfit) -> str:
     """The reason as what follows a subject: msgspec says "expected `int`, got `str`", our own say "is a
     ...".
     """
-    starts_well = misfit.reason.startswith(("is ", "has ", "holds ", "takes "))
+    starts_well = misfit.reason.startswith(("is ", "has ", "holds ", "would take "))
     return misfit.reason if starts_well else f"does not fit: {misfit.reason}"

@@ -72,6 +72,10 @@ def read_signature(function: Callable[..., Any], *, task_name: str) -> TaskSigna
     parameters = [
         each.replace(annotation=hints.get(each.name, each.empty)) for each in signature.parameters.values()
     ]
+    if parameters and _is_bound_later(parameters[0], function):
+        reason = f"Task {task_name!r} is a method, and a worker has no object to call it on."
+        fix = "write a function at the top level of the module, or make it a @staticmethod."
+        raise RegistrationError(reason, fix=fix, where=where)
     takes_context = bool(parameters) and _is_context_first(parameters[0], hints)
     if takes_context:
         parameters = parameters[1:]
@@ -112,6 +116,11 @@ def _unresolvable(function: Callable[..., Any], signature: inspect.Signature) ->
         except Exception:  # noqa: BLE001 - as in _hints
             return f"parameter {name!r}" if name in signature.parameters else "its result"
     return "a parameter"
+
+
+def _is_bound_later(first: inspect.Parameter, function: Callable[..., Any]) -> bool:
+    in_class = "." in getattr(function, "__qualname__", "").rpartition("<locals>.")[2]
+    return in_class and first.name in ("self", "cls") and first.annotation is first.empty
 
 
 def _is_context_first(first: inspect.Parameter, hints: Mapping[str, Any]) -> bool:

@@ -106,5 +106,5 @@ def _unreadable(error: Exception) -> Misfit:
 
 
 def _too_large(size: int) -> Misfit:
-    reason = f"takes {size:,} bytes of JSON; at most {LARGEST_BYTES:,} are stored"
+    reason = f"would take {size:,} bytes of JSON; at most {LARGEST_BYTES:,} are stored"
     return Misfit("", reason, "keep large data elsewhere and send where it is")

@@ -26,6 +26,11 @@ class Event:
     room: ClassVar[str] = "runtime"
     level: ClassVar[int] = logging.INFO
 
+    @property
+    def loudness(self) -> int:
+        """The level at which this very event is logged."""
+        return self.level
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorRegistered(Event):
@@ -48,13 +53,19 @@ class WorkerStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited(Event):
-    """A worker process ended; `cause` as in its exit report."""
+    """A worker process ended; `cause` as in its exit report. One that left `in_order` had nothing left to do."""
 
     room = "worker"
     level = logging.WARNING
     worker_id: str
     pid: int
     cause: str
+    in_order: bool = False
+
+    @property
+    def loudness(self) -> int:
+        """A death is a warning; a farewell is not."""
+        return logging.INFO if self.in_order else self.level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +153,11 @@ class ServiceFailed(Event):
     consecutive: int
     retry_in_s: float
 
+    @property
+    def loudness(self) -> int:
+        """The first failure, the second, the fourth, the eighth and so on: an outage must not fill the log."""
+        return logging.DEBUG if self.consecutive & (self.consecutive - 1) else self.level
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceRecovered(Event):
@@ -210,8 +226,8 @@ class EventBus:
 def log_event(event: Event) -> None:
     """Write `event` to the logger `everbeat.<room>`; the record carries it as `everbeat_event`."""
     logger = logging.getLogger(f"everbeat.{event.room}")
-    if logger.isEnabledFor(event.level):
-        logger.log(event.level, "%s", event_text(event), extra={"everbeat_event": event})
+    if logger.isEnabledFor(event.loudness):
+        logger.log(event.loudness, "%s", event_text(event), extra={"everbeat_event": event})
 
 
 def event_name(event: Event) -> str:

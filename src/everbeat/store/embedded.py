@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from psycopg.conninfo import conninfo_to_dict
+
 from everbeat.errors import EmbeddedUnavailable, EverbeatError
 from everbeat.store.embedded_cluster import Cluster, StopMode
 from everbeat.store.embedded_programs import binaries
@@ -181,6 +183,12 @@ class EmbeddedServer:
     def psql_binary() -> Path:
         """The psql that came with the server; raises EmbeddedUnavailable when the extra is not installed."""
         return binaries() / "psql"
+
+    def psql_environment(self) -> dict[str, str]:
+        """How programs of libpq find the server, unless their own options such as `-d` and `-U` say otherwise."""
+        names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "dbname": "PGDATABASE"}
+        given = conninfo_to_dict(self.url)
+        return {names[name]: str(value) for name, value in given.items() if name in names}
 
     def __enter__(self) -> Self:
         return self

@@ -179,15 +179,21 @@ def make_folder(folder: Path) -> Path:
         path.mkdir(mode=0o700)
     except FileExistsError:
         return path
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if path.parent.exists():
+            raise _unmade(path, error) from None  # /proc says so, whatever is to be made in it
         make_folder(path.parent)
         return make_folder(path)
     except OSError as error:
-        raise EmbeddedUnavailable(
-            f"The folder {path} for the embedded PostgreSQL cannot be made: {error.strerror}.",
-            fix="choose another folder.",
-        ) from error
+        raise _unmade(path, error) from None
     place = path.parent.stat()
     if os.geteuid() == 0 and place.st_uid != 0 and _named(place.st_uid) is not None:
         os.chown(path, place.st_uid, place.st_gid)
     return path
+
+
+def _unmade(path: Path, error: OSError) -> EmbeddedUnavailable:
+    return EmbeddedUnavailable(
+        f"The folder {path} for the embedded PostgreSQL cannot be made: {error.strerror}.",
+        fix="choose another folder.",
+    )

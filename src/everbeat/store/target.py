@@ -19,6 +19,7 @@ from everbeat.errors import (
     SchemaForbidden,
     SchemaMissing,
     WrongDatabaseURL,
+    nearest,
     redact_url,
 )
 
@@ -74,6 +75,10 @@ class Target:
             raise WrongDatabaseURL(
                 f"The database URL {url!r} is empty.",
                 fix="give one like 'postgresql://user@host:5432/database', or 'embedded'.",
+            )
+        if nearest(url.partition(":")[0], ["embedded"]) is not None:
+            raise WrongDatabaseURL(
+                f"The database URL {url!r} is not known.", fix="write 'embedded' or 'embedded:FOLDER'."
             )
         scheme = url.partition("://")[0] if "://" in url else ""
         if scheme and scheme not in ("postgresql", "postgres"):
@@ -197,7 +202,7 @@ class Target:
 
     def explain(self, problem: psycopg.Error) -> DatabaseError:
         """What a failed connection or statement means, in everbeat's own errors."""
-        text = redact_url(str(problem).strip())
+        text = _one_line(redact_url(str(problem)))
         match problem.sqlstate:
             case "42P01" | "3F000" | "42703":
                 return SchemaMissing(
@@ -221,6 +226,13 @@ class Target:
                 )
             case _:
                 return DatabaseError(f"The database at {self.shown!r} refused: {text}.")
+
+
+def _one_line(text: str) -> str:
+    """What libpq says in several lines, without its question whether the server runs: our own fix asks that."""
+    lines = (line.strip() for line in text.splitlines())
+    kept = [line for line in lines if line and not line.startswith("Is the server running")]
+    return "; ".join(kept).rstrip(".")
 
 
 def is_pooled(connection: Connection[Any] | AsyncConnection[Any]) -> bool:

@@ -39,7 +39,8 @@ class Delivery:
     def lost(self, reason: object) -> None:
         """Hints cannot be heard any more."""
         if self._hearing is not False:
-            _logger.warning("Hints from %s are not heard, polling goes on: %s", self._name, reason)
+            told = " ".join(str(reason).split())  # libpq says it in several lines
+            _logger.warning("Hints from %s are not heard, polling goes on: %s", self._name, told)
         self._tell_state(False)
 
     def ended(self) -> None:

@@ -12,7 +12,7 @@ from everbeat.runtime.nursery import Nursery
 from everbeat.worker.attempt import Attempt, Ended, Failed, OnEnded
 from everbeat.worker.invocation import Invoker
 
-CLOSE_PATIENCE_S: Final = 2.0
+CLOSE_PATIENCE_S: Final = 0.5
 """How long code that swallows its cancellation may hold up the end of the worker."""
 
 

@@ -14,11 +14,11 @@ EXIT_SLOTS_LEAKED: Final = 74
 EXIT_UNSETTLED: Final = 75
 """The worker was told to leave at once, and the database could not be reached to settle its work."""
 
-FAREWELL_PATIENCE_S: Final = 3.0
+FAREWELL_PATIENCE_S: Final = 1.0
 
 
 def leave(code: int) -> NoReturn:
-    """Exit with `code`; threads and exit handlers of user code may take 3 s, then they are cut off."""
+    """Exit with `code`; threads and exit handlers of user code may take 1 s, then they are cut off."""
 
     def cut_off() -> None:
         time.sleep(FAREWELL_PATIENCE_S)

@@ -31,7 +31,7 @@ from everbeat.worker.protocol import (
 )
 
 START_PATIENCE_S: Final = 60.0
-CLOSE_PATIENCE_S: Final = 2.0
+CLOSE_PATIENCE_S: Final = 0.5
 EXIT_PATIENCE_S: Final = 1.0
 
 _log = logging.getLogger("everbeat.worker")

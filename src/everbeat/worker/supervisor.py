@@ -171,8 +171,15 @@ class Supervisor:
         conversation.cancel()
         self._children.remove(child)
         child.close()
-        worker_id = "" if child.seat is None else child.seat.worker_id
-        self._events.emit(WorkerExited(worker_id=worker_id, pid=process.pid, cause=child.report.cause))
+        if child.refusal is None:  # the reason of a refusal is told by whoever acts on it
+            self._events.emit(
+                WorkerExited(
+                    worker_id="" if child.seat is None else child.seat.worker_id,
+                    pid=process.pid,
+                    cause=child.report.cause,
+                    in_order=child.has_left and child.report.signal_number is None,
+                )
+            )
         if self._supervision is not None and child.seat is not None:
             self._supervision.dismiss(child.seat)
             self._bury(self._supervision, child.seat, child, child.report, died_at=died_at)

@@ -301,8 +301,7 @@ class Worker:
     async def _close(self) -> None:
         self._is_closed = True
         self._loop_watch.stop()
-        for executor in self._executors.values():
-            await executor.close()
+        await asyncio.gather(*(executor.close() for executor in self._executors.values()))
         await self._nursery.close()
         await self._taking.drop()
         await self._giving.drop()

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from deeds import AGAIN, app, effect, gate
 
@@ -129,10 +131,8 @@ def endless_thread() -> None:
 async def deaf_coroutine() -> None:
     effect("start")
     while True:
-        try:
+        with suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            pass
 
 
 @app.task(run_in="process", timeout="1h")
@@ -170,7 +170,7 @@ async def fenced_coroutine(gate_name: str) -> str:
 
 
 def gate_open(name: str) -> bool:
-    return os.path.exists(os.path.join(os.environ["STORY_GATES"], name))
+    return (Path(os.environ["STORY_GATES"]) / name).exists()
 
 
 @app.task
@@ -214,4 +214,25 @@ async def quickly(n: int) -> int:
 def waits_in_a_thread(gate_name: str) -> str:
     effect("start")
     gate(gate_name)
+    return "done"
+
+
+@app.task
+def sleepy(seconds: float) -> str:
+    effect("start")
+    time.sleep(seconds)
+    return "done"
+
+
+@app.task(run_in="process")
+def sleepy_process(seconds: float) -> str:
+    effect("start")
+    time.sleep(seconds)
+    return "done"
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def crash_proof(seconds: float) -> str:
+    effect("start")
+    await asyncio.sleep(seconds)
     return "done"

@@ -88,10 +88,10 @@ class Tree:
             return self._process.wait()
 
     def refused(self) -> int:
-        """How many late writes of this tree the database refused, and how many attempts were told before they wrote."""
+        """How many late attempts of this tree were refused, by the database when they wrote or by word before that."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
-        told = sum(len(ids.split(",")) for ids in re.findall(r"leases_lost task_ids=\"?([0-9a-f,-]+)", text))
-        return text.count("zombie_refused ") + told
+        named = re.findall(r"(?:leases_lost task_ids|zombie_refused task_id)=\"?([0-9a-f,-]+)", text)
+        return len({task_id for ids in named for task_id in ids.split(",") if task_id})
 
     def tail(self) -> str:
         """The end of the log."""

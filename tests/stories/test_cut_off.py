@@ -1,0 +1,124 @@
+"""Trees that are cut off from the database, or whose parts are frozen: nobody alive is declared dead for another's trouble."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import ModuleType
+
+import psutil
+import pytest
+
+from tests.stories.stage import BY_AGE, FAST, Stage
+from tests.stories.wire import Wire, wire
+
+pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def line(stage: Stage) -> Iterator[Wire]:
+    with wire(stage.target) as made:
+        yield made
+
+
+@pytest.fixture
+def mischief(deeds: ModuleType) -> Iterator[ModuleType]:
+    sys.modules.pop("mischief", None)
+    import mischief as program  # type: ignore[import-not-found]  # the environment must be there before
+
+    yield program
+    sys.modules.pop("mischief", None)
+
+
+@pytest.mark.parametrize("blow", ["cut", "stall"])
+@pytest.mark.parametrize("deed", ["fenced_coroutine", "fenced_process"])
+def test_fenced_code_has_ended_before_anybody_takes_it_over(
+    stage: Stage, mischief: ModuleType, line: Wire, blow: str, deed: str
+) -> None:  # E15
+    settings = {**FAST, **BY_AGE, "self_fence": True}
+    stage.ready_tree(program="mischief", recovery=settings, url=line.url)
+    tasks = [getattr(mischief, deed).send("never") for _ in range(2)]
+    stage.until(lambda: len(stage.effects("start")) == 2, within=20, what="both run")
+    stage.ready_tree(program="mischief", recovery=settings)
+    getattr(line, blow)()
+    for task in tasks:
+        stage.until(stage.started(task.id, 2), within=30, what="taken over")
+    time.sleep(0.5)  # an old attempt that still lives would say so
+    for task in tasks:
+        last = max(effect["at"] for effect in stage.effects("alive", task.id) if effect["attempt"] == 1)
+        second = stage.effects("start", task.id)[1]["at"]
+        print(f"{deed}: ended {second - last:.2f} s before it was taken over")
+        assert last < second
+    for task in tasks:
+        assert task.result(timeout=20) == "done"
+    line.mend()
+
+
+@pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
+def test_a_stalled_line_harms_nobody_else_and_the_tree_comes_back(
+    stage: Stage, mischief: ModuleType, line: Wire, ways: dict[str, object]
+) -> None:  # E6, E14, promise 4
+    settings = {**FAST, **ways}
+    cut_off = stage.ready_tree(
+        program="mischief", recovery=settings, url=line.url, worker={"thread_concurrency": 0}
+    )
+    held = mischief.fenced_coroutine.send("over")
+    stage.until(stage.started(held.id), within=20, what="it runs")
+    others = [stage.ready_tree(program="mischief", recovery=settings) for _ in range(2)]
+    napping = [mischief.waits_in_a_thread.send("napped") for _ in range(6)]
+    stage.until(lambda: len(stage.effects("start")) == 7, within=20, what="all run")
+    alive = {row["id"] for tree in others for row in stage.workers(tree)}
+    line.stall()
+    stage.until(stage.started(held.id, 2), within=30, what="its task is taken over")
+    time.sleep(2)  # more silence
+    line.mend()
+    assert held.result(timeout=20) == "done"
+    stage.until(lambda: stage.workers(cut_off), within=30, what="the tree is back under a new name")
+    assert {row["id"] for tree in others for row in stage.workers(tree)} == alive
+    stage.open_gate("napped")
+    for task in napping:
+        assert task.result(timeout=20) == "done"
+        assert len(stage.effects("start", task.id)) == 1
+    for tree in others:
+        assert tree.stop() == 0
+    assert mischief.quickly.send(3).result(timeout=20) == 3
+    assert cut_off.stop() == 0
+
+
+@pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
+def test_a_frozen_supervisor_does_not_cost_its_workers_their_tasks(
+    stage: Stage, mischief: ModuleType, ways: dict[str, object]
+) -> None:  # promise 4
+    settings = {**FAST, **ways}
+    tree = stage.ready_tree(program="mischief", recovery=settings)
+    held = mischief.fenced_coroutine.send("over")
+    stage.until(stage.started(held.id), within=20, what="it runs")
+    stage.ready_tree(program="mischief", recovery=settings)
+    tree.process.send_signal(signal.SIGSTOP)
+    time.sleep(8)  # four thresholds
+    assert len(stage.effects("start", held.id)) == 1
+    assert stage.recoveries() == []
+    tree.process.send_signal(signal.SIGCONT)
+    time.sleep(2)  # whoever would be declared dead late, is by now
+    assert stage.recoveries() == []
+    stage.open_gate("over")
+    assert held.result(timeout=20) == "done"
+    assert stage.workers(tree)
+
+
+def test_a_frozen_worker_process_is_told_when_it_thaws_or_keeps_its_work(stage: Stage, mischief: ModuleType) -> None:  # E6
+    settings = {**FAST, **BY_AGE}
+    tree = stage.ready_tree(program="mischief", recovery=settings)
+    held = mischief.fenced_coroutine.send("over")
+    stage.until(stage.started(held.id), within=20, what="it runs")
+    stage.ready_tree(program="mischief", recovery=settings)
+    (worker,) = psutil.Process(tree.pid).children()
+    worker.send_signal(signal.SIGSTOP)
+    time.sleep(6)  # three thresholds, in which its supervisor vouches for it
+    worker.send_signal(signal.SIGCONT)
+    assert len(stage.effects("start", held.id)) == 1
+    stage.open_gate("over")
+    assert held.result(timeout=20) == "done"
+    assert stage.recoveries() == []
