@@ -61,7 +61,9 @@ def hands_in(target: Target) -> Iterator[Hands]:
         ("", "encoding 'SQL_ASCII' template template0 lc_collate 'C' lc_ctype 'C'"),
     ],
 )
-def test_a_task_lives_whatever_the_database_is_set_to(database_url: str, settings: str, creation: str) -> None:
+def test_a_task_lives_whatever_the_database_is_set_to(
+    database_url: str, settings: str, creation: str
+) -> None:
     with database_with(database_url, settings, creation) as target, hands_in(target) as hands:
         before = datetime.now(UTC)
         hands.send("écho 日本", queue="é")
@@ -74,7 +76,9 @@ def test_a_task_lives_whatever_the_database_is_set_to(database_url: str, setting
 
 
 @pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
-def test_claims_side_by_side_do_not_conflict_under_a_strict_isolation(database_url: str, isolation: str) -> None:
+def test_claims_side_by_side_do_not_conflict_under_a_strict_isolation(
+    database_url: str, isolation: str
+) -> None:
     """In the role's isolation a row that another claim has just taken is an error, and not skipped."""
     settings = f"default_transaction_isolation = '{isolation}'"
     with database_with(database_url, settings) as target, target.connect("everbeat test") as connection:
@@ -92,8 +96,12 @@ def test_an_idle_session_is_kept_whatever_the_role_says(database_url: str) -> No
         assert connection.execute("select 1").fetchone() == (1,)
 
 
-@pytest.mark.parametrize("blow", [lambda proxy: proxy.hold_reply(b"workers"), Proxy.stall], ids=["reply", "line"])
-async def test_a_reply_that_never_comes_is_not_waited_for_for_ever(hands: Hands, blow: Callable[[Proxy], None]) -> None:
+@pytest.mark.parametrize(
+    "blow", [lambda proxy: proxy.hold_reply(b"workers"), Proxy.stall], ids=["reply", "line"]
+)
+async def test_a_reply_that_never_comes_is_not_waited_for_for_ever(
+    hands: Hands, blow: Callable[[Proxy], None]
+) -> None:
     """Nobody tells when a pooler or firewall forgets a connection; a worker would hold its tasks, and wait."""
     async with Proxy.before(hands.target) as proxy:
         session = Session(proxy.target, "everbeat test session", statement_timeout_ms=500)

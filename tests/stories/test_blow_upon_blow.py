@@ -57,7 +57,9 @@ def settled(stage: Stage) -> bool:
     return not set(stage.states()) & {"PENDING", "CLAIMED", "RUNNING"}
 
 
-def test_sessions_that_are_terminated_all_the_time_double_nothing(stage: Stage, mischief: ModuleType) -> None:  # E7, I10
+def test_sessions_that_are_terminated_all_the_time_double_nothing(
+    stage: Stage, mischief: ModuleType
+) -> None:  # E7, I10
     stage.ready_tree(program="mischief", worker={"processes": 2})
     stage.ready_tree(program="mischief")
     dice = random.Random(7)
@@ -98,9 +100,9 @@ def test_worker_processes_killed_all_the_time_lose_and_double_nothing_unrecorded
     def kill() -> None:
         # Those that work: killed before that, again and again, a post is given a rest of half a minute.
         ready = connection.execute(
-            sql.SQL("select pid from {}.workers where ended_at is null and started_at < now() - interval '0.5 s'").format(
-                sql.Identifier(stage.schema)
-            )
+            sql.SQL(
+                "select pid from {}.workers where ended_at is null and started_at < now() - interval '0.5 s'"
+            ).format(sql.Identifier(stage.schema))
         ).fetchall()
         with suppress(psutil.NoSuchProcess):
             if ready:
@@ -117,22 +119,30 @@ def test_worker_processes_killed_all_the_time_lose_and_double_nothing_unrecorded
     started = Counter(effect["task"] for effect in stage.effects("start"))
     attempts = Counter(str(row["task_id"]) for row in stage.query("select task_id from {schema}.attempts"))
     assert all(attempts[task] >= times for task, times in started.items())  # I10
-    failed = stage.query("select error ->> 'code' as code, count(*) from {schema}.tasks where state = 'FAILED' group by 1")
+    failed = stage.query(
+        "select error ->> 'code' as code, count(*) from {schema}.tasks where state = 'FAILED' group by 1"
+    )
     connection.close()
     print(stage.states(), failed, f"{blows[0]} kills, {len(stage.recoveries())} recoveries")
     assert {row["code"] for row in failed} <= {"WORKER_CRASHED"}
     recovered = {row["task_id"] for row in stage.recoveries() if row["action"] == "fail"}
-    assert {row["id"] for row in stage.query("select id from {schema}.tasks where state = 'FAILED'")} == recovered
+    assert {
+        row["id"] for row in stage.query("select id from {schema}.tasks where state = 'FAILED'")
+    } == recovered
     for tree in trees:
         assert tree.stop() == 0
 
 
-def test_trees_killed_all_the_time_are_cleaned_up_by_their_successors(stage: Stage, mischief: ModuleType) -> None:  # E5, E10
+def test_trees_killed_all_the_time_are_cleaned_up_by_their_successors(
+    stage: Stage, mischief: ModuleType
+) -> None:  # E5, E10
     sent: set[UUID] = set()
     stage.ready_tree(program="mischief", recovery=FAST)  # the one that stays
     for turn in range(5):
         tree = stage.ready_tree(program="mischief", recovery=FAST)
-        sent |= {one.id for one in mischief.app.send_many([mischief.crash_proof.call(0.3) for n in range(40)])}
+        sent |= {
+            one.id for one in mischief.app.send_many([mischief.crash_proof.call(0.3) for n in range(40)])
+        }
         time.sleep(0.15 * turn)  # at another moment each time
         if turn % 2:
             tree.process.kill()  # the supervisor alone: the others follow
@@ -146,7 +156,9 @@ def test_trees_killed_all_the_time_are_cleaned_up_by_their_successors(stage: Sta
     check_invariants(stage.url, stage.schema, sent=sent)
 
 
-def test_a_tree_killed_while_it_drains_loses_nothing(stage: Stage, mischief: ModuleType) -> None:  # B12, promise 1
+def test_a_tree_killed_while_it_drains_loses_nothing(
+    stage: Stage, mischief: ModuleType
+) -> None:  # B12, promise 1
     stage.ready_tree(program="mischief")
     leaving = stage.ready_tree(program="mischief", worker={"grace": "30s"})
     tasks = [mischief.crash_proof.send(1.5) for _ in range(20)]
@@ -158,14 +170,18 @@ def test_a_tree_killed_while_it_drains_loses_nothing(stage: Stage, mischief: Mod
         assert task.result(timeout=30) == "done"
 
 
-def test_a_signal_at_any_moment_of_the_start_ends_in_good_order(stage: Stage, mischief: ModuleType) -> None:  # B12
+def test_a_signal_at_any_moment_of_the_start_ends_in_good_order(
+    stage: Stage, mischief: ModuleType
+) -> None:  # B12
     for tenths in range(12):
         tree = stage.start_tree(program="mischief")
         time.sleep(0.2 + tenths / 10)  # somewhere in the start
         is_begun = len(tree.processes()) > 1
         began = time.monotonic()
         code = tree.stop()
-        print(f"SIGTERM after {0.2 + tenths / 10:.1f} s: exit code {code} after {time.monotonic() - began:.2f} s")
+        print(
+            f"SIGTERM after {0.2 + tenths / 10:.1f} s: exit code {code} after {time.monotonic() - began:.2f} s"
+        )
         # Python itself ends by the signal until the program has taken it over, before the first process is started.
         assert code == 0 or (code == -signal.SIGTERM and not is_begun), tree.output()
     assert stage.query("select id from {schema}.supervisors where ended_at is null") == []

@@ -108,7 +108,9 @@ def test_a_frozen_supervisor_does_not_cost_its_workers_their_tasks(
     assert stage.workers(tree)
 
 
-def test_a_frozen_worker_process_is_told_when_it_thaws_or_keeps_its_work(stage: Stage, mischief: ModuleType) -> None:  # E6
+def test_a_frozen_worker_process_is_told_when_it_thaws_or_keeps_its_work(
+    stage: Stage, mischief: ModuleType
+) -> None:  # E6
     settings = {**FAST, **BY_AGE}
     tree = stage.ready_tree(program="mischief", recovery=settings)
     held = mischief.fenced_coroutine.send("over")

@@ -72,9 +72,15 @@ def test_rude_code_harms_itself_only(
     assert time.monotonic() - began < 2.0 * SLACK
 
 
-def test_code_that_does_not_end_does_not_hold_up_the_leaving(stage: Stage, mischief: ModuleType) -> None:  # B12, L7
+def test_code_that_does_not_end_does_not_hold_up_the_leaving(
+    stage: Stage, mischief: ModuleType
+) -> None:  # B12, L7
     tree = stage.ready_tree(program="mischief", worker={"grace": "1s", "prefetch": 2})
-    tasks = [task.send() for task in (mischief.endless_thread, mischief.deaf_coroutine, mischief.deaf_process) for _ in range(2)]
+    tasks = [
+        task.send()
+        for task in (mischief.endless_thread, mischief.deaf_coroutine, mischief.deaf_process)
+        for _ in range(2)
+    ]
     tasks.append(mischief.rude_in_a_thread.send("stray threads"))
     stage.until(lambda: len(stage.effects("start")) == 7, within=20, what="all run")
     began = time.monotonic()
