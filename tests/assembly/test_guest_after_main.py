@@ -23,7 +23,10 @@ def double(n: int) -> int:
 def send_when_main_has_ended():
     threading.main_thread().join()
     with psycopg.connect(sys.argv[1], autocommit=True) as connection:
-        connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name ~ '^everbeat-[0-9a-f]{16} '")
+        connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and application_name ~ '^everbeat-[0-9a-f]{16} '"
+        )
     print("answer", double.send(21).result(timeout=20), flush=True)
     app.stop_worker()
 
