@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "sweep": ("everbeat.cli.sweep", "Recover the tasks of dead workers now."),
     "migrate": ("everbeat.cli.migrate", "Create or upgrade the schema."),
     "check": ("everbeat.cli.check", "Report every mistake in an app's settings and tasks."),
+    "bench": ("everbeat.cli.bench", "Measure sends, drains and latency on this machine."),
     "db": ("everbeat.cli.database", "Start, stop and enter the embedded PostgreSQL."),
 }
 """Where each command lives and its one line of help: enough for --help, without loading any of them."""
