@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -328,3 +329,23 @@ def test_two_batches_with_the_same_keys_in_opposite_order_do_not_deadlock(hands:
         connection.execute("select pg_stat_clear_snapshot()")
         assert deadlocks(connection) == before
     assert len(hands.table("tasks")) == 15 * 300
+
+
+def test_a_large_result_full_of_quotes_is_stored_as_fast_as_any(hands: Hands) -> None:
+    """Quoted once more, as an element of an array's text, it took minutes, beyond every timeout, again and again."""
+    claimed = hands.running()
+    began = time.monotonic()
+    assert hands.settle(claimed, result=b'"' + b'\\"' * 10_000_000 + b'"') == "COMPLETED"
+    took = time.monotonic() - began
+    print(f"20 MB of quotes: {took:.1f} s")
+    assert took < 10
+
+
+def test_many_large_arguments_full_of_quotes_are_sent_as_fast_as_any(hands: Hands) -> None:  # B13
+    args = b'{"text": "' + b'\\"' * 5_000_000 + b'"}'
+    new = [tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=args) for _ in range(2)]
+    began = time.monotonic()
+    assert hands.run(tasks.insert_tasks(new, channel=hands.target.channel)) == [task.id for task in new]
+    took = time.monotonic() - began
+    print(f"two arguments of 10 MB of quotes: {took:.1f} s")
+    assert took < 10

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import pytest
 from psycopg import conninfo
 
 from everbeat.store.leases import Settlement
+from everbeat.store.session import Session
 from everbeat.store.target import Target
-from everbeat.worker import settler
+from everbeat.worker import settler, worker
 from everbeat.worker.conductor import Conductor
 from tests.worker.deeds import gate
 from tests.worker.stand import Stand
@@ -89,3 +93,20 @@ async def test_memory_stays_bounded_while_nothing_can_be_settled(stand: Stand) -
             assert len(gate.journal) <= 10
         await running.finished(*sent)
     assert stand.states() == {"COMPLETED": 200}
+
+
+async def test_a_result_that_takes_the_server_too_long_is_refused_and_holds_up_nobody_for_ever(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:  # promise 1
+    monkeypatch.setattr(worker, "Session", partial(Session, statement_timeout_ms=400))
+    async with stand.worker() as running:
+        # The lock stands for a server that needs longer than a statement may take.
+        with stand.holding("lock table {schema}.attempts in share mode"):
+            large = stand.send_with("echo", {"text": "y" * 9_000_000})
+            await running.until(lambda: stand.task(large)["state"] == "RUNNING")
+            await asyncio.sleep(4)  # two tries, their timeouts and the pauses after them
+            small = stand.send("double", x=4)
+        row = await running.finished(large, small)
+    assert (row["state"], row["error"]["code"]) == ("FAILED", "RESULT_UNSERIALISABLE")
+    assert "statement timeout" in row["error"]["message"]
+    assert stand.task(small)["state"] == "COMPLETED"

@@ -178,6 +178,11 @@ def is_refused_data(problem: BaseException) -> bool:
             return False
 
 
+def is_timeout(problem: BaseException) -> bool:
+    """Whether the server ended a statement because it took too long."""
+    return isinstance(problem, DatabaseError) and isinstance(problem.__cause__, psycopg.errors.QueryCanceled)
+
+
 def is_alive(problem: BaseException) -> bool:
     """Whether the connection survived this error: a refused statement leaves it usable."""
     return (

@@ -16,22 +16,25 @@ from uuid import UUID
 
 from everbeat.errors import EverbeatError
 from everbeat.store.leases import Settlement, settle
-from everbeat.store.session import Session, is_refused_data
+from everbeat.store.session import Session, is_refused_data, is_timeout
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.settlement import refused_result
 
 MOST_ROWS: Final = 200
 MOST_BYTES: Final = 8 * 1024 * 1024
+MOST_TIMEOUTS: Final = 2
+"""So often a larger outcome may take the server longer than a statement may; then it is refused like one that cannot be stored."""
 
 
 @dataclass(slots=True)
 class Unsettled:
-    """An outcome on its way; `is_replaced` once the database refused the original."""
+    """An outcome on its way; `is_replaced` once the database refused the original, or was too slow for it."""
 
     attempt: Attempt
     settlement: Settlement
     is_replaced: bool = False
+    timeouts: int = 0
 
     @property
     def size(self) -> int:
@@ -89,16 +92,29 @@ class Settler:
     async def _settle(self, batch: list[Unsettled]) -> None:
         try:
             statement = settle([one.settlement for one in batch], channel=self._session.target.channel)
-            verdicts = await self._session.run(statement)
+            # A large one is tried once in each tick, so that it cannot be repeated for ever in spite of what it costs.
+            patience_s = 0.0 if self._is_large(batch) else None
+            verdicts = await self._session.run(statement, patience_s=patience_s)
         except Exception as problem:
             # One row that PostgreSQL cannot store must not take its neighbours with it.
-            if not is_refused_data(problem) or all(one.is_replaced for one in batch):
+            is_refused = is_refused_data(problem) or self._is_too_slow(batch, problem)
+            if not is_refused or all(one.is_replaced for one in batch):
                 raise
             await self._divide(batch, problem)
             return
         for one in batch:
             self._queue.pop(one.attempt.claim_id, None)
             self._on_settled(one.attempt, one.settlement, verdicts.get(one.attempt.claim_id, "lost"))
+
+    @staticmethod
+    def _is_large(batch: list[Unsettled]) -> bool:
+        return len(batch) == 1 and batch[0].size > MOST_BYTES
+
+    def _is_too_slow(self, batch: list[Unsettled], problem: Exception) -> bool:
+        if not (self._is_large(batch) and is_timeout(problem)):
+            return False
+        batch[0].timeouts += 1
+        return batch[0].timeouts >= MOST_TIMEOUTS
 
     async def _divide(self, batch: list[Unsettled], problem: Exception) -> None:
         if len(batch) > 1:

@@ -22,7 +22,7 @@ from everbeat.cli.demo import count
 from everbeat.cli.demo.count import Counts, total
 from everbeat.cli.demo.plan import Act
 
-_PATIENCE_S: Final = 5.0
+_PATIENCE_S: Final = 14.0  # the workers went first; now that they have left, it may finish
 
 
 @dataclass(slots=True, kw_only=True)

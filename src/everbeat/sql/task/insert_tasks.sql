@@ -2,7 +2,7 @@
 -- two such statements wait for each other in no circle.
 with asked as (
     select * from unnest(
-        %(ids)s::uuid[], %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[], %(args)s::text[], %(keys)s::text[],
+        %(ids)s::uuid[], %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[], %(args)b::text[], %(keys)s::text[],
         %(policies)s::text[], %(flags)s::text[], %(good_until)s::timestamptz[], %(run_at)s::timestamptz[], %(delay_ms)s::bigint[]
     ) as a (id, name, queue, priority, args, key, policy, flags, good_until, run_at, delay_ms)
 ), inserted as (

@@ -1,10 +1,11 @@
 -- Settles attempts: RUNNING -> COMPLETED | FAILED | CANCELLED | PENDING (a retry, or a release at no cost).
 -- Only for whoever holds the claim_id. A settle that landed before answers "already"; zero rows is a lost lease.
 -- A success that happened is never hidden; after a cancel request anything else ends CANCELLED, never in a retry.
+-- Binary arrays: quoting a large result as an element of a text array takes minutes.
 -- limit 1 keeps the planner from moving the state into the look-up: it would read the whole index of leases for each row.
 with asked as (
     select * from unnest(
-        %(ids)s::uuid[], %(claim_ids)s::uuid[], %(outcomes)s::text[], %(results)s::text[], %(errors)s::text[], %(retry_in_ms)s::bigint[]
+        %(ids)s::uuid[], %(claim_ids)s::uuid[], %(outcomes)s::text[], %(results)b::text[], %(errors)b::text[], %(retry_in_ms)s::bigint[]
     ) as a (id, claim_id, outcome, result, error, retry_in_ms)
 ), held as materialized (
     select
