@@ -33,6 +33,9 @@ def test_the_statements_can_be_read_and_run_by_hand(
     script = everbeat("migrate", "--sql", EVERBEAT_DATABASE_URL=None).assert_code(0).out
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(script.encode())
+        made = connection.execute("select to_regclass(%s)", [f'"{schema}".tasks']).fetchone()
+    assert made is not None
+    assert made[0] is not None
     everbeat("migrate", "--status").assert_code(0)
 
 
