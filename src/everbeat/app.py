@@ -96,6 +96,7 @@ class App(Desk):
             ids=TaskIds(SystemClock()),
             on_crash=self.on_crash,
             queues={"default", *priorities} if priorities else (),
+            serial_queues={queue.name for queue in self.queue_configs if queue.serial},
         )
         super().__init__(control, sender=sender, registry=Registry(sender), queue_priorities=priorities)
 

@@ -154,11 +154,14 @@ _BEATS_PER_THRESHOLD: Final = (
 class QueueConfig(PortableSettings):
     """A queue and its priority, 1 to 100: among queues with waiting tasks the lowest number is served first.
 
+    `serial`: its tasks run strictly one at a time across all workers, in the order they were sent.
+
     QueueConfig("mail", priority=10)
     """
 
     name: str = field(kw_only=False, metadata=by(queue_name))
     priority: int = field(default=100, metadata=by(whole(1, 100)))
+    serial: bool = field(default=False, metadata=by(switch))
 
 
 def _processors() -> int:

@@ -62,7 +62,7 @@ class Hands:
         return self.run(
             leases.claim(
                 worker_id=worker, claim_call=call or uuid4(), names=names, limit=limit,
-                queues=more.get("queues"), queue_priorities=more.get("queue_priorities", {}),
+                queues=more.get("queues"), queue_priorities=more.get("queue_priorities", {}), suspects=more.get("suspects"),
             )
         )  # fmt: skip
 

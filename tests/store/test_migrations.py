@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from everbeat.errors import DatabaseError, SchemaForbidden, SchemaFromTheFuture, SchemaMissing, SchemaOutdated
-from everbeat.store import migrations
+from everbeat.store import leases, migrations
+from everbeat.store.database import Database
 from everbeat.store.target import Target
 
 
@@ -120,3 +122,51 @@ def test_a_role_that_owns_only_its_schema_can_migrate(target: Target, database_u
         finally:
             admin.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(role)))
             admin.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+
+
+def test_work_of_the_first_version_goes_on_in_the_second(target: Target) -> None:
+    """A task that waited and one that was running when the schema was migrated: the one is claimed, the other settled."""
+    schema = sql.Identifier(target.schema)
+    with target.connect("everbeat test") as connection:
+        assert migrations.migrate(connection, target, to=1) == (1,)
+        connection.execute(
+            sql.SQL(
+                "insert into {}.supervisors (id, hostname, pid, lock_key, session_name) values ('s1', 'host', 1, 1, 's1')"
+            ).format(schema)
+        )
+        connection.execute(
+            sql.SQL(
+                "insert into {}.workers (id, supervisor_id, hostname, pid) values ('w1', 's1', 'host', 2)"
+            ).format(schema)
+        )
+        waiting, running, claim = uuid4(), uuid4(), uuid4()
+        connection.execute(
+            sql.SQL(
+                "insert into {}.tasks (id, name, queue, args) values (%s, 'work', 'default', '{{}}')"
+            ).format(schema),
+            [waiting],
+        )
+        connection.execute(
+            sql.SQL(
+                "insert into {}.tasks (id, name, queue, args, state, claim_id, fence, claimed_at, started_at, attempt,"
+                " claimed_by_worker_id) values (%s, 'work', 'default', '{{}}', 'RUNNING', %s, 1, now(), now(), 1, 'w1')"
+            ).format(schema),
+            [running, claim],
+        )
+        assert migrations.migrate(connection, target) == tuple(
+            one.version for one in migrations.known_migrations() if one.version > 1
+        )
+    database = Database(target)
+    try:
+        taken = database.run(
+            leases.claim(
+                worker_id="w1", claim_call=uuid4(), names=["work"], limit=9, queues=None, queue_priorities={}
+            )
+        )
+        assert [one.id for one in taken] == [waiting]
+        (lease,) = [one for one in database.run(leases.leases_of_worker("w1", limit=9)) if one.id == running]
+        assert lease.claim_id == claim
+        settlement = leases.Settlement(id=running, claim_id=claim, outcome="COMPLETED", result=b"1")
+        assert database.run(leases.settle([settlement], channel=target.channel)) == {claim: "COMPLETED"}
+    finally:
+        database.close()

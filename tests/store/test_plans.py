@@ -121,6 +121,21 @@ def test_claim_and_next_due_of_a_name_that_has_nothing(loaded: Hands) -> None:
     check_plan(loaded, leases.next_due(names=["work"], queues=None), pages=200)
 
 
+def test_claim_beside_long_serial_lines(loaded: Hands) -> None:
+    """20 lines of 5,000 tasks each: a claim looks at their heads, not at what waits behind them."""
+    fill = sql.SQL(
+        "insert into {}.tasks (id, name, queue, args, serial, serial_at)"
+        " select gen_random_uuid(), 'work', 'default', '{{}}', 'key:' || n %% 20, now() + n * interval '1 ms'"
+        " from generate_series(1, %s) n"
+    ).format(sql.Identifier(loaded.target.schema))
+    with loaded.connection.transaction(force_rollback=True):
+        loaded.connection.execute(fill, [ROWS])
+        analyze = sql.SQL("analyze {}.tasks").format(sql.Identifier(loaded.target.schema))
+        loaded.connection.execute(analyze)
+        check_plan(loaded, a_claim(100), pages=4_000)
+        check_plan(loaded, leases.next_due(names=["work"], queues=None), pages=400)
+
+
 def test_start_settle_release_and_check(loaded: Hands) -> None:
     some = held(loaded, 200)
     channel = loaded.target.channel

@@ -99,6 +99,7 @@ class TaskFactory(Protocol):
         max_losses: int | None = None,
         stall_timeout: Duration | None = None,
         flags: Iterable[str] | Mapping[str, bool] = (),
+        serial: bool = False,
         exception_codes: Mapping[type[BaseException], str] = ...,
     ) -> TaskDecorator: ...
 

@@ -28,6 +28,7 @@ class SendOptions(TypedDict, total=False):
     good_until: datetime | None
     timeout: Duration | None
     retry: RetryPolicy | None
+    serial: str | bool
 
 
 def _key(value: object, /, *, subject: str) -> str:
@@ -39,13 +40,23 @@ def _key(value: object, /, *, subject: str) -> str:
     raise refused(value, subject=subject, code="WRONG_KEY", rule=rule, fix='use a key such as "user-42"')
 
 
+def _serial(value: object, /, *, subject: str) -> str | bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _key(value, subject=subject)
+    rule = "must be a key such as \"customer-42\", True for the task function's own line, or False for none"
+    raise refused(value, subject=subject, code="WRONG_SERIAL", rule=rule, fix='use serial="customer-42"')
+
+
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendSettings(Settings):
     """Everything one send decides. Raises ConfigurationError with every problem.
 
     `priority`: the lower number runs first. `key`: at most one waiting task has it. `good_until`: the task
-    does not start later, in UTC. `timeout`: seconds, None for no limit.
+    does not start later, in UTC. `timeout`: seconds, None for no limit. `serial`: of the tasks with the same
+    key one runs at a time, in the order they were sent; True: of the tasks of this function.
     """
 
     queue: str = field(default="default", metadata=by(queue_name))
@@ -58,12 +69,17 @@ class SendSettings(Settings):
     retry: RetryPolicy | None = field(
         default=None, metadata=by(optional(instance_of(RetryPolicy), none="never retries"))
     )
+    serial: str | bool = field(default=False, metadata=by(_serial))
 
     @classmethod
     def of_task(cls, options: TaskOptions) -> SendSettings:
         """What a send uses that decides nothing itself."""
         return cls(
-            queue=options.queue, priority=options.priority, timeout=options.timeout, retry=options.retry
+            queue=options.queue,
+            priority=options.priority,
+            timeout=options.timeout,
+            retry=options.retry,
+            serial=options.serial,
         )
 
     @property

@@ -54,13 +54,25 @@ class TaskIds:
 
 
 class CallSender:
-    """Stores calls as tasks. `queues` are the queues the app declared; none declared means that any name will do."""
+    """Stores calls as tasks. `queues` are the queues the app declared; none declared means that any name will do.
 
-    def __init__(self, control: Control, *, ids: TaskIds, on_crash: OnCrash, queues: Collection[str]) -> None:
+    Of the tasks in each of `serial_queues` one runs at a time.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        *,
+        ids: TaskIds,
+        on_crash: OnCrash,
+        queues: Collection[str],
+        serial_queues: Collection[str] = (),
+    ) -> None:
         self._control = control
         self._ids = ids
         self._on_crash = on_crash
         self._queues = frozenset(queues)
+        self._serial_queues = frozenset(serial_queues)
         self._stored: WeakKeyDictionary[Task[..., Any], tuple[bytes | None, bytes | None]] = (
             WeakKeyDictionary()
         )
@@ -133,7 +145,24 @@ class CallSender:
             good_until=settings.good_until,
             run_at=call.when if isinstance(call.when, datetime) else None,
             delay_ms=milliseconds(call.when.total_seconds()) if isinstance(call.when, timedelta) else 0,
+            serial=self._line(call),
         )
+
+    def _line(self, call: Call[Any]) -> str | None:
+        """The serial line of a call: a key's, the task function's or its queue's; raises ConfigurationError for two at once."""
+        queue, serial = call.settings.queue, call.settings.serial
+        own = None if serial is False else f"task:{call.name}" if serial is True else f"key:{serial}"
+        if queue not in self._serial_queues:
+            return own
+        if own is not None:
+            raise refused(
+                serial,
+                subject=f"serial of task {call.name!r}",
+                code="CONTRADICTION",
+                rule=f"puts it into a line of its own, but its queue {queue!r} is serial itself, and a task waits in one line",
+                fix="leave serial out, or send it to a queue that is not serial",
+            )
+        return f"queue:{queue}"
 
     def require_queue(self, name: str, *, subject: str) -> None:
         """Raises ConfigurationError for a queue that the app did not declare, if it declared any."""

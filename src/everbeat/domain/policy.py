@@ -20,6 +20,7 @@ from everbeat.domain.checks import (
     one_of,
     optional,
     queue_name,
+    switch,
     task_name,
     whole,
 )
@@ -113,7 +114,8 @@ class TaskOptions(Settings):
 
     `priority`: the lower number runs first. `timeout` and `stall_timeout` are durations, None for no limit.
     `run_in`: None lets async functions run on the loop and others in a thread. `on_crash`, `max_crashes` and
-    `max_losses`: None takes the app's default. `exception_codes` gives exceptions an error code by class.
+    `max_losses`: None takes the app's default. `serial`: one run of this task function at a time, in the
+    order they were sent. `exception_codes` gives exceptions an error code by class.
     """
 
     name: str | None = field(default=None, metadata=by(optional(task_name, none="takes the function's name")))
@@ -141,6 +143,7 @@ class TaskOptions(Settings):
         default=None, metadata=by(optional(span(1.0, LONGEST_TIMEOUT_S), none="watches no progress"))
     )
     flags: Iterable[str] | Mapping[str, bool] = field(default=(), metadata=by(flags), hash=False)
+    serial: bool = field(default=False, metadata=by(switch))
     exception_codes: Mapping[type[BaseException], str] = field(
         default_factory=dict, metadata=by(exception_codes), hash=False
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -19,7 +19,10 @@ AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A task this worker just claimed; `args` and `policy` are JSON text. `attempt` counts the attempts before this one."""
+    """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts before this one.
+
+    `suspect`: it may kill its process, so it runs alone in one.
+    """
 
     id: UUID
     claim_id: UUID
@@ -35,6 +38,8 @@ class Claimed:
     policy: str | None
     enqueued_at: datetime
     good_until: datetime | None
+    suspect: bool = False
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,12 @@ class Lease:
     supervisor_seq: int
     exit_code: int | None
     signal: int | None
+    queue: str
+    alone: bool
+    suspect: bool
+    progress_at: datetime | None
+    progress: str | None
+    serial: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +144,16 @@ def claim(
     limit: int,
     queues: Sequence[str] | None,
     queue_priorities: Mapping[str, int],
+    suspects: bool | None = None,
 ) -> Statement[list[Claimed]]:
-    """Takes up to `limit` due tasks of these names, in order: queue priority, priority, first in first out."""
+    """Takes up to `limit` due tasks of these names, in order: queue priority, priority, first in first out.
+
+    `suspects`: True takes only suspects, False only others, None both.
+    """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
         "queues": None if queues is None else list(queues),
-        "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()),
+        "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()), "suspects": suspects,
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[Claimed]:
@@ -171,17 +186,23 @@ def next_due(
 
 
 def start(
-    leases: Sequence[tuple[UUID, UUID]], *, channel: str, policies: Mapping[UUID, bytes | None] = NO_POLICIES
+    leases: Sequence[tuple[UUID, UUID]],
+    *,
+    channel: str,
+    policies: Mapping[UUID, bytes | None] = NO_POLICIES,
+    alone: Collection[UUID] = (),
 ) -> Statement[dict[UUID, Started]]:
     """Starts claimed tasks, given as (id, claim_id); answers a verdict for each claim_id.
 
     `policies`: JSON text for tasks that were sent without one, so that whoever finds them dead knows what to do.
+    `alone`: claim_ids whose code runs in a process of its own.
     """
     ordered = sorted(leases)
     parameters = {
         "ids": [lease[0] for lease in ordered],
         "claim_ids": [lease[1] for lease in ordered],
         "policies": [_text(policies.get(lease[0])) for lease in ordered],
+        "alone": [lease[1] in alone for lease in ordered],
         "channel": channel,
     }
     return Statement(

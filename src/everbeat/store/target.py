@@ -249,4 +249,5 @@ def is_repeatable(problem: psycopg.Error) -> bool:
     """Whether the same statement may be sent again: the connection was lost, or the server could not just now."""
     if problem.sqlstate is None:
         return isinstance(problem, psycopg.OperationalError | psycopg.InterfaceError)
-    return _REPEATABLE.fullmatch(problem.sqlstate) is not None
+    # Two claims may each take another task for the head of a serial line; whoever comes second looks again.
+    return _REPEATABLE.fullmatch(problem.sqlstate) is not None or problem.diag.constraint_name == "tasks_serial_held"

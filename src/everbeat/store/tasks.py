@@ -14,7 +14,10 @@ from everbeat.store.statement import Row, Statement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTask:
-    """A task to send. `args`, `policy`, `flags` are JSON text; due at `run_at` or `delay_ms` after the database's now."""
+    """A task to send. `args`, `policy`, `flags` are JSON text; due at `run_at` or `delay_ms` after the database's now.
+
+    `serial`: the line it waits in, of which one task runs at a time.
+    """
 
     id: UUID
     name: str
@@ -27,6 +30,7 @@ class NewTask:
     good_until: datetime | None = None
     run_at: datetime | None = None
     delay_ms: int = 0
+    serial: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ def insert_task(task: NewTask, *, channel: str) -> Statement[Sent | None]:
     parameters = {
         "id": task.id, "name": task.name, "queue": task.queue, "priority": task.priority, "args": _text(task.args), "key": task.key,
         "policy": _text(task.policy), "flags": _text(task.flags), "good_until": task.good_until, "run_at": task.run_at,
-        "delay_ms": task.delay_ms, "channel": channel,
+        "delay_ms": task.delay_ms, "serial": task.serial, "channel": channel,
     }  # fmt: skip
     return Statement(
         "task/insert_task", parameters, lambda found: Sent(found[0][0], found[0][1]) if found else None
@@ -67,7 +71,7 @@ def insert_tasks(tasks: Sequence[NewTask], *, channel: str) -> Statement[list[UU
         "priorities": [task.priority for task in tasks], "args": [_text(task.args) for task in tasks], "keys": [task.key for task in tasks],
         "policies": [_text(task.policy) for task in tasks], "flags": [_text(task.flags) for task in tasks],
         "good_until": [task.good_until for task in tasks], "run_at": [task.run_at for task in tasks],
-        "delay_ms": [task.delay_ms for task in tasks], "channel": channel,
+        "delay_ms": [task.delay_ms for task in tasks], "serials": [task.serial for task in tasks], "channel": channel,
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[UUID | None]:

@@ -7,7 +7,7 @@ with held as materialized (
         claim_id = null, claim_call = null, next_retry_at = null,
         error = json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled before its code started')
     from held h where t.id = h.id and h.state in ('PENDING', 'CLAIMED')
-    returning t.id
+    returning t.id, t.queue, t.serial
 ), asked as (
     update {schema}.tasks t
     set cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp())
@@ -18,6 +18,7 @@ select
     case when e.id is not null then 'CANCELLED' when a.id is not null then 'REQUESTED' else h.state end as verdict,
     h.state as was,
     case when e.id is not null then pg_notify(%(channel)s, 'd:' || h.id) end,
+    case when e.serial is not null then pg_notify(%(channel)s, 't:' || e.queue) end,
     case when e.id is not null and h.state = 'CLAIMED' then pg_notify(%(channel)s, 'l:' || h.id) end,
     case when a.id is not null then pg_notify(%(channel)s, 'c:' || h.id) end
 from held h

@@ -1,57 +1,109 @@
 -- Claims due tasks for one worker: PENDING -> CLAIMED. Each gets a new random claim_id and the next fence.
--- A repeated call (same claim_call) answers what the first one took; an ended worker gets nothing.
--- Lanes, i.e. distinct (queue, priority), are found by skipping through the index; the best lane is emptied first.
+-- A repeated call (same claim_call) answers what the first one took; an ended worker gets nothing; what is paused is left alone.
+-- Lanes, i.e. distinct (queue, priority), and serial lines are found by skipping through their indexes; the best is emptied first.
+-- Of a serial line only the head may be taken, and only while none of the line is held.
 with recursive caller as materialized (
     select id from {schema}.workers where id = %(worker_id)s and ended_at is null for key share
 ), again as materialized (
     select t.id from {schema}.tasks t
     where t.claimed_by_worker_id = %(worker_id)s and t.state in ('CLAIMED', 'RUNNING') and t.claim_call = %(claim_call)s
+), asked as materialized (
+    select
+        array(select unnest(%(names)s::text[]) except select p.name from {schema}.pauses p where p.kind = 'task') as names,
+        array(select p.name from {schema}.pauses p where p.kind = 'queue') as closed
 ), lane (queue, priority) as (
-    (select queue, priority from {schema}.tasks where state = 'PENDING' order by queue, priority limit 1)
+    (select queue, priority from {schema}.tasks where state = 'PENDING' and serial is null order by queue, priority limit 1)
     union all
     select next_lane.queue, next_lane.priority
     from lane
     cross join lateral (
         select t.queue, t.priority from {schema}.tasks t
-        where t.state = 'PENDING' and (t.queue, t.priority) > (lane.queue, lane.priority)
+        where t.state = 'PENDING' and t.serial is null and (t.queue, t.priority) > (lane.queue, lane.priority)
         order by t.queue, t.priority limit 1
     ) next_lane
-), ready as materialized (
-    select lane.queue, lane.priority, coalesce(q.priority, 100) as queue_priority, head.enqueued_at
-    from lane
-    left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = lane.queue
+), line (serial) as (
+    (
+        select serial from {schema}.tasks
+        where serial is not null and state in ('PENDING', 'CLAIMED', 'RUNNING') order by serial limit 1
+    )
+    union all
+    select next_line.serial
+    from line
     cross join lateral (
-        select t.enqueued_at from {schema}.tasks t
-        where t.state = 'PENDING' and t.queue = lane.queue and t.priority = lane.priority
-          and t.enqueued_at <= statement_timestamp()
-        order by t.enqueued_at limit 1
-    ) head
-    where %(queues)s::text[] is null or lane.queue = any(%(queues)s::text[])
+        select t.serial from {schema}.tasks t
+        where t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.serial > line.serial
+        order by t.serial limit 1
+    ) next_line
+), head as materialized (
+    select first.id, first.queue, first.priority, first.enqueued_at
+    from line
+    cross join lateral (
+        select * from {schema}.tasks t
+        where t.serial = line.serial and t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+        order by t.serial_at, t.id limit 1
+    ) first
+    cross join asked
+    where first.state = 'PENDING' and first.enqueued_at <= statement_timestamp()
+      and first.name = any(asked.names) and (%(suspects)s::boolean is null or first.suspect = %(suspects)s::boolean)
+      and (first.good_until is null or first.good_until > statement_timestamp())
+      and not exists (
+          select from {schema}.tasks t
+          where t.serial = line.serial and t.serial is not null and t.state in ('CLAIMED', 'RUNNING')
+      )
+), ready as materialized (
+    select found.*, coalesce(q.priority, 100) as queue_priority
+    from (
+        select lane.queue, lane.priority, first.enqueued_at, null::uuid as head
+        from lane
+        cross join lateral (
+            select t.enqueued_at from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.queue = lane.queue and t.priority = lane.priority
+              and t.enqueued_at <= statement_timestamp()
+            order by t.enqueued_at limit 1
+        ) first
+        union all
+        select head.queue, head.priority, head.enqueued_at, head.id from head
+    ) found
+    cross join asked
+    left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = found.queue
+    where (%(queues)s::text[] is null or found.queue = any(%(queues)s::text[])) and found.queue <> all(asked.closed)
 ), picked as materialized (
     select due.id
     from (select * from ready order by queue_priority, priority, enqueued_at) r
+    cross join asked
     cross join lateral (
-        select t.id from {schema}.tasks t
-        where t.state = 'PENDING' and t.queue = r.queue and t.priority = r.priority
-          and t.enqueued_at <= statement_timestamp() and t.name = any(%(names)s::text[])
-          and (t.good_until is null or t.good_until > statement_timestamp())
-        order by t.enqueued_at, t.id
-        limit %(limit)s
-        for no key update skip locked
+        select * from (
+            select t.id from {schema}.tasks t
+            where r.head is null and t.state = 'PENDING' and t.serial is null and t.queue = r.queue and t.priority = r.priority
+              and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
+              and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
+              and (t.good_until is null or t.good_until > statement_timestamp())
+            order by t.enqueued_at, t.id
+            limit %(limit)s
+            for no key update skip locked
+        ) of_lane
+        union all
+        select * from (
+            select t.id from {schema}.tasks t
+            where t.id = r.head and t.state = 'PENDING'
+            limit 1
+            for no key update skip locked
+        ) of_line
     ) due
     where exists (select from caller) and not exists (select from again)
     limit %(limit)s
 ), taken as (
     update {schema}.tasks t
     set state = 'CLAIMED', claim_id = gen_random_uuid(), claim_call = %(claim_call)s, fence = t.fence + 1,
-        claimed_at = statement_timestamp(), claimed_by_worker_id = %(worker_id)s, started_at = null, progress = null
+        claimed_at = statement_timestamp(), claimed_by_worker_id = %(worker_id)s, started_at = null, progress = null, progress_at = null,
+        alone = false
     from picked p
     where t.id = p.id
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-        t.policy::text, t.enqueued_at, t.good_until
+        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text
 )
 select * from taken
 union all
 select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-    t.policy::text, t.enqueued_at, t.good_until
+    t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text
 from {schema}.tasks t join again a on a.id = t.id

@@ -1,11 +1,13 @@
 -- Sends one task: nothing -> PENDING. The id is the client's, so a repeated call answers the same.
 -- A live task with the same name and key is answered instead of a new one.
 with inserted as (
-    insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, sent_at, enqueued_at)
+    insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at)
     values (
-        %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::json, %(key)s, %(policy)s::json, %(flags)s::json, %(good_until)s,
+        %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::json, %(key)s, %(policy)s::json, %(flags)s::json, %(good_until)s, %(serial)s,
         statement_timestamp(),
-        greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond')
+        greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond'),
+        case when %(serial)s::text is not null
+            then greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond') end
     )
     on conflict do nothing
     returning id, queue

@@ -3,13 +3,15 @@
 with asked as (
     select * from unnest(
         %(ids)s::uuid[], %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[], %(args)b::text[], %(keys)s::text[],
-        %(policies)s::text[], %(flags)s::text[], %(good_until)s::timestamptz[], %(run_at)s::timestamptz[], %(delay_ms)s::bigint[]
-    ) as a (id, name, queue, priority, args, key, policy, flags, good_until, run_at, delay_ms)
+        %(policies)s::text[], %(flags)s::text[], %(good_until)s::timestamptz[], %(run_at)s::timestamptz[], %(delay_ms)s::bigint[],
+        %(serials)s::text[]
+    ) as a (id, name, queue, priority, args, key, policy, flags, good_until, run_at, delay_ms, serial)
 ), inserted as (
-    insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, sent_at, enqueued_at)
+    insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at)
     select
-        id, name, queue, priority, args::json, key, policy::json, flags::json, good_until, statement_timestamp(),
-        greatest(statement_timestamp(), run_at, statement_timestamp() + delay_ms * interval '1 millisecond')
+        id, name, queue, priority, args::json, key, policy::json, flags::json, good_until, serial, statement_timestamp(),
+        greatest(statement_timestamp(), run_at, statement_timestamp() + delay_ms * interval '1 millisecond'),
+        case when serial is not null then greatest(statement_timestamp(), run_at, statement_timestamp() + delay_ms * interval '1 millisecond') end
     from asked
     order by name, key, id
     on conflict do nothing

@@ -1,22 +1,47 @@
 -- Milliseconds until the next task of these names and queues becomes due; null when none is scheduled. The margin covers what
--- became due since the claim that found nothing (then the answer is negative).
+-- became due since the claim that found nothing (then the answer is negative). Of a serial line only the head can become due.
 with recursive lane (queue, priority) as (
-    (select queue, priority from {schema}.tasks where state = 'PENDING' order by queue, priority limit 1)
+    (select queue, priority from {schema}.tasks where state = 'PENDING' and serial is null order by queue, priority limit 1)
     union all
     select next_lane.queue, next_lane.priority
     from lane
     cross join lateral (
         select t.queue, t.priority from {schema}.tasks t
-        where t.state = 'PENDING' and (t.queue, t.priority) > (lane.queue, lane.priority)
+        where t.state = 'PENDING' and t.serial is null and (t.queue, t.priority) > (lane.queue, lane.priority)
         order by t.queue, t.priority limit 1
     ) next_lane
+), line (serial) as (
+    (
+        select serial from {schema}.tasks
+        where serial is not null and state in ('PENDING', 'CLAIMED', 'RUNNING') order by serial limit 1
+    )
+    union all
+    select next_line.serial
+    from line
+    cross join lateral (
+        select t.serial from {schema}.tasks t
+        where t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.serial > line.serial
+        order by t.serial limit 1
+    ) next_line
+), soon (at) as (
+    select first.enqueued_at
+    from lane
+    cross join lateral (
+        select t.enqueued_at from {schema}.tasks t
+        where t.state = 'PENDING' and t.serial is null and t.queue = lane.queue and t.priority = lane.priority
+          and t.enqueued_at > statement_timestamp() - %(margin_ms)s::bigint * interval '1 millisecond' and t.name = any(%(names)s::text[])
+        order by t.enqueued_at limit 1
+    ) first
+    where %(queues)s::text[] is null or lane.queue = any(%(queues)s::text[])
+    union all
+    select first.enqueued_at
+    from line
+    cross join lateral (
+        select * from {schema}.tasks t
+        where t.serial = line.serial and t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+        order by t.serial_at, t.id limit 1
+    ) first
+    where first.state = 'PENDING' and first.enqueued_at > statement_timestamp() - %(margin_ms)s::bigint * interval '1 millisecond'
+      and first.name = any(%(names)s::text[]) and (%(queues)s::text[] is null or first.queue = any(%(queues)s::text[]))
 )
-select extract(epoch from min(head.enqueued_at) - statement_timestamp()) * 1000 as due_in_ms
-from lane
-cross join lateral (
-    select t.enqueued_at from {schema}.tasks t
-    where t.state = 'PENDING' and t.queue = lane.queue and t.priority = lane.priority
-      and t.enqueued_at > statement_timestamp() - %(margin_ms)s::bigint * interval '1 millisecond' and t.name = any(%(names)s::text[])
-    order by t.enqueued_at limit 1
-) head
-where %(queues)s::text[] is null or lane.queue = any(%(queues)s::text[])
+select extract(epoch from min(soon.at) - statement_timestamp()) * 1000 as due_in_ms from soon

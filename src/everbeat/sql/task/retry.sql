@@ -1,4 +1,5 @@
--- An operator's retry: FAILED | CANCELLED | EXPIRED -> PENDING, due now, with fresh budgets. Attempts go on counting.
+-- An operator's retry: FAILED | CANCELLED | EXPIRED -> PENDING, due now, with fresh budgets. Attempts go on counting, and finished parts
+-- of the work stay finished. In a serial line it goes to the end.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s for no key update
 ), again as (
@@ -6,7 +7,8 @@ with held as materialized (
     set state = 'PENDING', enqueued_at = statement_timestamp(), next_retry_at = null, good_until = null,
         counted_from = t.attempt, retry_count = 0, crash_count = 0, loss_count = 0, cancel_requested_at = null,
         failed_at = null, cancelled_at = null, expired_at = null, error = null, progress = null,
-        claimed_at = null, claimed_by_worker_id = null, started_at = null
+        claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false,
+        serial_at = case when t.serial is not null then statement_timestamp() end
     from held h where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED')
     returning t.id, t.queue
 )

@@ -2,6 +2,7 @@
 -- Only for whoever holds the claim_id. A settle that landed before answers "already"; zero rows is a lost lease.
 -- A success that happened is never hidden; after a cancel request anything else ends CANCELLED, never in a retry.
 -- Binary arrays: quoting a large result as an element of a text array takes minutes.
+-- A code that ended by itself is no suspect any more; the end of a task lets the next of its serial line go.
 -- limit 1 keeps the planner from moving the state into the look-up: it would read the whole index of leases for each row.
 with asked as (
     select * from unnest(
@@ -39,10 +40,12 @@ with asked as (
         claim_id = null, claim_call = null,
         claimed_at = case when h.next_state = 'PENDING' then null else t.claimed_at end,
         claimed_by_worker_id = case when h.next_state = 'PENDING' then null else t.claimed_by_worker_id end,
-        started_at = case when h.next_state = 'PENDING' then null else t.started_at end
+        started_at = case when h.next_state = 'PENDING' then null else t.started_at end,
+        suspect = t.suspect and h.outcome = 'RELEASED',
+        checkpoint = case when h.next_state <> 'COMPLETED' then t.checkpoint end
     from held h
     where t.id = h.id
-    returning t.id, t.state, t.queue
+    returning t.id, t.state, t.queue, t.serial
 ), history as (
     insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry, error)
     select h.id, h.attempt, h.claim_id, h.fence, h.claimed_by_worker_id, h.claimed_at, h.started_at,
@@ -53,7 +56,7 @@ with asked as (
         select 'd:' || string_agg(s.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from settled where state <> 'PENDING') s group by s.part
         union
-        select 't:' || s.queue from settled s where s.state = 'PENDING'
+        select 't:' || s.queue from settled s where s.state = 'PENDING' or s.serial is not null
     ) hints
 )
 select

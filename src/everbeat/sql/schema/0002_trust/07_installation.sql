@@ -1,0 +1,6 @@
+-- One row with a random id: tells this schema from one of the same name in another database.
+create table {schema}.installation (
+    one  boolean primary key default true
+        constraint installation_one check (one),
+    id   uuid not null default gen_random_uuid()
+)

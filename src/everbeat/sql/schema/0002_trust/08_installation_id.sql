@@ -1,0 +1,2 @@
+-- Draws the id.
+insert into {schema}.installation default values

@@ -1,0 +1,2 @@
+-- The oldest beats, for retention.
+create index beats_by_time on {schema}.beats (sent_at)

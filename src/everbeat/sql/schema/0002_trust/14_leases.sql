@@ -1,0 +1,18 @@
+-- Every lease with its holder and what a recovery decision needs; ages by the database's clock. An ended holder lives no longer
+-- than its end, even if its supervisor goes on beating. An orphan's holder is not registered: its columns are null.
+create or replace view {schema}.leases as
+select
+    t.id, t.claim_id, t.state, t.name, t.claimed_by_worker_id as worker_id, w.supervisor_id, w.hostname, w.pid, t.claimed_at, t.started_at,
+    life.last_beat_at, t.policy::text as policy, t.flags::text as flags,
+    t.retry_count, t.crash_count, t.loss_count, t.cancel_requested_at is not null as cancel_requested, t.attempt, t.fence,
+    w.beat_seq as worker_seq, w.ended_how, w.ended_cause, w.ended_at,
+    (extract(epoch from statement_timestamp() - life.last_beat_at) * 1000)::bigint as silent_ms,
+    s.beat_seq as supervisor_seq, w.exit_code, w.signal,
+    t.queue, t.alone, t.suspect, t.progress_at, t.progress::text as progress, t.serial
+from {schema}.tasks t
+left join {schema}.workers w on w.id = t.claimed_by_worker_id
+left join {schema}.supervisors s on s.id = w.supervisor_id
+cross join lateral (
+    select least(greatest(s.last_beat_at, w.last_beat_at, t.claimed_at, t.started_at), w.ended_at) as last_beat_at
+) life
+where t.state in ('CLAIMED', 'RUNNING')
