@@ -46,3 +46,8 @@ class Brake:
     def is_waiting(self, at: float) -> bool:
         """Whether the further window that everybody gets is still running."""
         return self._since is not None and at < self._since + self.window_s
+
+    def wait_again(self, at: float) -> None:
+        """Everybody gets a further window from now."""
+        if self._since is not None:
+            self._since = at

@@ -72,6 +72,7 @@ class SessionWatch:
         self._grace_s = config.session_grace_ms / 1_000
         self._gone: dict[str, _Gone] = {}
         self._seen_held: set[str] = set()
+        self._left_to_age: dict[str, _Gone] = {}
         self._disturbances = 0
         self._looked_at: float | None = None
         self._mass_told = False
@@ -100,11 +101,16 @@ class SessionWatch:
 
     def _see(self, sessions: Iterable[WatchedSession], *, held_until: float, at: float) -> None:
         suspects: dict[str, _Gone] = {}
+        known = {session.supervisor_id for session in sessions}
+        self._left_to_age = {name: gone for name, gone in self._left_to_age.items() if name in known}
         for session in sessions:
             name = session.supervisor_id
             if session.locked:
                 self._seen_held.add(name)
-            if session.locked or session.sessions or not session.session_held:
+            left = self._left_to_age.get(name)
+            if left is not None and (session.locked or left.session_at != session.session_at):
+                del self._left_to_age[name]  # it is back
+            if session.locked or session.sessions or not session.session_held or name in self._left_to_age:
                 continue
             if name == self._observer.supervisor_id or self._may_be_on_its_way_back(session, at=at):
                 continue
@@ -124,11 +130,14 @@ class SessionWatch:
         return just_reconnected or session.server_age_ms < CALM_S * 1_000
 
     async def _judge(self, session: WatchedSession, gone: _Gone, *, known: int) -> None:
-        together = sum(abs(other.since - gone.since) <= TOGETHER_S for other in self._gone.values())
+        lost = (self._left_to_age | self._gone).values()
+        together = sum(abs(other.since - gone.since) <= TOGETHER_S for other in lost)
         if together >= 2 and 2 * together >= known:
             if not self._mass_told:
                 self._events.emit(MassSessionLoss(gone=together, known=known))
             self._mass_told = True
+            # As the others come back they will be few, and no more dead than before.
+            self._left_to_age |= self._gone
             return
         self._mass_told = False
         ended = await self._statements.run(
