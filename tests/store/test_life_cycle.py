@@ -240,8 +240,8 @@ class TestCancel:
 def test_an_operators_retry_runs_again_with_fresh_budgets(hands: Hands) -> None:
     claimed = hands.running()
     hands.settle(claimed, "FAILED", error=b'{"code": "X"}')
-    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel)) == (TaskState.FAILED, True)
-    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel)) == (TaskState.PENDING, False)
+    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4())) == (TaskState.FAILED, True)
+    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4())) == (TaskState.PENDING, False)
     (again,) = hands.claim()
     hands.start(again)
     assert hands.settle(again) == "COMPLETED"
@@ -297,7 +297,7 @@ def test_an_old_claim_gains_nothing_from_its_successor_in_the_same_statement(han
     task_id = hands.send()
     (old,) = hands.claim()
     hands.cancel(task_id)
-    hands.run(tasks.retry(task_id, channel=hands.target.channel))
+    hands.run(tasks.retry(task_id, channel=hands.target.channel, call=uuid4()))
     (new,) = hands.claim()
     assert hands.start(old, new) == ["lost", "started"]
     batch = [

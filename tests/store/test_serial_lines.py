@@ -114,7 +114,7 @@ def test_whoever_leaves_lets_the_next_one_go(hands: Hands, how: str) -> None:
 def test_an_operators_retry_goes_to_the_end(hands: Hands) -> None:
     first, second, third = send_line(hands, 3)
     hands.run(tasks.cancel(first, channel=hands.target.channel))
-    hands.run(tasks.retry(first, channel=hands.target.channel))
+    hands.run(tasks.retry(first, channel=hands.target.channel, call=uuid4()))
     for expected in (second, third, first):
         (held,) = hands.claim("w1")
         assert held.id == expected

@@ -9,16 +9,19 @@ import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from msgspec import structs
 
 from everbeat.client.door import Door, refuse_in_loop
+from everbeat.client.explaining import MOST_RECOVERIES, explained, reasons_to_wait
 from everbeat.client.waiter import Ended
 from everbeat.domain.duration import Duration, to_seconds
-from everbeat.domain.inspection import TaskInfo, waiting_because
+from everbeat.domain.explanation import Explanation, SilenceRules
+from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.settings import refused
 from everbeat.domain.states import TaskState
+from everbeat.domain.waiting import waiting_because
 from everbeat.errors import TaskNotFound, TaskNotRetryable, WaitTimeout
 from everbeat.store import inspect, tasks
 from everbeat.store.plan import Plan, ask
@@ -60,9 +63,10 @@ def to_task_id(value: object) -> UUID:
 class Control:
     """Questions about tasks of one app. A worker without a beat for `alive_within_ms` does not count as live."""
 
-    def __init__(self, door: Door, *, alive_within_ms: int) -> None:
+    def __init__(self, door: Door, *, alive_within_ms: int, silence: SilenceRules) -> None:
         self.door = door
         self.alive_within_ms = alive_within_ms
+        self._silence = silence
 
     def cancel(self, task_id: UUID) -> Plan[CancelResult]:
         """Cancels a task, or asks its worker to; raises TaskNotFound."""
@@ -79,7 +83,7 @@ class Control:
 
     def retry(self, task_id: UUID) -> Plan[None]:
         """Runs an ended task again, now and with fresh budgets; raises TaskNotFound or TaskNotRetryable."""
-        found = yield from ask(tasks.retry(task_id, channel=self.door.channel))
+        found = yield from ask(tasks.retry(task_id, channel=self.door.channel, call=uuid4()))
         if found is None:
             raise TaskNotFound(task_id)
         was, retried = found
@@ -91,15 +95,12 @@ class Control:
         stored = yield from ask(inspect.task(task_id))
         if stored is None:
             raise TaskNotFound(task_id)
-        summary = stored.summary
         attempts = yield from ask(inspect.attempts(task_id))
-        recoveries = yield from ask(inspect.recoveries(task_id, limit=1_000))
+        recoveries = yield from ask(inspect.recoveries(task_id, limit=MOST_RECOVERIES))
         heartbeats = yield from ask(inspect.heartbeats(task_id, limit=1))
-        serving = yield from ask(
-            inspect.serving(name=summary.name, queue=summary.queue, stale_ms=self.alive_within_ms)
-        )
+        reasons = yield from reasons_to_wait(stored, recoveries, alive_within_ms=self.alive_within_ms)
         return TaskInfo(
-            **structs.asdict(summary),
+            **structs.asdict(stored.summary),
             arguments=stored.arguments,
             result=stored.result,
             policy=stored.policy,
@@ -107,8 +108,12 @@ class Control:
             attempts=attempts,
             heartbeat=heartbeats[0] if heartbeats else None,
             recoveries=tuple(recoveries),
-            waiting_because=waiting_because(summary, due=stored.due, serving=serving),
+            waiting_because=waiting_because(reasons),
         )
+
+    def explain(self, task_id: UUID) -> Plan[Explanation]:
+        """Why a task is not running, or was run again; raises TaskNotFound."""
+        return explained(task_id, rules=self._silence, alive_within_ms=self.alive_within_ms)
 
     def wait(self, task_id: UUID, *, timeout: Duration | None, name: str) -> StoredOutcome:
         """The end of a task, waited for in this thread; raises WaitTimeout, TaskNotFound, AppClosed."""

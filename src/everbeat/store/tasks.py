@@ -98,11 +98,11 @@ def cancel(task_id: UUID, *, channel: str) -> Statement[tuple[str, TaskState] | 
     )
 
 
-def retry(task_id: UUID, *, channel: str) -> Statement[tuple[TaskState, bool] | None]:
-    """An operator's retry; answers the state before and whether it was retried; None: no such task."""
+def retry(task_id: UUID, *, channel: str, call: UUID) -> Statement[tuple[TaskState, bool] | None]:
+    """An operator's retry, repeatable by its `call`; answers the state before and whether it was retried; None: no such task."""
     return Statement(
         "task/retry",
-        {"id": task_id, "channel": channel},
+        {"id": task_id, "call": call, "channel": channel},
         lambda found: (TaskState(found[0][0]), bool(found[0][1])) if found else None,
     )
 

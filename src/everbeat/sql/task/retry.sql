@@ -1,5 +1,5 @@
--- An operator's retry: FAILED | CANCELLED | EXPIRED -> PENDING, due now, with fresh budgets. Attempts go on counting, and finished parts
--- of the work stay finished. In a serial line it goes to the end.
+-- An operator's retry: FAILED | CANCELLED | EXPIRED -> PENDING, due now, with fresh budgets; repeatable by the id of the call.
+-- Attempts go on counting, and finished parts of the work stay finished. In a serial line it goes to the end.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s for no key update
 ), again as (
@@ -7,10 +7,10 @@ with held as materialized (
     set state = 'PENDING', enqueued_at = statement_timestamp(), next_retry_at = null, good_until = null,
         counted_from = t.attempt, retry_count = 0, crash_count = 0, loss_count = 0, cancel_requested_at = null,
         failed_at = null, cancelled_at = null, expired_at = null, error = null, progress = null,
-        claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false,
+        claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false, retry_call = %(call)s,
         serial_at = case when t.serial is not null then statement_timestamp() end
     from held h where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED')
     returning t.id, t.queue
 )
-select h.state as was, a.id is not null as retried, case when a.id is not null then pg_notify(%(channel)s, 't:' || a.queue) end
+select h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, case when a.id is not null then pg_notify(%(channel)s, 't:' || a.queue) end
 from held h left join again a on a.id = h.id

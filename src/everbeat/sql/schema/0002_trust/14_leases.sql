@@ -8,7 +8,8 @@ select
     w.beat_seq as worker_seq, w.ended_how, w.ended_cause, w.ended_at,
     (extract(epoch from statement_timestamp() - life.last_beat_at) * 1000)::bigint as silent_ms,
     s.beat_seq as supervisor_seq, w.exit_code, w.signal,
-    t.queue, t.alone, t.suspect, t.progress_at, t.progress::text as progress, t.serial
+    t.queue, t.alone, t.suspect, t.progress_at, t.progress::text as progress, t.serial,
+    (select x.rss_bytes from {schema}.worker_states x where x.worker_id = w.id order by x.at desc limit 1) as last_rss_bytes
 from {schema}.tasks t
 left join {schema}.workers w on w.id = t.claimed_by_worker_id
 left join {schema}.supervisors s on s.id = w.supervisor_id

@@ -1,0 +1,135 @@
+"""Each step of retention keeps using its index among 500,000 rows, old ones and others: no table is scanned, few pages are touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg import sql
+
+from everbeat.store import migrations, retention
+from everbeat.store.retention import TaskIdBounds
+from everbeat.store.statement import Statement
+from everbeat.store.target import Target
+from tests.store.aged import Aged
+from tests.store.conftest import Hands
+from tests.store.test_plans import nodes, plan
+
+ROWS = 100_000
+LIMIT = 1_000
+LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
+LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
+TABLES = {"tasks", "attempts", "recoveries", "beats", "worker_states", "workers", "supervisors"}
+
+
+@pytest.fixture(scope="module")
+def aged(database_url: str) -> Iterator[Hands]:
+    schema = f"test_aged_{uuid4().hex[:8]}"
+    target = Target.parse(database_url, schema=schema)
+    connection = target.connect("everbeat test")
+    migrations.migrate(connection, target)
+    rows = Aged(connection, schema)
+    for days in (60, 1):
+        rows.ended(ROWS, days=days)
+        rows.beats(ROWS, days=days)
+        rows.states(ROWS, days=days + 7)
+        rows.holders(ROWS // 10, days=days + 7)
+    rows.pending(ROWS, days=45)
+    rows.analyze()
+    hands = Hands(target, connection)
+    yield hands
+    connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(schema)))
+    hands.database.close()
+    connection.close()
+
+
+def check_plan(hands: Hands, statement: Statement[Any], *, pages: int) -> dict[str, Any]:
+    found = plan(hands, statement)
+    scans = [
+        node
+        for node in nodes(found["Plan"])
+        if node["Node Type"] == "Seq Scan" and node.get("Relation Name") in TABLES
+    ]
+    assert scans == [], json.dumps(scans, indent=1)[:2000]
+    touched = found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"]
+    print(f"{statement.name}: {touched} pages, {found['Execution Time']:.2f} ms")
+    assert touched <= pages, f"{statement.name} touched {touched} pages"
+    return found
+
+
+@pytest.fixture(scope="module")
+def bounds(aged: Hands) -> TaskIdBounds:
+    return aged.run(retention.task_id_bounds(hours=720))
+
+
+def test_the_steps_of_tasks_and_attempts(aged: Hands, bounds: TaskIdBounds) -> None:  # H2
+    step = partial(retention.prune_tasks, hours=720, limit=LIMIT, until=bounds.old)
+    check_plan(aged, step(after=LOWEST), pages=30_000)
+    check_plan(aged, retention.prune_tasks(hours=720, limit=LIMIT, after=bounds.now, until=HIGHEST), pages=50)
+    strays = partial(retention.prune_stray_attempts, hours=720, limit=LIMIT, until=bounds.old)
+    check_plan(aged, strays(after=LOWEST), pages=8_000)
+
+
+def test_a_step_over_living_tasks_looks_at_no_more_than_its_limit(aged: Hands, bounds: TaskIdBounds) -> None:
+    (after,) = aged.connection.execute(
+        sql.SQL("select id from {}.tasks where state = 'PENDING' order by id limit 1").format(
+            sql.Identifier(aged.target.schema)
+        )
+    ).fetchone()  # type: ignore[misc]
+    found = check_plan(
+        aged, retention.prune_tasks(hours=720, limit=LIMIT, after=after, until=bounds.old), pages=3_000
+    )
+    seen = [
+        node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+        for node in nodes(found["Plan"])
+        if node.get("Relation Name") == "tasks"
+    ]
+    assert max(seen) <= LIMIT
+
+
+def test_the_steps_of_the_other_tables(aged: Hands) -> None:  # H2
+    check_plan(aged, retention.prune_stray_recoveries(hours=720, limit=LIMIT, after=0), pages=6_000)
+    check_plan(aged, retention.prune_beats(hours=24, limit=LIMIT, after=LONG_AGO), pages=6_000)
+    check_plan(aged, retention.prune_worker_states(hours=168, limit=LIMIT, after=LONG_AGO), pages=6_000)
+    check_plan(aged, retention.prune_workers(hours=168, limit=LIMIT, after=""), pages=12_000)
+    check_plan(aged, retention.prune_supervisors(hours=168, limit=LIMIT, after=""), pages=12_000)
+
+
+def test_a_later_step_does_not_wade_through_what_the_earlier_ones_deleted(
+    aged: Hands, bounds: TaskIdBounds
+) -> None:
+    # Within one transaction what was deleted stays in the index, as under any old snapshot.
+    walks: list[tuple[Any, Any]] = [
+        (LOWEST, partial(retention.prune_tasks, hours=720, limit=LIMIT, until=bounds.old)),
+        (LONG_AGO, partial(retention.prune_beats, hours=24, limit=LIMIT)),
+        (LONG_AGO, partial(retention.prune_worker_states, hours=168, limit=LIMIT)),
+    ]
+    for start, walk in walks:
+        with aged.connection.transaction(force_rollback=True):
+            first, key = pages_of(aged, walk(after=start)), start
+            for _ in range(20):
+                statement = walk(after=key)
+                found = aged.connection.execute(aged.text(statement.name), statement.parameters).fetchall()
+                key = statement.read(found).next_after
+                assert key is not None
+            late, from_the_start = pages_of(aged, walk(after=key)), pages_of(aged, walk(after=start))
+        assert late <= 1.5 * first, statement.name
+        assert from_the_start > late, "or this test proves nothing"
+
+
+def pages_of(hands: Hands, statement: Statement[Any]) -> int:
+    root = plan(hands, statement)["Plan"]
+    return int(root["Shared Hit Blocks"] + root["Shared Read Blocks"])
+
+
+def test_a_plan_that_scans_is_noticed(aged: Hands) -> None:
+    with aged.connection.transaction(force_rollback=True):
+        index = sql.Identifier(aged.target.schema, "beats_by_time")
+        aged.connection.execute(sql.SQL("drop index {}").format(index))
+        with pytest.raises(AssertionError, match="Seq Scan"):
+            check_plan(aged, retention.prune_beats(hours=24, limit=LIMIT, after=LONG_AGO), pages=6_000)
