@@ -226,3 +226,16 @@ def raise_something(what: str) -> None:
 def unserialisable() -> Any:
     effect("start")
     return object()
+
+
+@app.task
+async def large(size: int) -> str:
+    effect("start")
+    return os.urandom(size // 2).hex()
+
+
+@app.task
+async def large_when_open(gate_name: str, size: int) -> str:
+    effect("start")
+    await async_gate(gate_name)
+    return os.urandom(size // 2).hex()

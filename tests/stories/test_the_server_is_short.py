@@ -1,0 +1,149 @@
+"""The server runs out of disk, or out of connections, for longer than the thresholds: work waits, nobody is declared dead for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from everbeat.store.embedded import EmbeddedServer
+from tests.conftest import NewServer
+from tests.stories.stage import BY_AGE, FAST, Stage
+
+pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
+
+SHORTAGE_S = 3 * FAST["running_stale_threshold_ms"] / 1_000
+CONNECTIONS = 30
+
+
+@contextmanager
+def staged_on(server: EmbeddedServer, folder: Path) -> Iterator[Stage]:
+    made = Stage(server.url, "story", folder)
+    try:
+        yield made
+    finally:
+        made.close(check=False)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MB of its own."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=48m", "everbeat-test", str(place)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"LOUD: no small file system can be mounted here (it takes root): {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def fill(disk: Path) -> Path:
+    """Takes every byte that is left."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(b"\0" * size)
+            except OSError:
+                continue
+    return filler
+
+
+def in_environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in stage.environment(recovery={}, worker={}).items():
+        if name.startswith("STORY_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
+    sys.modules.pop("deeds", None)
+
+
+@pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
+def test_a_full_disk(
+    new_server: NewServer,
+    small_disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ways: dict[str, object],
+) -> None:
+    server = new_server()
+    space = small_disk / "tables"
+    space.mkdir(mode=0o700)
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute(sql.SQL("create tablespace small location {}").format(sql.Literal(str(space))))
+        admin.execute("alter database postgres set default_tablespace = 'small'")
+    with staged_on(server, tmp_path) as stage:
+        in_environment(stage, monkeypatch)
+        import deeds  # type: ignore[import-not-found]  # the environment must be there before
+
+        settings = {**FAST, **ways}
+        for _ in range(2):
+            stage.ready_tree(recovery=settings)
+        # Results so large that settling them takes new pages.
+        held = [deeds.large_when_open.send("go", 400_000) for _ in range(20)]
+        stage.until(lambda: len(stage.effects("start")) == len(held), within=30, what="all run")
+        filler = fill(small_disk)
+        stage.open_gate("go")
+        began = time.monotonic()
+        refused = 0
+        while time.monotonic() - began < SHORTAGE_S:
+            try:
+                held.append(deeds.large.send(300_000))
+            except Exception as problem:  # noqa: BLE001 - what is refused is told, and nothing of it is stored
+                refused += 1
+                assert "disk" in str(problem).lower() or "space" in str(problem).lower(), problem
+            time.sleep(0.2)  # a producer that goes on trying
+        unsettled = stage.states().get("RUNNING", 0)
+        print(f"sends refused: {refused}; attempts that could not be settled: {unsettled}")
+        assert unsettled or refused, "the disk was not full"
+        filler.unlink()
+        for task in held:
+            task.result(timeout=60)
+        assert [row for row in stage.recoveries()] == []
+        assert all(len(stage.effects("start", task.id)) == 1 for task in held)
+        deeds.app.close()
+
+
+def test_strangers_take_every_connection(
+    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = new_server(settings={"max_connections": str(CONNECTIONS), "superuser_reserved_connections": "0"})
+    with staged_on(server, tmp_path) as stage, ExitStack() as strangers:
+        in_environment(stage, monkeypatch)
+        import deeds  # type: ignore[import-not-found]
+
+        stage.ready_tree(recovery=FAST, worker={"processes": 2})
+        stage.ready_tree(recovery=FAST)
+        held = [deeds.wait_for_on_crash.send("go") for _ in range(9)]
+        stage.until(lambda: len(stage.effects("start")) == len(held), within=30, what="all run")
+        deeds.app.close()
+        taken = 0
+        while True:
+            try:
+                strangers.enter_context(psycopg.connect(server.url))
+                taken += 1
+            except psycopg.OperationalError:
+                break
+        victim = stage.workers(stage.trees[0])[0]
+        os.kill(victim["pid"], 9)  # its replacement finds no connection
+        time.sleep(SHORTAGE_S)  # the shortage
+        print(f"{taken} connections taken by strangers")
+        dead = {row["worker_id"] for row in stage.recoveries()}
+        assert dead <= {victim["id"]}, "nobody but the killed one was declared dead"
+        strangers.close()
+        stage.open_gate("go")
+        for task in held:
+            assert task.result(timeout=60) == "done"
+        stage.until(lambda: len(stage.workers(stage.trees[0])) == 2, within=40, what="the replacement works")
+        assert {row["worker_id"] for row in stage.recoveries()} <= {victim["id"]}
+        deeds.app.close()
