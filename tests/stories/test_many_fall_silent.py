@@ -44,7 +44,9 @@ def test_eight_of_ten_cut_off_for_five_thresholds(stage: Stage, deeds: ModuleTyp
     cut_at = time.monotonic()
     line.cut()
     time.sleep(OUTAGE_S)  # the outage
-    gone = stage.query("select id, ended_at, ended_how from {schema}.supervisors where ended_at is not null order by ended_at")
+    gone = stage.query(
+        "select id, ended_at, ended_how from {schema}.supervisors where ended_at is not null order by ended_at"
+    )
     taken = stage.recoveries()
     line.mend()
     outage_s = time.monotonic() - cut_at
@@ -54,7 +56,9 @@ def test_eight_of_ten_cut_off_for_five_thresholds(stage: Stage, deeds: ModuleTyp
     # Nobody is judged in the first window, and one window more is waited; then one at a time.
     windows = outage_s / WINDOW_S - 1
     given_up = {row["supervisor_id"] for row in taken} | {row["id"] for row in gone}
-    print(f"given up in {outage_s:.1f} s ({windows:.1f} windows of {WINDOW_S} s): {len(given_up)} of {CUT_OFF}")
+    print(
+        f"given up in {outage_s:.1f} s ({windows:.1f} windows of {WINDOW_S} s): {len(given_up)} of {CUT_OFF}"
+    )
     assert len(given_up) <= windows
     assert CUT_OFF - len(given_up) >= 6, "at least six keep their work"
     logs = "\n".join(tree.output() for tree in there)

@@ -39,10 +39,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=48m", "everbeat-test", str(place)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=48m", "everbeat-test", str(place)],
+        capture_output=True,
+        text=True,
     )
     if mounted.returncode != 0:
-        pytest.skip(f"LOUD: no small file system can be mounted here (it takes root): {mounted.stderr.strip()}")
+        pytest.skip(
+            f"LOUD: no small file system can be mounted here (it takes root): {mounted.stderr.strip()}"
+        )
     yield place
     subprocess.run(["umount", "-l", str(place)], check=False)
 

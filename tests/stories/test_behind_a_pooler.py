@@ -1,0 +1,87 @@
+"""Life behind PgBouncer in transaction mode: no LISTEN, no session lock; everything holds, by polls and by the age of beats."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.conftest import NewServer
+from tests.stories.pooler import pooled
+from tests.stories.stage import FAST, SLACK, Stage
+
+pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def pool(new_server: NewServer) -> Iterator[tuple[str, str]]:
+    """The URLs of a server and of the pooler before it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = new_server(tcp_port=port)
+    with pooled(server.tcp_url) as url:
+        yield server.tcp_url, url
+
+
+@pytest.fixture
+def stage(pool: tuple[str, str], tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(pool[0], "story", tmp_path)
+    made.url = pool[1]
+    yield made
+    made.url = pool[0]
+    made.close()
+
+
+@pytest.fixture
+def deeds(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    for name, value in stage.environment(recovery={}, worker={}).items():
+        if name.startswith("STORY_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
+    sys.modules.pop("deeds", None)
+    import deeds as program  # type: ignore[import-not-found]
+
+    yield program
+    program.app.close()
+    sys.modules.pop("deeds", None)
+
+
+def test_a_dead_tree_is_recovered_by_age_and_says_that_sessions_prove_nothing(
+    stage: Stage, deeds: ModuleType
+) -> None:
+    first = stage.ready_tree(recovery=FAST)
+    handles = [deeds.wait_for_on_crash.send("go") for _ in range(5)]
+    stage.until(lambda: len(stage.effects("start")) == 5, within=20, what="all run")
+    second = stage.ready_tree(recovery=FAST)
+    time.sleep(2 * FAST["running_stale_threshold_ms"] / 1_000)  # nobody alive may be declared dead meanwhile
+    assert stage.recoveries() == []
+    assert "session_lock_off" in first.output()
+    first.kill()
+    took = stage.until(lambda: len(stage.recoveries()) == 5, within=4 * SLACK, what="recovered by age")
+    assert {row["noticed_by"] for row in stage.recoveries()} == {"age"}
+    print(f"noticed after {took:.2f} s")
+    stage.open_gate("go")
+    assert [handle.result(timeout=30) for handle in handles] == ["done"] * 5
+    assert second.stop() == 0
+
+
+def test_a_killed_worker_process_is_noticed_at_once_and_a_cancel_arrives_by_poll(
+    stage: Stage, deeds: ModuleType
+) -> None:
+    tree = stage.ready_tree(recovery=FAST, worker={"processes": 2})
+    poisoned = deeds.poison.send("exit")
+    stage.until(stage.state_is(poisoned.id, "FAILED"), within=30, what="the poison is stopped")
+    assert {row["noticed_by"] for row in stage.recoveries(poisoned.id)} == {"child_exit"}
+    asked = deeds.nap.send(60)
+    stage.until(stage.started(asked.id), within=20, what="it runs")
+    asked.cancel()
+    stage.until(stage.state_is(asked.id, "CANCELLED"), within=2 * SLACK, what="cancelled")
+    later = [deeds.quick.send(n) for n in range(50)]
+    assert [handle.result(timeout=30) for handle in later] == list(range(50))
+    assert tree.stop() == 0
