@@ -225,6 +225,51 @@ async def test_a_mass_silence_puts_the_brake_on(onlooker: Onlooker, hands: Hands
     assert [hands.row(tasks[name], "state") for name in survivors] == ["RUNNING"] * 3
 
 
+async def test_those_cut_off_together_are_not_judged_one_after_the_other(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E14
+    """Their last beats came at different moments, so they reach the threshold at different moments: still a mass."""
+    tasks: dict[str, UUID] = {"s1": hands.running().id}
+    for name in ("s2", "s3", "s4"):
+        hands.supervisor(name, f"{name}-w")
+        tasks[name] = hands.running(f"{name}-w").id
+    hands.supervisor("other")
+    reaper = onlooker.reaper(**FAST)
+    await look(onlooker, reaper, after_s=0.1, beating=("s1", "s2", "other"))
+    await look(onlooker, reaper, after_s=0.9, beating=("s3", "s4"))  # the last beats of all four
+    for _ in range(12):
+        await look(onlooker, reaper, after_s=0.25, beating=("other",))
+        assert [hands.row(task, "state") for task in tasks.values()] == ["RUNNING"] * 4
+        if onlooker.told(MassSilence):
+            break
+    (event,) = onlooker.told(MassSilence)
+    assert event.silent >= 3  # type: ignore[attr-defined]
+
+
+async def test_when_some_are_back_the_others_get_a_window_more(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E14
+    tasks: dict[str, UUID] = {"s1": hands.running().id}
+    for name in ("s2", "s3"):
+        hands.supervisor(name, f"{name}-w")
+        tasks[name] = hands.running(f"{name}-w").id
+    reaper = onlooker.reaper(**FAST)
+    while not onlooker.told(MassSilence):
+        await look(onlooker, reaper, after_s=0.5)
+    await look(onlooker, reaper, after_s=1.9)  # the window that everybody gets is almost over
+    await look(onlooker, reaper, after_s=0.05, beating=("s3",))
+    await look(onlooker, reaper, after_s=1.0, beating=("s3",))
+    assert [hands.row(task, "state") for task in tasks.values()] == ["RUNNING"] * 3
+    await look(onlooker, reaper, after_s=0.9, beating=("s2", "s3"))
+    await look(onlooker, reaper, after_s=1.0, beating=("s2", "s3"))
+    assert [hands.row(task, "state") for task in tasks.values()] == ["RUNNING"] * 3, (
+        "the last one is waited for too"
+    )
+    for _ in range(4):
+        await look(onlooker, reaper, after_s=0.9, beating=("s2", "s3"))
+    assert hands.row(tasks["s1"], "state") == "FAILED", "but not for ever"
+
+
 async def test_two_of_five_are_no_mass(onlooker: Onlooker, hands: Hands) -> None:
     for name in ("s2", "s3", "s4"):
         hands.supervisor(name)

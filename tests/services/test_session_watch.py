@@ -184,6 +184,30 @@ async def test_many_that_lose_their_sessions_together_are_left_to_age(
         assert (event.gone, event.known) == (2, 4)  # type: ignore[attr-defined]
 
 
+async def test_the_last_to_come_back_is_left_to_age_too(onlooker: Onlooker, hands: Hands) -> None:  # E14
+    """As the others of a mass loss come back, those still away become few: they are no more dead than before."""
+    hands.supervisor("s2")
+    hands.supervisor("other")
+    watch = onlooker.session_watch()
+    with session_of(hands, "s1") as first, session_of(hands, "s2") as second:
+        await look(onlooker, watch)
+        end(first, hands)
+        end(second, hands)
+        for _ in range(4):
+            await look(onlooker, watch)
+        with session_of(hands, "s2"):
+            for _ in range(20):
+                await look(onlooker, watch)
+            assert onlooker.living() == {"me", "other", "s1", "s2"}
+            # It comes back in the end; what happens to it from then on is judged as ever.
+            with session_of(hands, "s1") as again:
+                await look(onlooker, watch)
+                end(again, hands)
+                for _ in range(4):
+                    await look(onlooker, watch)
+            assert onlooker.living() == {"me", "other", "s2"}
+
+
 async def test_two_of_five_are_given_up(onlooker: Onlooker, hands: Hands) -> None:
     for name in ("s2", "other", "another"):
         hands.supervisor(name)

@@ -129,15 +129,16 @@ class Stage:
         options: tuple[str, ...] = (),
         url: str | None = None,
         program: str = "deeds",
+        prefix: tuple[str, ...] = (),
     ) -> Tree:
-        """Starts `everbeat worker <program>:app`; does not wait for it."""
+        """Starts `everbeat worker <program>:app`, by the command `prefix` if given; does not wait for it."""
         log = self.folder / f"tree-{len(self.trees)}.log"
         environment = self.environment(recovery=recovery, worker=worker)
         if url is not None:
             environment["STORY_URL"] = url
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "everbeat", "worker", f"{program}:app", *options],
+                [*prefix, sys.executable, "-m", "everbeat", "worker", f"{program}:app", *options],
                 env=environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         tree = Tree(process, log)

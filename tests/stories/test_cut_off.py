@@ -108,6 +108,33 @@ def test_a_frozen_supervisor_does_not_cost_its_workers_their_tasks(
     assert stage.workers(tree)
 
 
+@pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
+def test_a_reaper_that_was_frozen_judges_nobody_by_what_it_slept_through(
+    stage: Stage, mischief: ModuleType, ways: dict[str, object]
+) -> None:  # promise 4
+    settings = {**FAST, **ways}
+    observer = stage.ready_tree(program="mischief", recovery=settings, options=("--queues", "none"))
+    alive = stage.ready_tree(program="mischief", recovery=settings)
+    held = mischief.fenced_coroutine.send("over")
+    stage.until(stage.started(held.id), within=20, what="it runs")
+    for _ in range(3):
+        observer.freeze()
+        time.sleep(2.5)  # more than a threshold
+        observer.thaw()
+        time.sleep(0.5)  # it looks again, and may look twice
+    time.sleep(3)  # whoever is wrongly judged would be so by now
+    assert stage.recoveries() == []
+    assert [
+        row["pid"]
+        for row in stage.query(
+            "select pid from {schema}.supervisors where ended_at is null and pid = %s", alive.pid
+        )
+    ]
+    stage.open_gate("over")
+    assert held.result(timeout=20) == "done"
+    assert len(stage.effects("start", held.id)) == 1
+
+
 def test_a_frozen_worker_process_is_told_when_it_thaws_or_keeps_its_work(
     stage: Stage, mischief: ModuleType
 ) -> None:  # E6

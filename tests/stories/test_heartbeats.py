@@ -94,7 +94,7 @@ def test_two_hundred_sleeping_tasks_cost_one_statement_a_beat(stage: Stage, deed
 def test_rude_code_is_not_declared_dead(stage: Stage, deeds: ModuleType, deed: str) -> None:  # D4
     tree = stage.ready_tree(recovery=STRICT)
     stage.ready_tree(recovery=STRICT, options=("--queues", "none"))
-    rude = getattr(deeds, deed).send(6.0)
+    rude = getattr(deeds, deed).send(10.0)  # five thresholds
     rude.result(timeout=60)
     assert stage.recoveries() == []
     assert len(stage.effects("start", rude.id)) == 1

@@ -113,7 +113,7 @@ def test_a_full_disk(
         filler.unlink()
         for task in held:
             task.result(timeout=60)
-        assert [row for row in stage.recoveries()] == []
+        assert stage.recoveries() == []
         assert all(len(stage.effects("start", task.id)) == 1 for task in held)
         deeds.app.close()
 
@@ -124,7 +124,7 @@ def test_strangers_take_every_connection(
     server = new_server(settings={"max_connections": str(CONNECTIONS), "superuser_reserved_connections": "0"})
     with staged_on(server, tmp_path) as stage, ExitStack() as strangers:
         in_environment(stage, monkeypatch)
-        import deeds  # type: ignore[import-not-found]
+        import deeds
 
         stage.ready_tree(recovery=FAST, worker={"processes": 2})
         stage.ready_tree(recovery=FAST)

@@ -239,3 +239,23 @@ async def large_when_open(gate_name: str, size: int) -> str:
     effect("start")
     await async_gate(gate_name)
     return os.urandom(size // 2).hex()
+
+
+def die(how: str) -> None:
+    if how == "exit":
+        os._exit(139)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@app.task(on_crash="retry", max_crashes=3)
+async def poison_on_the_loop(gate_name: str, how: str) -> None:
+    effect("start")
+    await async_gate(gate_name)
+    die(how)
+
+
+@app.task(on_crash="retry", max_crashes=3)
+def poison_in_thread(gate_name: str, how: str) -> None:
+    effect("start")
+    gate(gate_name)
+    die(how)
