@@ -70,10 +70,11 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "I16",
-        "only a retried failure, crash or loss is charged as a retry",
+        "only a retried failure, crash or loss is charged as a retry, unless a hook said what is charged",
         """select t.id, t.retry_count from {schema}.tasks t
            left join {schema}.attempts a on a.task_id = t.id and a.attempt > t.counted_from and a.will_retry
                 and a.outcome in ('FAILED', 'CRASHED', 'LOST')
+           where not exists (select from {schema}.recoveries r where r.task_id = t.id and r.action = 'reschedule')
            group by t.id, t.retry_count having t.retry_count <> count(a.task_id)""",
     ),
     (

@@ -17,6 +17,8 @@ from everbeat.client.control import Control
 from everbeat.client.decorator import TaskFactory
 from everbeat.client.desk import Desk
 from everbeat.client.door import Door, refuse_in_loop
+from everbeat.client.explaining import silence_rules
+from everbeat.client.hooks import HookRegistry, InterruptedHook, RecoveredHook, RecoveryDecorator
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender, TaskIds
 from everbeat.client.twins import awaiting, blocking
@@ -34,6 +36,9 @@ from everbeat.store.address import NOWHERE, DatabaseAddress
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.plan import Plan
 
+InterruptedT = TypeVar("InterruptedT", bound=InterruptedHook)
+RecoveredT = TypeVar("RecoveredT", bound=RecoveredHook)
+
 
 class WorkerSettings(TypedDict, total=False):
     """The settings of WorkerConfig that a worker in another program can have."""
@@ -45,6 +50,8 @@ class WorkerSettings(TypedDict, total=False):
     queues: Sequence[str] | None
     grace: Duration
     poll_interval: Duration
+    max_tasks_per_process: int | None
+    max_rss: str | int | None
 
 
 class App(Desk):
@@ -88,9 +95,14 @@ class App(Desk):
             lambda: switch(auto_migrate, subject="App.auto_migrate"), otherwise=False
         )
         self._guests: WeakSet[assembly.Guest] = WeakSet()
+        self._hooks = HookRegistry()
         door = Door(address, auto_migrate=self.auto_migrate)
         priorities = {queue.name: queue.priority for queue in self.queue_configs}
-        control = Control(door, alive_within_ms=self.recovery.claimed_stale_threshold_ms)
+        control = Control(
+            door,
+            alive_within_ms=self.recovery.claimed_stale_threshold_ms,
+            silence=silence_rules(self.recovery),
+        )
         sender = CallSender(
             control,
             ids=TaskIds(SystemClock()),
@@ -135,13 +147,15 @@ class App(Desk):
     ) -> Plan[SweepResult]:
         """Recovers what silent workers hold, now and on the caller's word; None takes the app's RecoveryConfig.
 
-        A dry run names the dead and changes nothing. Works with automatic recovery switched off.
+        A dry run names the dead, changes nothing and asks no hook. Works with automatic recovery switched off; one sweep at a
+        time, a second one at that moment is `skipped`. Raises ConfigurationError for a threshold below two heartbeats.
 
         app.sweep_stale_workers(dry_run=True, sweep_threshold="60s")
         """
         return assembly.sweep_plan(
             self.recovery,
             channel=self.door.channel,
+            hooks=self._hooks.hooks(),
             dry_run=dry_run,
             sweep_threshold=sweep_threshold,
             recovery_delay=recovery_delay,
@@ -151,6 +165,36 @@ class App(Desk):
 
     sweep_stale_workers = blocking(_sweep_stale_workers)
     asweep_stale_workers = awaiting(_sweep_stale_workers)
+
+    def _release_workers(self, worker_ids: Sequence[str], /) -> Plan[SweepResult]:
+        """Ends these workers, dead or alive, and recovers what they hold at once; raises UnknownName before anything is done.
+
+        app.release_workers(["web-1-4711-9f8e7d6c"])
+        """
+        return assembly.release_plan(
+            self.recovery, worker_ids, channel=self.door.channel, hooks=self._hooks.hooks()
+        )
+
+    release_workers = blocking(_release_workers)
+    arelease_workers = awaiting(_release_workers)
+
+    @property
+    def on_recovery(self) -> RecoveryDecorator:
+        """The decorator of the function that decides what becomes of a dead worker's task, of all tasks or of one name.
+
+        @app.on_recovery(task="render")
+        def later(context: RecoveryContext) -> Reschedule:
+            return Reschedule(run_at=timedelta(minutes=10))
+        """
+        return cast(RecoveryDecorator, self._hooks.deciding)
+
+    def on_interrupted(self, function: InterruptedT, /) -> InterruptedT:
+        """Registers the function that is told of each task that was taken from a dead worker, after that landed."""
+        return self._hooks.other("on_interrupted", function)
+
+    def on_recovered(self, function: RecoveredT, /) -> RecoveredT:
+        """Registers the function that is told of each pass that recovered something."""
+        return self._hooks.other("on_recovered", function)
 
     def run_worker(self, **settings: Unpack[WorkerSettings]) -> None:
         """Works in this thread until `stop_worker` or, in the main thread, SIGTERM or SIGINT; drains first, a second one ends at once.
@@ -183,7 +227,9 @@ class App(Desk):
                 rule="is not for a worker in another program, which is one process",
                 fix="leave it out, or run 'everbeat worker --processes N'",
             )
-        guest = assembly.Guest(self.blueprint(**settings))
+        blueprint = self.blueprint(**settings)
+        blueprint.check_guest()
+        guest = assembly.Guest(blueprint)
         self._guests.add(guest)
         return guest
 
@@ -199,6 +245,7 @@ class App(Desk):
             worker=self.worker.replace(**settings),
             queue_priorities={queue.name: queue.priority for queue in self.queue_configs},
             locator=locator or self._locator(),
+            hooks=self._hooks.hooks(),
         )
 
     def _locator(self) -> str | None:

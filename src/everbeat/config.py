@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, cast
 
-from everbeat.domain.checks import flag_name, optional, queue_name, sequence_of, switch, whole
+from everbeat.domain.checks import flag_name, optional, queue_name, sequence_of, slot_name, switch, whole
 from everbeat.domain.duration import Duration, span
 from everbeat.domain.policy import MOST_CRASHES, MOST_LOSSES
 from everbeat.domain.settings import Settings, by, checked
+from everbeat.domain.size import size
 from everbeat.errors import Problem
 
 INFRASTRUCTURE_RESILIENT: Final = "infrastructure_resilient"
@@ -62,6 +63,7 @@ class RecoveryConfig(PortableSettings):
     heartbeat_retention_hours: int | None = field(default=24, metadata=_retention)
     worker_state_retention_hours: int | None = field(default=168, metadata=_retention)
     terminal_record_retention_hours: int | None = field(default=720, metadata=_retention)
+    retention_interval_ms: int = field(default=3_600_000, metadata=by(whole(1_000, _DAY_MS)))
 
     worker_state_snapshot_interval_ms: int = field(default=30_000, metadata=by(whole(1_000, 300_000)))
     recovery_delay_ms: int = field(default=0, metadata=by(whole(0, _DAY_MS)))
@@ -80,6 +82,16 @@ class RecoveryConfig(PortableSettings):
     max_losses: int = field(default=10, metadata=by(whole(1, MOST_LOSSES)))
     startup_reconciliation: bool = field(default=True, metadata=by(switch))
     self_fence: bool = field(default=False, metadata=by(switch))
+    hook_timeout_ms: int = field(default=5_000, metadata=by(whole(100, 60_000)))
+    brake_after_crashes: int | None = field(
+        default=50, metadata=by(optional(whole(1, 100_000), none="pauses no task type by itself"))
+    )
+    brake_window_ms: int = field(default=60_000, metadata=by(whole(1_000, _DAY_MS)))
+
+    @property
+    def beat_interval_ms(self) -> int:
+        """The time between two beats of a supervisor, which speak for both roles."""
+        return min(self.runner_heartbeat_interval_ms, self.claimer_heartbeat_interval_ms)
 
     @classmethod
     def graphile(cls, **overrides: Any) -> Self:
@@ -164,7 +176,7 @@ class QueueConfig(PortableSettings):
     serial: bool = field(default=False, metadata=by(switch))
 
 
-def _processors() -> int:
+def processors() -> int:
     """The processors this process may use, which in a container are often fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -179,7 +191,9 @@ class WorkerConfig(PortableSettings):
     `processes`: worker processes under one supervisor; the three concurrencies are the slots of each, 0 for
     none of that kind; `prefetch` tasks are claimed beyond free slots. `queues`: names to serve, None for all.
     `grace`: how long running tasks may finish after a stop is asked. `poll_interval`: the longest time
-    between two looks for work. Raises ConfigurationError with every problem.
+    between two looks for work. `slot`: a name that one supervisor bears at a time, so that its successor knows
+    that it is gone. A worker or task process that has begun `max_tasks_per_process` tasks, or holds `max_rss`
+    of memory, makes room for a fresh one. Raises ConfigurationError with every problem.
 
         WorkerConfig(processes=4, queues=["mail"], grace="1m")
     """
@@ -187,7 +201,7 @@ class WorkerConfig(PortableSettings):
     processes: int = field(default=1, metadata=by(whole(1, 1_024)))
     async_concurrency: int = field(default=500, metadata=by(whole(0, 100_000)))
     thread_concurrency: int = field(default=32, metadata=by(whole(0, 10_000)))
-    process_concurrency: int = field(default_factory=_processors, metadata=by(whole(0, 1_024)))
+    process_concurrency: int = field(default_factory=processors, metadata=by(whole(0, 1_024)))
     prefetch: int = field(default=4, metadata=by(whole(0, 10_000)))
     queues: Sequence[str] | None = field(
         default=None,
@@ -195,11 +209,25 @@ class WorkerConfig(PortableSettings):
     )
     grace: Duration = field(default=30.0, metadata=by(span(0.0, 86_400.0)))
     poll_interval: Duration = field(default=5.0, metadata=by(span(0.1, 300.0)))
+    slot: str | None = field(
+        default=None, metadata=by(optional(slot_name, none="leaves this proof of a death out"))
+    )
+    max_tasks_per_process: int | None = field(
+        default=None, metadata=by(optional(whole(1, 1_000_000_000), none="replaces no process for its tasks"))
+    )
+    max_rss: str | int | None = field(
+        default=None, metadata=by(optional(size(16 << 20, 1 << 50), none="replaces no process for its size"))
+    )
 
     @property
     def grace_s(self) -> float:
         """The grace in seconds."""
         return cast(float, self.grace)
+
+    @property
+    def max_rss_bytes(self) -> int | None:
+        """The limit of memory in bytes."""
+        return cast("int | None", self.max_rss)
 
     @property
     def poll_interval_s(self) -> float:

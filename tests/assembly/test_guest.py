@@ -9,13 +9,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from everbeat import App, Context, Failed, RecoveryConfig, TaskState, WorkerError
+from everbeat import (
+    App,
+    Context,
+    Failed,
+    RecoveryConfig,
+    RecoveryContext,
+    Reschedule,
+    SweepSummary,
+    TaskState,
+    WorkerError,
+)
 from everbeat.errors import ConfigurationError, DatabaseUnreachable
+from everbeat.store import leases, workers
+from everbeat.store.database import Database
 
 FAST = RecoveryConfig(
     runner_heartbeat_interval_ms=1_000,
@@ -208,3 +222,69 @@ def test_a_program_is_a_worker_until_sigterm_and_its_task_processes_find_it(  # 
         process.kill()
     assert (process.returncode, output.split()) == (0, ["ready", "left"])
     assert app.list_active_workers() == []
+
+
+@pytest.mark.parametrize("settings", [{"max_rss": "512MB"}, {"max_tasks_per_process": 10}])
+def test_a_guest_cannot_be_replaced_and_says_so(app: App, settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(ConfigurationError, match=f"pass {name}=None to run_worker, or run 'everbeat worker'"):
+        app.run_worker(**settings)
+    app.worker = app.worker.replace(**settings)
+    with pytest.raises(ConfigurationError, match="nobody could replace"):
+        app.run_worker()
+    with pytest.raises(WorkerError, match="no tasks"):
+        app.run_worker(**{name: None})
+
+
+async def test_hooks_of_a_guest_run_in_its_program(app: App) -> None:  # F7
+    loops: list[object] = []
+    threads: list[int] = []
+    told = asyncio.Event()
+
+    @app.task(run_in="thread")
+    def doomed() -> None: ...
+
+    @app.on_recovery
+    async def decide(context: RecoveryContext) -> Reschedule:
+        loops.append(asyncio.get_running_loop())
+        return Reschedule(timedelta(seconds=0))
+
+    @app.on_interrupted
+    def note(context: RecoveryContext) -> None:
+        threads.append(threading.get_ident())
+
+    @app.on_recovered
+    async def recovered(summary: SweepSummary) -> None:
+        told.set()
+
+    handle = await doomed.asend()
+    leave_behind(app)
+    working = asyncio.ensure_future(app.arun_worker(process_concurrency=0))
+    await handle.aresult(timeout=30)
+    await asyncio.wait_for(told.wait(), 20)
+    assert loops == [asyncio.get_running_loop()], "async hooks run on the program's loop"
+    assert threads
+    assert threading.main_thread().ident not in threads
+    app.stop_worker()
+    await working
+    await app.aclose()
+
+
+def leave_behind(app: App) -> None:
+    """A worker that is not there any more holds what was sent."""
+    target = app.door.target
+    row = workers.SupervisorRow(
+        id="gone", hostname="gone", pid=1, boot_id=None, pid_namespace=None, process_started=None, lock_key=1, session_name="gone"
+    )  # fmt: skip
+    worker = workers.WorkerRow(
+        id="gone-w", supervisor_id="gone", hostname="gone", pid=2, process_started=None, queues=None
+    )
+    database = Database(target)
+    database.run(workers.register_supervisor(row))
+    database.run(workers.register_worker(worker))
+    claim = leases.claim(
+        worker_id="gone-w", claim_call=uuid4(), names=["doomed"], limit=1, queues=None, queue_priorities={}
+    )
+    assert len(database.run(claim)) == 1
+    assert database.run(workers.end_supervisor("gone", how="session"))
+    database.close()

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from time import monotonic, sleep
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from everbeat.cli.exit_codes import ExitCode
 from tests.cli.conftest import Answer, Command, RunningWorker
@@ -89,9 +91,12 @@ def test_the_dead_are_swept(everbeat: Command, shop_worker: RunningWorker) -> No
     until(state_of(everbeat, task_id), lambda answer: answer.document["state"] == "RUNNING")
     shop_worker.process.kill()
     shop_worker.process.wait(timeout=10)
+    refusal = everbeat("sweep", "--threshold", "1s", "--json").assert_code(ExitCode.USAGE).error
+    assert "at least two heartbeat intervals (1m)" in refusal["message"]
+    long_ago(everbeat)
 
     def rehearse() -> Answer:
-        return everbeat("sweep", "--dry-run", "--threshold", "1s", "--json").assert_code(0)
+        return everbeat("sweep", "--dry-run", "--threshold", "60s", "--json").assert_code(0)
 
     rehearsal = until(rehearse, lambda answer: answer.document["tasks"] != []).document  # F2
     assert [task["id"] for task in rehearsal["tasks"]] == [task_id]
@@ -99,7 +104,7 @@ def test_the_dead_are_swept(everbeat: Command, shop_worker: RunningWorker) -> No
     assert rehearsal["recovered_count"] == 0
     assert state_of(everbeat, task_id)().document["state"] == "RUNNING"
 
-    swept = everbeat("sweep", "--threshold", "1s", "--json").assert_code(0).document
+    swept = everbeat("sweep", "--threshold", "60s", "--json").assert_code(0).document
     assert swept["recovered_count"] == 1
     assert swept["worker_ids"] == rehearsal["worker_ids"]
     task = state_of(everbeat, task_id)().document
@@ -110,7 +115,59 @@ def test_the_dead_are_swept(everbeat: Command, shop_worker: RunningWorker) -> No
     assert recovery["worker_id"] == swept["worker_ids"][0]
     assert task_id in everbeat("recoveries", "--task", task_id).assert_code(0).out
     assert "Recoveries" in everbeat("tasks", "show", task_id).assert_code(0).out
-    assert "No task is held" in everbeat("sweep", "--threshold", "1s").assert_code(0).err
+    assert "No task is held" in everbeat("sweep", "--threshold", "60s").assert_code(0).err
+
+
+def long_ago(everbeat: Command) -> None:
+    """Every sign of life is two minutes older."""
+    with psycopg.connect(everbeat.environment["EVERBEAT_DATABASE_URL"], autocommit=True) as connection:
+        schema = sql.Identifier(everbeat.environment["EVERBEAT_SCHEMA"])
+        for text in (
+            "update {}.supervisors set last_beat_at = last_beat_at - interval '2 minutes'",
+            "update {}.tasks set claimed_at = claimed_at - interval '2 minutes', started_at = started_at - interval '2 minutes'",
+        ):
+            connection.execute(sql.SQL(text).format(schema))
+
+
+def test_a_worker_is_released(everbeat: Command, shop_worker: RunningWorker) -> None:
+    task_id = everbeat("send", "shop", "slow", "seconds=60").assert_code(0).out.strip()
+    until(state_of(everbeat, task_id), lambda answer: answer.document["state"] == "RUNNING")
+    (worker,) = everbeat("workers", "--json").assert_code(0).document["workers"]
+    name = worker["worker_id"]
+    refusal = everbeat("workers", "release", name[:-1], "--json").assert_code(ExitCode.NOT_FOUND).error
+    assert refusal["code"] == "UNKNOWN_NAME"
+    assert f"did you mean {name!r}?" in refusal["fix"]
+    answer = everbeat("workers", "release", name).assert_code(0)
+    assert task_id in answer.out
+    assert "Released 1 workers; recovered 1 tasks." in answer.err
+    assert state_of(everbeat, task_id)().document["state"] == "FAILED"
+    (recovery,) = everbeat("recoveries", "--json").assert_code(0).document["recoveries"]
+    assert (recovery["noticed_by"], recovery["charge"]) == ("operator", "loss")
+    assert shop_worker.process.poll() is None
+
+
+def test_task_functions_and_queues_are_paused_and_resumed(
+    everbeat: Command, shop_worker: RunningWorker
+) -> None:
+    everbeat("send", "shop", "welcome", "user_id=1", "--wait").assert_code(0)
+    answer = everbeat("tasks", "pause", "welcome", "--reason", "the mail server rests").assert_code(0)
+    assert "task welcome is paused since" in answer.out
+    assert everbeat("queues", "pause", "default", "--json").assert_code(0).document["pauses"][0]["kind"] == "queue"
+    listed = everbeat("tasks", "pauses").assert_code(0).out
+    assert "the mail server rests" in listed
+    (queue, task) = everbeat("tasks", "pauses", "--json").assert_code(0).document["pauses"]
+    assert (queue["name"], task["name"], task["paused_by"]) == ("default", "welcome", "operator")
+    task_id = everbeat("send", "shop", "welcome", "user_id=2").assert_code(0).out.strip()
+    refusal = everbeat("tasks", "pause", "welcom", "--json").assert_code(ExitCode.NOT_FOUND)
+    assert "did you mean 'welcome'?" in refusal.document["pauses"][0]["error"]["fix"]
+    assert everbeat("queues", "resume", "mail").assert_code(ExitCode.FAILED).err.count("is not paused") == 1
+    assert state_of(everbeat, task_id)().document["state"] == "PENDING"
+    everbeat("queues", "resume", "default").assert_code(0)
+    assert state_of(everbeat, task_id)().document["state"] == "PENDING"
+    assert "it was paused since" in everbeat("tasks", "resume", "welcome").assert_code(0).out
+    until(state_of(everbeat, task_id), lambda answer: answer.document["state"] == "COMPLETED")
+    assert "Nothing is paused." in everbeat("tasks", "pauses").assert_code(0).err
+    assert shop_worker.process.poll() is None
 
 
 @pytest.mark.parametrize(

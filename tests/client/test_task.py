@@ -12,6 +12,7 @@ import pytest
 
 from everbeat.client.context import Context
 from everbeat.client.decorator import define, make_task
+from everbeat.client.detached import Detached
 from everbeat.client.handle import Handle
 from everbeat.client.task import AsyncTask, Call, SyncTask
 from everbeat.domain.policy import TaskOptions
@@ -160,7 +161,7 @@ async def test_a_direct_call_gets_a_detached_context(outbox: Outbox) -> None:
 
 
 async def test_a_direct_call_inside_a_task_gets_that_tasks_context(outbox: Outbox) -> None:
-    running = Context.detached(task_id=UUID(int=1), name="outer", queue="outer")
+    running = Context.detached(task_id=UUID(int=1), name="outer", queue="outer", backend=Detached())
     working = make_task(name_of_context, options=TaskOptions(), sender=outbox)
     with running.entered():
         assert working() == "outer outer"

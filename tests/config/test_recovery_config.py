@@ -23,6 +23,7 @@ PAGE_DEFAULTS = {
     "terminal_record_retention_hours": 720,
 }
 OTHER_DEFAULTS = {
+    "retention_interval_ms": 3_600_000,
     "worker_state_snapshot_interval_ms": 30_000,
     "recovery_delay_ms": 0,
     "sweep_batch_size": 100,
@@ -36,6 +37,9 @@ OTHER_DEFAULTS = {
     "max_losses": 10,
     "startup_reconciliation": True,
     "self_fence": False,
+    "hook_timeout_ms": 5_000,
+    "brake_after_crashes": 50,
+    "brake_window_ms": 60_000,
 }
 SWITCHES = [name for name, value in (PAGE_DEFAULTS | OTHER_DEFAULTS).items() if isinstance(value, bool)]
 RETENTIONS = [name for name in PAGE_DEFAULTS if name.endswith("_retention_hours")]
@@ -52,6 +56,7 @@ PAGE_BOUNDS = [
     ("claimer_heartbeat_interval_ms", 1_000, 120_000, SLOW),
 ]
 OTHER_BOUNDS = [
+    ("retention_interval_ms", 1_000, 86_400_000, {}),
     ("worker_state_snapshot_interval_ms", 1_000, 300_000, {}),
     ("recovery_delay_ms", 0, 86_400_000, {}),
     ("sweep_batch_size", 1, 10_000, {}),
@@ -60,6 +65,9 @@ OTHER_BOUNDS = [
     ("hang_timeout_ms", 2_000, 86_400_000, {}),
     ("max_crashes", 1, 100, {}),
     ("max_losses", 1, 1_000, {}),
+    ("hook_timeout_ms", 100, 60_000, {}),
+    ("brake_after_crashes", 1, 100_000, {}),
+    ("brake_window_ms", 1_000, 86_400_000, {}),
     *((name, 1, 1_000_000, {}) for name in RETENTIONS),
 ]
 

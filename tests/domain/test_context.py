@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import math
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 from uuid import UUID
 
 import pytest
 
+from everbeat.domain.checkpoint import CHECKPOINT_LIMIT_BYTES, Checkpoint, PartialWork
 from everbeat.domain.context import Context, OutsideTask, StopReason, TaskStopped
+from everbeat.errors import EverbeatError, PayloadError
 
 
 @dataclass
@@ -20,6 +25,8 @@ class Recorder:
 
     reason: StopReason | None = None
     reports: list[tuple[str, float | None, str]] = field(default_factory=list)
+    stored: list[Any] = field(default_factory=list)
+    refusal: Exception | None = None
 
     def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None:
         self.reports.append((stage, fraction, message))
@@ -27,8 +34,22 @@ class Recorder:
     def stop_reason(self) -> StopReason | None:
         return self.reason
 
+    def refuse_in_loop(self, name: str, *, instead: str) -> None:
+        pass
 
-def context(number: int = 1, backend: Recorder | None = None) -> Context:
+    def store(self, checkpoint: Checkpoint) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.stored.append((checkpoint.number, json.loads(checkpoint.data)))
+
+    async def astore(self, checkpoint: Checkpoint) -> None:
+        self.store(checkpoint)
+
+    def commit(self, connection: object) -> NoReturn:
+        raise AssertionError(connection)
+
+
+def context(number: int = 1, backend: Recorder | None = None, *, work: PartialWork | None = None) -> Context:
     return Context(
         task_id=UUID(int=number),
         name="task",
@@ -38,6 +59,7 @@ def context(number: int = 1, backend: Recorder | None = None) -> Context:
         claim_id=UUID(int=9),
         worker_id="host-1-abc",
         backend=backend or Recorder(),
+        work=work or PartialWork(),
     )
 
 
@@ -120,14 +142,137 @@ def test_a_stop_is_not_swallowed_by_except_exception() -> None:
         careless()
 
 
-def test_a_detached_context_reports_nowhere_and_never_stops() -> None:
-    detached = Context.detached(task_id=UUID(int=5), name="task", queue="q")
-    detached.progress("resize", 0.5)
-    detached.check_cancelled()
-    assert (detached.attempt, detached.fence, detached.task_id) == (1, 0, UUID(int=5))
-    assert "backend" not in repr(detached)
-
-
 def test_a_context_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         context().fence = 5  # type: ignore[misc]
+
+
+class TestCheckpoints:
+    def test_the_last_one_is_known_as_plain_json(self) -> None:
+        recorder = Recorder()
+        tested = context(backend=recorder)
+        assert tested.last_checkpoint is None
+        tested.checkpoint({"page": (1, 2), "id": UUID(int=7)})
+        assert tested.last_checkpoint == {"page": [1, 2], "id": str(UUID(int=7))}
+        tested.last_checkpoint["page"].clear()
+        assert tested.last_checkpoint["page"] == [1, 2]
+        assert recorder.stored == [(1, {"value": {"page": [1, 2], "id": str(UUID(int=7))}, "done": {}})]
+
+    def test_one_that_could_not_be_stored_is_not_the_last(self) -> None:
+        recorder = Recorder()
+        tested = context(backend=recorder)
+        tested.checkpoint("kept")
+        recorder.refusal = EverbeatError("refused")
+        with pytest.raises(EverbeatError, match="refused"):
+            tested.checkpoint("lost")
+        assert tested.last_checkpoint == "kept"
+
+    def test_it_is_stored_before_the_code_is_told_to_stop(self) -> None:
+        recorder = Recorder(reason="shutting_down")
+        with pytest.raises(TaskStopped):
+            context(backend=recorder).checkpoint(1)
+        assert recorder.stored == [(1, {"value": 1, "done": {}})]
+
+    @pytest.mark.parametrize(
+        "stored", [None, "", "no json", "[]", '{"value": 1, "done": {"a": "x"}}', "null"]
+    )
+    def test_what_was_stored_by_hand_does_no_harm(self, stored: str | None) -> None:
+        assert PartialWork.from_json(stored).last is None
+
+    def test_the_limit_counts_everything_that_is_stored(self) -> None:
+        work = PartialWork()
+        work.checkpoint("x" * (CHECKPOINT_LIMIT_BYTES - 100), task_name="task")
+        steps = work.steps("n" * 200, total=None, task_name="task")
+        with pytest.raises(PayloadError, match=r"would take 1,048,7.. bytes of JSON; at most 1,048,576"):
+            steps.count()
+        assert steps.done == 0
+
+
+class TestResume:
+    def walk(self, tested: Context, *, until: int) -> list[int]:
+        seen = []
+        for item in tested.resume("step", [10, 20, 30]):
+            seen.append(item)
+            if item == until:
+                break
+        return seen
+
+    def test_a_step_counts_when_the_body_comes_back(self) -> None:  # G3
+        recorder = Recorder()
+        assert self.walk(context(backend=recorder), until=30) == [10, 20, 30]
+        assert [stored["done"] for _, stored in recorder.stored] == [{"step": 1}, {"step": 2}]
+        assert recorder.reports == [("step", 1 / 3, "1 of 3"), ("step", 2 / 3, "2 of 3")]
+        again = PartialWork.from_json(json.dumps(recorder.stored[-1][1]))
+        assert self.walk(context(work=again), until=0) == [30]
+        assert self.walk(context(work=PartialWork(done={"step": 3})), until=0) == []
+        assert self.walk(context(work=PartialWork(done={"step": 9})), until=0) == []
+
+    def test_a_body_that_raises_does_not_count_and_may_be_tried_again(self) -> None:
+        recorder = Recorder()
+        tested = context(backend=recorder)
+
+        def fail() -> None:
+            for item in tested.resume("step", [1, 2, 3]):
+                if item == 2:
+                    raise LookupError
+
+        with pytest.raises(LookupError):
+            fail()
+        assert self.walk_on(tested) == [2, 3]
+        assert recorder.stored[-1][1]["done"] == {"step": 3}
+
+    def walk_on(self, tested: Context) -> list[int]:
+        return list(tested.resume("step", [1, 2, 3]))
+
+    def test_a_name_is_used_up_when_all_is_done(self) -> None:
+        tested = context()
+        assert self.walk_on(tested) == [1, 2, 3]
+        with pytest.raises(PayloadError, match="resumes 'step' again in the same attempt"):
+            self.walk_on(tested)
+
+    def test_two_loops_of_one_name_at_once_are_noticed(self) -> None:
+        tested = context()
+        outer = tested.resume("step", [1, 2, 3])
+        next(outer)
+        inner = tested.resume("step", [1, 2, 3])
+        next(inner)
+        next(inner)
+        with pytest.raises(PayloadError, match="at the same time"):
+            next(outer)
+
+    @pytest.mark.parametrize("name", ["", "x" * 201, "a\n", "\ud800", 3, None])
+    def test_a_name_is_a_short_text(self, name: Any) -> None:
+        with pytest.raises(PayloadError, match="printable text of 1 to 200 characters"):
+            context().resume(name, [])
+
+    def test_a_stop_is_told_before_the_first_step_and_after_each(self) -> None:
+        recorder = Recorder(reason="cancelled")
+        with pytest.raises(TaskStopped):
+            self.walk(context(backend=recorder), until=0)
+        assert recorder.stored == []
+        recorder = Recorder()
+        steps = context(backend=recorder).resume("step", [1, 2, 3])
+        next(steps)
+        recorder.reason = "shutting_down"
+        with pytest.raises(TaskStopped):
+            next(steps)
+        assert recorder.stored == [(1, {"value": None, "done": {"step": 1}})]
+
+    async def test_async_loops_take_both_kinds_of_items(self) -> None:
+        async def source() -> AsyncIterator[int]:
+            for item in (1, 2, 3):
+                yield item
+
+        for items in (source(), iter([1, 2, 3]), [1, 2, 3]):
+            recorder = Recorder()
+            tested = context(backend=recorder, work=PartialWork(done={"step": 1}))
+            assert [item async for item in tested.aresume("step", items)] == [2, 3]
+            assert recorder.stored[-1][1]["done"] == {"step": 3}
+
+    def test_values_and_steps_do_not_overwrite_each_other(self) -> None:
+        recorder = Recorder()
+        tested = context(backend=recorder)
+        for item in tested.resume("step", iter("ab")):
+            tested.checkpoint(item)
+        assert recorder.stored[-1] == (4, {"value": "b", "done": {"step": 2}})
+        assert recorder.reports[-1] == ("step", None, "2 done")

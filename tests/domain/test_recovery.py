@@ -14,6 +14,7 @@ from everbeat.domain.certificate import DeathCertificate
 from everbeat.domain.failure import error_from_json, error_to_json
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.recovery import (
+    Blame,
     Cancel,
     Charge,
     Decision,
@@ -23,7 +24,9 @@ from everbeat.domain.recovery import (
     RecoveryRules,
     Requeue,
     Retry,
+    charge_of,
     decide,
+    spread,
 )
 
 PLAIN = StoredPolicy()
@@ -31,6 +34,7 @@ RETRIES_CRASH = StoredPolicy(
     max_retries=3, strategy="exponential", intervals=(2.0,), retry_for=("WORKER_CRASHED",)
 )
 ON_CRASH = StoredPolicy(on_crash="retry")
+EXACT = RecoveryRules(delay_ms=750, delay_jitter=0.0)
 
 
 def decided(
@@ -47,7 +51,7 @@ def decided(
 def test_claimed_goes_back_to_its_place_at_no_cost() -> None:  # E1
     for policy in (PLAIN, RETRIES_CRASH, ON_CRASH):
         assert decided(started=False, policy=policy, crash_count=99, loss_count=99) == Requeue(None)
-    assert decided(started=False, rules=RecoveryRules(delay_ms=750)) == Requeue(750)
+    assert decided(started=False, rules=EXACT) == Requeue(750)
 
 
 def test_running_without_a_policy_fails() -> None:  # E2
@@ -61,9 +65,51 @@ def test_a_listed_crash_is_retried_by_the_policys_delays_until_its_retries_are_u
 
 
 def test_the_recovery_delay_is_the_least_delay_of_a_retry() -> None:
-    rules = RecoveryRules(delay_ms=3_000)
+    rules = RecoveryRules(delay_ms=3_000, delay_jitter=0.0)
     assert decided(policy=RETRIES_CRASH, rules=rules) == Retry(3_000)
     assert decided(policy=RETRIES_CRASH, retry_count=1, rules=rules) == Retry(4_000)
+
+
+@given(delay_ms=st.integers(0, 86_400_000), seed=st.integers())
+def test_a_herd_is_spread_upwards_only(delay_ms: int, seed: int) -> None:  # F5
+    delay = spread(RecoveryRules(delay_ms=delay_ms), Random(seed))
+    assert delay_ms <= delay <= delay_ms * 1.2 + 1
+
+
+def test_a_herd_is_spread() -> None:  # F5
+    dice = Random(1)
+    found = {decide_with(dice) for _ in range(100)}
+    assert len(found) > 50
+    assert all(isinstance(each, Requeue) and each.delay_ms is not None for each in found)
+
+
+def decide_with(dice: Random) -> Decision:
+    facts = LeaseFacts(started=False, policy=PLAIN)
+    return decide(facts, rules=RecoveryRules(delay_ms=10_000), charge=Charge.LOSS, random=dice)
+
+
+def test_who_may_have_killed_a_shared_process_is_a_suspect() -> None:  # E13
+    code, proven = Blame(of_the_code=True, is_proven=True), Blame(is_proven=True)
+
+    def suspect(blame: Blame, **facts: object) -> bool:
+        lease = replace(LeaseFacts(started=True, policy=ON_CRASH), **facts)  # type: ignore[arg-type]
+        decision = decide(lease, rules=RecoveryRules(), charge=Charge.LOSS, random=Random(1), blame=blame)
+        assert isinstance(decision, Retry)
+        return decision.suspect
+
+    assert suspect(code)
+    assert not suspect(proven), "the first time that a holder is killed from outside"
+    assert suspect(proven, loss_count=1), "the second time"
+    assert not suspect(Blame(), loss_count=1), "a silent holder is not known to be dead"
+    assert not suspect(code, alone=True, loss_count=1), "whatever ran alone is judged by its crashes"
+
+
+def test_only_who_ran_alone_in_the_process_that_died_is_charged_the_crash() -> None:  # E13
+    shared, own = (LeaseFacts(started=True, policy=PLAIN, alone=alone) for alone in (False, True))
+    assert charge_of(shared, sharers=1) is Charge.CRASH
+    assert charge_of(shared, sharers=2) is Charge.LOSS
+    assert charge_of(own, sharers=1) is Charge.LOSS, "its own process was another one"
+    assert charge_of(LeaseFacts(started=False, policy=PLAIN), sharers=1) is Charge.LOSS
 
 
 def test_on_crash_retry_runs_again_at_once_until_the_cap_and_then_is_poison() -> None:  # E8
@@ -141,5 +187,5 @@ def test_a_certificate_says_everything_and_survives_storing() -> None:  # E2
         "worker_id": "web-7-aa", "hostname": "web", "pid": 7, "supervisor_id": "web-6-bb", "cause": "killed by SIGSEGV",
         "exit_code": None, "signal": 11, "out_of_memory": False, "started_at": now.isoformat(),
         "last_beat": now.isoformat(), "detected_at": now.isoformat(), "noticed_by": "child_exit",
-        "noticed_after_ms": 12, "crash_count": 3, "loss_count": 1, "poison": True,
+        "noticed_after_ms": 12, "crash_count": 3, "loss_count": 1, "poison": True, "last_rss_bytes": None, "last_progress": None,
     }  # fmt: skip

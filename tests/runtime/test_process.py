@@ -18,6 +18,7 @@ import pytest
 from everbeat.runtime import process
 from everbeat.runtime.blocking_channel import BlockingChannel
 from everbeat.runtime.channel import AsyncChannel
+from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.frames import ChannelClosed
 from everbeat.runtime.out_of_memory import OutOfMemoryCounter
 from everbeat.runtime.parent import adopt_channel
@@ -294,3 +295,12 @@ def test_the_blocking_twin_hears_the_last_words_of_a_child() -> None:
         time.sleep(0.01)
     channel.close()
     child.close()
+
+
+def test_the_reason_of_a_parent_explains_its_own_sigkill_and_no_other_end() -> None:
+    killed = ExitReport.from_wait_status(1, signal.SIGKILL)
+    because = "its loop stood still for 2.0 s"
+    assert killed.explained(because).cause == f"{because}, killed by its supervisor"
+    assert killed.explained(None).cause == "killed by SIGKILL"
+    assert ExitReport.from_wait_status(1, 3 << 8).explained(because).cause == "exit code 3"
+    assert ExitReport.from_wait_status(1, signal.SIGSEGV).explained(because).cause == "killed by SIGSEGV"

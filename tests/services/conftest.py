@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.hooks import HookRunner
 from everbeat.runtime.events import Event, EventBus
 from everbeat.services.reaper import Reaper
 from everbeat.services.recovery import Recoverer
@@ -35,6 +36,7 @@ class Onlooker:
     clock: ManualClock = field(default_factory=ManualClock)
     seen: list[Event] = field(default_factory=list)
     events: EventBus = field(default_factory=EventBus)
+    hooks: HookRunner | None = None
 
     def __post_init__(self) -> None:
         self.events.subscribe(self.seen.append)
@@ -43,6 +45,7 @@ class Onlooker:
         return Recoverer(
             self.session, RecoveryConfig(**settings), channel=self.hands.target.channel,
             observer_id=lambda: self.supervisor_id, events=self.events, clock=self.clock, random=Random(1),
+            hooks=self.hooks,
         )  # fmt: skip
 
     def reaper(self, **settings: Any) -> Reaper:

@@ -2,56 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from everbeat.config import RecoveryConfig
-from everbeat.runtime.identity import ProcessIdentity, start_ticks
 from everbeat.services.expirer import Expirer
 from everbeat.services.snapshots import Snapshots
-from everbeat.services.startup import reconcile
-from everbeat.store import workers
-from everbeat.store.workers import SupervisorRow, WorkerState
+from everbeat.store.workers import WorkerState
 from tests.services.conftest import Hands, Onlooker
-
-IDENTITY = ProcessIdentity.current()
-
-
-def neighbour(hands: Hands, name: str, pid: int, **changes: object) -> None:
-    row = SupervisorRow(
-        id=name, hostname=IDENTITY.hostname, pid=pid, boot_id=IDENTITY.boot_id,
-        pid_namespace=str(IDENTITY.pid_namespace), process_started=start_ticks(pid),
-        lock_key=hands.target.lock_key(name), session_name=f"everbeat-{name}",
-    )  # fmt: skip
-    hands.run(workers.register_supervisor(replace(row, **changes)))  # type: ignore[arg-type]
-    worker = workers.WorkerRow(
-        id=f"{name}-w", supervisor_id=name, hostname="h", pid=pid, process_started=None, queues=None
-    )
-    hands.run(workers.register_worker(worker))
-
-
-async def test_only_the_provably_dead_of_this_machine_are_recovered_at_start(
-    onlooker: Onlooker, hands: Hands
-) -> None:  # E10
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    neighbour(hands, "dead", gone.pid, process_started=1)
-    neighbour(hands, "reused-pid", os.getpid(), process_started=1)
-    neighbour(hands, "alive", os.getpid())
-    neighbour(hands, "other-boot", gone.pid, boot_id="another")
-    neighbour(hands, "other-namespace", gone.pid, pid_namespace="1")
-    tasks = {name: hands.running(f"{name}-w").id for name in ("dead", "reused-pid", "alive", "other-boot")}
-    ended = await reconcile(
-        onlooker.session, recoverer=onlooker.recoverer(), observer=onlooker, identity=IDENTITY
-    )
-    assert ended == ["dead", "reused-pid"]
-    states = {name: hands.row(task, "state") for name, task in tasks.items()}
-    assert states == {"dead": "FAILED", "reused-pid": "FAILED", "alive": "RUNNING", "other-boot": "RUNNING"}
-    assert onlooker.living() == {"me", "s1", "alive", "other-boot", "other-namespace"}
-    assert hands.row(tasks["dead"], "error")["data"]["noticed_by"] == "startup"
 
 
 async def test_late_tasks_expire_within_one_check_interval(onlooker: Onlooker, hands: Hands) -> None:  # C1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -84,7 +84,7 @@ class Completing:
             id=self._claimed.id, claim_id=self._claimed.claim_id, outcome="COMPLETED", result=b'"\\u0000"'
         )
         verdicts = yield Run(settle([outcome], channel=target.channel), target.schema)
-        self.seen.verdict = [*verdicts.values()][0]
+        self.seen.verdict = next(iter(verdicts.values()))
         yield Do("commit")
 
 
@@ -122,6 +122,18 @@ def check_untouched(hands: Hands, claimed: Claimed) -> None:
     assert hands.run(partial_work.commit_outcome(claimed.id, claimed.claim_id)) == "rolled_back"
 
 
+def fail_in(block: Transaction[Seen], work: Callable[[], None]) -> None:
+    with block:
+        work()
+        raise LookupError("mine")
+
+
+async def afail_in(block: Transaction[Seen], work: Awaitable[None]) -> None:
+    async with block:
+        await work
+        raise LookupError("mine")
+
+
 @pytest.mark.parametrize("kind", SYNC_KINDS, ids=lambda kind: kind.name)
 class TestSync:  # G4
     def test_rows_and_outcome_are_committed_together(self, hands: Hands, table: str, kind: SyncKind) -> None:
@@ -138,12 +150,9 @@ class TestSync:  # G4
     def test_an_exception_rolls_both_back(self, hands: Hands, table: str, kind: SyncKind) -> None:
         claimed = hands.running()
         with kind.open(hands.target.url) as connection:
-            with (
-                pytest.raises(LookupError, match="mine"),
-                Transaction(connection, Completing(hands, claimed), line=NoLine()),
-            ):
-                kind.write(connection, f"insert into {table} values ('gone')")
-                raise LookupError("mine")
+            block = Transaction(connection, Completing(hands, claimed), line=NoLine())
+            with pytest.raises(LookupError, match="mine"):
+                fail_in(block, lambda: kind.write(connection, f"insert into {table} values ('gone')"))
             check_untouched(hands, claimed)
         assert words(hands, table) == []
 
@@ -166,10 +175,9 @@ class TestAsync:  # G4
     async def test_an_exception_rolls_both_back(self, hands: Hands, table: str, kind: AsyncKind) -> None:
         claimed = hands.running()
         async with kind.open(hands.target.url) as connection:
+            block = Transaction(connection, Completing(hands, claimed), line=NoLine())
             with pytest.raises(LookupError, match="mine"):
-                async with Transaction(connection, Completing(hands, claimed), line=NoLine()):
-                    await kind.write(connection, f"insert into {table} values ('gone')")
-                    raise LookupError("mine")
+                await afail_in(block, kind.write(connection, f"insert into {table} values ('gone')"))
             check_untouched(hands, claimed)
         assert words(hands, table) == []
 
@@ -179,7 +187,7 @@ class TestRefused:
     def test_what_is_no_connection(self, thing: object) -> None:
         for find in (sync_connection, async_connection):
             with pytest.raises(
-                CommitRefused, match="no connection it knows. It accepts psycopg.Connection"
+                CommitRefused, match=r"no connection it knows\. It accepts psycopg.Connection"
             ) as refusal:
                 find(thing)
             assert "asyncpg.Connection" in refusal.value.message
@@ -220,28 +228,38 @@ class TestRefused:
         with psycopg_plain(hands.target.url) as connection:
             with pytest.raises(psycopg.errors.UndefinedTable):
                 connection.execute("select * from nowhere")
-            with pytest.raises(CommitRefused, match="has failed. Fix: roll it back first"):
+            with pytest.raises(CommitRefused, match=r"has failed\. Fix: roll it back first"):
                 sync_connection(connection).begin()
             connection.rollback()
             sync_connection(connection).begin()
 
     def test_a_block_that_somebody_else_will_end(self, hands: Hands) -> None:
-        with psycopg_plain(hands.target.url) as connection, connection.transaction():
-            with pytest.raises(CommitRefused, match="inside a transaction block that somebody else will end"):
-                sync_connection(connection).begin()
-        with sqlalchemy_plain(hands.target.url) as connection, connection.begin(), connection.begin_nested():
-            with pytest.raises(CommitRefused, match="inside a savepoint"):
-                sync_connection(connection).begin()
+        with (
+            psycopg_plain(hands.target.url) as connection,
+            connection.transaction(),
+            pytest.raises(CommitRefused, match="inside a transaction block that somebody else will end"),
+        ):
+            sync_connection(connection).begin()
+        with (
+            sqlalchemy_plain(hands.target.url) as connection,
+            connection.begin(),
+            connection.begin_nested(),
+            pytest.raises(CommitRefused, match="inside a savepoint"),
+        ):
+            sync_connection(connection).begin()
 
     async def test_an_open_transaction_of_asyncpg(self, hands: Hands) -> None:
         async with asyncpg_plain(hands.target.url) as connection, connection.transaction():
-            with pytest.raises(CommitRefused, match="open ctx.commit outside of it"):
+            with pytest.raises(CommitRefused, match=r"open ctx\.commit outside of it"):
                 await async_connection(connection).begin()
 
     def test_closed_and_pipelined(self, hands: Hands) -> None:
-        with psycopg_plain(hands.target.url) as connection:
-            with connection.pipeline(), pytest.raises(CommitRefused, match="in a pipeline"):
-                sync_connection(connection).begin()
+        with (
+            psycopg_plain(hands.target.url) as connection,
+            connection.pipeline(),
+            pytest.raises(CommitRefused, match="in a pipeline"),
+        ):
+            sync_connection(connection).begin()
         with pytest.raises(CommitRefused, match="is closed"):
             sync_connection(connection).begin()
 

@@ -240,8 +240,14 @@ class TestCancel:
 def test_an_operators_retry_runs_again_with_fresh_budgets(hands: Hands) -> None:
     claimed = hands.running()
     hands.settle(claimed, "FAILED", error=b'{"code": "X"}')
-    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4())) == (TaskState.FAILED, True)
-    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4())) == (TaskState.PENDING, False)
+    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4())) == (
+        TaskState.FAILED,
+        True,
+    )
+    assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4())) == (
+        TaskState.PENDING,
+        False,
+    )
     (again,) = hands.claim()
     hands.start(again)
     assert hands.settle(again) == "COMPLETED"

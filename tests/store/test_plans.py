@@ -11,8 +11,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.store import leases, migrations, tasks, workers
+from everbeat.store import leases, migrations, sweeping, tasks, workers
 from everbeat.store.statement import Statement, compose
+from everbeat.store.suspects import suspects_wait
 from everbeat.store.target import Target
 from tests.store.conftest import Hands
 
@@ -136,6 +137,10 @@ def test_claim_beside_long_serial_lines(loaded: Hands) -> None:
         check_plan(loaded, leases.next_due(names=["work"], queues=None), pages=400)
 
 
+def test_looking_for_suspects_where_there_are_none(loaded: Hands) -> None:
+    check_plan(loaded, suspects_wait(names=["work"], queues=None), pages=20)
+
+
 def test_start_settle_release_and_check(loaded: Hands) -> None:
     some = held(loaded, 200)
     channel = loaded.target.channel
@@ -151,6 +156,7 @@ def test_start_settle_release_and_check(loaded: Hands) -> None:
 def test_beat_and_watch(loaded: Hands) -> None:
     check_plan(loaded, workers.beat("s1", held(loaded, HELD), draining=False), pages=2_000)
     check_plan(loaded, workers.beat("s2", [], draining=False), pages=100)
+    check_plan(loaded, sweeping.silent_supervisors(silent_ms=0), pages=3_000)
     check_plan(loaded, workers.watch_beats(), pages=50)
     check_plan(loaded, workers.watch_sessions(), pages=50)
 
@@ -159,7 +165,9 @@ def test_leases_and_recover(loaded: Hands) -> None:
     check_plan(loaded, leases.leases_of_worker("w1", limit=100), pages=3_000)
     check_plan(loaded, leases.leases_of_ended(limit=100), pages=3_000)
     check_plan(loaded, leases.leases_of_supervisor("s1", limit=100), pages=3_000)
+    check_plan(loaded, leases.leases_orphaned(silent_ms=1_000, limit=100), pages=3_000)
     found = loaded.leases()[:100]
+    check_plan(loaded, leases.leave([(lease.id, lease.claim_id) for lease in found]), pages=4_000)
     check_plan(loaded, leases.leases_by_id([lease.id for lease in found]), pages=2_000)
     orders = [
         leases.RecoveryOrder(

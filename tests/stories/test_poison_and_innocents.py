@@ -9,12 +9,12 @@ import pytest
 from tests.stories.stage import SLACK, Stage
 
 pytestmark = pytest.mark.story
-ROUNDS = 5
+ROUNDS = 20
 ROUNDS_PER_TREE = 4
 NEIGHBOURS = 9
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(590)
 def test_poison_among_nine_neighbours_in_one_process(stage: Stage, deeds: ModuleType) -> None:  # E13
     tree = None
     for number in range(ROUNDS):
@@ -50,10 +50,9 @@ def test_poison_among_nine_neighbours_in_one_process(stage: Stage, deeds: Module
         assert (failed.error.code, failed.error.data["poison"]) == ("WORKER_CRASHED", True)
         assert [each.result(timeout=60) for each in neighbours] == ["done"] * NEIGHBOURS
         row = stage.task(poison.id)
-        assert (row["crash_count"], row["loss_count"]) == (3, 1)
+        assert (row["crash_count"], row["loss_count"]) == (2, 1)
         assert [each["outcome"] for each in stage.attempts(poison.id)] == [
             "LOST",
-            "CRASHED",
             "CRASHED",
             "CRASHED",
         ]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import resource
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -233,6 +236,82 @@ async def report(steps: int) -> None:
 
 
 @task()
+async def chatter(seconds: float) -> str:
+    """Says something all the time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        Context.current().progress("chatter")
+        await asyncio.sleep(0.1)  # what the task is for
+    return "said"
+
+
+@task()
+def chatter_in_thread(ctx: Context, seconds: float) -> str:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ctx.progress("chatter")
+        time.sleep(0.1)  # what the task is for
+    return "said"
+
+
+@task(run_in="process")
+def chatter_in_process(ctx: Context, seconds: float) -> str:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ctx.progress("chatter")
+        time.sleep(0.1)  # what the task is for
+    return "said"
+
+
+@task()
+async def keep_a_checkpoint(ctx: Context) -> str:
+    await _wait_for_gate()
+    await ctx.acheckpoint("half")
+    return "stored"
+
+
+@task()
+async def fall_silent(ctx: Context, word: str) -> str:
+    ctx.progress("upload", 0.5, word)
+    await _wait_for_gate()
+    return word
+
+
+async def _wait_for_gate() -> None:
+    while not gate.opened.is_set():
+        await asyncio.sleep(0.02)  # what the task is for
+
+
+@task()
+async def whereabouts(seconds: float) -> int:
+    """The pid of the worker process."""
+    await asyncio.sleep(seconds)  # what the task is for
+    return os.getpid()
+
+
+HOARD: list[bytes] = []
+
+
+@task()
+def hoard(megabytes: int) -> int:
+    """Leaks."""
+    HOARD.append(b"x" * (megabytes << 20))
+    return os.getpid()
+
+
+@task()
+async def break_the_process() -> int:
+    """Ends every connection of this process to PostgreSQL, and lets it open no file any more."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as line:
+            if ".s.PGSQL." in str(line.getpeername()):
+                line.shutdown(socket.SHUT_RDWR)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    return os.getpid()
+
+
+@task()
 async def block_loop(seconds: float) -> None:
     time.sleep(seconds)  # what the task is for
 
@@ -296,3 +375,54 @@ def process_die(how: str) -> None:
 def process_report() -> None:
     for step in range(2_000):
         Context.current().progress("step", step / 2_000, f"step {step}")
+
+
+@task()
+async def pid_of_async(ctx: Context) -> list[int]:
+    return [os.getpid(), ctx.attempt]
+
+
+@task()
+def pid_of_thread(ctx: Context) -> list[int]:
+    return [os.getpid(), ctx.attempt]
+
+
+@task(on_crash="retry", max_crashes=2)
+async def die_async(how: str) -> None:
+    _die(how)
+
+
+@task(on_crash="retry", max_crashes=2)
+def die_in_thread(how: str) -> None:
+    _die(how)
+
+
+def _die(how: str) -> None:
+    if how == "exit":
+        os._exit(139)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@task()
+async def linger_async(folder: str, name: str) -> None:
+    """Leaves a file with its pid, and another one when it is interrupted."""
+    Path(folder, name).write_text(str(os.getpid()))
+    try:
+        await asyncio.sleep(60)  # what the task is for
+    except asyncio.CancelledError:
+        Path(folder, f"{name} interrupted").write_text("yes")
+        raise
+
+
+@task()
+def linger_in_thread(folder: str, name: str) -> None:
+    Path(folder, name).write_text(str(os.getpid()))
+    try:
+        time.sleep(60)  # what the task is for
+    finally:
+        Path(folder, f"{name} interrupted").write_text("yes")
+
+
+@task()
+async def report_once(ctx: Context) -> None:
+    ctx.progress("half way", 0.5, "from a process of its own")

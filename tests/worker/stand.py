@@ -17,12 +17,15 @@ from psycopg import Connection, sql
 from psycopg.rows import dict_row
 
 from everbeat.config import RecoveryConfig, WorkerConfig
+from everbeat.domain.stall import Stall
 from everbeat.domain.states import TaskState
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import Event, EventBus, TaskFinished
 from everbeat.runtime.exit_report import ExitReport
+from everbeat.services.recovery import Recoverer
 from everbeat.store import leases, migrations, tasks, workers
 from everbeat.store.database import Database
+from everbeat.store.session import Session
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from everbeat.wake import Wake
@@ -220,6 +223,7 @@ class Running:
             link=self,
             make_wake=wake,
             recover_crashed=self._recover_crashed,
+            recover_stalled=self._recover_stalled,
             events=self._bus,
             clock=SystemClock(),
             random=Random(1),
@@ -277,6 +281,18 @@ class Running:
     async def _recover_crashed(self, task_id: UUID, claim_id: UUID, report: ExitReport) -> None:
         self.crashes.append((task_id, claim_id, report))
         self.stand.recover(task_id)
+        self._news.set()
+
+    async def _recover_stalled(self, task_id: UUID, claim_id: UUID, stall: Stall) -> None:
+        session = Session(self.stand.target, "everbeat test stalls")
+        recoverer = Recoverer(
+            session, self.plan.recovery, channel=self.stand.target.channel, observer_id=lambda: self.id,
+            events=self._bus, clock=SystemClock(), random=Random(1),
+        )  # fmt: skip
+        try:
+            await recoverer.recover_stalled(task_id, claim_id, stall)
+        finally:
+            await session.drop()
         self._news.set()
 
     async def until(self, condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:

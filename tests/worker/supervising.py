@@ -20,6 +20,7 @@ from everbeat.config import RecoveryConfig
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import EventBus
 from everbeat.services.caretakers import Caretakers
+from everbeat.store.session import Session
 from everbeat.store.target import Target
 from everbeat.worker.protocol import Hello
 from everbeat.worker.supervision import Supervision
@@ -40,8 +41,8 @@ def supervision(target: Target, config: RecoveryConfig, *, events: EventBus | No
 
     def care(of: Supervision) -> Caretakers:
         return Caretakers(
-            of.session, config, channel=target.channel, observer=of, states=of.states, identity=of.identity,
-            events=of.events, clock=of.clock, random=of.random,
+            of.session, config, channel=target.channel, observer=of, states=of.states, holders=lambda: of.seats, identity=of.identity,
+            open_spare=lambda: Session(target, f"{of.session_name} pruner"), events=of.events, clock=of.clock, random=of.random,
         )  # fmt: skip
 
     return Supervision(

@@ -18,7 +18,11 @@ def attempt() -> Attempt:
         retry_count=0, crash_count=0, loss_count=0, policy=None, enqueued_at=datetime.now(UTC), good_until=None,
     )  # fmt: skip
     return Attempt(
-        task=claimed, definition=DEFINITIONS["double"], policy=StoredPolicy(), on_progress=lambda _: None
+        task=claimed,
+        lane="async",
+        definition=DEFINITIONS["double"],
+        policy=StoredPolicy(),
+        on_progress=lambda _: None,
     )
 
 

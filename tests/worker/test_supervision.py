@@ -15,7 +15,7 @@ from everbeat.config import RecoveryConfig
 from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.events import DatabaseBack, Event, EventBus
 from everbeat.runtime.events import DatabaseUnreachable as Unreachable
-from everbeat.store import migrations, workers
+from everbeat.store import migrations, sweeping, workers
 from everbeat.store.target import Target
 from everbeat.worker.protocol import Adopt, Beaten, Cancel, FromSupervisor, Held, Lost, Phantoms, Tick
 from everbeat.worker.seat import Seat
@@ -233,3 +233,23 @@ async def test_an_idle_supervisor_asks_at_most_two_questions_a_second(new_server
     print(f"{rate:.2f} statements a second")
     assert 0.5 < rate <= 2.0
     await household.supervision.close()
+
+
+async def test_a_worker_that_lives_and_was_released_goes_on_under_a_new_id(
+    household: Household, hands: Hands
+) -> None:
+    old = household.seat.worker_id
+    task = hands.running(old)
+    household.seat.hear(Held([(task.id, task.claim_id)], []))
+    assert hands.run(sweeping.release_workers([old], cause="released")) == [old]
+    welcome = (await household.ears.next(Adopt)).welcome
+    assert welcome.worker_id == household.seat.worker_id != old
+    assert welcome.supervisor_id == household.supervision.supervisor_id
+    assert household.seat.held == {}
+    hands.send()
+    (claimed,) = hands.claim(welcome.worker_id)
+    household.supervision.dismiss(household.seat)
+    await until(lambda: hands.row(task.id, "state") == "FAILED")
+    assert dict(hands.table("workers", "id, ended_how"))[old] == "operator"
+    assert claimed.attempt == 0, "it is not deaf for ever"
+    hands.cancel(claimed.id)

@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from everbeat.assembly.guest import Guest, run_guest
-    from everbeat.assembly.sweep import sweep_plan
+    from everbeat.assembly.pruning import prune_plan
+    from everbeat.assembly.sweep import release_plan, sweep_plan
     from everbeat.assembly.tree import supervise
 
-__all__ = ["Guest", "run_guest", "supervise", "sweep_plan"]
+__all__ = ["Guest", "prune_plan", "release_plan", "run_guest", "supervise", "sweep_plan"]
 
-_HOMES: Final = {"Guest": "guest", "run_guest": "guest", "supervise": "tree", "sweep_plan": "sweep"}
+_HOMES: Final = {
+    "Guest": "guest",
+    "prune_plan": "pruning",
+    "release_plan": "sweep",
+    "run_guest": "guest",
+    "supervise": "tree",
+    "sweep_plan": "sweep",
+}
 
 
 def __getattr__(name: str) -> Any:

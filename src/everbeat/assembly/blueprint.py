@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from everbeat.config import RecoveryConfig, WorkerConfig
 from everbeat.domain.definition import TaskDefinition
+from everbeat.domain.hooks import HookSet
 from everbeat.domain.policy import OnCrash
+from everbeat.domain.settings import refused
 from everbeat.errors import WorkerError
 from everbeat.store.address import DatabaseAddress
 
@@ -28,6 +30,7 @@ class Blueprint:
     worker: WorkerConfig
     queue_priorities: Mapping[str, int]
     locator: str | None
+    hooks: HookSet = field(default_factory=HookSet)
 
     def check(self) -> None:
         """Raises WorkerError for an app that a worker can do nothing with."""
@@ -42,6 +45,32 @@ class Blueprint:
                 f"Tasks with run_in='process' ({', '.join(in_process)}) cannot run here: a new process would not find this app.",
                 fix="make the app at the top level of a module, or run it with process_concurrency=0 and leave them to others.",
             )
+
+    def check_guest(self) -> None:
+        """Raises ConfigurationError for settings that a worker in another program cannot have."""
+        for name in ("max_tasks_per_process", "max_rss"):
+            if (given := getattr(self.worker, name)) is not None:
+                raise refused(
+                    given,
+                    subject=f"run_worker.{name}",
+                    code="NOT_FOR_A_GUEST",
+                    rule="is not for a worker in another program, which nobody could replace by a fresh one",
+                    fix=f"pass {name}=None to run_worker, or run 'everbeat worker'",
+                )
+
+    def on_loop(self) -> list[str]:
+        """The tasks whose code runs on the event loop of a worker."""
+        return sorted(name for name, each in self.definitions.items() if each.run_in == "async")
+
+    def lanes(self) -> dict[str, dict[str, object]]:
+        """By kind, the slots of a worker and the tasks that run in them: what tells a busy kind from an idle worker."""
+        names: dict[str, list[str]] = {}
+        for name, each in sorted(self.definitions.items()):
+            names.setdefault(each.run_in, []).append(name)
+        return {
+            kind: {"slots": getattr(self.worker, f"{kind}_concurrency"), "tasks": tasks}
+            for kind, tasks in names.items()
+        }
 
     def task_process_argv(self) -> tuple[str, ...]:
         """What starts a task process; empty where none can be started."""

@@ -16,7 +16,14 @@ from concurrent.futures import Future
 from typing import Final, TypeVar
 
 from everbeat.assembly.blueprint import Blueprint
-from everbeat.assembly.parts import Surroundings, make_supervision, make_worker, plan_of
+from everbeat.assembly.parts import (
+    Surroundings,
+    local_hooks,
+    make_supervision,
+    make_worker,
+    plan_of,
+    take_tree_lock,
+)
 from everbeat.config import RecoveryConfig
 from everbeat.errors import WorkerError
 from everbeat.runtime.main_loop import run_through
@@ -66,6 +73,11 @@ class Guest:
     async def _apart(self, call: Callable[[], Result]) -> Result:
         # Not asyncio.to_thread: a program whose main thread has ended has no pools any more.
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The program's loop, once it works there."""
+        return self._loop
 
     def stop(self) -> None:
         """Asks to leave, from any thread: first in good order, the second time at once."""
@@ -208,7 +220,15 @@ class Minder:
     async def _mind(self, blueprint: Blueprint) -> None:
         self._loop = asyncio.get_running_loop()
         supervision = make_supervision(
-            self._target, self._recovery, around=self._around, on_fatal=self._guest.fail
+            self._target,
+            self._recovery,
+            around=self._around,
+            lock=take_tree_lock(),
+            slot=blueprint.worker.slot,
+            hooks=local_hooks(
+                blueprint.hooks, self._recovery, around=self._around, loop=self._guest.loop
+            ),
+            on_fatal=self._guest.fail,
         )
         try:
             await supervision.open()
@@ -216,8 +236,9 @@ class Minder:
             self._seat = supervision.new_seat(
                 pid=os.getpid(),
                 queues=None if queues is None else list(queues),
-                metadata={"tasks": sorted(blueprint.definitions)},
+                metadata={"tasks": sorted(blueprint.definitions), "lanes": blueprint.lanes()},
                 tell=self._guest.tell,
+                on_loop=blueprint.on_loop(),
             )
             welcome = await supervision.register(self._seat)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the program waits for it

@@ -5,24 +5,30 @@ What lives here: their making. What may not: processes, threads and loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 from uuid import UUID
 
 from everbeat.assembly.blueprint import Blueprint
 from everbeat.config import RecoveryConfig
+from everbeat.domain.hooks import HookRunner, HookSet
+from everbeat.domain.stall import Stall
 from everbeat.runtime.clock import Clock, SystemClock
 from everbeat.runtime.events import EventBus, log_event
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.nursery import end_process
+from everbeat.runtime.tree_lock import TreeLock
 from everbeat.services.caretakers import Caretakers
+from everbeat.services.hooks import LocalHooks
 from everbeat.services.recovery import Recoverer
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from everbeat.wake import Wake
 from everbeat.wake.postgres import PostgresWake
-from everbeat.worker.conductor import RecoverCrashed
 from everbeat.worker.link import Link
 from everbeat.worker.plan import WorkerPlan
 from everbeat.worker.protocol import Welcome
@@ -30,6 +36,8 @@ from everbeat.worker.supervision import Supervision
 from everbeat.worker.worker import Worker
 
 OnFatal = Callable[[str, BaseException], None]
+
+_log = logging.getLogger("everbeat.worker")
 
 
 class Surroundings:
@@ -53,6 +61,7 @@ def plan_of(blueprint: Blueprint, target: Target) -> WorkerPlan:
         exception_codes=blueprint.exception_codes,
         on_crash=blueprint.on_crash,
         task_process_argv=blueprint.task_process_argv(),
+        hooks=blueprint.hooks,
     )
 
 
@@ -72,12 +81,14 @@ def make_worker(
 
         return PostgresWake(connect, plan.target.channel, random=around.random)
 
+    own_recovery = OwnRecovery(plan, welcome=welcome, around=around)
     return Worker(
         plan,
         welcome=welcome,
         link=link,
         make_wake=wake,
-        recover_crashed=crash_recovery(plan, welcome=welcome, around=around),
+        recover_crashed=own_recovery.crashed,
+        recover_stalled=own_recovery.stalled,
         events=around.events,
         clock=around.clock,
         random=around.random,
@@ -85,30 +96,75 @@ def make_worker(
     )
 
 
-def crash_recovery(plan: WorkerPlan, *, welcome: Welcome, around: Surroundings) -> RecoverCrashed:
-    """Settles an attempt whose task process died, as a supervisor would; a connection is open only meanwhile."""
+class OwnRecovery:
+    """How a worker settles what it lost itself, as a supervisor would; one connection is open while there is anything."""
 
-    async def recover(task_id: UUID, claim_id: UUID, report: ExitReport) -> object:
-        session = Session(plan.target, f"{welcome.session_name} worker", random=around.random)
-        recoverer = Recoverer(
-            session,
+    def __init__(self, plan: WorkerPlan, *, welcome: Welcome, around: Surroundings) -> None:
+        self._session = Session(plan.target, f"{welcome.session_name} worker", random=around.random)
+        self._recoverer = Recoverer(
+            self._session,
             plan.recovery,
             channel=plan.target.channel,
             observer_id=lambda: welcome.worker_id,
             events=around.events,
             clock=around.clock,
             random=around.random,
+            hooks=local_hooks(plan.hooks, plan.recovery, around=around),
         )
-        try:
-            return await recoverer.recover_lease(task_id, claim_id, report)
-        finally:
-            await session.drop()
+        self._clock = around.clock
+        self._users = 0
 
-    return recover
+    async def crashed(self, task_id: UUID, claim_id: UUID, report: ExitReport) -> object:
+        """An attempt whose task process died."""
+        died_at = self._clock.monotonic()
+        async with self._connected():
+            return await self._recoverer.recover_lease(task_id, claim_id, report, died_at=died_at)
+
+    async def stalled(self, task_id: UUID, claim_id: UUID, stall: Stall) -> object:
+        """An attempt whose code fell silent."""
+        async with self._connected():
+            return await self._recoverer.recover_stalled(task_id, claim_id, stall)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[None]:
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                await self._session.drop()
+
+
+def local_hooks(
+    hooks: HookSet,
+    recovery: RecoveryConfig,
+    *,
+    around: Surroundings,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> LocalHooks:
+    """The hooks of an app that is imported in this process; `loop`: where async ones run, if not where they are called."""
+    return LocalHooks(hooks, timeout_s=recovery.hook_timeout_ms / 1_000, events=around.events, loop=loop)
+
+
+def take_tree_lock() -> TreeLock | None:
+    """The lock file of a tree that starts in this process; without one, other proofs of its death must do."""
+    try:
+        return TreeLock.take()
+    except OSError as problem:
+        _log.warning("no_lock_file problem=%r", str(problem))
+        return None
 
 
 def make_supervision(
-    target: Target, recovery: RecoveryConfig, *, around: Surroundings, on_fatal: OnFatal = end_process
+    target: Target,
+    recovery: RecoveryConfig,
+    *,
+    around: Surroundings,
+    lock: TreeLock | None,
+    slot: str | None = None,
+    hooks: HookRunner | None = None,
+    on_fatal: OnFatal = end_process,
 ) -> Supervision:
     """A supervision with all its caretakers; called in the loop it will run on."""
 
@@ -119,10 +175,14 @@ def make_supervision(
             channel=target.channel,
             observer=supervision,
             states=supervision.states,
+            holders=lambda: supervision.seats,
+            open_spare=lambda: Session(target, f"{supervision.session_name} pruner", random=around.random),
             identity=supervision.identity,
             events=around.events,
             clock=around.clock,
             random=around.random,
+            slot=slot,
+            hooks=hooks,
         )
 
     return Supervision(
@@ -132,5 +192,6 @@ def make_supervision(
         events=around.events,
         clock=around.clock,
         random=around.random,
+        lock=lock,
         on_fatal=on_fatal,
     )

@@ -12,10 +12,18 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from everbeat.assembly.blueprint import Blueprint, worker_process_argv
-from everbeat.assembly.parts import Surroundings, make_supervision, make_worker, plan_of
+from everbeat.assembly.parts import (
+    Surroundings,
+    local_hooks,
+    make_supervision,
+    make_worker,
+    plan_of,
+    take_tree_lock,
+)
 from everbeat.config import RecoveryConfig, WorkerConfig
 from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.worker.farewell import leave
+from everbeat.worker.hook_line import HookLine
 from everbeat.worker.link import Link
 from everbeat.worker.protocol import Hello, Welcome
 from everbeat.worker.supervision import Supervision
@@ -34,12 +42,18 @@ def supervise(locator: str, *, overrides: Mapping[str, Any] | None = None) -> No
     WorkerConfig(**changed)  # wrong ones are refused here, before any process is started
     around = Surroundings()
     opened: list[OpenDatabase] = []
+    hooks = HookLine(events=around.events, clock=around.clock)
+    lock = take_tree_lock()  # before the first process that is to inherit it
 
     def supervision(hello: Hello) -> Supervision:
         address = DatabaseAddress.parse(hello.url, schema=hello.schema, environment={})
         opened.append(address.open())
         recovery = RecoveryConfig.from_dict(hello.recovery)
-        return make_supervision(opened[-1].target, recovery, around=around)
+        slot = WorkerConfig.from_dict(hello.worker).slot
+        hooks.open(hello.hooks, timeout_s=recovery.hook_timeout_ms / 1_000)
+        return make_supervision(
+            opened[-1].target, recovery, around=around, lock=lock, slot=slot, hooks=hooks
+        )
 
     async def run() -> None:
         supervisor = Supervisor(
@@ -48,12 +62,15 @@ def supervise(locator: str, *, overrides: Mapping[str, Any] | None = None) -> No
             events=around.events,
             clock=around.clock,
             random=around.random,
+            hooks=hooks,
         )
         await supervisor.run()
 
     try:
         asyncio.run(run())
     finally:
+        if lock is not None:
+            lock.release(remove=not opened)  # otherwise the supervision has, or its row needs the proof
         for each in opened:
             each.close()
 
@@ -69,7 +86,9 @@ def run_worker_process(sock: socket.socket, blueprint: Blueprint) -> NoReturn:
     def worker(welcome: Welcome, link: Link) -> Worker:
         return make_worker(plan, welcome=welcome, link=link, around=around)
 
-    code = serve(sock, hello=hello_of(blueprint), make_worker=worker)
+    code = serve(
+        sock, hello=hello_of(blueprint), make_worker=worker, hooks=local_hooks(blueprint.hooks, blueprint.recovery, around=around)
+    )
     opened.close()
     leave(code)
 
@@ -89,4 +108,7 @@ def hello_of(blueprint: Blueprint) -> Hello:
         worker=blueprint.worker.to_dict(),
         queues=None if queues is None else list(queues),
         task_names=sorted(blueprint.definitions),
+        on_loop=blueprint.on_loop(),
+        hooks=blueprint.hooks.scopes,
+        lanes=blueprint.lanes(),
     )

@@ -16,7 +16,9 @@ from everbeat.errors import (
     EverbeatError,
     ImportFailed,
     PayloadError,
+    RecoveryNotFound,
     TaskNotFound,
+    UnknownName,
     UnknownTask,
     WaitTimeout,
     WorkerRefused,
@@ -40,7 +42,7 @@ MEANINGS: Final = {
     ExitCode.FAILED: "it failed, or what was asked for has problems",
     ExitCode.USAGE: "wrong options, arguments or settings",
     ExitCode.DATABASE: "the database is unreachable or does not fit",
-    ExitCode.NOT_FOUND: "no such app or task",
+    ExitCode.NOT_FOUND: "no such app, task, recovery or other name",
     ExitCode.TIMEOUT: "the time to wait was over",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
 }
@@ -52,7 +54,9 @@ _OF_KIND: Final[dict[type[EverbeatError], ExitCode]] = {
     EverbeatError: ExitCode.FAILED,
     ImportFailed: ExitCode.FAILED,
     PayloadError: ExitCode.USAGE,
+    RecoveryNotFound: ExitCode.NOT_FOUND,
     TaskNotFound: ExitCode.NOT_FOUND,
+    UnknownName: ExitCode.NOT_FOUND,
     UnknownTask: ExitCode.NOT_FOUND,
     WaitTimeout: ExitCode.TIMEOUT,
 }

@@ -1,17 +1,24 @@
-"""`everbeat queues`."""
+"""`everbeat queues list | pause | resume`; `list` is meant where none is named."""
 
 from __future__ import annotations
 
 import typer
 
+from everbeat.cli.default_command import ListByDefault
 from everbeat.cli.output import duration, show_json, show_table
+from everbeat.cli.pauses import add_pausing
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
 
-commands = typer.Typer(rich_markup_mode=None, add_completion=False)
+commands = typer.Typer(
+    cls=ListByDefault,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Show queues and what waits in them (`list`, meant where nothing is named); pause and resume them.",
+)
 
 
-@commands.command()
-def queues(
+@commands.command("list")
+def list_queues(
     *, url: UrlOption = None, schema: SchemaOption = None, app: AppOption = None, as_json: JsonOption = False
 ) -> None:
     """Show queues and what waits in them.
@@ -38,3 +45,6 @@ def queues(
         for queue in found
     ]
     show_table(("QUEUE", *numbers), rows, numbers=numbers, empty="No queue has live tasks.")
+
+
+add_pausing(commands, "queue")

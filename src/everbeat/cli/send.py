@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Final, cast
 
 import msgspec
@@ -13,13 +13,14 @@ import typer
 from everbeat.app import App
 from everbeat.cli.exit_codes import ExitCode
 from everbeat.cli.failures import show_failure
+from everbeat.cli.moments import to_moment
 from everbeat.cli.output import say, show_json
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.task_page import task_document
 from everbeat.cli.waiting import wait_for
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions
-from everbeat.domain.duration import to_seconds, to_utc
+from everbeat.domain.duration import to_seconds
 from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, TaskError, TaskFailed
 from everbeat.domain.states import TaskState
@@ -113,25 +114,13 @@ def _read(words: list[str], *, located: bool) -> tuple[str | None, str, list[str
 def _options(**given: Any) -> SendOptions:
     options = {name: value for name, value in given.items() if value is not None}
     if "good_until" in options:
-        options["good_until"] = _time(options["good_until"])
+        options["good_until"] = to_moment(options["good_until"], option="--good-until")
     return cast(SendOptions, options)
 
 
 def _as_option(problem: Problem) -> Problem:
     owner, _, setting = problem.subject.rpartition(".")
     return replace(problem, subject=f"--{setting}") if owner == "SendSettings" else problem
-
-
-def _time(text: str) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(
-            f"--good-until {text!r} is no time: write it as 2030-01-31T12:00:00Z."
-        ) from None
-    if found.tzinfo is None:
-        raise typer.BadParameter(f"--good-until {text!r} has no time zone: append Z for UTC, or +02:00.")
-    return to_utc(found, subject="--good-until")
 
 
 def _arguments(args: str | None, pairs: list[str]) -> dict[str, Any]:

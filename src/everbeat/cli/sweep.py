@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from everbeat.cli.output import duration, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
+from everbeat.domain.inspection import SweepResult
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -53,27 +55,31 @@ def sweep(
             resilient_sweep_threshold_multiplier=multiplier,
         )
     if as_json:
-        show_json(
-            {
-                "dry_run": result.dry_run,
-                "worker_ids": result.worker_ids,
-                "recovered_count": result.recovered_count,
-                "skipped": result.skipped,
-                "tasks": result.tasks,
-            }
-        )
+        show_json(swept_document(result))
         return
+    if result.skipped:
+        say("Skipped: another sweep is going on at this moment.")
+        return
+    show_swept(result, empty="No task is held by a dead worker.")
+    if dry_run:
+        say(f"Dry run: {len(result.tasks)} tasks of {len(result.worker_ids)} workers would be recovered.")
+    elif result.worker_ids or result.missed:
+        say(
+            f"Recovered {result.recovered_count} tasks of {len(result.worker_ids)} dead workers;"
+            f" {result.missed} were somebody else's meanwhile."
+        )
+
+
+def swept_document(result: SweepResult) -> dict[str, object]:
+    """The result for programs."""
+    return structs.asdict(result)
+
+
+def show_swept(result: SweepResult, *, empty: str) -> None:
+    """The tasks of a result, for people."""
     rows = [
         (str(task.id), task.name, task.was, task.action, duration(task.silent_ms / 1_000), task.worker_id)
         for task in result.tasks
     ]
-    show_table(
-        ("TASK", "NAME", "WAS", "ACTION", "SILENT FOR", "WORKER"),
-        rows,
-        numbers=("SILENT FOR",),
-        empty="No task is held by a dead worker.",
-    )
-    if dry_run:
-        say(f"Dry run: {len(result.tasks)} tasks of {len(result.worker_ids)} workers would be recovered.")
-    elif result.tasks or result.skipped:
-        say(f"Recovered {result.recovered_count} tasks; {result.skipped} were somebody else's meanwhile.")
+    columns = ("TASK", "NAME", "WAS", "ACTION", "SILENT FOR", "WORKER")
+    show_table(columns, rows, numbers=("SILENT FOR",), empty=empty)

@@ -1,4 +1,4 @@
-"""`everbeat tasks list | show | cancel | retry`."""
+"""`everbeat tasks list | show | cancel | retry | pause | resume | pauses`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from everbeat.cli.exit_codes import ExitCode, exit_code_of
 from everbeat.cli.failures import failure_document, show_failure
 from everbeat.cli.output import brief, brief_moment, say, show_json, show_table, state
+from everbeat.cli.pauses import add_listing, add_pausing
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.task_page import show_task, task_document
 from everbeat.client.control import CancelVerdict
@@ -163,3 +164,7 @@ def retry(
     if as_json:
         show_json({"tasks": documents})
     raise typer.Exit(worst)
+
+
+add_pausing(commands, "task")
+add_listing(commands)

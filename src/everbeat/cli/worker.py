@@ -18,6 +18,8 @@ from everbeat.cli.worker_process import LOG_FORMAT, LOG_LEVEL_VARIABLE
 from everbeat.config import WorkerConfig
 from everbeat.errors import ConfigurationError, Problem
 
+SLOT_VARIABLE: Final = "EVERBEAT_SLOT"
+
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _OPTIONS: Final = {
@@ -25,6 +27,8 @@ _OPTIONS: Final = {
     "thread_concurrency": "--threads",
     "process_concurrency": "--task-processes",
     "poll_interval": "--poll",
+    "max_tasks_per_process": "--max-tasks-per-process",
+    "max_rss": "--max-rss",
     "WorkerConfig": "the options",
 }
 
@@ -58,6 +62,18 @@ def worker(
     poll: Annotated[
         str | None, typer.Option(metavar="DURATION", help="The longest time between two looks for work.")
     ] = None,
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            envvar=SLOT_VARIABLE, metavar="NAME", help="A name that one supervisor bears at a time: web-0."
+        ),
+    ] = None,
+    max_tasks_per_process: Annotated[
+        int | None, typer.Option(min=1, help="Replace a process that has begun so many tasks.")
+    ] = None,
+    max_rss: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Replace a process that has grown so large: 512MB.")
+    ] = None,
     log_level: Annotated[
         str, typer.Option(envvar=LOG_LEVEL_VARIABLE, help="debug, info, warning or error.")
     ] = "info",
@@ -76,6 +92,9 @@ def worker(
         prefetch=prefetch,
         grace=grace,
         poll_interval=poll,
+        max_tasks_per_process=max_tasks_per_process,
+        max_rss=max_rss,
+        slot=slot,
     )
     _log_to_stderr(log_level)
     supervise(locator, overrides=overrides)

@@ -1,4 +1,4 @@
-"""`everbeat workers`."""
+"""`everbeat workers list | release`; `list` is meant where neither is named."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from msgspec import structs
 from rich.text import Text
 
 from everbeat.app import App
-from everbeat.cli.output import duration, moment, show_json, show_table
+from everbeat.cli.default_command import ListByDefault
+from everbeat.cli.output import duration, moment, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
+from everbeat.cli.sweep import show_swept, swept_document
 from everbeat.domain.inspection import WorkerInfo, WorkerStateInfo
 from everbeat.runtime.clock import SystemClock
 
-commands = typer.Typer(rich_markup_mode=None, add_completion=False)
+commands = typer.Typer(
+    cls=ListByDefault,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Show workers, what they hold and whether they beat (`list`, meant where nothing is named); release them.",
+)
 
 _MOST_SNAPSHOTS = 10_000
 
 
-@commands.command()
-def workers(
+@commands.command("list")
+def list_workers(
     *,
     history: Annotated[
         str | None,
@@ -56,6 +63,28 @@ def workers(
         show_json({"workers": [_document(worker, snapshots.get(worker.worker_id)) for worker in found]})
     else:
         _show_workers(found, snapshots)
+
+
+@commands.command()
+def release(
+    worker_ids: Annotated[list[str], typer.Argument(metavar="WORKER...", show_default=False)],
+    *,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    app: AppOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End these workers, dead or alive, and recover what they hold at once.
+
+    Their tasks are settled by their policies. One that lives after all loses what it held, and goes on under another id.
+    """
+    with selected_app(url=url, schema=schema, locator=app) as chosen:
+        result = chosen.release_workers(worker_ids)
+    if as_json:
+        show_json(swept_document(result))
+        return
+    show_swept(result, empty="They held nothing.")
+    say(f"Released {len(result.worker_ids)} workers; recovered {result.recovered_count} tasks.")
 
 
 def _latest_snapshots(app: App) -> dict[str, WorkerStateInfo]:

@@ -5,27 +5,29 @@ What lives here: `Desk`, which gives each wish to the part that grants it. What 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
 from everbeat.client.by_name import call_by_name
 from everbeat.client.control import CancelResult, Control, to_task_id
 from everbeat.client.handle import Handle
-from everbeat.client.inspection import Inspection
 from everbeat.client.options import SendOptions
+from everbeat.client.pausing import Pausing
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender
 from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
 from everbeat.domain.duration import When
+from everbeat.domain.explanation import Explanation
 from everbeat.domain.inspection import TaskInfo
+from everbeat.domain.pauses import PauseKind
 from everbeat.store.plan import Plan
 
 R = TypeVar("R")
 
 
-class Desk(Inspection):
+class Desk(Pausing):
     """Sends, cancels, retries; every blocking method has a twin to await, named with a leading `a`."""
 
     def __init__(
@@ -37,6 +39,9 @@ class Desk(Inspection):
         self._control = control
         self._sender = sender
         self._registry = registry
+
+    def _names_here(self, kind: PauseKind) -> Collection[str]:
+        return super()._names_here(kind) if kind == "queue" else self._registry
 
     def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
         """Stores many tasks in one statement: all of them, or none.
@@ -105,9 +110,18 @@ class Desk(Inspection):
         """Everything about a task, also why it still waits; raises TaskNotFound."""
         return self._control.info(to_task_id(task_id))
 
+    def _explain(self, task_id: UUID | str, /) -> Plan[Explanation]:
+        """Why a task is not running, or why it was run again; raises TaskNotFound.
+
+        app.explain(handle.id).reasons[0].text
+        """
+        return self._control.explain(to_task_id(task_id))
+
     cancel = blocking(_cancel)
     acancel = awaiting(_cancel)
     retry = blocking(_retry)
     aretry = awaiting(_retry)
     info = blocking(_info)
     ainfo = awaiting(_info)
+    explain = blocking(_explain)
+    aexplain = awaiting(_explain)

@@ -1,7 +1,6 @@
 """The one way from an app to its database: opened at first use, once per process, by threads and event loops alike.
 
-What lives here: when the database is opened and its schema checked, and the refusal of blocking calls on a loop. What
-may not: any question that is asked through it.
+What lives here: when the database is opened and its schema checked. What may not: any question that is asked through it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from everbeat.client.waiter import Waiter
-from everbeat.errors import BlockingCallInLoop
+from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
     from everbeat.store.embedded import EmbeddedServer
 
 T = TypeVar("T")
-
-
-def refuse_in_loop(name: str, *, twin: str) -> None:
-    """Raises BlockingCallInLoop if an event loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise BlockingCallInLoop(name, twin)
 
 
 class Door:

@@ -15,7 +15,7 @@ from everbeat.client.control import to_task_id
 from everbeat.client.door import Door
 from everbeat.client.twins import awaiting, blocking
 from everbeat.domain.checks import whole
-from everbeat.domain.duration import Duration, to_milliseconds
+from everbeat.domain.duration import Duration, When, to_milliseconds, to_when
 from everbeat.domain.inspection import (
     HeartbeatInfo,
     QueueInfo,
@@ -32,6 +32,7 @@ from everbeat.store import inspect
 from everbeat.store.plan import Plan, ask
 
 _limit: Final = whole(1, 100_000)
+_number: Final = whole(1, 2**63 - 1)
 
 
 class Inspection:
@@ -120,10 +121,32 @@ class Inspection:
         chosen = None if task_id is None else to_task_id(task_id)
         return ask(inspect.heartbeats(chosen, limit=_limit(limit, subject="limit")))
 
-    def _recoveries(self, task_id: UUID | str | None = None, *, limit: int = 100) -> Plan[list[RecoveryInfo]]:
-        """Recoveries of all tasks or of one, newest first."""
-        chosen = None if task_id is None else to_task_id(task_id)
-        return ask(inspect.recoveries(chosen, limit=_limit(limit, subject="limit")))
+    def _recoveries(
+        self,
+        task_id: UUID | str | None = None,
+        *,
+        number: int | None = None,
+        worker: str | None = None,
+        since: When | None = None,
+        cause: str | None = None,
+        limit: int = 100,
+    ) -> Plan[list[RecoveryInfo]]:
+        """Recoveries, newest first: of one task, of this number, of what one dead worker held, since a moment.
+
+        `since` may be a timedelta before now; `cause` is a part of the cause, or a way of noticing such as "age".
+
+        app.recoveries(since=timedelta(hours=1), cause="SIGKILL")
+        """
+        return ask(
+            inspect.recoveries(
+                None if task_id is None else to_task_id(task_id),
+                number=None if number is None else _number(number, subject="number"),
+                worker=worker,
+                since=None if since is None else to_when(since, subject="since"),
+                cause=cause,
+                limit=_limit(limit, subject="limit"),
+            )
+        )
 
     def _worker_states(
         self, worker_id: str | None = None, *, limit: int = 100

@@ -45,7 +45,7 @@ def _serial(value: object, /, *, subject: str) -> str | bool:
         return value
     if isinstance(value, str):
         return _key(value, subject=subject)
-    rule = "must be a key such as \"customer-42\", True for the task function's own line, or False for none"
+    rule = 'must be a key such as "customer-42", True for the task function\'s own line, or False for none'
     raise refused(value, subject=subject, code="WRONG_SERIAL", rule=rule, fix='use serial="customer-42"')
 
 

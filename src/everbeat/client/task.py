@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, final
 from uuid import uuid4
 
+from everbeat.client.detached import Detached
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions, SendSettings
 from everbeat.domain.context import Context
@@ -135,7 +136,9 @@ class Task(Generic[P, R_co]):
         running = Context.current_or_none()
         if running is not None:
             return running
-        return Context.detached(task_id=uuid4(), name=self.name, queue=self.settings.queue)
+        return Context.detached(
+            task_id=uuid4(), name=self.name, queue=self.settings.queue, backend=Detached()
+        )
 
     def _invoke(self, context: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         leading = (context,) if self.definition.codec.takes_context else ()

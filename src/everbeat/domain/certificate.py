@@ -5,6 +5,7 @@ What lives here: its fields and its words. What may not: noticing the death, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -18,13 +19,14 @@ class DeathCertificate:
     """Who died, of what, how and how fast it was noticed; times by the database's clock.
 
     `noticed_after_ms` counts from the last proof of life. `poison`: the task may not run again because of its
-    `crash_count` or `loss_count`, both including this death.
+    `crash_count` or `loss_count`, both including this death. `last_rss_bytes`: the memory of the process, as it was last
+    seen. `last_progress`: what the code last reported. What is not known of a worker that was not registered is None.
     """
 
     worker_id: str
-    hostname: str
-    pid: int
-    supervisor_id: str
+    hostname: str | None
+    pid: int | None
+    supervisor_id: str | None
     cause: str
     exit_code: int | None
     signal: int | None
@@ -37,6 +39,8 @@ class DeathCertificate:
     crash_count: int
     loss_count: int
     poison: bool
+    last_rss_bytes: int | None = None
+    last_progress: Mapping[str, Any] | None = None
 
     def error(self) -> TaskError:
         """The certificate as the error of its task."""
@@ -53,9 +57,8 @@ class DeathCertificate:
     def message(self) -> str:
         """One or two sentences for people."""
         verb = "was running this task" if self.started_at is not None else "had claimed this task"
-        text = (
-            f"Worker {self.worker_id} (pid {self.pid} on {self.hostname}) {verb} when it died: {self.cause}."
-        )
+        place = "not registered" if self.pid is None else f"pid {self.pid} on {self.hostname}"
+        text = f"Worker {self.worker_id} ({place}) {verb} when it died: {self.cause}."
         if self.noticed_after_ms is not None:
             after = spelled(round(self.noticed_after_ms / 1_000, 3))
             text += (

@@ -112,6 +112,12 @@ def flag_name(value: object, /, *, subject: str) -> str:
     return _named(value, subject, _FLAG_NAME, rule, "use a name such as 'infrastructure_resilient'")
 
 
+def slot_name(value: object, /, *, subject: str) -> str:
+    """The check of a slot's name."""
+    rule = "must be 1 to 63 letters, digits, dots, underscores or hyphens of ASCII"
+    return _named(value, subject, _QUEUE_NAME, rule, "use a name such as 'web-0', the same after a restart")
+
+
 def error_code(value: object, /, *, subject: str) -> str:
     """The check of an error code."""
     rule = "an error code must be capitals, digits and underscores, a capital first"

@@ -8,15 +8,20 @@ stored and how a cancel arrives.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal, Protocol, TypeAlias, final
+from itertools import islice
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, final
 from uuid import UUID
 
+from everbeat.domain.checkpoint import Checkpoint, PartialWork, Steps
+from everbeat.domain.commit import TaskCommit
 from everbeat.errors import EverbeatError
+
+T = TypeVar("T")
 
 StopReason: TypeAlias = Literal["cancelled", "lease_lost", "timed_out", "stalled", "shutting_down"]
 
@@ -59,22 +64,25 @@ class OutsideTask(EverbeatError):
 
 
 class ContextBackend(Protocol):
-    """What a worker gives to a Context; called from the task's thread, so both must be safe there and must
-    not block.
+    """What a Context needs from whoever runs the code. `report_progress` and `stop_reason` are called from any
+    thread and must not block.
     """
 
     def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None: ...
 
     def stop_reason(self) -> StopReason | None: ...
 
+    def refuse_in_loop(self, name: str, *, instead: str) -> None:
+        """Raises BlockingCallInLoop where an event loop runs in this thread."""
+        ...
 
-@final
-class _Detached:
-    def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None:
-        del stage, fraction, message
+    def store(self, checkpoint: Checkpoint) -> None:
+        """Returns when it is stored. Raises TaskStopped where that cannot be any more, a DatabaseError."""
+        ...
 
-    def stop_reason(self) -> StopReason | None:
-        return None
+    async def astore(self, checkpoint: Checkpoint) -> None: ...
+
+    def commit(self, connection: object) -> TaskCommit: ...
 
 
 _current: ContextVar[Context] = ContextVar("everbeat_context")
@@ -99,6 +107,7 @@ class Context:
     worker_id: str
     deadline: datetime | None = None
     backend: ContextBackend = field(repr=False)
+    work: PartialWork = field(default_factory=PartialWork, repr=False)
 
     @staticmethod
     def current() -> Context:
@@ -114,10 +123,8 @@ class Context:
         return _current.get(None)
 
     @classmethod
-    def detached(cls, *, task_id: UUID, name: str, queue: str) -> Context:
-        """A Context of no attempt, for a task function that is called directly: progress goes nowhere,
-        nothing stops it.
-        """
+    def detached(cls, *, task_id: UUID, name: str, queue: str, backend: ContextBackend) -> Context:
+        """A Context of no attempt, for a task function that is called directly."""
         return cls(
             task_id=task_id,
             name=name,
@@ -126,7 +133,7 @@ class Context:
             fence=0,
             claim_id=UUID(int=0),
             worker_id="",
-            backend=_Detached(),
+            backend=backend,
         )
 
     @contextmanager
@@ -161,3 +168,96 @@ class Context:
         reason = self.backend.stop_reason()
         if reason is not None:
             raise TaskStopped(reason, task_id=self.task_id)
+
+    @property
+    def last_checkpoint(self) -> Any:
+        """The value of the latest checkpoint of this task, in whichever attempt, as plain JSON; None before the first."""
+        return self.work.last
+
+    def checkpoint(self, value: object) -> None:
+        """Stores what the next attempt needs to go on from here, and returns when it is stored; also a sign of life.
+
+        Raises PayloadError for what is no JSON or takes more than 1 MB (nothing is stored then), TaskStopped when
+        the task should end, BlockingCallInLoop on an event loop, a DatabaseError.
+        """
+        self.backend.refuse_in_loop("Context.checkpoint", instead="await Context.acheckpoint(...)")
+        checkpoint = self.work.checkpoint(value, task_name=self.name)
+        try:
+            self.backend.store(checkpoint)
+        except EverbeatError:
+            self.work.take_back(checkpoint)
+            raise
+        self.check_cancelled()
+
+    async def acheckpoint(self, value: object) -> None:
+        """As `checkpoint`, to await."""
+        checkpoint = self.work.checkpoint(value, task_name=self.name)
+        try:
+            await self.backend.astore(checkpoint)
+        except EverbeatError:
+            self.work.take_back(checkpoint)
+            raise
+        self.check_cancelled()
+
+    def resume(self, name: str, items: Iterable[T], /) -> Iterator[T]:
+        """Those of the items that no earlier attempt has done, in their order, which must be the same each time.
+
+        A step is done when the loop's body comes back for the next: that stores it, reports progress, and raises
+        TaskStopped when the task should end. Raises what `checkpoint` raises.
+
+        for frame in ctx.resume("frame", range(1000)): ...
+        """
+        self.backend.refuse_in_loop("Context.resume", instead="write 'async for ... in Context.aresume(...)'")
+        return self._resumed(self._steps(name, items), items)
+
+    def aresume(self, name: str, items: Iterable[T] | AsyncIterable[T], /) -> AsyncIterator[T]:
+        """As `resume`, for `async for`."""
+        return self._aresumed(self._steps(name, items), items)
+
+    def commit(self, connection: object) -> TaskCommit:
+        """One transaction for the user's rows and the task's completion: both are there, or neither.
+
+        `connection` leads to the database of the tasks: psycopg, asyncpg, psycopg2, or a connection or session of
+        SQLAlchemy over one of them. Raises CommitRefused for another; TaskStopped, with everything rolled back,
+        when the lease was lost. Code after the block changes nothing of the task any more.
+
+        with ctx.commit(connection) as completion: ...
+        """
+        return self.backend.commit(connection)
+
+    def _steps(self, name: str, items: object) -> Steps:
+        total = len(items) if isinstance(items, Sized) else None
+        return self.work.steps(name, total=total, task_name=self.name)
+
+    def _resumed(self, steps: Steps, items: Iterable[T]) -> Iterator[T]:
+        self.check_cancelled()
+        for item in islice(items, steps.done, None):
+            yield item
+            self.backend.store(self._counted(steps))
+            self.check_cancelled()
+        steps.finish()
+
+    async def _aresumed(self, steps: Steps, items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+        self.check_cancelled()
+        async for item in _undone(items, steps.done):
+            yield item
+            await self.backend.astore(self._counted(steps))
+            self.check_cancelled()
+        steps.finish()
+
+    def _counted(self, steps: Steps) -> Checkpoint:
+        checkpoint = steps.count()
+        self.progress(steps.name, steps.fraction, steps.message)
+        return checkpoint
+
+
+async def _undone(items: Iterable[T] | AsyncIterable[T], done: int) -> AsyncIterator[T]:
+    if isinstance(items, AsyncIterable):
+        index = 0
+        async for item in items:
+            if index >= done:
+                yield item
+            index += 1
+    else:
+        for item in islice(items, done, None):
+            yield item

@@ -1,6 +1,6 @@
 """What can be seen of tasks, workers and queues: plain records, as the database told them at one moment.
 
-What lives here: the records, and why a PENDING task waits. What may not: how they are read (`store.inspect`) and shown.
+What lives here: the records. What may not: how they are read (`store.inspect`), explained (`explanation`) and shown.
 They are structs because a dataclass of this size takes forty times as long to make, in every program at its import.
 """
 
@@ -56,7 +56,11 @@ class HeartbeatInfo(msgspec.Struct, frozen=True):
 
 
 class RecoveryInfo(msgspec.Struct, frozen=True):
-    """One recovery: who died and why, how it was noticed, what was done, and when the task ran again."""
+    """One recovery: who died and why, how it was noticed, what was done, and what became of the task.
+
+    `charge` is "crash" or "loss" where the death was counted; `hook` is what a recovery hook answered; `became` is the
+    state of the task now, None when its record was pruned.
+    """
 
     id: int
     task_id: UUID
@@ -79,10 +83,18 @@ class RecoveryInfo(msgspec.Struct, frozen=True):
     recovered_by: str | None
     certificate: Mapping[str, Any] | None
     ran_again_at: datetime | None
+    charge: str | None = None
+    suspect: bool = False
+    hook: str | None = None
+    ran_again_on: str | None = None
+    became: TaskState | None = None
 
 
 class TaskSummary(msgspec.Struct, frozen=True):
-    """One task as a list shows it. All times are the database's; `attempt` counts the attempts that started."""
+    """One task as a list shows it. All times are the database's; `attempt` counts the attempts that started.
+
+    `serial` is the line it waits in, of which one task runs at a time; `suspect`: it may kill its worker, so it runs alone.
+    """
 
     id: UUID
     name: str
@@ -109,6 +121,9 @@ class TaskSummary(msgspec.Struct, frozen=True):
     cancel_requested_at: datetime | None
     progress: Progress | None
     error: TaskError | None
+    progress_at: datetime | None
+    serial: str | None
+    suspect: bool
 
     @property
     def claimed(self) -> bool:
@@ -122,7 +137,10 @@ class TaskSummary(msgspec.Struct, frozen=True):
 
 
 class TaskInfo(TaskSummary, frozen=True):
-    """Everything about one task. `arguments` and `result` are plain JSON values; `waiting_because` is for PENDING ones."""
+    """Everything about one task. `arguments` and `result` are plain JSON values.
+
+    `waiting_because` says what keeps a PENDING task from being claimed; None when it only waits for its turn.
+    """
 
     arguments: Mapping[str, Any]
     result: Any
@@ -216,35 +234,15 @@ class SweptTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep found. `skipped`: leases whose holder came back, or that somebody else recovered meanwhile."""
+    """What a sweep found: the dead workers, and what was done with their tasks (in a dry run: what would be).
+
+    `skipped`: nothing was done, because another sweep was going on. `missed`: leases whose holder came back, or that somebody
+    else recovered meanwhile; what a recovery hook left is among `tasks` with the action "leave", and not counted.
+    """
 
     worker_ids: tuple[str, ...]
     recovered_count: int
     tasks: tuple[SweptTask, ...]
-    skipped: int
+    skipped: bool
+    missed: int
     dry_run: bool
-
-
-class Serving(msgspec.Struct, frozen=True):
-    """How many workers are alive, serve a queue, and know a task's name as well."""
-
-    alive: int
-    serving: int
-    knowing: int
-
-
-def waiting_because(summary: TaskSummary, *, due: bool, serving: Serving) -> str | None:
-    """Why a PENDING task is not being run; None when it only waits its turn, and for every other state."""
-    if summary.state is not TaskState.PENDING:
-        return None
-    reasons = []
-    if serving.alive == 0:
-        reasons.append("no live worker")
-    elif serving.serving == 0:
-        reasons.append(f"no live worker serves queue {summary.queue!r}")
-    elif serving.knowing == 0:
-        reasons.append(f"no live worker that serves queue {summary.queue!r} knows task {summary.name!r}")
-    if not due:
-        what = "its retry is" if summary.next_retry_at is not None else "it is"
-        reasons.append(f"{what} due at {summary.enqueued_at.isoformat(timespec='milliseconds')}")
-    return "; ".join(reasons) or None

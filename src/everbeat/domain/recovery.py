@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.policy import StoredPolicy
@@ -25,7 +25,10 @@ class Charge(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseFacts:
-    """What a decision needs to know of a dead lease; `started`: its code was running."""
+    """What a decision needs to know of a dead lease; `started`: its code was running; `alone`: in a process of its own.
+
+    `stalled`: nobody died, but its code said nothing for its stall_timeout.
+    """
 
     started: bool
     policy: StoredPolicy
@@ -33,15 +36,36 @@ class LeaseFacts:
     crash_count: int = 0
     loss_count: int = 0
     cancel_requested: bool = False
+    alone: bool = False
+    stalled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """What is known of whose fault a death was.
+
+    `of_the_code`: the process died as code makes it die (SIGSEGV, SIGBUS, SIGILL, SIGABRT, an exit code, out of memory, a
+    hang). `is_proven`: the holder is known to be dead, and not only silent.
+    """
+
+    of_the_code: bool = False
+    is_proven: bool = False
+
+
+NOBODYS: Final = Blame()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRules:
-    """What the finder's configuration says; the caps hold for tasks whose own policy names none."""
+    """What the finder's configuration says; the caps hold for tasks whose own policy names none.
+
+    The delay is the least one; chance adds up to `delay_jitter` of it, so that a herd is spread.
+    """
 
     requeue_claimed: bool = True
     settle_running: bool = True
     delay_ms: int = 0
+    delay_jitter: float = 0.2
     max_crashes: int = 3
     max_losses: int = 10
 
@@ -55,9 +79,10 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Its policy runs it again, in `delay_ms`."""
+    """Its policy runs it again, in `delay_ms`. `suspect`: alone in a process, since it may be what killed the last one."""
 
     delay_ms: int
+    suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +105,61 @@ class Leave:
 Decision: TypeAlias = Requeue | Retry | Fail | Cancel | Leave
 
 
-def decide(facts: LeaseFacts, *, rules: RecoveryRules, charge: Charge, random: Random) -> Decision:
+def decide(
+    facts: LeaseFacts, *, rules: RecoveryRules, charge: Charge | None, random: Random, blame: Blame = NOBODYS
+) -> Decision:
     """What becomes of one dead lease."""
     if not (rules.settle_running if facts.started else rules.requeue_claimed):
         return Leave()
     if facts.cancel_requested:
         return Cancel()
     if not facts.started:
-        return Requeue(rules.delay_ms or None)
+        return Requeue(spread(rules, random) or None)
     if is_exhausted(facts, rules=rules, charge=charge):
         return Fail(poison=True)
     policy = facts.policy
-    if policy.retries_crash and facts.retry_count < policy.max_retries:
-        return Retry(max(rules.delay_ms, milliseconds(policy.delay(facts.retry_count + 1, random))))
+    suspect = is_suspicious(facts, blame=blame)
+    if is_listed(facts):
+        own_ms = milliseconds(policy.delay(facts.retry_count + 1, random))
+        return Retry(max(spread(rules, random), own_ms), suspect)
     if policy.on_crash == "retry":
-        return Retry(rules.delay_ms)
+        return Retry(spread(rules, random), suspect)
     return Fail(poison=False)
 
 
-def is_exhausted(facts: LeaseFacts, *, rules: RecoveryRules, charge: Charge) -> bool:
+def is_listed(facts: LeaseFacts) -> bool:
+    """Whether the policy has a retry left for this very end."""
+    policy = facts.policy
+    listed = policy.retries_stall if facts.stalled else policy.retries_crash
+    return listed and facts.retry_count < policy.max_retries
+
+
+def spread(rules: RecoveryRules, random: Random) -> int:
+    """The recovery delay of one task in ms: never less than the rules say."""
+    return rules.delay_ms + round(rules.delay_ms * rules.delay_jitter * random.random())
+
+
+def charge_of(facts: LeaseFacts, *, sharers: int) -> Charge:
+    """What the death of a worker process costs a task; `sharers`: how many tasks ran in that very process."""
+    return Charge.CRASH if facts.started and not facts.alone and sharers == 1 else Charge.LOSS
+
+
+def charge_of_stall(facts: LeaseFacts, *, charge: Charge) -> Charge | None:
+    """What a stall costs; one that the policy lists, or that ends the task, is a failure like any other."""
+    return None if is_listed(facts) or facts.policy.on_crash != "retry" else charge
+
+
+def is_suspicious(facts: LeaseFacts, *, blame: Blame) -> bool:
+    """Whether started code may have killed its process: one that died of code, or the second one that died under it.
+
+    Whatever ran in a process of its own is judged by its crashes alone.
+    """
+    if facts.alone or not facts.started:
+        return False
+    return blame.of_the_code or (blame.is_proven and facts.crash_count + facts.loss_count >= 1)
+
+
+def is_exhausted(facts: LeaseFacts, *, rules: RecoveryRules, charge: Charge | None) -> bool:
     """Whether this death is the last one that the task is allowed."""
     policy = facts.policy
     match charge:
@@ -106,3 +167,5 @@ def is_exhausted(facts: LeaseFacts, *, rules: RecoveryRules, charge: Charge) -> 
             return facts.crash_count + 1 >= (policy.max_crashes or rules.max_crashes)
         case Charge.LOSS:
             return facts.loss_count + 1 >= (policy.max_losses or rules.max_losses)
+        case None:
+            return False

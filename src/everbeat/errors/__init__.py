@@ -8,37 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 from uuid import UUID
 
+from everbeat.errors.base import EverbeatError as EverbeatError
+from everbeat.errors.operating import NotPaused as NotPaused
+from everbeat.errors.operating import UnknownName as UnknownName
 from everbeat.errors.wording import nearest as nearest
 from everbeat.errors.wording import redact_url as redact_url
 from everbeat.errors.wording import some
-
-
-def _restored(kind: type[EverbeatError], args: tuple[Any, ...], state: dict[str, Any]) -> EverbeatError:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
-class EverbeatError(Exception):
-    """Base of all errors of everbeat: `code` is stable for programs, `message` and `fix` are for people."""
-
-    code: ClassVar[str] = "EVERBEAT_ERROR"
-
-    def __init__(self, message: str, *, fix: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
-
-    def __str__(self) -> str:
-        return self.message if self.fix is None else f"{self.message} Fix: {self.fix}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Subclasses take keywords, which the default reduction cannot give back to __init__.
-        return _restored, (type(self), self.args, self.__dict__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +117,12 @@ class TaskNotFound(EverbeatError):
         self.task_id = task_id
 
 
+class RecoveryNotFound(EverbeatError):
+    """No recovery has this number: there never was one, or it was pruned with its task."""
+
+    code = "RECOVERY_NOT_FOUND"
+
+
 class TaskNotRetryable(EverbeatError):
     """Only a task that ended FAILED, CANCELLED or EXPIRED can be run again by an operator."""
 
@@ -188,10 +171,10 @@ class BlockingCallInLoop(EverbeatError):
 
     code = "BLOCKING_CALL_IN_LOOP"
 
-    def __init__(self, name: str, twin: str) -> None:
+    def __init__(self, name: str, twin: str | None, *, instead: str | None = None) -> None:
         super().__init__(
             f"{name}() blocks, and an event loop is running in this thread, which it would stop.",
-            fix=f"await {twin}(...) instead.",
+            fix=f"{instead}." if instead else f"await {twin}(...) instead.",
         )
         self.name = name
         self.twin = twin
@@ -207,6 +190,12 @@ class LeaseLost(EverbeatError):
             f"This attempt of task {task_id} lost its lease and can no longer change the task.", fix="stop."
         )
         self.task_id = task_id
+
+
+class CommitRefused(EverbeatError):
+    """A connection with which the task cannot be completed in one transaction; nothing was written."""
+
+    code = "COMMIT_REFUSED"
 
 
 class DatabaseError(EverbeatError):

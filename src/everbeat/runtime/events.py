@@ -115,6 +115,19 @@ class TaskRecovered(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HookFailed(Event):
+    """A recovery hook raised, was late or answered nonsense: as if it had answered `Default`. The others are not affected."""
+
+    room = "services"
+    level = logging.ERROR
+    hook: str
+    function: str
+    task_id: UUID | None
+    task_name: str | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MassSilence(Event):
     """So many supervisors fell silent together that the network or the database is suspected, not them."""
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitReport:
-    """The end of one child: an exit code or a signal; neither if other code took its exit status."""
+    """The end of one child: an exit code or a signal; neither if other code took its exit status.
+
+    `killed_because`: why its parent itself sent SIGKILL.
+    """
 
     pid: int
     exit_code: int | None = None
@@ -19,6 +22,7 @@ class ExitReport:
     signal_name: str | None = None
     out_of_memory: bool = False
     max_rss_bytes: int | None = None
+    killed_because: str | None = None
 
     @classmethod
     def from_wait_status(
@@ -37,6 +41,11 @@ class ExitReport:
             )
         return cls(pid=pid, exit_code=os.WEXITSTATUS(status), max_rss_bytes=peak)
 
+    def explained(self, because: str | None) -> Self:
+        """The same with the reason of a parent that sent SIGKILL; it explains no other end."""
+        is_ours = because is not None and self.signal_number == signal.SIGKILL
+        return replace(self, killed_because=because) if is_ours else self
+
     @property
     def is_success(self) -> bool:
         """Ended by itself with exit code 0."""
@@ -47,6 +56,8 @@ class ExitReport:
         """One phrase for logs and death certificates."""
         if self.out_of_memory:
             return f"killed by {self.signal_name}: out of memory (cgroup oom_kill counter rose)"
+        if self.killed_because is not None:
+            return f"{self.killed_because}, killed by its supervisor"
         if self.signal_name is not None:
             return f"killed by {self.signal_name}"
         if self.exit_code is not None:

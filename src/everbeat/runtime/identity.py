@@ -5,6 +5,7 @@ What lives here: reading /proc and its fallbacks. What may not: what follows fro
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ from typing import Self
 
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
+_MACHINE_ID = Path("/etc/machine-id")
 # An id travels in application_name, which PostgreSQL cuts at 63 bytes: 32 + "-4194304" + "-8hexhexh" leaves
 # 14 for a prefix.
 _HOST_CHARACTERS = 32
@@ -30,6 +32,7 @@ class ProcessIdentity:
     boot_id: str | None
     pid_namespace: int | None
     start_ticks: int | None
+    machine_id: str | None = None
 
     @classmethod
     def current(cls) -> Self:
@@ -41,6 +44,7 @@ class ProcessIdentity:
             boot_id=_boot_id(),
             pid_namespace=_pid_namespace(),
             start_ticks=start_ticks(pid),
+            machine_id=_machine_id(),
         )
 
     def is_provably_gone(self) -> bool:
@@ -90,6 +94,13 @@ def cpu_seconds(pid: int | None = None) -> float | None:
     return None if stat is None else stat.cpu_ticks / os.sysconf("SC_CLK_TCK")
 
 
+def uptime_ms() -> int | None:
+    """How long ago this machine was started, sleep included; None where the system does not tell."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return None
+    return round(time.clock_gettime(time.CLOCK_BOOTTIME) * 1_000)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stat:
     state: str
@@ -137,6 +148,17 @@ def _boot_id() -> str | None:
         return _BOOT_ID.read_text().strip() or None
     except OSError:
         return None
+
+
+def _machine_id() -> str | None:
+    """The machine's own id in a form that may be stored: it is confidential, so only its digest leaves this machine."""
+    try:
+        found = _MACHINE_ID.read_text().strip()
+    except OSError:
+        return None
+    if not re.fullmatch(r"[0-9a-f]{32}", found):
+        return None  # empty in many containers, or "uninitialized"
+    return hashlib.blake2b(bytes.fromhex(found), digest_size=16, person=b"everbeat").hexdigest()
 
 
 def _pid_namespace() -> int | None:

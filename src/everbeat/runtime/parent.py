@@ -13,6 +13,8 @@ import socket
 import sys
 from typing import Final
 
+from everbeat.runtime.tree_lock import adopt_tree_locks
+
 CHANNEL_FD_VARIABLE: Final = "EVERBEAT_CHANNEL_FD"
 PARENT_PID_VARIABLE: Final = "EVERBEAT_PARENT_PID"
 
@@ -25,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def adopt_channel() -> socket.socket:
-    """Take over the socket that `spawn` left in the environment, and die with the parent where that is sound.
+    """Take over the socket and the locks that `spawn` left in the environment; die with the parent where that is sound.
 
     The variables are removed and the descriptor is closed on exec again, so that grandchildren get neither.
     Raises RuntimeError in a process that `spawn` did not start.
@@ -44,6 +46,7 @@ def adopt_channel() -> socket.socket:
             f"{CHANNEL_FD_VARIABLE} is {text!r}, which is no open socket of this process."
         ) from error
     sock.set_inheritable(False)
+    adopt_tree_locks()
     if parent_pid is not None:
         die_with_parent(int(parent_pid))
     return sock

@@ -23,6 +23,7 @@ from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.out_of_memory import OutOfMemoryCounter
 from everbeat.runtime.parent import CHANNEL_FD_VARIABLE, PARENT_PID_VARIABLE, STACK_DUMP_SIGNAL
 from everbeat.runtime.sockets import channel_pair, close_after_fork
+from everbeat.runtime.tree_lock import TREE_LOCK_VARIABLE, held_descriptors
 
 # Where the kernel cannot tell a file descriptor about an exit: how often to look, in seconds.
 _LOOK_EVERY_S = 0.02
@@ -35,7 +36,7 @@ def spawn(
     out_of_memory: OutOfMemoryCounter | None = None,
     own_group: bool = False,
 ) -> ChildProcess:
-    """Start `argv` with a channel to it; stdin is empty, stdout and stderr are inherited.
+    """Start `argv` with a channel to it; stdin is empty; stdout, stderr and the locks of our tree are inherited.
 
     `env` is the child's whole environment (None: a copy of ours); the channel's variables are added. With
     `own_group` the child leads a process group: terminal signals pass it by, and what it starts ends with it.
@@ -49,6 +50,8 @@ def spawn(
     environment = dict(os.environ if env is None else env)
     environment[CHANNEL_FD_VARIABLE] = str(theirs.fileno())
     environment.pop(PARENT_PID_VARIABLE, None)
+    locks = held_descriptors()
+    environment[TREE_LOCK_VARIABLE] = ",".join(map(str, locks))
     if threading.current_thread() is threading.main_thread():
         environment[PARENT_PID_VARIABLE] = str(os.getpid())
     try:
@@ -56,7 +59,7 @@ def spawn(
             list(argv),
             env=environment,
             stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), *locks),
             process_group=0 if own_group else None,
         )
     except BaseException:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.hooks import HookRunner
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus
 from everbeat.runtime.exit_report import ExitReport
@@ -16,11 +17,14 @@ from everbeat.runtime.identity import ProcessIdentity
 from everbeat.runtime.service import Service
 from everbeat.services.expirer import Expirer
 from everbeat.services.observer import Observer, Statements
+from everbeat.services.pruner import Pruner, SpareStatements
 from everbeat.services.reaper import Reaper
 from everbeat.services.recovery import Recoverer
 from everbeat.services.session_watch import SessionWatch
+from everbeat.services.slot import SlotKeeper
 from everbeat.services.snapshots import Snapshots
-from everbeat.services.startup import reconcile
+from everbeat.services.stalls import Holder, Stalls
+from everbeat.services.startup import Reconciliation
 from everbeat.store.workers import WorkerState
 
 
@@ -35,15 +39,17 @@ class Caretakers:
         channel: str,
         observer: Observer,
         states: Callable[[], Sequence[WorkerState]],
+        open_spare: Callable[[], SpareStatements],
         identity: ProcessIdentity,
         events: EventBus,
         clock: Clock,
         random: Random,
+        slot: str | None = None,
+        holders: Callable[[], Sequence[Holder]] = list,
+        hooks: HookRunner | None = None,
     ) -> None:
         self._statements = statements
         self._config = config
-        self._observer = observer
-        self._identity = identity
         self.recoverer = Recoverer(
             statements,
             config,
@@ -52,6 +58,7 @@ class Caretakers:
             events=events,
             clock=clock,
             random=random,
+            hooks=hooks,
         )
         by_silence = (
             Reaper(
@@ -63,11 +70,34 @@ class Caretakers:
                 statements, config, recoverer=self.recoverer, observer=observer, events=events, clock=clock
             ),
         )
+        self._reconciliation = Reconciliation(
+            statements,
+            recoverer=self.recoverer,
+            observer=observer,
+            identity=identity,
+            events=events,
+            clock=clock,
+        )
+        by_progress = (Stalls(statements, holders=holders, recoverer=self.recoverer, clock=clock),)
+        by_slot = (
+            SlotKeeper(
+                statements,
+                config,
+                slot=slot or "",
+                recoverer=self.recoverer,
+                observer=observer,
+                events=events,
+                clock=clock,
+            ),
+        )
         self.services: tuple[Service, ...] = (
             *(by_session if self.is_recovering and config.detect_session_loss else ()),
             *(by_silence if self.is_recovering else ()),
+            *(by_progress if config.auto_fail_stale_running else ()),
+            *(by_slot if self.is_reconciling and slot is not None else ()),
             Expirer(statements, config, channel=channel, observer=observer),
             Snapshots(statements, config, states=states),
+            Pruner(statements, config, observer=observer, open_spare=open_spare, events=events, clock=clock),
         )
 
     @property
@@ -75,12 +105,15 @@ class Caretakers:
         """Whether any half of automatic recovery is on; without, nobody is judged and nothing is touched."""
         return self._config.auto_requeue_stale_claimed or self._config.auto_fail_stale_running
 
+    @property
+    def is_reconciling(self) -> bool:
+        """Whether proof of a death is asked for where this supervisor starts."""
+        return self.is_recovering and self._config.startup_reconciliation
+
     async def start(self) -> None:
         """What is provably dead on this machine is recovered at once."""
-        if self.is_recovering and self._config.startup_reconciliation:
-            await reconcile(
-                self._statements, recoverer=self.recoverer, observer=self._observer, identity=self._identity
-            )
+        if self.is_reconciling:
+            await self._reconciliation.run()
 
     async def recover_worker(self, worker_id: str, report: ExitReport, *, died_at: float) -> None:
         """Settles what a buried worker process held, until it lands."""

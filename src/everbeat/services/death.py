@@ -5,10 +5,14 @@ What lives here: the value and how it is read from an exit report or from the ro
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from everbeat.domain.hooks import Reason
+from everbeat.domain.recovery import Blame
+from everbeat.domain.stall import Stall
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.store.leases import Lease
 
@@ -17,14 +21,19 @@ SESSION: Final = "session"
 AGE: Final = "age"
 STARTUP: Final = "startup"
 SWEEP: Final = "sweep"
-_WAYS: Final = frozenset({CHILD_EXIT, SESSION, AGE, STARTUP})
+OPERATOR: Final = "operator"
+PROGRESS: Final = "progress"
+_WAYS: Final = frozenset({CHILD_EXIT, SESSION, AGE, STARTUP, SWEEP, OPERATOR})
+_PROOFS: Final = frozenset({CHILD_EXIT, SESSION, STARTUP})
+_SIGNALS_OF_CODE: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
     """One death. `noticed_after_ms` counts from the last proof of life; None: from the last beat of each lease.
 
-    `pid`: of the process that died, where it is not the worker itself.
+    `pid`: of the process that died, where it is not the worker itself; `rss_bytes`: the most memory that it had. `hanged`: it
+    was killed because it stood still.
     """
 
     noticed_by: str
@@ -34,6 +43,21 @@ class Death:
     signal: int | None = None
     out_of_memory: bool = False
     pid: int | None = None
+    rss_bytes: int | None = None
+    hanged: bool = False
+    reason: Reason = "worker_crashed"
+    stall: Stall | None = None
+
+    @classmethod
+    def by_stall(cls, stall: Stall) -> Self:
+        """Nobody died: code that lived said nothing for its stall_timeout."""
+        return cls(
+            noticed_by=PROGRESS,
+            cause=stall.cause,
+            noticed_after_ms=round(stall.silent_s * 1_000),
+            reason="task_stalled",
+            stall=stall,
+        )
 
     @classmethod
     def by_exit(cls, report: ExitReport, *, after_s: float, pid: int | None = None) -> Self:
@@ -46,6 +70,8 @@ class Death:
             signal=report.signal_number,
             out_of_memory=report.out_of_memory,
             pid=pid,
+            rss_bytes=report.max_rss_bytes,
+            hanged=_stood_still(report.cause),
         )
 
     @classmethod
@@ -62,7 +88,20 @@ class Death:
             exit_code=lease.exit_code,
             signal=lease.signal,
             out_of_memory="out of memory" in cause,
+            hanged=_stood_still(cause),
         )
+
+    @property
+    def blame(self) -> Blame:
+        """Whose fault it was, as far as it shows."""
+        of_the_code = (
+            self.signal in _SIGNALS_OF_CODE or self.exit_code is not None or self.out_of_memory or self.hanged
+        )
+        return Blame(of_the_code=of_the_code, is_proven=self.noticed_by in _PROOFS)
+
+
+def _stood_still(cause: str) -> bool:
+    return "stood still" in cause
 
 
 DeathOf = Callable[[Lease], Death]

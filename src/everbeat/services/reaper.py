@@ -14,7 +14,7 @@ from everbeat.config import RecoveryConfig
 from everbeat.domain.recovery import Charge
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, MassSilence
-from everbeat.services.brake import Brake
+from everbeat.services.brake import Brake, is_mass
 from everbeat.services.death import AGE, Death
 from everbeat.services.observer import Amnesty, Observer, Statements, Windows
 from everbeat.services.recovery import Recoverer, always
@@ -49,6 +49,9 @@ class Reaper:
         self._observer = observer
         self._events = events
         self._clock = clock
+        self._beat_s = min(config.runner_heartbeat_interval_ms, config.claimer_heartbeat_interval_ms) / 1_000
+        self._is_in_doubt = False
+        self._silent_ids: set[str] = set()
         self._thresholds = Thresholds.automatic(config)
         self._windows = Windows()
         self._amnesty = Amnesty(longest_gap_s=2 * self.interval_s)
@@ -59,13 +62,14 @@ class Reaper:
         if not self._thresholds.all_ms():
             return None
         await self._recoverer.recover_ended()
+        await self._recoverer.recover_orphans(self._thresholds)
         asked_at = self._clock.monotonic()
         beats = await self._statements.run(workers.watch_beats(), patience_s=_ONE_TRY)
         self._see(beats, asked_at=asked_at, answered_at=self._clock.monotonic())
         others = [beat for beat in beats if beat.supervisor_id != self._observer.supervisor_id]
         least_s = self._thresholds.all_ms()[0] / 1_000
         stale = [beat for beat in others if self._stands_s(beat.supervisor_id, at=asked_at) >= least_s]
-        for beat in await self._judged(stale, least_s=least_s, known=len(beats), at=asked_at):
+        for beat in await self._judged(stale, others=others, least_s=least_s, known=len(beats), at=asked_at):
             await self._judge(beat, at=asked_at)
         return self._next_look(others)
 
@@ -85,7 +89,13 @@ class Reaper:
         self._windows.keep(seen + [worker_id for beat in beats for worker_id in beat.worker_seqs])
 
     async def _judged(
-        self, stale: Sequence[WatchedBeats], *, least_s: float, known: int, at: float
+        self,
+        stale: Sequence[WatchedBeats],
+        *,
+        others: Sequence[WatchedBeats],
+        least_s: float,
+        known: int,
+        at: float,
     ) -> Sequence[WatchedBeats]:
         """Whom this look may judge: all that are stale or, in a mass silence, nobody or the longest silent one."""
         silent = sorted(
@@ -93,10 +103,27 @@ class Reaper:
             key=lambda beat: self._silence_s(beat, at=at),
             reverse=True,
         )
+        was_on = self._brake.is_on
         if self._brake.look(silent=len(silent), known=known, at=at):
             self._events.emit(MassSilence(silent=len(silent), known=known, wait_s=self._brake.window_s))
+        if was_on and not self._brake.is_on:
+            self._windows.restart()  # most are back: the last ones may be on their way
+            return []
         if not self._brake.is_on:
-            return stale
+            # Those cut off together reach the threshold one after the other, as their last beats came, and were seen: before the
+            # first of them is judged, all that may have fallen silent with it show whether they are alive.
+            since = min((self._silence_s(beat, at=at) for beat in silent), default=math.inf)
+            with_it = since - self._beat_s - self.interval_s
+            doubtful = sum(self._silence_s(beat, at=at) >= with_it for beat in others)
+            self._is_in_doubt = is_mass(silent=doubtful, known=known)
+            return [] if self._is_in_doubt else stale
+        self._is_in_doubt = False
+        back = self._silent_ids & {beat.supervisor_id for beat in others} - {
+            beat.supervisor_id for beat in silent
+        }
+        self._silent_ids = {beat.supervisor_id for beat in silent}
+        if back:
+            self._brake.wait_again(at)  # one came back: the others may be on their way
         if self._brake.is_waiting(at):
             return []
         # One turn for all observers; a new name each time, because a turn may be retaken by whoever has it.
@@ -111,16 +138,16 @@ class Reaper:
             held = await self._statements.run(page, patience_s=_ONE_TRY)
             stale = [lease for lease in held if self._is_stale(lease, beat, at=at)]
             # Once only: on any error the decision is dropped, and taken anew from a new look.
-            landed = await self._recoverer.carry_out(
+            carried = await self._recoverer.carry_out(
                 stale,
                 always(_death(beat)),
                 charge=always(Charge.LOSS),
                 watched=(beat.supervisor_id, beat.beat_seq),
                 patience_s=_ONE_TRY,
             )
-            if len(landed) < len(held):
+            if len(carried.landed) + len(carried.left) < len(held):
                 return  # its longest threshold has not passed, or it came back, or what it holds is to be left
-            if len(held) < _MOST_OF_ONE_SUPERVISOR:
+            if carried.left or len(held) < _MOST_OF_ONE_SUPERVISOR:
                 break
         if self._silence_s(beat, at=at) * 1_000 >= self._thresholds.longest_plain_ms:
             end = workers.end_supervisor(beat.supervisor_id, how=AGE, beat_seq=beat.beat_seq)
@@ -148,6 +175,8 @@ class Reaper:
     def _next_look(self, others: Sequence[WatchedBeats]) -> float | None:
         if self._brake.is_on:
             return None
+        if self._is_in_doubt:
+            return min(self.interval_s, self._beat_s / 8)
         now = self._clock.monotonic()
         waits = [
             threshold_ms / 1_000 - self._stands_s(beat.supervisor_id, at=now)

@@ -1,49 +1,114 @@
 """Start-up reconciliation: recovers at once what is provably dead on this very machine.
 
-What lives here: the proof and what follows. What may not: guesses; a host's name proves nothing.
+What lives here: what follows from a proof. What may not: the proofs (`proof`).
 """
 
 from __future__ import annotations
 
-from everbeat.runtime.identity import ProcessIdentity
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from everbeat.runtime import tree_lock
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import Event, EventBus
+from everbeat.runtime.identity import ProcessIdentity, uptime_ms
 from everbeat.services.death import STARTUP, Death
 from everbeat.services.observer import Observer, Statements
+from everbeat.services.proof import Doubt, Proven, finding_on
 from everbeat.services.recovery import Recoverer
 from everbeat.store import workers
-from everbeat.store.workers import SupervisorOfBoot
+from everbeat.store.predecessors import Predecessor, ended_trees, predecessors
+
+PATIENCE_S: Final = 3.0
+"""How long a tree that is about to end is waited for: its last processes to go, PostgreSQL to notice that its sessions went."""
+LOOK_EVERY_S: Final = 0.2
 
 
-async def reconcile(
-    statements: Statements, *, recoverer: Recoverer, observer: Observer, identity: ProcessIdentity
-) -> list[str]:
-    """Ends the supervisors of this kernel and pid namespace whose process is gone; answers their ids."""
-    if identity.boot_id is None or identity.pid_namespace is None:
-        return []
-    candidates = await statements.run(
-        workers.supervisors_of_boot(
-            observer.supervisor_id, boot_id=identity.boot_id, pid_namespace=str(identity.pid_namespace)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredecessorsBuried(Event):
+    """Supervisors that this one found provably dead when it started, and how many of their tasks were recovered."""
+
+    room = "services"
+    level = logging.WARNING
+    supervisor_ids: tuple[str, ...]
+    tasks: int
+
+
+class Reconciliation:
+    """What one supervisor does once, when it starts."""
+
+    def __init__(
+        self,
+        statements: Statements,
+        *,
+        recoverer: Recoverer,
+        observer: Observer,
+        identity: ProcessIdentity,
+        events: EventBus,
+        clock: Clock,
+    ) -> None:
+        self._statements = statements
+        self._recoverer = recoverer
+        self._observer = observer
+        self._identity = identity
+        self._events = events
+        self._clock = clock
+        self._buried: list[str] = []
+        self._tasks = 0
+
+    async def run(self) -> list[str]:
+        """Ends the supervisors of this machine that are provably dead, and recovers what they held; answers their ids."""
+        give_up_at = self._clock.monotonic() + PATIENCE_S
+        while await self._look() and self._clock.monotonic() < give_up_at:
+            await self._clock.sleep(LOOK_EVERY_S)
+        if self._buried:
+            self._events.emit(PredecessorsBuried(supervisor_ids=tuple(self._buried), tasks=self._tasks))
+        await self._tidy_up()
+        return self._buried
+
+    async def _look(self) -> bool:
+        """Buries whoever is proven dead; answers whether somebody may be, a little later."""
+        identity, again = self._identity, False
+        candidates = predecessors(
+            self._observer.supervisor_id, boot_id=identity.boot_id, machine_id=identity.machine_id
         )
-    )
-    ended = []
-    for candidate in candidates:
-        if not _process_of(candidate, identity).is_provably_gone():
-            continue
-        end = workers.end_supervisor(candidate.id, how=STARTUP, beat_seq=candidate.beat_seq)
-        if not await statements.run(end):
-            continue
-        cause = f"its process {candidate.pid} is gone, seen by a supervisor that started on the same machine"
-        bury = workers.bury_workers(supervisor_id=candidate.id, how=STARTUP, cause=cause)
-        await statements.run(bury)
-        await recoverer.recover_supervisor(candidate.id, Death(noticed_by=STARTUP, cause=cause))
-        ended.append(candidate.id)
-    return ended
+        for candidate in await self._statements.run(candidates):
+            match finding_on(candidate, identity=identity, uptime_ms=uptime_ms()):
+                case Proven(cause):
+                    await self._bury(candidate, cause)
+                case Doubt.SOON:
+                    again = True
+                case Doubt.LIVES:
+                    pass
+        return again
+
+    async def _bury(self, candidate: Predecessor, cause: str) -> None:
+        tasks = await bury(self._statements, candidate, recoverer=self._recoverer, cause=cause)
+        if tasks is not None:
+            self._buried.append(candidate.id)
+            self._tasks += tasks
+
+    async def _tidy_up(self) -> None:
+        """Removes the lock files, in this user's folder, of trees whose supervisors all ended, whoever ended them."""
+        files = tree_lock.lock_files()
+        if not files:
+            return
+        for name in await self._statements.run(ended_trees(sorted(files))):
+            tree_lock.remove_if_gone(str(files[name]), name=name)
 
 
-def _process_of(candidate: SupervisorOfBoot, identity: ProcessIdentity) -> ProcessIdentity:
-    return ProcessIdentity(
-        hostname=candidate.hostname,
-        pid=candidate.pid,
-        boot_id=identity.boot_id,
-        pid_namespace=identity.pid_namespace,
-        start_ticks=candidate.process_started,
+async def bury(
+    statements: Statements, candidate: Predecessor, *, recoverer: Recoverer, cause: str
+) -> int | None:
+    """Ends a supervisor that is known to be dead, and its workers, and recovers what they held, until it lands.
+
+    Answers how many tasks that were; None when somebody else ended it first, or when it gave a sign of life meanwhile.
+    """
+    end = workers.end_supervisor(
+        candidate.id, how=STARTUP, beat_seq=candidate.beat_seq, session_at=candidate.session_at
     )
+    if not await statements.run(end):
+        return None
+    await statements.run(workers.bury_workers(supervisor_id=candidate.id, how=STARTUP, cause=cause))
+    return await recoverer.recover_supervisor(candidate.id, Death(noticed_by=STARTUP, cause=cause))

@@ -6,25 +6,31 @@ so it judges by the database's clock and works with automatic recovery switched 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from random import Random
 from typing import Final
-from uuid import UUID
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.inspection import SweepResult, SweptTask
-from everbeat.domain.recovery import Charge
+from everbeat.domain.recovery import Charge, RecoveryRules
+from everbeat.errors import DatabaseError
+from everbeat.services.carrying import Carried
 from everbeat.services.death import SWEEP, Death
 from everbeat.services.observer import Statements
 from everbeat.services.orders import order_for
-from everbeat.services.recovery import Recoverer, always
+from everbeat.services.recovery import ORPHANED, Recoverer, always
 from everbeat.services.thresholds import Thresholds
-from everbeat.store import leases
+from everbeat.store import leases, sweeping, workers
 from everbeat.store.leases import Lease
 
-_PAGE: Final = 1_000
+TURN: Final = "sweep"
+TURN_S: Final = 10.0
+"""How long a sweeper that died keeps the others from sweeping; its hooks' time comes on top."""
+_CAUSE: Final = "its holder was silent for longer than the sweep allowed"
 
 
 async def sweep(
@@ -38,64 +44,165 @@ async def sweep(
     multiplier: int | None = None,
     dry_run: bool = False,
     random: Random | None = None,
+    sweeper_id: str = "sweep",
 ) -> SweepResult:
-    """Recovers stale leases now; None takes the configuration's value. A dry run changes no byte."""
-    thresholds = Thresholds.manual(
-        config, threshold_ms=threshold_ms, resilient_flags=resilient_flags, multiplier=multiplier
+    """Recovers stale leases now; None takes the configuration's value. A dry run changes no byte, and asks no hook."""
+    each = _Sweep(
+        statements,
+        config,
+        recoverer=recoverer,
+        thresholds=Thresholds.manual(
+            config, threshold_ms=threshold_ms, resilient_flags=resilient_flags, multiplier=multiplier
+        ),
+        rules=replace(
+            recoverer.rules,
+            requeue_claimed=True,
+            settle_running=True,
+            delay_ms=config.recovery_delay_ms if recovery_delay_ms is None else recovery_delay_ms,
+        ),
+        sweeper_id=sweeper_id,
     )
-    rules = replace(
-        recoverer.rules,
-        requeue_claimed=True,
-        settle_running=True,
-        delay_ms=config.recovery_delay_ms if recovery_delay_ms is None else recovery_delay_ms,
-    )
-    found: list[SweptTask] = []
-    done: set[UUID] = set()
-    async for page in _stale(statements, thresholds):
-        for lease in page:
-            order = order_for(
-                lease, _death(lease), rules=rules, charge=Charge.LOSS, random=random or Random(0)
+    return await each.look(random or Random(0)) if dry_run else await each.run()
+
+
+class _Sweep:
+    def __init__(
+        self,
+        statements: Statements,
+        config: RecoveryConfig,
+        *,
+        recoverer: Recoverer,
+        thresholds: Thresholds,
+        rules: RecoveryRules,
+        sweeper_id: str,
+    ) -> None:
+        self._statements = statements
+        self._batch_size = config.sweep_batch_size
+        self._recoverer = recoverer
+        self._thresholds = thresholds
+        self._rules = rules
+        self._turn = workers.take_turn(
+            TURN, interval_ms=round((TURN_S + recoverer.hook_time_s) * 1_000), taken_by=sweeper_id
+        )
+        self._end_turn = sweeping.end_turn(TURN, taken_by=sweeper_id)
+
+    async def look(self, random: Random) -> SweepResult:
+        """What a sweep would do now."""
+        tasks: list[SweptTask] = []
+        stale = Counter[str]()
+        async for page in self._stale():
+            for lease in page:
+                order = order_for(lease, _death(lease), rules=self._rules, charge=Charge.LOSS, random=random)
+                tasks.append(_swept(lease, "leave" if order is None else order.action))
+                stale[lease.worker_id] += 1
+        dead = set(stale)
+        for each in await self._silent():
+            if all(stale[worker_id] == held for worker_id, held in each.held.items()):
+                dead.update(each.worker_ids)
+        return SweepResult(
+            worker_ids=tuple(sorted(dead)),
+            recovered_count=0,
+            tasks=tuple(tasks),
+            missed=0,
+            skipped=False,
+            dry_run=True,
+        )
+
+    async def run(self) -> SweepResult:
+        """One sweep, unless somebody else sweeps at this moment."""
+        if not await self._statements.run(self._turn):
+            return SweepResult(
+                worker_ids=(), recovered_count=0, tasks=(), missed=0, skipped=True, dry_run=False
             )
-            found.append(_swept(lease, "leave" if order is None else order.action))
-        if not dry_run:
-            for (supervisor_id, seq), group in groupby(
-                page, key=lambda lease: (lease.supervisor_id, lease.supervisor_seq)
-            ):
-                landed = await recoverer.carry_out(
-                    list(group),
-                    _death,
-                    charge=always(Charge.LOSS),
-                    rules=rules,
-                    watched=(supervisor_id, seq),
+        try:
+            result, carried = await self._swept()
+        except Exception:
+            with suppress(DatabaseError):  # a turn ends by itself, too
+                await self._statements.run(self._end_turn)
+            raise
+        await self._statements.run(self._end_turn)
+        await self._recoverer.announce(carried)
+        return result
+
+    async def _swept(self) -> tuple[SweepResult, Carried]:
+        carried, tasks, dead = Carried(), list[SweptTask](), set[str]()
+        async for page in self._stale():
+            await self._statements.run(self._turn)  # prolonged
+            for watched, group in groupby(sorted(page, key=_holder_key), key=_holder):
+                held = list(group)
+                done = await self._recoverer.carry(
+                    held, _death, charge=always(Charge.LOSS), rules=self._rules, watched=watched
                 )
-                done |= {one.id for one in landed}
-    told = found if dry_run else [task for task in found if task.id in done]
-    return SweepResult(
-        worker_ids=tuple(sorted({task.worker_id for task in told})),
-        recovered_count=len(done),
-        tasks=tuple(told),
-        skipped=0 if dry_run else len(found) - len(done),
-        dry_run=dry_run,
-    )
+                actions = {one.id: one.action for one in done.landed}
+                left = {lease.id for lease in done.left.values()}
+                tasks += [
+                    _swept(lease, actions.get(lease.id, "leave"))
+                    for lease in held
+                    if lease.id in actions or lease.id in left
+                ]
+                carried.add(done)
+        dead.update(task.worker_id for task in tasks)
+        for ended in await self._end_the_silent():
+            dead.add(ended)
+        result = SweepResult(
+            worker_ids=tuple(sorted(dead)),
+            recovered_count=len(carried.landed),
+            tasks=tuple(tasks),
+            missed=len(carried.missed),
+            skipped=False,
+            dry_run=False,
+        )
+        return result, carried
+
+    async def _end_the_silent(self) -> list[str]:
+        """Ends the supervisors, with their workers, of which nothing was heard and that hold nothing more."""
+        ended: list[str] = []
+        for each in await self._silent():
+            if each.held or not await self._statements.run(
+                workers.end_supervisor(each.id, how=SWEEP, beat_seq=each.beat_seq)
+            ):
+                continue
+            bury = workers.bury_workers(supervisor_id=each.id, how=SWEEP, cause=_CAUSE)
+            buried = await self._statements.run(bury)
+            ended += buried
+        return ended
+
+    async def _silent(self) -> list[sweeping.SilentSupervisor]:
+        return await self._statements.run(
+            sweeping.silent_supervisors(silent_ms=self._thresholds.longest_plain_ms)
+        )
+
+    async def _stale(self) -> AsyncIterator[list[Lease]]:
+        """The stale leases, oldest first, a batch at a time."""
+        last: Lease | None = None
+        least_ms = self._thresholds.all_ms()[0]
+        while True:
+            page = await self._statements.run(
+                leases.leases_silent(silent_ms=least_ms, limit=self._batch_size, after=last)
+            )
+            yield [lease for lease in page if self._thresholds.is_stale(lease)]
+            if len(page) < self._batch_size:
+                return
+            last = page[-1]
 
 
-async def _stale(statements: Statements, thresholds: Thresholds) -> AsyncIterator[list[Lease]]:
-    """The stale leases, a page at a time, those of one supervisor side by side."""
-    last: Lease | None = None
-    least_ms = thresholds.all_ms()[0]
-    while True:
-        page = await statements.run(leases.leases_silent(silent_ms=least_ms, limit=_PAGE, after=last))
-        stale = [lease for lease in page if lease.silent_ms >= (thresholds.of(lease) or 0)]
-        yield sorted(stale, key=lambda lease: lease.supervisor_id)
-        if len(page) < _PAGE:
-            return
-        last = page[-1]
+def _holder(lease: Lease) -> tuple[str, int] | None:
+    """Whose beats undo the decision; None where the worker was ended, or is not known."""
+    if lease.supervisor_id is None or lease.supervisor_seq is None or lease.ended_at is not None:
+        return None
+    return lease.supervisor_id, lease.supervisor_seq
+
+
+def _holder_key(lease: Lease) -> tuple[str, int]:
+    return _holder(lease) or ("", 0)
 
 
 def _death(lease: Lease) -> Death:
+    if lease.is_orphan:
+        return ORPHANED
     if lease.ended_at is not None:
         return replace(Death.on_record(lease), noticed_by=SWEEP)
-    return Death(noticed_by=SWEEP, cause="its holder was silent for longer than the sweep allowed")
+    return Death(noticed_by=SWEEP, cause=_CAUSE)
 
 
 def _swept(lease: Lease, action: str) -> SweptTask:

@@ -5,19 +5,14 @@ What lives here: reading that from the configuration, an operator's overrides in
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
-import msgspec
-
 from everbeat.config import RecoveryConfig
 from everbeat.domain.states import TaskState
+from everbeat.services.orders import flags_of
 from everbeat.store.leases import Lease
-
-_log = logging.getLogger("everbeat.services")
-_decode_flags = msgspec.json.Decoder(dict[str, object]).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +68,11 @@ class Thresholds:
         """The threshold after which a silent supervisor without leases is given up."""
         return max(self.claimed_ms or 0, self.running_ms or 0)
 
+    def is_stale(self, lease: Lease) -> bool:
+        """Whether it has been silent for its threshold by the database's clock."""
+        threshold_ms = self.of(lease)
+        return threshold_ms is not None and lease.silent_ms >= threshold_ms
+
     def _is_resilient(self, lease: Lease) -> bool:
-        if lease.flags is None:
-            return False
-        try:
-            flags = _decode_flags(lease.flags)
-        except msgspec.MsgspecError:
-            _log.error("flags_unreadable task_id=%s", lease.id)
-            return False
-        return any(bool(flags.get(name)) for name in self.resilient_flags)
+        flags = flags_of(lease)
+        return any(flags.get(name, False) for name in self.resilient_flags)

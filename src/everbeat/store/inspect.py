@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from everbeat.domain.duration import When, milliseconds
 from everbeat.domain.failure import error_from_json
 from everbeat.domain.inspection import (
     AttemptInfo,
@@ -16,7 +18,6 @@ from everbeat.domain.inspection import (
     Progress,
     QueueInfo,
     RecoveryInfo,
-    Serving,
     SupervisorInfo,
     TaskSummary,
     WorkerInfo,
@@ -27,15 +28,15 @@ from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TaskState
 from everbeat.store.statement import Row, Statement
 
-_SUMMARY_COLUMNS = 25
+_SUMMARY_COLUMNS = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTask:
-    """A task's row: its summary, what a list leaves out, and whether it is due by the database's clock."""
+    """A task's row: its summary, what a list leaves out, and the database's time of the look."""
 
     summary: TaskSummary
-    due: bool
+    at: datetime
     arguments: Mapping[str, Any]
     result: Any
     policy: StoredPolicy
@@ -48,10 +49,10 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
     def read(found: Sequence[Row]) -> StoredTask | None:
         if not found:
             return None
-        not_due, arguments, result, policy, flags = found[0][_SUMMARY_COLUMNS:]
+        at, arguments, result, policy, flags = found[0][_SUMMARY_COLUMNS:]
         return StoredTask(
             summary=_summary(found[0]),
-            due=not not_due,
+            at=at,
             arguments=_mapping(arguments),
             result=_json(result),
             policy=StoredPolicy.from_json(policy),
@@ -84,12 +85,6 @@ def attempts(task_id: UUID) -> Statement[tuple[AttemptInfo, ...]]:
     )
 
 
-def serving(*, name: str, queue: str, stale_ms: int) -> Statement[Serving]:
-    """Who could run a task of this name in this queue; a worker without a beat for `stale_ms` does not count."""
-    parameters = {"name": name, "queue": queue, "stale_ms": stale_ms}
-    return Statement("inspect/serving", parameters, lambda found: Serving(*found[0]))
-
-
 def heartbeats(task_id: UUID | None, *, limit: int) -> Statement[list[HeartbeatInfo]]:
     """The heartbeats of one task in flight, or the latest of every one; newest first."""
     if task_id is None:
@@ -97,9 +92,25 @@ def heartbeats(task_id: UUID | None, *, limit: int) -> Statement[list[HeartbeatI
     return Statement("inspect/heartbeats_of_task", {"id": task_id, "limit": limit}, _heartbeats)
 
 
-def recoveries(task_id: UUID | None, *, limit: int) -> Statement[list[RecoveryInfo]]:
-    """The recoveries of one task, or of all; newest first."""
-    return Statement("inspect/recoveries", {"task_id": task_id, "limit": limit}, _recoveries)
+def recoveries(
+    task_id: UUID | None = None,
+    *,
+    number: int | None = None,
+    worker: str | None = None,
+    since: When | None = None,
+    cause: str | None = None,
+    limit: int,
+) -> Statement[list[RecoveryInfo]]:
+    """Recoveries, newest first; None takes all. `since`: a moment, or so long before the database's now.
+
+    `cause` is a part of the cause in any case, or one of the ways in which deaths are noticed.
+    """
+    parameters = {
+        "task_id": task_id, "number": number, "worker": worker, "cause": cause, "limit": limit,
+        "since": since if isinstance(since, datetime) else None,
+        "within_ms": milliseconds(since.total_seconds()) if isinstance(since, timedelta) else None,
+    }  # fmt: skip
+    return Statement("inspect/recoveries", parameters, _recoveries)
 
 
 def workers(*, stale_ms: int, ended_too: bool, limit: int) -> Statement[list[WorkerInfo]]:
@@ -136,7 +147,7 @@ def _heartbeats(found: Sequence[Row]) -> list[HeartbeatInfo]:
 
 
 def _recoveries(found: Sequence[Row]) -> list[RecoveryInfo]:
-    return [RecoveryInfo(*_with(row, {10: TaskState, 19: _json})) for row in found]
+    return [RecoveryInfo(*_with(row, {10: TaskState, 19: _json, 25: _state})) for row in found]
 
 
 def _worker(row: Row) -> WorkerInfo:
@@ -168,6 +179,10 @@ def _progress(text: str | None) -> Progress | None:
 
 def _error(text: str | None) -> TaskError | None:
     return None if text is None else error_from_json(text)
+
+
+def _state(name: str | None) -> TaskState | None:
+    return None if name is None else TaskState(name)
 
 
 def _json(text: str | None) -> Any:

@@ -10,6 +10,9 @@ from typing import Final, Literal
 from uuid import UUID
 
 from everbeat.domain.states import TaskState
+from everbeat.store.lease_records import Lease as Lease
+from everbeat.store.lease_records import Recovered as Recovered
+from everbeat.store.lease_records import RecoveryOrder as RecoveryOrder
 from everbeat.store.statement import Row, Statement
 
 NO_POLICIES: Final[Mapping[UUID, bytes | None]] = MappingProxyType({})
@@ -61,79 +64,6 @@ class Settlement:
     result: bytes | None = None
     error: bytes | None = None
     retry_in_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A lease somebody else held, as the reaper reads it."""
-
-    id: UUID
-    claim_id: UUID
-    state: TaskState
-    name: str
-    worker_id: str
-    supervisor_id: str
-    hostname: str
-    pid: int
-    claimed_at: datetime
-    started_at: datetime | None
-    last_beat_at: datetime
-    policy: str | None
-    flags: str | None
-    retry_count: int
-    crash_count: int
-    loss_count: int
-    cancel_requested: bool
-    attempt: int
-    fence: int
-    worker_seq: int
-    ended_how: str | None
-    ended_cause: str | None
-    ended_at: datetime | None
-    silent_ms: int
-    supervisor_seq: int
-    exit_code: int | None
-    signal: int | None
-    queue: str
-    alone: bool
-    suspect: bool
-    progress_at: datetime | None
-    progress: str | None
-    serial: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryOrder:
-    """One decided recovery. `outcome` is CRASHED or LOST for code that ran, None for a lease that never started.
-
-    `retry_in_ms` counts from the database's now; None leaves the task's place in its queue.
-    """
-
-    id: UUID
-    claim_id: UUID
-    state: TaskState
-    action: Literal["requeue", "retry", "fail", "cancel"]
-    retry_in_ms: int | None
-    outcome: Literal["CRASHED", "LOST"] | None
-    error: bytes | None
-    cause: str
-    last_beat_at: datetime | None
-    noticed_after_ms: int | None
-    worker_seq: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """A recovery that landed."""
-
-    id: UUID
-    name: str
-    was: TaskState
-    action: str
-    state: TaskState
-    worker_id: str
-    cause: str
-    noticed_after_ms: int | None
 
 
 def claim(
@@ -247,31 +177,44 @@ def record_progress(task_id: UUID, claim_id: UUID, progress: bytes) -> Statement
     )
 
 
-def leases_of_worker(worker_id: str, *, limit: int) -> Statement[list[Lease]]:
-    """What one worker holds, oldest first."""
-    return Statement("task/leases_of_worker", {"worker_id": worker_id, "limit": limit}, _leases)
+def leases_of_worker(worker_id: str, *, limit: int, after: Lease | None = None) -> Statement[list[Lease]]:
+    """What one worker holds, oldest first, a page at a time."""
+    return Statement(
+        "task/leases_of_worker", {"worker_id": worker_id, "limit": limit, **_cursor(after)}, _leases
+    )
 
 
 def leases_of_ended(
-    *, limit: int, states: Sequence[TaskState] = (TaskState.CLAIMED, TaskState.RUNNING)
+    *,
+    limit: int,
+    states: Sequence[TaskState] = (TaskState.CLAIMED, TaskState.RUNNING),
+    after: Lease | None = None,
 ) -> Statement[list[Lease]]:
-    """What ended workers still hold in these states, oldest first."""
+    """What ended workers still hold in these states, oldest first, a page at a time."""
+    parameters = {"limit": limit, "states": [state.value for state in states], **_cursor(after)}
+    return Statement("task/leases_of_ended", parameters, _leases)
+
+
+def leases_orphaned(*, silent_ms: int, limit: int, after: Lease | None = None) -> Statement[list[Lease]]:
+    """What unknown workers have held for `silent_ms` by the database's clock, oldest first, a page at a time."""
     return Statement(
-        "task/leases_of_ended", {"limit": limit, "states": [state.value for state in states]}, _leases
+        "task/leases_orphaned", {"silent_ms": silent_ms, "limit": limit, **_cursor(after)}, _leases
     )
 
 
 def leases_silent(*, silent_ms: int, limit: int, after: Lease | None = None) -> Statement[list[Lease]]:
     """What has been silent for `silent_ms` by the database's clock, oldest first, a page at a time."""
-    parameters = {
-        "silent_ms": silent_ms, "limit": limit, "after_at": after and after.claimed_at, "after_id": after and after.id,
-    }  # fmt: skip
-    return Statement("task/leases_silent", parameters, _leases)
+    return Statement(
+        "task/leases_silent", {"silent_ms": silent_ms, "limit": limit, **_cursor(after)}, _leases
+    )
 
 
-def leases_of_supervisor(supervisor_id: str, *, limit: int) -> Statement[list[Lease]]:
-    """What the workers of one supervisor hold, oldest first."""
-    return Statement("task/leases_of_supervisor", {"supervisor_id": supervisor_id, "limit": limit}, _leases)
+def leases_of_supervisor(
+    supervisor_id: str, *, limit: int, after: Lease | None = None
+) -> Statement[list[Lease]]:
+    """What the workers of one supervisor hold, oldest first, a page at a time."""
+    parameters = {"supervisor_id": supervisor_id, "limit": limit, **_cursor(after)}
+    return Statement("task/leases_of_supervisor", parameters, _leases)
 
 
 def leases_by_id(ids: Sequence[UUID]) -> Statement[list[Lease]]:
@@ -292,7 +235,9 @@ def recover(
     parameters = {
         "ids": [one.id for one in ordered], "claim_ids": [one.claim_id for one in ordered], "states": [one.state.value for one in ordered],
         "worker_seqs": [one.worker_seq for one in ordered], "actions": [one.action for one in ordered],
-        "retry_in_ms": [one.retry_in_ms for one in ordered], "outcomes": [one.outcome for one in ordered],
+        "retry_in_ms": [one.retry_in_ms for one in ordered], "run_at": [one.run_at for one in ordered],
+        "retry_counts": [one.retry_count for one in ordered], "outcomes": [one.outcome for one in ordered],
+        "suspects": [one.suspect for one in ordered], "hooks": [one.hook for one in ordered],
         "errors": [_text(one.error) for one in ordered], "causes": [one.cause for one in ordered],
         "last_beats": [one.last_beat_at for one in ordered], "noticed_after_ms": [one.noticed_after_ms for one in ordered],
         "noticed_by": noticed_by, "recovered_by": recovered_by, "channel": channel,
@@ -300,8 +245,19 @@ def recover(
     }  # fmt: skip
     return Statement(
         "task/recover", parameters,
-        lambda found: [Recovered(row[0], row[1], TaskState(row[2]), row[3], TaskState(row[4]), row[5], row[6], row[7]) for row in found],
+        lambda found: [Recovered(row[0], row[1], TaskState(row[2]), row[3], TaskState(row[4]), *row[5:13]) for row in found],
     )  # fmt: skip
+
+
+def leave(leases: Sequence[tuple[UUID, UUID]]) -> Statement[list[UUID]]:
+    """Notes that a hook left these leases, given as (id, claim_id), as they are; answers those noted for the first time."""
+    ordered = sorted(leases)
+    parameters = {"ids": [lease[0] for lease in ordered], "claim_ids": [lease[1] for lease in ordered]}
+    return Statement("task/leave", parameters, lambda found: [row[0] for row in found])
+
+
+def _cursor(after: Lease | None) -> dict[str, object]:
+    return {"after_at": after and after.claimed_at, "after_id": after and after.id}
 
 
 def _leases(found: Sequence[Row]) -> list[Lease]:

@@ -10,14 +10,25 @@ What lives here: the shape of a plan and its two runners. What may not: any part
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 
 T = TypeVar("T")
-Plan: TypeAlias = Generator[Statement[Any], Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Errand(Generic[T]):
+    """Something between two statements that is no statement: how a thread does it, and how an event loop does."""
+
+    run: Callable[[], T]
+    arun: Callable[[], Awaitable[T]]
+
+
+Plan: TypeAlias = Generator[Statement[Any] | Errand[Any], Any, T]
 
 
 def ask(statement: Statement[T]) -> Plan[T]:
@@ -43,6 +54,13 @@ class PlannedStatements:
 
 
 @types.coroutine
+def done(errand: Errand[T]) -> Plan[T]:
+    """An errand, awaited by the coroutine of a plan."""
+    answer: T = yield errand
+    return answer
+
+
+@types.coroutine
 def _asked(statement: Statement[T]) -> Plan[T]:
     answer: T = yield statement
     return answer
@@ -54,12 +72,12 @@ def run_plan(database: Database, plan: Plan[T]) -> T:
     failure: Exception | None = None
     while True:
         try:
-            statement = plan.send(answer) if failure is None else plan.throw(failure)
+            step = plan.send(answer) if failure is None else plan.throw(failure)
         except StopIteration as end:
             value: T = end.value
             return value
         try:
-            answer, failure = database.run(statement), None
+            answer, failure = step.run() if isinstance(step, Errand) else database.run(step), None
         except Exception as error:  # noqa: BLE001 - the plan may know what to do, else it comes back from there
             failure = error
 
@@ -70,11 +88,12 @@ async def arun_plan(database: Database, plan: Plan[T]) -> T:
     failure: Exception | None = None
     while True:
         try:
-            statement = plan.send(answer) if failure is None else plan.throw(failure)
+            step = plan.send(answer) if failure is None else plan.throw(failure)
         except StopIteration as end:
             value: T = end.value
             return value
         try:
-            answer, failure = await database.arun(statement), None
+            answer = await (step.arun() if isinstance(step, Errand) else database.arun(step))
+            failure = None
         except Exception as error:  # noqa: BLE001 - as above
             failure = error

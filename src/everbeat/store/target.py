@@ -250,4 +250,7 @@ def is_repeatable(problem: psycopg.Error) -> bool:
     if problem.sqlstate is None:
         return isinstance(problem, psycopg.OperationalError | psycopg.InterfaceError)
     # Two claims may each take another task for the head of a serial line; whoever comes second looks again.
-    return _REPEATABLE.fullmatch(problem.sqlstate) is not None or problem.diag.constraint_name == "tasks_serial_held"
+    return (
+        _REPEATABLE.fullmatch(problem.sqlstate) is not None
+        or problem.diag.constraint_name == "tasks_serial_held"
+    )

@@ -12,7 +12,10 @@ from everbeat.store.statement import Row, Statement, any_row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorRow:
-    """What a supervisor tells about itself. `session_name` begins the application name of every session of its tree."""
+    """What a supervisor tells about itself. `session_name` begins the application name of every session of its tree.
+
+    `lock_file`: the path of the file that its tree keeps locked, whose content is the session name.
+    """
 
     id: str
     hostname: str
@@ -22,6 +25,8 @@ class SupervisorRow:
     process_started: int | None
     lock_key: int
     session_name: str
+    machine_id: str | None = None
+    lock_file: str | None = None
     metadata: str | None = None
 
 
@@ -40,12 +45,16 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class BeatAnswer:
-    """What a beat learned. `seq` is None when the supervisor was ended. Leases are (task id, claim_id[, worker id])."""
+    """What a beat learned. `seq` is None when the supervisor was ended. Leases are (task id, claim_id[, worker id]).
+
+    `ended`: those of its workers that somebody else ended.
+    """
 
     seq: int | None
     lost: tuple[tuple[UUID, UUID], ...]
     cancel: tuple[tuple[UUID, UUID], ...]
     phantoms: tuple[tuple[UUID, UUID, str], ...]
+    ended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +82,6 @@ class WatchedBeats:
     server_started_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorOfBoot:
-    """A supervisor that ran on this very kernel, as it described its process."""
-
-    id: str
-    hostname: str
-    pid: int
-    process_started: int | None
-    beat_seq: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms."""
@@ -101,7 +99,8 @@ def register_supervisor(row: SupervisorRow) -> Statement[bool]:
     """Announces a supervisor."""
     parameters = {
         "id": row.id, "hostname": row.hostname, "pid": row.pid, "boot_id": row.boot_id, "pid_namespace": row.pid_namespace,
-        "process_started": row.process_started, "lock_key": row.lock_key, "session_name": row.session_name, "metadata": row.metadata,
+        "process_started": row.process_started, "lock_key": row.lock_key, "session_name": row.session_name,
+        "machine_id": row.machine_id, "lock_file": row.lock_file, "metadata": row.metadata,
     }  # fmt: skip
     return Statement("worker/register_supervisor", parameters, any_row)
 
@@ -124,10 +123,16 @@ def register_worker(row: WorkerRow) -> Statement[bool]:
     return Statement("worker/register_worker", parameters, any_row)
 
 
-def beat(supervisor_id: str, held: Sequence[tuple[UUID, UUID]], *, draining: bool) -> Statement[BeatAnswer]:
-    """One beat for what is held in memory, as (task id, claim_id)."""
+def beat(
+    supervisor_id: str,
+    held: Sequence[tuple[UUID, UUID]],
+    *,
+    draining: bool,
+    worker_ids: Sequence[str] = (),
+) -> Statement[BeatAnswer]:
+    """One beat for what these workers hold in memory, as (task id, claim_id)."""
     parameters = {
-        "supervisor_id": supervisor_id, "draining": draining, "ids": [lease[0] for lease in held], "claim_ids": [lease[1] for lease in held],
+        "supervisor_id": supervisor_id, "worker_ids": list(worker_ids), "draining": draining, "ids": [lease[0] for lease in held], "claim_ids": [lease[1] for lease in held],
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> BeatAnswer:
@@ -137,6 +142,7 @@ def beat(supervisor_id: str, held: Sequence[tuple[UUID, UUID]], *, draining: boo
             tuple((row[1], row[2]) for row in found if row[0] == "lost"),
             tuple((row[1], row[2]) for row in found if row[0] == "cancel"),
             tuple((row[1], row[2], row[3]) for row in found if row[0] == "phantom"),
+            tuple(row[3] for row in found if row[0] == "ended"),
         )
 
     return Statement("worker/beat", parameters, read)
@@ -166,16 +172,6 @@ def bury_workers(
 def bury_orphans() -> Statement[list[str]]:
     """Ends the workers of ended supervisors; answers those that were not ended yet."""
     return Statement("worker/bury_orphans", {}, lambda found: [row[0] for row in found])
-
-
-def supervisors_of_boot(
-    supervisor_id: str, *, boot_id: str, pid_namespace: str
-) -> Statement[list[SupervisorOfBoot]]:
-    """The other supervisors of this kernel and pid namespace that were not ended."""
-    parameters = {"id": supervisor_id, "boot_id": boot_id, "pid_namespace": pid_namespace}
-    return Statement(
-        "worker/supervisors_of_boot", parameters, lambda found: [SupervisorOfBoot(*row) for row in found]
-    )
 
 
 def end_supervisor(

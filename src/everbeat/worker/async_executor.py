@@ -9,6 +9,7 @@ from typing import Final
 
 from everbeat.domain.definition import RunIn
 from everbeat.runtime.nursery import Nursery
+from everbeat.runtime.stacks import coroutine_stack
 from everbeat.worker.attempt import Attempt, Ended, Failed, OnEnded
 from everbeat.worker.invocation import Invoker
 
@@ -62,6 +63,11 @@ class AsyncExecutor:
         """Cancel its coroutine."""
         if (task := self._running.get(attempt)) is not None:
             task.cancel()
+
+    def whereabouts(self, attempt: Attempt) -> str:
+        """What its coroutine waits for."""
+        task = self._running.get(attempt)
+        return "" if task is None else coroutine_stack(task)
 
     async def close(self) -> None:
         """Cancel what is left; code that swallows that is left behind."""

@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum, auto
-from typing import Final, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 from uuid import UUID
 
 import msgspec
 
-from everbeat.domain.context import Context, StopReason
+from everbeat.domain.checkpoint import PartialWork
+from everbeat.domain.codec import CallCodec
+from everbeat.domain.context import Context, StopReason, TaskStopped
 from everbeat.domain.definition import RunIn, TaskDefinition
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.stored_text import storable
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.store.leases import Claimed
-from everbeat.worker.protocol import Lease
+from everbeat.worker.code_side import CodeSide
+from everbeat.worker.protocol import Answer, Lease, Request
+
+LaneName: TypeAlias = RunIn | Literal["solo"]
+"""Where tasks wait and run: by their mode, but for suspects, which run alone in a process whatever their mode is."""
+
+ALONE: Final[frozenset[LaneName]] = frozenset(("process", "solo"))
+"""The lanes whose code runs one task at a time in a process of its own: it can always be ended, and dies alone."""
 
 _TEXT_BYTES: Final = 8_192
 
@@ -64,11 +74,20 @@ Ended: TypeAlias = Succeeded | Failed | Died
 OnEnded: TypeAlias = Callable[["Attempt", Ended], None]
 
 
+class Clerk(Protocol):
+    """Whoever answers requests of code."""
+
+    def submit(self, attempt: Attempt, request: Request) -> Future[Answer]: ...
+
+    async def answer(self, attempt: Attempt, request: Request) -> Answer: ...
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
-class Attempt:
+class Attempt(CodeSide):
     """A held lease. Changed in the loop's thread only, but for `progress`; task code reads it from any thread."""
 
     task: Claimed
+    lane: LaneName
     definition: TaskDefinition
     policy: StoredPolicy
     on_progress: Callable[[Attempt], None]
@@ -81,7 +100,22 @@ class Attempt:
     self_fenced: bool = False
     progress: bytes | None = None
     progress_noted: bool = False
+    spoke_at: float = 0.0
+    """When its code last said anything, or began, by the worker's monotonic clock."""
+    settling_since: float = 0.0
+    unanswered: int = 0
+    """Requests of its code that this worker has not answered: whoever waits for us is not silent."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    clerk: Clerk | None = None
+    """Who answers requests of its code."""
+    checkpoint_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    checkpoint_number: int = 0
+    holds_progress: bool = False
+    """What its code says of itself is kept, and not written for now."""
+    is_committing: bool = False
+    """Its code settles it this very moment: what happens to it meanwhile waits in `after_commit`."""
+    is_committed: bool = False
+    after_commit: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def id(self) -> UUID:
@@ -100,13 +134,19 @@ class Attempt:
 
     @property
     def mode(self) -> RunIn:
-        """Where its code runs."""
+        """Where its function is to run; a suspect runs in the lane `solo` all the same."""
         return self.definition.run_in
 
     @property
     def timeout_s(self) -> float | None:
         """How long its code may run, by the policy; None without a limit."""
         limit_ms = self.policy.timeout_ms
+        return None if limit_ms is None else limit_ms / 1_000
+
+    @property
+    def stall_timeout_s(self) -> float | None:
+        """How long its code may say nothing, by the policy; None without a limit."""
+        limit_ms = self.policy.stall_timeout_ms
         return None if limit_ms is None else limit_ms / 1_000
 
     @property
@@ -128,6 +168,7 @@ class Attempt:
             worker_id=worker_id,
             deadline=self.deadline,
             backend=self,
+            work=PartialWork.from_json(self.task.checkpoint),
         )
 
     def stop_reason(self) -> StopReason | None:
@@ -138,6 +179,37 @@ class Attempt:
         """Keep what the code says of itself, the last word only; for its Context, from any thread."""
         self.progress = progress_json(stage=stage, fraction=fraction, message=message)
         self.on_progress(self)
+
+    def release_progress(self) -> None:
+        """Write again what its code says of itself, first what was kept."""
+        if self.holds_progress:
+            self.holds_progress = self.progress_noted = False
+            if self.progress is not None:
+                self.on_progress(self)
+
+    @property
+    def codec(self) -> CallCodec:
+        """Of its task function."""
+        return self.definition.codec
+
+    def ask(self, request: Request) -> Answer:
+        """Have a request of its code answered, and wait; in any thread but the loop's."""
+        try:
+            return self._submit(request).result()
+        except CancelledError:
+            raise TaskStopped("shutting_down", task_id=self.id) from None
+
+    async def aask(self, request: Request) -> Answer:
+        """The twin of `ask`, on any loop."""
+        # Shielded: the code may be cancelled, what it asked for goes on.
+        return await asyncio.shield(asyncio.wrap_future(self._submit(request)))
+
+    def _submit(self, request: Request) -> Future[Answer]:
+        assert self.clerk is not None
+        try:
+            return self.clerk.submit(self, request)
+        except RuntimeError:  # the loop is closed: the worker has left
+            raise TaskStopped("shutting_down", task_id=self.id) from None
 
     def cancel_timers(self) -> None:
         """Nothing that was due for this attempt happens any more."""

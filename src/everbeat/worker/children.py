@@ -11,7 +11,7 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.frames import ChannelError
 from everbeat.runtime.process import ChildProcess
-from everbeat.worker.protocol import FromSupervisor, FromWorker, Refused
+from everbeat.worker.protocol import FromWorkerProcess, Refused, ToWorkerProcess
 from everbeat.worker.seat import Seat
 
 
@@ -29,19 +29,25 @@ class Child:
         self.is_welcome = False
         self.is_ready = False
         self.has_left = False
-        self.is_hanging = False
+        self.killed_because: str | None = None
+        self.retired = asyncio.Event()
         self.fell_silent = asyncio.Event()
 
     @classmethod
     async def adopt(cls, process: ChildProcess, *, clock: Clock) -> Self:
         """Opens the line to a process that was just spawned."""
-        channel = await AsyncChannel.open(process.channel_socket, messages=FromWorker)
+        channel = await AsyncChannel.open(process.channel_socket, messages=FromWorkerProcess)
         return cls(process, channel, clock=clock)
 
-    def tell(self, message: FromSupervisor) -> None:
+    def tell(self, message: ToWorkerProcess) -> None:
         """Queues a message; a process that is gone, or reads nothing any more, is found out by other ways."""
         with contextlib.suppress(ChannelError):
             self.channel.send_nowait(message)
+
+    def kill(self, *, because: str) -> None:
+        """Ends it at once; the reason goes into its exit report."""
+        self.killed_because = because
+        self.process.kill()
 
     def close(self) -> None:
         """Gives back what the process took of ours."""

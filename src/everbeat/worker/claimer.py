@@ -22,7 +22,8 @@ from everbeat.runtime.clock import Clock
 from everbeat.store import leases
 from everbeat.store.leases import Claimed
 from everbeat.store.session import Session
-from everbeat.worker.attempt import Attempt, Stage
+from everbeat.store.suspects import suspects_wait
+from everbeat.worker.attempt import ALONE, Attempt, LaneName, Stage
 from everbeat.worker.lane import Lane
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.protocol import Lease
@@ -31,6 +32,8 @@ MOST_CLAIMED: Final = 500
 FIRST_CLAIM: Final = 100
 CLAIM_BYTES: Final = 32 * 1024 * 1024
 DEAF_POLL_S: Final = 1.0
+SUSPECTS_EVERY_S: Final = 1.0
+"""Suspects are rare: hints make this worker look for them no more often than this."""
 _SLACK_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 30.0
 
@@ -166,15 +169,23 @@ class Claimer:
                 continue
             lane.has_more = False  # a hint that comes while the statement runs sets it again
             try:
-                taken = await self._claim(lane, limit)
+                taken = await self._claim(lane, limit) if await self._is_worth_it(lane) else 0
             except BaseException:
                 lane.has_more = True
                 raise
+            if lane.suspects and not taken:
+                lane.paused_until = self._clock.monotonic() + SUSPECTS_EVERY_S
             if taken >= limit:
                 lane.has_more = True
             elif not lane.has_more:
                 idle.append(lane)
         return idle
+
+    async def _is_worth_it(self, lane: Lane) -> bool:
+        """Not to be asked of the claim: it would go through all that waits to find that no suspect does."""
+        if not lane.suspects:
+            return True
+        return await self._session.run(suspects_wait(names=lane.names, queues=self._queues))
 
     async def _claim(self, lane: Lane, limit: int) -> int:
         worker_id = self._rules.worker_id()
@@ -186,12 +197,13 @@ class Claimer:
                 limit=limit,
                 queues=self._queues,
                 queue_priorities=self._queue_priorities,
+                suspects=lane.suspects,
             )
         )
         if worker_id != self._rules.worker_id():
             return 0  # claimed in a name that was declared dead meanwhile: it is recovered there
         for task in claimed:
-            attempt = self._attempt(task)
+            attempt = self._attempt(task, lane.name)
             self._table.add(attempt)
             lane.add(attempt)
         if claimed:
@@ -199,13 +211,14 @@ class Claimer:
             self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
         return len(claimed)
 
-    def _attempt(self, task: Claimed) -> Attempt:
+    def _attempt(self, task: Claimed, lane: LaneName) -> Attempt:
         try:
             policy = None if task.policy is None else StoredPolicy.from_json(task.policy)
         except PayloadError:
             policy = None  # damaged by hand
         return Attempt(
             task=task,
+            lane=lane,
             definition=self._definitions[task.name],
             policy=self._policies[task.name] if policy is None else policy,
             on_progress=self._rules.on_progress,
@@ -223,6 +236,7 @@ class Claimer:
             statement = leases.start(
                 [attempt.lease for attempt in batch],
                 policies={one.id: one.policy.to_json() for one in batch if one.task.policy is None},
+                alone={one.claim_id for one in batch if one.lane in ALONE},
                 channel=self._session.target.channel,
             )
             answers = await self._session.run(statement)
@@ -240,11 +254,11 @@ class Claimer:
             self._rules.launch(attempt)
 
     def _wait_again(self, batch: Sequence[Attempt]) -> None:
-        by_mode = {lane.mode: lane for lane in self._lanes}
+        by_name = {lane.name: lane for lane in self._lanes}
         for attempt in batch:
             if attempt.stage is Stage.STARTING:
                 attempt.stage = Stage.CLAIMED
-                by_mode[attempt.mode].add(attempt)
+                by_name[attempt.lane].add(attempt)
 
     async def _give_back_broken(self) -> None:
         """A lane whose processes do not come up lets others have its tasks, and tries again later."""

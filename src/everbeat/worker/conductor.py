@@ -10,28 +10,31 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from random import Random
 from typing import Final
 from uuid import UUID
 
 from everbeat.domain.context import StopReason
-from everbeat.domain.definition import RunIn
+from everbeat.domain.stall import Stall
 from everbeat.errors import EverbeatError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, LeasesLost, TaskFinished, ZombieRefused
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.leases import Settlement
-from everbeat.worker.attempt import Attempt, Died, Ended, Stage
+from everbeat.worker.attempt import Attempt, Clerk, Died, Ended, LaneName, Stage, Succeeded
 from everbeat.worker.executor import Executor
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.settlement import settlement_of
 from everbeat.worker.settler import Settler
+from everbeat.worker.stall_watch import StallWatch, TaskStalled
 
 RecoverCrashed = Callable[[UUID, UUID, ExitReport], Awaitable[object]]
+RecoverStalled = Callable[[UUID, UUID, Stall], Awaitable[object]]
 
-SETTLE_AFTER_S: Final[Mapping[RunIn, float]] = {"async": 0.5, "thread": 0.5, "process": 0.9}
+SETTLE_AFTER_S: Final[Mapping[LaneName, float]] = {"async": 0.5, "thread": 0.5, "process": 0.9, "solo": 0.9}
 """How long code that was stopped may take to end before its attempt is settled without it."""
 _RECOVERY_PAUSE_S: Final = 1.0
 _ENDED_STATES: Final = {"COMPLETED": "COMPLETED", "CANCELLED": "CANCELLED", "RELEASED": "PENDING"}
@@ -42,7 +45,7 @@ _log = logging.getLogger("everbeat.worker")
 class Conductor:
     """Leads attempts from launch to settle. `on_change` is called whenever a lease is over or its code has ended.
 
-    `on_broken(mode, reason)`: code of this mode cannot be begun for now.
+    `on_broken(lane, reason)`: code of this lane cannot be begun for now.
     """
 
     def __init__(
@@ -54,27 +57,34 @@ class Conductor:
         random: Random,
         nursery: Nursery,
         recover_crashed: RecoverCrashed,
+        recover_stalled: RecoverStalled,
         on_change: Callable[[Attempt], None],
-        on_broken: Callable[[RunIn, str], None],
+        on_broken: Callable[[LaneName, str], None],
     ) -> None:
-        self.executors: dict[RunIn, Executor] = {}
+        self.executors: dict[LaneName, Executor] = {}
         self.settler: Settler
+        self.clerk: Clerk
+        self.trailing: set[Attempt] = set()
+        """Attempts that a commit of their own has completed, and whose code has not ended yet."""
         self.progress: ProgressRecorder
-        self.unsettled: Counter[RunIn] = Counter()
+        self.unsettled: Counter[LaneName] = Counter()
         self._table = table
         self._events = events
         self._clock = clock
         self._random = random
         self._nursery = nursery
         self._recover_crashed = recover_crashed
+        self._recover_stalled = recover_stalled
+        self.stall_watch = StallWatch(clock=clock, on_stalled=self.stalled)
         self._on_change = on_change
         self._on_broken = on_broken
 
     def launch(self, attempt: Attempt) -> None:
         """The start was acknowledged: its code runs from now on."""
         attempt.stage = Stage.RUNNING
+        attempt.clerk = self.clerk
         attempt.launched_at = self._clock.monotonic()
-        executor = self.executors[attempt.mode]
+        executor = self.executors[attempt.lane]
         if executor.free <= 0:  # a task process ended while the start was under way
             self._settle(attempt, Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED"))
             return
@@ -85,8 +95,9 @@ class Conductor:
         except Exception as problem:  # noqa: BLE001 - a thread or process that the system refuses must not stop the others
             attempt.cancel_timers()
             self._settle(attempt, Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED"))
-            self._on_broken(attempt.mode, f"{type(problem).__name__}: {problem}")
+            self._on_broken(attempt.lane, f"{type(problem).__name__}: {problem}")
             return
+        self.stall_watch.watch(attempt)
         if attempt.cancel_asked:
             self.stop(attempt, "cancelled")
 
@@ -112,16 +123,19 @@ class Conductor:
             attempt.cancel_asked = True  # remembered for the launch, while the start is under way
         if attempt.stage is not Stage.RUNNING:
             return
+        if attempt.is_committing:
+            attempt.after_commit.append(partial(self.stop, attempt, reason))
+            return
         if attempt.stopped is None:
             attempt.stopped = reason
             # A thread cannot be ended: a cancel is a wish, and a result that comes all the same is not hidden.
-            if not (reason == "cancelled" and attempt.mode == "thread"):
+            if not (reason == "cancelled" and attempt.lane == "thread"):
                 attempt.cancel_timers()
-                self._later(attempt, SETTLE_AFTER_S[attempt.mode], lambda: self._settle_without_code(attempt))
-            self.executors[attempt.mode].stop(attempt)
+                self._later(attempt, SETTLE_AFTER_S[attempt.lane], lambda: self._settle_without_code(attempt))
+            self.executors[attempt.lane].stop(attempt)
         elif attempt.stopped == "cancelled" and reason in ("timed_out", "shutting_down"):
             attempt.stopped = reason
-            self._later(attempt, SETTLE_AFTER_S[attempt.mode], lambda: self._settle_without_code(attempt))
+            self._later(attempt, SETTLE_AFTER_S[attempt.lane], lambda: self._settle_without_code(attempt))
 
     def stop_all(self, reason: StopReason) -> None:
         """Stop whatever runs."""
@@ -135,32 +149,73 @@ class Conductor:
             attempt.stopped = None
             self.stop(attempt, "lease_lost")
 
+    def stalled(self, attempt: Attempt, silent_s: float) -> None:
+        """Running code said nothing for its stall_timeout: it is stopped, and whatever it still does changes nothing."""
+        executor = self.executors[attempt.lane]
+        stall = Stall(silent_s=silent_s, timeout_s=attempt.stall_timeout_s or 0.0)
+        self._events.emit(
+            TaskStalled(
+                task_id=attempt.id,
+                name=attempt.task.name,
+                attempt=attempt.number,
+                silent_s=silent_s,
+                stack=executor.whereabouts(attempt),
+            )
+        )
+        attempt.cancel_timers()
+        attempt.stopped = "stalled"
+        self._is_settling(attempt)
+        executor.stop(attempt)
+        self._nursery.start(
+            self._recovered(attempt, lambda: self._recover_stalled(attempt.id, attempt.claim_id, stall)),
+            name=f"recover {attempt.id}",
+        )
+        self._on_change(attempt)
+
     def lose(self, attempts: Iterable[Attempt], reason: str) -> None:
         """Leases that are somebody else's now: their code is stopped, and nothing is written."""
         # What is being settled is not lost by hearsay: the settle itself is told whether it landed.
-        lost = [
+        held = [
             attempt for attempt in attempts if attempt.stage in (Stage.CLAIMED, Stage.STARTING, Stage.RUNNING)
         ]
+        for attempt in held:
+            if attempt.is_committing:
+                attempt.after_commit.append(partial(self.lose, [attempt], reason))
+        lost = [attempt for attempt in held if not attempt.is_committing]
         for attempt in lost:
             was_running = attempt.stage is Stage.RUNNING
             attempt.cancel_timers()
             self._let_go(attempt)
             if was_running:
                 attempt.stopped = "lease_lost"
-                self.executors[attempt.mode].stop(attempt)
+                self.executors[attempt.lane].stop(attempt)
         if lost:
             self._events.emit(LeasesLost(task_ids=tuple(attempt.id for attempt in lost), reason=reason))
 
     def ended(self, attempt: Attempt, ended: Ended) -> None:
         """An executor says that the code of an attempt has ended."""
         attempt.cancel_timers()
+        attempt.is_committing = False
+        if attempt in self.trailing:
+            self.trailing.discard(attempt)
+            if not isinstance(ended, Succeeded):
+                _log.warning(
+                    "code_failed_after_its_commit task_id=%s name=%s end=%s",
+                    attempt.id, attempt.task.name, ended,
+                )  # fmt: skip
         if attempt.stage is Stage.RUNNING:
             settlement = settlement_of(attempt, ended, random=self._random)
             if settlement is not None:
                 self._settle(attempt, settlement)
             elif isinstance(ended, Died):
                 self._is_settling(attempt)
-                self._nursery.start(self._recover(attempt, ended.report), name=f"recover {attempt.id}")
+                report = ended.report
+                self._nursery.start(
+                    self._recovered(
+                        attempt, lambda: self._recover_crashed(attempt.id, attempt.claim_id, report)
+                    ),
+                    name=f"recover {attempt.id}",
+                )
         self._on_change(attempt)
 
     def settled(self, attempt: Attempt, settlement: Settlement, verdict: str) -> None:
@@ -178,8 +233,35 @@ class Conductor:
             TaskFinished(task_id=attempt.id, name=attempt.task.name, state=state, duration_s=duration_s)
         )
 
+    def committed(self, attempt: Attempt) -> None:
+        """Its own code has settled it, COMPLETED. What the code does from here on is not the task's, but for its timeout."""
+        attempt.is_committing, attempt.is_committed = False, True
+        attempt.after_commit.clear()
+        attempt.cancel_timers()
+        self.trailing.add(attempt)
+        duration_s = self._clock.monotonic() - attempt.launched_at
+        if (limit_s := attempt.timeout_s) is not None:
+            self._later(attempt, max(0.0, limit_s - duration_s), lambda: self._end_trailing(attempt))
+        self._let_go(attempt)
+        self._events.emit(
+            TaskFinished(task_id=attempt.id, name=attempt.task.name, state="COMPLETED", duration_s=duration_s)
+        )
+
+    def commit_ended(self, attempt: Attempt) -> None:
+        """Its own code has not settled it after all: what was asked of it meanwhile is done now."""
+        attempt.is_committing = False
+        waiting, attempt.after_commit = attempt.after_commit, []
+        for act in waiting:
+            act()
+
+    def _end_trailing(self, attempt: Attempt) -> None:
+        attempt.stopped = "timed_out"
+        self.executors[attempt.lane].stop(attempt)
+
     def _settle_without_code(self, attempt: Attempt) -> None:
-        if attempt.stage is Stage.RUNNING:
+        if attempt.is_committing:
+            attempt.after_commit.append(partial(self._settle_without_code, attempt))
+        elif attempt.stage is Stage.RUNNING:
             settlement = settlement_of(attempt, None, random=self._random)
             if settlement is not None:
                 self._settle(attempt, settlement)
@@ -190,12 +272,12 @@ class Conductor:
         self.settler.put(attempt, settlement)
 
     def _is_settling(self, attempt: Attempt) -> None:
-        attempt.stage = Stage.SETTLING
-        self.unsettled[attempt.mode] += 1
+        attempt.stage, attempt.settling_since = Stage.SETTLING, self._clock.monotonic()
+        self.unsettled[attempt.lane] += 1
 
     def _let_go(self, attempt: Attempt) -> None:
         if attempt.stage is Stage.SETTLING:
-            self.unsettled[attempt.mode] -= 1
+            self.unsettled[attempt.lane] -= 1
         self._table.remove(attempt)
         self.progress.forget(attempt)
         self._on_change(attempt)
@@ -203,11 +285,12 @@ class Conductor:
     def _later(self, attempt: Attempt, seconds: float, act: Callable[[], None]) -> None:
         attempt.timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
-    async def _recover(self, attempt: Attempt, report: ExitReport) -> None:
-        """Its process died under it: recovery decides, as for any other death, and is asked until it has answered."""
+    async def _recovered(self, attempt: Attempt, recover: Callable[[], Awaitable[object]]) -> None:
+        """Its process died or its code stalled: recovery decides, as for any death, and is asked until it has answered."""
         while True:
             try:
-                await self._recover_crashed(attempt.id, attempt.claim_id, report)
+                await self.progress.write(attempt)  # its last words
+                await recover()
                 break
             except EverbeatError as problem:
                 _log.error("recovery_failed task_id=%s error=%s", attempt.id, problem)

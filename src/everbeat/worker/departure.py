@@ -12,9 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from everbeat.domain.definition import RunIn
 from everbeat.runtime.clock import Clock
-from everbeat.worker.attempt import Stage
+from everbeat.worker.attempt import ALONE, LaneName, Stage
 from everbeat.worker.conductor import Conductor
 from everbeat.worker.executor import Executor
 from everbeat.worker.farewell import EXIT_ORDERLY, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
@@ -37,7 +36,7 @@ class Departure:
         *,
         table: LeaseTable,
         conductor: Conductor,
-        executors: Mapping[RunIn, Executor],
+        executors: Mapping[LaneName, Executor],
         clock: Clock,
         own_grace_s: float,
         give_back: Callable[[], asyncio.Task[None]],
@@ -64,22 +63,26 @@ class Departure:
         self._ordered.set()
         self._changed.set()
 
+    def retire(self) -> None:
+        """Leave when running code has ended, however long that takes."""
+        self.drain(grace_s=math.inf)
+
     def stop(self) -> None:
         """Leave at once, within seconds even if the database cannot be reached."""
         self._give_up_at = min(self._give_up_at, self._clock.monotonic() + STOP_PATIENCE_S)
         self.drain(grace_s=0.0)
 
-    def changed(self, mode: RunIn) -> None:
+    def changed(self, lane: LaneName) -> None:
         """A lease is over, or the code of an attempt has ended."""
         self._changed.set()
         # The code of a process can always be ended; that of the other two may keep its slot for ever.
-        if mode != "process" and self._is_leaked(mode):
-            asyncio.get_running_loop().call_later(LEAK_PATIENCE_S, self._replace_if_leaked, mode)
+        if lane not in ALONE and self._is_leaked(lane):
+            asyncio.get_running_loop().call_later(LEAK_PATIENCE_S, self._replace_if_leaked, lane)
 
     async def carried_out(self) -> int:
         """Wait for the order, then leave; answers the exit code. EXIT_UNSETTLED: something is still held."""
         await self._ordered.wait()
-        while self._table.at(Stage.RUNNING, Stage.STARTING) and self._clock.monotonic() < self._leave_at:
+        while self._has_running_code() and self._clock.monotonic() < self._leave_at:
             await self._wait_until(self._leave_at)
         while len(self._table) or not (self._giving_back and self._giving_back.done()):
             self._conductor.stop_all("shutting_down")
@@ -88,19 +91,23 @@ class Departure:
             await self._wait_until(self._give_up_at)
         return self._exit_code
 
+    def _has_running_code(self) -> bool:
+        return bool(self._table.at(Stage.RUNNING, Stage.STARTING) or self._conductor.trailing)
+
     async def _wait_until(self, moment: float) -> None:
         seconds = min(max(moment - self._clock.monotonic(), 0.0), _LOOK_EVERY_S)
         await self._clock.wait(self._changed, timeout_s=seconds)
         self._changed.clear()
 
-    def _is_leaked(self, mode: RunIn) -> bool:
-        executor = self._executors[mode]
+    def _is_leaked(self, lane: LaneName) -> bool:
+        executor = self._executors[lane]
         if executor.occupied < executor.slots:
             return False
-        return not any(attempt.mode == mode for attempt in self._table.at(Stage.RUNNING))
+        working = (*self._table.at(Stage.RUNNING), *self._conductor.trailing)
+        return not any(attempt.lane == lane for attempt in working)
 
-    def _replace_if_leaked(self, mode: RunIn) -> None:
-        if self._is_leaked(mode) and not self._ordered.is_set():
-            _log.error("slots_leaked mode=%s slots=%s", mode, self._executors[mode].slots)
+    def _replace_if_leaked(self, lane: LaneName) -> None:
+        if self._is_leaked(lane) and not self._ordered.is_set():
+            _log.error("slots_leaked lane=%s slots=%s", lane, self._executors[lane].slots)
             self._exit_code = EXIT_SLOTS_LEAKED
             self.drain(grace_s=self._own_grace_s)

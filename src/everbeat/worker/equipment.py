@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
-from everbeat.domain.definition import RunIn
 from everbeat.worker.async_executor import AsyncExecutor
-from everbeat.worker.attempt import Attempt, OnEnded
+from everbeat.worker.attempt import Attempt, LaneName, OnEnded
 from everbeat.worker.executor import Executor
 from everbeat.worker.invocation import Invoker
 from everbeat.worker.lane import Lane
 from everbeat.worker.plan import MODES, WorkerPlan
 from everbeat.worker.process_executor import ProcessExecutor
+from everbeat.worker.recycling import Limits, ProcessRecycled
 from everbeat.worker.thread_executor import ThreadExecutor
+
+_log = logging.getLogger("everbeat.worker")
 
 
 def make_executors(
@@ -20,13 +23,29 @@ def make_executors(
     *,
     worker_id: Callable[[], str],
     on_ended: OnEnded,
-    on_free: Callable[[RunIn], None],
-    on_broken: Callable[[RunIn, str], None],
+    on_free: Callable[[LaneName], None],
+    on_broken: Callable[[LaneName, str], None],
     on_progress: Callable[[Attempt], None],
-) -> dict[RunIn, Executor]:
-    """An executor for each mode that has slots and task functions."""
+    on_recycled: Callable[[ProcessRecycled], None],
+) -> dict[LaneName, Executor]:
+    """An executor for each mode that has slots and task functions, and one for suspects of the modes that share a process."""
     invoker = Invoker(plan.exception_codes)
-    made: dict[RunIn, Executor] = {}
+
+    def of_processes(lane: LaneName, slots: int) -> ProcessExecutor:
+        return ProcessExecutor(
+            slots=slots,
+            argv=plan.task_process_argv,
+            stop_grace_s=plan.stop_grace_s,
+            worker_id=worker_id,
+            on_ended=on_ended,
+            on_free=lambda: on_free(lane),
+            on_broken=lambda reason: on_broken(lane, reason),
+            on_progress=on_progress,
+            limits=Limits.of(plan.config),
+            on_recycled=on_recycled,
+        )
+
+    made: dict[LaneName, Executor] = {}
     for mode in MODES:
         slots = plan.slots(mode)
         if slots == 0 or not plan.names(mode):
@@ -49,31 +68,31 @@ def make_executors(
                     on_free=lambda: on_free("thread"),
                 )
             case "process":
-                made[mode] = ProcessExecutor(
-                    slots=slots,
-                    argv=plan.task_process_argv,
-                    stop_grace_s=plan.stop_grace_s,
-                    worker_id=worker_id,
-                    on_ended=on_ended,
-                    on_free=lambda: on_free("process"),
-                    on_broken=lambda reason: on_broken("process", reason),
-                    on_progress=on_progress,
-                )
+                made[mode] = of_processes(mode, slots)
+    if plan.task_process_argv and ("async" in made or "thread" in made):
+        made["solo"] = of_processes("solo", plan.solo_slots)
     return made
 
 
 def make_lanes(
-    plan: WorkerPlan, executors: Mapping[RunIn, Executor], *, unsettled: Callable[[RunIn], int]
-) -> dict[RunIn, Lane]:
-    """A lane for each executor."""
-    return {
-        mode: Lane(
-            mode=mode,
-            names=plan.names(mode),
+    plan: WorkerPlan, executors: Mapping[LaneName, Executor], *, unsettled: Callable[[LaneName], int]
+) -> dict[LaneName, Lane]:
+    """A lane for each executor. Where suspects have one of their own, the lanes whose tasks share a process leave them to it."""
+    names = {mode: plan.names(mode) if mode in executors else () for mode in MODES}
+    has_solo = "solo" in executors
+    if not plan.task_process_argv:
+        _log.info("no_solo_lane reason=%r", "a new process would not find the app: suspects run among others")
+
+    def lane(name: LaneName, executor: Executor) -> Lane:
+        is_solo = name == "solo"
+        return Lane(
+            name=name,
+            names=(*names["async"], *names["thread"]) if name == "solo" else names[name],
             executor=executor,
-            prefetch=plan.config.prefetch,
+            prefetch=0 if is_solo else plan.config.prefetch,
             queue_priorities=plan.queue_priorities,
-            unsettled=lambda mode=mode: unsettled(mode),  # type: ignore[misc]
+            unsettled=lambda: unsettled(name),
+            suspects=None if name == "process" or not has_solo else is_solo,
         )
-        for mode, executor in executors.items()
-    }
+
+    return {name: lane(name, executor) for name, executor in executors.items()}

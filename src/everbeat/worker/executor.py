@@ -37,7 +37,11 @@ class Executor(Protocol):
         ...
 
     def stop(self, attempt: Attempt) -> None:
-        """Make the code end, by the means of this mode; `attempt.stopped` says why."""
+        """Make the code end, by the means of this mode; `attempt.stopped` says why. Stalled code gets no grace."""
+        ...
+
+    def whereabouts(self, attempt: Attempt) -> str:
+        """Where its code stands, for the log; a process writes that to its own standard error instead."""
         ...
 
     async def close(self) -> None:

@@ -23,7 +23,8 @@ _AGAIN_S: Final = 0.05
 
 
 class Heart:
-    """A service. `on_ended` is awaited when a beat was refused because the supervisor had been declared dead."""
+    """A service. `on_ended` is awaited when a beat was refused because the supervisor had been declared dead, `on_worker_ended`
+    when one of its workers was."""
 
     name = "heart"
 
@@ -35,6 +36,7 @@ class Heart:
         supervisor_id: Callable[[], str],
         seats: Callable[[], Iterable[Seat]],
         on_ended: Callable[[str], Awaitable[None]],
+        on_worker_ended: Callable[[str], Awaitable[None]],
         events: EventBus,
         clock: Clock,
     ) -> None:
@@ -45,6 +47,7 @@ class Heart:
         self._supervisor_id = supervisor_id
         self._seats = seats
         self._on_ended = on_ended
+        self._on_worker_ended = on_worker_ended
         self._events = events
         self._clock = clock
         self._silent_since: float | None = None
@@ -58,7 +61,13 @@ class Heart:
         asked_at = self._clock.monotonic()
         try:
             answer = await self._session.run(
-                workers.beat(supervisor_id, held, draining=self.draining), patience_s=self.interval_s
+                workers.beat(
+                    supervisor_id,
+                    held,
+                    draining=self.draining,
+                    worker_ids=[seat.worker_id for seat in seats],
+                ),
+                patience_s=self.interval_s,
             )
         except errors.DatabaseUnreachable as problem:
             self._missed(asked_at, problem)
@@ -68,6 +77,8 @@ class Heart:
             await self._on_ended(supervisor_id)
             return 0.0
         self._hand_out(answer, seats, holder, sent_at=asked_at)
+        for worker_id in answer.ended:
+            await self._on_worker_ended(worker_id)
         return None
 
     def _missed(self, asked_at: float, problem: Exception) -> None:

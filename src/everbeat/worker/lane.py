@@ -1,4 +1,4 @@
-"""A lane: the tasks of one mode (async, thread, process), their slots, and those that wait claimed for a slot.
+"""A lane: the tasks of one mode (async, thread, process) or the suspects of any, their slots, and those that wait for a slot.
 
 What lives here: the arithmetic of how much to claim and to start. What may not: statements.
 """
@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from everbeat.domain.definition import RunIn
-from everbeat.worker.attempt import Attempt, Stage
+from everbeat.worker.attempt import Attempt, LaneName, Stage
 from everbeat.worker.executor import Executor
 
 LOWEST_QUEUE_PRIORITY = 100
@@ -19,14 +18,18 @@ LOWEST_QUEUE_PRIORITY = 100
 
 @dataclass(slots=True, kw_only=True)
 class Lane:
-    """`has_more`: tasks may be due that nobody looked for yet. `unsettled()`: how many outcomes are on their way."""
+    """`has_more`: tasks may be due that nobody looked for yet. `unsettled()`: how many outcomes are on their way.
 
-    mode: RunIn
+    `suspects`: True takes only suspects, False leaves them to others, None makes no difference.
+    """
+
+    name: LaneName
     names: tuple[str, ...]
     executor: Executor
     prefetch: int
     queue_priorities: Mapping[str, int]
     unsettled: Callable[[], int]
+    suspects: bool | None = None
     waiting: list[Attempt] = field(default_factory=list)
     has_more: bool = True
     is_broken: bool = False

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from everbeat.config import RecoveryConfig, WorkerConfig
+from everbeat.config import RecoveryConfig, WorkerConfig, processors
 from everbeat.domain.definition import RunIn, TaskDefinition
+from everbeat.domain.hooks import HookSet
 from everbeat.domain.policy import OnCrash, StoredPolicy
 from everbeat.store.target import Target
 
@@ -27,6 +28,7 @@ class WorkerPlan:
     on_crash: OnCrash = "fail"
     task_process_argv: Sequence[str] = ()
     stop_grace_s: float = 0.5
+    hooks: HookSet = field(default_factory=HookSet)
 
     def slots(self, mode: RunIn) -> int:
         """How many attempts of this mode run at once."""
@@ -37,6 +39,11 @@ class WorkerPlan:
                 return self.config.thread_concurrency
             case "process":
                 return self.config.process_concurrency
+
+    @property
+    def solo_slots(self) -> int:
+        """How many suspects run at once, each alone in a process: together with the worker's siblings one per processor."""
+        return max(1, processors() // self.config.processes)
 
     def policies(self) -> dict[str, StoredPolicy]:
         """By name, the policy of tasks that were sent without one, by programs that do not know the function."""

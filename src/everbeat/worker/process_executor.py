@@ -7,61 +7,36 @@ What lives here: the pool of task processes of one worker, and the worker's half
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from everbeat.domain.context import StopReason
 from everbeat.domain.definition import RunIn
 from everbeat.runtime.channel import AsyncChannel
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.frames import ChannelError
+from everbeat.runtime.identity import rss_bytes
 from everbeat.runtime.nursery import Nursery
-from everbeat.runtime.process import ChildProcess, spawn
+from everbeat.runtime.process import spawn
 from everbeat.worker.attempt import Attempt, Died, Ended, Failed, OnEnded, Succeeded
 from everbeat.worker.protocol import (
-    CancelRun,
     FromTaskProcess,
     ProcessReady,
     Progress,
     Raised,
     Refused,
+    Request,
     Returned,
     Run,
 )
+from everbeat.worker.recycling import Limits, ProcessRecycled
+from everbeat.worker.task_child import EXIT_PATIENCE_S, TaskChild
 
 START_PATIENCE_S: Final = 60.0
 CLOSE_PATIENCE_S: Final = 0.5
-EXIT_PATIENCE_S: Final = 1.0
 
 _log = logging.getLogger("everbeat.worker")
-
-
-class TaskProcess:
-    """One task process as the worker knows it; `attempt` is what runs in it."""
-
-    __slots__ = ("attempt", "channel", "child", "is_doomed", "kill_timer")
-
-    def __init__(self, child: ChildProcess, channel: AsyncChannel) -> None:
-        self.child = child
-        self.channel = channel
-        self.attempt: Attempt | None = None
-        self.is_doomed = False
-        self.kill_timer: asyncio.TimerHandle | None = None
-
-    def interrupt(self, *, reason: StopReason, grace_s: float) -> None:
-        """Ask the code to end, and kill the process and what it started after the grace."""
-        if self.is_doomed or self.attempt is None:
-            return
-        self.is_doomed = True
-        self._send(CancelRun(self.attempt.claim_id, reason))
-        self.kill_timer = asyncio.get_running_loop().call_later(grace_s, self.child.kill)
-
-    def _send(self, message: CancelRun) -> None:
-        try:
-            self.channel.send_nowait(message)
-        except ChannelError:
-            self.child.kill()
 
 
 class ProcessExecutor:
@@ -84,8 +59,12 @@ class ProcessExecutor:
         on_free: Callable[[], None],
         on_broken: Callable[[str], None],
         on_progress: Callable[[Attempt], None],
+        limits: Limits,
+        on_recycled: Callable[[ProcessRecycled], None],
     ) -> None:
         self.slots = slots
+        self._limits = limits
+        self._on_recycled = on_recycled
         self._argv = tuple(argv)
         self._stop_grace_s = stop_grace_s
         self._worker_id = worker_id
@@ -95,9 +74,9 @@ class ProcessExecutor:
         self._on_progress = on_progress
         self._nursery = Nursery(name="task processes")
         self._starting = 0
-        self._idle: list[TaskProcess] = []
-        self._busy: dict[Attempt, TaskProcess] = {}
-        self._alive: set[TaskProcess] = set()
+        self._idle: list[TaskChild] = []
+        self._busy: dict[Attempt, TaskChild] = {}
+        self._alive: set[TaskChild] = set()
         self._closing = False
 
     @property
@@ -134,6 +113,7 @@ class ProcessExecutor:
             fence=task.fence,
             worker_id=self._worker_id(),
             deadline=attempt.deadline,
+            checkpoint=task.checkpoint,
         )
         try:
             process.channel.send_nowait(order)
@@ -142,8 +122,17 @@ class ProcessExecutor:
 
     def stop(self, attempt: Attempt) -> None:
         """Interrupt the code, then kill the process."""
-        if (process := self._busy.get(attempt)) is not None:
+        if (process := self._busy.get(attempt)) is None:
+            return
+        if attempt.stopped == "stalled":
+            process.show_stacks_and_end()
+        else:
             process.interrupt(reason=attempt.stopped or "lease_lost", grace_s=self._stop_grace_s)
+
+    def whereabouts(self, attempt: Attempt) -> str:
+        """Its stacks are written by the process itself, when it is stopped."""
+        process = self._busy.get(attempt)
+        return "" if process is None else f"on the standard error of process {process.child.pid}"
 
     async def close(self) -> None:
         """End all processes: by end-of-file, then by force."""
@@ -164,7 +153,7 @@ class ProcessExecutor:
             await process.child.wait_exit()
         await self._nursery.close()
 
-    def _idle_or_starting(self) -> list[TaskProcess]:
+    def _idle_or_starting(self) -> list[TaskChild]:
         busy = set(self._busy.values())
         return [process for process in self._alive if process not in busy]
 
@@ -185,24 +174,24 @@ class ProcessExecutor:
                 self._idle.append(process)
                 self._on_free()
                 await self._listen(process)
-            self._forget(process, await _exit_of(process.child))
+            self._forget(process, await process.exit())
         finally:
             process.child.kill()
             process.channel.close()
             process.child.close()
             self._alive.discard(process)
 
-    async def _spawn(self) -> TaskProcess | None:
+    async def _spawn(self) -> TaskChild | None:
         try:
             child = spawn(self._argv, own_group=True)
         except OSError as problem:
             self._on_broken(f"it could not be started: {problem}")
             return None
-        process = TaskProcess(child, await AsyncChannel.open(child.channel_socket, messages=FromTaskProcess))
+        process = TaskChild(child, await AsyncChannel.open(child.channel_socket, messages=FromTaskProcess))
         self._alive.add(process)
         return process
 
-    async def _is_ready(self, process: TaskProcess) -> bool:
+    async def _is_ready(self, process: TaskChild) -> bool:
         """Wait for its first word; tells when there is none, or the wrong one."""
         try:
             async with asyncio.timeout(START_PATIENCE_S):
@@ -210,7 +199,7 @@ class ProcessExecutor:
         except TimeoutError:
             reason = f"it was not ready after {START_PATIENCE_S:g} s"
         except ChannelError:
-            reason = (await _exit_of(process.child)).cause
+            reason = (await process.exit()).cause
         else:
             if isinstance(first, ProcessReady):
                 return True
@@ -219,7 +208,7 @@ class ProcessExecutor:
             self._on_broken(reason)
         return False
 
-    async def _listen(self, process: TaskProcess) -> None:
+    async def _listen(self, process: TaskChild) -> None:
         exited = self._nursery.start(self._close_after_exit(process), name="task process exit")
         try:
             while True:
@@ -229,6 +218,8 @@ class ProcessExecutor:
                     ):
                         process.attempt.progress = progress.encode()
                         self._on_progress(process.attempt)
+                    case request if isinstance(request, Request):
+                        self._nursery.start(self._answer(process, request), name="answer")
                     case Returned(claim_id, result):
                         self._ended(process, claim_id, Succeeded(result.encode()))
                     case Raised(claim_id, error, reasons):
@@ -242,13 +233,20 @@ class ProcessExecutor:
         finally:
             exited.cancel()
 
-    async def _close_after_exit(self, process: TaskProcess) -> None:
+    async def _answer(self, process: TaskChild, request: Request) -> None:
+        attempt = process.attempt
+        if attempt is not None and attempt.clerk is not None and attempt.claim_id == request.claim_id:
+            answer = await attempt.clerk.answer(attempt, request)
+            with contextlib.suppress(ChannelError):
+                process.channel.send_nowait(answer)
+
+    async def _close_after_exit(self, process: TaskChild) -> None:
         """Notice an exit that end-of-file does not tell, because something the process started holds its end open."""
         await process.child.wait_exit()
         await asyncio.sleep(EXIT_PATIENCE_S)
         process.channel.close()
 
-    def _ended(self, process: TaskProcess, claim_id: object, ended: Ended) -> None:
+    def _ended(self, process: TaskChild, claim_id: object, ended: Ended) -> None:
         attempt = process.attempt
         if attempt is None or attempt.claim_id != claim_id:
             return
@@ -259,11 +257,24 @@ class ProcessExecutor:
             return
         process.attempt = None
         del self._busy[attempt]
-        self._idle.append(process)
+        if not self._is_recycled(process):
+            self._idle.append(process)
         self._on_ended(attempt, ended)
         self._on_free()
 
-    def _forget(self, process: TaskProcess, report: ExitReport) -> None:
+    def _is_recycled(self, process: TaskChild) -> bool:
+        """Whether it has reached a limit with this attempt; then it makes room for a fresh one, which is started at once."""
+        process.tasks += 1
+        pid, size = process.child.pid, rss_bytes(process.child.pid) or 0
+        reason = self._limits.reached(tasks=process.tasks, rss_bytes=size)
+        if reason is None:
+            return False
+        process.retire()
+        self._on_recycled(ProcessRecycled(pid=pid, reason=reason, tasks=process.tasks, rss_bytes=size))
+        self.prepare(1)
+        return True
+
+    def _forget(self, process: TaskChild, report: ExitReport) -> None:
         if process.kill_timer is not None:
             process.kill_timer.cancel()
         if process in self._idle:
@@ -274,13 +285,3 @@ class ProcessExecutor:
             process.attempt = None
             self._on_ended(attempt, Died(report))
         self._on_free()
-
-
-async def _exit_of(child: ChildProcess) -> ExitReport:
-    """How the process ended whose channel has; one that goes on without a channel is of no use."""
-    try:
-        async with asyncio.timeout(EXIT_PATIENCE_S):
-            return await child.wait_exit()
-    except TimeoutError:
-        child.kill()
-        return await child.wait_exit()

@@ -1,6 +1,6 @@
 """Progress that running code reports, written at most once a second for each task; the last word wins.
 
-What lives here: the throttle and the write. What may not: what progress means for a stall.
+What lives here: the throttle and the write. What may not: what silence means (`stall_watch`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class ProgressRecorder:
 
     def note(self, attempt: Attempt) -> None:
         """New progress waits in this attempt; from any thread."""
+        attempt.spoke_at = self._clock.monotonic()
         if not attempt.progress_noted:
             attempt.progress_noted = True
             self._loop.call_soon_threadsafe(self._note, attempt)
@@ -63,6 +64,6 @@ class ProgressRecorder:
         self._written_at.pop(attempt, None)
 
     def _note(self, attempt: Attempt) -> None:
-        if attempt.stage is Stage.RUNNING:
+        if attempt.stage is Stage.RUNNING and not attempt.holds_progress:
             self._dirty[attempt] = self._written_at.get(attempt, -WRITE_EVERY_S) + WRITE_EVERY_S
             self.wake.set()

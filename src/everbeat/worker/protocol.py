@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
 
 from everbeat.domain.context import StopReason
+from everbeat.domain.hooks import HookScopes, RecoveryContext, SweepSummary
 
 Lease = tuple[UUID, UUID]
 """(task id, claim_id)."""
@@ -30,6 +31,9 @@ class Hello(Message, frozen=True):
     worker: dict[str, Any]
     queues: list[str] | None
     task_names: list[str]
+    on_loop: list[str] = []
+    hooks: HookScopes = HookScopes()
+    lanes: dict[str, Any] = {}
 
 
 class Ready(Message, frozen=True):
@@ -44,7 +48,10 @@ class Held(Message, frozen=True):
 
 
 class Tick(Message, frozen=True):
-    """Still going round, and what it looks like; CPU in percent of one core, lag in ms, names of running tasks."""
+    """Still going round, and what it looks like; CPU in percent of one core, lag in ms, names of running tasks.
+
+    `cut_off_s`: for how long an outcome has waited while the database answered this worker nothing, in seconds.
+    """
 
     running: int
     claimed: int
@@ -52,6 +59,7 @@ class Tick(Message, frozen=True):
     cpu_percent: float
     loop_lag_ms: float
     names: list[str]
+    cut_off_s: float = 0.0
 
 
 class Refused(Message, frozen=True):
@@ -60,6 +68,14 @@ class Refused(Message, frozen=True):
     code: str
     message: str
     fix: str | None = None
+
+
+class Retiring(Message, frozen=True):
+    """The process has reached a limit: it claims no more, finishes what it has begun, and then leaves. `reason`: the limit."""
+
+    reason: str
+    tasks: int
+    rss_bytes: int
 
 
 class Leaving(Message, frozen=True):
@@ -118,6 +134,40 @@ class Stop(Message, frozen=True):
     """Hand everything back and leave at once."""
 
 
+# Recovery hooks: the supervisor imports no user code, so a worker process calls them.
+
+
+class AskHooks(Message, frozen=True):
+    """What is to become of these tasks? Answered with the same `call`."""
+
+    call: int
+    contexts: list[RecoveryContext]
+
+
+class HookWord(Message, frozen=True):
+    """One answer: the name of its kind and, of a Reschedule, when (at a moment, or in seconds) and with how many attempts."""
+
+    task_id: UUID
+    kind: str
+    run_at: datetime | None = None
+    in_s: float | None = None
+    attempts: int | None = None
+
+
+class HookAnswers(Message, frozen=True):
+    """The answers to a call; one that is missing is the default."""
+
+    call: int
+    words: list[HookWord]
+
+
+class TellHooks(Message, frozen=True):
+    """These tasks were taken from their holders; and the pass in which they were is over, if there is a summary."""
+
+    interrupted: list[RecoveryContext]
+    recovered: SweepSummary | None = None
+
+
 # Between a worker process and a task process (run_in="process").
 
 
@@ -133,6 +183,11 @@ class Run(Message, frozen=True):
     fence: int
     worker_id: str
     deadline: datetime | None
+    checkpoint: str | None = None
+
+
+class LeaveIdle(Message, frozen=True):
+    """This process has run enough attempts: end between two of them."""
 
 
 class CancelRun(Message, frozen=True):
@@ -168,7 +223,74 @@ class Raised(Message, frozen=True):
     reasons: tuple[str, ...]
 
 
-FromWorker = Hello | Ready | Held | Tick | Refused | Leaving
+# What running code asks of its worker, also where no process lies between them; each is answered, by its ticket.
+
+
+class Checkpoint(Message, frozen=True):
+    """Store what is finished (JSON text). One with a higher number holds everything that one with a lower number does."""
+
+    claim_id: UUID
+    ticket: int
+    number: int
+    checkpoint: str
+
+
+class CommitBegins(Message, frozen=True):
+    """The code opens a transaction that is to complete the task: where must it lead?
+
+    `is_snapshot`: it sees the task's row as it is now until its end, and bears no change of it meanwhile.
+    """
+
+    claim_id: UUID
+    ticket: int
+    is_snapshot: bool = False
+
+
+class Committing(Message, frozen=True):
+    """The outcome is written and committed next, by the code's own connection: from your answer on, let it be."""
+
+    claim_id: UUID
+    ticket: int
+
+
+class CommitEnds(Message, frozen=True):
+    """What the code saw of its commit: done, given up, refused by the fence, or not known. Say what became of it."""
+
+    claim_id: UUID
+    ticket: int
+    seen: Literal["landed", "rolled_back", "lost", "unknown"]
+
+
+Request = Checkpoint | CommitBegins | Committing | CommitEnds
+
+
+class CommitTerms(Message, frozen=True):
+    """Where a commit of the task must lead, and how its outcome is announced. `shown` is the URL without its password."""
+
+    installation: UUID
+    schema: str
+    channel: str
+    shown: str
+
+
+class Answer(Message, frozen=True):
+    """The answer to the request of this ticket. "stopped": the code should end, for this reason; "over": a commit has completed
+    the task; "refused": `message` says why.
+
+    "landed", "rolled_back" and "open" (some transaction still holds the task) answer the end of a commit.
+    """
+
+    claim_id: UUID
+    ticket: int
+    verdict: Literal["yes", "stopped", "over", "refused", "landed", "rolled_back", "open"]
+    reason: StopReason | None = None
+    message: str = ""
+    terms: CommitTerms | None = None
+
+
+FromWorker = Hello | Ready | Held | Tick | Refused | Retiring | Leaving
 FromSupervisor = Welcome | Beaten | Lost | Cancel | Phantoms | Adopt | Drain | Stop
-FromTaskProcess = ProcessReady | Progress | Returned | Raised | Refused
-ToTaskProcess = Run | CancelRun
+FromWorkerProcess = FromWorker | HookAnswers
+ToWorkerProcess = FromSupervisor | AskHooks | TellHooks
+FromTaskProcess = ProcessReady | Progress | Returned | Raised | Refused | Request
+ToTaskProcess = Run | CancelRun | LeaveIdle | Answer

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from everbeat.domain.definition import RunIn
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.identity import cpu_seconds
-from everbeat.worker.attempt import Stage
+from everbeat.worker.attempt import LaneName, Stage
 from everbeat.worker.executor import Executor
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.link import Link
@@ -30,9 +29,10 @@ class Reporter:
         link: Link,
         *,
         table: LeaseTable,
-        executors: Mapping[RunIn, Executor],
+        executors: Mapping[LaneName, Executor],
         clock: Clock,
         loop_lag_s: Callable[[], float],
+        cut_off_s: Callable[[], float],
     ) -> None:
         self.wake = asyncio.Event()
         self._link = link
@@ -40,6 +40,7 @@ class Reporter:
         self._executors = executors
         self._clock = clock
         self._loop_lag_s = loop_lag_s
+        self._cut_off_s = cut_off_s
         self._looked_at = clock.monotonic()
         self._cpu_s = cpu_seconds() or 0.0
 
@@ -64,8 +65,9 @@ class Reporter:
         return Tick(
             running=len(running),
             claimed=len(self._table.at(Stage.CLAIMED, Stage.STARTING)),
-            slots=sum(executor.slots for executor in self._executors.values()),
+            slots=sum(each.slots for lane, each in self._executors.items() if lane != "solo"),
             cpu_percent=100.0 * used_s / elapsed_s,
             loop_lag_ms=self._loop_lag_s() * 1_000,
             names=names[:MOST_NAMES],
+            cut_off_s=self._cut_off_s(),
         )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from dataclasses import dataclass
 from random import Random
 from typing import Final
+
+from everbeat.errors import EverbeatError, WorkerError, WorkerRefused
+from everbeat.runtime.events import Event, EventBus
+from everbeat.worker.protocol import Refused
 
 _FIRST_S: Final = 0.5
 _LONGEST_S: Final = 30.0
@@ -30,6 +36,15 @@ class Pace:
         return min(_LONGEST_S, doubled * (1.0 + 0.25 * self._random.random()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersKeepFailing(Event):
+    """Worker processes end again and again before they are ready; they are tried again every half minute."""
+
+    room = "worker"
+    level = logging.ERROR
+    reason: str
+
+
 class EarlyDeaths:
     """Counts the processes that ended before they were ready."""
 
@@ -40,3 +55,32 @@ class EarlyDeaths:
         """One more; whether these are too many in too short a time to be chance."""
         self._at.append(at)
         return len(self._at) == _MOST_EARLY_DEATHS and at - self._at[0] <= _EARLY_WINDOW_S
+
+
+class Prospects:
+    """Whether there is any sense in starting another process, after one that ended before it was ready."""
+
+    def __init__(self, *, events: EventBus) -> None:
+        self.was_ever_ready = False
+        self._events = events
+        self._early_deaths = EarlyDeaths()
+
+    def are_bleak(self, *, cause: str, refusal: Refused | None, at: float) -> bool:
+        """Takes notice of one more; whether a long pause is due. Raises WorkerRefused or WorkerError when none was ever ready."""
+        too_often = self._early_deaths.count(at)
+        if not too_often and (refusal is None or self.was_ever_ready):
+            return False
+        reason = cause if refusal is None else refusal.message
+        if not self.was_ever_ready:
+            raise _hopeless(reason, refusal)
+        self._events.emit(WorkersKeepFailing(reason=reason))
+        return True
+
+
+def _hopeless(reason: str, refusal: Refused | None) -> EverbeatError:
+    if refusal is not None:
+        return WorkerRefused(refusal.message, reason=refusal.code, fix=refusal.fix)
+    return WorkerError(
+        f"Worker processes end before they are ready, again and again; the last one: {reason}.",
+        fix="see above what they wrote to standard error before they ended.",
+    )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from uuid import UUID
 
 import msgspec
 
+from everbeat.runtime.clock import Clock
 from everbeat.runtime.identity import new_id, rss_bytes, start_ticks
 from everbeat.store.workers import WorkerRow, WorkerState
 from everbeat.worker.protocol import FromSupervisor, Held, Tick
 
 
 class Seat:
-    """One worker under a supervision. `tell` hands a message to the worker, never blocks and never raises."""
+    """One worker under a supervision. `tell` hands a message to the worker, never blocks and never raises.
+
+    `on_loop`: the task functions whose code runs on the worker's own event loop, so that none of it goes on while that stands
+    still. `heard_at`: when the worker last said anything, by the supervision's monotonic clock.
+    """
 
     def __init__(
         self,
@@ -22,12 +27,17 @@ class Seat:
         queues: Sequence[str] | None,
         metadata: Mapping[str, object],
         tell: Callable[[FromSupervisor], None],
+        clock: Clock,
+        on_loop: Collection[str] = (),
     ) -> None:
         self.pid = pid
+        self.on_loop = frozenset(on_loop)
+        self.heard_at = clock.monotonic()
         self.tell = tell
         self.worker_id = new_id(pid)
         self.held: dict[UUID, UUID] = {}
         self.tick: Tick | None = None
+        self._clock = clock
         self._queues = queues
         self._metadata = msgspec.json.encode(metadata).decode()
         self._process_started = start_ticks(pid)
@@ -39,6 +49,7 @@ class Seat:
 
     def hear(self, message: Held | Tick) -> None:
         """Takes notice of what the worker says of itself."""
+        self.heard_at = self._clock.monotonic()
         match message:
             case Held(added=added, removed=removed):
                 self.held.update((claim_id, task_id) for task_id, claim_id in added)

@@ -8,15 +8,15 @@ the business of `supervisor`; a worker that is a guest in another program has a 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import Final, Protocol
 
 import msgspec
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.states import TaskState
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, SupervisorRegistered
@@ -24,7 +24,8 @@ from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.identity import ProcessIdentity, new_id
 from everbeat.runtime.nursery import Nursery, end_process
 from everbeat.runtime.service import Service, ServiceRunner
-from everbeat.store import workers
+from everbeat.runtime.tree_lock import TreeLock, new_tree_name
+from everbeat.store import leases, workers
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from everbeat.store.workers import SupervisorRow, WorkerState
@@ -37,6 +38,7 @@ from everbeat.worker.session_lock import SessionLock
 START_PATIENCE_S: Final = 10.0
 _FAREWELL_PATIENCE_S: Final = 5.0
 _LONGEST_REPLY_S: Final = 10.0
+_MOST_NAMES: Final = 1_000
 _log = logging.getLogger("everbeat.worker")
 
 
@@ -58,7 +60,10 @@ class Care(Protocol):
 
 
 class Supervision:
-    """One supervisor's life in the database. `care` makes the caretakers, which observe in its name and on its session."""
+    """One supervisor's life in the database. `care` makes the caretakers, which observe in its name and on its session.
+
+    `lock` is the lock file that all of its tree holds; it is let go of at the end, and removed if nobody needs its proof.
+    """
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class Supervision:
         clock: Clock,
         random: Random,
         metadata: Mapping[str, object] | None = None,
+        lock: TreeLock | None = None,
         on_fatal: Callable[[str, BaseException], None] = end_process,
     ) -> None:
         self.target = target
@@ -79,9 +85,9 @@ class Supervision:
         self.random = random
         self.identity = ProcessIdentity.current()
         self.supervisor_id = new_id()
-        # Kept over a re-registration: it counts what is left of this tree, which is still the same.
-        digest = hashlib.blake2b(self.supervisor_id.encode(), digest_size=8).hexdigest()
-        self.session_name = f"everbeat-{digest}"
+        # Both are kept over a re-registration: they tell what is left of this tree, which is still the same.
+        self._tree_lock = lock
+        self.session_name = new_tree_name() if lock is None else lock.name
         self.seats: list[Seat] = []
         self.reconnected_at: float | None = None
         self.session = self._new_session()
@@ -99,6 +105,7 @@ class Supervision:
             supervisor_id=lambda: self.supervisor_id,
             seats=lambda: self.seats,
             on_ended=self._come_back,
+            on_worker_ended=self._adopt_anew,
             events=events,
             clock=clock,
         )
@@ -140,9 +147,12 @@ class Supervision:
         queues: Sequence[str] | None,
         metadata: Mapping[str, object],
         tell: Callable[[FromSupervisor], None],
+        on_loop: Collection[str] = (),
     ) -> Seat:
         """A seat for a worker that was just started; `register` makes it known."""
-        return Seat(pid=pid, queues=queues, metadata=metadata, tell=tell)
+        return Seat(
+            pid=pid, queues=queues, metadata=metadata, tell=tell, clock=self.clock, on_loop=on_loop
+        )
 
     async def register(self, seat: Seat) -> Welcome:
         """Makes a worker known and beats for it from now on; answers what the worker must be told."""
@@ -166,6 +176,22 @@ class Supervision:
         self._heart.draining = True
         self._heart_runner.wake_now()
 
+    async def probe(self) -> None:
+        """Opens a new connection and asks something; raises a DatabaseError."""
+        name = f"{self.session_name} supervisor"
+        session = Session(
+            self.target, name, random=self.random, reply_timeout_s=min(_LONGEST_REPLY_S, self.beat_interval_s)
+        )
+        try:
+            await session.run(leases.check_leases([]), patience_s=0)
+        finally:
+            await session.drop()
+
+    async def running(self, worker_id: str) -> list[str]:
+        """The tasks whose code had begun in a worker, name and id; raises a DatabaseError."""
+        held = await self.session.run(leases.leases_of_worker(worker_id, limit=_MOST_NAMES), patience_s=0)
+        return [f"{lease.name} {lease.id}" for lease in held if lease.state is TaskState.RUNNING]
+
     def states(self) -> list[WorkerState]:
         """What each worker that has ticked was doing."""
         return [state for state in (seat.state() for seat in self.seats) if state is not None]
@@ -174,14 +200,18 @@ class Supervision:
         """Ends the supervisor in good order, or what there is of one that could not be opened. The beats stop last."""
         await self._services.close()
         await self._nursery.close()
+        is_known_to_end = not self._is_open
         try:
             if self._is_open:
                 end = workers.end_supervisor(self.supervisor_id, how="left")
                 await self.session.run(end, patience_s=_FAREWELL_PATIENCE_S)
+                is_known_to_end = True
         except DatabaseError as problem:
             _log.warning("farewell_failed supervisor_id=%s problem=%s", self.supervisor_id, problem)
         await self._lock.close()
         await self.session.drop()
+        if self._tree_lock is not None:
+            self._tree_lock.release(remove=is_known_to_end)
 
     async def _register(self, seat: Seat) -> None:
         row = seat.row(self.supervisor_id, self.identity.hostname)
@@ -205,6 +235,14 @@ class Supervision:
                     workers.register_worker(seat.row(self.supervisor_id, self.identity.hostname))
                 ):
                     seat.tell(Adopt(self.welcome(seat)))
+
+    async def _adopt_anew(self, worker_id: str) -> None:
+        """A worker that lives was ended by an operator: what it held is lost, and it goes on under a new id."""
+        for seat in [seat for seat in self.seats if seat.worker_id == worker_id]:
+            seat.rename()
+            _log.warning("worker_released worker_id=%s new_id=%s", worker_id, seat.worker_id)
+            await self._register(seat)
+            seat.tell(Adopt(self.welcome(seat)))
 
     def _registered(self) -> None:
         if self._lock_task is not None:
@@ -231,6 +269,8 @@ class Supervision:
             process_started=identity.start_ticks,
             lock_key=self.target.lock_key(name),
             session_name=self.session_name,
+            machine_id=identity.machine_id,
+            lock_file=None if self._tree_lock is None else str(self._tree_lock.path),
             metadata=self._metadata,
         )
 

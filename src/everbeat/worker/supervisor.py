@@ -10,44 +10,49 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from everbeat.config import WorkerConfig
-from everbeat.errors import EverbeatError, WorkerError, WorkerRefused
+from everbeat.errors import EverbeatError
 from everbeat.runtime.clock import Clock
-from everbeat.runtime.events import Event, EventBus, WorkerExited
+from everbeat.runtime.events import EventBus, WorkerExited
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.frames import ChannelClosed, ChannelError
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.out_of_memory import OutOfMemoryCounter
-from everbeat.runtime.process import ChildProcess, spawn
+from everbeat.runtime.process import spawn
 from everbeat.runtime.service import ServiceRunner
 from everbeat.runtime.signals import signals_call
 from everbeat.worker.children import Child
+from everbeat.worker.cut_off_watch import CutOffWatch
 from everbeat.worker.hang_watch import HangWatch
-from everbeat.worker.protocol import Drain, FromWorker, Held, Hello, Leaving, Ready, Refused, Stop, Tick
-from everbeat.worker.restarts import EarlyDeaths, Pace
+from everbeat.worker.hook_line import HookLine
+from everbeat.worker.posts import Post
+from everbeat.worker.protocol import (
+    Drain,
+    FromWorkerProcess,
+    Held,
+    Hello,
+    HookAnswers,
+    Leaving,
+    Ready,
+    Refused,
+    Retiring,
+    Stop,
+    Tick,
+)
+from everbeat.worker.recycling import ProcessRecycled
+from everbeat.worker.restarts import Prospects
 from everbeat.worker.seat import Seat
 from everbeat.worker.supervision import Supervision
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LAST_WORDS_S: Final = 1.0  # for what a process said before it ended to be read
 _DEAF_S: Final = 5.0
-_HOPELESS_PAUSE_S: Final = 30.0
 _BEYOND_GRACE_S: Final = 30.0
 _LAST_BURIALS_S: Final = 10.0
 _log = logging.getLogger("everbeat.worker")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersKeepFailing(Event):
-    """Worker processes end again and again before they are ready; they are tried again every half minute."""
-
-    room = "worker"
-    level = logging.ERROR
-    reason: str
 
 
 class Supervisor:
@@ -66,6 +71,7 @@ class Supervisor:
         random: Random,
         env: Mapping[str, str] | None = None,
         processes: int | None = None,
+        hooks: HookLine | None = None,
     ) -> None:
         self._argv = list(argv)
         self._supervise = supervise
@@ -74,6 +80,7 @@ class Supervisor:
         self._random = random
         self._env = env
         self._processes = processes
+        self._hooks = hooks or HookLine(events=events, clock=clock)
         self._worker = WorkerConfig()
         self._out_of_memory = OutOfMemoryCounter()
         self._children: list[Child] = []
@@ -81,9 +88,9 @@ class Supervisor:
         self._opening = asyncio.Lock()
         self._nursery = Nursery(name="supervisor")
         self._posts: list[asyncio.Task[None]] = []
+        self._lives: set[asyncio.Task[None]] = set()
         self._last_rites: set[asyncio.Task[None]] = set()
-        self._early_deaths = EarlyDeaths()
-        self._was_ever_ready = False
+        self._prospects = Prospects(events=events)
         self._failure: EverbeatError | None = None
         self._stopping = asyncio.Event()
         self._stops = 0
@@ -96,7 +103,7 @@ class Supervisor:
         with signals_call(self.stop, numbers=_SIGNALS):
             try:
                 self._fill_post()
-                while waiting := [post for post in self._posts if not post.done()]:
+                while waiting := [post for post in (*self._posts, *self._lives) if not post.done()]:
                     await asyncio.wait(waiting)
                 for post in self._posts:
                     post.result()
@@ -141,35 +148,30 @@ class Supervisor:
             child.process.kill()
 
     def _fill_post(self) -> None:
-        number = len(self._posts) + 1
-        self._posts.append(self._nursery.start(self._keep(), name=f"post {number}"))
+        post = Post(
+            start=lambda: spawn(self._argv, env=self._env, out_of_memory=self._out_of_memory),
+            live=self._live,
+            lives=self._lives,
+            prospects=self._prospects,
+            on_failure=self._fail,
+            stopping=self._stopping,
+            nursery=self._nursery,
+            clock=self._clock,
+            random=self._random,
+        )
+        self._posts.append(self._nursery.start(post.keep(), name=f"post {len(self._posts) + 1}"))
 
-    async def _keep(self) -> None:
-        """Keeps one post filled with a worker process until all is to end."""
-        pace = Pace(random=self._random)
-        while not self._stopping.is_set():
-            started_at = self._clock.monotonic()
-            try:
-                process = spawn(self._argv, env=self._env, out_of_memory=self._out_of_memory)
-            except OSError as problem:
-                self._fail(WorkerError(f"A worker process cannot be started by {self._argv}: {problem}."))
-                return
-            child = await self._live(process)
-            pause = pace.pause_after(self._clock.monotonic() - started_at)
-            if not child.is_ready and not self._stopping.is_set() and self._is_hopeless(child):
-                pause = _HOPELESS_PAUSE_S
-            await self._clock.wait(self._stopping, timeout_s=pause)
-
-    async def _live(self, process: ChildProcess) -> Child:
-        """One worker process from spawn to exit."""
-        child = await Child.adopt(process, clock=self._clock)
+    async def _live(self, child: Child) -> None:
+        """One worker process from its first word to its exit."""
+        process = child.process
         self._children.append(child)
         conversation = self._nursery.start(self._converse(child), name=f"line to {process.pid}")
-        child.report = await process.wait_exit()
+        child.report = (await process.wait_exit()).explained(child.killed_because)
         died_at = self._clock.monotonic()
         await self._clock.wait(child.fell_silent, timeout_s=_LAST_WORDS_S)
         conversation.cancel()
         self._children.remove(child)
+        self._hooks.leave(child)
         child.close()
         if child.refusal is None:  # the reason of a refusal is told by whoever acts on it
             self._events.emit(
@@ -183,7 +185,6 @@ class Supervisor:
         if self._supervision is not None and child.seat is not None:
             self._supervision.dismiss(child.seat)
             self._bury(self._supervision, child.seat, child, child.report, died_at=died_at)
-        return child
 
     def _bury(
         self, supervision: Supervision, seat: Seat, child: Child, report: ExitReport, *, died_at: float
@@ -199,32 +200,10 @@ class Supervisor:
         self._last_rites.add(burial)
         burial.add_done_callback(self._last_rites.discard)
 
-    def _is_hopeless(self, child: Child) -> bool:
-        """Whether there is no sense in starting another at once, after one that ended before it was ready."""
-        too_often = self._early_deaths.count(self._clock.monotonic())
-        refused = child.refusal is not None
-        if not too_often and not (refused and not self._was_ever_ready):
-            return False
-        cause = "" if child.report is None else child.report.cause
-        reason = cause if child.refusal is None else child.refusal.message
-        if self._was_ever_ready:
-            self._events.emit(WorkersKeepFailing(reason=reason))
-        elif child.refusal is not None:
-            refusal = child.refusal
-            self._fail(WorkerRefused(refusal.message, reason=refusal.code, fix=refusal.fix))
-        else:
-            self._fail(
-                WorkerError(
-                    f"Worker processes end before they are ready, again and again; the last one: {reason}.",
-                    fix="see above what they wrote to standard error before they ended.",
-                )
-            )
-        return True
-
     async def _converse(self, child: Child) -> None:
         try:
             while True:
-                message: FromWorker = await child.channel.receive()
+                message: FromWorkerProcess = await child.channel.receive()
                 child.heard_at = self._clock.monotonic()
                 await self._hear(child, message)
         except ChannelClosed:
@@ -236,12 +215,15 @@ class Supervisor:
         finally:
             child.process.kill()  # without a line it is of no use; mostly it has ended before
 
-    async def _hear(self, child: Child, message: FromWorker) -> None:
+    async def _hear(self, child: Child, message: FromWorkerProcess) -> None:
         match message:
             case Hello():
                 await self._welcome(child, message)
             case Ready():
-                child.is_ready = self._was_ever_ready = True
+                child.is_ready = self._prospects.was_ever_ready = True
+                self._hooks.join(child)
+            case HookAnswers():
+                self._hooks.hear(message)
             case Held() | Tick():
                 if child.seat is not None:
                     child.seat.hear(message)
@@ -249,6 +231,11 @@ class Supervisor:
                 child.refusal = message
             case Leaving():
                 child.has_left = True
+            case Retiring(reason, tasks, rss):
+                self._events.emit(
+                    ProcessRecycled(pid=child.process.pid, reason=reason, tasks=tasks, rss_bytes=rss)
+                )
+                child.retired.set()
 
     async def _welcome(self, child: Child, hello: Hello) -> None:
         async with self._opening:
@@ -257,7 +244,11 @@ class Supervisor:
             child.process.kill()
             return
         child.seat = supervision.new_seat(
-            pid=child.process.pid, queues=hello.queues, metadata={"tasks": hello.task_names}, tell=child.tell
+            pid=child.process.pid,
+            queues=hello.queues,
+            metadata={"tasks": hello.task_names, "lanes": hello.lanes},
+            tell=child.tell,
+            on_loop=hello.on_loop,
         )
         welcome = await supervision.register(child.seat)
         child.is_welcome = True
@@ -281,16 +272,35 @@ class Supervisor:
         self._worker, self._supervision = worker, supervision
         for _ in range(1, self._processes or self._worker.processes):
             self._fill_post()
-        if supervision.config.hang_timeout_ms is not None:
-            watch = HangWatch(
-                timeout_s=supervision.config.hang_timeout_ms / 1_000,
-                children=lambda: self._children,
-                events=self._events,
-                clock=self._clock,
-            )
-            runner = ServiceRunner(watch, clock=self._clock, random=self._random, emit=self._events.emit)
-            self._nursery.start(runner.run(), name=watch.name)
+        self._watch(supervision)
         return supervision
+
+    def _watch(self, supervision: Supervision) -> None:
+        config, clock, events = supervision.config, self._clock, self._events
+        watches: list[HangWatch | CutOffWatch] = [
+            CutOffWatch(
+                threshold_s=config.running_stale_threshold_ms / 1_000,
+                children=lambda: self._children,
+                disturbances=lambda: supervision.disturbances,
+                probe=supervision.probe,
+                events=events,
+                clock=clock,
+            )
+        ]
+        if config.hang_timeout_ms is not None:
+            watches.append(
+                HangWatch(
+                    timeout_s=config.hang_timeout_ms / 1_000,
+                    children=lambda: self._children,
+                    running=supervision.running,
+                    events=events,
+                    clock=clock,
+                    nursery=self._nursery,
+                )
+            )
+        for watch in watches:
+            runner = ServiceRunner(watch, clock=clock, random=self._random, emit=events.emit)
+            self._nursery.start(runner.run(), name=watch.name)
 
     def _fail(self, failure: EverbeatError) -> None:
         self._failure = self._failure or failure

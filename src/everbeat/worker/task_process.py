@@ -10,25 +10,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Final, NoReturn
 
+from everbeat.domain.checkpoint import PartialWork
+from everbeat.domain.codec import CallCodec
 from everbeat.domain.context import Context, StopReason, TaskStopped
 from everbeat.domain.definition import TaskDefinition
 from everbeat.runtime.blocking_channel import BlockingChannel
 from everbeat.runtime.frames import ChannelClosed, FrameTooLarge
 from everbeat.runtime.parent import exit_orphaned
+from everbeat.runtime.stacks import coroutine_stack
 from everbeat.worker.attempt import Ended, Failed, Succeeded, progress_json
+from everbeat.worker.code_side import CodeSide
 from everbeat.worker.farewell import leave
 from everbeat.worker.invocation import Call, Invoker
-from everbeat.worker.protocol import CancelRun, ProcessReady, Progress, Raised, Returned, Run, ToTaskProcess
+from everbeat.worker.protocol import (
+    Answer,
+    CancelRun,
+    Lease,
+    LeaveIdle,
+    ProcessReady,
+    Progress,
+    Raised,
+    Request,
+    Returned,
+    Run,
+    ToTaskProcess,
+)
 
 PROGRESS_EVERY_S: Final = 0.2
+
+_log = logging.getLogger("everbeat.worker")
 
 
 def run_task_process(
@@ -52,17 +72,19 @@ class TaskProgram:
         self._channel = channel
         self._definitions = definitions
         self._invoker = invoker
-        self._orders: SimpleQueue[RunningAttempt] = SimpleQueue()
+        self._orders: SimpleQueue[RunningAttempt | None] = SimpleQueue()
         self._running: RunningAttempt | None = None
         self._main = threading.get_ident()
 
     def run(self) -> None:
-        """Serve until an attempt was stopped; the end of the channel ends the process."""
+        """Serve until an attempt was stopped, or told to leave; the end of the channel ends the process."""
         signal.signal(signal.SIGTERM, self._interrupted)
         self._channel.read_in_thread(on_message=self._hear, on_eof=exit_orphaned)
         self._channel.send(ProcessReady())
         while True:
             running = self._orders.get()
+            if running is None:
+                return
             ended = self._run(running)
             running.is_interruptible = False
             running.flush()
@@ -119,13 +141,23 @@ class TaskProgram:
         match message:
             case Run():
                 # Set here, not where it is taken: a cancel may follow before the main thread looks.
-                self._running = RunningAttempt(message, self._channel)
+                definition = self._definitions.get(message.name)
+                self._running = RunningAttempt(message, self._channel, definition=definition)
                 self._orders.put(self._running)
+            case LeaveIdle():
+                self._orders.put(None)
+            case Answer(claim_id):
+                running = self._running
+                if running is not None and running.order.claim_id == claim_id:
+                    running.answered(message)
             case CancelRun(claim_id, reason):
                 running = self._running
                 if running is not None and running.order.claim_id == claim_id:
                     running.stopped = reason
-                    self._wake(running)
+                    if reason == "stalled":
+                        running.tell_where()  # it is not woken: the worker kills this process in a moment
+                    else:
+                        self._wake(running)
 
     def _wake(self, running: RunningAttempt) -> None:
         if not running.cancel():
@@ -138,17 +170,21 @@ class TaskProgram:
             self._running.raise_if_stopped()
 
 
-class RunningAttempt:
+class RunningAttempt(CodeSide):
     """The attempt whose code runs: what its Context talks to, and how it is stopped."""
 
-    def __init__(self, order: Run, channel: BlockingChannel) -> None:
+    def __init__(self, order: Run, channel: BlockingChannel, *, definition: TaskDefinition | None) -> None:
         self.order = order
+        self._definition = definition
+        self._requests: dict[int, Future[Answer]] = {}
         self.stopped: StopReason | None = None
         self.is_interruptible = False
         self._channel = channel
         self._loop: asyncio.AbstractEventLoop | None = None
         self._coroutine: asyncio.Task[Any] | None = None
+        self._speaking = threading.Lock()
         self._unsent: Progress | None = None
+        self._is_promised = False
         self._sent_at = 0.0
 
     def context(self) -> Context:
@@ -164,6 +200,7 @@ class RunningAttempt:
             worker_id=order.worker_id,
             deadline=order.deadline,
             backend=self,
+            work=PartialWork.from_json(order.checkpoint),
         )
 
     def stop_reason(self) -> StopReason | None:
@@ -171,19 +208,67 @@ class RunningAttempt:
         return self.stopped
 
     def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None:
-        """Pass it on, at most five times a second; the last word is always passed on."""
+        """Pass it on, at most five times a second; the last word is always passed on, soon."""
         progress = progress_json(stage=stage, fraction=fraction, message=message)
-        self._unsent = Progress(self.order.claim_id, progress.decode())
-        if time.monotonic() - self._sent_at >= PROGRESS_EVERY_S:
+        with self._speaking:
+            self._unsent = Progress(self.order.claim_id, progress.decode())
+            wait_s = self._sent_at + PROGRESS_EVERY_S - time.monotonic()
+            is_promised, self._is_promised = self._is_promised, wait_s > 0
+        if wait_s <= 0:
             self.flush()
+        elif not is_promised:
+            later = threading.Timer(wait_s, self.flush)
+            later.daemon = True
+            later.start()
 
     def flush(self) -> None:
         """Send progress that was held back."""
-        unsent, self._unsent = self._unsent, None
-        if unsent is not None:
+        with self._speaking:
+            unsent, self._unsent, self._is_promised = self._unsent, None, False
+            if unsent is None:
+                return
             self._sent_at = time.monotonic()
             with contextlib.suppress(ChannelClosed):
                 self._channel.send(unsent)
+
+    @property
+    def lease(self) -> Lease:
+        """(task id, claim_id)."""
+        return self.order.task_id, self.order.claim_id
+
+    @property
+    def codec(self) -> CallCodec:
+        """Of the task function."""
+        assert self._definition is not None
+        return self._definition.codec
+
+    def ask(self, request: Request) -> Answer:
+        """Send it, and wait for the answer; a stop interrupts that in the main thread."""
+        with self._asked(request) as future:
+            return future.result()
+
+    async def aask(self, request: Request) -> Answer:
+        """The twin of `ask`."""
+        with self._asked(request) as future:
+            return await asyncio.wrap_future(future)
+
+    @contextlib.contextmanager
+    def _asked(self, request: Request) -> Iterator[Future[Answer]]:
+        future = self._requests[request.ticket] = Future[Answer]()
+        try:
+            self.flush()  # what was said before belongs to what is asked now
+            self._channel.send(request)
+            yield future
+        except ChannelClosed:
+            raise TaskStopped("shutting_down", task_id=self.order.task_id) from None
+        finally:
+            del self._requests[request.ticket]
+
+    def answered(self, answer: Answer) -> None:
+        """The worker has answered. From the listening thread."""
+        future = self._requests.get(answer.ticket)
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_result(answer)
 
     async def awaited(self, call: Call) -> Any:
         """Run async code so that `cancel` reaches it."""
@@ -202,6 +287,11 @@ class RunningAttempt:
         with contextlib.suppress(RuntimeError):  # the loop was closed this very moment
             loop.call_soon_threadsafe(coroutine.cancel)
         return True
+
+    def tell_where(self) -> None:
+        """Write to the log what async code waits for, which no stack of a thread shows. From the listening thread."""
+        if self._coroutine is not None:
+            _log.error("stalled task_id=%s\n%s", self.order.task_id, coroutine_stack(self._coroutine))
 
     def raise_if_stopped(self) -> None:
         """Raise into the code, once."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from everbeat.domain.definition import RunIn
+from everbeat.runtime.stacks import thread_stack
 from everbeat.worker.attempt import Attempt, Ended, OnEnded
 from everbeat.worker.invocation import Invoker
 
@@ -38,6 +39,7 @@ class ThreadExecutor:
         self._on_free = on_free
         self._waiting: SimpleQueue[Attempt | None] = SimpleQueue()
         self._running: set[Attempt] = set()
+        self._thread_of: dict[Attempt, int] = {}
         self._threads = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -69,6 +71,10 @@ class ThreadExecutor:
         """Nothing more than its Context says: the code asks, or goes on."""
         del attempt
 
+    def whereabouts(self, attempt: Attempt) -> str:
+        """The stack of its thread."""
+        return thread_stack(self._thread_of.get(attempt))
+
     async def close(self) -> None:
         """Let idle threads end; busy ones end with the process."""
         for _ in range(self._threads):
@@ -76,6 +82,7 @@ class ThreadExecutor:
 
     def _serve(self) -> None:
         while (attempt := self._waiting.get()) is not None:
+            self._thread_of[attempt] = threading.get_ident()
             context = attempt.context(worker_id=self._worker_id())
             ended = self._invoker.run(attempt.definition, attempt.task.args, context)
             self._tell(attempt, ended)
@@ -89,5 +96,6 @@ class ThreadExecutor:
 
     def _done(self, attempt: Attempt, ended: Ended) -> None:
         self._running.discard(attempt)
+        self._thread_of.pop(attempt, None)
         self._on_ended(attempt, ended)
         self._on_free()

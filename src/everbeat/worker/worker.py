@@ -12,7 +12,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, Protocol
 
-from everbeat.domain.definition import RunIn
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, WorkerStarted
 from everbeat.runtime.lag import LoopWatch
@@ -20,11 +19,12 @@ from everbeat.runtime.nursery import Nursery, end_process
 from everbeat.runtime.service import Service, ServiceRunner
 from everbeat.store.session import Session
 from everbeat.wake import Wake
-from everbeat.wake.topics import Everything, Hint, TasksReady
-from everbeat.worker.attempt import Attempt
+from everbeat.worker.attempt import Attempt, LaneName
 from everbeat.worker.claimer import Claimer, ClaimRules
-from everbeat.worker.conductor import Conductor, RecoverCrashed
+from everbeat.worker.clerk import Clerk
+from everbeat.worker.conductor import Conductor, RecoverCrashed, RecoverStalled
 from everbeat.worker.departure import Departure
+from everbeat.worker.ears import Ears
 from everbeat.worker.equipment import make_executors, make_lanes
 from everbeat.worker.farewell import EXIT_UNSETTLED
 from everbeat.worker.lease_watch import LeaseWatch
@@ -43,9 +43,12 @@ from everbeat.worker.protocol import (
     Lost,
     Phantoms,
     Ready,
+    Retiring,
     Stop,
     Welcome,
 )
+from everbeat.worker.reach import Reach
+from everbeat.worker.recycling import Limits, Recycling
 from everbeat.worker.reporter import Reporter
 from everbeat.worker.settler import Settler
 from everbeat.worker.vitality import FenceWatch, Silence, Vitality
@@ -65,7 +68,7 @@ class Worker:
     """Made and run in a running event loop; `obey` is called in that loop's thread.
 
     `make_wake(application_name)` gives the hints, on a connection of that name. `recover_crashed` settles an attempt whose
-    task process died. `on_fatal` ends the process when a part of the worker has crashed.
+    task process died, `recover_stalled` one whose code fell silent. `on_fatal` ends the process when a part of the worker has crashed.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Worker:
         link: Link,
         make_wake: Callable[[str], Wake],
         recover_crashed: RecoverCrashed,
+        recover_stalled: RecoverStalled,
         events: EventBus,
         clock: Clock,
         random: Random,
@@ -84,11 +88,9 @@ class Worker:
         self._plan = plan
         self._welcome = welcome
         self._link = link
-        self._make_wake = make_wake
         self._events = events
         self._clock = clock
         self._random = random
-        self._loop = asyncio.get_running_loop()
         self._nursery = Nursery(name="worker", on_fatal=on_fatal)
         self._table = LeaseTable()
         self._taking = Session(plan.target, self._session_name, random=random)
@@ -100,6 +102,7 @@ class Worker:
             random=random,
             nursery=self._nursery,
             recover_crashed=recover_crashed,
+            recover_stalled=recover_stalled,
             on_change=self._on_change,
             on_broken=self._on_broken,
         )
@@ -111,13 +114,15 @@ class Worker:
             on_free=self._on_free,
             on_broken=self._on_broken,
             on_progress=self._progress.note,
+            on_recycled=events.emit,
         )
         self._conductor.executors = self._executors
-        self._lanes = make_lanes(
-            plan, self._executors, unsettled=lambda mode: self._conductor.unsettled[mode]
-        )
+        self._lanes = make_lanes(plan, self._executors, unsettled=self._conductor.unsettled.__getitem__)
         self._settler = Settler(self._giving, progress=self._progress, on_settled=self._conductor.settled)
         self._conductor.progress, self._conductor.settler = self._progress, self._settler
+        self._conductor.clerk = Clerk(
+            self._giving, progress=self._progress, commits=self._conductor, nursery=self._nursery, clock=clock
+        )
         self._leases = LeaseWatch(
             self._giving,
             table=self._table,
@@ -126,12 +131,15 @@ class Worker:
         )
         self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
+        self._ears = Ears(make_wake, claimer=self._claimer, leases=self._leases, nursery=self._nursery)
         self._departure = self._make_departure()
-        self._loop_watch = LoopWatch(self._loop, threshold_s=LOOP_BLOCKED_AFTER_S, emit=events.emit)
-        self._reporter = Reporter(
-            link, table=self._table, executors=self._executors, clock=clock, loop_lag_s=self._loop_watch.lag_s
+        self._recycling = Recycling(Limits.of(plan.config), events=events, on_due=self._retire)
+        self._reach = Reach(
+            plan.target, lambda: self._session_name, table=self._table, recovery=plan.recovery, clock=clock
         )
-        self._wake: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        self._loop_watch = LoopWatch(loop, threshold_s=LOOP_BLOCKED_AFTER_S, emit=events.emit)
+        self._reporter = self._make_reporter()
         self._is_closed = False
 
     @property
@@ -183,8 +191,11 @@ class Worker:
             self._settler,
             self._progress,
             self._leases,
+            self._conductor.stall_watch,
             self._vitality,
             FenceWatch(self._vitality),
+            self._recycling,
+            self._reach,
             self._reporter,
         )
         for service in services:
@@ -192,48 +203,38 @@ class Worker:
                 service, clock=self._clock, random=self._random, emit=self._events.emit, wake=service.wake
             )
             self._nursery.start(runner.run(), name=service.name, critical=True)
-        self._listen()
+        self._ears.listen(self._welcome.session_name)
         self._loop_watch.start()
         self._link.tell(Ready())
         self._events.emit(WorkerStarted(worker_id=self.id, pid=os.getpid()))
 
-    def _listen(self) -> None:
-        if self._wake is not None:
-            self._wake.cancel()
-        name = f"{self._welcome.session_name} listen"
-        self._wake = self._nursery.start(
-            self._make_wake(name).run(self._on_hint, self._on_wake_state), name="wake"
-        )
+    def _launch(self, attempt: Attempt) -> None:
+        self._conductor.launch(attempt)
+        if attempt.lane in (
+            "async",
+            "thread",
+        ):  # the others run in processes of their own, which have the same limits
+            self._recycling.begun()
 
-    def _on_hint(self, hint: Hint) -> None:
-        match hint:
-            case TasksReady(queue):
-                self._claimer.look(queue)
-            case Everything():
-                self._claimer.look()
-            case _:
-                pass
-        self._leases.heard(hint)
-
-    def _on_wake_state(self, hears: bool) -> None:
-        self._leases.hears(hears)
-        self._claimer.wake.set()
+    def _retire(self, reason: str, tasks: int, rss_bytes: int) -> None:
+        self._link.tell(Retiring(reason, tasks, rss_bytes))
+        self._departure.retire()
 
     def _on_lost(self, attempt: Attempt) -> None:
         self._conductor.lose([attempt], "the database says so")
 
     def _on_change(self, attempt: Attempt) -> None:
-        self._departure.changed(attempt.mode)
+        self._departure.changed(attempt.lane)
         self._claimer.slot_freed()
 
-    def _on_free(self, mode: RunIn) -> None:
-        if self._executors[mode].free:
-            self._lanes[mode].failures = 0
+    def _on_free(self, lane: LaneName) -> None:
+        if self._executors[lane].free:
+            self._lanes[lane].failures = 0
         self._claimer.slot_freed()
 
-    def _on_broken(self, mode: RunIn, reason: str) -> None:
-        _log.error("cannot_run_tasks mode=%s worker_id=%s reason=%s", mode, self.id, reason)
-        self._lanes[mode].is_broken = True
+    def _on_broken(self, lane: LaneName, reason: str) -> None:
+        _log.error("cannot_run_tasks lane=%s worker_id=%s reason=%s", lane, self.id, reason)
+        self._lanes[lane].is_broken = True
         self._claimer.slot_freed()
 
     def _held(self, leases: list[Lease]) -> list[Attempt]:
@@ -248,7 +249,7 @@ class Worker:
         if self._taking.application_name != self._session_name:
             self._taking.rename(self._session_name)
             self._giving.rename(self._session_name)
-            self._listen()
+            self._ears.listen(self._welcome.session_name)
         self._claimer.look()
 
     def _make_vitality(self) -> Vitality:
@@ -259,6 +260,16 @@ class Worker:
             clock=self._clock,
             on_fence=self._conductor.fence,
             on_ended=lambda: self._conductor.lose(self._table, "this worker was declared dead"),
+        )
+
+    def _make_reporter(self) -> Reporter:
+        return Reporter(
+            self._link,
+            table=self._table,
+            executors=self._executors,
+            clock=self._clock,
+            loop_lag_s=self._loop_watch.lag_s,
+            cut_off_s=self._reach.cut_off_s,
         )
 
     def _make_departure(self) -> Departure:
@@ -289,7 +300,7 @@ class Worker:
                 may_start=lambda: self._vitality.may_start,
                 is_deaf=lambda: self._leases.is_deaf,
                 on_progress=self._progress.note,
-                launch=self._conductor.launch,
+                launch=self._launch,
                 not_started=self._conductor.not_started,
             ),
         )

@@ -10,14 +10,24 @@ import signal
 import socket
 from collections.abc import Callable
 
+from everbeat.domain.hooks import HookRunner, NoHooks
 from everbeat.runtime.blocking_channel import BlockingChannel
 from everbeat.runtime.channel import AsyncChannel
 from everbeat.runtime.frames import ChannelClosed
 from everbeat.runtime.main_loop import run_through
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.parent import adopt_channel, exit_orphaned, offer_stack_dumps
+from everbeat.worker.hook_line import HookDesk
 from everbeat.worker.link import ChannelLink, Link
-from everbeat.worker.protocol import FromSupervisor, FromTaskProcess, Hello, Refused, Welcome
+from everbeat.worker.protocol import (
+    AskHooks,
+    FromTaskProcess,
+    Hello,
+    Refused,
+    TellHooks,
+    ToWorkerProcess,
+    Welcome,
+)
 from everbeat.worker.worker import Worker
 
 
@@ -42,29 +52,41 @@ def refuse_to_start(sock: socket.socket, *, code: str, message: str, fix: str | 
 
 
 def run_worker_process(
-    sock: socket.socket, *, hello: Hello, make_worker: Callable[[Welcome, Link], Worker]
+    sock: socket.socket,
+    *,
+    hello: Hello,
+    make_worker: Callable[[Welcome, Link], Worker],
+    hooks: HookRunner | None = None,
 ) -> int:
     """Serve as a worker process; answers the exit code for `leave`. `make_worker` is called in the running loop."""
-    return run_through(_serve(sock, hello, make_worker))
+    return run_through(_serve(sock, hello, make_worker, hooks or NoHooks()))
 
 
-async def _serve(sock: socket.socket, hello: Hello, make_worker: Callable[[Welcome, Link], Worker]) -> int:
-    channel = await AsyncChannel.open(sock, messages=FromSupervisor, on_eof=exit_orphaned)
+async def _serve(
+    sock: socket.socket, hello: Hello, make_worker: Callable[[Welcome, Link], Worker], hooks: HookRunner
+) -> int:
+    channel = await AsyncChannel.open(sock, messages=ToWorkerProcess, on_eof=exit_orphaned)
     await channel.send(hello)
     welcome = await channel.receive()
     if not isinstance(welcome, Welcome):
         return 0  # told to leave before anything was begun
     worker = make_worker(welcome, ChannelLink(channel))
     async with Nursery(name="worker process") as nursery:
-        nursery.start(_obey(worker, channel), name="supervisor's orders", critical=True)
+        desk = HookDesk(hooks, channel=channel, nursery=nursery)
+        nursery.start(_obey(worker, desk, channel), name="supervisor's orders", critical=True)
         code = await worker.run()
     await channel.aclose()
     return code
 
 
-async def _obey(worker: Worker, channel: AsyncChannel) -> None:
+async def _obey(worker: Worker, desk: HookDesk, channel: AsyncChannel) -> None:
     while True:
-        worker.obey(await channel.receive())
+        message: ToWorkerProcess = await channel.receive()
+        match message:
+            case AskHooks() | TellHooks():
+                desk.obey(message)
+            case _:
+                worker.obey(message)
 
 
 def _ignore(number: int, frame: object) -> None:

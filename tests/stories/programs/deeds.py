@@ -247,14 +247,14 @@ def die(how: str) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-@app.task(on_crash="retry", max_crashes=3)
+@app.task(on_crash="retry", max_crashes=2)
 async def poison_on_the_loop(gate_name: str, how: str) -> None:
     effect("start")
     await async_gate(gate_name)
     die(how)
 
 
-@app.task(on_crash="retry", max_crashes=3)
+@app.task(on_crash="retry", max_crashes=2)
 def poison_in_thread(gate_name: str, how: str) -> None:
     effect("start")
     gate(gate_name)

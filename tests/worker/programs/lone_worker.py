@@ -7,6 +7,7 @@ from random import Random
 from uuid import UUID
 
 from everbeat.config import RecoveryConfig, WorkerConfig
+from everbeat.domain.stall import Stall
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import EventBus
 from everbeat.runtime.exit_report import ExitReport
@@ -22,6 +23,10 @@ from everbeat.worker.worker_process import prepare_process, run_worker_process
 
 async def recover_crashed(task_id: UUID, claim_id: UUID, report: ExitReport) -> None:
     raise AssertionError((task_id, claim_id, report))
+
+
+async def recover_stalled(task_id: UUID, claim_id: UUID, stall: Stall) -> None:
+    raise AssertionError((task_id, claim_id, stall))
 
 
 def main() -> None:
@@ -48,6 +53,7 @@ def main() -> None:
             link=link,
             make_wake=lambda name: PostgresWake(lambda: target.aconnect(name), target.channel),
             recover_crashed=recover_crashed,
+            recover_stalled=recover_stalled,
             events=EventBus(),
             clock=SystemClock(),
             random=Random(),

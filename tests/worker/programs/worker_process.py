@@ -53,12 +53,12 @@ def main() -> None:
         return Worker(
             plan, welcome=welcome, link=link,
             make_wake=lambda name: PostgresWake(lambda: target.aconnect(name), target.channel),
-            recover_crashed=recoverer.recover_lease, events=events, clock=clock, random=random,
+            recover_crashed=recoverer.recover_lease, recover_stalled=recoverer.recover_stalled, events=events, clock=clock, random=random,
         )  # fmt: skip
 
     hello = Hello(
         url=url, schema=schema, recovery=recovery.to_dict(), worker=config.to_dict(), queues=None,
-        task_names=sorted(DEFINITIONS),
+        task_names=sorted(DEFINITIONS), on_loop=[name for name, each in DEFINITIONS.items() if each.run_in == "async"],
     )  # fmt: skip
     if "--slow" in sys.argv:
         time.sleep(3)  # an app that takes its time to import

@@ -1,2 +1,5 @@
--- The leases of one worker, oldest first.
-select * from {schema}.leases l where l.worker_id = %(worker_id)s order by l.claimed_at, l.id limit %(limit)s
+-- The leases of one worker, oldest first, after the last one of the page before.
+select * from {schema}.leases l
+where l.worker_id = %(worker_id)s
+  and (%(after_id)s::uuid is null or (l.claimed_at, l.id) > (%(after_at)s::timestamptz, %(after_id)s::uuid))
+order by l.claimed_at, l.id limit %(limit)s

@@ -1,40 +1,52 @@
 -- Recovers leases of the dead: CLAIMED -> PENDING | CANCELLED, RUNNING -> PENDING | FAILED | CANCELLED. The decision was taken
--- outside (the domain); here it lands once, by swap on the claim_id and, for a holder judged by age, on the beats that were watched.
+-- outside (the domain, or a hook); here it lands once, by swap on the claim_id and, for a holder judged by age, on the beats that were
+-- watched. What is put back says on its row that it was; the whole certificate is kept with the attempt and the recovery.
 with watched as materialized (
     select s.id from {schema}.supervisors s where s.id = %(holder_id)s and s.beat_seq = %(holder_seq)s for share
 ), asked as (
     select * from unnest(
         %(ids)s::uuid[], %(claim_ids)s::uuid[], %(states)s::text[], %(worker_seqs)s::bigint[], %(actions)s::text[], %(retry_in_ms)s::bigint[],
-        %(outcomes)s::text[], %(errors)s::text[], %(causes)s::text[], %(last_beats)s::timestamptz[], %(noticed_after_ms)s::bigint[]
-    ) as a (id, claim_id, state, worker_seq, action, retry_in_ms, outcome, error, cause, last_beat_at, noticed_after_ms)
+        %(run_at)s::timestamptz[], %(retry_counts)s::integer[], %(outcomes)s::text[], %(suspects)s::boolean[], %(hooks)s::text[],
+        %(errors)s::text[], %(causes)s::text[], %(last_beats)s::timestamptz[], %(noticed_after_ms)s::bigint[]
+    ) as a (id, claim_id, state, worker_seq, action, retry_in_ms, run_at, retry_count, outcome, suspect, hook, error, cause, last_beat_at,
+            noticed_after_ms)
     where %(holder_id)s::text is null or exists (select from watched)
+), due as (
+    select a.*,
+        -- greatest() passes over nulls, so it must not be asked without a run_at
+        case when a.run_at is null then statement_timestamp() + a.retry_in_ms * interval '1 millisecond'
+             else greatest(a.run_at, statement_timestamp()) end as retry_at
+    from asked a
 ), held as materialized (
     select
-        a.id, a.claim_id, a.state, a.outcome, a.error, a.cause, a.last_beat_at, a.noticed_after_ms,
-        t.name, t.queue, t.fence, t.attempt, t.claimed_by_worker_id, t.claimed_at, t.started_at, w.supervisor_id, w.hostname, w.pid,
-        statement_timestamp() + a.retry_in_ms * interval '1 millisecond' as retry_at,
+        a.id, a.claim_id, a.state, a.outcome, a.error::json as error, a.cause, a.last_beat_at, a.noticed_after_ms, a.retry_at, a.retry_count,
+        a.suspect, a.hook, t.name, t.queue, t.fence, t.attempt, t.claimed_by_worker_id, t.claimed_at, t.started_at, w.supervisor_id,
+        w.hostname, w.pid,
         case
             when t.cancel_requested_at is not null then 'cancel'
-            when a.action = 'retry' and t.good_until <= statement_timestamp() + a.retry_in_ms * interval '1 millisecond' then 'fail'
+            when a.action in ('retry', 'reschedule') and a.state = 'RUNNING' and t.good_until <= a.retry_at then 'fail'
             else a.action
         end as action
-    from asked a
+    from due a
     cross join lateral (select * from {schema}.tasks t where t.id = a.id for no key update skip locked) t
     left join {schema}.workers w on w.id = t.claimed_by_worker_id
     where t.claim_id = a.claim_id and t.state = a.state and (a.worker_seq is null or w.beat_seq = a.worker_seq)
 ), recovered as (
     update {schema}.tasks t
     set state = case h.action when 'fail' then 'FAILED' when 'cancel' then 'CANCELLED' else 'PENDING' end,
-        error = case h.action when 'requeue' then t.error
+        error = case h.action when 'fail' then h.error
                     when 'cancel' then json_build_object('code', 'TASK_CANCELLED', 'message', 'a cancel was requested before its worker died')
-                    else h.error::json end,
+                    else json_build_object(
+                        'code', h.error -> 'code', 'message', 'Job recovered after worker interruption', 'data', h.error -> 'data') end,
         failed_at = case when h.action = 'fail' then statement_timestamp() end,
         cancelled_at = case when h.action = 'cancel' then statement_timestamp() end,
-        retry_count = t.retry_count + (h.action = 'retry')::integer,
+        retry_count = case when h.action = 'reschedule' and h.retry_count is not null then h.retry_count
+                          else t.retry_count + (h.action in ('retry', 'reschedule') and h.state = 'RUNNING')::integer end,
         crash_count = t.crash_count + (h.outcome is not distinct from 'CRASHED')::integer,
         loss_count = t.loss_count + (h.outcome is not distinct from 'LOST')::integer,
-        next_retry_at = case when h.action = 'retry' then h.retry_at when h.action = 'requeue' then t.next_retry_at end,
-        enqueued_at = case when h.action = 'retry' then h.retry_at
+        suspect = h.action in ('requeue', 'retry', 'reschedule') and (t.suspect or h.suspect),
+        next_retry_at = case when h.action in ('retry', 'reschedule') then h.retry_at when h.action = 'requeue' then t.next_retry_at end,
+        enqueued_at = case when h.action in ('retry', 'reschedule') then h.retry_at
                           when h.action = 'requeue' then greatest(t.enqueued_at, h.retry_at) else t.enqueued_at end,
         claim_id = null, claim_call = null,
         claimed_at = case when h.action in ('fail', 'cancel') then t.claimed_at end,
@@ -42,30 +54,35 @@ with watched as materialized (
         started_at = case when h.action in ('fail', 'cancel') then t.started_at end
     from held h
     where t.id = h.id
-    returning t.id, t.state, t.queue
+    returning t.id, t.state, t.queue, t.serial, t.retry_count, t.crash_count, t.loss_count
 ), history as (
     insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry, error)
-    select h.id, h.attempt, h.claim_id, h.fence, h.claimed_by_worker_id, h.claimed_at, h.started_at, h.outcome, h.action = 'retry', h.error::json
+    select h.id, h.attempt, h.claim_id, h.fence, h.claimed_by_worker_id, h.claimed_at, h.started_at, h.outcome,
+        h.action in ('retry', 'reschedule'), h.error
     from held h where h.state = 'RUNNING'
 ), noted as (
     insert into {schema}.recoveries (
         task_id, name, queue, fence, claim_id, attempt, worker_id, supervisor_id, hostname, pid, was, cause, noticed_by,
-        last_beat_at, noticed_after_ms, action, next_retry_at, recovered_by, certificate
+        last_beat_at, noticed_after_ms, action, next_retry_at, recovered_by, certificate, charge, suspect, hook
     )
     select h.id, h.name, h.queue, h.fence, h.claim_id, h.attempt, h.claimed_by_worker_id, h.supervisor_id, h.hostname, h.pid, h.state, h.cause,
         %(noticed_by)s, h.last_beat_at, h.noticed_after_ms, h.action,
-        case when h.action in ('retry', 'requeue') then h.retry_at end, %(recovered_by)s, h.error::json
+        case when h.action in ('retry', 'reschedule', 'requeue') then h.retry_at end, %(recovered_by)s, h.error,
+        case h.outcome when 'CRASHED' then 'crash' when 'LOST' then 'loss' end,
+        h.suspect and h.action in ('retry', 'reschedule'), h.hook
     from held h
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
         select 'd:' || string_agg(r.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from recovered where state <> 'PENDING') r group by r.part
         union
-        select 't:' || r.queue from recovered r where r.state = 'PENDING'
+        select 't:' || r.queue from recovered r where r.state = 'PENDING' or r.serial is not null
         union
         select 'l:' || string_agg(r.id::text, ',')
         from (select id, (row_number() over () - 1) / 200 as part from recovered) r group by r.part
     ) hints
 )
-select h.id, h.name, h.state as was, h.action, r.state, h.claimed_by_worker_id, h.cause, h.noticed_after_ms, (select hints from hint) as hints
+select
+    h.id, h.name, h.state as was, h.action, r.state, h.claimed_by_worker_id, h.cause, h.noticed_after_ms, h.outcome, h.hook, r.retry_count,
+    r.crash_count, r.loss_count, (select hints from hint) as hints
 from held h join recovered r on r.id = h.id

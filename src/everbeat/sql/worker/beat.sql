@@ -1,5 +1,6 @@
 -- One beat: proof of life of a supervisor for what it holds in memory, and the answer which leases were lost, which tasks are
--- asked to cancel, and which leases nobody holds (phantoms). No row "beat" means: this supervisor was ended.
+-- asked to cancel, which leases nobody holds (phantoms), and which of its workers were ended by somebody else. No row "beat" means:
+-- this supervisor was ended.
 -- A beat that is lost in a crash of the server costs nothing, so it does not wait for the disk.
 with relaxed as materialized (
     select set_config('synchronous_commit', 'off', true)
@@ -29,3 +30,5 @@ select 'cancel', l.id, l.claim_id, l.claimed_by_worker_id from lease l
 where l.cancel_requested_at is not null and exists (select from held h where h.claim_id = l.claim_id)
 union all
 select 'phantom', l.id, l.claim_id, l.claimed_by_worker_id from lease l where not exists (select from held h where h.claim_id = l.claim_id)
+union all
+select 'ended', null, null, w.id from {schema}.workers w where w.id = any(%(worker_ids)s::text[]) and w.ended_at is not null

@@ -1,0 +1,143 @@
+"""The examination of `everbeat doctor`: asks the database for facts, one subject after the other, and lets the domain judge.
+
+What lives here: the order, and what follows when a question cannot be asked. What may not: the judgements, and showing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from everbeat.app import App
+from everbeat.client.explaining import silence_rules
+from everbeat.domain import server_checks, work_checks
+from everbeat.domain.diagnosis import Check, CheckCode, Verdict
+from everbeat.domain.duration import spelled
+from everbeat.errors import DatabaseError, EverbeatError
+from everbeat.runtime.clock import SystemClock
+from everbeat.store import diagnosis, migrations, pauses
+from everbeat.store.database import Database
+from everbeat.store.statement import Statement
+from everbeat.store.target import Target, is_pooled
+
+T = TypeVar("T")
+_HEAR_WITHIN_S: Final = 3.0
+
+
+class Examination:
+    """One look at the database of an app, judged by the app's RecoveryConfig. Changes nothing, and never migrates."""
+
+    def __init__(self, app: App, *, long_transaction_s: float) -> None:
+        self._app = app
+        self._long_transaction_s = long_transaction_s
+        self._rules = silence_rules(app.recovery)
+        self._alive_within_ms = app.recovery.claimed_stale_threshold_ms
+
+    def checks(self) -> Iterator[Check]:
+        """The checks as they are made; without a database, or a schema that fits, no more follow."""
+        target = self._app.door.target
+        try:
+            check, pooled = _reach(target)
+        except DatabaseError as error:
+            yield _failed(CheckCode.DATABASE, error)
+            return
+        yield check
+        try:
+            yield self._schema(target)
+        except DatabaseError as error:
+            yield _failed(CheckCode.SCHEMA, error)
+            return
+        database = Database(target, application_name="everbeat doctor")
+        try:
+            for code, look in self._looks(database, target, pooled=pooled):
+                try:
+                    yield look()
+                except EverbeatError as error:
+                    yield Check(
+                        code, Verdict.WARN, f"this could not be looked at: {error.message}", error.fix
+                    )
+        finally:
+            database.close()
+
+    def _schema(self, target: Target) -> Check:
+        found = self._app.door.opened().status()
+        migrations.require_fit(found, target)
+        text = f"schema {target.schema!r} is at version {max(found.applied)}, as this everbeat needs it"
+        return Check(CheckCode.SCHEMA, Verdict.OK, text)
+
+    def _looks(
+        self, database: Database, target: Target, *, pooled: bool
+    ) -> Iterator[tuple[CheckCode, Callable[[], Check]]]:
+        def asked(statement: Statement[T], judge: Callable[[T], Check]) -> Callable[[], Check]:
+            return lambda: judge(database.run(statement))
+
+        config, rules, stale_ms = self._app.recovery, self._rules, self._alive_within_ms
+        yield CheckCode.RIGHTS, asked(diagnosis.rights(target.schema), server_checks.judge_rights)
+        yield CheckCode.POOLER, lambda: server_checks.judge_pooler(is_pooled=pooled)
+        yield (
+            CheckCode.LISTEN,
+            lambda: server_checks.judge_listen(
+                diagnosis.hear(target, within_s=_HEAR_WITHIN_S), is_pooled=pooled
+            ),
+        )
+        yield CheckCode.CLOCK, lambda: self._clock(database)
+        yield CheckCode.CONNECTIONS, asked(diagnosis.connections(), server_checks.judge_connections)
+        yield (
+            CheckCode.TRANSACTIONS,
+            asked(
+                diagnosis.long_transactions(older_than_ms=round(self._long_transaction_s * 1_000)),
+                lambda found: server_checks.judge_transactions(
+                    found, limit=spelled(self._long_transaction_s)
+                ),
+            ),
+        )
+        yield CheckCode.DEAD_ROWS, asked(diagnosis.dead_rows(target.schema), server_checks.judge_dead_rows)
+        yield CheckCode.WORKERS, asked(diagnosis.crew(stale_ms=stale_ms), work_checks.judge_crew)
+        yield (
+            CheckCode.BEATS,
+            asked(diagnosis.beat_gaps(), lambda gaps: work_checks.judge_beats(gaps, rules=rules)),
+        )
+        margin_ms = work_checks.LOOKS_MISSED * rules.check_interval_ms
+        yield (
+            CheckCode.SWEEPER,
+            asked(
+                diagnosis.unswept(rules, margin_ms=margin_ms),
+                lambda found: work_checks.judge_sweeper(found, rules=rules),
+            ),
+        )
+        unserved = diagnosis.unserved(stale_ms=stale_ms)
+        yield CheckCode.NAMES, asked(unserved, work_checks.judge_names)
+        yield CheckCode.QUEUES, asked(unserved, work_checks.judge_queues)
+        yield CheckCode.PAUSES, asked(pauses.pauses(), work_checks.judge_pauses)
+        yield CheckCode.SUSPECTS, asked(diagnosis.suspects(), work_checks.judge_suspects)
+        yield (
+            CheckCode.RETENTION,
+            asked(
+                diagnosis.oldest_records(),
+                lambda oldest: work_checks.judge_retention(
+                    oldest,
+                    terminal_hours=config.terminal_record_retention_hours,
+                    beat_hours=config.heartbeat_retention_hours,
+                    state_hours=config.worker_state_retention_hours,
+                ),
+            ),
+        )
+
+    def _clock(self, database: Database) -> Check:
+        clock = SystemClock()
+        database.run(diagnosis.clocks())  # so that the next one waits for no connection
+        asked_at = clock.wall()
+        found = database.run(diagnosis.clocks())
+        return server_checks.judge_clock(found, asked_at=asked_at, answered_at=clock.wall())
+
+
+def _reach(target: Target) -> tuple[Check, bool]:
+    """Whether the server answers, and whether a transaction pooler stands before it. Raises a DatabaseError."""
+    with target.connect("everbeat doctor") as connection:
+        version = connection.info.server_version
+        text = f"PostgreSQL {version // 10_000}.{version % 10_000} answers at {target.shown!r}"
+        return Check(CheckCode.DATABASE, Verdict.OK, text), is_pooled(connection)
+
+
+def _failed(code: CheckCode, error: EverbeatError) -> Check:
+    return Check(code, Verdict.FAIL, error.message, error.fix)

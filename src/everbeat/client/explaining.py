@@ -1,0 +1,85 @@
+"""Why a task is not running, or why it was run again: asks what is needed, and lets the domain find the reasons.
+
+What lives here: the questions, in order. What may not: the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from msgspec import structs
+
+from everbeat.config import RecoveryConfig
+from everbeat.domain.explanation import Explanation, Reason, SilenceRules, Waiting
+from everbeat.domain.holding import why_held
+from everbeat.domain.inspection import RecoveryInfo
+from everbeat.domain.second_runs import why_again, why_ended
+from everbeat.domain.states import TaskState
+from everbeat.domain.waiting import why_waiting
+from everbeat.errors import TaskNotFound
+from everbeat.store import explanation, inspect
+from everbeat.store.inspect import StoredTask
+from everbeat.store.plan import Plan, ask
+
+MOST_RECOVERIES = 1_000
+
+
+def silence_rules(config: RecoveryConfig) -> SilenceRules:
+    """From which silence a lease counts as dead, by this configuration."""
+    return SilenceRules(
+        claimed_ms=config.claimed_stale_threshold_ms if config.auto_requeue_stale_claimed else None,
+        running_ms=config.running_stale_threshold_ms if config.auto_fail_stale_running else None,
+        beat_interval_ms=max(config.runner_heartbeat_interval_ms, config.claimer_heartbeat_interval_ms),
+        check_interval_ms=config.check_interval_ms,
+        multiplier=config.resilient_sweep_threshold_multiplier,
+        resilient_flags=tuple(config.resilient_task_flags),
+    )
+
+
+def explained(task_id: UUID, *, rules: SilenceRules, alive_within_ms: int) -> Plan[Explanation]:
+    """The explanation of one task; raises TaskNotFound."""
+    stored = yield from ask(inspect.task(task_id))
+    if stored is None:
+        raise TaskNotFound(task_id)
+    task = stored.summary
+    attempts = yield from ask(inspect.attempts(task_id))
+    recoveries = yield from ask(inspect.recoveries(task_id, limit=MOST_RECOVERIES))
+    if task.state is TaskState.PENDING:
+        reasons = yield from reasons_to_wait(stored, recoveries, alive_within_ms=alive_within_ms)
+    elif task.state.is_terminal:
+        reasons = why_ended(task, policy=stored.policy, attempts=attempts)
+    else:
+        holding = yield from ask(explanation.holding(task_id, stale_ms=alive_within_ms))
+        if holding is None:  # it was settled since the first question
+            return (yield from explained(task_id, rules=rules, alive_within_ms=alive_within_ms))
+        reasons = why_held(task, holding, policy=stored.policy, rules=rules)
+    return Explanation(
+        task_id=task.id,
+        name=task.name,
+        queue=task.queue,
+        state=task.state,
+        at=stored.at,
+        reasons=reasons,
+        second_runs=why_again(attempts=attempts, recoveries=recoveries, task=task),
+    )
+
+
+def reasons_to_wait(
+    stored: StoredTask, recoveries: Sequence[RecoveryInfo], *, alive_within_ms: int
+) -> Plan[tuple[Reason, ...]]:
+    """Why the task is not claimed; nothing for one that is not PENDING."""
+    if stored.summary.state is not TaskState.PENDING:
+        return ()
+    waiting = yield from ask(explanation.waiting(stored.summary.id, stale_ms=alive_within_ms))
+    if waiting is None:
+        return ()  # pruned this very moment
+    if waiting.alive and not waiting.knowing:
+        waiting = yield from _with_names(waiting, alive_within_ms=alive_within_ms)
+    return why_waiting(stored.summary, waiting, policy=stored.policy, recoveries=recoveries, at=stored.at)
+
+
+def _with_names(waiting: Waiting, *, alive_within_ms: int) -> Plan[Waiting]:
+    """What a name nobody knows may have been meant for."""
+    tasks, queues = yield from ask(explanation.known_names(stale_ms=alive_within_ms))
+    return structs.replace(waiting, known_tasks=tasks, known_queues=queues)

@@ -1,0 +1,144 @@
+"""What an examination of the database and the workers found: checks with a verdict, and the facts they are judged by.
+
+What lives here: the records. What may not: the judgements (`server_checks`, `work_checks`), and how facts are read.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+import msgspec
+
+
+class Verdict(StrEnum):
+    """How a check ended; FAIL is what keeps everbeat from doing what it promises."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+class CheckCode(StrEnum):
+    """What is examined; stable for programs."""
+
+    DATABASE = "DATABASE"
+    SCHEMA = "SCHEMA"
+    RIGHTS = "RIGHTS"
+    POOLER = "POOLER"
+    LISTEN = "LISTEN"
+    CLOCK = "CLOCK"
+    CONNECTIONS = "CONNECTIONS"
+    TRANSACTIONS = "TRANSACTIONS"
+    DEAD_ROWS = "DEAD_ROWS"
+    WORKERS = "WORKERS"
+    BEATS = "BEATS"
+    SWEEPER = "SWEEPER"
+    NAMES = "NAMES"
+    QUEUES = "QUEUES"
+    PAUSES = "PAUSES"
+    SUSPECTS = "SUSPECTS"
+    RETENTION = "RETENTION"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One check: what was found, and the command or setting that helps."""
+
+    code: CheckCode
+    verdict: Verdict
+    text: str
+    fix: str | None = None
+
+
+class Right(msgspec.Struct, frozen=True):
+    """What the role may not do with a table of the schema."""
+
+    table: str
+    missing: tuple[str, ...]
+
+
+class Clocks(msgspec.Struct, frozen=True):
+    """The database's clock, the supervisors whose last beat lies ahead of it, and how far."""
+
+    now: datetime
+    ahead: tuple[str, ...]
+    ahead_s: float
+
+
+class Connections(msgspec.Struct, frozen=True):
+    """Connections of clients: how many there are, how many may be, and how many of them are everbeat's."""
+
+    used: int
+    most: int
+    ours: int
+
+
+class LongTransaction(msgspec.Struct, frozen=True):
+    """A transaction that keeps dead rows from being removed; `pid` is None for a prepared one."""
+
+    pid: int | None
+    who: str
+    age_s: float
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """The rows of the table of tasks, as the server's statistics have them."""
+
+    live: int
+    dead: int
+    vacuumed_at: datetime | None
+
+
+class Gaps(msgspec.Struct, frozen=True):
+    """The time between the beats of supervisors in the history that is kept, in seconds."""
+
+    count: int
+    median_s: float | None
+    p99_s: float | None
+    longest_s: float | None
+    supervisor_id: str | None
+    ended_at: datetime | None
+
+
+class Unswept(msgspec.Struct, frozen=True):
+    """Leases that should have been recovered long ago: silent too long, of an ended worker, the longest overdue."""
+
+    silent: int
+    ended: int
+    task_id: UUID | None
+    overdue_ms: int | None
+
+
+class Unserved(msgspec.Struct, frozen=True):
+    """PENDING tasks of one name in one queue that no live worker takes; `served`: some worker serves the queue."""
+
+    queue: str
+    name: str
+    waiting: int
+    served: bool
+
+
+class Crew(msgspec.Struct, frozen=True):
+    """Live supervisors and workers, and whether any task is PENDING, CLAIMED or RUNNING."""
+
+    supervisors: int
+    workers: int
+    last_beat_at: datetime | None
+    has_work: bool
+
+
+class Suspects(msgspec.Struct, frozen=True):
+    """Tasks that may kill their worker, and one of them."""
+
+    count: int
+    task_id: UUID | None
+    name: str | None
+
+
+class Oldest(msgspec.Struct, frozen=True):
+    """Hours since the oldest record that retention should have taken away was made; None where there is none."""
+
+    terminal_hours: float | None
+    beat_hours: float | None
+    state_hours: float | None

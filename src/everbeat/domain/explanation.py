@@ -1,0 +1,176 @@
+"""Why a task is not running, or why it was run again: reasons with a code, for people and for programs.
+
+What lives here: the codes, the records, and the facts that reasons are found in. What may not: how reasons are found
+(`waiting`, `holding`, `second_runs`), how facts are read and how reasons are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from everbeat.domain.inspection import RecoveryInfo
+from everbeat.domain.pauses import Pause
+from everbeat.domain.states import TaskState
+
+
+class ReasonCode(StrEnum):
+    """What a reason is about; stable for programs."""
+
+    NO_WORKER = "NO_WORKER"
+    QUEUE_NOT_SERVED = "QUEUE_NOT_SERVED"
+    NAME_UNKNOWN = "NAME_UNKNOWN"
+    SCHEDULED = "SCHEDULED"
+    RETRY_DUE_LATER = "RETRY_DUE_LATER"
+    RECOVERY_DELAYED = "RECOVERY_DELAYED"
+    TASK_PAUSED = "TASK_PAUSED"
+    QUEUE_PAUSED = "QUEUE_PAUSED"
+    SERIAL_LINE = "SERIAL_LINE"
+    SUSPECT = "SUSPECT"
+    SLOTS_BUSY = "SLOTS_BUSY"
+    IN_LINE = "IN_LINE"
+    DEADLINE_PASSED = "DEADLINE_PASSED"
+    DEADLINE_TOO_EARLY = "DEADLINE_TOO_EARLY"
+    DEADLINE_NEAR = "DEADLINE_NEAR"
+    CLAIMED = "CLAIMED"
+    RUNNING = "RUNNING"
+    PROGRESS_STANDS = "PROGRESS_STANDS"
+    CANCEL_REQUESTED = "CANCEL_REQUESTED"
+    HOLDER_SILENT = "HOLDER_SILENT"
+    HOLDER_ENDED = "HOLDER_ENDED"
+    HOLDER_UNKNOWN = "HOLDER_UNKNOWN"
+    RECOVERY_OFF = "RECOVERY_OFF"
+    HOOK_SKIPPED = "HOOK_SKIPPED"
+    NOBODY_SWEEPS = "NOBODY_SWEEPS"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+    RETRIED = "RETRIED"
+    RECOVERED = "RECOVERED"
+    HANDED_BACK = "HANDED_BACK"
+    RETRIED_BY_OPERATOR = "RETRIED_BY_OPERATOR"
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason: since when, until when if that is known, what stands in the way, and the command that helps.
+
+    `blocked_by` is the id of a task or worker, or the name of what is paused; times are the database's.
+    """
+
+    code: ReasonCode
+    text: str
+    since: datetime | None = None
+    until: datetime | None = None
+    blocked_by: str | None = None
+    command: str | None = None
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps a task from running, what it does or how it ended (`reasons`), and why it ran again (`second_runs`).
+
+    `at` is the database's time of the look; `second_runs` has one reason for each time it was taken up again, oldest first.
+    """
+
+    task_id: UUID
+    name: str
+    queue: str
+    state: TaskState
+    at: datetime
+    reasons: tuple[Reason, ...]
+    second_runs: tuple[Reason, ...]
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """What a PENDING task waits for. Counts of tasks stop at 1,001.
+
+    Workers that are `alive`, `serving` its queue and `knowing` its name too; `slots` of those and how many code is
+    `running` in, None where a worker has not told yet; `ahead` in its queue, `before` it in its serial line, the first of
+    those; suspects that run or are held elsewhere (`alone`).
+    """
+
+    alive: int
+    serving: int
+    knowing: int
+    slots: int | None = None
+    running: int | None = None
+    last_beat_at: datetime | None = None
+    ahead: int = 0
+    before: int = 0
+    first_id: UUID | None = None
+    first_state: TaskState | None = None
+    first_name: str | None = None
+    first_due_at: datetime | None = None
+    alone: int = 0
+    task_pause: Pause | None = None
+    queue_pause: Pause | None = None
+    known_tasks: tuple[str, ...] = ()
+    known_queues: tuple[str, ...] = ()
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """The lease of a task: its holder, the holder's last sign of life, its other running tasks, and others who could notice its death.
+
+    `left_at`: when a recovery hook first said that this holder keeps it.
+    """
+
+    worker_id: str
+    supervisor_id: str | None
+    hostname: str | None
+    pid: int | None
+    claimed_at: datetime
+    started_at: datetime | None
+    last_beat_at: datetime
+    silent_ms: int
+    ended_at: datetime | None
+    ended_how: str | None
+    ended_cause: str | None
+    cancel_requested: bool
+    alone: bool
+    suspect: bool
+    flags: Mapping[str, Any]
+    neighbours: tuple[UUID, ...]
+    observers: int
+    left_at: datetime | None
+
+
+class SilenceRules(msgspec.Struct, frozen=True, kw_only=True):
+    """From which silence a lease counts as dead, as the asking app's configuration says; None: never by itself."""
+
+    claimed_ms: int | None
+    running_ms: int | None
+    beat_interval_ms: int
+    check_interval_ms: int
+    multiplier: int
+    resilient_flags: Collection[str]
+
+    def threshold_ms(self, *, started: bool, flags: Mapping[str, Any]) -> int | None:
+        """The threshold of one lease; None when its state is not recovered by itself."""
+        plain = self.running_ms if started else self.claimed_ms
+        if plain is None or not any(flags.get(name) for name in self.resilient_flags):
+            return plain
+        return plain * self.multiplier
+
+
+def fate(recovery: RecoveryInfo, *, what: str = "it") -> str:
+    """What happened to the holder whose task was recovered; `what` it held."""
+    match recovery.noticed_by, recovery.was:
+        case "progress", _:
+            return f"its code stood still on worker {recovery.worker_id}: {recovery.cause}"
+        case "operator", _:
+            return f"worker {recovery.worker_id}, which held {what}, was released by an operator: {recovery.cause}"
+        case _, TaskState.RUNNING:
+            return f"worker {recovery.worker_id}, which ran {what}, died: {recovery.cause}"
+        case _:
+            return f"worker {recovery.worker_id}, which had claimed {what}, died before its code started: {recovery.cause}"
+
+
+def counted(number: int, noun: str, *, plural: str | None = None) -> str:
+    """A number with its noun; what was counted to 1,001 is more than 1,000."""
+    shown = "more than 1,000" if number > 1_000 else "no" if number == 0 else str(number)
+    return f"{shown} {noun if number == 1 else plural or f'{noun}s'}"

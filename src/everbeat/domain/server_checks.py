@@ -1,0 +1,125 @@
+"""What an examination thinks of the server: rights, notifications, clocks, connections, transactions, dead rows.
+
+What lives here: the judgements and their limits. What may not: reading the facts, and judging everbeat's own work (`work_checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from everbeat.domain.diagnosis import (
+    Check,
+    CheckCode,
+    Clocks,
+    Connections,
+    LongTransaction,
+    Right,
+    Rows,
+    Verdict,
+)
+
+_SKEW_S: Final = 2.0
+_MANY_DEAD_ROWS: Final = 50_000
+_TIGHT: Final = 0.8
+_FULL: Final = 0.95
+
+
+def judge_rights(missing: Sequence[Right]) -> Check:
+    """Whether the role may use every table."""
+    if not missing:
+        return Check(CheckCode.RIGHTS, Verdict.OK, "the role may read and write every table")
+    told = "; ".join(
+        f"{', '.join(right.missing)} on {right.table or 'the schema itself'}" for right in missing[:5]
+    )
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    fix = "let the role own the schema, or grant it usage on the schema and select, insert, update, delete on all its tables."
+    return Check(CheckCode.RIGHTS, Verdict.FAIL, f"the role lacks {told}{more}", fix)
+
+
+def judge_pooler(*, is_pooled: bool) -> Check:
+    """Whether sessions reach the server themselves."""
+    if not is_pooled:
+        return Check(CheckCode.POOLER, Verdict.OK, "sessions are the server's own")
+    text = "a transaction pooler stands before the server: no notifications, no deaths noticed by session"
+    return Check(
+        CheckCode.POOLER, Verdict.WARN, text, "give workers a direct URL; clients may go through it."
+    )
+
+
+def judge_listen(heard_after_s: float | None, *, is_pooled: bool) -> Check:
+    """Whether notifications arrive."""
+    if heard_after_s is not None:
+        text = f"a notification came through in {heard_after_s * 1_000:.1f} ms"
+        return Check(CheckCode.LISTEN, Verdict.OK, text)
+    text = "no notification came through: workers look for work and for cancels once a second instead"
+    fix = (
+        "give workers a direct URL instead of the pooler's."
+        if is_pooled
+        else "look for a proxy that swallows NOTIFY, and for pg_notification_queue_usage() near 1."
+    )
+    return Check(CheckCode.LISTEN, Verdict.WARN, text, fix)
+
+
+def judge_clock(clocks: Clocks, *, asked_at: datetime, answered_at: datetime) -> Check:
+    """Whether this machine's clock agrees with the database's, and the database's with itself."""
+    if clocks.ahead:
+        text = (
+            f"the last beats of {len(clocks.ahead)} supervisors ({', '.join(clocks.ahead[:3])}) lie up to {clocks.ahead_s:.1f} s"
+            " ahead of the database's clock, which was set back"
+        )
+        fix = "nothing is declared dead by it, but ages are shown too short until then; keep the server's clock by NTP."
+        return Check(CheckCode.CLOCK, Verdict.WARN, text, fix)
+    middle = asked_at + (answered_at - asked_at) / 2
+    unsure_s = (answered_at - asked_at).total_seconds() / 2
+    skew_s = (middle - clocks.now).total_seconds()
+    if abs(skew_s) - unsure_s <= _SKEW_S:
+        text = f"this machine's clock is within {abs(skew_s) + unsure_s:.2f} s of the database's"
+        return Check(CheckCode.CLOCK, Verdict.OK, text)
+    word = "ahead of" if skew_s > 0 else "behind"
+    text = f"this machine's clock is {abs(skew_s):.1f} s {word} the database's: moments given to schedule() and good_until shift by that"
+    return Check(
+        CheckCode.CLOCK, Verdict.WARN, text, "keep both by NTP; give delays (timedelta) instead of moments."
+    )
+
+
+def judge_connections(connections: Connections) -> Check:
+    """Whether there is room for more connections."""
+    share = connections.used / max(1, connections.most)
+    text = f"{connections.used} of {connections.most} connections are in use, {connections.ours} of them by everbeat"
+    if share < _TIGHT:
+        return Check(CheckCode.CONNECTIONS, Verdict.OK, text)
+    fix = "raise max_connections, end idle clients, or run fewer worker processes (3 connections each)."
+    return Check(CheckCode.CONNECTIONS, Verdict.WARN if share < _FULL else Verdict.FAIL, text, fix)
+
+
+def judge_transactions(found: Sequence[LongTransaction], *, limit: str) -> Check:
+    """Whether somebody's transaction keeps dead rows alive."""
+    if not found:
+        return Check(CheckCode.TRANSACTIONS, Verdict.OK, f"no transaction is older than {limit}")
+    told = "; ".join(
+        f"{each.who}, {each.age_s:.0f} s{'' if each.pid is None else f', pid {each.pid}'}" for each in found
+    )
+    text = (
+        f"transactions older than {limit} keep dead rows from being removed, which slows every claim: {told}"
+    )
+    pid = next((each.pid for each in found if each.pid is not None), None)
+    fix = (
+        "end it: rollback prepared '...'."
+        if pid is None
+        else f"end it in its program, or: select pg_terminate_backend({pid});"
+    )
+    return Check(CheckCode.TRANSACTIONS, Verdict.WARN, text, fix)
+
+
+def judge_dead_rows(rows: Rows | None) -> Check:
+    """Whether vacuum keeps up with the table of tasks."""
+    if rows is None:
+        return Check(CheckCode.DEAD_ROWS, Verdict.OK, "the server keeps no statistics of the table of tasks")
+    last = "never" if rows.vacuumed_at is None else f"last {rows.vacuumed_at:%Y-%m-%d %H:%M}"
+    text = f"the table of tasks has {rows.live:,} live and {rows.dead:,} dead rows (vacuumed {last})"
+    if rows.dead <= max(_MANY_DEAD_ROWS, rows.live):
+        return Check(CheckCode.DEAD_ROWS, Verdict.OK, text)
+    fix = "look for long transactions, let autovacuum run more often (autovacuum_vacuum_scale_factor of the table), or vacuum it now."
+    return Check(CheckCode.DEAD_ROWS, Verdict.WARN, text, fix)

@@ -1,0 +1,164 @@
+"""What an examination thinks of everbeat's own work: beats, recovery, tasks nobody takes, what is held back, what is kept too long.
+
+What lives here: the judgements and their limits. What may not: reading the facts, and judging the server (`server_checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from everbeat.domain.diagnosis import (
+    Check,
+    CheckCode,
+    Crew,
+    Gaps,
+    Oldest,
+    Suspects,
+    Unserved,
+    Unswept,
+    Verdict,
+)
+from everbeat.domain.explanation import SilenceRules, counted
+from everbeat.domain.pauses import Pause
+from everbeat.errors.wording import some
+
+_LATE_HOURS: Final = 3.0
+LOOKS_MISSED: Final = 2
+"""A lease that is overdue by so many looks of a sweeper was not seen by any."""
+
+
+def judge_crew(crew: Crew) -> Check:
+    """Whether anybody works."""
+    if crew.workers:
+        text = f"{counted(crew.workers, 'live worker')} of {counted(crew.supervisors, 'live supervisor')}"
+        return Check(CheckCode.WORKERS, Verdict.OK, text)
+    since = (
+        "; none was ever registered"
+        if crew.last_beat_at is None
+        else f"; the last beat came at {crew.last_beat_at.isoformat(timespec='seconds')}"
+    )
+    fix = "start one: everbeat worker MODULE:APP."
+    if crew.has_work:
+        return Check(CheckCode.WORKERS, Verdict.FAIL, f"no live worker, and tasks wait{since}", fix)
+    return Check(CheckCode.WORKERS, Verdict.WARN, f"no live worker{since}", fix)
+
+
+def judge_beats(gaps: Gaps, *, rules: SilenceRules) -> Check:
+    """Whether beats come fast enough for the thresholds."""
+    limits = [limit for limit in (rules.claimed_ms, rules.running_ms) if limit is not None]
+    if not limits:
+        return Check(CheckCode.BEATS, Verdict.OK, "nobody is judged by the age of beats: recovery is off")
+    threshold_s = min(limits) / 1_000
+    if gaps.median_s is None or gaps.p99_s is None or gaps.longest_s is None:
+        return Check(CheckCode.BEATS, Verdict.OK, "no two beats are kept yet: nothing to measure")
+    at = "" if gaps.ended_at is None else f" until {gaps.ended_at.isoformat(timespec='seconds')}"
+    text = (
+        f"{gaps.count} gaps between beats: median {gaps.median_s:.2f} s, p99 {gaps.p99_s:.2f} s, longest {gaps.longest_s:.2f} s"
+        f" ({gaps.supervisor_id}{at}); the least stale threshold is {threshold_s:g} s"
+    )
+    if gaps.longest_s < threshold_s / 2:
+        return Check(CheckCode.BEATS, Verdict.OK, text)
+    fix = (
+        f"raise the stale thresholds of RecoveryConfig to {_rounded(3 * gaps.longest_s):g} s or more, beat more often, or find"
+        " what held that supervisor up: its machine, the network, the database."
+    )
+    verdict = Verdict.WARN if gaps.longest_s < threshold_s else Verdict.FAIL
+    return Check(CheckCode.BEATS, verdict, text, fix)
+
+
+def _rounded(seconds: float) -> float:
+    return float(round(seconds + 0.5))
+
+
+def judge_sweeper(unswept: Unswept, *, rules: SilenceRules) -> Check:
+    """Whether the dead are recovered."""
+    if rules.claimed_ms is None and rules.running_ms is None:
+        text = "automatic recovery is off: what dead workers hold stays until an operator sweeps"
+        fix = "RecoveryConfig(auto_requeue_stale_claimed=True, auto_fail_stale_running=True), or 'everbeat sweep' by hand."
+        return Check(CheckCode.SWEEPER, Verdict.WARN, text, fix)
+    overdue = unswept.silent + unswept.ended
+    if overdue == 0:
+        return Check(
+            CheckCode.SWEEPER, Verdict.OK, "nothing that a dead worker holds is overdue for recovery"
+        )
+    late = "" if unswept.overdue_ms is None else f", by up to {unswept.overdue_ms / 1_000:.0f} s"
+    text = (
+        f"nobody sweeps: {counted(overdue, 'lease')} overdue for recovery{late} ({unswept.silent} of silent workers,"
+        f" {unswept.ended} of ended ones)"
+    )
+    fix = f"see 'everbeat explain {unswept.task_id}'; recover them now with 'everbeat sweep'."
+    return Check(CheckCode.SWEEPER, Verdict.FAIL, text, fix)
+
+
+def judge_names(found: Sequence[Unserved]) -> Check:
+    """Whether a live worker knows the name of every task that waits."""
+    unknown = [each for each in found if each.served]
+    if not unknown:
+        return Check(CheckCode.NAMES, Verdict.OK, "the names of all waiting tasks are known to live workers")
+    told = some([f"{each.name} ({each.waiting} in queue {each.queue})" for each in unknown])
+    text = f"tasks wait whose names no live worker knows: {told}"
+    fix = "start workers of the app that has them, correct the senders, or cancel: everbeat tasks list --state pending --name NAME."
+    return Check(CheckCode.NAMES, Verdict.WARN, text, fix)
+
+
+def judge_queues(found: Sequence[Unserved]) -> Check:
+    """Whether a live worker serves every queue in which tasks wait."""
+    waiting: dict[str, int] = {}
+    for each in found:
+        if not each.served:
+            waiting[each.queue] = waiting.get(each.queue, 0) + each.waiting
+    if not waiting:
+        return Check(CheckCode.QUEUES, Verdict.OK, "all queues with waiting tasks are served")
+    told = some([f"{queue} ({count})" for queue, count in waiting.items()])
+    fix = f"start workers for them: everbeat worker MODULE:APP --queues {','.join(list(waiting)[:10])}."
+    return Check(CheckCode.QUEUES, Verdict.WARN, f"tasks wait in queues that nobody serves: {told}", fix)
+
+
+def judge_pauses(pauses: Sequence[Pause]) -> Check:
+    """Whether anything is paused."""
+    if not pauses:
+        return Check(CheckCode.PAUSES, Verdict.OK, "nothing is paused")
+    told = some(
+        [
+            f"{each.kind} {each.name} by {each.paused_by}{f' ({each.reason})' if each.reason else ''}"
+            for each in pauses
+        ]
+    )
+    first = pauses[0]
+    fix = f"when the reason is gone: everbeat {first.kind}s resume {first.name}."
+    return Check(CheckCode.PAUSES, Verdict.WARN, f"paused: {told}", fix)
+
+
+def judge_suspects(suspects: Suspects) -> Check:
+    """Whether tasks are suspected of killing their workers."""
+    if suspects.count == 0:
+        return Check(CheckCode.SUSPECTS, Verdict.OK, "no task is suspected of killing its worker")
+    text = (
+        f"{counted(suspects.count, 'task')} may kill their worker and run alone, such as {suspects.name}"
+        f" ({suspects.task_id})"
+    )
+    fix = f"see what their workers died of: everbeat recoveries --task {suspects.task_id}."
+    return Check(CheckCode.SUSPECTS, Verdict.WARN, text, fix)
+
+
+def judge_retention(
+    oldest: Oldest, *, terminal_hours: int | None, beat_hours: int | None, state_hours: int | None
+) -> Check:
+    """Whether old records are taken away in time; a limit of None keeps them for ever."""
+    kinds = (
+        ("ended tasks", oldest.terminal_hours, terminal_hours, "terminal_record_retention_hours"),
+        ("beats", oldest.beat_hours, beat_hours, "heartbeat_retention_hours"),
+        ("snapshots", oldest.state_hours, state_hours, "worker_state_retention_hours"),
+    )
+    late = [
+        f"{what} up to {age:.1f} h old ({name} is {limit})"
+        for what, age, limit, name in kinds
+        if age is not None and limit is not None and age > limit + _LATE_HOURS
+    ]
+    if not late:
+        return Check(CheckCode.RETENTION, Verdict.OK, "nothing is kept longer than its retention says")
+    text = f"retention lags: {'; '.join(late)}"
+    return Check(
+        CheckCode.RETENTION, Verdict.WARN, text, "a live worker prunes by itself; now: everbeat prune."
+    )

@@ -1,0 +1,45 @@
+"""Errors of operators: names that nobody knows, and what is not as they believe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from everbeat.errors.base import EverbeatError
+from everbeat.errors.wording import nearest, some
+
+
+class UnknownName(EverbeatError):
+    """A task function, queue or worker of this name is known neither to the app nor to the database; nothing was done."""
+
+    code = "UNKNOWN_NAME"
+
+    def __init__(self, kind: str, names: Sequence[str], *, known: Iterable[str] = ()) -> None:
+        choices = sorted(known)
+        guesses = [guess for guess in (nearest(name, choices) for name in names) if guess is not None]
+        plural = "" if len(names) == 1 else "s"
+        verb = "is" if len(names) == 1 else "are"
+        message = f"{kind.capitalize()}{plural} {', '.join(map(repr, names))} {verb} not known here; known: {some(choices)}."
+        fix = (
+            f"did you mean {', '.join(map(repr, guesses))}?"
+            if guesses
+            else "check the spelling, the database and the schema."
+        )
+        super().__init__(message, fix=fix)
+        self.kind = kind
+        self.names = tuple(names)
+
+
+class NotPaused(EverbeatError):
+    """What is to be resumed is not paused; nothing was done."""
+
+    code = "NOT_PAUSED"
+
+    def __init__(self, kind: str, name: str, *, paused: Iterable[str] = ()) -> None:
+        choices = sorted(paused)
+        guess = nearest(name, choices)
+        fix = f"did you mean {guess!r}?" if guess is not None else "see what is: everbeat tasks pauses."
+        super().__init__(
+            f"{kind.capitalize()} {name!r} is not paused; paused {kind}s: {some(choices)}.", fix=fix
+        )
+        self.kind = kind
+        self.name = name

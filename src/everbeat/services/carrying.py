@@ -1,0 +1,259 @@
+"""Carrying out: dead leases, a batch at a time, through hooks and the domain to the one statement that recovers them.
+
+What lives here: asking, deciding, the statement, and telling. What may not: noticing, and which leases are dead.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
+from uuid import UUID
+
+from everbeat.config import RecoveryConfig
+from everbeat.domain.hooks import (
+    CALLS_AT_ONCE,
+    DEFAULT,
+    HookAnswer,
+    HookRunner,
+    RecoveryContext,
+    Skip,
+    SweepSummary,
+)
+from everbeat.domain.recovery import Charge, RecoveryRules
+from everbeat.domain.states import TaskState
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import Event, EventBus, TaskRecovered
+from everbeat.services.death import Death, DeathOf
+from everbeat.services.observer import Statements
+from everbeat.services.orders import context_of, order_for
+from everbeat.services.type_brake import TypeBrake
+from everbeat.store import leases
+from everbeat.store.leases import Lease, Recovered, RecoveryOrder
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryLeft(Event):
+    """A recovery hook said Skip: the lease stays as it is, and is offered again."""
+
+    room = "services"
+    task_id: UUID
+    name: str
+    worker_id: str
+
+
+@dataclass(slots=True)
+class Carried:
+    """What became of one pass: what landed, the claim_ids of what was ordered and did not, and of what a hook left."""
+
+    landed: list[Recovered] = field(default_factory=list)
+    missed: set[UUID] = field(default_factory=set)
+    left: dict[UUID, Lease] = field(default_factory=dict)
+    contexts: list[RecoveryContext] = field(default_factory=list)
+
+    def add(self, other: Carried) -> None:
+        """The two as one."""
+        self.landed += other.landed
+        self.missed |= other.missed
+        self.left |= other.left
+        self.contexts += other.contexts
+
+
+class Carrier:
+    """Carries out for one observer; `observer_id` says in whose name."""
+
+    def __init__(
+        self,
+        statements: Statements,
+        config: RecoveryConfig,
+        *,
+        channel: str,
+        observer_id: Callable[[], str],
+        events: EventBus,
+        clock: Clock,
+        random: Random,
+        hooks: HookRunner,
+    ) -> None:
+        self._statements = statements
+        self._batch_size = config.sweep_batch_size
+        self._hook_timeout_s = config.hook_timeout_ms / 1_000
+        self._offer_again_s = config.check_interval_ms / 1_000
+        self._channel = channel
+        self._observer_id = observer_id
+        self._events = events
+        self._clock = clock
+        self._random = random
+        self._hooks = hooks
+        self._type_brake = TypeBrake(statements, config, events=events)
+        self._left_at: dict[UUID, float] = {}
+        self._in_hand: set[UUID] = set()
+
+    @property
+    def hook_time_s(self) -> float:
+        """How long the hooks of one batch may take."""
+        scopes = self._hooks.scopes
+        rounds = -(-self._batch_size // CALLS_AT_ONCE) if scopes.every_task or scopes.tasks else 0
+        return rounds * self._hook_timeout_s
+
+    async def carry_out(
+        self,
+        found: Sequence[Lease],
+        death_of: DeathOf,
+        *,
+        charge: Callable[[Lease], Charge],
+        rules: RecoveryRules,
+        watched: tuple[str, int] | None = None,
+        patience_s: float | None,
+    ) -> Carried:
+        """Decides on these leases and does it. `watched`: the supervisor and the beat that the decision rests on; a beat since then
+        undoes it."""
+        carried = Carried()
+        for first in range(0, len(found), self._batch_size):
+            batch = self._offered(found[first : first + self._batch_size], carried)
+            in_hand = {lease.claim_id for lease in batch}
+            self._in_hand |= in_hand
+            try:
+                await self._carry(
+                    batch,
+                    death_of,
+                    carried,
+                    charge=charge,
+                    rules=rules,
+                    watched=watched,
+                    patience_s=patience_s,
+                )
+            finally:
+                self._in_hand -= in_hand
+        return carried
+
+    async def _carry(
+        self,
+        batch: Sequence[Lease],
+        death_of: DeathOf,
+        carried: Carried,
+        *,
+        charge: Callable[[Lease], Charge],
+        rules: RecoveryRules,
+        watched: tuple[str, int] | None,
+        patience_s: float | None,
+    ) -> None:
+        deaths = {lease.id: death_of(lease) for lease in batch}
+        answers = await self._asked(batch, deaths, rules)
+        decided = defaultdict[str, list[RecoveryOrder]](list)
+        for lease in batch:
+            death, answer = deaths[lease.id], answers.get(lease.id, DEFAULT)
+            if isinstance(answer, Skip):
+                carried.left[lease.claim_id] = lease
+            order = order_for(
+                lease, death, rules=rules, charge=charge(lease), random=self._random,
+                by_swap=watched is not None, answer=answer,
+            )  # fmt: skip
+            if order is not None:
+                decided[death.noticed_by].append(order)
+        await self._leave(batch, answers, patience_s=patience_s)
+        for noticed_by, orders in decided.items():
+            landed = await self._ordered(
+                orders, noticed_by=noticed_by, watched=watched, patience_s=patience_s
+            )
+            ids = {one.id for one in landed}
+            carried.landed += landed
+            carried.missed.update(order.claim_id for order in orders if order.id not in ids)
+            carried.contexts += [self._context(lease, deaths) for lease in batch if lease.id in ids]
+
+    async def announce(self, carried: Carried) -> None:
+        """Tells the hooks of a pass that is over."""
+        if not carried.landed:
+            return
+        if self._hooks.scopes.interrupted:
+            await self._hooks.interrupted(carried.contexts)
+        if self._hooks.scopes.recovered:
+            await self._hooks.recovered(
+                SweepSummary(
+                    worker_ids=tuple(sorted({one.worker_id for one in carried.landed})),
+                    recovered_count=len(carried.landed),
+                    task_ids=tuple(one.id for one in carried.landed),
+                    sweeping_worker_id=self._observer_id(),
+                )
+            )
+
+    def _offered(self, batch: Sequence[Lease], carried: Carried) -> list[Lease]:
+        """All but those that a hook left a moment ago, or that another pass of this very process has in hand."""
+        since = self._clock.monotonic() - self._offer_again_s
+        self._left_at = {claim_id: at for claim_id, at in self._left_at.items() if at > since}
+        carried.left |= {lease.claim_id: lease for lease in batch if lease.claim_id in self._left_at}
+        return [
+            lease
+            for lease in batch
+            if lease.claim_id not in self._left_at and lease.claim_id not in self._in_hand
+        ]
+
+    async def _asked(
+        self, batch: Sequence[Lease], deaths: Mapping[UUID, Death], rules: RecoveryRules
+    ) -> Mapping[UUID, HookAnswer]:
+        scopes = self._hooks.scopes
+        asked = [
+            lease
+            for lease in batch
+            if scopes.decides(lease.name)
+            and not lease.cancel_requested
+            and (rules.settle_running if lease.state is TaskState.RUNNING else rules.requeue_claimed)
+        ]
+        if not asked:
+            return {}
+        return await self._hooks.decide([self._context(lease, deaths) for lease in asked])
+
+    def _context(self, lease: Lease, deaths: Mapping[UUID, Death]) -> RecoveryContext:
+        return context_of(lease, deaths[lease.id], sweeping_worker_id=self._observer_id())
+
+    async def _leave(
+        self, batch: Sequence[Lease], answers: Mapping[UUID, HookAnswer], *, patience_s: float | None
+    ) -> None:
+        left = {lease.id: lease for lease in batch if isinstance(answers.get(lease.id), Skip)}
+        if not left:
+            return
+        self._left_at |= {lease.claim_id: self._clock.monotonic() for lease in left.values()}
+        leave = leases.leave([(lease.id, lease.claim_id) for lease in left.values()])
+        for task_id in await self._statements.run(leave, patience_s=patience_s):
+            lease = left[task_id]
+            self._events.emit(RecoveryLeft(task_id=task_id, name=lease.name, worker_id=lease.worker_id))
+
+    async def _ordered(
+        self,
+        orders: Sequence[RecoveryOrder],
+        *,
+        noticed_by: str,
+        watched: tuple[str, int] | None,
+        patience_s: float | None,
+    ) -> list[Recovered]:
+        statement = leases.recover(
+            orders,
+            noticed_by=noticed_by,
+            recovered_by=self._observer_id(),
+            channel=self._channel,
+            holder=watched,
+        )
+        landed = await self._statements.run(statement, patience_s=patience_s)
+        for one in landed:
+            self._events.emit(
+                TaskRecovered(
+                    task_id=one.id,
+                    from_state=one.was.value,
+                    action=one.action,
+                    cause=one.cause,
+                    noticed_by=noticed_by,
+                    noticed_after_s=(one.noticed_after_ms or 0) / 1_000,
+                )
+            )
+        await self._type_brake.look(
+            {one.name for one in landed if one.outcome == "CRASHED"}, patience_s=patience_s
+        )
+        return landed
+
+
+def always(value: V) -> Callable[[Lease], V]:
+    """The same answer for every lease."""
+    return lambda _: value

@@ -1,0 +1,23 @@
+-- Who lives, and whether there is anything to do.
+select
+    (
+        select count(*) from {schema}.supervisors s
+        where s.ended_at is null and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+    ) as supervisors,
+    (
+        select count(*)
+        from {schema}.workers w
+        join {schema}.supervisors s on s.id = w.supervisor_id
+        where w.ended_at is null and s.ended_at is null
+          and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+    ) as workers,
+    (select max(s.last_beat_at) from {schema}.supervisors s) as last_beat_at,
+    exists (select from {schema}.tasks t where t.state in ('CLAIMED', 'RUNNING'))
+        or exists (
+            select from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.enqueued_at <= statement_timestamp()
+        )
+        or exists (
+            select from {schema}.tasks t
+            where t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.enqueued_at <= statement_timestamp()
+        ) as has_work

@@ -1,0 +1,18 @@
+-- The lease of one task with its holder, what else the holder runs, and who but the holder could notice its death.
+select
+    l.worker_id, l.supervisor_id, l.hostname, l.pid, l.claimed_at, l.started_at, l.last_beat_at, l.silent_ms, l.ended_at, l.ended_how, l.ended_cause,
+    l.cancel_requested, l.alone, l.suspect, l.flags,
+    array(
+        select t.id from {schema}.tasks t
+        where t.claimed_by_worker_id = l.worker_id and t.state in ('CLAIMED', 'RUNNING') and t.state = 'RUNNING' and t.id <> l.id
+        order by t.started_at
+        limit 1001
+    ) as neighbours,
+    (
+        select count(*) from {schema}.supervisors s
+        where s.ended_at is null and s.id is distinct from l.supervisor_id
+          and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+    ) as observers,
+    (select t.left_at from {schema}.tasks t where t.id = l.id and t.left_claim_id = l.claim_id) as left_at
+from {schema}.leases l
+where l.id = %(id)s

@@ -1,0 +1,17 @@
+-- The names of tasks and queues that live workers told: what a wrong one may have been meant for. A worker that serves all tells no queue.
+with living as materialized (
+    select w.metadata, w.queues
+    from {schema}.workers w
+    join {schema}.supervisors s on s.id = w.supervisor_id
+    where w.ended_at is null and s.ended_at is null and not s.draining
+      and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+)
+select distinct told.kind, told.name
+from living l
+cross join lateral (
+    select 'task' as kind, json_array_elements_text(l.metadata -> 'tasks') as name
+    union all
+    select 'queue', unnest(l.queues)
+) told
+order by told.kind, told.name
+limit 10000

@@ -1,0 +1,14 @@
+-- What this role may not do with the tables of the schema; the schema itself is the row without a table.
+select null as "table", array['USAGE'] as missing
+where not has_schema_privilege(%(schema)s, 'USAGE')
+union all
+select c.relname, lacks.missing
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+cross join lateral (
+    select array(
+        select p from unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p where not has_table_privilege(c.oid, p)
+    ) as missing
+) lacks
+where n.nspname = %(schema)s and c.relkind = 'r' and lacks.missing <> '{{}}'
+order by 1 nulls first

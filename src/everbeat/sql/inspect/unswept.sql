@@ -1,0 +1,23 @@
+-- Leases that automatic recovery should have taken long ago: silent for longer than their threshold and some looks of a sweeper, or
+-- held by an ended worker. A threshold of null leaves its state alone; so does a recovery hook that said Skip.
+with overdue as materialized (
+    select
+        l.id, l.ended_at,
+        case when l.ended_at is not null then (extract(epoch from statement_timestamp() - l.ended_at) * 1000)::bigint
+             else l.silent_ms - allowed.threshold_ms end - %(margin_ms)s as overdue_ms
+    from {schema}.leases l
+    cross join lateral (
+        select
+            case l.state when 'RUNNING' then %(running_ms)s::bigint else %(claimed_ms)s::bigint end
+            * case when exists (
+                select from json_each_text(l.flags::json) flag where flag.key = any(%(resilient_flags)s::text[]) and flag.value = 'true'
+            ) then %(multiplier)s else 1 end as threshold_ms
+    ) allowed
+    where allowed.threshold_ms is not null
+      and not exists (select from {schema}.tasks t where t.id = l.id and t.left_claim_id = l.claim_id)
+)
+select
+    count(*) filter (where o.ended_at is null) as silent, count(*) filter (where o.ended_at is not null) as ended,
+    (array_agg(o.id order by o.overdue_ms desc))[1] as task_id, max(o.overdue_ms) as overdue_ms
+from overdue o
+where o.overdue_ms > 0

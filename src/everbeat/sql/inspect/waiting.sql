@@ -1,0 +1,72 @@
+-- What a PENDING task waits for: who lives, serves its queue and knows its name (a worker that told no names is believed to know
+-- all), how busy those are, what is paused, what stands before it in its serial line or in its queue. Counts stop at 1,001.
+with mine as materialized (
+    select t.* from {schema}.tasks t where t.id = %(id)s
+), living as materialized (
+    select w.id, w.metadata::jsonb as metadata, w.queues
+    from {schema}.workers w
+    join {schema}.supervisors s on s.id = w.supervisor_id
+    where w.ended_at is null and s.ended_at is null and not s.draining
+      and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+), crew as materialized (
+    select
+        l.id, l.metadata, l.queues is null or mine.queue = any(l.queues) as serves,
+        coalesce(l.metadata -> 'tasks' ? mine.name, true) as knows
+    from living l cross join mine
+), lane as (
+    select
+        crew.id, own.names,
+        coalesce(own.slots, (
+            select x.slots from {schema}.worker_states x where x.worker_id = crew.id order by x.at desc limit 1
+        )) as slots
+    from crew
+    cross join mine
+    left join lateral (
+        select (each.value ->> 'slots')::integer as slots, each.value -> 'tasks' as names
+        from jsonb_each(crew.metadata -> 'lanes') each
+        where each.value -> 'tasks' ? mine.name
+        limit 1
+    ) own on true
+    where crew.serves and crew.knows
+), able as (
+    select sum(lane.slots) as slots, sum(held.running) as running
+    from lane
+    cross join lateral (
+        select count(*) as running from {schema}.tasks t
+        where t.claimed_by_worker_id = lane.id and t.state in ('CLAIMED', 'RUNNING') and t.state = 'RUNNING'
+          and (lane.names is null or lane.names ? t.name)
+    ) held
+    where not exists (select from lane where slots is null)
+), line as (
+    select t.id, t.state, t.name, t.enqueued_at, t.serial_at
+    from {schema}.tasks t cross join mine
+    where t.serial = mine.serial and t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.id <> mine.id
+      and ((t.serial_at, t.id) < (mine.serial_at, mine.id) or t.state in ('CLAIMED', 'RUNNING'))
+    order by t.state = 'PENDING', t.serial_at, t.id
+    limit 1001
+), ahead as (
+    select from {schema}.tasks t cross join mine
+    where t.state = 'PENDING' and t.serial is null and mine.serial is null and t.queue = mine.queue and t.enqueued_at <= statement_timestamp()
+      and (t.priority, t.enqueued_at, t.id) < (mine.priority, mine.enqueued_at, mine.id)
+    limit 1001
+)
+select
+    (select count(*) from crew) as alive,
+    (select count(*) from crew where serves) as serving,
+    (select count(*) from crew where serves and knows) as knowing,
+    (select able.slots::integer from able) as slots,
+    (select able.running::integer from able) as running,
+    (select max(s.last_beat_at) from {schema}.supervisors s) as last_beat_at,
+    (select count(*) from ahead) as ahead,
+    (select count(*) from line) as before,
+    first.id as first_id, first.state as first_state, first.name as first_name, first.enqueued_at as first_due_at,
+    (
+        select count(*) from {schema}.tasks t
+        where mine.suspect and t.suspect and t.state in ('CLAIMED', 'RUNNING')
+    ) as alone,
+    task_pause.kind, task_pause.name, task_pause.paused_at, task_pause.paused_by, task_pause.reason, task_pause.crashes,
+    queue_pause.kind, queue_pause.name, queue_pause.paused_at, queue_pause.paused_by, queue_pause.reason, queue_pause.crashes
+from mine
+left join (select * from line limit 1) first on true
+left join {schema}.pauses task_pause on task_pause.kind = 'task' and task_pause.name = mine.name
+left join {schema}.pauses queue_pause on queue_pause.kind = 'queue' and queue_pause.name = mine.queue

@@ -1,0 +1,15 @@
+-- The names of task functions or queues that any worker told, any live task has, or any recovery of the last day: an operator may
+-- pause only what is known. There is no index by name, so the live tasks are read.
+select distinct known.name from (
+    select t.name as name, t.queue as queue from {schema}.tasks t where t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+    union all
+    select task.name, null from {schema}.workers w
+    cross join lateral jsonb_array_elements_text(coalesce(w.metadata::jsonb -> 'tasks', '[]')) as task (name)
+    union all
+    select null, queue.name from {schema}.workers w cross join lateral unnest(w.queues) as queue (name)
+    union all
+    select r.name, r.queue from {schema}.recoveries r where r.noticed_at > statement_timestamp() - interval '1 day'
+) seen
+cross join lateral (select case %(kind)s when 'task' then seen.name else seen.queue end as name) known
+where known.name is not null
+order by known.name

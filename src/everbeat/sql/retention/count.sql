@@ -1,0 +1,40 @@
+-- What a pass would delete now, by table; an age that is null deletes nothing. Reads whole tables: for an operator's dry run.
+with age as materialized (
+    select
+        statement_timestamp() - %(terminal_hours)s * interval '1 hour' as terminal,
+        statement_timestamp() - %(worker_hours)s * interval '1 hour' as worker,
+        statement_timestamp() - %(beat_hours)s * interval '1 hour' as beat
+), old_tasks as materialized (
+    select t.id from {schema}.tasks t
+    where t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+      and greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) < (select terminal from age)
+      and (t.id < %(old_id)s or t.id > %(now_id)s)
+), old_workers as materialized (
+    select w.id from {schema}.workers w
+    where w.ended_at < (select worker from age)
+      and not exists (select from {schema}.tasks t where t.claimed_by_worker_id = w.id and t.state in ('CLAIMED', 'RUNNING'))
+)
+select
+    (select count(*) from old_tasks) as tasks,
+    (
+        select count(*) from {schema}.attempts a
+        where exists (select from old_tasks o where o.id = a.task_id)
+           or (a.ended_at < (select terminal from age) and (a.task_id < %(old_id)s or a.task_id > %(now_id)s)
+               and not exists (select from {schema}.tasks t where t.id = a.task_id))
+    ) as attempts,
+    (
+        select count(*) from {schema}.recoveries r
+        where exists (select from old_tasks o where o.id = r.task_id)
+           or (r.noticed_at < (select terminal from age) and not exists (select from {schema}.tasks t where t.id = r.task_id))
+    ) as recoveries,
+    (select count(*) from {schema}.beats b where b.sent_at < (select beat from age)) as beats,
+    (select count(*) from {schema}.worker_states x where x.at < (select worker from age)) as worker_states,
+    (select count(*) from old_workers) as workers,
+    (
+        select count(*) from {schema}.supervisors s
+        where s.ended_at < (select worker from age)
+          and not exists (
+              select from {schema}.workers w
+              where w.supervisor_id = s.id and not exists (select from old_workers o where o.id = w.id)
+          )
+    ) as supervisors

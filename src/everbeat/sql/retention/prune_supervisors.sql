@@ -1,0 +1,16 @@
+-- Deletes supervisors that ended long ago, after the last of their workers: one step of a walk over the primary key. An ended supervisor
+-- is given no workers any more. Answers where the next step begins; null at the end.
+with looked as materialized (
+    select s.id from {schema}.supervisors s
+    where s.id > %(after)s
+    order by s.id
+    limit %(limit)s
+), old as materialized (
+    select s.id from {schema}.supervisors s
+    where s.id = any(array(select l.id from looked l)) and s.ended_at < statement_timestamp() - %(hours)s * interval '1 hour'
+      and not exists (select from {schema}.workers w where w.supervisor_id = s.id)
+    for update of s skip locked
+), gone as (
+    delete from {schema}.supervisors s where s.id = any(array(select o.id from old o)) returning 1
+)
+select (select max(id) from looked having count(*) = %(limit)s) as next_after, (select count(*) from gone) as supervisors

@@ -1,0 +1,26 @@
+-- Deletes old ended tasks, their attempts and their recoveries: one step of a walk over the primary key, which looks at a bounded
+-- number of rows and steps over what is live, young or locked. Answers where the next step begins; null at the end.
+with looked as materialized (
+    select t.id from {schema}.tasks t
+    where t.id > %(after)s and t.id < %(until)s
+    order by t.id
+    limit %(limit)s
+), last as materialized (
+    select l.id from looked l order by l.id desc limit 1
+), old as materialized (
+    select t.id from {schema}.tasks t
+    where t.id > %(after)s and t.id <= (select id from last)
+      and t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+      and greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) < statement_timestamp() - %(hours)s * interval '1 hour'
+    order by t.id
+    for update skip locked
+), gone as (
+    delete from {schema}.tasks t where t.id = any(array(select o.id from old o)) returning t.id
+), gone_attempts as (
+    delete from {schema}.attempts a where a.task_id = any(array(select g.id from gone g)) returning 1
+), gone_recoveries as (
+    delete from {schema}.recoveries r where r.task_id = any(array(select g.id from gone g)) returning 1
+)
+select
+    case when (select count(*) from looked) = %(limit)s then (select id from last) end as next_after,
+    (select count(*) from gone) as tasks, (select count(*) from gone_attempts) as attempts, (select count(*) from gone_recoveries) as recoveries

@@ -1,0 +1,6 @@
+-- Whether any suspect that a worker might take is due.
+select exists (
+    select from {schema}.tasks t
+    where t.state = 'PENDING' and t.suspect and t.enqueued_at <= statement_timestamp() and t.name = any(%(names)s::text[])
+      and (%(queues)s::text[] is null or t.queue = any(%(queues)s::text[]))
+)

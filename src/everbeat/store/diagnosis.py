@@ -1,0 +1,116 @@
+"""Statements of an examination: the server, the role, the beats, what nobody recovers or takes. They only look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from everbeat.domain.diagnosis import (
+    Clocks,
+    Connections,
+    Crew,
+    Gaps,
+    LongTransaction,
+    Oldest,
+    Right,
+    Rows,
+    Suspects,
+    Unserved,
+    Unswept,
+)
+from everbeat.domain.explanation import SilenceRules
+from everbeat.store.statement import Row, Statement
+from everbeat.store.target import Target
+
+_CHANNEL: Final = "everbeat_doctor"
+
+
+def rights(schema: str) -> Statement[list[Right]]:
+    """What this role may not do with the tables of a schema."""
+    return Statement(
+        "inspect/rights", {"schema": schema}, lambda found: [Right(row[0], tuple(row[1])) for row in found]
+    )
+
+
+def clocks() -> Statement[Clocks]:
+    """The database's clock, and who has beaten ahead of it."""
+    return Statement("inspect/clocks", {}, lambda found: Clocks(found[0][0], tuple(found[0][1]), found[0][2]))
+
+
+def connections() -> Statement[Connections]:
+    """Connections of clients."""
+    return Statement("inspect/connections", {}, lambda found: Connections(*found[0]))
+
+
+def long_transactions(*, older_than_ms: int) -> Statement[list[LongTransaction]]:
+    """The oldest transactions that keep dead rows from being removed, at most five."""
+    return Statement(
+        "inspect/long_transactions",
+        {"older_than_ms": older_than_ms},
+        lambda found: [LongTransaction(*row) for row in found],
+    )
+
+
+def dead_rows(schema: str) -> Statement[Rows | None]:
+    """Live and dead rows of the table of tasks; None where the server counts none."""
+    return Statement(
+        "inspect/dead_rows", {"schema": schema}, lambda found: Rows(*found[0]) if found else None
+    )
+
+
+def crew(*, stale_ms: int) -> Statement[Crew]:
+    """Who lives; whoever has not beaten for `stale_ms` does not."""
+    return Statement("inspect/crew", {"stale_ms": stale_ms}, lambda found: Crew(*found[0]))
+
+
+def beat_gaps() -> Statement[Gaps]:
+    """The time between beats in the last day."""
+    return Statement("inspect/beat_gaps", {}, lambda found: Gaps(*found[0]))
+
+
+def unswept(rules: SilenceRules, *, margin_ms: int) -> Statement[Unswept]:
+    """Leases that are overdue by these rules for more than `margin_ms`."""
+    parameters = {
+        "claimed_ms": rules.claimed_ms, "running_ms": rules.running_ms, "multiplier": rules.multiplier,
+        "resilient_flags": list(rules.resilient_flags), "margin_ms": margin_ms,
+    }  # fmt: skip
+    return Statement("inspect/unswept", parameters, lambda found: Unswept(*found[0]))
+
+
+def unserved(*, stale_ms: int) -> Statement[list[Unserved]]:
+    """PENDING tasks that no live worker takes, at most 50 names; the first 100,000 tasks are looked at."""
+    return Statement(
+        "inspect/unserved", {"stale_ms": stale_ms}, lambda found: [Unserved(*row) for row in found]
+    )
+
+
+def suspects() -> Statement[Suspects]:
+    """Tasks that may kill their worker."""
+    return Statement("inspect/suspects", {}, lambda found: Suspects(*found[0]))
+
+
+def oldest_records() -> Statement[Oldest]:
+    """How old the oldest records are that retention takes."""
+
+    def read(found: Sequence[Row]) -> Oldest:
+        return Oldest(*found[0])
+
+    return Statement("inspect/oldest_records", {}, read)
+
+
+def hear(target: Target, *, within_s: float) -> float | None:
+    """Seconds from a notification to its arrival on another connection; None when it does not come in time. Raises a DatabaseError."""
+    try:
+        with target.connect("everbeat doctor") as listener, target.connect("everbeat doctor") as sender:
+            listener.execute(sql.SQL("listen {}").format(sql.Identifier(_CHANNEL)))
+            sent_at = monotonic()
+            sender.execute("select pg_notify(%s, '')", [_CHANNEL])
+            for _ in listener.notifies(timeout=within_s, stop_after=1):
+                return monotonic() - sent_at
+            return None
+    except psycopg.Error as problem:
+        raise target.explain(problem) from problem

@@ -1,0 +1,77 @@
+"""Statements that find out why a task is not running: what a PENDING one waits for, and who holds a CLAIMED or RUNNING one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from everbeat.domain.explanation import Holding, Waiting
+from everbeat.domain.pauses import Pause
+from everbeat.domain.states import TaskState
+from everbeat.store.statement import Row, Statement
+
+
+def waiting(task_id: UUID, *, stale_ms: int) -> Statement[Waiting | None]:
+    """What the task waits for; None when there is no such task. A worker without a beat for `stale_ms` does not live."""
+    return Statement("inspect/waiting", {"id": task_id, "stale_ms": stale_ms}, _waiting)
+
+
+def holding(task_id: UUID, *, stale_ms: int) -> Statement[Holding | None]:
+    """The lease of the task with its holder; None when nobody holds it."""
+    return Statement("inspect/holding", {"id": task_id, "stale_ms": stale_ms}, _holding)
+
+
+def known_names(*, stale_ms: int) -> Statement[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The names of tasks, and of queues, that live workers told."""
+
+    def read(found: Sequence[Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        tasks = tuple(row[1] for row in found if row[0] == "task")
+        return tasks, tuple(row[1] for row in found if row[0] == "queue")
+
+    return Statement("inspect/known_names", {"stale_ms": stale_ms}, read)
+
+
+def _waiting(found: Sequence[Row]) -> Waiting | None:
+    if not found:
+        return None
+    alive, serving, knowing, slots, running, last_beat_at, ahead, before, *rest = found[0]
+    first_id, first_state, first_name, first_due_at, alone, *pauses = rest
+    return Waiting(
+        alive=alive,
+        serving=serving,
+        knowing=knowing,
+        slots=slots,
+        running=running,
+        last_beat_at=last_beat_at,
+        ahead=ahead,
+        before=before,
+        first_id=first_id,
+        first_state=None if first_state is None else TaskState(first_state),
+        first_name=first_name,
+        first_due_at=first_due_at,
+        alone=alone,
+        task_pause=_pause(pauses[:6]),
+        queue_pause=_pause(pauses[6:]),
+    )
+
+
+def _pause(columns: Sequence[Any]) -> Pause | None:
+    return None if columns[0] is None else Pause(*columns)
+
+
+def _holding(found: Sequence[Row]) -> Holding | None:
+    if not found:
+        return None
+    *facts, flags, neighbours, observers, left_at = found[0]
+    return Holding(*[*facts, _flags(flags), tuple(neighbours), observers, left_at])
+
+
+def _flags(text: str | None) -> dict[str, Any]:
+    """The flags; none where the column is damaged, as recovery has it."""
+    try:
+        return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}

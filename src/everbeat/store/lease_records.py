@@ -1,0 +1,101 @@
+"""Leases of the dead as they are read, and what is ordered and done about them. Values only; the statements are in `store.leases`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+from uuid import UUID
+
+from everbeat.domain.states import TaskState
+
+RecoveryAction: TypeAlias = Literal["requeue", "retry", "reschedule", "fail", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease somebody else held, as the reaper reads it. An orphan's worker is not registered: what is known of it is None."""
+
+    id: UUID
+    claim_id: UUID
+    state: TaskState
+    name: str
+    worker_id: str
+    supervisor_id: str | None
+    hostname: str | None
+    pid: int | None
+    claimed_at: datetime
+    started_at: datetime | None
+    last_beat_at: datetime
+    policy: str | None
+    flags: str | None
+    retry_count: int
+    crash_count: int
+    loss_count: int
+    cancel_requested: bool
+    attempt: int
+    fence: int
+    worker_seq: int | None
+    ended_how: str | None
+    ended_cause: str | None
+    ended_at: datetime | None
+    silent_ms: int
+    supervisor_seq: int | None
+    exit_code: int | None
+    signal: int | None
+    queue: str
+    alone: bool
+    suspect: bool
+    progress_at: datetime | None
+    progress: str | None
+    serial: str | None
+    last_rss_bytes: int | None
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether nobody knows its worker."""
+        return self.supervisor_id is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryOrder:
+    """One decided recovery. `outcome` is CRASHED, LOST or FAILED (uncharged) for code that ran, None for a lease that never started.
+
+    The time of the next run is `run_at`, or `retry_in_ms` from the database's now; neither leaves the task's place in its queue.
+    `retry_count` replaces the task's in a "reschedule"; None counts as usual. `hook`: what a recovery hook answered.
+    """
+
+    id: UUID
+    claim_id: UUID
+    state: TaskState
+    action: RecoveryAction
+    retry_in_ms: int | None
+    outcome: Literal["CRASHED", "LOST", "FAILED"] | None
+    error: bytes | None
+    cause: str
+    last_beat_at: datetime | None
+    noticed_after_ms: int | None
+    worker_seq: int | None = None
+    run_at: datetime | None = None
+    retry_count: int | None = None
+    suspect: bool = False
+    hook: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A recovery that landed; the counts are those of the task afterwards."""
+
+    id: UUID
+    name: str
+    was: TaskState
+    action: RecoveryAction
+    state: TaskState
+    worker_id: str
+    cause: str
+    noticed_after_ms: int | None
+    outcome: Literal["CRASHED", "LOST", "FAILED"] | None
+    hook: str | None
+    retry_count: int
+    crash_count: int
+    loss_count: int

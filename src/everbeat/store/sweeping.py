@@ -1,0 +1,53 @@
+"""Statements of whoever recovers on an operator's word: whose turn it is, who is silent, and who is to be released."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from everbeat.store.statement import Statement, any_row
+
+
+@dataclass(frozen=True, slots=True)
+class SilentSupervisor:
+    """A supervisor of whose tree nothing was heard; `held`: leases by worker, of those that hold any."""
+
+    id: str
+    beat_seq: int
+    worker_ids: tuple[str, ...]
+    held: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWorker:
+    """A worker by its id, and whether it was ended."""
+
+    id: str
+    is_ended: bool
+
+
+def silent_supervisors(*, silent_ms: int) -> Statement[list[SilentSupervisor]]:
+    """Those that were not ended and whose whole tree has been silent for so long, by the database's clock."""
+    return Statement(
+        "worker/silent_supervisors",
+        {"silent_ms": silent_ms},
+        lambda found: [SilentSupervisor(row[0], row[1], tuple(row[2]), row[3] or {}) for row in found],
+    )
+
+
+def end_turn(service: str, *, taken_by: str) -> Statement[bool]:
+    """Gives a turn back before its time."""
+    return Statement("worker/end_turn", {"service": service, "taken_by": taken_by}, any_row)
+
+
+def known_workers() -> Statement[list[KnownWorker]]:
+    """All workers that have a row, the newest first."""
+    return Statement("worker/known_workers", {}, lambda found: [KnownWorker(*row) for row in found])
+
+
+def release_workers(worker_ids: Sequence[str], *, cause: str) -> Statement[list[str]]:
+    """Ends workers on an operator's word; answers those that were not ended yet."""
+    parameters = {
+        "worker_ids": list(worker_ids), "supervisor_id": None, "how": "operator", "cause": cause, "exit_code": None, "signal": None,
+    }  # fmt: skip
+    return Statement("worker/bury_workers", parameters, lambda found: [row[0] for row in found])

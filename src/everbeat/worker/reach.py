@@ -1,0 +1,72 @@
+"""Whether this worker reaches the database at all, asked only while an outcome waits for long to be settled.
+
+What lives here: the question, and for how long it was not answered. What may not: what follows; that is the supervisor's
+(`cut_off_watch`). An outcome may wait for other reasons, such as a row that somebody keeps locked: then the question is
+answered, and nothing follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from everbeat.config import RecoveryConfig
+from everbeat.errors import DatabaseError
+from everbeat.runtime.clock import Clock
+from everbeat.store.leases import check_leases
+from everbeat.store.session import Session
+from everbeat.store.target import Target
+from everbeat.worker.attempt import Stage
+from everbeat.worker.leases import LeaseTable
+
+_ASKS_PER_THRESHOLD: Final = 4
+_LONGEST_S: Final = 15.0
+_ONE_TRY: Final = 0.0
+
+
+class Reach:
+    """A service. It asks on a session of its own, made anew each time, so that a broken one proves nothing."""
+
+    name = "reach"
+
+    def __init__(
+        self,
+        target: Target,
+        session_name: Callable[[], str],
+        *,
+        table: LeaseTable,
+        recovery: RecoveryConfig,
+        clock: Clock,
+    ) -> None:
+        self.wake = asyncio.Event()
+        threshold_s = recovery.running_stale_threshold_ms / 1_000
+        self.interval_s = min(threshold_s / _ASKS_PER_THRESHOLD, _LONGEST_S)
+        self._target = target
+        self._session_name = session_name
+        self._table = table
+        self._clock = clock
+        self._answered_at = clock.monotonic()
+
+    def cut_off_s(self) -> float:
+        """For how long an outcome has waited without any answer of the database; 0 while none waits."""
+        since = self._oldest()
+        return 0.0 if since is None else self._clock.monotonic() - max(since, self._answered_at)
+
+    async def tick(self) -> float | None:
+        """Ask, if an outcome has waited for an interval."""
+        since, now = self._oldest(), self._clock.monotonic()
+        if since is None or now - since < self.interval_s:
+            return None
+        session = Session(self._target, self._session_name(), reply_timeout_s=self.interval_s)
+        try:
+            await session.run(check_leases([]), patience_s=_ONE_TRY)
+            self._answered_at = self._clock.monotonic()
+        except (DatabaseError, OSError):
+            pass  # the next one asks again
+        finally:
+            await session.drop()
+        return None
+
+    def _oldest(self) -> float | None:
+        return min((attempt.settling_since for attempt in self._table.at(Stage.SETTLING)), default=None)

@@ -1,0 +1,276 @@
+"""The run itself: starts everything, does what the plan says, heals, waits until all is done, and stops.
+
+What lives here: the order of things. What may not: judging.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import psycopg
+from psycopg import sql
+
+from everbeat.store import migrations
+from everbeat.store.target import Target
+from tests.chaos.clock import boot_s
+from tests.chaos.cluster import Cluster
+from tests.chaos.evidence import Course
+from tests.chaos.faults import FaultLog, NoVictim, Scene, injected
+from tests.chaos.line import Lines
+from tests.chaos.plan import Fault, Plan
+from tests.chaos.trees import Tree, left_behind
+from tests.chaos.witness import install_witness
+from tests.invariants import install_audit
+
+ROOT: Final = Path(__file__).parents[2]
+SCHEMA: Final = "chaos"
+QUIET_WITHIN_S: Final = 90.0
+"""So long may the last task take after the last fault was healed."""
+
+_READY_WITHIN_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.1
+_STALL_S: Final = 0.5
+_AT_WORK: Final = """
+    select count(distinct w.supervisor_id) from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id
+    where t.state in ('RUNNING', 'COMPLETED')
+"""
+_UNENDED: Final = "select count(*) from {}.tasks where state in ('PENDING', 'CLAIMED', 'RUNNING')"
+
+
+class Director:
+    """One run in a folder. `source` is where workers find everbeat, if it is not the one that is installed."""
+
+    def __init__(self, plan: Plan, folder: Path, *, source: Path | None, say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._say = say
+        self._source = source
+        self._over = threading.Event()
+        self._log = FaultLog(folder / "faults.jsonl")
+        self._skipped: list[str] = []
+        self._stalls: list[tuple[float, float]] = []
+        self._producers: list[subprocess.Popen[bytes]] = []
+        self._lines = Lines()
+        self._cluster = Cluster(folder, seconds=plan.seconds)
+        self._prepare_schema()
+        # Made before any thread shifts the clock: environments are copied from this one.
+        environment = self._environment()
+        self._trees = [
+            Tree(number, line=self._lines.open(self._cluster.url), environment=environment, folder=folder)
+            for number in range(plan.trees)
+        ]
+        self._scene = Scene(
+            cluster=self._cluster,
+            lines=self._lines,
+            trees=self._trees,
+            producers_line=self._lines.open(self._cluster.url),
+            effects=folder / "effects.jsonl",
+            over=self._over,
+            server=threading.Lock(),
+        )
+
+    @property
+    def cluster(self) -> Cluster:
+        """The database of the run."""
+        return self._cluster
+
+    @property
+    def trees(self) -> list[Tree]:
+        """The trees, with all their lives."""
+        return self._trees
+
+    def run(self) -> Course:
+        """Everything, in order."""
+        began = boot_s()
+        pulse = threading.Thread(target=self._feel_stalls, daemon=True)
+        pulse.start()
+        for tree in self._trees:
+            tree.start()
+        self._await(self._all_ready, _READY_WITHIN_S, "the trees to register")
+        ready = boot_s()
+        self._say(f"{len(self._trees)} trees are ready after {ready - began:.1f} s")
+        self._start_producers()
+        self._await(self._all_at_work, _READY_WITHIN_S, "all trees to be at work")
+        self._play()
+        healed = boot_s()
+        # What was sent while the clock was ahead is due only when the clock is there again.
+        self._cluster.clock.shift(self._cluster.clock.farthest_s)
+        self._say("all faults are healed; waiting for the last task")
+        quiet = self._until_quiet()
+        asked = boot_s()
+        for tree in self._trees:
+            tree.ask_to_stop()
+        farewells = [tree.wait() for tree in self._trees]
+        self._over.set()
+        return Course(
+            ready=ready,
+            healed=healed,
+            quiet=quiet,
+            asked=asked,
+            exit_codes=tuple(code for code, _ in farewells),
+            longest_farewell_s=max(seconds for _, seconds in farewells),
+            left_behind=tuple(left_behind(self._trees)),
+            stalls=tuple(self._stalls),
+            skipped=tuple(self._skipped),
+        )
+
+    def close(self) -> None:
+        """Ends whatever it started, however it went."""
+        self._over.set()
+        self._stop_producers()
+        for tree in self._trees:
+            with suppress(Exception):  # each is tried, whatever became of the others
+                tree.kill_all()
+        self._lines.close()
+        self._cluster.close()
+
+    def _prepare_schema(self) -> None:
+        target = Target.parse(self._cluster.url, schema=SCHEMA)
+        with target.connect("chaos") as connection:
+            migrations.migrate(connection, target)
+            install_audit(connection, SCHEMA)
+            install_witness(connection, SCHEMA)
+
+    def _environment(self) -> dict[str, str]:
+        paths = [str(self._source)] if self._source else []
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EVERBEAT", "PG"))}
+        return kept | {
+            "CHAOS_SCHEMA": SCHEMA,
+            "CHAOS_EFFECTS": str(self._folder / "effects.jsonl"),
+            "CHAOS_PROCESSES": str(self._plan.processes),
+            "PYTHONPATH": os.pathsep.join([*paths, str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+
+    def _all_ready(self) -> bool:
+        for tree in self._trees:
+            if not tree.is_alive():
+                tail = tree.log.read_text(errors="replace")[-2_000:]
+                raise RuntimeError(f"tree {tree.number} ended before it was ready:\n{tail}")
+        query = sql.SQL("select count(*) from {}.workers where ended_at is null").format(
+            sql.Identifier(SCHEMA)
+        )
+        return self._count(query) >= self._plan.trees * self._plan.processes
+
+    def _all_at_work(self) -> bool:
+        return self._count(sql.SQL(_AT_WORK).format(schema=sql.Identifier(SCHEMA))) >= self._plan.trees
+
+    def _start_producers(self) -> None:
+        for number in range(self._plan.producers):
+            log = self._folder / f"producer-{number}.jsonl"
+            rate = self._plan.sends_per_s / self._plan.producers
+            first = (number + 1) * 10_000_000
+            arguments = [str(log), str(self._plan.seed * 1_000 + number), str(rate), str(first)]
+            with (self._folder / f"producer-{number}.log").open("wb") as output:
+                producer = subprocess.Popen(
+                    [sys.executable, "-m", "tests.chaos.producer", *arguments],
+                    env=self._environment() | {"CHAOS_URL": self._scene.producers_line.url},
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            self._producers.append(producer)
+
+    def _stop_producers(self) -> None:
+        for producer in self._producers:
+            if producer.stdin is not None:
+                producer.stdin.close()
+        for producer in self._producers:
+            try:
+                producer.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                producer.kill()
+                producer.wait()
+
+    def _play(self) -> None:
+        began = time.monotonic()
+        players = [
+            threading.Thread(
+                target=self._play_one, args=(fault, began), name=f"fault {fault.number}", daemon=True
+            )
+            for fault in self._plan.faults
+        ]
+        for player in players:
+            player.start()
+        while time.monotonic() < began + self._plan.seconds or any(player.is_alive() for player in players):
+            self._restart_the_ended()
+            time.sleep(_LOOK_EVERY_S)  # what restarts services looks now and then
+        self._stop_producers()
+
+    def _play_one(self, fault: Fault, began: float) -> None:
+        self._over.wait(began + fault.at_s - time.monotonic())
+        try:
+            with injected(fault, self._scene) as told:
+                self._log.write(fault, "began", **told)
+                self._over.wait(fault.lasts_s)
+            self._log.write(fault, "ended", **told)
+        except NoVictim as reason:
+            self._log.write(fault, "skipped", why=str(reason))
+            self._skipped.append(f"{fault.kind}: {reason}")
+        except Exception as problem:
+            self._log.write(fault, "broke", why=f"{type(problem).__name__}: {problem}")
+            self._skipped.append(f"{fault.kind} broke: {problem}")
+            raise
+
+    def _restart_the_ended(self) -> None:
+        """As a service manager does; a tree that a fault keeps down is that fault's."""
+        for tree in self._trees:
+            if not tree.is_alive() and not tree.lives[-1].struck:
+                self._say(f"tree {tree.number} ended by itself with {tree.lives[-1].exit_code}")
+                tree.start()
+
+    def _until_quiet(self) -> float | None:
+        for tree in self._trees:
+            tree.start()
+        query = sql.SQL(_UNENDED).format(sql.Identifier(SCHEMA))
+
+        def is_quiet() -> bool:
+            self._restart_the_ended()
+            return self._count(query) == 0
+
+        try:
+            self._await(is_quiet, QUIET_WITHIN_S, "the last task")
+        except TimeoutError as late:
+            self._say(str(late))
+            return None
+        return boot_s()
+
+    def _count(self, query: sql.Composed) -> int:
+        with self._cluster.connection() as connection:
+            row: Any = connection.execute(query).fetchone()
+        return int(row[0])
+
+    def _await(self, truth: Callable[[], bool], within_s: float, what: str) -> None:
+        give_up = time.monotonic() + within_s
+        while True:
+            with suppress(psycopg.Error):
+                if truth():
+                    return
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"waited {within_s:g} s for {what}")
+            time.sleep(_LOOK_EVERY_S)  # the run looks from outside, as an operator would
+
+    def _feel_stalls(self) -> None:
+        """Notes when this very process was kept from running: then the machine may have kept others, too."""
+        last = boot_s()
+        while not self._over.is_set():
+            time.sleep(0.05)  # a pulse
+            now = boot_s()
+            if now - last > _STALL_S:
+                self._stalls.append((last, now))
+            last = now
+
+
+def say_to(stream: TextIO) -> Callable[[str], None]:
+    """Words for whoever watches, with the seconds since now."""
+    began = boot_s()
+    return lambda text: print(f"{boot_s() - began:6.1f} s  {text}", file=stream, flush=True)

@@ -1,0 +1,208 @@
+"""A TCP line to PostgreSQL that can be cut, slowed, stalled, and made to lose the reply to a write that was committed.
+
+What lives here: the proxy, and a thread in which several run. What may not: when any of it happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Self
+
+from psycopg import conninfo
+
+from tests.chaos.conversation import Conversation, is_outside_transaction
+
+_CHUNK: Final = 65_536
+_LONGEST_HOLD_S: Final = 2.0
+
+
+class Line:
+    """What one tree, or all producers, see of the database. Its methods are called in the loop of its thread."""
+
+    def __init__(self, server_url: str) -> None:
+        given = conninfo.conninfo_to_dict(server_url)
+        self._server_path = f"{given['host']}/.s.PGSQL.{given.get('port') or 5432}"
+        self._server_url = server_url
+        self._connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+        self.url = ""
+        self.passes = asyncio.Event()
+        self.passes.set()
+        self.cuts = 0
+        self.stalls = 0
+        self.delay_s = 0.0
+        self.to_lose: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+
+    async def open(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, host="127.0.0.1", port=0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = conninfo.make_conninfo(
+            self._server_url, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable"
+        )
+        return self
+
+    def cut(self) -> None:
+        """Connections end, and new ones are refused."""
+        self.cuts += 1
+        self.hang_up()
+
+    def join(self) -> None:
+        """The end of one cut."""
+        self.cuts -= 1
+
+    def stall(self) -> None:
+        """Nothing passes, and nobody is told."""
+        self.stalls += 1
+        self.passes.clear()
+
+    def flow(self) -> None:
+        """The end of one stall: what was held back goes on, late."""
+        self.stalls -= 1
+        if not self.stalls:
+            self.passes.set()
+
+    def hang_up(self) -> None:
+        """Every connection ends; what was held back never arrives."""
+        for connection in tuple(self._connections):
+            connection.end()
+
+    def close(self) -> None:
+        """Takes no more connections and ends those there are."""
+        if self._server is not None:
+            self._server.close()
+        self.passes.set()
+        self.hang_up()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.cuts:
+            writer.transport.abort()
+            return
+        try:
+            upstream, up = await asyncio.open_unix_connection(self._server_path)
+        except OSError:
+            writer.transport.abort()  # the server is down
+            return
+        connection = _Connection(self, writer, up)
+        self._connections.add(connection)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(connection.requests(reader))
+                group.create_task(connection.replies(upstream))
+        except* (OSError, EOFError):
+            pass
+        finally:
+            self._connections.discard(connection)
+            connection.end()
+
+
+class _Connection:
+    def __init__(self, line: Line, down: asyncio.StreamWriter, up: asyncio.StreamWriter) -> None:
+        self._line = line
+        self._down = down
+        self._up = up
+        self._talk = Conversation()
+        self._losing = ""  # the verb whose reply is to be lost
+        self._answers_before = 0
+        self._failed = False
+        self._held = bytearray()
+
+    def end(self) -> None:
+        self._down.transport.abort()
+        self._up.transport.abort()
+
+    async def requests(self, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(_CHUNK):
+            for verb, before in self._talk.asked(data):
+                if self._line.to_lose[verb] > 0 and not self._losing:
+                    self._losing, self._answers_before, self._failed = verb, before, False
+                    asyncio.get_running_loop().call_later(_LONGEST_HOLD_S, self._release)
+            await self._pass(data, self._up)
+        raise EOFError
+
+    async def replies(self, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(_CHUNK):
+            passed = bytearray()
+            for kind, message in self._talk.answered(data):
+                passed += self._kept_or_passed(kind, message)
+            if passed:
+                await self._pass(bytes(passed), self._down)
+        raise EOFError
+
+    async def _pass(self, data: bytes, writer: asyncio.StreamWriter) -> None:
+        if self._line.delay_s:
+            await asyncio.sleep(self._line.delay_s)  # the delay is the fault
+        await self._line.passes.wait()
+        writer.write(data)
+        await writer.drain()
+
+    def _kept_or_passed(self, kind: bytes, message: bytes) -> bytes:
+        if not self._losing:
+            return message
+        if self._answers_before:
+            self._answers_before -= kind == b"Z"
+            return message
+        self._failed = self._failed or kind == b"E"
+        self._held += message
+        if kind != b"Z":
+            return b""
+        if self._failed or not is_outside_transaction(message) or self._line.to_lose[self._losing] <= 0:
+            held, self._held, self._losing = bytes(self._held), bytearray(), ""
+            return held
+        # Committed, and nobody will be told.
+        self._line.to_lose[self._losing] -= 1
+        self._line.lost[self._losing] += 1
+        raise EOFError
+
+    def _release(self) -> None:
+        """It takes too long, or waits for what was held back: let it pass."""
+        if self._losing and self._held:
+            with suppress(OSError):
+                self._down.write(bytes(self._held))
+        self._held.clear()
+        self._losing = ""
+
+
+class Lines:
+    """A thread with a loop in which lines live; every call waits until it is done."""
+
+    def __init__(self) -> None:
+        self._lines: list[Line] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="lines")
+        self._thread.start()
+
+    def open(self, server_url: str) -> Line:
+        """A new line to a server."""
+
+        async def make() -> Line:
+            line = await Line(server_url).open()
+            self._lines.append(line)
+            return line
+
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(timeout=10)
+
+    def do(self, act: Callable[[], None]) -> None:
+        """Does something to a line, in its loop."""
+
+        async def call() -> None:
+            act()
+
+        asyncio.run_coroutine_threadsafe(call(), self._loop).result(timeout=10)
+
+    def close(self) -> None:
+        """Ends the thread, and with it every line."""
+
+        async def end() -> None:
+            for line in self._lines:
+                line.close()
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()

@@ -1,0 +1,22 @@
+"""All oracles: what must never be.
+
+What lives here: the list. What may not: gathering, counting, words for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+from tests.chaos.evidence import Breach, Evidence
+from tests.chaos.task_oracles import TASK_ORACLES
+from tests.chaos.tree_oracles import TREE_ORACLES
+
+Oracle: TypeAlias = Callable[[Evidence], Iterator[Breach]]
+
+ORACLES: Final[tuple[Oracle, ...]] = (*TASK_ORACLES, *TREE_ORACLES)
+
+
+def breaches(evidence: Evidence) -> list[Breach]:
+    """Everything that broke a promise, by every oracle."""
+    return [breach for oracle in ORACLES for breach in oracle(evidence)]

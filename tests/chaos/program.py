@@ -1,0 +1,217 @@
+"""The task code of a run: every kind of task, each writing what it does to a file that only grows.
+
+What lives here: an app like any user's. What may not: anything that knows of faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from everbeat import (
+    WORKER_CRASHED,
+    App,
+    Context,
+    DatabaseError,
+    RecoveryConfig,
+    RetryPolicy,
+    TaskError,
+    WorkerConfig,
+)
+from tests.chaos.clock import boot_s
+from tests.chaos.plan import BEAT_S, GRACE_S, THRESHOLD_S
+from tests.chaos.task_oracles import MOST_CRASHES, SELF_KILL
+from tests.chaos.tree_oracles import CANARY
+
+app = App(
+    os.environ["CHAOS_URL"],
+    schema=os.environ["CHAOS_SCHEMA"],
+    recovery=RecoveryConfig(
+        claimer_heartbeat_interval_ms=round(BEAT_S * 1_000),
+        runner_heartbeat_interval_ms=round(BEAT_S * 1_000),
+        claimed_stale_threshold_ms=round(THRESHOLD_S * 1_000),
+        running_stale_threshold_ms=round(THRESHOLD_S * 1_000),
+        check_interval_ms=1_000,
+        session_grace_ms=round(GRACE_S * 1_000),
+    ),
+    worker=WorkerConfig(
+        processes=int(os.environ.get("CHAOS_PROCESSES", "2")),
+        async_concurrency=20,
+        thread_concurrency=6,
+        process_concurrency=2,
+        prefetch=4,
+        grace="4s",
+        poll_interval="1s",
+    ),
+)
+
+LISTED = RetryPolicy(max_retries=20, intervals=[1], jitter=0, auto_retry_for=[WORKER_CRASHED])
+PATIENT: Final = RetryPolicy(
+    max_retries=20, intervals=[1], jitter=0, auto_retry_for=[WORKER_CRASHED, DatabaseError, psycopg.Error]
+)
+STEPS: Final = 6
+
+_NOTE: Final = sql.SQL("insert into {}.ledger (task_id, claim_id) values (%s, %s)").format(
+    sql.Identifier(os.environ["CHAOS_SCHEMA"])
+)
+
+
+def effect(step: str) -> None:
+    """Appends one line; a single write to a file opened for appending is whole."""
+    context = Context.current()
+    line = {
+        "task": str(context.task_id),
+        "name": context.name,
+        "attempt": context.attempt,
+        "fence": context.fence,
+        "claim": str(context.claim_id),
+        "pid": os.getpid(),
+        "step": step,
+        "at": boot_s(),
+    }
+    file = os.open(os.environ["CHAOS_EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, json.dumps(line).encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+async def on_the_loop(seconds: float) -> str:
+    effect("start")
+    await asyncio.sleep(seconds)  # the work of this program is to take time
+    effect("end")
+    return CANARY
+
+
+def blocking(seconds: float) -> str:
+    effect("start")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.02)  # the work of this program is to take time
+        Context.current().check_cancelled()
+    effect("end")
+    return CANARY
+
+
+@app.task
+async def quick(number: int, seconds: float, secret: str) -> str:
+    return await on_the_loop(seconds)
+
+
+@app.task(max_losses=100)
+async def fails_when_lost(number: int, seconds: float, secret: str) -> str:
+    return await on_the_loop(seconds)
+
+
+@app.task(retry=LISTED, max_losses=100, max_crashes=100)
+async def listed(number: int, seconds: float, secret: str) -> str:
+    return await on_the_loop(seconds)
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def again(number: int, seconds: float, secret: str) -> str:
+    return await on_the_loop(seconds)
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+def again_in_thread(number: int, seconds: float, secret: str) -> str:
+    return blocking(seconds)
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100, run_in="process")
+def again_in_process(number: int, seconds: float, secret: str) -> str:
+    return blocking(seconds)
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def reports(number: int, seconds: float, secret: str) -> str:
+    effect("start")
+    for step in range(10):
+        Context.current().progress("step", step / 10, f"step {step}")
+        await asyncio.sleep(seconds / 10)  # the work of this program is to take time
+    effect("end")
+    return CANARY
+
+
+@app.task(retry=PATIENT, max_losses=100, max_crashes=100)
+async def stepped(number: int, seconds: float, secret: str) -> str:
+    """Goes on, in its next attempt, with the step in which it was interrupted."""
+    effect("start")
+    async for step in Context.current().aresume("step", range(STEPS)):
+        effect(f"step {step}")
+        await asyncio.sleep(seconds / STEPS)  # the work of this program is to take time
+    effect("end")
+    return CANARY
+
+
+@app.task(retry=PATIENT, max_losses=100, max_crashes=100)
+def ledgered(number: int, seconds: float, secret: str) -> str:
+    """Its row in the ledger and its completion are one transaction."""
+    effect("start")
+    context = Context.current()
+    with (
+        psycopg.connect(os.environ["CHAOS_URL"], connect_timeout=3) as connection,
+        context.commit(connection) as completion,
+    ):
+        connection.execute(_NOTE, [context.task_id, context.claim_id])
+        time.sleep(seconds)  # the work of this program is to take time
+        effect("end")
+        completion.result = CANARY
+    return CANARY
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def lined(number: int, seconds: float, secret: str) -> str:
+    """One of a serial line; its producer gives it a key."""
+    return await on_the_loop(seconds)
+
+
+@app.task(on_crash="retry", max_crashes=MOST_CRASHES, max_losses=100, run_in="process")
+def poison(number: int, seconds: float, secret: str) -> str:
+    effect("start")
+    os._exit(SELF_KILL)
+
+
+@app.task(on_crash="retry", max_crashes=MOST_CRASHES, max_losses=100)
+def rude(number: int, seconds: float, secret: str) -> str:
+    """Takes a whole worker process with it, and its neighbours."""
+    effect("start")
+    os._exit(SELF_KILL)
+
+
+@app.task(
+    retry=RetryPolicy(max_retries=20, intervals=[1], jitter=0, auto_retry_for=["FLAKY", WORKER_CRASHED]),
+    max_losses=100,
+)
+def flaky(number: int, seconds: float, secret: str) -> str:
+    effect("start")
+    if Context.current().attempt == 1:
+        raise TaskError("FLAKY", "not the first time")
+    effect("end")
+    return CANARY
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def cancelled(number: int, seconds: float, secret: str) -> str:
+    return await on_the_loop(seconds)
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def expiring(number: int, seconds: float, secret: str) -> str:
+    return await on_the_loop(seconds)
+
+
+WEIGHTS: Final = {
+    quick: 10, fails_when_lost: 3, listed: 4, again: 4, again_in_thread: 4, again_in_process: 2, reports: 2, stepped: 3,
+    ledgered: 3, lined: 2, poison: 0.2, rude: 0.1, flaky: 2, cancelled: 2, expiring: 1,
+}  # fmt: skip
+"""How often a producer sends each."""
+LONGEST_S: Final = {
+    quick: 0.1, flaky: 0.0, poison: 0.0, rude: 0.0, fails_when_lost: 2.0, again_in_process: 2.0, ledgered: 0.5, lined: 0.5,
+}  # fmt: skip

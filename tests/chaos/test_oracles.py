@@ -1,0 +1,125 @@
+"""Every oracle finds what is planted for it, and finds nothing in a sound run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.chaos import oracles
+from tests.chaos.evidence import Evidence, TaskRow
+from tests.chaos.plan import Kind
+from tests.chaos.scenery import attempt, deed, fault, recovery, sound, with_faults
+from tests.chaos.tree_oracles import CANARY
+
+Spoil = Callable[[Evidence], Evidence]
+
+
+def task(**other: object) -> Spoil:
+    return lambda run: replace(run, tasks=[replace(run.tasks[0], **other), *run.tasks[1:]])
+
+
+def deeds(*added: object) -> Spoil:
+    return lambda run: replace(run, deeds=[*run.deeds, *added])
+
+
+def course(**other: object) -> Spoil:
+    return lambda run: replace(run, course=replace(run.course, **other))
+
+
+def beside(run: Evidence, *, number: int = 2, started: float = 109.5) -> Evidence:
+    """t1 and another task are in one serial line, and the other one starts, too."""
+    other = TaskRow(id="t2", name="lined", number=number, state="COMPLETED", attempt=1, serial="k")
+    return replace(
+        run,
+        tasks=[replace(run.tasks[0], serial="k"), other],
+        deeds=[deed("t2", 1, "start", started), deed("t1", 1, "start", 109.0), deed("t1", 1, "end", 110.0)],
+        recoveries=[],
+    )
+
+
+SPOILT: list[tuple[str, str, Spoil]] = [
+    ("I1", "is not there", lambda run: replace(run, tasks=run.tasks[1:], deeds=[])),
+    ("I1", "there 2 times", lambda run: replace(run, tasks=[*run.tasks, replace(run.tasks[0], id="t9")])),
+    ("I2", "nobody meant to send", lambda run: replace(run, tasks=[*run.tasks, TaskRow(id="t9", name="again", number=9, state="FAILED", attempt=0)])),
+    ("I2", "ran and is not there", deeds(deed("t9", 1, "start", 120.0))),
+    ("L3", "still RUNNING", task(state="RUNNING")),
+    ("I9", "recovered unstarted", lambda run: replace(run, recoveries=[recovery(was="CLAIMED")])),
+    ("I10", "started its code 2 times", deeds(deed("t1", 2, "start", 114.6))),
+    ("I10", "no attempt is recorded", deeds(deed("t1", 3, "start", 118.0))),
+    ("I10", "is recorded as", lambda run: replace(run, attempts=[run.attempts[0], replace(run.attempts[1], fence=9)])),
+    ("I4", "fence 1 started after 2", lambda run: replace(run, deeds=[replace(one, at=120.0) if one.attempt == 1 else one for one in run.deeds])),
+    ("I8", "its code did not", lambda run: replace(run, deeds=run.deeds[:2])),
+    ("I11", "which nobody lost", lambda run: replace(run, deeds=[*run.deeds, deed("t1", 1, "end", 117.0)], recoveries=[])),
+    ("P2", "nothing says why", lambda run: replace(run, attempts=[attempt("t1", 1, "FAILED"), run.attempts[1]])),
+    ("P2", "against its policy", task(name="quick")),
+    ("I18", "with starts", lambda run: replace(deeds(deed("t2", 1, "start", 106.0))(run), attempts=[*run.attempts, attempt("t2", 1, "CANCELLED")])),
+    ("I18", "asked to cancel", lambda run: replace(task(state="FAILED")(run), sends=replace(run.sends, cancels={"t1": ("REQUESTED", 112.0)}))),
+    ("I13", "recovered by age", with_faults),
+    ("I13", "was ended by age", lambda run: replace(with_faults(run), recoveries=[])),
+    ("I13", "was ended by age", lambda run: with_faults(run, fault(0, Kind.FREEZE_TREE, 1, 110.0, 116.0))),
+    ("I13", "was ended by age", lambda run: with_faults(run, fault(0, Kind.FREEZE_TREE, 0, 113.5, 116.0))),
+    ("I13", "was ended by age", lambda run: with_faults(run, fault(0, Kind.FREEZE_TREE, 0, 110.0, 110.5))),
+    ("I13", "recovered by child_exit", lambda run: replace(run, recoveries=[recovery(noticed_by="child_exit")])),
+    ("I13", "ended by session", lambda run: replace(run, ends=[replace(run.ends[0], how="session", at=111.0)], recoveries=[])),
+    ("I13", "ended by startup", lambda run: replace(run, ends=[replace(run.ends[0], how="startup")], recoveries=[])),
+    ("I14", "after the return", lambda run: with_faults(run, *run.faults, fault(1, Kind.RESTART_DATABASE, None, 111.0, 112.0))),
+    ("I14", "by age", lambda run: replace(with_faults(run, *run.faults, fault(1, Kind.FREEZE_TREE, 1, 110.0, 112.0)), ends=[])),
+    ("P4", "ended by itself", lambda run: replace(run, lives=[replace(run.lives[0], ended=120.0), run.lives[1]])),
+    ("I26", "left behind: 7 python", course(left_behind=("7 python",))),
+    ("I26", "left behind: everbeat", lambda run: replace(run, sessions=["everbeat idle in transaction"])),
+    ("L7", "ended with", course(exit_codes=(0, None))),
+    ("L7", "took 60.0 s", course(longest_farewell_s=60.0)),
+    ("I27", "deadlock detected", lambda run: replace(run, server_log="ERROR:  deadlock detected\n")),
+    ("I27", "PANIC", lambda run: replace(run, server_log="PANIC:  could not fsync\n")),
+    ("I29", CANARY, lambda run: replace(run, logs=f"failed with {CANARY}\n")),
+    ("I12", "in the ledger []", task(name="ledgered")),
+    ("I12", "'t1-1'", lambda run: replace(run, ledger=[("t1", "t1-1")])),
+    ("I12", "'t1-2', 't1-2'", lambda run: replace(run, ledger=[("t1", "t1-2"), ("t1", "t1-2")])),
+    ("G3", "did steps [0]", deeds(deed("t1", 1, "step 0", 109.0), deed("t1", 1, "step 1", 109.5), deed("t1", 2, "step 0", 114.6))),
+    ("G3", "did steps [3]", deeds(deed("t1", 1, "step 0", 109.0), deed("t1", 1, "step 1", 109.5), deed("t1", 2, "step 3", 114.6))),
+    ("I24", "began while", lambda run: replace(beside(run), recoveries=[])),
+    ("I24", "in the order [2, 1]", lambda run: beside(run, number=2, started=105.0)),
+    ("I15", "after 3 crashes", lambda run: replace(task(name="rude")(run), attempts=[attempt("t1", n, "CRASHED") for n in (1, 2, 3)])),
+    ("I7", "by query", lambda run: replace(run, breaches=[("I7", "found by query")])),
+]  # fmt: skip
+
+
+def test_a_sound_run_breaks_nothing() -> None:
+    assert oracles.breaches(sound()) == []
+
+
+@pytest.mark.parametrize(("number", "words", "spoil"), SPOILT, ids=[f"{one[0]} {one[1]}" for one in SPOILT])
+def test_what_is_planted_is_found(number: str, words: str, spoil: Spoil) -> None:
+    found = oracles.breaches(spoil(sound()))
+    assert any(breach.number == number and words in breach.what for breach in found), found
+
+
+def test_every_oracle_has_found_something() -> None:
+    silent = [
+        oracle.__name__
+        for oracle in oracles.ORACLES
+        if not any(list(oracle(spoil(sound()))) for _, _, spoil in SPOILT)
+    ]
+    assert silent == []
+
+
+def test_times_are_not_compared_where_the_clock_was_shifted() -> None:
+    run = replace(sound(), breaches=[("I17", "started before it was sent")])
+    assert [breach.number for breach in oracles.breaches(run)] == ["I17"]
+    shifted = with_faults(run, *run.faults, fault(1, Kind.SHIFT_CLOCK, None, 120.0, 123.0))
+    assert oracles.breaches(shifted) == []
+
+
+def test_a_death_behind_a_cut_or_a_kill_is_explained() -> None:
+    run = sound()
+    cut = with_faults(run, fault(0, Kind.CUT, 0, 110.0, 116.0))
+    assert oracles.breaches(cut) == []
+    killed = replace(
+        with_faults(run, fault(0, Kind.KILL_TREE, 0, 110.0, 116.0, pids=[101, 201])),
+        lives=[replace(run.lives[0], ended=110.0, struck=True), run.lives[1]],
+        ends=[replace(run.ends[0], how="session", at=111.6)],
+        recoveries=[recovery(noticed_by="session", at=111.7)],
+    )
+    assert oracles.breaches(killed) == []

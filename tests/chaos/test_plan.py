@@ -1,0 +1,57 @@
+"""The plan of a seed is the same for ever, survives its file, and leaves no kind of fault out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from tests.chaos.plan import OF_THE_DATABASE, ONE_AT_A_TIME, THRESHOLD_S, Kind, Plan, make_plan
+
+SEEDS = range(1, 30)
+
+
+def test_a_seed_is_one_plan() -> None:
+    assert make_plan(seed=7, seconds=60) == make_plan(seed=7, seconds=60)
+    assert make_plan(seed=7, seconds=60) != make_plan(seed=8, seconds=60)
+
+
+def test_a_plan_survives_its_file() -> None:
+    plan = make_plan(seed=7, seconds=60)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"seed": 1, "faults": [{}]}', "no json"])
+def test_what_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_short_run_sees_every_kind(seed: int) -> None:
+    faults = make_plan(seed=seed, seconds=26).faults
+    assert {fault.kind for fault in faults} == set(Kind)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_first_a_tree_falls_silent_for_long_while_another_one_looks(seed: int) -> None:
+    first, *others = make_plan(seed=seed, seconds=26).faults
+    assert first.kind is Kind.FREEZE_TREE
+    assert first.lasts_s > THRESHOLD_S + 1
+    meanwhile = [fault for fault in others if fault.at_s < first.at_s + THRESHOLD_S + 1]
+    assert all(fault.tree not in (None, first.tree) for fault in meanwhile)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_server_suffers_one_thing_at_a_time(seed: int) -> None:
+    faults = [fault for fault in make_plan(seed=seed, seconds=300).faults if fault.kind in ONE_AT_A_TIME]
+    assert len(faults) > 10
+    assert all(before.end_s < after.at_s for before, after in pairwise(faults))
+
+
+def test_only_trees_and_lines_have_a_tree() -> None:
+    for fault in make_plan(seed=3, seconds=600).faults:
+        if fault.kind in OF_THE_DATABASE:
+            assert fault.tree is None
+        if fault.kind is Kind.LOSE_REPLY:
+            assert (fault.verb in ("send", "cancel")) == (fault.tree is None)

@@ -1,0 +1,137 @@
+"""Oracles about trees and the server: who was declared dead, who left and how, what the logs say; pure.
+
+What lives here: one function a promise, each yielding what breaks it. What may not: tasks, which are in `task_oracles`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from tests.chaos.evidence import Breach, Evidence
+from tests.chaos.plan import THRESHOLD_S, Kind
+from tests.chaos.silence import Explainer
+from tests.chaos.task_oracles import SELF_KILL
+
+CANARY: Final = "canary-8d1f"
+"""Part of every payload and result; no log and no error may show it."""
+LONGEST_FAREWELL_S: Final = 3 * (4.0 + 2.0)
+"""The grace and 2 s, three times over on a busy machine."""
+
+_TOLERANCE_S: Final = 0.3
+
+
+def nobody_alive_is_declared_dead(evidence: Evidence) -> Iterator[Breach]:
+    """I13: whoever was declared dead had been killed, or silenced for long enough; the beat did not move."""
+    explainer = Explainer(evidence, self_kill=SELF_KILL)
+    for death in explainer.ends():
+        if death.why is None:
+            silent_s = death.at - explainer.last_beat(death.subject, death.at)
+            what = f"supervisor {death.subject} was ended by {death.way}, {silent_s:.2f} s after a beat"
+            yield Breach(
+                "I13", f"{what}, at {death.at:.2f} (tree {death.tree}): nothing that was done explains it"
+            )
+    for row in evidence.recoveries:
+        death = explainer.recovery(row)
+        if death.why is None:
+            what = f"task {row.task_id} ({row.name}) was recovered by {death.way}: {row.cause}"
+            yield Breach(
+                "I13", f"{what}, at {death.at:.2f} (tree {death.tree}): nothing that was done explains it"
+            )
+
+
+def nobody_is_judged_after_an_outage(evidence: Evidence) -> Iterator[Breach]:
+    """I14: no death by age is declared within a threshold after the database came back or its observer was thawed."""
+    returns = [
+        fault.ended
+        for fault in evidence.faults
+        if fault.ended is not None
+        and (fault.kind is Kind.RESTART_DATABASE or fault.detail.get("server_died"))
+    ]
+    thaws = defaultdict[int | None, list[float]](list)
+    for fault in evidence.faults:
+        if fault.kind in (Kind.FREEZE_TREE, Kind.FREEZE_SUPERVISOR) and fault.ended is not None:
+            thaws[fault.tree].append(fault.ended)
+    ended = {end.supervisor_id for end in evidence.ends}
+    for row in evidence.recoveries:
+        if row.noticed_by != "age" or row.supervisor_id in ended:
+            continue
+        for at in [*returns, *thaws[evidence.tree_of(row.observer)]]:
+            if at < row.at < at + THRESHOLD_S - _TOLERANCE_S:
+                yield Breach(
+                    "I14", f"task {row.task_id} was recovered by age {row.at - at:.2f} s after {at:.2f}"
+                )
+    for end in evidence.ends:
+        for at in returns:
+            if end.how == "age" and at < end.at < at + THRESHOLD_S - _TOLERANCE_S:
+                yield Breach(
+                    "I14",
+                    f"supervisor {end.supervisor_id} was ended by age {end.at - at:.2f} s after the return",
+                )
+
+
+def nobody_gives_up(evidence: Evidence) -> Iterator[Breach]:
+    """Promise 4: a tree that once worked ends only when it is killed or asked to; without a database it waits."""
+    worked = {int(supervisor_id.rsplit("-", 2)[1]) for supervisor_id in evidence.beats}
+    for life in evidence.lives:
+        if (
+            life.pid in worked
+            and life.ended is not None
+            and not life.struck
+            and life.ended < evidence.course.asked
+        ):
+            yield Breach(
+                "P4",
+                f"tree {life.tree} (pid {life.pid}) ended by itself with {life.exit_code} at {life.ended:.2f}",
+            )
+
+
+def nothing_is_left(evidence: Evidence) -> Iterator[Breach]:
+    """I26, L7: all leave in order and in time; no process, session or lock is left of them."""
+    course = evidence.course
+    for what in [*course.left_behind, *evidence.sessions]:
+        yield Breach("I26", f"left behind: {what}")
+    if any(code != 0 for code in course.exit_codes):
+        yield Breach("L7", f"trees ended with {course.exit_codes}")
+    if course.longest_farewell_s > LONGEST_FAREWELL_S:
+        yield Breach("L7", f"a tree took {course.longest_farewell_s:.1f} s to leave")
+
+
+def the_server_complains_of_nothing(evidence: Evidence) -> Iterator[Breach]:
+    """I27: no deadlock, nobody waits 2 s for a lock, no panic but of a full disk."""
+    for line in evidence.server_log.splitlines():
+        if re.search(r"deadlock detected|still waiting for", line):
+            yield Breach("I27", line)
+        if "PANIC" in line and "No space left" not in line:
+            yield Breach("I27", line)
+
+
+def no_secret_is_told(evidence: Evidence) -> Iterator[Breach]:
+    """I29: what payloads hold is in no log and in no recovery."""
+    for line in f"{evidence.logs}\n{evidence.server_log}".splitlines():
+        if CANARY in line:
+            yield Breach("I29", line[:300])
+    for row in evidence.recoveries:
+        if CANARY in row.cause:
+            yield Breach("I29", row.cause)
+
+
+def the_tables_agree(evidence: Evidence) -> Iterator[Breach]:
+    """I3 to I26: what the queries found. Where the clock was shifted its times cannot be compared (I17)."""
+    was_shifted = any(fault.kind is Kind.SHIFT_CLOCK for fault in evidence.faults)
+    for number, text in evidence.breaches:
+        if not (number == "I17" and was_shifted):
+            yield Breach(number, text)
+
+
+TREE_ORACLES: Final = (
+    nobody_alive_is_declared_dead,
+    nobody_is_judged_after_an_outage,
+    nobody_gives_up,
+    nothing_is_left,
+    the_server_complains_of_nothing,
+    no_secret_is_told,
+    the_tables_agree,
+)

@@ -1,0 +1,97 @@
+"""Pausing and resuming through the app: known names only, at once, and said clearly."""
+
+from __future__ import annotations
+
+import pytest
+
+from everbeat import App, ConfigurationError, NotPaused, QueueConfig, UnknownName
+from everbeat.store import leases, workers
+from tests.store.conftest import Hands
+
+
+def test_a_paused_task_function_is_not_claimed_until_it_is_resumed(app: App, hands: Hands) -> None:
+    @app.task
+    def work() -> None: ...
+
+    work.send()
+    pause = app.pause_task("work", reason="the printer is on fire")
+    assert (pause.kind, pause.name, pause.paused_by, pause.reason) == (
+        "task",
+        "work",
+        "operator",
+        "the printer is on fire",
+    )
+    assert app.list_pauses() == [pause]
+    assert app.pause_task("work", reason="another") == pause, "the first one stands"
+    assert hands.claim() == []
+    assert hands.run(leases.next_due(names=["work"], queues=None)) is None
+    assert app.resume_task("work") == pause
+    assert app.list_pauses() == []
+    (claimed,) = hands.claim()
+    hands.cancel(claimed.id)
+
+
+async def test_a_paused_queue_too(app: App, hands: Hands) -> None:
+    hands.send(queue="mail")
+    assert (await app.apause_queue("mail")).kind == "queue"
+    hands.send(queue="other")
+    (claimed,) = hands.claim()
+    assert claimed.queue == "other"
+    assert [pause.name for pause in await app.alist_pauses()] == ["mail"]
+    await app.aresume_queue("mail")
+    (mail,) = hands.claim()
+    for each in (mail, claimed):
+        hands.cancel(each.id)
+    await app.aclose()
+
+
+def test_a_resume_wakes_those_who_wait(app: App, hands: Hands) -> None:
+    hands.connection.execute(f'listen "{app.door.channel}"')
+    hands.send(queue="mail")
+    app.pause_queue("mail")
+    app.pause_task("work")
+    app.resume_queue("mail")
+    app.resume_task("work")
+    payloads = [each.payload for each in hands.connection.notifies(timeout=5, stop_after=3)]
+    assert payloads == ["t:mail", "t:mail", "*"]
+
+
+def test_names_are_known_from_the_app_from_tasks_and_from_workers(
+    database_url: str, schema: str, app: App, hands: Hands
+) -> None:
+    declared = App(database_url, schema=schema, queues=[QueueConfig("mail")])
+
+    @declared.task
+    def registered() -> None: ...
+
+    row = workers.WorkerRow(
+        id="w3", supervisor_id="s1", hostname="host", pid=3, process_started=None, queues=["films"],
+        metadata='{"tasks": ["render"]}',
+    )  # fmt: skip
+    hands.run(workers.register_worker(row))
+    hands.send("sent", queue="seen")
+    for name in ("registered", "render", "sent"):
+        assert declared.pause_task(name).name == name
+    for name in ("mail", "default", "films", "seen"):
+        assert declared.pause_queue(name).name == name
+    declared.close()
+
+
+@pytest.mark.parametrize("kind", ["task", "queue"])
+def test_an_unknown_name_is_refused_with_the_nearest_right_one(app: App, hands: Hands, kind: str) -> None:
+    hands.send("render", queue="render")
+    pause = app.pause_task if kind == "task" else app.pause_queue
+    with pytest.raises(UnknownName, match=f"{kind.capitalize()} 'rendre' is not known here.*'render'"):
+        pause("rendre")
+    with pytest.raises(ConfigurationError, match="name"):
+        pause("two words")
+    assert app.list_pauses() == []
+
+
+def test_resuming_what_is_not_paused_says_so(app: App, hands: Hands) -> None:
+    hands.send("render")
+    app.pause_task("render")
+    with pytest.raises(NotPaused, match=r"Task 'rendre' is not paused; paused tasks: render.*'render'"):
+        app.resume_task("rendre")
+    with pytest.raises(NotPaused, match="paused queues: none"):
+        app.resume_queue("render")

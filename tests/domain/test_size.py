@@ -1,0 +1,42 @@
+"""Sizes of memory as users write them."""
+
+import pytest
+
+from everbeat.domain.size import size, spelled
+from everbeat.errors import ConfigurationError
+
+check = size(16 << 20, 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ("512MB", 512 << 20),
+        ("512 MiB", 512 << 20),
+        ("1.5gb", 3 << 29),
+        ("16384kB", 16 << 20),
+        ("1TB", 1 << 40),
+        (16 << 20, 16 << 20),
+    ],
+)
+def test_a_size_becomes_bytes(given: object, count: int) -> None:
+    assert check(given, subject="it") == count
+
+
+@pytest.mark.parametrize("given", ["512", "MB", "-1MB", "5 Mb/s", "", True, 1.5, None, "1e3MB"])
+def test_what_is_no_size_is_refused(given: object) -> None:
+    with pytest.raises(ConfigurationError, match="512MB"):
+        check(given, subject="it")
+
+
+@pytest.mark.parametrize(("given", "fix"), [("15MB", "16MB or more"), ((1 << 40) + 1, "1TB or less")])
+def test_a_size_beyond_the_bounds_is_refused_with_the_bound(given: object, fix: str) -> None:
+    with pytest.raises(ConfigurationError, match=fix):
+        check(given, subject="it")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(512 << 20, "512MB"), (1 << 40, "1TB"), (1_000_001, "1000001 bytes")]
+)
+def test_bytes_are_spelled_as_they_can_be_read(count: int, text: str) -> None:
+    assert spelled(count) == text

@@ -1,0 +1,83 @@
+"""Observers: every supervisor watches the others, judges those that stand still, and carries out what it decided.
+
+What lives here: from the look to the recovery, in steps between which anything may happen. What may not: what is seen in a
+look, which `surroundings` lets happen when a threshold passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.protocol.model.rules import Rules
+from tests.protocol.model.statements import RUNNING, Broken, put
+from tests.protocol.model.world import TREES, Plan, Step, Watch, World, commit, is_alive, with_tree
+
+
+class Observers(Rules):
+    """The observers of all trees."""
+
+    def steps(self, world: World, tree: int) -> Iterator[Step]:
+        """What an observer does next."""
+        me = world.trees[tree]
+        if me.plan is not None:
+            yield self._carries_out(world, tree, me.plan)
+            return
+        for holder in range(2 * TREES):
+            if holder != tree:
+                yield from self._judges(world, tree, holder)
+
+    def _judges(self, world: World, tree: int, holder: int) -> Iterator[Step]:
+        tables, watch = world.tables, world.trees[tree].watches[holder]
+        leases = tables.leases_of(holder)
+        match tables.ended[holder]:
+            case 0 if watch == Watch.STALE or (watch == Watch.MOVED and not self.choices.recovery_swaps_beat):
+                seen = self._watching(world, tree, holder, Watch.FRESH)
+                plan = Plan("age", holder, leases)
+                yield Step(f"{tree} finds {holder} silent", with_tree(seen, tree, plan=plan))
+            case 0 if watch == Watch.MOVED:
+                yield Step(f"{tree} sees {holder} move", self._watching(world, tree, holder, Watch.FRESH))
+            case 0 if not is_alive(world, holder) and leases:
+                yield self.ends(world, f"{tree} proves the death of {holder}", holder)
+            case 1:
+                buried = tables._replace(ended=put(tables.ended, holder, 2))
+                step = Step(f"{tree} buries the workers of {holder}", commit(world, buried, self.size))
+                yield step
+            case 2 if leases and self.choices.sweeps_revisit_the_ended:
+                again = tuple(
+                    lease._replace(suspect=tables.rows[lease.task].losses > 0 and lease.state == RUNNING)
+                    for lease in leases
+                )
+                plan = Plan("ended", holder, again)
+                yield Step(f"{tree} revisits {holder}", with_tree(world, tree, plan=plan))
+
+    def _carries_out(self, world: World, tree: int, plan: Plan) -> Step:
+        idle = with_tree(world, tree, plan=None)
+        undone = plan.moved and self.choices.recovery_swaps_beat
+        if plan.kind in ("age", "end") and (undone or world.tables.ended[plan.holder]):
+            return Step(f"{tree} drops its decision on {plan.holder}", idle)
+        if plan.kind == "end":
+            return self.ends(idle, f"{tree} ends {plan.holder}", plan.holder)
+        tables, broken, landed = world.tables, None, 0
+        for lease in plan.leases:
+            answer = self.database.recover(tables, lease)
+            landed += answer.accepted
+            tables, broken = answer.tables, broken or answer.broken
+        if plan.kind == "age" and landed and self._is_innocent(world, plan.holder):
+            broken = broken or Broken.I13
+        done = commit(idle, tables, self.size)
+        if plan.kind == "age" and landed == len(plan.leases):
+            done = with_tree(done, tree, plan=Plan("end", plan.holder, (), plan.moved))
+        return Step(f"{tree} recovers {landed} of {plan.holder} ({plan.kind})", done, broken=broken)
+
+    def ends(self, world: World, name: str, holder: int) -> Step:
+        """Ends a supervisor: for good, its workers not yet."""
+        broken = Broken.I13 if self._is_innocent(world, holder) else None
+        ended = world.tables._replace(ended=put(world.tables.ended, holder, 1))
+        return Step(name, commit(world, ended, self.size), broken=broken)
+
+    def _is_innocent(self, world: World, holder: int) -> bool:
+        """Whether it lives and has never been silent for a threshold through a fault of its own since it last beat."""
+        return is_alive(world, holder) and not world.muted[holder]
+
+    def _watching(self, world: World, tree: int, holder: int, watch: str) -> World:
+        return with_tree(world, tree, watches=put(world.trees[tree].watches, holder, watch))

@@ -1,0 +1,98 @@
+"""The database that the machine plays on: everbeat's statements, with a mistake put in where a mutant is tried.
+
+What lives here: running statements, outages, commits that a failover loses, and the moment between a look and an act. What
+may not: who acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from psycopg import Connection, sql
+
+from everbeat.errors import DatabaseUnreachable
+from everbeat.store import migrations
+from everbeat.store.statement import Statement, source
+from everbeat.store.target import Target
+from tests.invariants import install_audit
+
+T = TypeVar("T")
+
+# Between what these rest on and what they do, the world may have moved on.
+ACTS = frozenset({"task/recover", "worker/end_supervisor"})
+EMPTY = """
+    delete from {schema}.tasks; delete from {schema}.attempts; delete from {schema}.recoveries; delete from {schema}.workers;
+    delete from {schema}.supervisors; delete from {schema}.beats; delete from {schema}.turns; delete from {schema}.pauses;
+    delete from {schema}.audit
+"""
+
+
+@dataclass
+class Stage:
+    """One schema. `mistakes`: for a statement's name, what stands in it and what stands there instead."""
+
+    target: Target
+    mistakes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    connection: Connection[Any] = field(init=False)
+    is_down: bool = False
+    meanwhile: Callable[[], None] | None = None
+    """What happens right before the next act of a caretaker."""
+
+    def __post_init__(self) -> None:
+        self._texts: dict[str, bytes] = {}
+        self.connection = self.target.connect("everbeat test")
+        migrations.migrate(self.connection, self.target)
+        install_audit(self.connection, self.target.schema)
+
+    def run(self, statement: Statement[T]) -> T:
+        """One statement, as any party would run it."""
+        cursor = self.connection.execute(self._text(statement.name), statement.parameters)
+        return statement.read(cursor.fetchall() if cursor.description else [])
+
+    def run_and_lose(self, statement: Statement[T]) -> T:
+        """One statement that was answered, and whose commit a failover then lost."""
+        answers: list[T] = []
+        with self.connection.transaction(force_rollback=True):
+            answers.append(self.run(statement))
+        return answers[0]
+
+    def act(self, statement: Statement[T]) -> T:
+        """One statement of a caretaker."""
+        if self.is_down:
+            raise DatabaseUnreachable("The database is away.", fix="wait.")
+        if statement.name in ACTS and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+        return self.run(statement)
+
+    def ask(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """A query of the machine's own."""
+        cursor = self.connection.execute(self._composed(query), parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def empty(self) -> None:
+        """Nothing has happened yet."""
+        self.is_down, self.meanwhile = False, None
+        for one in EMPTY.split(";"):
+            self.ask(one)
+
+    def close(self) -> None:
+        """Drops the schema."""
+        migrations.drop(self.connection, self.target)
+        self.connection.close()
+
+    def _text(self, name: str) -> bytes:
+        if name not in self._texts:
+            text = source(name)
+            if name in self.mistakes:
+                old, new = self.mistakes[name]
+                assert old in text, f"{name} no longer holds what the mutant takes out: {old}"
+                text = text.replace(old, new)
+            self._texts[name] = self._composed(text)
+        return self._texts[name]
+
+    def _composed(self, text: str) -> bytes:
+        template = sql.SQL(text)  # type: ignore[arg-type] # our own
+        return template.format(schema=sql.Identifier(self.target.schema)).as_bytes(None)

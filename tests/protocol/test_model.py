@@ -1,0 +1,115 @@
+"""The protocol holds in every interleaving of a small world, and each mistake that others made is found at once.
+
+A variant counts as caught only because the protocol as it is comes out clean in the very same world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+
+from tests.protocol.model.search import Verdict, explore
+from tests.protocol.model.statements import EVERY_FAULT, Broken, Choices, Size
+
+# Worlds: one of each is explored whole. The floors keep a change from emptying them unseen.
+ANY_ONE = Size(faults=1, kinds=(*EVERY_FAULT, "failover"))
+REPLIES = Size(faults=2, kinds=("lose reply", "delay settle", "kill worker"))
+FROZEN = Size(faults=2, kinds=("freeze",), drains=False)
+DELAYED = Size(faults=2, kinds=("kill tree", "delay settle"), cancels=False)
+FAILOVERS = Size(faults=2, kinds=("failover",))
+DEATHS = Size(faults=2, kinds=("freeze", "kill tree"), cancels=False)
+OUTAGES = Size(faults=2, kinds=("freeze", "outage"), cancels=False)
+SIBLINGS = Size(tasks=2, faults=1, kinds=("kill worker",), cancels=False)
+POISON = Size(faults=0, poison=True)
+NEIGHBOUR = Size(tasks=2, workers=1, faults=0, poison=True, cancels=False, drains=False)
+
+QUICK = {
+    "one fault of any kind": (ANY_ONE, 8_000),
+    "lost and late replies, dead workers": (REPLIES, 2_000),
+    "frozen trees": (FROZEN, 10_000),
+    "dead trees and late settles": (DELAYED, 6_000),
+    "failovers that lose a commit": (FAILOVERS, 500),
+    "frozen and dead trees": (DEATHS, 30_000),
+    "outages": (OUTAGES, 15_000),
+    "two tasks in a worker that dies": (SIBLINGS, 15_000),
+    "a task that kills its process": (POISON, 200),
+    "a task that kills its process, and a neighbour": (NEIGHBOUR, 1_000),
+}
+LONG = {
+    "two faults of any kind": (Size(faults=2), 80_000),
+    "failovers and deaths": (Size(faults=2, kinds=("failover", "kill tree")), 60_000),
+    "two tasks, one fault": (Size(tasks=2, faults=1, kinds=("freeze", "lose reply"), cancels=False), 100_000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A mistake, the world in which it shows, and the promise that it breaks."""
+
+    why: str
+    choices: Choices
+    size: Size
+    breaks: Broken
+
+
+VARIANTS = [
+    Variant("a settle guarded by the id alone", Choices(guard="nothing"), ANY_ONE, Broken.I5),
+    Variant("a settle guarded by the state", Choices(guard="state"), ANY_ONE, Broken.I8),
+    Variant("a settle guarded by the worker's name", Choices(guard="name"), DELAYED, Broken.I8),
+    Variant("no random part in the claim id", Choices(random_claim_ids=False), FAILOVERS, Broken.I10),
+    Variant("a start that is not fenced", Choices(fenced_start=False), ANY_ONE, Broken.I10),
+    Variant("a recovery without swap on the claim", Choices(recovery_swaps_claim=False), FROZEN, Broken.I5),
+    Variant("a recovery without swap on the beat", Choices(recovery_swaps_beat=False), FROZEN, Broken.I13),
+    Variant("no amnesty after an outage", Choices(amnesty=False), ANY_ONE, Broken.I13),
+    Variant("a start-up that goes by names", Choices(start_up_by_proof=False), ANY_ONE, Broken.I13),
+    Variant("beats that echo the table", Choices(beats_vouch_for_memory=False), ANY_ONE, Broken.L3),
+    Variant("beats that name tasks, not claims", Choices(beats_name_claims=False), DEATHS, Broken.L1),
+    Variant("beats that revive the ended", Choices(beats_refuse_the_ended=False), DEATHS, Broken.L3),
+    Variant("claims by the buried", Choices(claims_refuse_the_ended=False), FROZEN, Broken.I26),
+    Variant("sweeps that forget the ended", Choices(sweeps_revisit_the_ended=False), ANY_ONE, Broken.L3),
+    Variant("a crash that forgets the cancel", Choices(crash_honours_cancel=False), ANY_ONE, Broken.I18),
+    Variant("no limit of crashes", Choices(crash_limit=False), POISON, Broken.L3),
+    Variant("suspects that run with others", Choices(suspects_run_alone=False), NEIGHBOUR, Broken.I15),
+]  # fmt: skip
+
+
+@cache
+def as_it_is(size: Size) -> Verdict:
+    """The protocol without a mistake."""
+    return explore(Choices(), size)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_protocol_is_clean_in_every_interleaving(name: str) -> None:
+    size, floor = QUICK[name]
+    verdict = as_it_is(size)
+    assert verdict.broken is None, str(verdict)
+    assert verdict.worlds >= floor, f"{verdict.worlds} worlds prove less than the {floor} there were"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", LONG)
+def test_the_protocol_is_clean_in_a_larger_world(name: str) -> None:
+    size, floor = LONG[name]
+    verdict = explore(Choices(), size, most=3_000_000)
+    assert verdict.broken is None, str(verdict)
+    assert verdict.worlds >= floor
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.why)
+def test_a_mistake_is_found(variant: Variant) -> None:
+    assert as_it_is(variant.size).broken is None, "the protocol as it is is clean in this world"
+    verdict = explore(variant.choices, variant.size)
+    assert verdict.broken is variant.breaks, str(verdict)
+
+
+def test_every_choice_has_a_variant_that_makes_it_wrong() -> None:
+    right = Choices()
+    made = {
+        name for variant in VARIANTS for name in right.__slots__ if replace(variant.choices) and
+        getattr(variant.choices, name) != getattr(right, name)
+    }  # fmt: skip
+    assert made == set(right.__slots__)

@@ -1,0 +1,353 @@
+"""Start-up reconciliation and slots: who is provably dead, and who is not touched."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from everbeat.config import RecoveryConfig
+from everbeat.runtime import tree_lock
+from everbeat.runtime.clock import SystemClock
+from everbeat.runtime.identity import ProcessIdentity, start_ticks
+from everbeat.runtime.tree_lock import TreeLock
+from everbeat.services.slot import SlotHeld, SlotKeeper, SlotTaken
+from everbeat.services.startup import PredecessorsBuried, Reconciliation
+from everbeat.store import workers
+from everbeat.store.predecessors import predecessors, take_slot
+from everbeat.store.session import Session
+from everbeat.store.workers import SupervisorRow
+from tests.services.conftest import Hands, Onlooker
+
+IDENTITY = ProcessIdentity.current()
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture
+def gone() -> int:
+    """The pid of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This user's folder of lock files."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tree_lock.own_folder()
+
+
+def neighbour(hands: Hands, name: str, **changes: Any) -> None:
+    """A supervisor and its worker, whose process is this very one unless said otherwise."""
+    row = SupervisorRow(
+        id=name, hostname=IDENTITY.hostname, pid=os.getpid(), boot_id=IDENTITY.boot_id, machine_id=IDENTITY.machine_id,
+        pid_namespace=str(IDENTITY.pid_namespace), process_started=start_ticks(os.getpid()),
+        lock_key=hands.target.lock_key(name), session_name=f"everbeat-{name}",
+    )  # fmt: skip
+    hands.run(workers.register_supervisor(replace(row, **changes)))
+    worker = workers.WorkerRow(
+        id=f"{name}-w", supervisor_id=name, hostname="h", pid=1, process_started=None, queues=None
+    )
+    hands.run(workers.register_worker(worker))
+
+
+def change(hands: Hands, name: str, setting: str) -> None:
+    text = f"update {{}}.supervisors set {setting} where id = %s"
+    hands.connection.execute(sql.SQL(text).format(sql.Identifier(hands.target.schema)), [name])  # type: ignore[arg-type]
+
+
+async def reconcile(onlooker: Onlooker, identity: ProcessIdentity = IDENTITY) -> list[str]:
+    return await Reconciliation(
+        onlooker.session, recoverer=onlooker.recoverer(), observer=onlooker, identity=identity,
+        events=onlooker.events, clock=SystemClock(),
+    ).run()  # fmt: skip
+
+
+class TestProcess:
+    async def test_only_the_provably_dead_of_this_machine_are_recovered(
+        self, onlooker: Onlooker, hands: Hands, gone: int
+    ) -> None:  # E10
+        neighbour(hands, "dead", pid=gone, process_started=1)
+        neighbour(hands, "reused-pid", process_started=1)
+        neighbour(hands, "alive")
+        neighbour(hands, "other-boot", pid=gone, boot_id="another", machine_id="another")
+        neighbour(hands, "other-namespace", pid=gone, pid_namespace="1")
+        tasks = {
+            name: hands.running(f"{name}-w").id for name in ("dead", "reused-pid", "alive", "other-boot")
+        }
+        assert await reconcile(onlooker) == ["dead", "reused-pid"]
+        states = {name: hands.row(task, "state") for name, task in tasks.items()}
+        assert states == {
+            "dead": "FAILED",
+            "reused-pid": "FAILED",
+            "alive": "RUNNING",
+            "other-boot": "RUNNING",
+        }
+        assert onlooker.living() == {"me", "s1", "alive", "other-boot", "other-namespace"}
+        assert hands.row(tasks["dead"], "error")["data"]["noticed_by"] == "startup"
+        assert onlooker.told(PredecessorsBuried) == [
+            PredecessorsBuried(supervisor_ids=("dead", "reused-pid"), tasks=2)
+        ]
+
+    async def test_names_of_hosts_prove_nothing(
+        self, onlooker: Onlooker, hands: Hands, gone: int
+    ) -> None:  # E10
+        for name in ("web", "web-2", "my_host", "my9host"):
+            neighbour(hands, name, hostname=name, pid=gone, boot_id=f"kernel of {name}", machine_id=name)
+        held = {name: hands.running(f"{name}-w").id for name in ("web", "web-2", "my_host", "my9host")}
+        for name in held:
+            here = replace(IDENTITY, hostname=name)
+            assert await reconcile(onlooker, here) == []
+        assert {hands.row(task, "state") for task in held.values()} == {"RUNNING"}
+
+    async def test_a_session_outweighs_it_since_the_machine_may_be_a_copy(
+        self, onlooker: Onlooker, hands: Hands, gone: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:  # E10
+        monkeypatch.setattr("everbeat.services.startup.PATIENCE_S", 0.5)
+        neighbour(hands, "original", pid=gone, process_started=1)
+        task = hands.running("original-w").id
+        change(hands, "original", "session_held = true")
+        with hands.target.connect("everbeat-original worker"):
+            assert await reconcile(onlooker) == []
+        with hands.target.connect("another name") as holder:
+            hands_off = hands.target.lock_key("original")
+            holder.execute("select pg_advisory_lock(%s)", [hands_off])
+            assert await reconcile(onlooker) == []
+        assert hands.row(task, "state") == "RUNNING"
+        assert await reconcile(onlooker) == ["original"]
+
+    async def test_sessions_that_take_a_moment_to_go_are_waited_for(
+        self, onlooker: Onlooker, hands: Hands, gone: int
+    ) -> None:
+        neighbour(hands, "dying", pid=gone, process_started=1)
+        change(hands, "dying", "session_held = true")
+        session = hands.target.connect("everbeat-dying supervisor")
+        asyncio.get_running_loop().call_later(0.5, session.close)
+        assert await reconcile(onlooker) == ["dying"]
+
+    async def test_behind_a_pooler_sessions_of_its_name_say_nothing(
+        self, onlooker: Onlooker, hands: Hands, gone: int
+    ) -> None:
+        neighbour(hands, "pooled", pid=gone, process_started=1)  # it never held a session lock
+        with hands.target.connect("everbeat-pooled worker"):
+            assert await reconcile(onlooker) == ["pooled"]
+
+
+class TestLockFile:
+    def mate(self, hands: Hands, lock: TreeLock, **changes: Any) -> None:
+        values = {"session_name": lock.name, "lock_file": str(lock.path), "pid_namespace": "1"} | changes
+        neighbour(hands, "mate", **values)
+
+    async def test_a_free_one_is_proof_across_pid_namespaces(
+        self, onlooker: Onlooker, hands: Hands, files: Path
+    ) -> None:  # E10
+        lock = TreeLock.take()
+        self.mate(hands, lock)
+        task = hands.running("mate-w").id
+        assert await reconcile(onlooker) == []
+        lock.release(remove=False)
+        assert await reconcile(onlooker) == ["mate"]
+        assert "lock file is free" in hands.row(task, "error")["data"]["cause"]
+        assert list(files.iterdir()) == [], "whoever proved it removes the file"
+
+    async def test_a_held_one_outweighs_a_process_that_is_gone(
+        self, onlooker: Onlooker, hands: Hands, files: Path, gone: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("everbeat.services.startup.PATIENCE_S", 0.5)
+        lock = TreeLock.take()
+        self.mate(hands, lock, pid=gone, process_started=1, pid_namespace=str(IDENTITY.pid_namespace))
+        assert await reconcile(onlooker) == [], "a child of it is left"
+        asyncio.get_running_loop().call_later(0.3, lambda: lock.release(remove=False))
+        assert await reconcile(onlooker) == ["mate"]
+
+    async def test_a_free_one_of_a_process_that_is_there_is_no_proof(
+        self, onlooker: Onlooker, hands: Hands, files: Path
+    ) -> None:
+        lock = TreeLock.take()
+        self.mate(hands, lock, pid_namespace=str(IDENTITY.pid_namespace))
+        lock.release(remove=False)
+        assert await reconcile(onlooker) == [], "it may have closed what it did not know"
+
+    @pytest.mark.parametrize("boot", ["another", None])
+    async def test_a_free_one_of_another_kernel_is_a_copy(
+        self, onlooker: Onlooker, hands: Hands, files: Path, boot: str | None
+    ) -> None:
+        lock = TreeLock.take()
+        self.mate(hands, lock, boot_id=boot, machine_id=None)
+        lock.release(remove=False)
+        assert await reconcile(onlooker) == []
+
+    async def test_files_of_trees_that_others_ended_are_removed_and_no_others(
+        self, onlooker: Onlooker, hands: Hands, files: Path
+    ) -> None:
+        ended, stranger, held = TreeLock.take(), TreeLock.take(), TreeLock.take()
+        self.mate(hands, ended)
+        hands.run(workers.end_supervisor("mate", how="session"))
+        ended.release(remove=False)
+        stranger.release(remove=False)  # of another database
+        assert await reconcile(onlooker) == []
+        assert set(files.iterdir()) == {stranger.path, held.path}
+        held.release(remove=True)
+
+
+class TestReboot:
+    def former(self, hands: Hands, **changes: Any) -> None:
+        neighbour(hands, "former", boot_id="before", **changes)
+        change(hands, "former", "session_held = true, last_beat_at = now() - interval '1 hour'")
+
+    @pytest.fixture(autouse=True)
+    def booted_ten_minutes_ago(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("everbeat.services.startup.uptime_ms", lambda: 600_000)
+
+    here = replace(IDENTITY, machine_id="this machine")
+
+    async def test_another_boot_of_this_machine_is_proof(
+        self, onlooker: Onlooker, hands: Hands
+    ) -> None:  # E10
+        self.former(hands, machine_id="this machine")
+        task = hands.running("former-w").id
+        assert await reconcile(onlooker, self.here) == ["former"]
+        assert "restarted" in hands.row(task, "error")["data"]["cause"]
+
+    @pytest.mark.parametrize(
+        ("setting", "why"),
+        [
+            (
+                "last_beat_at = now() - interval '5 minutes'",
+                "it beat since this boot: another machine of that id",
+            ),
+            ("session_held = false", "without a session there is nothing against a copy"),
+            ("machine_id = 'another'", "another machine"),
+            ("machine_id = null", "nobody knows which machine"),
+            ("boot_id = null", "nobody knows which boot"),
+        ],
+    )
+    async def test_what_is_no_proof(self, onlooker: Onlooker, hands: Hands, setting: str, why: str) -> None:
+        self.former(hands, machine_id="this machine")
+        change(hands, "former", setting)
+        assert await reconcile(onlooker, self.here) == [], why
+
+    async def test_a_machine_of_the_same_image_is_not_robbed(
+        self, onlooker: Onlooker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("everbeat.services.startup.PATIENCE_S", 0.3)
+        self.former(hands, machine_id="this machine")
+        with hands.target.connect("everbeat-former worker"):
+            assert await reconcile(onlooker, self.here) == []
+
+
+class TestSlot:
+    @pytest.fixture(autouse=True)
+    def calm_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("everbeat.services.slot.CALM_S", 0.0)
+
+    def keeper(self, onlooker: Onlooker) -> SlotKeeper:
+        return SlotKeeper(
+            onlooker.session, RecoveryConfig(), slot="web-0", recoverer=onlooker.recoverer(),
+            observer=onlooker, events=onlooker.events, clock=onlooker.clock,
+        )  # fmt: skip
+
+    def bearer(self, hands: Hands) -> None:
+        neighbour(hands, "bearer", hostname="elsewhere", boot_id="another", machine_id="another")
+        assert hands.run(take_slot("bearer", "web-0"))
+        change(hands, "bearer", "session_held = true")
+
+    def bearers(self, hands: Hands) -> list[str]:
+        found = hands.run(predecessors("nobody", boot_id="none", machine_id=None, slot="web-0"))
+        return [each.id for each in found]
+
+    async def test_a_vanished_bearer_is_ended_at_the_second_look(
+        self, onlooker: Onlooker, hands: Hands
+    ) -> None:  # E10
+        self.bearer(hands)
+        task = hands.running("bearer-w").id
+        keeper = self.keeper(onlooker)
+        assert await keeper.tick() == 0.3
+        assert self.bearers(hands) == ["bearer"]
+        assert await keeper.tick() is None
+        assert self.bearers(hands) == ["me"]
+        assert hands.row(task, "state") == "FAILED"
+        assert "'web-0'" in hands.row(task, "error")["data"]["cause"]
+        assert onlooker.told(SlotHeld) == [SlotHeld(slot="web-0", supervisor_id="me")]
+
+    async def test_a_living_bearer_keeps_it_and_the_newer_one_says_so_once(
+        self, onlooker: Onlooker, hands: Hands
+    ) -> None:  # E10
+        self.bearer(hands)
+        task = hands.running("bearer-w").id
+        keeper = self.keeper(onlooker)
+        with hands.target.connect("everbeat-bearer worker"):
+            for _ in range(11):
+                assert await keeper.tick() == 0.3
+                await onlooker.clock.advance(0.3)
+            assert await keeper.tick() is None
+            assert await keeper.tick() is None
+        assert self.bearers(hands) == ["bearer"]
+        assert hands.row(task, "state") == "RUNNING"
+        (told,) = onlooker.told(SlotTaken)
+        assert isinstance(told, SlotTaken)
+        assert (told.holder, told.hostname) == ("bearer", "elsewhere")
+        hands.run(workers.end_supervisor("bearer", how="left"))
+        assert await keeper.tick() is None
+        assert self.bearers(hands) == ["me"], "the one who waits gets it when it is free"
+
+    async def test_a_bearer_that_only_reconnected_is_not_ended(
+        self, onlooker: Onlooker, hands: Hands
+    ) -> None:
+        self.bearer(hands)
+        keeper = self.keeper(onlooker)
+        await keeper.tick()
+        change(hands, "bearer", "session_at = statement_timestamp()")
+        await keeper.tick()
+        assert self.bearers(hands) == ["bearer"]
+
+    @pytest.mark.parametrize(
+        "why", ["the observer is pooled", "the bearer never had a session", "the server just started"]
+    )
+    async def test_without_sessions_to_judge_by_nobody_is_ended(
+        self, onlooker: Onlooker, hands: Hands, why: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.bearer(hands)
+        match why:
+            case "the observer is pooled":
+                onlooker.is_pooled = True
+            case "the bearer never had a session":
+                change(hands, "bearer", "session_held = false")
+            case _:
+                monkeypatch.setattr("everbeat.services.slot.CALM_S", 1e9)
+        keeper = self.keeper(onlooker)
+        for _ in range(3):
+            await keeper.tick()
+        assert self.bearers(hands) == ["bearer"]
+
+    async def test_of_many_that_want_it_at_once_one_gets_it(self, onlooker: Onlooker, hands: Hands) -> None:
+        others = [
+            Onlooker(hands, Session(hands.target, "everbeat test rival"), supervisor_id=f"rival-{n}")
+            for n in range(6)
+        ]
+        for other in others:
+            neighbour(hands, other.supervisor_id)
+        await asyncio.gather(*(self.keeper(other).tick() for other in others))
+        assert sum(len(other.told(SlotHeld)) for other in others) == 1
+        assert len(self.bearers(hands)) == 1
+        await asyncio.gather(*(other.session.drop() for other in others))
+
+    async def test_who_comes_back_under_a_new_id_takes_it_again(
+        self, onlooker: Onlooker, hands: Hands
+    ) -> None:
+        keeper = self.keeper(onlooker)
+        await keeper.tick()
+        assert await keeper.tick() is None
+        hands.run(workers.end_supervisor("me", how="age"))
+        neighbour(hands, "me-again")
+        onlooker.supervisor_id = "me-again"
+        await keeper.tick()
+        assert self.bearers(hands) == ["me-again"]

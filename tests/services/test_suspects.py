@@ -1,0 +1,159 @@
+"""Who is charged when a process dies under several tasks, and who runs alone next."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat.domain.policy import StoredPolicy
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.services.death import Death
+from everbeat.store import leases, workers
+from everbeat.store.leases import Claimed
+from tests.services.conftest import Hands, Onlooker
+
+AGAIN = StoredPolicy(on_crash="retry").to_json()
+
+
+def by_signal(number: signal.Signals, **more: Any) -> ExitReport:
+    return ExitReport(pid=2, signal_number=number, signal_name=number.name, **more)
+
+
+BLAMED = [
+    by_signal(signal.SIGSEGV), by_signal(signal.SIGBUS), by_signal(signal.SIGILL), by_signal(signal.SIGABRT),
+    by_signal(signal.SIGKILL, out_of_memory=True), ExitReport(pid=2, exit_code=139), ExitReport(pid=2, exit_code=0),
+]  # fmt: skip
+NOT_BLAMED = [by_signal(signal.SIGKILL), by_signal(signal.SIGTERM), ExitReport(pid=2)]
+
+
+def alone(hands: Hands, **options: Any) -> Claimed:
+    """A task whose code runs in a process of its own."""
+    hands.send(**options)
+    (claimed,) = hands.claim(limit=1)
+    start = leases.start(
+        [(claimed.id, claimed.claim_id)], channel=hands.target.channel, alone={claimed.claim_id}
+    )
+    assert hands.run(start)[claimed.claim_id].verdict == "started"
+    return claimed
+
+
+async def die(onlooker: Onlooker, report: ExitReport) -> None:
+    bury = workers.bury_workers(
+        worker_ids=["w1"], how="child_exit", cause=report.cause, exit_code=report.exit_code,
+        signal=report.signal_number,
+    )  # fmt: skip
+    assert onlooker.hands.run(bury) == ["w1"]
+    await onlooker.recoverer(sweep_batch_size=2).recover_worker("w1", report, died_at=0.0)
+
+
+def marks(hands: Hands, task_id: UUID) -> tuple[bool, int, int]:
+    row: tuple[bool, int, int] = hands.row(task_id, "suspect, crash_count, loss_count")
+    return row
+
+
+@pytest.mark.parametrize("report", [*BLAMED, *NOT_BLAMED], ids=lambda report: report.cause)
+async def test_several_that_shared_a_process_which_died_of_code_are_suspects(
+    report: ExitReport, onlooker: Onlooker, hands: Hands
+) -> None:  # E13
+    tasks = [hands.running(policy=AGAIN).id for _ in range(3)]
+    hands.send(policy=AGAIN)
+    (claimed,) = hands.claim(limit=1)
+    await die(onlooker, report)
+    assert {marks(hands, each) for each in tasks} == {(report in BLAMED, 0, 1)}
+    assert marks(hands, claimed.id) == (False, 0, 0), "its code had not started"
+    rows = hands.table("recoveries", "was, charge, suspect")
+    assert sorted(rows, key=str) == sorted(
+        [("CLAIMED", None, False), *[("RUNNING", "loss", report in BLAMED)] * 3], key=str
+    )
+
+
+async def test_what_ran_in_processes_of_their_own_is_neither_charged_nor_suspected(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E13
+    apart = [alone(hands, policy=AGAIN).id for _ in range(3)]
+    shared = hands.running(policy=AGAIN).id
+    await die(onlooker, BLAMED[0])
+    assert {marks(hands, each) for each in apart} == {(False, 0, 1)}
+    suspect, crashes, losses = marks(hands, shared)
+    assert (crashes, losses) == (1, 0), "it was the only one in the process that died"
+    assert suspect
+
+
+async def test_a_task_process_is_charged_and_makes_no_suspect(onlooker: Onlooker, hands: Hands) -> None:  # E8
+    running = hands.running(policy=AGAIN)
+    await onlooker.recoverer().recover_lease(running.id, running.claim_id, BLAMED[0])
+    assert marks(hands, running.id) == (False, 1, 0)
+
+
+@pytest.mark.parametrize(("noticed_by", "expected"), [("session", True), ("startup", True), ("age", False)])
+async def test_a_second_death_under_it_makes_a_suspect_if_it_is_proven(
+    noticed_by: str, expected: bool, onlooker: Onlooker, hands: Hands
+) -> None:  # E13
+    tasks = [hands.running(policy=AGAIN) for _ in range(2)]
+    apart = alone(hands, policy=AGAIN)
+    await die(onlooker, by_signal(signal.SIGKILL))
+    assert {marks(hands, each.id) for each in (*tasks, apart)} == {(False, 0, 1)}
+    hands.supervisor("s2", "w5")
+    again = hands.claim("w5")
+    hands.start(*(each for each in again if each.id != apart.id))
+    hands.run(
+        leases.start([(each.id, each.claim_id) for each in again if each.id == apart.id],
+                     channel=hands.target.channel, alone={each.claim_id for each in again})
+    )  # fmt: skip
+    hands.run(workers.end_supervisor("s2", how=noticed_by))
+    hands.run(workers.bury_orphans())
+    await onlooker.recoverer().recover_supervisor("s2", Death(noticed_by=noticed_by, cause="gone"))
+    assert {marks(hands, each.id) for each in tasks} == {(expected, 0, 2)}
+    assert marks(hands, apart.id) == (False, 0, 2)
+
+
+async def test_a_suspect_stays_one_until_its_code_has_ended_by_itself(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E13
+    for _ in range(2):
+        hands.running(policy=AGAIN)
+    await die(onlooker, BLAMED[0])
+    one, other = hands.claim("w2")
+    assert (one.suspect, other.suspect) == (True, True)
+    hands.start(one, other)
+    hands.settle(one, "RELEASED")
+    hands.settle(other)
+    assert hands.row(one.id, "suspect") is True
+    assert hands.row(other.id, "suspect") is False
+
+
+async def test_a_burial_that_was_not_followed_by_a_recovery_is_revisited_with_its_blame(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    tasks = [hands.running(policy=AGAIN).id for _ in range(2)]
+    hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", cause="killed by SIGSEGV", signal=11))
+    assert await onlooker.recoverer().recover_ended() == 2
+    assert {marks(hands, each) for each in tasks} == {(True, 0, 1)}
+
+
+async def test_a_process_that_hung_died_of_its_code(onlooker: Onlooker, hands: Hands) -> None:  # E16
+    tasks = [hands.running(policy=AGAIN).id for _ in range(2)]
+    cause = "its loop stood still for 5 s, killed by its supervisor"
+    hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", cause=cause, signal=9))
+    await onlooker.recoverer().recover_ended()
+    assert {marks(hands, each) for each in tasks} == {(True, 0, 1)}
+
+
+async def test_the_certificate_tells_of_memory_and_progress(onlooker: Onlooker, hands: Hands) -> None:
+    running, other = hands.running(), hands.running("w2")
+    state = workers.WorkerState(
+        worker_id="w2", running=1, claimed=0, slots=1, rss_bytes=123_456, cpu_percent=1.0, loop_lag_ms=0.0
+    )
+    hands.run(workers.record_states([state]))
+    hands.run(leases.record_progress(other.id, other.claim_id, b'{"stage": "packing", "fraction": 0.25}'))
+    await die(onlooker, by_signal(signal.SIGKILL, out_of_memory=True, max_rss_bytes=777))
+    hands.run(workers.end_supervisor("s1", how="session"))
+    await onlooker.recoverer().recover_ended()
+    data = hands.row(running.id, "error")["data"]
+    assert (data["out_of_memory"], data["last_rss_bytes"], data["last_progress"]) == (True, 777, None)
+    data = hands.row(other.id, "error")["data"]
+    assert (data["out_of_memory"], data["last_rss_bytes"]) == (False, 123_456)
+    assert data["last_progress"] == {"stage": "packing", "fraction": 0.25, "message": ""}

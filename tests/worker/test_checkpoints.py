@@ -1,0 +1,189 @@
+"""Checkpoints and resumes in every mode: stored under the fence, seen by the next attempt, refused in words."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from everbeat.runtime.events import LeasesLost
+from tests.worker.deeds import gate
+from tests.worker.partial_deeds import effects
+from tests.worker.proxy import Proxy
+from tests.worker.stand import Stand
+
+PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "partial_task_process.py")]
+REMEMBER = ["remember_in_thread", "remember_in_process", "remember_async", "remember_async_in_process"]
+WALK = ["walk_in_thread", "walk_in_process", "walk_async", "walk_async_in_process"]
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+async def test_the_next_attempt_finds_the_last_checkpoint(
+    stand: Stand, tmp_path: Path, name: str
+) -> None:  # G3
+    async with stand.worker(task_process_argv=PROGRAM) as running:
+        task_id = stand.send(name, folder=str(tmp_path))
+        await running.until(lambda: stand.task(task_id)["state"] in ("COMPLETED", "FAILED"))
+    row = stand.task(task_id)
+    assert effects(tmp_path) == ["[1, {'two': None}]"]
+    assert (row["state"], row["result"]) == ("COMPLETED", [2, [1, {"two": None}]])
+    assert row["checkpoint"] is None  # a completed task needs none
+
+
+@pytest.mark.parametrize("name", WALK)
+async def test_steps_that_are_done_are_not_done_again(stand: Stand, tmp_path: Path, name: str) -> None:  # G3
+    async with stand.worker(task_process_argv=PROGRAM) as running:
+        task_id = stand.send(name, folder=str(tmp_path))
+        await running.until(lambda: stand.task(task_id)["state"] in ("COMPLETED", "FAILED"))
+    assert effects(tmp_path) == [str(step) for step in range(1, 11)]
+    row = stand.task(task_id)
+    assert (row["state"], row["result"]) == ("COMPLETED", 2)
+    fraction = None if name == "walk_async" else 1.0  # it cannot know how many there will be
+    assert (row["progress"]["stage"], row["progress"]["fraction"]) == ("step", fraction)
+    assert row["progress"]["message"] == ("10 done" if fraction is None else "10 of 10")
+    assert row["progress_at"] is not None
+
+
+async def test_two_loops_side_by_side_are_counted_apart(stand: Stand, tmp_path: Path) -> None:
+    async with stand.worker() as running:
+        task_id = stand.send("walk_two_at_once", folder=str(tmp_path))
+        await running.until(lambda: stand.task(task_id)["state"] in ("COMPLETED", "FAILED"))
+    assert stand.task(task_id)["state"] == "COMPLETED"
+    done = effects(tmp_path)
+    assert sorted(done) == sorted(f"{name} {step}" for name in ("left", "right") for step in range(1, 11))
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "message"),
+    [
+        (
+            "large",
+            "PayloadError",
+            "would take 2,000,0.. bytes of JSON; at most 1,048,576 are stored .it is of type str",
+        ),
+        ("object", "PayloadError", r"checkpoint of task 'store_what' at \['a'\]\[0\] is of type object"),
+        ("nan", "PayloadError", r"at \[0\] is nan, which JSON does not have"),
+        ("surrogate", "PayloadError", "lone surrogate"),
+        ("name", "PayloadError", "'' of a resume in task 'store_what' is not a printable text"),
+        ("twice", "PayloadError", "resumes 'same' again in the same attempt.*f'same of {item}'"),
+    ],
+)
+async def test_what_cannot_be_stored_is_refused_and_changes_nothing(
+    stand: Stand, what: str, code: str, message: str
+) -> None:
+    async with stand.worker() as running:
+        row = await running.finished(stand.send("store_what", what=what))
+    assert row["state"] == "FAILED"
+    assert code in row["error"]["type"]
+    assert re.search(message, row["error"]["message"])
+    done = {"same": 2} if what == "twice" else {}
+    assert row["checkpoint"] == {"value": "before", "done": done}
+
+
+@pytest.mark.parametrize(
+    ("what", "instead"),
+    [("checkpoint", r"await Context.acheckpoint\(...\)"), ("resume", "async for ... in Context.aresume")],
+)
+async def test_the_blocking_forms_are_refused_on_a_loop(stand: Stand, what: str, instead: str) -> None:
+    async with stand.worker() as running:
+        row = await running.finished(stand.send("block_the_loop_by", what=what))
+    assert "BlockingCallInLoop" in row["error"]["type"]
+    assert re.search(instead, row["error"]["traceback"])
+    assert row["checkpoint"] is None
+
+
+async def test_threads_and_loops_of_a_task_may_checkpoint(stand: Stand) -> None:
+    async with stand.worker() as running:
+        row = await running.finished(stand.send("help_from_a_thread"))
+    assert (row["state"], row["result"]) == ("COMPLETED", "from another loop")
+
+
+async def test_a_thread_that_lost_its_lease_is_told_and_stores_nothing(stand: Stand) -> None:  # G3, D5
+    async with stand.worker(wake=Stand.silent_wake, poll_interval="200ms") as running:
+        task_id = stand.send("checkpoint_when_told")
+        await running.until(lambda: gate.journal == ["waits"])
+        stand.recover(task_id)
+        gate.opened.set()
+        await running.until(lambda: len(gate.journal) == 2)
+        assert "lease_lost" in gate.journal[1]
+        await running.until(lambda: bool(running.of(LeasesLost)))
+    row = stand.task(task_id)
+    assert (row["state"], row["checkpoint"], row["progress_at"]) == ("FAILED", None, None)
+
+
+async def test_a_process_that_lost_its_lease_is_told_and_stores_nothing(stand: Stand, tmp_path: Path) -> None:
+    async with stand.worker(
+        wake=Stand.silent_wake, poll_interval="200ms", task_process_argv=PROGRAM
+    ) as running:
+        task_id = stand.send("checkpoint_in_process_when_told", folder=str(tmp_path))
+        await running.until(lambda: effects(tmp_path) == ["waits"])
+        stand.recover(task_id)
+        (tmp_path / "go").touch()
+        await running.until(lambda: len(effects(tmp_path)) == 2)
+        assert "lease_lost" in effects(tmp_path)[1]
+        await running.until(lambda: bool(running.of(LeasesLost)))
+    assert stand.task(task_id)["checkpoint"] is None
+
+
+async def test_a_cancel_is_heard_while_a_checkpoint_waits(stand: Stand, tmp_path: Path) -> None:
+    async with stand.worker(task_process_argv=PROGRAM) as running:
+        thread = stand.send("checkpoint_when_told")
+        process = stand.send("checkpoint_in_process_when_told", folder=str(tmp_path))
+        await running.until(lambda: gate.journal == ["waits"] and effects(tmp_path) == ["waits"])
+        with stand.holding("lock table {schema}.tasks in share mode"):
+            gate.opened.set()
+            (tmp_path / "go").touch()
+            await running.until(lambda: running.attempt(thread).unanswered == 1)
+            await running.until(lambda: running.attempt(process).unanswered == 1)
+            for task_id in (thread, process):
+                running.worker._conductor.stop(running.attempt(task_id), "cancelled")
+            await running.until(lambda: len(effects(tmp_path)) == 2)
+            assert "cancelled" in effects(tmp_path)[1]
+            assert gate.journal == [
+                "waits"
+            ]  # a thread cannot be interrupted: it hears it when the answer comes
+        await running.until(lambda: len(gate.journal) == 2)
+        assert "cancelled" in gate.journal[1]
+        await running.finished(thread, process)
+    # It was stored before the code was told: an operator's retry goes on from there.
+    assert stand.task(thread)["checkpoint"] == {"value": "late", "done": {}}
+    assert {stand.task(thread)["state"], stand.task(process)["state"]} == {"CANCELLED"}
+
+
+async def test_a_checkpoint_whose_reply_was_lost_is_repeated(stand: Stand) -> None:
+    async with Proxy.before(stand.target) as proxy:
+        straight, stand.target = stand.target, proxy.target
+        try:
+            async with stand.worker() as running:
+                task_id = stand.send("checkpoint_when_told")
+                await running.until(lambda: gate.journal == ["waits"])
+                proxy.lose_reply(b"set checkpoint =")
+                gate.opened.set()
+                row = await running.finished(task_id)
+                assert proxy.lost == 1
+        finally:
+            stand.target = straight
+    assert gate.journal == ["waits", "stored"]
+    assert row["state"] == "COMPLETED"
+
+
+async def test_an_outage_makes_a_checkpoint_wait_and_nothing_else(stand: Stand) -> None:
+    async with Proxy.before(stand.target) as proxy:
+        straight, stand.target = stand.target, proxy.target
+        try:
+            async with stand.worker() as running:
+                task_id = stand.send("checkpoint_when_told")
+                await running.until(lambda: gate.journal == ["waits"])
+                proxy.cut()
+                gate.opened.set()
+                await asyncio.sleep(1.5)  # longer than the patience with which the database is asked
+                assert gate.journal == ["waits"]
+                proxy.mend()
+                await running.until(lambda: len(gate.journal) == 2)
+                await running.finished(task_id)
+        finally:
+            stand.target = straight
+    assert gate.journal == ["waits", "stored"]

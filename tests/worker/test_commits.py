@@ -1,0 +1,258 @@
+"""The user's rows and the completion in one transaction, in every mode: both, or neither; what comes after changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from everbeat.errors import CommitRefused
+from everbeat.runtime.events import LeasesLost, ZombieRefused
+from everbeat.store import migrations
+from everbeat.store.target import Target
+from tests.worker import partial_deeds
+from tests.worker.deeds import DEFINITIONS, gate
+from tests.worker.proxy import Proxy
+from tests.worker.stand import Running, Stand
+
+PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "partial_task_process.py")]
+assert partial_deeds.commit_async.__name__ in DEFINITIONS
+MODES = ["commit_async", "commit_in_thread", "commit_in_process", "commit_async_in_process"]
+
+
+class Shop:
+    """The stand with a table of the user's in the same database."""
+
+    def __init__(self, stand: Stand) -> None:
+        self.stand = stand
+        stand.connection.execute(f'create table "{stand.target.schema}".user_rows (word text)')  # type: ignore[call-overload]
+
+    @property
+    def rows(self) -> list[str]:
+        return [row["word"] for row in self.stand.query("select word from {schema}.user_rows order by word")]
+
+    def send(self, name: str, how: str = "", *, url: str | None = None) -> UUID:
+        target = self.stand.target
+        return self.stand.send(name, url=url or target.url, schema=target.schema, how=how)
+
+    async def ended(self, running: Running, task_id: UUID) -> dict[str, Any]:
+        await running.until(lambda: self.stand.task(task_id)["state"] in ("COMPLETED", "FAILED", "CANCELLED"))
+        return self.stand.task(task_id)
+
+
+@pytest.fixture
+def shop(stand: Stand) -> Shop:
+    return Shop(stand)
+
+
+@pytest.fixture
+def other_database(database_url: str) -> Iterator[str]:
+    """The URL of another database on the same server."""
+    name = f"other_{uuid4().hex[:12]}"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(f'create database "{name}"')  # type: ignore[call-overload]
+        yield urlsplit(database_url)._replace(path=f"/{name}").geturl()
+        connection.execute(f'drop database "{name}" with (force)')  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", MODES)
+async def test_rows_and_completion_are_one(shop: Shop, name: str) -> None:  # G4
+    stand = shop.stand
+    async with stand.worker(task_process_argv=PROGRAM) as running:
+        task_id = shop.send(name, "raise after")
+        row = await shop.ended(running, task_id)
+        await running.until(lambda: running.worker._executors["async"].occupied == 0)
+    assert (row["state"], row["result"], row["error"]) == ("COMPLETED", "raise after", None)
+    assert shop.rows == ["1"]
+    assert [(one["attempt"], one["outcome"]) for one in stand.attempts(task_id)] == [(1, "COMPLETED")]
+    assert [event.state for event in running.finishes()] == ["COMPLETED"]
+    assert running.of(LeasesLost) + running.of(ZombieRefused) == []  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", MODES[:3])
+async def test_an_exception_in_the_block_rolls_back_and_is_the_tasks_own(shop: Shop, name: str) -> None:  # G4
+    async with shop.stand.worker(task_process_argv=PROGRAM) as running:
+        task_id = shop.send(name, "raise once")
+        row = await shop.ended(running, task_id)
+    assert (row["state"], row["retry_count"]) == ("COMPLETED", 1)
+    assert shop.rows == ["2"]
+    first, second = shop.stand.attempts(task_id)
+    assert (first["outcome"], first["error"]["message"]) == ("FAILED", "in the block")
+    assert second["outcome"] == "COMPLETED"
+
+
+async def test_a_process_killed_in_the_block_leaves_nothing(shop: Shop) -> None:  # G4
+    async with shop.stand.worker(task_process_argv=PROGRAM) as running:
+        task_id = shop.send("commit_in_process", "die once")
+        await running.until(lambda: bool(running.crashes))
+        row = await shop.ended(running, task_id)
+    assert (row["state"], row["error"]["code"]) == (
+        "FAILED",
+        "WORKER_CRASHED",
+    )  # the stand recovers without a retry
+    assert shop.rows == []
+
+
+@pytest.mark.parametrize("name", ["commit_async", "commit_in_thread"])
+async def test_a_lease_that_was_lost_rolls_both_back(shop: Shop, name: str) -> None:  # G4
+    stand = shop.stand
+    async with stand.worker(wake=Stand.silent_wake, poll_interval="200ms") as running:
+        task_id = shop.send(name, "wait")
+        await running.until(lambda: gate.journal == ["in the block"])
+        running.worker._leases._deaf_poll_s = 60.0  # it must not be told by anybody but its own commit
+        stand.recover(task_id)
+        gate.opened.set()
+        await running.until(lambda: bool(running.of(LeasesLost)))
+        await running.until(lambda: running.worker._executors["thread"].occupied == 0)
+    row = stand.task(task_id)
+    assert (row["state"], row["error"]["code"]) == ("FAILED", "WORKER_CRASHED")
+    assert shop.rows == []
+    assert gate.journal == ["in the block"]  # nothing ran after it
+    assert [one["outcome"] for one in stand.attempts(task_id)] == ["LOST"]
+
+
+async def test_nothing_more_is_stored_once_it_is_committed(shop: Shop) -> None:
+    async with shop.stand.worker() as running:
+        for how in ("checkpoint after", "commit twice"):
+            gate.journal.clear()
+            row = await shop.ended(running, shop.send("commit_in_thread", how))
+            await running.until(lambda: len(gate.journal) == 3)
+            assert isinstance(gate.journal[2], CommitRefused)
+            assert "is completed" in gate.journal[2].message
+            assert row["checkpoint"] is None
+
+
+async def test_progress_does_not_disturb_a_transaction_with_a_snapshot(shop: Shop) -> None:
+    async with shop.stand.worker() as running:
+        row = await shop.ended(running, shop.send("commit_in_thread", "serializable"))
+    assert (row["state"], row["result"], row["retry_count"]) == ("COMPLETED", "serializable", 0)
+    assert shop.rows == ["1"]
+
+
+async def test_the_result_is_checked_like_any_other(shop: Shop) -> None:
+    async with shop.stand.worker() as running:
+        for result, message in (
+            ("text", "result of task 'commit_wrong_result'"),
+            (None, "expected `int`, got `null`"),
+        ):
+            sent = shop.stand.send("commit_wrong_result", url=shop.stand.target.url, result=result)
+            row = await shop.ended(running, sent)
+            assert row["state"] == "FAILED"
+            assert message in row["error"]["message"]
+            if result is None:
+                assert "set completion.result inside the block" in row["error"]["message"]
+
+
+async def test_a_commit_that_does_not_commit_is_found_out(shop: Shop) -> None:
+    async with shop.stand.worker() as running:
+        sent = shop.stand.send(
+            "commit_joined_session", url=shop.stand.target.url, schema=shop.stand.target.schema
+        )
+        row = await shop.ended(running, sent)
+    assert row["state"] == "FAILED"
+    assert "commit() returned, and its transaction was still open" in row["error"]["message"]
+    assert shop.rows == []
+
+
+class TestElsewhere:  # bad input: a commit on a connection to another database
+    async def test_a_database_without_everbeat(self, shop: Shop, other_database: str) -> None:
+        async with shop.stand.worker() as running:
+            row = await shop.ended(running, shop.send("commit_in_thread", url=other_database))
+        message = row["error"]["message"]
+        assert "CommitRefused" in row["error"]["type"]
+        assert "leads to database 'other_" in message
+        assert "has no tables of everbeat; the task lives in schema" in message
+        assert row["state"] == "FAILED"
+
+    async def test_another_installation_of_the_same_name(self, shop: Shop, other_database: str) -> None:
+        elsewhere = Target.parse(other_database, schema=shop.stand.target.schema)
+        with elsewhere.connect("everbeat test") as connection:
+            migrations.migrate(connection, elsewhere)
+            async with shop.stand.worker() as running:
+                row = await shop.ended(running, shop.send("commit_async", url=other_database))
+        assert "is another installation of everbeat" in row["error"]["message"]
+
+    async def test_a_role_that_may_not(self, shop: Shop) -> None:
+        role = f"guest_{uuid4().hex[:8]}"
+        connection = shop.stand.connection
+        connection.execute(f"create role {role} login")  # type: ignore[call-overload]
+        try:
+            url = psycopg.conninfo.make_conninfo(shop.stand.target.url, user=role)
+            async with shop.stand.worker() as running:
+                row = await shop.ended(running, shop.send("commit_in_thread", url=url))
+        finally:
+            connection.execute(f"drop role {role}")  # type: ignore[call-overload]
+        assert (
+            f"role '{role}'" in row["error"]["message"] or "may not complete tasks" in row["error"]["message"]
+        )
+        assert "grant it the rights" in row["error"]["message"]
+
+
+class TestCommitUnknown:  # L: the reply of a COMMIT is lost
+    @pytest.mark.parametrize("name", MODES)
+    async def test_a_commit_whose_reply_was_lost_has_happened(self, shop: Shop, name: str) -> None:
+        async with Proxy.before(shop.stand.target) as proxy:
+            async with shop.stand.worker(task_process_argv=PROGRAM) as running:
+                proxy.lose_reply(b"COMMIT")
+                task_id = shop.send(name, "lost", url=proxy.target.url)
+                row = await shop.ended(running, task_id)
+            assert proxy.lost == 1
+        assert (row["state"], row["result"], row["retry_count"]) == ("COMPLETED", "lost", 0)
+        assert shop.rows == ["1"]
+
+    async def test_a_commit_that_was_ended_by_the_server_has_not_happened(self, shop: Shop) -> None:
+        stand, schema = shop.stand, shop.stand.target.schema
+        # A check at the end of the transaction waits where a test can end the session: in the midst of COMMIT.
+        stand.connection.execute(
+            f"""create function "{schema}".linger() returns trigger language plpgsql as $$
+                begin if new.word = '1' then perform pg_sleep(30); end if; return null; end $$"""  # type: ignore[call-overload]
+        )
+        stand.connection.execute(
+            f"""create constraint trigger linger after insert on "{schema}".user_rows deferrable initially deferred
+                for each row execute function "{schema}".linger()"""  # type: ignore[call-overload]
+        )
+        async with stand.worker() as running:
+            task_id = shop.send("commit_async", "ended")
+            attempt_is_committing = lambda: running.attempt(task_id).is_committing  # noqa: E731
+            await running.until(lambda: gate.journal == ["in the block"])
+            await running.until(attempt_is_committing)
+            running.worker._conductor.stop(running.attempt(task_id), "cancelled")
+            await running.until(
+                lambda: (
+                    stand.query("select 1 from pg_stat_activity where query = 'COMMIT' and state = 'active'")
+                    != []
+                )
+            )
+            stand.query("select pg_terminate_backend(pid) from pg_stat_activity where query = 'COMMIT'")
+            row = await shop.ended(running, task_id)
+        # The cancel was held back while the outcome was open, and then done.
+        assert row["state"] == "CANCELLED"
+        assert shop.rows == []
+
+
+class TestAfterwards:
+    async def test_a_worker_that_leaves_waits_for_the_code_within_its_grace(self, shop: Shop) -> None:
+        async with shop.stand.worker(async_concurrency=1) as running:
+            task_id = shop.send("commit_async", "stay")
+            await shop.ended(running, task_id)
+            running.worker._departure.drain(grace_s=30.0)
+            await asyncio.sleep(0.3)  # it would have left by now
+            assert running.code is None
+            gate.opened.set()
+            assert await running.left() == 0
+        assert gate.journal == ["in the block", "after the block"]
+
+    async def test_code_that_goes_on_is_told_when_its_time_is_up(self, shop: Shop) -> None:
+        async with shop.stand.worker() as running:
+            task_id = shop.stand.send("trail_in_thread", url=shop.stand.target.url)
+            row = await shop.ended(running, task_id)
+            await running.until(lambda: len(gate.journal) == 1)
+        assert "told in everbeat-task" in gate.journal[0]
+        assert (row["state"], shop.stand.task(task_id)["state"]) == ("COMPLETED", "COMPLETED")
