@@ -8,7 +8,7 @@ INSTALL := $(PYTHON_IN) -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo bench test test-long test-pythons check static clean
+.PHONY: help demo bench test test-long chaos test-pythons check static clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test: static ## the whole gate: check, then every test that does not take minute
 
 test-long: $(VENV)/.development ## the tests that take minutes
 	@$(PYTHON_IN) -m pytest -m long $(ARGS)
+
+chaos: $(VENV)/.development ## real workers under a seeded plan of faults: make chaos SEED=1 SECONDS=600
+	@$(PYTHON_IN) -m tests.chaos --seed $(or $(SEED),1) --seconds $(or $(SECONDS),600) $(ARGS)
 
 test-pythons: ## the quick tests on Python 3.12 and 3.13, where present
 	@.ci/test-python 3.12

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit("chaos needs Linux: it freezes processes and shifts the server's clock as Linux does")
     isolate(["-m", "tests.chaos", *arguments])
     plan = _plan(options)
-    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))  # short: a socket lies in it
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     (folder / "plan.json").write_text(plan.to_json())
     say = say_to(sys.stderr)
     say(f"seed {plan.seed}: {len(plan.faults)} faults in {plan.seconds:g} s, planned in {folder}/plan.json")
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
             path.write_text(report)
     print("\n".join(words(evidence, counted, found)))
     if not held:
-        FAILED.mkdir(exist_ok=True)
-        kept = FAILED / f"{plan.seed}.json"
+        options.failed.mkdir(exist_ok=True)
+        kept = options.failed / f"{plan.seed}.json"
         kept.write_text(plan.to_json())
         print(f"The plan is kept; do it again with: python -m tests.chaos --replay {kept}")
     if held and not options.keep:
@@ -76,6 +76,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--replay", type=Path, help="do this plan instead")
     parser.add_argument("--only", type=Kind, nargs="+", default=list(Kind), help="only these kinds of faults")
     parser.add_argument("--report", type=Path, help="write the figures as JSON, too")
+    parser.add_argument("--failed", type=Path, default=FAILED, help="where a plan that failed is kept")
     parser.add_argument("--source", type=Path, help="let workers run the everbeat in this folder")
     parser.add_argument("--keep", action="store_true", help="keep the run's files even if all held")
     return parser.parse_args(arguments)

@@ -6,11 +6,12 @@ What lives here: counting. What may not: judging, which is the oracles', and wor
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from tests.chaos.evidence import Breach, Evidence, Refusal
+from tests.chaos.plan import Kind
 from tests.chaos.silence import Explainer
 from tests.chaos.task_oracles import SELF_KILL
 
@@ -52,6 +53,7 @@ class Figures:
     false_deaths: int
     replies_lost: dict[str, int]
     writes_without_room: int
+    works_again_s: list[float]
     quiet_after_s: float | None
     farewell_s: float
     stalls: int
@@ -115,6 +117,7 @@ def figures(evidence: Evidence, found: Sequence[Breach]) -> Figures:
         false_deaths=sum(breach.number == "I13" for breach in found),
         replies_lost=dict(replies),
         writes_without_room=evidence.server_log.count("No space left on device"),
+        works_again_s=list(_works_again(evidence, [deed.at for deed in starts])),
         quiet_after_s=None if course.quiet is None else course.quiet - course.healed,
         farewell_s=course.longest_farewell_s,
         stalls=len(course.stalls),
@@ -123,6 +126,14 @@ def figures(evidence: Evidence, found: Sequence[Breach]) -> Figures:
             for life in evidence.lives
         ),
     )
+
+
+def _works_again(evidence: Evidence, starts: Sequence[float]) -> Iterator[float]:
+    """L6: how long after the database came back the next code began."""
+    for fault in evidence.faults:
+        back = fault.ended if fault.kind is Kind.RESTART_DATABASE else None
+        if back is not None and (after := [at for at in starts if at >= back]):
+            yield min(after) - back
 
 
 def _distinct(refusals: Sequence[Refusal]) -> list[Refusal]:

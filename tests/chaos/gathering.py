@@ -111,7 +111,7 @@ class _Tables:
         query = "select subject, at from {schema}.witness where what = 'beat' order by at"
         for supervisor_id, at in self.read(lambda subject, at: (subject, at), query):
             found[supervisor_id].append(at)
-        return found
+        return dict(found)
 
 
 def _sends(folder: Path) -> Sends:

@@ -58,6 +58,8 @@ def _totals(figures: Figures) -> Iterator[str]:
     yield f"refused late attempts: {figures.refused}; false deaths: {figures.false_deaths}"
     yield f"replies lost after COMMIT: {replies or 'none'}"
     yield f"writes without room on the disk: {figures.writes_without_room}"
+    again = ", ".join(f"{seconds:.2f} s" for seconds in figures.works_again_s)
+    yield f"from the database's return to the next start of code: {again or 'no return'}"
     quiet = "never" if figures.quiet_after_s is None else f"after {figures.quiet_after_s:.1f} s"
     yield f"quiet {quiet}; longest farewell {figures.farewell_s:.1f} s"
     yield f"the machine stood still {figures.stalls} times; {figures.ended_by_themselves} trees met no database when they started"

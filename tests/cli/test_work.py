@@ -152,7 +152,10 @@ def test_task_functions_and_queues_are_paused_and_resumed(
     everbeat("send", "shop", "welcome", "user_id=1", "--wait").assert_code(0)
     answer = everbeat("tasks", "pause", "welcome", "--reason", "the mail server rests").assert_code(0)
     assert "task welcome is paused since" in answer.out
-    assert everbeat("queues", "pause", "default", "--json").assert_code(0).document["pauses"][0]["kind"] == "queue"
+    assert (
+        everbeat("queues", "pause", "default", "--json").assert_code(0).document["pauses"][0]["kind"]
+        == "queue"
+    )
     listed = everbeat("tasks", "pauses").assert_code(0).out
     assert "the mail server rests" in listed
     (queue, task) = everbeat("tasks", "pauses", "--json").assert_code(0).document["pauses"]

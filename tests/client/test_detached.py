@@ -78,7 +78,7 @@ def test_a_commit_refuses_what_is_no_connection() -> None:
 
 
 def store_on(thing: object) -> None:
-    @app.task(name=f"on {type(thing).__name__}")
+    @app.task(name=f"on_{type(thing).__name__}")
     def work(ctx: Context) -> None:
         with ctx.commit(thing):
             pass

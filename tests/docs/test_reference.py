@@ -154,7 +154,7 @@ class TestTasks:
             "message",
         }  # type: ignore[union-attr]
         public = {name for name in dir(Context) if not name.startswith("_")}
-        assert names == public - {"backend", "current", "current_or_none", "detached", "entered"}
+        assert names == public - {"backend", "current", "current_or_none", "detached", "entered", "work"}
 
 
 class TestLifeCycle:  # B1

@@ -76,7 +76,7 @@ def test_fail_with_backoff_never_fails_code_that_had_not_started() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"run_at": datetime(2030, 1, 1)}, "time zone"),
+        ({"run_at": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001 - that is the mistake
         ({"run_at": "soon"}, "must be a timedelta or a datetime"),
         ({"run_at": timedelta(seconds=-1)}, "must not be negative"),
         ({"run_at": NOON, "attempts": -1}, "0 to 32,767"),

@@ -173,8 +173,10 @@ async def test_what_an_ended_worker_holds_is_swept_though_its_supervisor_lives(
             "update {}.workers set ended_at = now() - interval '6 minutes' where ended_at is not null"
         ).format(sql.Identifier(hands.target.schema))
     )
-    onlooker.beat("s1")
-    assert (await swept(onlooker)).worker_ids == ("w1",)
+    session = onlooker.session
+    onlooker.session = Interrupted(session, "task/recover", lambda: onlooker.beat("s1"))  # type: ignore[assignment]
+    assert (await swept(onlooker)).worker_ids == ("w1",), "beats of its supervisor do not speak for it"
+    onlooker.session = session
     assert hands.row(running.id, "error -> 'data' ->> 'cause'") == "killed by SIGKILL"
 
 

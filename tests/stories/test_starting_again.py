@@ -43,14 +43,18 @@ class TestOnTheSameMachine:
         assert Path(file).exists()
         doomed.kill()
         began = time.monotonic()
-        stage.start_tree()
+        successor = stage.ready_tree()
         for each in (task, in_process):
             stage.until(lambda each=each: stage.recoveries(each.id), within=3 * SLACK, what="recovered")
         print(f"recovered after the restart: {time.monotonic() - began:.2f} s")
+        registered = supervisor(stage, successor)["started_at"]
         for each in (task, in_process):
             (recovery,) = stage.recoveries(each.id)
             assert (recovery["noticed_by"], recovery["action"]) == ("startup", "retry")
             assert "lock file is free" in recovery["cause"]
+            took = (recovery["noticed_at"] - registered).total_seconds()
+            print(f"after the successor had registered: {took:.2f} s")
+            assert took < 2.0 * SLACK, "the rest of the three seconds is for Python to start"
         stage.open_gate("a")
         assert [each.result(timeout=20) for each in (task, in_process)] == ["done", "done"]
         stage.until(lambda: not Path(file).exists(), within=5, what="the file of the dead is removed")
@@ -152,7 +156,7 @@ class TestSlots:
         )
         self.wait_for_a_calm_server(stage)
         doomed.kill()
-        stage.start_tree(options=("--slot", "web-0"))
+        stage.ready_tree(options=("--slot", "web-0"))
         stage.until(
             lambda: stage.recoveries(task.id), within=3 * SLACK, what="recovered by the slot's next bearer"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID, uuid4
@@ -11,13 +11,23 @@ from everbeat import (
     AsyncTask,
     Call,
     Completed,
+    Completion,
     Context,
+    Default,
     Failed,
+    FailWithBackoff,
     Handle,
+    Pause,
+    RecoveryContext,
+    Reschedule,
     RetryPolicy,
+    Skip,
+    SweepResult,
+    SweepSummary,
     SyncTask,
     Task,
     TaskError,
+    TaskState,
 )
 from tests.typing.declared import (
     Payment,
@@ -139,6 +149,67 @@ def inside_a_task() -> None:
     context.check_cancelled()
 
 
+def partial_work(context: Context) -> None:
+    context.checkpoint({"page": 3, "when": datetime.now(UTC)})
+    for frame in context.resume("frame", range(1000)):
+        assert_type(frame, int)
+    for word in context.resume("word", ["a"]):
+        assert_type(word, str)
+    with context.commit(object()) as completion:
+        assert_type(completion, Completion)
+        completion.result = Receipt(1)
+    print(context.last_checkpoint["page"])
+
+
+async def partial_work_on_a_loop(context: Context, pages: AsyncIterator[bytes]) -> None:
+    await context.acheckpoint([1, 2])
+    async for item in context.aresume("item", ["a"]):
+        assert_type(item, str)
+    async for page in context.aresume("page", pages):
+        assert_type(page, bytes)
+    async with context.commit(object()) as completion:
+        completion.result = None
+
+
 def keeps_its_kind(one: SyncTask[[int], int], other: AsyncTask[[int], int]) -> None:
     assert_type(one.with_options(priority=1), SyncTask[[int], int])
     assert_type(other.with_options(priority=1), AsyncTask[[int], int])
+
+
+@app.on_recovery
+def decide(context: RecoveryContext) -> Reschedule | Skip:
+    return Skip() if context.flags.get("by_hand") else Reschedule(timedelta(minutes=1), attempts=0)
+
+
+@app.on_recovery(task="render")
+async def decide_render(context: RecoveryContext) -> FailWithBackoff | Default:
+    return Default() if context.state is TaskState.CLAIMED else FailWithBackoff()
+
+
+@app.on_interrupted
+async def interrupted(context: RecoveryContext) -> None:
+    print(context.previous_worker_id)
+
+
+@app.on_recovered
+def recovered(summary: SweepSummary) -> None:
+    print(summary.recovered_count)
+
+
+def operating() -> None:
+    assert_type(decide(context_of()), Reschedule | Skip)
+    assert_type(app.sweep_stale_workers(dry_run=True), SweepResult)
+    assert_type(app.release_workers(["web-1"]), SweepResult)
+    assert_type(app.pause_task("render", reason="a bad deploy"), Pause)
+    assert_type(app.resume_queue("mail"), Pause)
+    assert_type(app.list_pauses(), list[Pause])
+
+
+async def operating_on_a_loop() -> None:
+    assert_type(await decide_render(context_of()), FailWithBackoff | Default)
+    assert_type(await app.arelease_workers(["web-1"]), SweepResult)
+    assert_type(await app.apause_queue("mail"), Pause)
+
+
+def context_of() -> RecoveryContext:
+    raise NotImplementedError

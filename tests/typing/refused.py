@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import uuid4
 
-from everbeat import Completed, Context, Failed, RetryPolicy, Task
+from everbeat import Completed, Context, Failed, RecoveryContext, Reschedule, RetryPolicy, Skip, Task
 from tests.typing.declared import (
     app,
     context_async,
@@ -72,3 +72,35 @@ def frozen(context: Context, completed: Completed[int], failed: Failed) -> None:
 def exact(task: Task[[int], str]) -> None:
     other: Task[[str], str] = task  # mistake 33: other parameters
     print(other)
+
+
+async def partial_work(context: Context) -> None:
+    context.resume(range(3), "frame")  # mistake 34: the name comes first
+    for _ in context.resume("frame", 3):  # mistake 35: a number is no items
+        pass
+    async for _ in context.resume("item", [1]):  # mistake 36: a blocking loop
+        pass
+    for _ in context.aresume("page", [1]):  # mistake 37: an async loop
+        pass
+    context.last_checkpoint = 1  # mistake 38: it is read, checkpoint() writes it
+    context.acheckpoint()  # mistake 39: nothing to store
+    with context.commit():  # mistake 40: no connection
+        pass
+    with context.commit(object()) as completion:
+        completion.value = 1  # mistake 41: misspelt
+
+
+@app.on_recovery  # mistake 42: a str is no answer
+def wrong_answer(context: RecoveryContext) -> str:
+    return "skip"
+
+
+@app.on_recovery(task=3)  # mistake 43: a task is named by its name
+def wrong_scope(context: RecoveryContext) -> Skip:
+    return Skip()
+
+
+def operating() -> None:
+    Reschedule(3)  # mistake 44: a number is no moment
+    app.release_workers([1])  # mistake 45: workers have names
+    app.resume_task("render", reason="fixed")  # mistake 46: a resume has no reason

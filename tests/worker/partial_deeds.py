@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 from everbeat.domain.context import Context
 from everbeat.domain.retry import RetryPolicy
@@ -289,7 +290,7 @@ def commit_wrong_result(ctx: Context, url: str, result: Any) -> int:
 @task()
 def commit_joined_session(ctx: Context, url: str, schema: str) -> None:
     """The session's commit() leaves the transaction to the outer connection."""
-    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url))
+    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=NullPool)
     with (
         engine.connect() as connection,
         connection.begin(),
@@ -306,3 +307,24 @@ def trail_in_thread(ctx: Context, url: str) -> None:
     while not ctx.cancelled:
         time.sleep(0.01)  # polling is what sync code can do
     gate.journal.append(f"told in {threading.current_thread().name}")
+
+
+@task()
+def end_inside(ctx: Context, url: str, schema: str, how: str) -> None:
+    """Ends the block's transaction by hand."""
+    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=NullPool)
+    with Session(engine) as session, ctx.commit(session):
+        session.execute(text(f"insert into \"{schema}\".user_rows values ('inside')"))
+        getattr(session, how)()
+
+
+@task()
+async def commit_in_a_hurry(ctx: Context, url: str, schema: str) -> None:
+    """Cancels itself in the midst of its COMMIT, which takes longer than it will wait."""
+    async with (
+        await psycopg.AsyncConnection.connect(url) as connection,
+        asyncio.timeout(0.5),
+        ctx.commit(connection),
+    ):
+        await connection.execute(f'insert into "{schema}".user_rows values (%s)', ["slow"])
+    gate.journal.append("not reached")

@@ -73,7 +73,9 @@ def test_code_that_blocks_its_loop_and_says_nothing_is_recovered_by_its_supervis
         assert party.workers() == [pid], "it is not killed for that"
     assert [each["outcome"] for each in stand.attempts(task)] == ["FAILED"]
     assert stand.task(task) == row, "the late result changes nothing"
-    assert [each["noticed_by"] for each in stand.query("select noticed_by from {schema}.recoveries")] == ["progress"]
+    assert [each["noticed_by"] for each in stand.query("select noticed_by from {schema}.recoveries")] == [
+        "progress"
+    ]
 
 
 def test_a_process_that_reaches_no_database_is_replaced(stand: Stand, log: Path) -> None:

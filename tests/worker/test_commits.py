@@ -17,6 +17,7 @@ from everbeat.errors import CommitRefused
 from everbeat.runtime.events import LeasesLost, ZombieRefused
 from everbeat.store import migrations
 from everbeat.store.target import Target
+from everbeat.worker.protocol import Lost
 from tests.worker import partial_deeds
 from tests.worker.deeds import DEFINITIONS, gate
 from tests.worker.proxy import Proxy
@@ -41,6 +42,25 @@ class Shop:
     def send(self, name: str, how: str = "", *, url: str | None = None) -> UUID:
         target = self.stand.target
         return self.stand.send(name, url=url or target.url, schema=target.schema, how=how)
+
+    def linger(self, word: str, *, seconds: float) -> None:
+        """A check at the end of the transaction waits where a test can interfere: in the midst of COMMIT."""
+        schema = self.stand.target.schema
+        self.stand.connection.execute(
+            f"""create function "{schema}".linger() returns trigger language plpgsql as $$
+                begin if new.word = '{word}' then perform pg_sleep({seconds}); end if; return null; end $$"""  # type: ignore[call-overload]
+        )
+        self.stand.connection.execute(
+            f"""create constraint trigger linger after insert on "{schema}".user_rows deferrable initially deferred
+                for each row execute function "{schema}".linger()"""  # type: ignore[call-overload]
+        )
+
+    def is_committing(self) -> bool:
+        """Whether a COMMIT of somebody is under way."""
+        return (
+            self.stand.query("select 1 from pg_stat_activity where query = 'COMMIT' and state = 'active'")
+            != []
+        )
 
     async def ended(self, running: Running, task_id: UUID) -> dict[str, Any]:
         await running.until(lambda: self.stand.task(task_id)["state"] in ("COMPLETED", "FAILED", "CANCELLED"))
@@ -161,6 +181,53 @@ async def test_a_commit_that_does_not_commit_is_found_out(shop: Shop) -> None:
     assert shop.rows == []
 
 
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+async def test_a_transaction_that_is_ended_inside_the_block_completes_nothing(shop: Shop, how: str) -> None:
+    target = shop.stand.target
+    async with shop.stand.worker() as running:
+        sent = shop.stand.send("end_inside", url=target.url, schema=target.schema, how=how)
+        row = await shop.ended(running, sent)
+    assert row["state"] == "FAILED"
+    assert "was ended inside its block" in row["error"]["message"]
+
+
+class TestWhileItCommits:
+    """What is heard meanwhile waits for the outcome."""
+
+    @pytest.mark.parametrize("name", ["commit_async", "commit_in_thread", "commit_in_process"])
+    @pytest.mark.parametrize("heard", ["lost", "cancelled", "timed_out", "shutting_down"])
+    async def test_a_commit_that_lands_outranks_it(self, shop: Shop, name: str, heard: Any) -> None:  # G4
+        shop.linger("1", seconds=1.5)
+        async with shop.stand.worker(task_process_argv=PROGRAM) as running:
+            task_id = shop.send(name, "landed")
+            await running.until(shop.is_committing)
+            attempt = running.attempt(task_id)
+            if heard == "lost":
+                running.worker.obey(Lost([attempt.lease]))
+            else:
+                running.worker._conductor.stop(attempt, heard)
+            row = await shop.ended(running, task_id)
+            await running.until(
+                lambda: attempt not in running.worker._conductor.trailing and attempt.is_committed
+            )
+        assert (row["state"], row["result"]) == ("COMPLETED", "landed")
+        assert shop.rows == ["1"]
+        assert running.of(LeasesLost) == []
+        assert [event.state for event in running.finishes()] == ["COMPLETED"]
+        assert running.crashes == []
+
+    async def test_code_that_cancels_itself_in_its_commit_has_committed(self, shop: Shop) -> None:
+        target = shop.stand.target
+        shop.linger("slow", seconds=1.5)
+        async with shop.stand.worker() as running:
+            task_id = shop.stand.send("commit_in_a_hurry", url=target.url, schema=target.schema)
+            row = await shop.ended(running, task_id)
+            await running.until(lambda: running.worker._executors["async"].occupied == 0)
+        assert row["state"] == "COMPLETED"
+        assert shop.rows == ["slow"]
+        assert gate.journal == []
+
+
 class TestElsewhere:  # bad input: a commit on a connection to another database
     async def test_a_database_without_everbeat(self, shop: Shop, other_database: str) -> None:
         async with shop.stand.worker() as running:
@@ -208,28 +275,12 @@ class TestCommitUnknown:  # L: the reply of a COMMIT is lost
         assert shop.rows == ["1"]
 
     async def test_a_commit_that_was_ended_by_the_server_has_not_happened(self, shop: Shop) -> None:
-        stand, schema = shop.stand, shop.stand.target.schema
-        # A check at the end of the transaction waits where a test can end the session: in the midst of COMMIT.
-        stand.connection.execute(
-            f"""create function "{schema}".linger() returns trigger language plpgsql as $$
-                begin if new.word = '1' then perform pg_sleep(30); end if; return null; end $$"""  # type: ignore[call-overload]
-        )
-        stand.connection.execute(
-            f"""create constraint trigger linger after insert on "{schema}".user_rows deferrable initially deferred
-                for each row execute function "{schema}".linger()"""  # type: ignore[call-overload]
-        )
+        stand = shop.stand
+        shop.linger("1", seconds=30)
         async with stand.worker() as running:
             task_id = shop.send("commit_async", "ended")
-            attempt_is_committing = lambda: running.attempt(task_id).is_committing  # noqa: E731
-            await running.until(lambda: gate.journal == ["in the block"])
-            await running.until(attempt_is_committing)
+            await running.until(shop.is_committing)
             running.worker._conductor.stop(running.attempt(task_id), "cancelled")
-            await running.until(
-                lambda: (
-                    stand.query("select 1 from pg_stat_activity where query = 'COMMIT' and state = 'active'")
-                    != []
-                )
-            )
             stand.query("select pg_terminate_backend(pid) from pg_stat_activity where query = 'COMMIT'")
             row = await shop.ended(running, task_id)
         # The cancel was held back while the outcome was open, and then done.

@@ -64,16 +64,21 @@ async def test_beats_resume_and_nobody_is_declared_dead(hands: Hands) -> None:  
 
 
 @pytest.mark.parametrize("times", [3])
-async def test_sessions_that_are_terminated_again_and_again_are_opened_again(hands: Hands, times: int) -> None:  # F10
+async def test_sessions_that_are_terminated_again_and_again_are_opened_again(
+    hands: Hands, times: int
+) -> None:  # F10
     running = hands.running()
     household = make(hands.target)
     await household.move_in()
-    for _ in range(times):
+    for number in range(times):
+        before = household.supervision.disturbances
         hands.connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s",
             [f"{household.supervision.session_name} supervisor"],
         )
-        await household.ears.next(Beaten)
+        await until(lambda: household.supervision.disturbances > before)  # noqa: B023 - awaited in this very turn
+        household.ears.heard.clear()
+        assert await household.ears.next(Beaten), f"after loss {number}"
     hands.run(workers.end_supervisor("s1", how="session"))
     await until(lambda: hands.row(running.id, "state") == "FAILED")
     await household.supervision.close()

@@ -133,7 +133,7 @@ async def test_one_that_does_not_answer_is_replaced_once(line: Line) -> None:
     deaf = await line.child("deaf", deaf=True)
     deaf.heard_at += 10  # the one that was heard of last is asked first
     asked = context()
-    line.line._timeout_s = -0.8  # noqa: SLF001 - with a second on the way: the test need not wait for it
+    line.line._timeout_s = -0.8  # a second on the way comes on top: the test need not wait longer
     assert await line.line.decide([asked]) == {asked.task_id: Skip()}
     assert line.asked == ["deaf", "willing"]
     assert line.problems() == []
@@ -142,7 +142,7 @@ async def test_one_that_does_not_answer_is_replaced_once(line: Line) -> None:
 async def test_when_nobody_answers_it_is_default_and_reported(line: Line) -> None:
     for name in ("one", "two", "three"):
         await line.child(name, deaf=True)
-    line.line._timeout_s = -0.8  # noqa: SLF001 - as above
+    line.line._timeout_s = -0.8  # a second on the way comes on top: the test need not wait longer
     asked = context()
     assert await line.line.decide([asked]) == {}
     assert len(line.asked) == 2
@@ -172,7 +172,7 @@ async def test_after_a_death_while_it_was_asked_nobody_else_is_asked_for_a_minut
     await line.child("other", answering(lambda _: Skip()))
     doomed = await line.child("doomed", deaf=True)
     doomed.heard_at += 10
-    line.line._timeout_s = 20.0  # noqa: SLF001 - it ends before
+    line.line._timeout_s = 20.0  # a second on the way comes on top: the test need not wait longer
     answer = asyncio.ensure_future(line.line.decide([context()]))
     while line.asked != ["doomed"]:
         await asyncio.sleep(0.001)  # the question is on its way

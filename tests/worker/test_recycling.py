@@ -40,7 +40,9 @@ def test_three_generations_share_the_work_and_lose_none_of_it(stand: Stand, log:
         leave(party)
     pids = [stand.task(task)["result"] for task in tasks]
     assert len(set(pids)) >= 3
-    assert max(pids.count(pid) for pid in pids) <= 10 + 1, "a limit may be passed by what starts with the last one"
+    assert max(pids.count(pid) for pid in pids) <= 10 + 1, (
+        "a limit may be passed by what starts with the last one"
+    )
     assert {len(stand.attempts(task)) for task in tasks} == {1}
     assert stand.query("select * from {schema}.recoveries") == []
     assert {row["ended_how"] for row in stand.query("select ended_how from {schema}.workers")} == {"left"}

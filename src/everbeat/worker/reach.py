@@ -46,26 +46,35 @@ class Reach:
         self._session_name = session_name
         self._table = table
         self._clock = clock
-        self._answered_at = clock.monotonic()
+        self._answered_at = self._looked_at = clock.monotonic()
+        self._in_vain_s = 0.0
 
     def cut_off_s(self) -> float:
-        """For how long an outcome has waited without any answer of the database; 0 while none waits."""
+        """For how long an outcome has waited while questions went unanswered; 0 while none waits.
+
+        Time in which nothing was asked does not count: the process was frozen, or its loop blocked.
+        """
         since = self._oldest()
-        return 0.0 if since is None else self._clock.monotonic() - max(since, self._answered_at)
+        waited_s = 0.0 if since is None else self._clock.monotonic() - max(since, self._answered_at)
+        return min(waited_s, self._in_vain_s)
 
     async def tick(self) -> float | None:
         """Ask, if an outcome has waited for an interval."""
         since, now = self._oldest(), self._clock.monotonic()
+        looked_at, self._looked_at = self._looked_at, now
         if since is None or now - since < self.interval_s:
+            self._in_vain_s = 0.0
             return None
         session = Session(self._target, self._session_name(), reply_timeout_s=self.interval_s)
         try:
             await session.run(check_leases([]), patience_s=_ONE_TRY)
             self._answered_at = self._clock.monotonic()
+            self._in_vain_s = 0.0
         except (DatabaseError, OSError):
-            pass  # the next one asks again
+            self._in_vain_s += min(self._clock.monotonic() - looked_at, 2 * self.interval_s)
         finally:
             await session.drop()
+        self._looked_at = self._clock.monotonic()
         return None
 
     def _oldest(self) -> float | None:

@@ -5,6 +5,7 @@ What lives here: each verb of a lease with the answer it must get. What may not:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
@@ -30,9 +31,12 @@ class Deeds:
 
     stage: Stage
     ledger: Ledger
+    tally: Counter[str]
 
     def perform(self, grant: Grant, verb: str, fate: Fate = "answered") -> None:
         """One deed of whoever remembers this claim; asserts the answer."""
+        self.tally[f"{verb} by a {'holder' if self.ledger.holds(grant) else 'zombie'}"] += 1
+        self.tally[fate] += 1
         match verb:
             case "start":
                 self._start(grant, fate)

@@ -58,9 +58,9 @@ def become_a_parent() -> None:
 
 
 def start_a_stranger() -> None:
-    """Start a program of its own, as user code does, and report its pid."""
+    """Start a program of its own, as careless user code does, and report its pid."""
     channel = BlockingChannel(adopt_channel(), messages=Message)
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
     channel.send(Say(str(stranger.pid)))
     channel.receive()
     os._exit(3)

@@ -1,0 +1,104 @@
+"""Chaos itself: a short run is part of the suite, a long one of the long suite; and a run notices a queue that breaks its promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.director import ROOT
+from tests.chaos.plan import Kind
+
+pytestmark = [
+    pytest.mark.story,
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="chaos freezes processes and shifts clocks as Linux does"
+    ),
+]
+
+PACKAGE = ROOT / "src" / "everbeat"
+FENCE = "where t.claim_id = a.claim_id and t.state = 'RUNNING'"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run and what it said."""
+
+    code: int
+    said: str
+    report: dict[str, Any]
+
+    @property
+    def injected(self) -> set[str]:
+        return {kind for kind, line in self.report["figures"]["lines"].items() if line["injected"]}
+
+
+def run_chaos(folder: Path, *options: str, within_s: float) -> Ran:
+    report = folder / "report.json"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.chaos",
+        "--report",
+        str(report),
+        "--failed",
+        str(folder / "failed"),
+        *options,
+    ]
+    environment = os.environ | {"TMPDIR": str(folder)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=within_s
+    )
+    said = done.stdout + done.stderr
+    print(said)
+    return Ran(done.returncode, said, json.loads(report.read_text()) if report.exists() else {})
+
+
+@pytest.mark.timeout(420)
+def test_a_short_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
+    ran = run_chaos(tmp_path, "--seed", "2", "--seconds", "15", within_s=400)
+    assert ran.code == 0, ran.said[-4_000:]
+    left_out = {Kind(text.split(":")[0]) for text in ran.report["skipped"]}
+    assert set(Kind) - left_out <= ran.injected
+    assert ran.report["figures"]["refused"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2_400)
+def test_a_long_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
+    seed, seconds = os.environ.get("CHAOS_SEED", "1"), os.environ.get("CHAOS_SECONDS", "600")
+    ran = run_chaos(tmp_path, "--seed", seed, "--seconds", seconds, within_s=float(seconds) + 600)
+    assert ran.code == 0, ran.said[-4_000:]
+    assert ran.injected >= set(Kind) - {Kind.FILL_DISK, Kind.SHIFT_CLOCK}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_run_without_faults_is_empty(tmp_path: Path) -> None:
+    ran = run_chaos(tmp_path, "--seed", "1", "--seconds", "5", "--only", "delay", within_s=300)
+    assert ran.code == 2, ran.said[-4_000:]
+    assert "EMPTY: seed 1: no attempt was lost" in ran.said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_workers_without_a_fence_are_caught(tmp_path: Path) -> None:  # mutant: guarded by state only
+    shutil.copytree(PACKAGE, tmp_path / "everbeat", ignore=shutil.ignore_patterns("__pycache__"))
+    settle = tmp_path / "everbeat" / "sql" / "task" / "settle.sql"
+    text = settle.read_text()
+    assert FENCE in text
+    settle.write_text(text.replace(FENCE, "where t.state = 'RUNNING'"))
+    options = ["--seed", "2", "--seconds", "15", "--only", "freeze_tree", "--source", str(tmp_path)]
+    ran = run_chaos(tmp_path, *options, within_s=400)
+    assert ran.code == 1, ran.said[-4_000:]
+    assert {breach["number"] for breach in ran.report["breaches"]} & {"I7", "I8", "I10", "I11", "I12"}
+    # The plan is kept, and the fence is what it lacked: the same plan holds with it.
+    (kept,) = (tmp_path / "failed").iterdir()
+    assert run_chaos(tmp_path, "--replay", str(kept), within_s=400).code == 0
