@@ -6,8 +6,6 @@ What lives here: the order of things. What may not: judging.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,14 +24,16 @@ from tests.chaos.evidence import Course
 from tests.chaos.faults import FaultLog, NoVictim, Scene, injected
 from tests.chaos.line import Lines
 from tests.chaos.plan import Fault, Plan
+from tests.chaos.producers import ROOT, Producers
 from tests.chaos.trees import Tree, left_behind
 from tests.chaos.witness import install_witness
 from tests.invariants import install_audit
 
-ROOT: Final = Path(__file__).parents[2]
 SCHEMA: Final = "chaos"
-QUIET_WITHIN_S: Final = 90.0
+QUIET_WITHIN_S: Final = 300.0
 """So long may the last task take after the last fault was healed."""
+STUCK_AFTER_S: Final = 45.0
+"""When nothing has begun or ended for so long, nothing will."""
 
 _READY_WITHIN_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.1
@@ -57,12 +57,12 @@ class Director:
         self._log = FaultLog(folder / "faults.jsonl")
         self._skipped: list[str] = []
         self._stalls: list[tuple[float, float]] = []
-        self._producers: list[subprocess.Popen[bytes]] = []
         self._lines = Lines()
         self._cluster = Cluster(folder, seconds=plan.seconds)
         self._prepare_schema()
         # Made before any thread shifts the clock: environments are copied from this one.
         environment = self._environment()
+        self._producers = Producers(plan, folder, environment=environment)
         self._trees = [
             Tree(number, line=self._lines.open(self._cluster.url), environment=environment, folder=folder)
             for number in range(plan.trees)
@@ -97,7 +97,7 @@ class Director:
         self._await(self._all_ready, _READY_WITHIN_S, "the trees to register")
         ready = boot_s()
         self._say(f"{len(self._trees)} trees are ready after {ready - began:.1f} s")
-        self._start_producers()
+        self._producers.start(url=self._scene.producers_line.url)
         self._await(self._all_at_work, _READY_WITHIN_S, "all trees to be at work")
         self._play()
         healed = boot_s()
@@ -125,7 +125,7 @@ class Director:
     def close(self) -> None:
         """Ends whatever it started, however it went."""
         self._over.set()
-        self._stop_producers()
+        self._producers.stop()
         for tree in self._trees:
             with suppress(Exception):  # each is tried, whatever became of the others
                 tree.kill_all()
@@ -162,35 +162,6 @@ class Director:
     def _all_at_work(self) -> bool:
         return self._count(sql.SQL(_AT_WORK).format(schema=sql.Identifier(SCHEMA))) >= self._plan.trees
 
-    def _start_producers(self) -> None:
-        for number in range(self._plan.producers):
-            log = self._folder / f"producer-{number}.jsonl"
-            rate = self._plan.sends_per_s / self._plan.producers
-            first = (number + 1) * 10_000_000
-            arguments = [str(log), str(self._plan.seed * 1_000 + number), str(rate), str(first)]
-            with (self._folder / f"producer-{number}.log").open("wb") as output:
-                producer = subprocess.Popen(
-                    [sys.executable, "-m", "tests.chaos.producer", *arguments],
-                    env=self._environment() | {"CHAOS_URL": self._scene.producers_line.url},
-                    cwd=ROOT,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            self._producers.append(producer)
-
-    def _stop_producers(self) -> None:
-        for producer in self._producers:
-            if producer.stdin is not None:
-                producer.stdin.close()
-        for producer in self._producers:
-            try:
-                producer.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                producer.kill()
-                producer.wait()
-
     def _play(self) -> None:
         began = time.monotonic()
         players = [
@@ -204,7 +175,7 @@ class Director:
         while time.monotonic() < began + self._plan.seconds or any(player.is_alive() for player in players):
             self._restart_the_ended()
             time.sleep(_LOOK_EVERY_S)  # what restarts services looks now and then
-        self._stop_producers()
+        self._producers.stop()
 
     def _play_one(self, fault: Fault, began: float) -> None:
         self._over.wait(began + fault.at_s - time.monotonic())
@@ -232,17 +203,18 @@ class Director:
         for tree in self._trees:
             tree.start()
         query = sql.SQL(_UNENDED).format(sql.Identifier(SCHEMA))
+        moved = _Movement(self._scene.effects)
 
-        def is_quiet() -> bool:
+        def is_over() -> bool:
             self._restart_the_ended()
-            return self._count(query) == 0
+            return self._count(query) == 0 or moved.stopped_s() > STUCK_AFTER_S
 
-        try:
-            self._await(is_quiet, QUIET_WITHIN_S, "the last task")
-        except TimeoutError as late:
-            self._say(str(late))
-            return None
-        return boot_s()
+        with suppress(TimeoutError):
+            self._await(is_over, QUIET_WITHIN_S, "the last task")
+        left = self._count(query)
+        if left:
+            self._say(f"{left} tasks have not ended, and nothing has moved for {moved.stopped_s():.0f} s")
+        return None if left else boot_s()
 
     def _count(self, query: sql.Composed) -> int:
         with self._cluster.connection() as connection:
@@ -268,6 +240,22 @@ class Director:
             if now - last > _STALL_S:
                 self._stalls.append((last, now))
             last = now
+
+
+class _Movement:
+    """Since when a file has not grown."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = -1
+        self._since = boot_s()
+
+    def stopped_s(self) -> float:
+        """Seconds since it was last seen to grow."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size != self._size:
+            self._size, self._since = size, boot_s()
+        return boot_s() - self._since
 
 
 def say_to(stream: TextIO) -> Callable[[str], None]:

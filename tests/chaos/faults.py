@@ -59,9 +59,10 @@ class Scene:
         """Processes of its tree, at a moment in which user code runs in the tree if one comes soon; raises NoVictim."""
         tree = self.tree(fault)
         give_up = boot_s() + _MOMENT_WITHIN_S
-        while not at_work(self.effects, {process.pid for process in tree.processes}) and boot_s() < give_up:
-            if self.over.wait(_LOOK_EVERY_S):
+        while boot_s() < give_up and not self.over.is_set():
+            if choose(tree) and at_work(self.effects, {process.pid for process in tree.processes}):
                 break
+            self.over.wait(_LOOK_EVERY_S)
         if found := choose(tree):
             return found
         raise NoVictim("no such process lived")

@@ -116,6 +116,9 @@ def test_a_death_behind_a_cut_or_a_kill_is_explained() -> None:
     run = sound()
     cut = with_faults(run, fault(0, Kind.CUT, 0, 110.0, 116.0))
     assert oracles.breaches(cut) == []
+    # The server came back in between; since then its silence was inflicted for long enough.
+    down = with_faults(cut, fault(0, Kind.CUT, 0, 111.2, 116.0), fault(1, Kind.FILL_DISK, None, 110.0, 111.0))
+    assert oracles.breaches(down) == []
     killed = replace(
         with_faults(run, fault(0, Kind.KILL_TREE, 0, 110.0, 116.0, pids=[101, 201])),
         lives=[replace(run.lives[0], ended=110.0, struck=True), run.lives[1]],

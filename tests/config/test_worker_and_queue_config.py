@@ -105,6 +105,17 @@ def test_the_queues_of_a_worker_are_checked_by_name() -> None:
     assert problems_of(WorkerConfig, queues=["a", "b", "a"]) == [("DUPLICATE", "queues")]
 
 
+@pytest.mark.parametrize("slot", [None, "web-0", "a.b_C", "x" * 63])
+def test_a_slot_is_named_like_a_queue(slot: str | None) -> None:
+    assert WorkerConfig(slot=slot).slot == slot
+    assert WorkerConfig.from_dict(WorkerConfig(slot=slot).to_dict()).slot == slot
+
+
+@pytest.mark.parametrize("slot", ["", "x" * 64, "web 0", "web/0", 0, "w\x00"])
+def test_another_slot_is_refused(slot: Any) -> None:
+    assert [name for _, name in problems_of(WorkerConfig, slot=slot)] == ["slot"]
+
+
 def test_a_worker_without_any_slot_is_refused_and_without_one_kind_is_warned_about() -> None:
     none = {"async_concurrency": 0, "thread_concurrency": 0, "process_concurrency": 0}
     assert problems_of(WorkerConfig, **none) == [("CONTRADICTION", "")]

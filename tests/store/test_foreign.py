@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from everbeat.errors import BlockingCallInLoop, CommitRefused
-from everbeat.store import partial_work
+from everbeat.store import partial_work, tasks
 from everbeat.store.foreign import Do, Plan, Run, Transaction, async_connection, sync_connection
 from everbeat.store.foreign_statement import named, numbered
 from everbeat.store.leases import Claimed, Settlement, settle
@@ -346,9 +346,7 @@ class TestCheckpoints:
             partial_work.record_checkpoint(claimed.id, claimed.claim_id, b'{"value": 1}', progress=None)
         )
         assert hands.settle(claimed, "FAILED", error=b'{"code": "X"}') == "FAILED"
-        hands.connection.execute(
-            compose("task/retry", hands.target.schema), {"id": claimed.id, "channel": hands.target.channel}
-        )
+        hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4()))
         (again,) = hands.claim()
         assert again.checkpoint == '{"value": 1}'
         hands.start(again)

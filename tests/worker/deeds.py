@@ -302,8 +302,8 @@ def hoard(megabytes: int) -> int:
 @task()
 async def break_the_process() -> int:
     """Ends every connection of this process to PostgreSQL, and lets it open no file any more."""
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as line:
+    for path in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as line:
             if ".s.PGSQL." in str(line.getpeername()):
                 line.shutdown(socket.SHUT_RDWR)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -271,6 +271,9 @@ class TestCommitUnknown:  # L: the reply of a COMMIT is lost
                 task_id = shop.send(name, "lost", url=proxy.target.url)
                 row = await shop.ended(running, task_id)
             assert proxy.lost == 1
+        # The code was told so, and went on as if nothing had been.
+        assert [event.state for event in running.finishes()] == ["COMPLETED"]
+        assert running.of(ZombieRefused) == []
         assert (row["state"], row["result"], row["retry_count"]) == ("COMPLETED", "lost", 0)
         assert shop.rows == ["1"]
 

@@ -31,6 +31,18 @@ def suspect(stand: Stand, name: str, args: dict[str, Any] | None = None, **optio
     return task_id
 
 
+def born_suspect(stand: Stand, name: str) -> UUID:
+    """A task that is under suspicion from the start, while workers look on."""
+    (row,) = stand.query(
+        """insert into {schema}.tasks (id, name, queue, args, suspect)
+           values (gen_random_uuid(), %s, 'default', '{{}}', true) returning id""",
+        name,
+    )
+    stand.query("select pg_notify(%s, 't:default')", stand.target.channel)
+    found: UUID = row["id"]
+    return found
+
+
 async def until_begun(running: Running, folder: Path, name: str = "it") -> int:
     """Wait for the code to say in which process it runs."""
     await running.until(lambda: (folder / name).exists() and (folder / name).read_text() != "")
@@ -102,13 +114,25 @@ async def test_no_more_suspects_at_once_than_processors_and_none_beyond_that_is_
 async def test_a_suspect_that_comes_later_is_found(stand: Stand) -> None:
     async with stand.worker(poll_interval="60s") as running:
         await running.finished(stand.send("double", x=1))
-        (task_id,) = stand.query(
-            """insert into {schema}.tasks (id, name, queue, args, suspect)
-               values (gen_random_uuid(), 'pid_of_thread', 'default', '{{}}', true) returning id"""
-        )
-        stand.query("select pg_notify(%s, 't:default')", stand.target.channel)
-        row = await running.finished(task_id["id"], timeout_s=20)
+        task_id = born_suspect(stand, "pid_of_thread")
+        row = await running.finished(task_id, timeout_s=20)
         assert row["result"][0] != os.getpid()
+
+
+async def test_an_idle_process_of_theirs_ends_and_a_later_suspect_gets_another(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everbeat.worker.equipment.SOLO_LINGER_S", 0.5)
+    first = suspect(stand, "pid_of_async")
+    kept = stand.send("process_pid")
+    async with stand.worker() as running:
+        row = await running.finished(first, kept)
+        pid = row["result"][0]
+        await running.until(lambda: not psutil.pid_exists(pid))
+        assert psutil.pid_exists(stand.task(kept)["result"][0]), "a task process of the other kind stays"
+        row = await running.finished(born_suspect(stand, "pid_of_thread"))
+        assert row["state"] == "COMPLETED"
+        assert row["result"][0] not in (pid, os.getpid())
 
 
 async def test_progress_is_stored(stand: Stand) -> None:

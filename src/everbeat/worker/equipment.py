@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from everbeat.worker.async_executor import AsyncExecutor
 from everbeat.worker.attempt import Attempt, LaneName, OnEnded
@@ -14,6 +15,9 @@ from everbeat.worker.plan import MODES, WorkerPlan
 from everbeat.worker.process_executor import ProcessExecutor
 from everbeat.worker.recycling import Limits, ProcessRecycled
 from everbeat.worker.thread_executor import ThreadExecutor
+
+SOLO_LINGER_S: Final = 60.0
+"""Suspects are rare: the processes they ran in do not stay for long."""
 
 _log = logging.getLogger("everbeat.worker")
 
@@ -43,6 +47,7 @@ def make_executors(
             on_progress=on_progress,
             limits=Limits.of(plan.config),
             on_recycled=on_recycled,
+            linger_s=SOLO_LINGER_S if lane == "solo" else None,
         )
 
     made: dict[LaneName, Executor] = {}

@@ -43,7 +43,7 @@ class ProcessExecutor:
     """Processes are started when attempts wait, up to `slots`, and kept warm.
 
     An attempt that is stopped costs its process, so that nothing of its code is left. `on_broken(reason)` is told when
-    a process ended before it was ready: no attempt was in it.
+    a process ended before it was ready: no attempt was in it. `linger_s`: how long an idle one is kept, None for ever.
     """
 
     mode: RunIn = "process"
@@ -61,8 +61,10 @@ class ProcessExecutor:
         on_progress: Callable[[Attempt], None],
         limits: Limits,
         on_recycled: Callable[[ProcessRecycled], None],
+        linger_s: float | None = None,
     ) -> None:
         self.slots = slots
+        self._linger_s = linger_s
         self._limits = limits
         self._on_recycled = on_recycled
         self._argv = tuple(argv)
@@ -171,7 +173,7 @@ class ProcessExecutor:
                 self._on_free()
         try:
             if is_ready and not self._closing:
-                self._idle.append(process)
+                self._rest(process)
                 self._on_free()
                 await self._listen(process)
             self._forget(process, await process.exit())
@@ -258,9 +260,20 @@ class ProcessExecutor:
         process.attempt = None
         del self._busy[attempt]
         if not self._is_recycled(process):
-            self._idle.append(process)
+            self._rest(process)
         self._on_ended(attempt, ended)
         self._on_free()
+
+    def _rest(self, process: TaskChild) -> None:
+        self._idle.append(process)
+        if self._linger_s is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._linger_s, self._end_if_unused, process, process.tasks)
+
+    def _end_if_unused(self, process: TaskChild, tasks: int) -> None:
+        if process in self._idle and process.tasks == tasks and not self._closing:
+            self._idle.remove(process)
+            process.retire()
 
     def _is_recycled(self, process: TaskChild) -> bool:
         """Whether it has reached a limit with this attempt; then it makes room for a fresh one, which is started at once."""

@@ -14,11 +14,11 @@ from everbeat.store.leases import Claimed
 TERMINAL = ("COMPLETED", "FAILED", "CANCELLED", "EXPIRED")
 Policy = Literal["fails", "crash_again", "listed"]
 POLICIES: dict[Policy, bytes] = {
-    "fails": b'{"max_crashes": 2, "max_losses": 3}',
-    "crash_again": b'{"on_crash": "retry", "max_crashes": 2, "max_losses": 3}',
+    "fails": b'{"max_crashes": 2, "max_losses": 2}',
+    "crash_again": b'{"on_crash": "retry", "max_crashes": 2, "max_losses": 2}',
     "listed": b'{"max_retries": 2, "intervals": [0], "retry_for": ["WORKER_CRASHED"], "max_crashes": 9, "max_losses": 9}',
 }
-CAPS: dict[Policy, tuple[int, int]] = {"fails": (2, 3), "crash_again": (2, 3), "listed": (9, 9)}
+CAPS: dict[Policy, tuple[int, int]] = {"fails": (2, 2), "crash_again": (2, 2), "listed": (9, 9)}
 
 
 @dataclass(eq=False)

@@ -26,10 +26,10 @@ from tests.protocol.stateful.stage import Stage
 
 T = TypeVar("T")
 
-THRESHOLD_S = 3.0
+THRESHOLD_S = 2.0
 CONFIG = RecoveryConfig(
     runner_heartbeat_interval_ms=1_000, claimer_heartbeat_interval_ms=1_000, check_interval_ms=1_000,
-    running_stale_threshold_ms=3_000, claimed_stale_threshold_ms=3_000, brake_after_crashes=None,
+    running_stale_threshold_ms=2_000, claimed_stale_threshold_ms=2_000, brake_after_crashes=None,
 )  # fmt: skip
 ME = ProcessIdentity.current()
 _ids = count(1)

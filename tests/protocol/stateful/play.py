@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from uuid import UUID, uuid4
 
+from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.store import leases, pauses, tasks, workers
 from tests.invariants import breaches
@@ -211,11 +212,18 @@ class Play:
                 if self.ledger.holds(grant):
                     self.deeds.perform(grant, "hand back")
 
-    def start_anew(self, tree: Tree, *, proves: bool) -> None:
-        """A dead tree's place is taken by a new one; `proves`: it looks who of its own machine is dead."""
+    def start_anew(self, tree: Tree, *, proves: bool, dies_after: int | None) -> None:
+        """A dead tree's place is taken by a new one. `proves`: it looks who of its own machine is dead; `dies_after`: and is
+        killed itself after so many statements."""
         tree.born()
         if proves:
-            self.let(tree.reconciliation.run())
+            self.stage.breaks_after = dies_after
+            try:
+                self.let(tree.reconciliation.run())
+            except DatabaseUnreachable:
+                tree.die()
+            self.stage.breaks_after = None
+            self._absorb(set())
 
     def bury(self, tree: Tree, *, code: bool, moment: str) -> None:
         buried = tree.worker_id
@@ -242,6 +250,19 @@ class Play:
         for _, grant in self.held():
             if grant.phase == "claimed":
                 self.deeds.perform(grant, "start")
+
+    def start_over(self) -> None:
+        """Whoever can gives up what it holds, at no cost or with a retry, and claims again."""
+        for tree, grant in self.held():
+            self.deeds.perform(grant, "release" if grant.phase == "claimed" else "fail and retry")
+            tree.held.remove(grant)
+        self.take_over()
+
+    def outage(self, seconds: int) -> None:
+        """The database is away for so long."""
+        self.stage.is_down = True
+        self.pass_time(seconds, beats_first=True, first=0)
+        self.stage.is_down = False
 
     def pass_time(self, seconds: int, *, beats_first: bool, first: int) -> None:
         """Everybody who is up beats and looks once a second; `first`: who begins."""

@@ -39,6 +39,8 @@ class Stage:
     is_down: bool = False
     meanwhile: Callable[[], None] | None = None
     """What happens right before the next act of a caretaker."""
+    breaks_after: int | None = None
+    """After how many more statements of caretakers none is answered any more: whoever asked is dead."""
 
     def __post_init__(self) -> None:
         self._texts: dict[str, bytes] = {}
@@ -60,8 +62,10 @@ class Stage:
 
     def act(self, statement: Statement[T]) -> T:
         """One statement of a caretaker."""
-        if self.is_down:
+        if self.is_down or self.breaks_after == 0:
             raise DatabaseUnreachable("The database is away.", fix="wait.")
+        if self.breaks_after is not None:
+            self.breaks_after -= 1
         if statement.name in ACTS and self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
@@ -74,9 +78,14 @@ class Stage:
 
     def empty(self) -> None:
         """Nothing has happened yet."""
-        self.is_down, self.meanwhile = False, None
+        self.is_down, self.meanwhile, self.breaks_after = False, None, None
         for one in EMPTY.split(";"):
             self.ask(one)
+
+    def make(self, mistakes: Mapping[str, tuple[str, str]]) -> None:
+        """From now on these mistakes are in the statements, and no others."""
+        self.mistakes = mistakes
+        self._texts.clear()
 
     def close(self) -> None:
         """Drops the schema."""
