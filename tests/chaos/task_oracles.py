@@ -81,10 +81,12 @@ def each_start_once_and_recorded(evidence: Evidence) -> Iterator[Breach]:
             yield Breach(
                 "I10", f"task {deed.task}: claim {deed.claim} ran as {deed}, and is recorded as {row}"
             )
+    lost = _lost(evidence)
     for task_id, starts in _by_task(_starts(evidence)).items():
         starts.sort(key=lambda deed: deed.at)
         for before, after in pairwise(starts):
-            if after.fence <= before.fence:
+            # Frozen between the commit of its start and its first line, lost code may begin late; its fence says so.
+            if after.fence <= before.fence and after.claim not in lost:
                 yield Breach("I4", f"task {task_id}: fence {after.fence} started after {before.fence}")
 
 
@@ -102,13 +104,14 @@ def the_winner_did_it(evidence: Evidence) -> Iterator[Breach]:
 
 
 def runs_overlap_only_after_a_loss(evidence: Evidence) -> Iterator[Breach]:
-    """I11: two runs of a task overlap only if the first was recorded as lost before, or while, the second began."""
-    lost = {row.claim_id for row in evidence.recoveries}
+    """I11: two runs of a task overlap only if the older one was recorded as lost."""
+    lost = _lost(evidence)
     ended = {deed.claim: deed.at for deed in evidence.deeds}
     for task_id, starts in _by_task(_starts(evidence)).items():
         starts.sort(key=lambda deed: deed.at)
         for before, after in pairwise(starts):
-            if ended[before.claim] > after.at and before.claim not in lost:
+            older = min(before, after, key=lambda deed: deed.fence)
+            if ended[before.claim] > after.at and older.claim not in lost:
                 yield Breach(
                     "I11",
                     f"task {task_id}: {after.claim} began before {before.claim} ended, which nobody lost",
@@ -133,7 +136,8 @@ def second_runs_are_explained(evidence: Evidence) -> Iterator[Breach]:
 def cancelled_stays_cancelled(evidence: Evidence) -> Iterator[Breach]:
     """I18: no code starts after a cancel that was acknowledged, and nothing but a success outlives one."""
     states = {task.id: task.state for task in evidence.tasks}
-    starts = _by_task(_starts(evidence))
+    lost = _lost(evidence)
+    starts = _by_task(deed for deed in _starts(evidence) if deed.claim not in lost)
     for task_id, (verdict, at) in evidence.sends.cancels.items():
         state = states.get(task_id)
         match verdict:
@@ -178,17 +182,17 @@ def steps_go_on_where_they_stopped(evidence: Evidence) -> Iterator[Breach]:
 
 def a_line_is_one_at_a_time(evidence: Evidence) -> Iterator[Breach]:
     """I24: tasks of a serial line do not run side by side but after a loss, and begin in the order they were sent."""
-    lost = {row.claim_id for row in evidence.recoveries}
+    lost = _lost(evidence)
     ended = {deed.claim: deed.at for deed in evidence.deeds}
     lines = {task.id: task for task in evidence.tasks if task.serial is not None}
     by_line = defaultdict[str | None, list[Deed]](list)
     for deed in sorted(_starts(evidence), key=lambda deed: deed.at):
-        if deed.task in lines:
+        if deed.task in lines and deed.claim not in lost:
             by_line[lines[deed.task].serial].append(deed)
     was_shifted = any(fault.kind is Kind.SHIFT_CLOCK for fault in evidence.faults)
     for serial, starts in by_line.items():
         for before, after in pairwise(starts):
-            if ended[before.claim] > after.at and before.claim not in lost:
+            if ended[before.claim] > after.at:
                 yield Breach("I24", f"{serial}: {after.task} began while {before.task} was running")
         # The order is that of the server's clock, and what was in doubt may arrive late.
         order = [lines[deed.task].number for deed in starts if deed.attempt == 1]
@@ -222,6 +226,11 @@ TASK_ORACLES: Final = (
     a_line_is_one_at_a_time,
     the_guilty_are_stopped,
 )
+
+
+def _lost(evidence: Evidence) -> set[str]:
+    """The claims that were recovered."""
+    return {row.claim_id for row in evidence.recoveries}
 
 
 def _starts(evidence: Evidence) -> list[Deed]:

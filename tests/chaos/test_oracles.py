@@ -28,6 +28,11 @@ def course(**other: object) -> Spoil:
     return lambda run: replace(run, course=replace(run.course, **other))
 
 
+def late(run: Evidence, at: float = 120.0) -> Evidence:
+    """The code of the first attempt of t1 begins late."""
+    return replace(run, deeds=[replace(one, at=at) if one.attempt == 1 else one for one in run.deeds])
+
+
 def beside(run: Evidence, *, number: int = 2, started: float = 109.5) -> Evidence:
     """t1 and another task are in one serial line, and the other one starts, too."""
     other = TaskRow(id="t2", name="lined", number=number, state="COMPLETED", attempt=1, serial="k")
@@ -49,7 +54,7 @@ SPOILT: list[tuple[str, str, Spoil]] = [
     ("I10", "started its code 2 times", deeds(deed("t1", 2, "start", 114.6))),
     ("I10", "no attempt is recorded", deeds(deed("t1", 3, "start", 118.0))),
     ("I10", "is recorded as", lambda run: replace(run, attempts=[run.attempts[0], replace(run.attempts[1], fence=9)])),
-    ("I4", "fence 1 started after 2", lambda run: replace(run, deeds=[replace(one, at=120.0) if one.attempt == 1 else one for one in run.deeds])),
+    ("I4", "fence 1 started after 2", lambda run: replace(late(run), recoveries=[])),
     ("I8", "its code did not", lambda run: replace(run, deeds=run.deeds[:2])),
     ("I11", "which nobody lost", lambda run: replace(run, deeds=[*run.deeds, deed("t1", 1, "end", 117.0)], recoveries=[])),
     ("P2", "nothing says why", lambda run: replace(run, attempts=[attempt("t1", 1, "FAILED"), run.attempts[1]])),
@@ -126,3 +131,8 @@ def test_a_death_behind_a_cut_or_a_kill_is_explained() -> None:
         recoveries=[recovery(noticed_by="session", at=111.7)],
     )
     assert oracles.breaches(killed) == []
+
+
+@pytest.mark.parametrize("at", [114.8, 120.0], ids=["beside its successor", "after it"])
+def test_lost_code_may_begin_late(at: float) -> None:
+    assert oracles.breaches(late(sound(), at)) == []

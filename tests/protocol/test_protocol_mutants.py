@@ -6,8 +6,6 @@ A mutant counts as caught only because the protocol as it is passes the same see
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,36 +39,38 @@ MUTANTS = [
     Mutant("settle by id alone", {"task/settle": (HELD, "where true")}),
     Mutant("settle by state", {"task/settle": (HELD, "where t.state = 'RUNNING'")}),
     # What a claim hands out is made of nothing but the worker's name: every guard by claim_id is then one by name.
-    Mutant("every guard by worker name", {"task/claim": ("gen_random_uuid()", "md5(%(worker_id)s)::uuid")}),
-    Mutant("a claim id without chance in it", {"task/claim": ("gen_random_uuid()", "md5(t.id::text || t.fence)::uuid")}),
+    Mutant("every guard by worker name", {"task/claim": ("gen_random_uuid()", "md5(%(worker_id)s)::uuid")}, seed=4),
+    Mutant("a claim id without chance in it", {"task/claim": ("gen_random_uuid()", "md5(t.id::text || t.fence)::uuid")}, seed=6),
     Mutant("an unfenced start", {"task/start": ("where t.claim_id = a.claim_id", "where true")}),
-    Mutant("an unfenced release", {"task/release": ("where t.claim_id = a.claim_id and", "where")}),
+    Mutant("an unfenced release", {"task/release": ("where t.claim_id = a.claim_id and", "where")}, seed=3),
     Mutant("unfenced progress", {"task/record_progress": ("and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null")}),
     Mutant("an unfenced checkpoint", {"task/record_checkpoint": ("and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null")}),
-    Mutant("a recovery without swap on the claim", {"task/recover": ("where t.claim_id = a.claim_id and t.state", "where t.state")}),
+    Mutant("a recovery without swap on the claim", {"task/recover": ("where t.claim_id = a.claim_id and t.state", "where t.state")}, seed=14),
     Mutant("a recovery without swap on the beat", {
         "task/recover": ("and s.beat_seq = %(holder_seq)s", "and %(holder_seq)s::bigint is not null"),
         "worker/end_supervisor": ("or s.beat_seq = %(beat_seq)s", "or true"),
-    }),
+    }, seed=5),
     Mutant("a cancel that a crash forgets", {"task/recover": ("when t.cancel_requested_at is not null then 'cancel'", "")}),
     Mutant("crashes that nobody counts", {
         "task/recover": ("crash_count = t.crash_count + (h.outcome is not distinct from 'CRASHED')::integer", "crash_count = t.crash_count"),
     }),
     Mutant("beats that echo the table", {
         "worker/beat": ("from lease l where not exists (select from held h", "from lease l where false and not exists (select from held h"),
-    }),
+    }, seed=5),
     Mutant("beats that name tasks, not claims", {
         "worker/beat": (
             "where not exists (select from lease l where l.claim_id = h.claim_id)",
             "where not exists (select from {schema}.tasks t where t.id = h.id and t.claim_id is not null)",
         ),
-    }),
-    Mutant("beats that revive the ended", {"worker/beat": ("and s.ended_at is null", "")}),
-    Mutant("claims by the buried", {"task/claim": ("and ended_at is null for key share", "for key share")}),
-    Mutant("sweeps that forget the ended", {"task/leases_of_ended": ("where l.ended_at is not null", "where false and l.ended_at is not null")}),
-    Mutant("no amnesty", part=(observer.Amnesty, "is_due", lambda *_, **__: False)),
-    Mutant("a start-up that goes by names", part=(startup, "finding_on", lambda *_, **__: Proven("its host has my name"))),
-    Mutant("no limit of crashes", part=(recovery, "is_exhausted", lambda *_, **__: False)),
+    }, seed=6),
+    Mutant("beats that revive the ended", {"worker/beat": ("and s.ended_at is null", "")}, seed=4),
+    Mutant("claims by the buried", {"task/claim": ("and ended_at is null for key share", "for key share")}, seed=54),
+    Mutant("sweeps that forget the ended", {
+        "task/leases_of_ended": ("where l.ended_at is not null", "where false and l.ended_at is not null"),
+    }, seed=17),
+    Mutant("no amnesty", part=(observer.Amnesty, "is_due", lambda *_, **__: False), seed=54),
+    Mutant("a start-up that goes by names", part=(startup, "finding_on", lambda *_, **__: Proven("its host has my name")), seed=6),
+    Mutant("no limit of crashes", part=(recovery, "is_exhausted", lambda *_, **__: False), seed=31),
 ]  # fmt: skip
 
 
@@ -100,6 +100,7 @@ def notices(stage: Stage, mutant: Mutant | None, seed: int) -> str | None:
     return None
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
 def test_a_mistake_is_noticed(mutant: Mutant, stage: Stage, clean: dict[int, bool]) -> None:
     """The seed beside the mutant noticed it when it was written; others are tried should the protocol have changed since."""
@@ -112,15 +113,3 @@ def test_a_mistake_is_noticed(mutant: Mutant, stage: Stage, clean: dict[int, boo
             clean[seed] = True
         return
     pytest.fail(f"nobody noticed: {mutant.why}")
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3_600)
-def test_no_storm_finds_anything_in_the_protocol_as_it_is(stage: Stage) -> None:
-    stage.make({})
-    tally: Counter[str] = Counter()
-    for seed in range(int(os.environ.get("EVERBEAT_TEST_STORMS", "1000"))):
-        tally += storm(stage, seed)
-    assert tally["given up"]
-    assert tally["recovered RUNNING"]
-    assert tally["complete by a zombie"]

@@ -14,9 +14,10 @@ from everbeat.store.target import Target
 from tests.protocol.stateful.deeds import VERBS
 from tests.protocol.stateful.machine import Machine
 from tests.protocol.stateful.stage import Stage
+from tests.protocol.stateful.storm import storm
 
 QUICK = settings(
-    max_examples=60, stateful_step_count=40, derandomize=True, deadline=None, database=None,
+    max_examples=50, stateful_step_count=30, derandomize=True, deadline=None, database=None,
     suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate, Phase.shrink),
 )  # fmt: skip
 LONG = settings(
@@ -49,12 +50,26 @@ def assert_not_empty(tally: Counter[str]) -> None:
     assert all(tally[what] for what in happened), f"too little happened: {dict(tally)}"
 
 
+@pytest.mark.timeout(400)
 def test_whatever_happens_the_promises_hold(stage: Stage) -> None:
     tally = play(stage, QUICK)
-    assert_not_empty(tally)
+    assert tally["recovered RUNNING"]
+    assert tally["complete by a zombie"]
+
+
+@pytest.mark.timeout(400)
+def test_no_storm_finds_a_broken_promise(stage: Stage) -> None:
+    assert_not_empty(sum((storm(stage, seed) for seed in range(30)), Counter()))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
 def test_whatever_happens_for_longer_the_promises_hold(stage: Stage) -> None:
     assert_not_empty(play(stage, LONG))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_600)
+def test_no_long_storm_finds_a_broken_promise(stage: Stage) -> None:
+    storms = int(os.environ.get("EVERBEAT_TEST_STORMS", "1000"))
+    assert_not_empty(sum((storm(stage, seed, steps=60) for seed in range(storms)), Counter()))

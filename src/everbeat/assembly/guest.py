@@ -225,9 +225,7 @@ class Minder:
             around=self._around,
             lock=take_tree_lock(),
             slot=blueprint.worker.slot,
-            hooks=local_hooks(
-                blueprint.hooks, self._recovery, around=self._around, loop=self._guest.loop
-            ),
+            hooks=local_hooks(blueprint.hooks, self._recovery, around=self._around, loop=self._guest.loop),
             on_fatal=self._guest.fail,
         )
         try:

@@ -51,9 +51,7 @@ def supervise(locator: str, *, overrides: Mapping[str, Any] | None = None) -> No
         recovery = RecoveryConfig.from_dict(hello.recovery)
         slot = WorkerConfig.from_dict(hello.worker).slot
         hooks.open(hello.hooks, timeout_s=recovery.hook_timeout_ms / 1_000)
-        return make_supervision(
-            opened[-1].target, recovery, around=around, lock=lock, slot=slot, hooks=hooks
-        )
+        return make_supervision(opened[-1].target, recovery, around=around, lock=lock, slot=slot, hooks=hooks)
 
     async def run() -> None:
         supervisor = Supervisor(
@@ -87,7 +85,10 @@ def run_worker_process(sock: socket.socket, blueprint: Blueprint) -> NoReturn:
         return make_worker(plan, welcome=welcome, link=link, around=around)
 
     code = serve(
-        sock, hello=hello_of(blueprint), make_worker=worker, hooks=local_hooks(blueprint.hooks, blueprint.recovery, around=around)
+        sock,
+        hello=hello_of(blueprint),
+        make_worker=worker,
+        hooks=local_hooks(blueprint.hooks, blueprint.recovery, around=around),
     )
     opened.close()
     leave(code)

@@ -163,6 +163,10 @@ class HookSet:
         )
 
 
+class HooksUnreachable(Exception):
+    """Nobody can be asked just now: a decision is to be put off, not to be taken without the hook."""
+
+
 class HookRunner(Protocol):
     """Calls hooks, here or elsewhere. It never raises: whoever fails to answer in time has answered `Default`."""
 

@@ -18,6 +18,7 @@ from everbeat.domain.hooks import (
     DEFAULT,
     HookAnswer,
     HookRunner,
+    HooksUnreachable,
     RecoveryContext,
     Skip,
     SweepSummary,
@@ -142,7 +143,12 @@ class Carrier:
         patience_s: float | None,
     ) -> None:
         deaths = {lease.id: death_of(lease) for lease in batch}
-        answers = await self._asked(batch, deaths, rules)
+        answers = await self._answers(batch, deaths, rules)
+        if answers is None:  # put off: whoever waits for it asks again
+            undecided = {lease.claim_id for lease in batch if self._hooks.scopes.decides(lease.name)}
+            carried.missed |= undecided
+            batch = [lease for lease in batch if lease.claim_id not in undecided]
+            answers = {}
         decided = defaultdict[str, list[RecoveryOrder]](list)
         for lease in batch:
             death, answer = deaths[lease.id], answers.get(lease.id, DEFAULT)
@@ -190,6 +196,14 @@ class Carrier:
             for lease in batch
             if lease.claim_id not in self._left_at and lease.claim_id not in self._in_hand
         ]
+
+    async def _answers(
+        self, batch: Sequence[Lease], deaths: Mapping[UUID, Death], rules: RecoveryRules
+    ) -> Mapping[UUID, HookAnswer] | None:
+        try:
+            return await self._asked(batch, deaths, rules)
+        except HooksUnreachable:
+            return None
 
     async def _asked(
         self, batch: Sequence[Lease], deaths: Mapping[UUID, Death], rules: RecoveryRules

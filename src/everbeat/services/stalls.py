@@ -4,7 +4,8 @@ What lives here: that judgement, about the workers of this supervisor only. What
 the worker judges itself (`worker.stall_watch`), and ending the worker (`hang_timeout_ms`).
 
 A worker says something every second over a line that needs no database. Once it has been silent for longer than that and
-a whole `stall_timeout`, no code on its loop has run for that long, so none of it can have reported anything. Nobody else
+a whole `stall_timeout`, no code on its loop has run for that long. If one task alone runs in that process, it is the one
+that blocks; of several nobody knows which, so they are left alone (`hang_timeout_ms` ends such a process). Nobody else
 judges: from outside, a worker that is cut off from the database looks the same as one whose code is silent.
 """
 
@@ -94,16 +95,13 @@ class Stalls:
         heard_at, worker_id = holder.heard_at, holder.worker_id
         page = leases.leases_of_worker(worker_id, limit=_MOST)
         held = await self._statements.run(page, patience_s=_ONE_TRY)
-        blocked = [
-            lease
-            for lease in held
-            if lease.state is TaskState.RUNNING and lease.name in holder.on_loop and not lease.alone
-        ]
+        sharing = [lease for lease in held if lease.state is TaskState.RUNNING and not lease.alone]
+        # Of several nobody knows which one blocks the loop, or holds the GIL, and the others are alive.
+        blocked = [lease for lease in sharing if len(sharing) == 1 and lease.name in holder.on_loop]
         if (holder.heard_at, holder.worker_id) != (heard_at, worker_id):
             return None  # it has come back
         # It may have spoken right before it fell silent to us, and its last word to us was up to a second before that.
         stood_s = self._silent_s(holder, at=self._clock.monotonic()) - SAYS_SOMETHING_EVERY_S
-        charge = Charge.CRASH if len(blocked) == 1 else Charge.LOSS  # nobody knows who blocks the loop
         waits = []
         for lease in blocked:
             limit_s = _stall_timeout_s(lease)
@@ -114,7 +112,7 @@ class Stalls:
                 continue
             death = Death.by_stall(Stall(silent_s=stood_s, timeout_s=limit_s, loop_blocked=True))
             await self._recoverer.carry_out(
-                [lease], always(death), charge=always(charge), patience_s=_ONE_TRY
+                [lease], always(death), charge=always(Charge.CRASH), patience_s=_ONE_TRY
             )
         return min(waits, default=None)
 

@@ -60,6 +60,7 @@ class Session:
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
         self._is_renamed = False
+        self.answers = 0
 
     def rename(self, application_name: str) -> None:
         """Bear another application name from the next statement on, on a new connection."""
@@ -106,6 +107,7 @@ class Session:
                     compose(statement.name, self.target.schema), statement.parameters
                 )
                 found = await cursor.fetchall() if cursor.description else []
+                self.answers += 1
         except psycopg.Error as problem:
             if connection.closed or connection.broken or not is_alive(problem):
                 await self.drop()

@@ -132,7 +132,8 @@ def beat(
 ) -> Statement[BeatAnswer]:
     """One beat for what these workers hold in memory, as (task id, claim_id)."""
     parameters = {
-        "supervisor_id": supervisor_id, "worker_ids": list(worker_ids), "draining": draining, "ids": [lease[0] for lease in held], "claim_ids": [lease[1] for lease in held],
+        "supervisor_id": supervisor_id, "worker_ids": list(worker_ids), "draining": draining,
+        "ids": [lease[0] for lease in held], "claim_ids": [lease[1] for lease in held],
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> BeatAnswer:

@@ -79,13 +79,14 @@ class Conductor:
         self._on_change = on_change
         self._on_broken = on_broken
 
-    def launch(self, attempt: Attempt) -> None:
+    def launch(self, attempt: Attempt, *, may_begin: bool = True) -> None:
         """The start was acknowledged: its code runs from now on."""
         attempt.stage = Stage.RUNNING
         attempt.clerk = self.clerk
         attempt.launched_at = self._clock.monotonic()
         executor = self.executors[attempt.lane]
-        if executor.free <= 0:  # a task process ended while the start was under way
+        # A task process ended while the start was under way, or the worker stood still and may have lost it.
+        if executor.free <= 0 or not may_begin:
             self._settle(attempt, Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED"))
             return
         if (limit_s := attempt.timeout_s) is not None:

@@ -2,7 +2,7 @@
 
 What lives here: that judgement. What may not: the worker's own part (`reach`), and outages, which end nobody.
 
-Three things must come together: the worker says that an outcome has waited for a whole threshold without any answer of the
+Three things must come together: the worker says that an outcome has waited for two thresholds without any answer of the
 database to anything; the supervisor's own beats went undisturbed for as long; and it can open a new connection right now.
 Then it is the process that is broken (no file descriptors left, dead sockets), and a new one will do better. A row that
 somebody keeps locked, a server without free connections, a network that is down for all: none of these ends a process.
@@ -21,6 +21,7 @@ from everbeat.runtime.events import Event, EventBus
 from everbeat.worker.children import Child
 
 _LOOKS_PER_THRESHOLD: Final = 4
+_THRESHOLDS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class CutOffWatch:
         return None
 
     def _is_cut_off(self, child: Child) -> bool:
-        return child.killed_because is None and _cut_off_s(child) >= self._threshold_s
+        return child.killed_because is None and _cut_off_s(child) >= _THRESHOLDS * self._threshold_s
 
     async def _reaches(self) -> bool:
         try:

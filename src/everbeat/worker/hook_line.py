@@ -22,6 +22,7 @@ from everbeat.domain.hooks import (
     HookKind,
     HookRunner,
     HookScopes,
+    HooksUnreachable,
     RecoveryContext,
     Reschedule,
     Skip,
@@ -43,6 +44,7 @@ from everbeat.worker.protocol import (
 _ON_THE_WAY_S: Final = 1.0
 _MUTE_S: Final = 60.0
 _TRIES: Final = 2
+_PATIENCE_S: Final = 60.0
 
 
 class HookLine:
@@ -61,6 +63,8 @@ class HookLine:
         self._calls: dict[int, tuple[Child, asyncio.Future[HookAnswers | None]]] = {}
         self._last_call = 0
         self._mute_until = 0.0
+        self._nobody_since: float | None = None
+        self._news: set[asyncio.Task[None]] = set()
 
     def open(self, scopes: HookScopes, *, timeout_s: float) -> None:
         """What the first worker process said there is to call."""
@@ -69,6 +73,7 @@ class HookLine:
     def join(self, child: Child) -> None:
         """This process is ready to be asked."""
         self._children.append(child)
+        self._nobody_since = None
         self._somebody.set()
 
     def leave(self, child: Child) -> None:
@@ -88,7 +93,7 @@ class HookLine:
             reply.set_result(answers)
 
     async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookAnswer]:
-        """The answers by task id; a missing one is `Default`."""
+        """The answers by task id; a missing one is `Default`. Raises HooksUnreachable while no process is ready, for a minute."""
         answers: dict[UUID, HookAnswer] = {}
         for first in range(0, len(contexts), CALLS_AT_ONCE):
             answers |= await self._asked(contexts[first : first + CALLS_AT_ONCE])
@@ -96,14 +101,20 @@ class HookLine:
 
     async def interrupted(self, contexts: Sequence[RecoveryContext]) -> None:
         """Passes it on."""
-        await self._told("on_interrupted", TellHooks(list(contexts)))
+        self._tell("on_interrupted", TellHooks(list(contexts)))
 
     async def recovered(self, summary: SweepSummary) -> None:
         """Passes it on."""
-        await self._told("on_recovered", TellHooks([], summary))
+        self._tell("on_recovered", TellHooks([], summary))
+
+    def _tell(self, hook: HookKind, message: TellHooks) -> None:
+        """Beside whatever goes on: a process that is ready may be a while in coming."""
+        telling = asyncio.get_running_loop().create_task(self._told(hook, message))
+        self._news.add(telling)
+        telling.add_done_callback(self._news.discard)
 
     async def _told(self, hook: HookKind, message: TellHooks) -> None:
-        child = await self._next([])
+        child = await self._next([], patience_s=_PATIENCE_S)
         if child is None:
             self._fail(hook, None, "was not called: no worker process is ready")
         else:
@@ -117,7 +128,12 @@ class HookLine:
             reply = await self._call(child, contexts)
             if isinstance(reply, HookAnswers):
                 return {word.task_id: answer_of(word) for word in reply.words}
+            if child.has_left:
+                deaf.remove(child)  # it left in good order, and was not asked in effect
+                continue
             problem = reply
+        if not deaf and self._may_still_be_asked():
+            raise HooksUnreachable
         for context in contexts:
             self._fail("on_recovery", context, problem)
         return {}
@@ -135,6 +151,8 @@ class HookLine:
             if not reply.done():
                 return f"was not answered by worker process {child.process.pid} within {spelled(limit_s)}"
             answers = reply.result()
+            if answers is None and child.has_left:
+                return "has left"
             if answers is None:
                 self._mute_until = self._clock.monotonic() + _MUTE_S
                 return f"worker process {child.process.pid} died while it was asked; hooks rest for {spelled(_MUTE_S)}"
@@ -142,13 +160,21 @@ class HookLine:
         finally:
             del self._calls[call]
 
-    async def _next(self, deaf: Sequence[Child]) -> Child | None:
+    def _may_still_be_asked(self) -> bool:
+        now = self._clock.monotonic()
+        if now < self._mute_until:
+            return False
+        if self._nobody_since is None:
+            self._nobody_since = now
+        return now - self._nobody_since < _PATIENCE_S
+
+    async def _next(self, deaf: Sequence[Child], *, patience_s: float | None = None) -> Child | None:
         """The process that was heard of last, but none of these; the first one that becomes ready where there is none."""
         if self._clock.monotonic() < self._mute_until:
             return None
         if not self._children:
-            await self._clock.wait(self._somebody, timeout_s=self._timeout_s)
-        others = [child for child in self._children if child not in deaf]
+            await self._clock.wait(self._somebody, timeout_s=patience_s or self._timeout_s)
+        others = [child for child in self._children if child not in deaf and not child.has_left]
         return max(others, key=lambda child: child.heard_at, default=None)
 
     def _fail(self, hook: HookKind, context: RecoveryContext | None, problem: str) -> None:

@@ -26,7 +26,11 @@ _ONE_TRY: Final = 0.0
 
 
 class Reach:
-    """A service. It asks on a session of its own, made anew each time, so that a broken one proves nothing."""
+    """A service. It asks on a session of its own, made anew each time, so that a broken one proves nothing.
+
+    `answers()` counts what the database answered to the rest of the worker. A question may take a whole threshold: a far or
+    busy database is no reason.
+    """
 
     name = "reach"
 
@@ -37,11 +41,15 @@ class Reach:
         *,
         table: LeaseTable,
         recovery: RecoveryConfig,
+        answers: Callable[[], int],
         clock: Clock,
     ) -> None:
         self.wake = asyncio.Event()
         threshold_s = recovery.running_stale_threshold_ms / 1_000
         self.interval_s = min(threshold_s / _ASKS_PER_THRESHOLD, _LONGEST_S)
+        self._patience_s = max(threshold_s, self.interval_s)
+        self._answers = answers
+        self._seen = answers()
         self._target = target
         self._session_name = session_name
         self._table = table
@@ -65,13 +73,17 @@ class Reach:
         if since is None or now - since < self.interval_s:
             self._in_vain_s = 0.0
             return None
-        session = Session(self._target, self._session_name(), reply_timeout_s=self.interval_s)
+        if self._answers() != self._seen:  # something of this worker was answered
+            self._seen = self._answers()
+            self._answered_at, self._in_vain_s = now, 0.0
+            return None
+        session = Session(self._target, self._session_name(), reply_timeout_s=self._patience_s)
         try:
             await session.run(check_leases([]), patience_s=_ONE_TRY)
             self._answered_at = self._clock.monotonic()
             self._in_vain_s = 0.0
         except (DatabaseError, OSError):
-            self._in_vain_s += min(self._clock.monotonic() - looked_at, 2 * self.interval_s)
+            self._in_vain_s += min(self._clock.monotonic() - looked_at, self._patience_s + self.interval_s)
         finally:
             await session.drop()
         self._looked_at = self._clock.monotonic()

@@ -91,6 +91,8 @@ class Supervision:
         self.seats: list[Seat] = []
         self.reconnected_at: float | None = None
         self.session = self._new_session()
+        # Of their own: no caretaker's statement, burial or slow line is in the way of a beat.
+        self._beats = self._new_session()
         self._lock = SessionLock(self._new_session(), clock=clock)
         self._metadata = None if metadata is None else msgspec.json.encode(metadata).decode()
         self._is_open = False
@@ -100,7 +102,7 @@ class Supervision:
         self._lock_task: asyncio.Task[None] | None = None
         self._coming_back = asyncio.Lock()
         self._heart = Heart(
-            self.session,
+            self._beats,
             interval_s=self.beat_interval_s,
             supervisor_id=lambda: self.supervisor_id,
             seats=lambda: self.seats,
@@ -150,9 +152,7 @@ class Supervision:
         on_loop: Collection[str] = (),
     ) -> Seat:
         """A seat for a worker that was just started; `register` makes it known."""
-        return Seat(
-            pid=pid, queues=queues, metadata=metadata, tell=tell, clock=self.clock, on_loop=on_loop
-        )
+        return Seat(pid=pid, queues=queues, metadata=metadata, tell=tell, clock=self.clock, on_loop=on_loop)
 
     async def register(self, seat: Seat) -> Welcome:
         """Makes a worker known and beats for it from now on; answers what the worker must be told."""
@@ -209,6 +209,7 @@ class Supervision:
         except DatabaseError as problem:
             _log.warning("farewell_failed supervisor_id=%s problem=%s", self.supervisor_id, problem)
         await self._lock.close()
+        await self._beats.drop()
         await self.session.drop()
         if self._tree_lock is not None:
             self._tree_lock.release(remove=is_known_to_end)

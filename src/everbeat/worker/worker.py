@@ -135,8 +135,9 @@ class Worker:
         self._departure = self._make_departure()
         self._recycling = Recycling(Limits.of(plan.config), events=events, on_due=self._retire)
         self._reach = Reach(
-            plan.target, lambda: self._session_name, table=self._table, recovery=plan.recovery, clock=clock
-        )
+            plan.target, lambda: self._session_name, table=self._table, recovery=plan.recovery, clock=clock,
+            answers=lambda: self._taking.answers + self._giving.answers,
+        )  # fmt: skip
         loop = asyncio.get_running_loop()
         self._loop_watch = LoopWatch(loop, threshold_s=LOOP_BLOCKED_AFTER_S, emit=events.emit)
         self._reporter = self._make_reporter()
@@ -209,7 +210,7 @@ class Worker:
         self._events.emit(WorkerStarted(worker_id=self.id, pid=os.getpid()))
 
     def _launch(self, attempt: Attempt) -> None:
-        self._conductor.launch(attempt)
+        self._conductor.launch(attempt, may_begin=self._vitality.may_start)
         if attempt.lane in (
             "async",
             "thread",

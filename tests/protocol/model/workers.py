@@ -33,6 +33,8 @@ class Workers(Rules):
                     yield self._kills(world, tree, held)
                 case "running" if self.size.drains:
                     yield self._settles(world, tree, held, released=True)
+                case "running":
+                    pass  # its code has not ended
                 case "done":
                     yield from self._finishes(world, tree, held)
 

@@ -215,9 +215,9 @@ def normalised(world: World) -> World:
             ended = put(ended, former, 0)
     tables = world.tables if ended == world.tables.ended else world.tables._replace(ended=ended)
     muted = world.muted
-    for tree in range(TREES):
-        if muted[tree] and tree not in holders and not _is_judged(trees, tree):
-            muted = put(muted, tree, False)
+    for holder in range(TREES):
+        if muted[holder] and holder not in holders and not _is_judged(trees, holder):
+            muted = put(muted, holder, False)
     return World(tables, world.before, trees, world.is_up, world.net, muted, silence, world.faults)
 
 

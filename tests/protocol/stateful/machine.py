@@ -6,7 +6,8 @@ What lives here: one rule for each turn. What may not: what happens in a turn.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -16,10 +17,14 @@ from tests.protocol.stateful.play import Play
 from tests.protocol.stateful.stage import Stage
 from tests.protocol.stateful.turns import POLICY, TURNS, Turns
 
+Method = TypeVar("Method", bound=Callable[..., None])
 
-def choices(turn: str) -> dict[str, st.SearchStrategy[Any]]:
-    """What may be drawn for a turn."""
-    return {name: st.sampled_from(values) for name, values in TURNS[turn].items()}
+
+def drawn(turn: str) -> Callable[[Method], Method]:
+    """A rule whose arguments are drawn from what the turn leaves open."""
+    choices = {name: st.sampled_from(values) for name, values in TURNS[turn].items()}
+    made: Callable[[Method], Method] = rule(**choices)  # type: ignore[call-overload]
+    return made
 
 
 class Machine(RuleBasedStateMachine):
@@ -50,38 +55,38 @@ class Machine(RuleBasedStateMachine):
     def work_has_begun(self, policies: list[Policy], started: int) -> None:
         self.turns.begin(policies, started)
 
-    @rule(**choices("operate"))
+    @drawn("operate")
     def operate(self, **chosen: Any) -> None:
         self.turns.operate(**chosen)
 
-    @rule(**choices("claim"))
+    @drawn("claim")
     def claim(self, **chosen: Any) -> None:
         self.turns.claim(**chosen)
 
-    @rule(**choices("work"))
+    @drawn("work")
     def work(self, **chosen: Any) -> None:
         self.turns.work(**chosen)
 
-    @rule(**choices("act"))
+    @drawn("act")
     def act(self, **chosen: Any) -> None:
         self.turns.act(**chosen)
 
-    @rule(**choices("haunt"))
+    @drawn("haunt")
     def haunt(self, **chosen: Any) -> None:
         self.turns.haunt(**chosen)
 
-    @rule(**choices("strike"))
+    @drawn("strike")
     def strike(self, **chosen: Any) -> None:
         self.turns.strike(**chosen)
 
-    @rule(**choices("help"))
+    @drawn("help")
     def help(self, **chosen: Any) -> None:
         self.turns.help(**chosen)
 
-    @rule(**choices("pass_time"))
+    @drawn("pass_time")
     def pass_time(self, **chosen: Any) -> None:
         self.turns.pass_time(**chosen)
 
-    @rule(**choices("fall_silent"))
+    @drawn("fall_silent")
     def fall_silent(self, **chosen: Any) -> None:
         self.turns.fall_silent(**chosen)

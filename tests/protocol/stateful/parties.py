@@ -115,14 +115,15 @@ class Tree:
         self.new_worker()
 
     def new_worker(self) -> None:
-        """A worker process that holds nothing."""
+        """A worker process that holds nothing; who cannot register it learns that it was given up, and comes back."""
         self.worker_id = f"host-{self.number}{self.number}-{next(_ids):08x}"
         self.held, self.in_doubt = [], []
         row = workers.WorkerRow(
             id=self.worker_id, supervisor_id=self.supervisor_id, hostname=ME.hostname, pid=ME.pid, process_started=None,
             queues=None,
         )  # fmt: skip
-        self.stage.run(workers.register_worker(row))
+        if not self.stage.run(workers.register_worker(row)):
+            self.register()
 
     def die(self) -> None:
         """Its processes are gone; what the kernel knows of them no longer fits what is recorded."""

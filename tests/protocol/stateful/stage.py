@@ -103,5 +103,5 @@ class Stage:
         return self._texts[name]
 
     def _composed(self, text: str) -> bytes:
-        template = sql.SQL(text)  # type: ignore[arg-type] # our own
+        template = sql.SQL(text)
         return template.format(schema=sql.Identifier(self.target.schema)).as_bytes(None)

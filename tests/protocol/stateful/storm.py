@@ -24,7 +24,7 @@ def storm(stage: Stage, seed: int, *, steps: int = STEPS) -> Counter[str]:
     play = Play(stage, tally)
     try:
         turns = Turns(play)
-        turns.begin([random.choice(POLICY) for _ in range(3)], random.choice((0, 1, 3)))  # type: ignore[misc]
+        turns.begin([random.choice(POLICY) for _ in range(3)], random.choice((0, 1, 3)))
         play.compare()
         for name in random.choices(list(WEIGHTS), weights=list(WEIGHTS.values()), k=steps):
             chosen = {key: random.choice(values) for key, values in TURNS[name].items()}

@@ -18,7 +18,7 @@ KEEPING = ("start", "progress", "checkpoint", "check")
 
 PICK = tuple(range(60))
 FIRST = (0, 1, 2)
-POLICY = ("crash_again", "crash_again", "listed", "fails")
+POLICY: Final[tuple[Policy, ...]] = ("crash_again", "crash_again", "listed", "fails")
 FATE = ("answered", "answered", "reply lost", "commit lost")
 MOMENT = (
     "nothing", "nothing", "they come back and beat", "they hand over", "they finish", "an operator cancels",
@@ -76,6 +76,8 @@ class Turns:
                 self.play.expire()
             case "pause":
                 self.play.pause(not self.play.is_paused)
+            case _:
+                pass  # enough was sent
 
     def claim(self, pick: int, limit: int, fate: Fate, suspects: bool | None) -> None:
         """A worker claims."""
@@ -126,6 +128,8 @@ class Turns:
                 self.play.bury(held[pick % len(held)][0], code=code, moment=moment)
             case "outage":
                 self.play.outage(pick % 6)
+            case _:
+                pass  # nobody is there to be struck
 
     def help(self, pick: int, proves: bool, dies_after: int | None) -> None:
         """Somebody comes back, or is started anew."""
