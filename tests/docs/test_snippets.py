@@ -18,7 +18,9 @@ from tests.docs.snippets import BadSnippet, Command, FileContent, PythonCode, st
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PLAY_TIMEOUT_S = 110
+PLAY_TIMEOUT_S = 280
+
+pytestmark = pytest.mark.timeout(300)
 
 
 class SnippetFailed(Exception):

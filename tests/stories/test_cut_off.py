@@ -108,7 +108,9 @@ def test_a_frozen_supervisor_does_not_cost_its_workers_their_tasks(
     assert stage.workers(tree)
 
 
-@pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
+@pytest.mark.parametrize(
+    "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
+)
 def test_a_reaper_that_was_frozen_judges_nobody_by_what_it_slept_through(
     stage: Stage, mischief: ModuleType, ways: dict[str, object]
 ) -> None:  # promise 4

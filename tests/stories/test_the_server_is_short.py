@@ -73,7 +73,9 @@ def in_environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     sys.modules.pop("deeds", None)
 
 
-@pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
+@pytest.mark.parametrize(
+    "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
+)
 def test_a_full_disk(
     new_server: NewServer,
     small_disk: Path,

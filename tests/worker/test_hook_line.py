@@ -18,6 +18,7 @@ from everbeat.domain.hooks import (
     FailWithBackoff,
     HookAnswer,
     HookScopes,
+    HooksUnreachable,
     RecoveryContext,
     Reschedule,
     Skip,
@@ -159,13 +160,41 @@ async def test_whoever_becomes_ready_in_time_is_asked(line: Line) -> None:
     assert await answer == {asked.task_id: Skip()}
 
 
-async def test_without_any_process_it_is_default_after_the_limit(line: Line) -> None:
+async def test_without_any_process_a_decision_is_put_off_for_a_minute(line: Line) -> None:
+    with pytest.raises(HooksUnreachable):
+        await line.line.decide([context()])
+    assert line.problems() == []
+    await line.child("ready at last", answering(lambda _: Skip()))
+    assert list((await line.line.decide([context()])).values()) == [Skip()]
+
+
+async def test_after_a_minute_without_any_process_it_is_default(line: Line) -> None:
+    with pytest.raises(HooksUnreachable):
+        await line.line.decide([context()])
+    assert line.line._nobody_since is not None
+    line.line._nobody_since -= 60.0
     assert await line.line.decide([context()]) == {}
+    assert line.problems() == ["was not asked: no worker process is ready"]
+
+
+async def test_a_process_that_left_in_good_order_is_no_reason_to_decide_without_the_hook(line: Line) -> None:
+    leaver = await line.child("leaver", deaf=True)
+    answer = asyncio.ensure_future(line.line.decide([context()]))
+    while line.asked != ["leaver"]:
+        await asyncio.sleep(0.001)  # the question is on its way
+    leaver.has_left = True
+    line.line.leave(leaver)
+    with pytest.raises(HooksUnreachable):
+        await answer
+    assert line.problems() == []
+
+
+async def test_news_wait_for_the_first_process_that_is_ready(line: Line) -> None:
     await line.line.interrupted([context()])
-    assert line.problems() == [
-        "was not asked: no worker process is ready",
-        "was not called: no worker process is ready",
-    ]
+    await line.child("late")
+    while line.asked == []:
+        await asyncio.sleep(0.001)  # the news is on its way
+    assert line.problems() == []
 
 
 async def test_after_a_death_while_it_was_asked_nobody_else_is_asked_for_a_minute(line: Line) -> None:

@@ -116,7 +116,7 @@ async def test_it_registers_itself_and_its_worker_and_holds_its_lock(
         "select count(*) from pg_stat_activity where application_name = %s",
         [f"{household.supervision.session_name} supervisor"],
     ).fetchone()
-    assert names == (2,), "two connections, whatever there is to do"
+    assert names == (3,), "the lock, the beats and everything else, whatever there is to do"
 
 
 async def test_a_beat_answers_what_was_lost_what_is_to_be_cancelled_and_what_nobody_holds(

@@ -125,7 +125,7 @@ def remove_if_gone(path: str, *, name: str) -> bool:
     if verdict_on(path, name=name) is not TreeVerdict.GONE:
         return False
     with contextlib.suppress(OSError):
-        os.unlink(path)
+        Path(path).unlink()
         return True
     return False
 
@@ -140,9 +140,9 @@ def lock_files() -> dict[str, Path]:
 
 def own_folder() -> Path:
     """The user's folder of lock files, made when missing; raises OSError where it is not the user's alone."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime) and os.path.isdir(runtime) and os.access(runtime, os.W_OK | os.X_OK):
-        folder = Path(runtime) / "everbeat"
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    if runtime.is_absolute() and runtime.is_dir() and os.access(runtime, os.W_OK | os.X_OK):
+        folder = runtime / "everbeat"
     else:
         folder = Path(tempfile.gettempdir()) / f"everbeat-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -157,7 +157,7 @@ def own_folder() -> Path:
 
 def _open_recorded(path: str, name: str) -> int:
     """Opens what was recorded in a database, which others may write to, if it can be a lock file at all."""
-    if _NAME.fullmatch(name) is None or not os.path.isabs(path) or os.path.basename(path) != name + _SUFFIX:
+    if _NAME.fullmatch(name) is None or not Path(path).is_absolute() or Path(path).name != name + _SUFFIX:
         raise FileNotFoundError(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -36,10 +36,12 @@ def finding_on(candidate: Predecessor, *, identity: ProcessIdentity, uptime_ms: 
     A session of its tree that PostgreSQL still shows outweighs every proof: a machine that was copied while it ran has the
     boot id, the processes and the files of its original, which may live.
     """
-    if candidate.boot_id == identity.boot_id:
-        found = _on_this_kernel(candidate, identity)
-    else:
-        found = _before_this_boot(candidate, identity, uptime_ms)
+    is_same_kernel = candidate.boot_id == identity.boot_id
+    found = (
+        _on_this_kernel(candidate, identity)
+        if is_same_kernel
+        else _before_this_boot(candidate, identity, uptime_ms)
+    )
     return Doubt.SOON if isinstance(found, Proven) and candidate.has_sessions else found
 
 
