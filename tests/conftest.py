@@ -30,6 +30,14 @@ class NewServer(Protocol):
     ) -> EmbeddedServer: ...
 
 
+@pytest.fixture(scope="session", autouse=True)
+def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Trees that tests kill leave their lock files here, not among those of the user's own workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedServer]:
     """The server all tests share; a test that wants to harm it takes `new_server`."""

@@ -143,6 +143,15 @@ async def test_many_batches_are_swept_to_the_end_the_oldest_first(
     assert sorted({row[1] for row in batches}) == [50, 100]
 
 
+async def test_an_ended_holder_needs_no_threshold(onlooker: Onlooker, hands: Hands) -> None:
+    """`explain` sends operators here: what the ended hold is swept however young the lease is."""
+    running = hands.running()
+    hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", cause="killed"))
+    assert (await swept(onlooker, dry_run=True)).worker_ids == ("w1",)
+    result = await swept(onlooker)
+    assert (result.recovered_count, hands.row(running.id, "state")) == (1, "FAILED")
+
+
 async def test_the_swept_are_deregistered(onlooker: Onlooker, hands: Hands) -> None:  # F9
     hands.running()
     hands.supervisor("s2", "idle")

@@ -23,7 +23,7 @@ from everbeat.cli.selection import JsonOption
 from everbeat.cli.unregistered import unregistered
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.gathering import gathering
-from everbeat.errors import EverbeatError, ImportFailed, SchemaMissing, SchemaOutdated
+from everbeat.errors import EverbeatError, ImportFailed, SchemaMissing, SchemaOutdated, nearest
 from everbeat.store.migrations import require_fit
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -132,6 +132,16 @@ def _warnings(apps: dict[str, App]) -> Iterator[Finding]:
         if not app.tasks:
             yield Finding(
                 code="NO_TASKS", message=f"App {name!r} has no tasks.", fix="decorate a function: @app.task."
+            )
+        hooked = app.blueprint().hooks.scopes.tasks
+        for unknown in sorted(set(hooked) - set(app.tasks)):
+            guess = nearest(unknown, app.tasks)
+            yield Finding(
+                code="HOOK_OF_NO_TASK",
+                message=f"App {name!r}: on_recovery(task={unknown!r}) decides about no task of this app.",
+                fix=f"did you mean {guess!r}?"
+                if guess
+                else "name a task of this app, or leave task out for all of them.",
             )
         for task in app.tasks.values():
             for text in task.options.warnings():

@@ -128,6 +128,8 @@ def to_when(value: object, *, subject: str) -> When:
 
 
 def _read(text: str, subject: str) -> float:
+    if text.strip().startswith("-") and _WHOLE.fullmatch(text.strip().lstrip("-")):
+        raise _refused(text, subject, "is negative: a duration is 0 or more")
     if not _WHOLE.fullmatch(text.strip()):
         raise _refused(text, subject, "is no duration: numbers need a unit of ms, s, m, h or d")
     parts = _PARTS.findall(text)

@@ -31,7 +31,7 @@ class Default:
 
 @dataclass(frozen=True, slots=True)
 class Reschedule:
-    """Run it again at `run_at` exactly (what is past means now), whatever its policy says.
+    """Run it again at `run_at` exactly (a moment that is past means now), whatever its policy says.
 
     `run_at` is an aware datetime, or a timedelta from the database's now. `attempts` replaces the count of its retries,
     0 to 32,767; None counts one more, as usual, if its code had started. The caps of crashes and losses still hold.

@@ -95,7 +95,7 @@ def judge_names(found: Sequence[Unserved]) -> Check:
     """Whether a live worker knows the name of every task that waits."""
     unknown = [each for each in found if each.served]
     if not unknown:
-        return Check(CheckCode.NAMES, Verdict.OK, "the names of all waiting tasks are known to live workers")
+        return Check(CheckCode.NAMES, Verdict.OK, "no task waits for a worker that knows its name")
     told = some([f"{each.name} ({each.waiting} in queue {each.queue})" for each in unknown])
     text = f"tasks wait whose names no live worker knows: {told}"
     fix = "start workers of the app that has them, correct the senders, or cancel: everbeat tasks list --state pending --name NAME."

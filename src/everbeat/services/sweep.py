@@ -180,7 +180,8 @@ class _Sweep:
             page = await self._statements.run(
                 leases.leases_silent(silent_ms=least_ms, limit=self._batch_size, after=last)
             )
-            yield [lease for lease in page if self._thresholds.is_stale(lease)]
+            # An ended holder needs no threshold: it is dead.
+            yield [lease for lease in page if lease.ended_at is not None or self._thresholds.is_stale(lease)]
             if len(page) < self._batch_size:
                 return
             last = page[-1]
