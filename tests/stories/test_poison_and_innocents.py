@@ -9,23 +9,19 @@ import pytest
 from tests.stories.stage import SLACK, Stage
 
 pytestmark = pytest.mark.story
-ROUNDS = 20
-ROUNDS_PER_TREE = 4
+ROUNDS = 5
 NEIGHBOURS = 9
 
 
-@pytest.mark.timeout(590)
-def test_poison_among_nine_neighbours_in_one_process(stage: Stage, deeds: ModuleType) -> None:  # E13
-    tree = None
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+@pytest.mark.parametrize("how", ["exit", "signal"])
+def test_poison_among_nine_neighbours_in_one_process(
+    stage: Stage, deeds: ModuleType, kind: str, how: str
+) -> None:  # E13, twenty rounds in all
+    stage.ready_tree(worker={"async_concurrency": 20, "thread_concurrency": 20})
+    poison_task = {"loop": deeds.poison_on_the_loop, "thread": deeds.poison_in_thread}[kind]
     for number in range(ROUNDS):
-        if number % ROUNDS_PER_TREE == 0:
-            # A process that ends again and again is replaced more and more slowly; that is not this story.
-            if tree is not None:
-                assert tree.stop() == 0
-            tree = stage.ready_tree(worker={"async_concurrency": 20, "thread_concurrency": 20})
-        how = ("exit", "signal")[number % 2]
-        kind = ("loop", "thread")[number // 2 % 2]
-        poison_task = deeds.poison_on_the_loop if kind == "loop" else deeds.poison_in_thread
         calls = [
             (deeds.wait_for_on_crash, deeds.wait_in_thread_on_crash)[n % 2].call(f"end {number}")
             for n in range(NEIGHBOURS)
