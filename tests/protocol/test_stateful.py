@@ -18,10 +18,10 @@ from tests.protocol.stateful.storm import storm
 
 QUICK = settings(
     max_examples=50, stateful_step_count=30, derandomize=True, deadline=None, database=None,
-    suppress_health_check=list(HealthCheck), phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck), phases=(Phase.generate,),
 )  # fmt: skip
 LONG = settings(
-    QUICK, derandomize=False, max_examples=int(os.environ.get("EVERBEAT_TEST_EXAMPLES", "1500")),
+    QUICK, phases=(Phase.generate, Phase.shrink), derandomize=False, max_examples=int(os.environ.get("EVERBEAT_TEST_EXAMPLES", "1500")),
     stateful_step_count=int(os.environ.get("EVERBEAT_TEST_STEPS", "60")), print_blob=True,
 )  # fmt: skip
 

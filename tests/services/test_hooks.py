@@ -15,6 +15,7 @@ import pytest
 from everbeat import errors
 from everbeat.client.hooks import HookRegistry
 from everbeat.config import RecoveryConfig
+from everbeat.domain.gathering import gathering
 from everbeat.domain.hooks import (
     Default,
     FailWithBackoff,
@@ -455,6 +456,18 @@ def test_what_cannot_be_called_with_a_context_is_no_hook(registry: HookRegistry,
         registry.deciding(wrong)
     with pytest.raises(errors.ConfigurationError, match=r"on_recovery\.task"):
         registry.deciding(task="two words")
+
+
+def test_every_wrong_hook_of_a_program_is_told_at_once(registry: HookRegistry) -> None:  # A8
+    with gathering() as mistakes:
+        registry.deciding("render")(_default)  # type: ignore[type-var]
+        registry.deciding(task="two words")(_default)
+        registry.deciding(_default)
+        registry.deciding(_default)
+    texts = [str(each.error) for each in mistakes]
+    assert len(texts) == 3
+    for text, said in zip(texts, ("@app.on_recovery(task=...)", "on_recovery.task", "already"), strict=True):
+        assert said in text
 
 
 def _default(_: RecoveryContext) -> HookAnswer:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
 
 from everbeat.domain.checks import task_name
-from everbeat.domain.gathering import raise_or_gather
+from everbeat.domain.gathering import StandIn, attempt, raise_or_gather
 from everbeat.domain.hooks import Hook, HookAnswer, HookKind, HookSet, RecoveryContext, SweepSummary
 from everbeat.domain.signature import is_async_function, location_of
 from everbeat.errors import RegistrationError
@@ -50,14 +50,14 @@ class HookRegistry:
     def deciding(self, function: D | None = None, /, *, task: str | None = None) -> Any:
         """The decorator of `on_recovery`."""
         if task is not None:
-            task_name(task, subject="on_recovery.task")
+            attempt(lambda: task_name(task, subject="on_recovery.task"), otherwise=task)
 
         def register(hook: D) -> D:
             made = _hook("on_recovery", hook, task=task)
             scope = "for all tasks" if task is None else f"for task {task!r}"
             if made is not None and self._is_free(made, self._recovery.get(task), scope):
                 self._recovery[task] = made
-            return hook
+            return hook if callable(hook) else cast(D, StandIn())
 
         return register if function is None else register(function)
 
@@ -90,7 +90,9 @@ def _hook(kind: HookKind, function: Callable[..., Any], *, task: str | None = No
         raise_or_gather(
             RegistrationError(
                 f"{function!r} cannot be an {kind} hook: {problem}.",
-                fix="write a `def` or `async def` with one parameter, the context.",
+                fix="name the task: @app.on_recovery(task=...)."
+                if isinstance(function, str)
+                else "write a `def` or `async def` with one parameter, the context.",
                 where=where,
             )
         )

@@ -133,11 +133,6 @@ class Attempt(CodeSide):
         return self.task.id, self.task.claim_id
 
     @property
-    def mode(self) -> RunIn:
-        """Where its function is to run; a suspect runs in the lane `solo` all the same."""
-        return self.definition.run_in
-
-    @property
     def timeout_s(self) -> float | None:
         """How long its code may run, by the policy; None without a limit."""
         limit_ms = self.policy.timeout_ms

@@ -64,7 +64,7 @@ class HookLine:
         self._last_call = 0
         self._mute_until = 0.0
         self._nobody_since: float | None = None
-        self._news: set[asyncio.Task[None]] = set()
+        self._news = Nursery(name="news for hooks")
 
     def open(self, scopes: HookScopes, *, timeout_s: float) -> None:
         """What the first worker process said there is to call."""
@@ -109,9 +109,7 @@ class HookLine:
 
     def _tell(self, hook: HookKind, message: TellHooks) -> None:
         """Beside whatever goes on: a process that is ready may be a while in coming."""
-        telling = asyncio.get_running_loop().create_task(self._told(hook, message))
-        self._news.add(telling)
-        telling.add_done_callback(self._news.discard)
+        self._news.start(self._told(hook, message), name=hook)
 
     async def _told(self, hook: HookKind, message: TellHooks) -> None:
         child = await self._next([], patience_s=_PATIENCE_S)

@@ -71,6 +71,8 @@ class Worker:
     task process died, `recover_stalled` one whose code fell silent. `on_fatal` ends the process when a part of the worker has crashed.
     """
 
+    _is_closed = False
+
     def __init__(
         self,
         plan: WorkerPlan,
@@ -141,7 +143,6 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._loop_watch = LoopWatch(loop, threshold_s=LOOP_BLOCKED_AFTER_S, emit=events.emit)
         self._reporter = self._make_reporter()
-        self._is_closed = False
 
     @property
     def id(self) -> str:

@@ -21,7 +21,7 @@ with asked as (
 )
 select
     coalesce(
-        (select i.id from inserted i where i.id = a.id),
+        mine.id,
         (select t.id from {schema}.tasks t where t.id = a.id),
         (select t.id from {schema}.tasks t where t.name = a.name and t.key = a.key and t.state in ('PENDING', 'CLAIMED', 'RUNNING')),
         (select i.id from inserted i join asked b on b.id = i.id where b.name = a.name and b.key = a.key)
@@ -29,3 +29,4 @@ select
     a.id as asked,
     (select hints from hint) as hints
 from asked a
+left join inserted mine on mine.id = a.id
