@@ -71,7 +71,7 @@ async def test_a_sweep_on_a_loop_asks_them_there(app: App, hands: Hands) -> None
     [
         ({"sweep_threshold": "59s"}, r"at least two heartbeat intervals \(1m\)"),
         ({"sweep_threshold": -1}, "must not be negative"),
-        ({"recovery_delay": "-3s"}, "is no duration"),
+        ({"recovery_delay": "-3s"}, "is negative"),
         ({"recovery_delay": timedelta(seconds=-3)}, "must not be negative"),
         ({"resilient_sweep_threshold_multiplier": 0}, "from 1 to 100"),
         ({"resilient_task_flags": "slow"}, "must be a list"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from random import Random
 from uuid import uuid4
 
 import psycopg
@@ -36,10 +37,12 @@ async def test_a_session_killed_at_any_moment_loses_and_doubles_nothing(hands: H
     session = Session(hands.target, "everbeat test session")
     done: set[object] = set()
     stop = threading.Event()
+    moments = Random(1)
 
     def killer() -> None:
         with hands.target.connect("everbeat test killer") as connection:
-            while not stop.wait(0.02):
+            # At any moment, and not before any statement can end: on a slow machine a connection alone takes 20 ms.
+            while not stop.wait(moments.uniform(0.01, 0.15)):
                 connection.execute(
                     "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'everbeat test session'"
                 )
