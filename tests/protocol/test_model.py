@@ -25,6 +25,9 @@ SIBLINGS = Size(tasks=2, faults=1, kinds=("kill worker",), cancels=False)
 POISON = Size(faults=0, poison=True)
 NEIGHBOUR = Size(tasks=2, workers=1, faults=0, poison=True, cancels=False, drains=False)
 
+LARGE = (DEATHS, SIBLINGS)
+"""Worlds that take too long for every run; what they find is also found by the storms."""
+
 QUICK = {
     "one fault of any kind": (ANY_ONE, 8_500),
     "lost and late replies, dead workers": (REPLIES, 2_300),
@@ -81,7 +84,10 @@ def as_it_is(size: Size) -> Verdict:
     return explore(Choices(), size)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long) if QUICK[name][0] in LARGE else name for name in QUICK],
+)
 def test_the_protocol_is_clean_in_every_interleaving(name: str) -> None:
     size, floor = QUICK[name]
     verdict = as_it_is(size)
@@ -99,7 +105,14 @@ def test_the_protocol_is_clean_in_a_larger_world(name: str) -> None:
     assert verdict.worlds >= floor
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.why)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, marks=pytest.mark.long) if variant.size in LARGE else variant
+        for variant in VARIANTS
+    ],
+    ids=lambda variant: variant.why,
+)
 def test_a_mistake_is_found(variant: Variant) -> None:
     assert as_it_is(variant.size).broken is None, "the protocol as it is is clean in this world"
     verdict = explore(variant.choices, variant.size)

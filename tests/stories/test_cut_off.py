@@ -56,7 +56,9 @@ def test_fenced_code_has_ended_before_anybody_takes_it_over(
     line.mend()
 
 
-@pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
+@pytest.mark.parametrize(
+    "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
+)
 def test_a_stalled_line_harms_nobody_else_and_the_tree_comes_back(
     stage: Stage, mischief: ModuleType, line: Wire, ways: dict[str, object]
 ) -> None:  # E6, E14, promise 4
@@ -87,7 +89,9 @@ def test_a_stalled_line_harms_nobody_else_and_the_tree_comes_back(
     assert cut_off.stop() == 0
 
 
-@pytest.mark.parametrize("ways", [{}, BY_AGE], ids=["all ways", "by age"])
+@pytest.mark.parametrize(
+    "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
+)
 def test_a_frozen_supervisor_does_not_cost_its_workers_their_tasks(
     stage: Stage, mischief: ModuleType, ways: dict[str, object]
 ) -> None:  # promise 4

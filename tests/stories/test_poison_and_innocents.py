@@ -14,11 +14,18 @@ NEIGHBOURS = 9
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", ["loop", "thread"])
-@pytest.mark.parametrize("how", ["exit", "signal"])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("exit", "loop"),
+        ("signal", "thread"),
+        pytest.param("exit", "thread", marks=pytest.mark.long),
+        pytest.param("signal", "loop", marks=pytest.mark.long),
+    ],
+)
 def test_poison_among_nine_neighbours_in_one_process(
     stage: Stage, deeds: ModuleType, kind: str, how: str
-) -> None:  # E13, twenty rounds in all
+) -> None:  # E13, twenty rounds with the long ones
     stage.ready_tree(worker={"async_concurrency": 20, "thread_concurrency": 20})
     poison_task = {"loop": deeds.poison_on_the_loop, "thread": deeds.poison_in_thread}[kind]
     for number in range(ROUNDS):
