@@ -89,6 +89,7 @@ def test_sessions_that_are_terminated_all_the_time_double_nothing(
     check_invariants(stage.url, stage.schema, sent={one.id for one in sent})
 
 
+@pytest.mark.long
 def test_worker_processes_killed_all_the_time_lose_and_double_nothing_unrecorded(
     stage: Stage, mischief: ModuleType
 ) -> None:  # E4, E9, promises 1 and 3

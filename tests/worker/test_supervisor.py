@@ -295,6 +295,7 @@ def test_an_outage_declares_nobody_dead(new_server: NewServer, tmp_path: Path) -
     stand.close()
 
 
+@pytest.mark.long
 def test_a_long_outage_declares_nobody_dead(new_server: NewServer, tmp_path: Path) -> None:  # E7, I13, I14
     """Seven thresholds without a database, which no observer may hold against anybody."""
     server = new_server(settings={"synchronous_commit": "on"})
