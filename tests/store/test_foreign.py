@@ -264,11 +264,12 @@ class TestRefused:
             sync_connection(connection).begin()
 
     def test_another_database_system(self) -> None:
-        with (
-            Session(create_engine("sqlite://")) as session,
-            pytest.raises(CommitRefused, match="speaks sqlite"),
-        ):
-            sync_connection(session).begin()
+        engine = create_engine("sqlite://")
+        try:
+            with Session(engine) as session, pytest.raises(CommitRefused, match="speaks sqlite"):
+                sync_connection(session).begin()
+        finally:
+            engine.dispose()
 
 
 class TestOpenTransactions:
