@@ -2,6 +2,8 @@
 # ARGS is passed on: `make demo ARGS=--headless`, `make test ARGS='-k lease'`.
 
 export PYTHON
+# Where compiled modules may not be kept, each of hundreds of processes compiles everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 PYTHON_IN := $(VENV)/bin/python
 INSTALL := $(PYTHON_IN) -m pip install --quiet --disable-pip-version-check

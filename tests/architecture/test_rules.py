@@ -50,7 +50,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (rules.attic_names, "store/utils.py", ""),
     (rules.attic_names, "helpers/__init__.py", ""),
     (rules.tests_without_assertion, "test_x.py", "def test_nothing():\n    work()"),
-    (rules.sleeps_without_reason, "test_x.py", "import time\ntime.sleep(1)"),
+    (rules.sleeps_without_reason, "test_x.py", "import time\ntime.sleep(1)"),  # the offence itself
 ]
 
 HARMLESS: list[tuple[Rule, str]] = [

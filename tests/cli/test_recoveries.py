@@ -88,6 +88,14 @@ def test_one_recovery_tells_everything_that_is_asked_afterwards(  # E11
         "by age", "retry (to be run again)", "fail_with_backoff", "a crash:", "1 crashes, 0 losses", "runs next alone", "COMPLETED",
     ):  # fmt: skip
         assert said in page, said
+    lines = dict(
+        line.split(maxsplit=1) for line in page.splitlines() if line.startswith(("notice", "recovered "))
+    )
+    assert lines["noticed"].startswith("by age"), "the moment of the notice itself is not stored"
+    assert lines["recovered"].startswith(
+        recovery.noticed_at.astimezone().isoformat(sep=" ", timespec="milliseconds")
+    )
+    assert "RECOVERED" in everbeat("recoveries").assert_code(0).out.splitlines()[0].split()
     hands.connection.execute(f"delete from {hands.target.schema}.tasks")  # type: ignore[arg-type]
     assert "its record was pruned" in everbeat("recoveries", "show", str(recovery.id)).assert_code(0).out
     hands.connection.execute(f"delete from {hands.target.schema}.attempts")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from time import monotonic, sleep
@@ -139,7 +140,12 @@ def test_a_worker_is_released(everbeat: Command, shop_worker: RunningWorker) -> 
     assert f"did you mean {name!r}?" in refusal["fix"]
     answer = everbeat("workers", "release", name).assert_code(0)
     assert task_id in answer.out
-    assert "Released 1 workers; recovered 1 tasks." in answer.err
+    assert "Released 1 worker; recovered 1 task." in answer.err
+    again = everbeat("workers", "release", name).assert_code(0)
+    assert again.err == f"{name} had ended already and held nothing.\n"
+    assert again.out == ""
+    former = everbeat("workers", "release", f"{name[:-1]}x").assert_code(ExitCode.NOT_FOUND)
+    assert f"did you mean {name!r}?" in former.err
     assert state_of(everbeat, task_id)().document["state"] == "FAILED"
     (recovery,) = everbeat("recoveries", "--json").assert_code(0).document["recoveries"]
     assert (recovery["noticed_by"], recovery["charge"]) == ("operator", "loss")
@@ -152,6 +158,13 @@ def test_task_functions_and_queues_are_paused_and_resumed(
     everbeat("send", "shop", "welcome", "user_id=1", "--wait").assert_code(0)
     answer = everbeat("tasks", "pause", "welcome", "--reason", "the mail server rests").assert_code(0)
     assert "task welcome is paused since" in answer.out
+    again = everbeat("tasks", "pause", "welcome", "--reason", "mine").assert_code(0)
+    assert re.search(
+        r"task welcome was paused already, since .*, by operator: the mail server rests", again.out
+    )
+    assert "The reason 'mine' is not kept" in again.err
+    (document,) = everbeat("tasks", "pause", "welcome", "--json").assert_code(0).document["pauses"]
+    assert (document["already_paused"], document["reason"]) == (True, "the mail server rests")
     assert (
         everbeat("queues", "pause", "default", "--json").assert_code(0).document["pauses"][0]["kind"]
         == "queue"
@@ -208,6 +221,37 @@ def test_wrong_settings_start_no_worker(everbeat: Command, option: tuple[str, st
     assert "typer" not in answer.err
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--max-rss", "5"), "must be a size of 16MB to 1024TB: a number and its unit, KB, MB, GB or TB."),
+        (("--max-rss", "5MB"), "must be 16MB to 1024TB. Fix: use 16MB or more, or leave it out."),
+        (("--max-tasks-per-process", "2000000000"), "Fix: use 1000000000 or less, or leave it out."),
+        (("--grace", "soon"), 'Fix: write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m".'),
+    ],
+)
+def test_what_helps_is_told_for_a_shell(everbeat: Command, option: tuple[str, str], said: str) -> None:
+    answer = everbeat("worker", "shop:app", *option).assert_code(ExitCode.USAGE)
+    assert said in answer.err
+    assert "None" not in answer.err
+    assert "timedelta" not in answer.err
+
+
+def test_a_task_is_sent_into_a_serial_line(everbeat: Command, shop_worker: RunningWorker) -> None:
+    everbeat("queues", "pause", "default", "--app", "shop:app").assert_code(0)
+    first, second = (
+        everbeat("send", "shop:app", "welcome", f"user_id={number}", "--serial", "customer-42").out.strip()
+        for number in (1, 2)
+    )
+    reasons = everbeat("explain", second, "--json").assert_code(0).document["explanation"]["reasons"]
+    (line,) = [reason for reason in reasons if reason["code"] == "SERIAL_LINE"]
+    assert line["blocked_by"] == first
+    assert "customer-42" in line["text"]
+    everbeat("queues", "resume", "default").assert_code(0)
+    until(state_of(everbeat, second), lambda answer: answer.document["state"] == "COMPLETED")
+    assert shop_worker.process.poll() is None
+
+
 def test_what_nobody_serves_says_so(everbeat: Command) -> None:  # B13
     everbeat("migrate").assert_code(0)
     url = everbeat.environment["EVERBEAT_DATABASE_URL"]
@@ -254,6 +298,18 @@ def test_a_task_that_is_not_there(everbeat: Command, words: list[str]) -> None:
     [
         (["shop:app", "welcom", "user_id=1"], ExitCode.NOT_FOUND, "use 'welcome'"),
         (["shop:app", "welcome", "user_id=many"], ExitCode.USAGE, "'user_id' = 'many' of task 'welcome'"),
+        (
+            ["shop:app", "welcome", "user_id=many"],
+            ExitCode.USAGE,
+            "fix: write user_id as JSON, such as user_id=42; it is declared as",
+        ),
+        (["shop:app", "welcome", "user_id=1.5"], ExitCode.USAGE, "'user_id' = 1.5 of task 'welcome'"),
+        (["shop:app", "welcome", "user_id=1", "--serial", ""], ExitCode.USAGE, "--serial = ''"),
+        (
+            ["shop:app", "welcome", "user_id=1", "--timeout", "soon"],
+            ExitCode.USAGE,
+            '"1h30m", or leave it out.',
+        ),
         (["shop:app", "welcome"], ExitCode.USAGE, "user_id"),
         (["shop:app", "welcome", "usr_id=1"], ExitCode.USAGE, "did you mean 'user_id'?"),
         (["shop:app", "welcome", "--args", "[1]"], ExitCode.USAGE, "--args"),

@@ -279,9 +279,68 @@ class TestHeld:
         assert codes(app, claimed.id) == ["RUNNING"]
         change(hands, "workers", "ended_at = statement_timestamp()", "id = 'w1'")
         assert codes(app, claimed.id) == ["HOLDER_ENDED", "HOOK_SKIPPED", "RUNNING"]
-        assert the_reason(app, claimed.id, ReasonCode.HOOK_SKIPPED).since == hands.row(claimed.id, "left_at")
+        ended = the_reason(app, claimed.id, ReasonCode.HOLDER_ENDED)
+        assert "recovers" not in ended.text, "nobody does, by the hook's word"
+        assert ended.until is None
+        assert (
+            "w1 (pid 2 on host) had begun attempt 1" in the_reason(app, claimed.id, ReasonCode.RUNNING).text
+        )
+        skipped = the_reason(app, claimed.id, ReasonCode.HOOK_SKIPPED)
+        assert skipped.since == hands.row(claimed.id, "left_at")
+        assert skipped.since is not None
+        assert skipped.until == skipped.since + timedelta(seconds=30)  # check_interval_ms
+        assert skipped.text.endswith("held by w1; after that the next sweep asks it again")
+        change(hands, "tasks", "left_at = left_at - interval '31 s'")
+        skipped = the_reason(app, claimed.id, ReasonCode.HOOK_SKIPPED)
+        assert skipped.until is None
+        assert skipped.text.endswith("it is due to be swept: the next sweep asks the hook again")
         change(hands, "tasks", "left_claim_id = gen_random_uuid()")  # an earlier holder's
         assert codes(app, claimed.id) == ["HOLDER_ENDED", "RUNNING"]
+        change(hands, "workers", "ended_at = null", "id = 'w1'")
+        hands.settle(claimed, result=b"null")
+
+    def test_nobody_is_there_to_ask_the_hook_again(self, app: App, hands: Hands) -> None:
+        claimed = hands.running()
+        change(hands, "tasks", "left_claim_id = claim_id, left_at = statement_timestamp()")
+        change(hands, "workers", "ended_at = statement_timestamp()", "id = 'w1'")
+        assert codes(app, claimed.id) == ["HOLDER_ENDED", "HOOK_SKIPPED", "RUNNING"], (
+            "its own supervisor does"
+        )
+        change(hands, "supervisors", "last_beat_at = last_beat_at - interval '1 hour'")
+        assert codes(app, claimed.id) == ["HOLDER_ENDED", "HOOK_SKIPPED", "NOBODY_SWEEPS", "RUNNING"]
+        skipped = the_reason(app, claimed.id, ReasonCode.HOOK_SKIPPED)
+        assert skipped.until is None
+        assert skipped.text.endswith("nobody is there to ask it again")
+        change(hands, "workers", "ended_at = null", "id = 'w1'")
+        hands.settle(claimed, result=b"null")
+
+    def test_a_worker_that_lost_the_process_of_the_code_asks_the_hook_again(
+        self, app: App, hands: Hands
+    ) -> None:
+        claimed = hands.running(policy=b'{"stall_timeout_ms": 5000}')
+        change(hands, "tasks", "alone = true, left_claim_id = claim_id, left_at = statement_timestamp()")
+        assert codes(app, claimed.id) == ["HOOK_SKIPPED", "RUNNING"]
+        assert "after that its worker asks" in the_reason(app, claimed.id, ReasonCode.HOOK_SKIPPED).text
+        assert "had begun attempt 1, alone" in the_reason(app, claimed.id, ReasonCode.RUNNING).text
+        hands.settle(claimed, result=b"null")
+
+    def test_what_is_due_is_promised_for_no_moment_that_is_past(self, app: App, hands: Hands) -> None:
+        hands.supervisor("s2", "w9")
+        claimed = hands.running()
+        long_ago = "interval '2 hours'"
+        change(
+            hands,
+            "tasks",
+            f"sent_at = sent_at - {long_ago}, claimed_at = claimed_at - {long_ago}, started_at = started_at - {long_ago}",
+        )
+        change(hands, "supervisors", f"last_beat_at = last_beat_at - {long_ago}", "id = 's1'")
+        silent = the_reason(app, claimed.id, ReasonCode.HOLDER_SILENT)
+        assert silent.until is None
+        assert silent.text.endswith("it is due, and the next look of a supervisor recovers it")
+        change(hands, "workers", f"ended_at = statement_timestamp() - {long_ago}", "id = 'w1'")
+        ended = the_reason(app, claimed.id, ReasonCode.HOLDER_ENDED)
+        assert ended.until is None
+        assert ended.text.endswith("it is due, and the next look of a supervisor recovers it")
         change(hands, "workers", "ended_at = null", "id = 'w1'")
         hands.settle(claimed, result=b"null")
 
@@ -314,6 +373,20 @@ class TestEnded:
         gone = hands.send()
         app.cancel(gone)
         assert the_reason(app, gone, ReasonCode.CANCELLED).text == "it was cancelled before its code started"
+        assert app.info(gone).error.message == "cancelled before its code started"  # type: ignore[union-attr]
+        failed = hands.running(policy=self.POLICY)
+        hands.settle(failed, "FAILED", error=b'{"code": "X"}', retry_in_ms=60_000)
+        app.cancel(failed.id)
+        assert the_reason(app, failed.id, ReasonCode.CANCELLED).text == (
+            "it was cancelled before its code started again; attempt 1 on worker w1 was its last, and ended FAILED"
+        )
+        assert "started again" in app.info(failed.id).error.message  # type: ignore[union-attr]
+        stopped = hands.running()
+        app.cancel(stopped.id)
+        hands.settle(stopped, "CANCELLED")
+        assert the_reason(app, stopped.id, ReasonCode.CANCELLED).text == (
+            "it was cancelled in attempt 1 on worker w1"
+        )
         late = hands.send(good_until=datetime.now(UTC) - timedelta(seconds=1))
         hands.connection.execute(hands.text("task/expire"), {"limit": 10, "channel": hands.target.channel})
         assert codes(app, late) == ["EXPIRED"]

@@ -75,6 +75,15 @@ async def test_a_sweep_on_a_loop_asks_them_there(app: App, hands: Hands) -> None
         ({"recovery_delay": timedelta(seconds=-3)}, "must not be negative"),
         ({"resilient_sweep_threshold_multiplier": 0}, "from 1 to 100"),
         ({"resilient_task_flags": "slow"}, "must be a list"),
+        (
+            {"resilient_task_flags": {"slow": "yes"}},
+            r"resilient_task_flags = \{'slow': 'yes'\}.*Fix: write \['slow'\]",
+        ),
+        ({"dry_run": "yes"}, "dry_run = 'yes': must be True or False"),
+        (
+            {"sweep_treshold": "60s"},
+            r"App.sweep_stale_workers.sweep_treshold = '60s': .*no argument.*Fix: use sweep_threshold",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
+
+import psycopg
 import pytest
+from msgspec import structs
+from psycopg import sql
 
 from everbeat import App, ConfigurationError, NotPaused, QueueConfig, UnknownName
 from everbeat.store import leases, workers
@@ -22,13 +28,34 @@ def test_a_paused_task_function_is_not_claimed_until_it_is_resumed(app: App, han
         "the printer is on fire",
     )
     assert app.list_pauses() == [pause]
-    assert app.pause_task("work", reason="another") == pause, "the first one stands"
+    again = app.pause_task("work", reason="another")
+    assert again == structs.replace(pause, already_paused=True), (
+        "the first one stands, and the answer says so"
+    )
+    assert app.list_pauses() == [pause]
     assert hands.claim() == []
     assert hands.run(leases.next_due(names=["work"], queues=None)) is None
     assert app.resume_task("work") == pause
     assert app.list_pauses() == []
     (claimed,) = hands.claim()
     hands.cancel(claimed.id)
+
+
+def test_two_who_pause_at_once_are_told_of_the_same_pause(app: App, hands: Hands, database_url: str) -> None:
+    hands.send()
+    with psycopg.connect(database_url) as other, ThreadPoolExecutor(1) as threads:
+        pauses = sql.Identifier(hands.target.schema, "pauses")
+        insert = sql.SQL(
+            "insert into {} (kind, name, paused_by, reason) values ('task', 'work', 'ann', 'mine')"
+        )
+        other.execute(insert.format(pauses))
+        answer = threads.submit(app.pause_task, "work", reason="another")
+        waiting = "select from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
+        while not hands.connection.execute(waiting, [f"%{hands.target.schema}%.pauses%"]).rowcount:
+            sleep(0.01)  # a lock that is waited for rings no bell
+        other.commit()
+        pause = answer.result(10)
+    assert (pause.paused_by, pause.reason, pause.already_paused) == ("ann", "mine", True)
 
 
 async def test_a_paused_queue_too(app: App, hands: Hands) -> None:

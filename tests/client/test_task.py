@@ -105,6 +105,11 @@ def test_options_of_one_send_stand_over_the_registered_ones(task: Any, outbox: O
     ("options", "message"),
     [
         ({"prioriti": 1}, "has no setting of this name. Fix: use priority"),
+        (
+            {"stall_timeout": "5m"},
+            r"stall_timeout = '5m': .*registered.*Fix: write @app.task\(stall_timeout=...\)",
+        ),
+        ({"run_in": "process"}, r"Fix: write @app.task\(run_in=...\)"),
         ({"priority": "high"}, "must be a whole number"),
         ({"priority": 40_000}, "-32768 to 32767"),
         ({"queue": "a b"}, "must be 1 to 63"),

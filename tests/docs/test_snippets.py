@@ -97,7 +97,7 @@ def test_blocks_run_in_order_and_share_their_names(tmp_path: Path) -> None:
         ```
         ```python
         import asyncio
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn: a snippet may await
         print('total', total, __name__)
         ```
         """,

@@ -7,8 +7,11 @@ import contextvars
 import json
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, NoReturn
 from uuid import UUID
 
@@ -16,6 +19,7 @@ import pytest
 
 from everbeat.domain.checkpoint import CHECKPOINT_LIMIT_BYTES, Checkpoint, PartialWork
 from everbeat.domain.context import Context, OutsideTask, StopReason, TaskStopped
+from everbeat.domain.states import TaskState
 from everbeat.errors import EverbeatError, PayloadError
 
 
@@ -63,6 +67,20 @@ def context(number: int = 1, backend: Recorder | None = None, *, work: PartialWo
     )
 
 
+class Letters:
+    """A sequence of the old kind."""
+
+    def __getitem__(self, index: int) -> str:
+        return "ab"[index]
+
+
+@dataclass
+class Reply:
+    """What a checkpoint would bring back as a dict."""
+
+    value: int
+
+
 def test_outside_a_task_there_is_no_context() -> None:
     with pytest.raises(OutsideTask, match=r"No task runs here.*Fix: call it inside a task"):
         Context.current()
@@ -108,7 +126,17 @@ def test_a_thread_sees_the_context_it_was_started_in_only_if_it_is_handed_over()
 
 @pytest.mark.parametrize(
     ("given", "reported"),
-    [(None, None), (0.25, 0.25), (1, 1.0), (1.0000001, 1.0), (-3, 0.0), (math.nan, None), (math.inf, 1.0)],
+    [
+        (None, None),
+        (0.25, 0.25),
+        (1, 1.0),
+        (1.0000001, 1.0),
+        (10**400, 1.0),
+        (Decimal("0.5"), 0.5),
+        (-3, 0.0),
+        (math.nan, None),
+        (math.inf, 1.0),
+    ],
 )
 def test_progress_reports_a_fraction_between_zero_and_one(
     given: float | None, reported: float | None
@@ -116,6 +144,22 @@ def test_progress_reports_a_fraction_between_zero_and_one(
     recorder = Recorder()
     context(backend=recorder).progress("resize", given, "frame 1")
     assert recorder.reports == [("resize", reported, "frame 1")]
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "fix"),
+    [
+        (("x", "half"), "fraction 'half'.*is of type str, not a number", "n / total"),
+        (("x", True), "fraction True.*is of type bool, not a number", "n / total"),
+        (("x", 1j), "fraction 1j.*is of type complex, not a number", "n / total"),
+        ((0.5,), r"stage 0.5.*is of type float, not a text", r"ctx.progress\('resize', 0.5\)"),
+    ],
+)
+def test_progress_that_is_none_is_refused(given: Any, message: str, fix: str) -> None:
+    recorder = Recorder()
+    with pytest.raises(PayloadError, match=f"{message}.*Fix:.*{fix}"):
+        context(backend=recorder).progress(*given)
+    assert recorder.reports == []
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "lease_lost", "timed_out", "stalled", "shutting_down"])
@@ -152,11 +196,38 @@ class TestCheckpoints:
         recorder = Recorder()
         tested = context(backend=recorder)
         assert tested.last_checkpoint is None
-        tested.checkpoint({"page": (1, 2), "id": UUID(int=7)})
-        assert tested.last_checkpoint == {"page": [1, 2], "id": str(UUID(int=7))}
+        tested.checkpoint({"page": (1, 2), "id": "7"})
+        assert tested.last_checkpoint == {"page": [1, 2], "id": "7"}
         tested.last_checkpoint["page"].clear()
         assert tested.last_checkpoint["page"] == [1, 2]
-        assert recorder.stored == [(1, {"value": {"page": [1, 2], "id": str(UUID(int=7))}, "done": {}})]
+        assert recorder.stored == [(1, {"value": {"page": [1, 2], "id": "7"}, "done": {}})]
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            ({1: 2}, "has the key 1, which would arrive as a str"),
+            ({"seen": {1, 2}}, r"at \['seen'\] is of type set and would arrive as list"),
+            ([(1, UUID(int=7))], r"at \[0\]\[1\] is of type UUID and would arrive as str"),
+            (datetime(2026, 1, 1, tzinfo=UTC), "is of type datetime and would arrive as str"),
+            (b"raw", "is of type bytes and would arrive as str"),
+            (Decimal("1.5"), "is of type Decimal and would arrive as str"),
+            (Reply(3), "is of type Reply and would arrive as dict"),
+        ],
+    )
+    def test_one_that_would_come_back_as_something_else_is_refused(self, value: Any, message: str) -> None:
+        tested = context(backend=(recorder := Recorder()))
+        with pytest.raises(PayloadError, match=f"{message}.*Fix: checkpoint plain values"):
+            tested.checkpoint(value)
+        assert (tested.last_checkpoint, recorder.stored) == (None, [])
+
+    @pytest.mark.parametrize(
+        "value",
+        [None, 0, 1.5, "text", [], {}, {"a": [1, (2, None)]}, TaskState.PENDING, 2**63, OrderedDict(a=1)],
+    )
+    def test_one_that_comes_back_equal_is_stored(self, value: Any) -> None:
+        tested = context()
+        tested.checkpoint(value)
+        assert tested.last_checkpoint == json.loads(json.dumps(value))
 
     def test_one_that_could_not_be_stored_is_not_the_last(self) -> None:
         recorder = Recorder()
@@ -244,6 +315,31 @@ class TestResume:
     def test_a_name_is_a_short_text(self, name: Any) -> None:
         with pytest.raises(PayloadError, match="printable text of 1 to 200 characters"):
             context().resume(name, [])
+
+    @pytest.mark.parametrize("items", [{1, 2}, frozenset("ab")])
+    def test_items_without_an_order_that_stays_are_refused(self, items: Any) -> None:
+        with pytest.raises(PayloadError, match=r"order may be another one.*Fix: .*sorted"):
+            context().resume("step", items)
+        assert list(context().resume("step", {"a": 1}.keys())) == ["a"], "a dict keeps its order"
+
+    def test_items_must_be_something_to_walk_over(self) -> None:
+        async def source() -> AsyncIterator[int]:
+            yield 1
+
+        tested = context()
+        with pytest.raises(
+            PayloadError, match="items 5 of the resume 'step' in task 'task' are of type int"
+        ) as caught:
+            tested.resume("step", 5)  # type: ignore[arg-type]
+        assert caught.value.parameter == "items"
+        assert "range(5)" in str(caught.value)
+        with pytest.raises(
+            PayloadError, match=r"asynchronous.*Fix: write 'async for \.\.\. in Context\.aresume"
+        ):
+            tested.resume("step", source())  # type: ignore[arg-type]
+        with pytest.raises(PayloadError, match="items None of the resume 'step'"):
+            tested.aresume("step", None)  # type: ignore[arg-type]
+        tested.resume("step", Letters())  # type: ignore[arg-type]
 
     def test_a_stop_is_told_before_the_first_step_and_after_each(self) -> None:
         recorder = Recorder(reason="cancelled")

@@ -84,7 +84,10 @@ def test_names_are_checked() -> None:
 def test_flags_are_names_or_names_with_switches() -> None:
     assert TaskOptions(flags=["a"]) == TaskOptions(flags={"a": True})
     assert problems_of(flags="a") == [("WRONG_TYPE", "flags")]
-    assert problems_of(flags={"a": 1}) == [("WRONG_TYPE", "flags[0]")]
+    assert problems_of(flags={"b": True, "a": 1, "c d": True}) == [
+        ("WRONG_TYPE", "flags['a']"),
+        ("WRONG_NAME", "flags['c d']"),
+    ]
     assert problems_of(flags=["a", ""]) == [("WRONG_NAME", "flags[1]")]
 
 
@@ -107,8 +110,8 @@ def test_resilient_means_that_the_flag_is_present_and_true() -> None:
 
 def test_exception_codes_map_classes_to_codes() -> None:
     assert dict(TaskOptions(exception_codes={OSError: "DISK"}).exception_codes) == {OSError: "DISK"}
-    assert problems_of(exception_codes={"OSError": "DISK"}) == [("WRONG_TYPE", "exception_codes[0]")]
-    assert problems_of(exception_codes={OSError: "disk"}) == [("WRONG_NAME", "exception_codes[0]")]
+    assert problems_of(exception_codes={"OSError": "DISK"}) == [("WRONG_TYPE", "exception_codes['OSError']")]
+    assert problems_of(exception_codes={OSError: "disk"}) == [("WRONG_NAME", "exception_codes[OSError]")]
     assert problems_of(exception_codes=[OSError]) == [("WRONG_TYPE", "exception_codes")]
 
 

@@ -16,7 +16,7 @@ async def test_the_systems_clock_goes_forward_and_waits_for_events_or_time() -> 
     event.set()
     assert await clock.wait(event, timeout_s=60)
     assert await clock.wait(event, timeout_s=0)
-    await clock.sleep(0)
+    await clock.sleep(0)  # what is tested
     assert abs(clock.wall() - datetime.now(UTC)) < timedelta(seconds=5)
 
 
@@ -25,9 +25,9 @@ async def test_a_manual_clock_moves_only_by_hand_and_stops_at_every_due_moment()
     woken: list[tuple[str, float]] = []
 
     async def sleeper(name: str, seconds: float) -> None:
-        await clock.sleep(seconds)
+        await clock.sleep(seconds)  # by hand
         woken.append((name, clock.monotonic()))
-        await clock.sleep(1)
+        await clock.sleep(1)  # by hand
         woken.append((name, clock.monotonic()))
 
     tasks = [asyncio.create_task(sleeper("late", 5)), asyncio.create_task(sleeper("early", 2))]

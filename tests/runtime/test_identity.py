@@ -17,9 +17,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="proofs of death
 
 
 def sleeper() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"], stdout=-1
-    )
+    code = "import time; print(flush=True); time.sleep(600)"  # until it is killed
+    return subprocess.Popen([sys.executable, "-c", code], stdout=-1)
 
 
 def identity_of(pid: int) -> ProcessIdentity:
@@ -96,7 +95,7 @@ def test_memory_and_processor_time_of_this_and_another_process() -> None:
 
 def test_a_program_name_with_brackets_and_spaces_is_read_right() -> None:
     rename = "import ctypes; ctypes.CDLL(None).prctl(15, b') R 1 (x', 0, 0, 0)"
-    code = f"{rename}; import time; print(flush=True); time.sleep(600)"
+    code = f"{rename}; import time; print(flush=True); time.sleep(600)"  # until it is killed
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()

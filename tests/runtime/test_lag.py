@@ -20,8 +20,7 @@ Reports = queue.Queue[LoopBlocked | LoopFreed]
 
 
 async def block_in_python(seconds: float) -> None:
-    # The block itself: a wait that lets other threads run, but not the loop.
-    time.sleep(seconds)
+    time.sleep(seconds)  # the block itself: other threads run, the loop does not
 
 
 async def block_with_the_gil_held(seconds: float) -> None:
@@ -32,12 +31,10 @@ async def run_blocked(coroutine: object, **options: object) -> Reports:
     reports: Reports = queue.Queue()
     watch = LoopWatch(asyncio.get_running_loop(), threshold_s=0.4, emit=reports.put, **options)  # type: ignore[arg-type]
     watch.start()
-    # Past the watch's first questions, so that the block begins in a quiet moment.
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(0.6)  # past the watch's first questions: the block begins in a quiet moment
     assert asyncio.iscoroutine(coroutine)
     await asyncio.create_task(coroutine, name="report-builder")
-    # Two more looks of the watch, which tell the end.
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(0.6)  # two more looks of the watch, which tell the end
     watch.stop()
     return reports
 
@@ -50,7 +47,7 @@ async def test_code_that_blocks_the_loop_is_named_once_with_its_stack() -> None:
     assert isinstance(freed, LoopFreed)
     assert blocked.names == freed.names == ("report-builder",)
     assert "block_in_python" in blocked.stack
-    assert "time.sleep(seconds)" in blocked.stack
+    assert "time.sleep(seconds)" in blocked.stack  # the very line
     assert not blocked.interpreter_held
     assert 0.4 <= blocked.seconds < 1.4
     assert 1.2 <= freed.seconds < 2.5
@@ -87,10 +84,8 @@ async def test_a_busy_but_turning_loop_is_not_blocked_and_its_lag_is_small() -> 
     watch.start()
     end = time.monotonic() + 1.2
     while time.monotonic() < end:
-        # Short blocks, as ordinary work has them.
-        time.sleep(0.01)
-        # One turn of the loop between them.
-        await asyncio.sleep(0)
+        time.sleep(0.01)  # short blocks, as ordinary work has them
+        await asyncio.sleep(0)  # one turn of the loop between them
     assert 0 <= watch.lag_s() < 0.4
     watch.stop()
     assert reports.empty()
@@ -100,16 +95,14 @@ async def test_the_lag_grows_while_the_loop_is_blocked() -> None:
     seen: list[float] = []
     watch = LoopWatch(asyncio.get_running_loop(), threshold_s=5.0, emit=lambda event: None)
     watch.start()
-    # Let the watch begin; its period is 1.25 s here.
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # let the watch begin; its period is 1.25 s here
 
     def sample() -> None:
         seen.append(watch.lag_s())
 
     timer = threading.Timer(2.0, sample)
     timer.start()
-    # The block itself.
-    time.sleep(2.2)
+    time.sleep(2.2)  # the block itself
     watch.stop()
     assert seen[0] > 0.5
 
@@ -118,10 +111,8 @@ def test_the_watch_ends_with_its_loop() -> None:
     loop = asyncio.new_event_loop()
     watch = LoopWatch(loop, threshold_s=0.4, emit=lambda event: None)
     watch.start()
-    # Long enough for the watch to ask once.
-    loop.run_until_complete(asyncio.sleep(0.4))
-    # Stopped, not closed: no block, however long.
-    time.sleep(0.8)
+    loop.run_until_complete(asyncio.sleep(0.4))  # long enough for the watch to ask once
+    time.sleep(0.8)  # stopped, not closed: no block, however long
     loop.close()
     watches = [thread for thread in threading.enumerate() if thread.name == "everbeat-loop-watch"]
     for thread in watches:
@@ -141,14 +132,14 @@ async def main():
     watch.start()
     asked_to_end = asyncio.Event()
     threading.Thread(target=lambda: (input(), loop.call_soon_threadsafe(asked_to_end.set)), daemon=True).start()
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # let the watch begin
     print("ready", flush=True)
     if sys.argv[1] == "idle":
         await asked_to_end.wait()
     while not asked_to_end.is_set():
-        time.sleep(0.05)
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.6)
+        time.sleep(0.05)  # a short block, as ordinary work has them
+        await asyncio.sleep(0)  # one turn of the loop between them
+    await asyncio.sleep(0.6)  # two more looks of the watch, which would tell
     print("done", flush=True)
 
 asyncio.run(main())
@@ -163,8 +154,7 @@ asyncio.run(main())
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     os.kill(child.pid, signal.SIGSTOP)
-    # The freeze itself, longer than the threshold.
-    time.sleep(1.5)
+    time.sleep(1.5)  # the freeze itself, longer than the threshold
     os.kill(child.pid, signal.SIGCONT)
     rest, _ = child.communicate("go\n", timeout=20)
     assert rest == "done\n"

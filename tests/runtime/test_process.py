@@ -207,8 +207,7 @@ async def test_a_thread_that_spawned_and_ended_takes_no_child_with_it() -> None:
     await ready(children[0])
     may_end.set()
     thread.join()
-    # A death signal would have come when the thread ended; give a wrong one the time to arrive.
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # a wrong death signal, sent when the thread ended, has the time to arrive
     assert children[0].poll() is None
     children[0].kill()
     assert (await report_of(children[0])).signal_name == "SIGKILL"
@@ -252,8 +251,7 @@ async def test_the_stack_of_a_child_that_holds_the_gil_can_be_read(capfd: pytest
     async with asyncio.timeout(10):
         while "hold_the_gil" not in text:
             child.dump_stacks()
-            # The dump is text in a file: there is no event to await.
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the dump is text in a file: there is no event to await
             text += capfd.readouterr().err
     assert "child.py" in text
     child.kill()
@@ -291,8 +289,7 @@ def test_the_blocking_twin_hears_the_last_words_of_a_child() -> None:
         channel.receive(timeout_s=20)
     assert heard == ["ready", "0", "1", "2"]
     while child.poll() is None:
-        # The child has closed its channel and is about to end; a blocking caller has no event for that.
-        time.sleep(0.01)
+        time.sleep(0.01)  # it is about to end; a blocking caller has no event for that
     channel.close()
     child.close()
 

@@ -66,7 +66,7 @@ async def test_the_rate_counts_from_the_start_of_a_tick_and_missed_ticks_are_not
     clock = ManualClock()
 
     async def act(number: int) -> None:
-        await clock.sleep({1: 4.0, 2: 35.0}.get(number, 0.0))
+        await clock.sleep({1: 4.0, 2: 35.0}.get(number, 0.0))  # by hand: ticks that take long
 
     service = Recorder(clock, act=act)
     async with Nursery(name="test") as nursery:
@@ -191,8 +191,7 @@ async def test_a_tick_that_hangs_is_ended_by_its_timeout() -> None:
     async with Nursery(name="test") as nursery, asyncio.timeout(10):
         nursery.start(runner_of(service, clock, events, tick_timeout_s=0.05).run(), name="recorder")
         while not events:
-            # The timeout of a tick is real time by intention; the event list has no event to await.
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a tick's timeout is real time, and the list has no event to await
         await clock.advance(1)
     assert isinstance(events[0], ServiceFailed)
     assert isinstance(events[0].error, TimeoutError)
@@ -206,12 +205,12 @@ async def test_a_cancel_ends_the_loop_promptly_wherever_it_is(where: str) -> Non
     async def act(_: int) -> None:
         match where:
             case "tick":
-                await clock.sleep(1000)
+                await clock.sleep(1000)  # by hand: never
             case "back-off":
                 raise ValueError("no luck")
             case "swallowed":
                 try:
-                    await clock.sleep(1000)
+                    await clock.sleep(1000)  # by hand: never
                 except asyncio.CancelledError:
                     return
             case _:

@@ -282,6 +282,9 @@ async def test_a_hook_that_fails_counts_as_default_and_is_reported(
     (event,) = onlooker.told(HookFailed)
     assert isinstance(event, HookFailed)
     assert said in event.problem
+    assert dict(hands.table("recoveries", "task_id, hook")) == {
+        running.id: f"no answer: {event.problem}", mail.id: "Reschedule",
+    }  # fmt: skip
     assert (event.hook, event.task_id, event.task_name) == ("on_recovery", running.id, "work")
     assert "lambda" in event.function
 
@@ -318,8 +321,20 @@ async def test_a_hook_that_never_returns_counts_as_default_after_its_limit(
     assert {hands.row(task.id, "state") for task in tasks} == {"FAILED"}
     problems = {event.problem for event in onlooker.told(HookFailed)}  # type: ignore[attr-defined]
     assert problems == {"did not answer within 200ms"}
+    assert set(hands.table("recoveries", "hook")) == {("no answer: did not answer within 200ms",)}
     released.set()
     woken.set()
+
+
+async def test_a_long_problem_is_kept_cut(
+    hooked: Callable[..., Onlooker], registry: HookRegistry, hands: Hands
+) -> None:
+    registry.deciding(lambda _: raise_it(ValueError("\0" + "x" * 10_000)))  # type: ignore[arg-type,return-value]
+    hands.running()
+    assert await recover(hooked()) == 1
+    ((kept,),) = hands.table("recoveries", "hook")
+    assert kept.startswith("no answer: raised ValueError: ")
+    assert len(kept) < 400
 
 
 async def test_hooks_that_never_return_are_not_called_for_ever(
@@ -435,6 +450,8 @@ def test_a_hook_that_blocks_its_loop_does_not_block_the_sweep(hands: Hands, regi
     assert hands.row(running.id, "state") == "FAILED"
     (event,) = onlooker.told(HookFailed)
     assert "blocked its event loop" in event.problem  # type: ignore[attr-defined]
+    ((kept,),) = hands.table("recoveries", "hook")
+    assert kept == f"no answer: {event.problem}"  # type: ignore[attr-defined]
 
 
 def test_a_scope_has_one_hook(registry: HookRegistry) -> None:  # F7

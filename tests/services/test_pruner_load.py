@@ -98,7 +98,7 @@ async def prune_all(hands: Hands, breaks: Breaks | None = None) -> tuple[PrunePa
     clock = SystemClock()
 
     async def rest(seconds: float) -> bool:
-        await clock.sleep(seconds)
+        await clock.sleep(seconds)  # the pass's own rests
         if breaks is not None:
             await breaks.have(steps=len(watched.steps))
         return True

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from everbeat.client.hooks import HookRegistry
+from everbeat.domain.hooks import NoHooks, Skip
 from everbeat.domain.policy import StoredPolicy
 from everbeat.errors import UnknownName
+from everbeat.services.hooks import LocalHooks
 from everbeat.services.release import release
 from everbeat.store import workers
 from tests.services.conftest import Hands, Onlooker
@@ -35,8 +38,29 @@ async def test_what_released_workers_hold_is_recovered_though_they_beat(
     assert hands.claim("w1") == [], "it claims nothing more"
     assert set(hands.table("workers", "id, ended_how")) == {("w1", "operator"), ("w2", None)}
     again_result = await release(onlooker.session, ["w1"], recoverer=onlooker.recoverer())
-    assert again_result.recovered_count == 0
+    assert (again_result.recovered_count, again_result.worker_ids) == (0, ()), "it had ended already"
     hands.settle(neighbour)
+
+
+async def test_what_a_hook_leaves_is_told(onlooker: Onlooker, hands: Hands) -> None:
+    registry = HookRegistry()
+    registry.deciding(lambda _: Skip())
+    onlooker.hooks = LocalHooks(registry.hooks(), timeout_s=5.0, events=onlooker.events)
+    running = hands.running()
+    result = await release(onlooker.session, ["w1"], recoverer=onlooker.recoverer())
+    assert (result.worker_ids, result.recovered_count) == (("w1",), 0)
+    assert {task.id: task.action for task in result.tasks} == {running.id: "leave"}
+    onlooker.hooks = NoHooks()
+    result = await release(onlooker.session, ["w1"], recoverer=onlooker.recoverer())
+    assert (result.worker_ids, result.recovered_count) == ((), 1), "it had ended, and held something still"
+
+
+async def test_the_nearest_name_may_be_that_of_a_worker_that_ended(onlooker: Onlooker, hands: Hands) -> None:
+    hands.supervisor("s2", "web-1-4711-9f8e7d6c")
+    await release(onlooker.session, ["web-1-4711-9f8e7d6c"], recoverer=onlooker.recoverer())
+    with pytest.raises(UnknownName) as refusal:
+        await release(onlooker.session, ["web-1-4711-9f8e7d6b"], recoverer=onlooker.recoverer())
+    assert "did you mean 'web-1-4711-9f8e7d6c'?" in str(refusal.value)
 
 
 async def test_it_works_with_automatic_recovery_off(onlooker: Onlooker, hands: Hands) -> None:

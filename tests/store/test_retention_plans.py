@@ -22,6 +22,12 @@ from tests.store.test_plans import nodes, plan
 
 ROWS = 100_000
 LIMIT = 1_000
+PAGES_PER_ROW = 8
+"""To find, lock, find again and delete a row; two of them are visibility maps, for pages that a vacuum found all-visible.
+
+Whether it did depends on what else was open just then: 5 and 6.1 pages per beat were seen.
+"""
+MOST_PAGES = PAGES_PER_ROW * LIMIT
 LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
 LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 TABLES = {"tasks", "attempts", "recoveries", "beats", "worker_states", "workers", "supervisors"}
@@ -72,7 +78,7 @@ def test_the_steps_of_tasks_and_attempts(aged: Hands, bounds: TaskIdBounds) -> N
     check_plan(aged, step(after=LOWEST), pages=30_000)
     check_plan(aged, retention.prune_tasks(hours=720, limit=LIMIT, after=bounds.now, until=HIGHEST), pages=50)
     strays = partial(retention.prune_stray_attempts, hours=720, limit=LIMIT, until=bounds.old)
-    check_plan(aged, strays(after=LOWEST), pages=8_000)
+    check_plan(aged, strays(after=LOWEST), pages=MOST_PAGES)
 
 
 def test_a_step_over_living_tasks_looks_at_no_more_than_its_limit(aged: Hands, bounds: TaskIdBounds) -> None:
@@ -93,9 +99,9 @@ def test_a_step_over_living_tasks_looks_at_no_more_than_its_limit(aged: Hands, b
 
 
 def test_the_steps_of_the_other_tables(aged: Hands) -> None:  # H2
-    check_plan(aged, retention.prune_stray_recoveries(hours=720, limit=LIMIT, after=0), pages=6_000)
-    check_plan(aged, retention.prune_beats(hours=24, limit=LIMIT, after=LONG_AGO), pages=6_000)
-    check_plan(aged, retention.prune_worker_states(hours=168, limit=LIMIT, after=LONG_AGO), pages=6_000)
+    check_plan(aged, retention.prune_stray_recoveries(hours=720, limit=LIMIT, after=0), pages=MOST_PAGES)
+    check_plan(aged, retention.prune_beats(hours=24, limit=LIMIT, after=LONG_AGO), pages=MOST_PAGES)
+    check_plan(aged, retention.prune_worker_states(hours=168, limit=LIMIT, after=LONG_AGO), pages=MOST_PAGES)
     check_plan(aged, retention.prune_workers(hours=168, limit=LIMIT, after=""), pages=12_000)
     check_plan(aged, retention.prune_supervisors(hours=168, limit=LIMIT, after=""), pages=12_000)
 
@@ -132,4 +138,4 @@ def test_a_plan_that_scans_is_noticed(aged: Hands) -> None:
         index = sql.Identifier(aged.target.schema, "beats_by_time")
         aged.connection.execute(sql.SQL("drop index {}").format(index))
         with pytest.raises(AssertionError, match="Seq Scan"):
-            check_plan(aged, retention.prune_beats(hours=24, limit=LIMIT, after=LONG_AGO), pages=6_000)
+            check_plan(aged, retention.prune_beats(hours=24, limit=LIMIT, after=LONG_AGO), pages=MOST_PAGES)

@@ -11,6 +11,7 @@ from types import ModuleType
 import psutil
 import pytest
 
+from everbeat import Task
 from tests.stories.stage import BY_AGE, FAST, Stage
 from tests.stories.wire import Wire, wire
 
@@ -37,10 +38,28 @@ def mischief(deeds: ModuleType) -> Iterator[ModuleType]:
 def test_fenced_code_has_ended_before_anybody_takes_it_over(
     stage: Stage, mischief: ModuleType, line: Wire, blow: str, deed: str
 ) -> None:  # E15
+    cut_off_and_taken_over(stage, line, [getattr(mischief, deed)] * 2, blow)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_fenced_code_has_ended_before_anybody_takes_it_over_in_twenty_rounds(
+    stage: Stage, mischief: ModuleType, line: Wire
+) -> None:  # E15
+    for number in range(20):
+        deeds = [mischief.fenced_coroutine, mischief.fenced_process]
+        cut_off_and_taken_over(stage, line, deeds, ("cut", "stall")[number % 2])
+        for tree in stage.trees[-2:]:
+            assert tree.stop() == 0
+
+
+def cut_off_and_taken_over(stage: Stage, line: Wire, deeds: list[Task[[str], str]], blow: str) -> None:
+    """A fenced tree runs these, the blow falls, and another tree takes them over."""
     settings = {**FAST, **BY_AGE, "self_fence": True}
     stage.ready_tree(program="mischief", recovery=settings, url=line.url)
-    tasks = [getattr(mischief, deed).send("never") for _ in range(2)]
-    stage.until(lambda: len(stage.effects("start")) == 2, within=20, what="both run")
+    tasks = [deed.send("never") for deed in deeds]
+    for task in tasks:
+        stage.until(stage.started(task.id), within=20, what="it runs")
     stage.ready_tree(program="mischief", recovery=settings)
     getattr(line, blow)()
     for task in tasks:
@@ -49,7 +68,7 @@ def test_fenced_code_has_ended_before_anybody_takes_it_over(
     for task in tasks:
         last = max(effect["at"] for effect in stage.effects("alive", task.id) if effect["attempt"] == 1)
         second = stage.effects("start", task.id)[1]["at"]
-        print(f"{deed}: ended {second - last:.2f} s before it was taken over")
+        print(f"{blow}: ended {second - last:.2f} s before it was taken over")
         assert last < second
     for task in tasks:
         assert task.result(timeout=20) == "done"

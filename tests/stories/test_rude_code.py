@@ -93,3 +93,24 @@ def test_code_that_does_not_end_does_not_hold_up_the_leaving(
         assert stage.task(task.id)["retry_count"] == 0
         assert [one["outcome"] for one in stage.attempts(task.id)] == ["RELEASED"]
     stage.query("update {schema}.tasks set state = 'CANCELLED' where state = 'PENDING' returning id")
+
+
+def test_a_thread_given_up_is_counted_among_those_who_may_have_killed_the_process(
+    stage: Stage, deeds: ModuleType, mischief: ModuleType
+) -> None:  # E13
+    """Code that goes on after its attempt was given up: who is left in its process is not charged for what it does."""
+    stage.ready_tree(program="mischief")
+    stray = mischief.kill_the_process_later.send("die")
+    assert stray.outcome(timeout=20 * SLACK).error.code == "TASK_TIMEOUT"
+    innocent = deeds.wait_for_on_crash.send("end")
+    stage.until(stage.started(innocent.id), within=20 * SLACK, what="the innocent runs")
+    (pid,) = {line["pid"] for line in stage.effects("start")}
+    stage.open_gate("die")
+    stage.until(lambda: stage.recoveries(innocent.id), within=10 * SLACK, what="it is recovered")
+    stage.open_gate("end")
+    assert innocent.result(timeout=20 * SLACK) == "done"
+    (recovery,) = stage.recoveries(innocent.id)
+    assert (recovery["charge"], recovery["suspect"]) == ("loss", True)
+    assert "SIGSEGV" in recovery["cause"]
+    assert stage.task(innocent.id)["crash_count"] == 0
+    assert {line["pid"] for line in stage.effects("start", innocent.id)} != {pid}

@@ -150,7 +150,7 @@ def inside_a_task() -> None:
 
 
 def partial_work(context: Context) -> None:
-    context.checkpoint({"page": 3, "when": datetime.now(UTC)})
+    context.checkpoint({"page": 3, "word": "frame"})
     for frame in context.resume("frame", range(1000)):
         assert_type(frame, int)
     for word in context.resume("word", ["a"]):

@@ -168,8 +168,7 @@ async def test_the_end_is_prompt_while_the_peer_is_silent(
 async def test_a_quiet_connection_that_answers_is_kept(listener: Listener, wire: Wire, channel: str) -> None:
     async with listener.listening(wire.url, channel, probe_interval_s=0.05) as heard:
         await heard.expect_connected()
-        # Only time can show that nothing happens in it: some probes go by.
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # only time can show that nothing happens in it: some probes go by
         await asyncio.to_thread(notify, wire.url, channel, "t:mail")
         await heard.expect(lambda heard: TasksReady("mail") in heard.hints)
         assert heard.states == [True]
@@ -181,8 +180,7 @@ async def test_behind_a_pooler_the_listener_says_once_that_it_is_deaf_and_stays_
     wire.feigns_backend = True
     async with listener.listening(wire.url, channel) as heard:
         await heard.expect(lambda heard: heard.states != [])
-        # Only time can show that nothing happens in it: the first pauses between attempts go by.
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # only time can show that nothing happens in it: some attempts would go by
         assert wire.connections == 1
         assert heard.states == [False]
         assert heard.hints == []

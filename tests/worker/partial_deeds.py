@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def remember(ctx: Context, folder: str) -> list[Any]:
     """Checkpoints twice, fails once, then answers what it found."""
     found = ctx.last_checkpoint
     if ctx.attempt == 1:
-        ctx.checkpoint({"at": datetime(2026, 1, 1, tzinfo=UTC), "text": "\0"})
+        ctx.checkpoint({"at": 1.5, "text": "\0"})
         ctx.checkpoint([1, {"two": None}])
         effect(folder, ctx.last_checkpoint)
         raise RuntimeError("once")
@@ -59,7 +58,7 @@ def remember_in_process(ctx: Context, folder: str) -> list[Any]:
 async def aremember(ctx: Context, folder: str) -> list[Any]:
     found = ctx.last_checkpoint
     if ctx.attempt == 1:
-        await ctx.acheckpoint({"at": datetime(2026, 1, 1, tzinfo=UTC), "text": "\0"})
+        await ctx.acheckpoint({"at": 1.5, "text": "\0"})
         await ctx.acheckpoint([1, {"two": None}])
         effect(folder, ctx.last_checkpoint)
         raise RuntimeError("once")
@@ -142,6 +141,10 @@ def store_what(ctx: Context, what: str) -> None:
             ctx.checkpoint("x" * 2_000_000)
         case "object":
             ctx.checkpoint({"a": [object()]})
+        case "keys":
+            ctx.checkpoint({1: 2})
+        case "items":
+            list(ctx.resume("step", 5))  # type: ignore[call-overload]
         case "nan":
             ctx.checkpoint([float("nan")])
         case "surrogate":
@@ -280,10 +283,28 @@ async def commit_async_in_process(ctx: Context, url: str, schema: str, how: str)
     return "not this"
 
 
-@task()
-def commit_wrong_result(ctx: Context, url: str, result: Any) -> int:
+def commit_wrongly(ctx: Context, url: str, schema: str, result: Any) -> int:
     with psycopg.connect(url) as connection, ctx.commit(connection) as completion:
-        completion.result = result
+        add_row(connection, schema, "wrong")
+        completion.result = object() if result == "object" else result
+    return 1
+
+
+@task()
+def commit_wrong_result(ctx: Context, url: str, schema: str, result: Any) -> int:
+    return commit_wrongly(ctx, url, schema, result)
+
+
+@task(run_in="process")
+def commit_wrong_result_in_process(ctx: Context, url: str, schema: str, result: Any) -> int:
+    return commit_wrongly(ctx, url, schema, result)
+
+
+@task(exception_codes={Exception: "MINE"})
+async def commit_wrong_result_async(ctx: Context, url: str, schema: str, result: Any) -> int:
+    async with await psycopg.AsyncConnection.connect(url) as connection, ctx.commit(connection) as completion:
+        await connection.execute(f'insert into "{schema}".user_rows values (%s)', ["wrong"])
+        completion.result = object() if result == "object" else result
     return 1
 
 

@@ -31,15 +31,18 @@ class Proxy:
         self._lose: bytes | None = None
         self._released: asyncio.Event | None = None
         self._lines: set[asyncio.StreamWriter] = set()
+        self._served: set[asyncio.Future[None]] = set()
 
     @classmethod
     @asynccontextmanager
     async def before(cls, target: Target) -> AsyncIterator[Self]:
         with tempfile.TemporaryDirectory(prefix="eb-") as folder:
             proxy = cls(Path(folder), target)
-            async with await asyncio.start_unix_server(proxy._serve, path=proxy._path):
-                yield proxy
-                proxy._hang_up()
+            try:
+                async with await asyncio.start_unix_server(proxy._accept, path=proxy._path):
+                    yield proxy
+            finally:
+                await proxy._end()
 
     def lose_reply(self, marker: bytes) -> None:
         """The next statement whose text holds the marker reaches the server; its answer reaches nobody."""
@@ -59,6 +62,10 @@ class Proxy:
         self.is_cut = True
         self._hang_up()
 
+    def refuse(self) -> None:
+        """Nobody can connect; whoever is connected is served."""
+        self.is_cut = True
+
     def stall(self) -> None:
         """Nothing passes, and nobody is told: connections stay open, new ones are accepted."""
         self._passes.clear()
@@ -77,12 +84,30 @@ class Proxy:
         for line in tuple(self._lines):
             line.close()
 
+    async def _end(self) -> None:
+        """No line outlives its proxy, whatever it waits for."""
+        served, lines = tuple(self._served), tuple(self._lines)
+        for each in served:
+            each.cancel()
+        await asyncio.gather(*served, return_exceptions=True)
+        for line in lines:
+            line.close()
+            with suppress(OSError):
+                await line.wait_closed()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Tasks of our own: the server does not wait for those that it makes.
+        line = asyncio.ensure_future(self._serve(reader, writer))
+        self._served.add(line)
+        line.add_done_callback(self._served.discard)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.is_cut:
             writer.close()
             return
+        self._lines.add(writer)
         upstream, up = await asyncio.open_unix_connection(self._server_path)
-        self._lines |= {writer, up}
+        self._lines.add(up)
         swallow = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:

@@ -244,10 +244,19 @@ class Running:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self.left()
+        except TimeoutError:
+            for task in asyncio.all_tasks():
+                task.print_stack()
+            raise
         finally:
             self._task.cancel()
             if self._beats is not None:
                 self._beats.cancel()
+
+    def hush(self) -> None:
+        """The supervisor this test plays beats no more."""
+        assert self._beats is not None
+        self._beats.cancel()
 
     async def left(self) -> int:
         await self.until(lambda: self.code is not None)

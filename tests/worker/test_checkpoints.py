@@ -66,6 +66,8 @@ async def test_two_loops_side_by_side_are_counted_apart(stand: Stand, tmp_path: 
         ),
         ("object", "PayloadError", r"checkpoint of task 'store_what' at \['a'\]\[0\] is of type object"),
         ("nan", "PayloadError", r"at \[0\] is nan, which JSON does not have"),
+        ("keys", "PayloadError", "has the key 1, which would arrive as a str.*Fix: checkpoint plain values"),
+        ("items", "PayloadError", "items 5 of the resume 'step' in task 'store_what' are of type int"),
         ("surrogate", "PayloadError", "lone surrogate"),
         ("name", "PayloadError", "'' of a resume in task 'store_what' is not a printable text"),
         ("twice", "PayloadError", "resumes 'same' again in the same attempt.*f'same of {item}'"),

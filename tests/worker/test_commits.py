@@ -14,10 +14,11 @@ import psycopg
 import pytest
 
 from everbeat.errors import CommitRefused
-from everbeat.runtime.events import LeasesLost, ZombieRefused
+from everbeat.runtime.events import LeasesLost, ZombieRefused, event_text
 from everbeat.store import migrations
 from everbeat.store.target import Target
 from everbeat.worker.protocol import Lost
+from everbeat.worker.settlement import CodeFailedAfterItsCommit
 from tests.worker import partial_deeds
 from tests.worker.deeds import DEFINITIONS, gate
 from tests.worker.proxy import Proxy
@@ -94,6 +95,15 @@ async def test_rows_and_completion_are_one(shop: Shop, name: str) -> None:  # G4
     assert [(one["attempt"], one["outcome"]) for one in stand.attempts(task_id)] == [(1, "COMPLETED")]
     assert [event.state for event in running.finishes()] == ["COMPLETED"]
     assert running.of(LeasesLost) + running.of(ZombieRefused) == []  # type: ignore[operator]
+    failures = running.of(CodeFailedAfterItsCommit)
+    if name == "commit_async_in_process":
+        assert failures == []
+    else:
+        (failure,) = failures
+        assert event_text(failure) == (
+            f"code_failed_after_its_commit task_id={task_id} name={name} code=UNHANDLED_EXCEPTION "
+            'type=RuntimeError message="after the block"'
+        )
 
 
 @pytest.mark.parametrize("name", MODES[:3])
@@ -156,18 +166,25 @@ async def test_progress_does_not_disturb_a_transaction_with_a_snapshot(shop: Sho
     assert shop.rows == ["1"]
 
 
-async def test_the_result_is_checked_like_any_other(shop: Shop) -> None:
-    async with shop.stand.worker() as running:
+@pytest.mark.parametrize(
+    "name", ["commit_wrong_result", "commit_wrong_result_async", "commit_wrong_result_in_process"]
+)
+async def test_the_result_is_checked_like_any_other(shop: Shop, name: str) -> None:
+    target = shop.stand.target
+    async with shop.stand.worker(task_process_argv=PROGRAM) as running:
         for result, message in (
-            ("text", "result of task 'commit_wrong_result'"),
+            ("text", f"result of task '{name}'"),
+            ("object", "is of type object"),
             (None, "expected `int`, got `null`"),
         ):
-            sent = shop.stand.send("commit_wrong_result", url=shop.stand.target.url, result=result)
+            sent = shop.stand.send(name, url=target.url, schema=target.schema, result=result)
             row = await shop.ended(running, sent)
-            assert row["state"] == "FAILED"
+            assert (row["state"], row["error"]["code"]) == ("FAILED", "RESULT_UNSERIALISABLE")
+            assert row["error"]["type"] == "everbeat.errors.PayloadError"
             assert message in row["error"]["message"]
             if result is None:
                 assert "set completion.result inside the block" in row["error"]["message"]
+    assert shop.rows == []
 
 
 async def test_a_commit_that_does_not_commit_is_found_out(shop: Shop) -> None:

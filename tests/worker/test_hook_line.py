@@ -19,6 +19,7 @@ from everbeat.domain.hooks import (
     HookAnswer,
     HookScopes,
     HooksUnreachable,
+    NoAnswer,
     RecoveryContext,
     Reschedule,
     Skip,
@@ -122,6 +123,14 @@ async def test_answers_come_back_as_they_were_given(line: Line) -> None:  # F7
     assert line.problems() == []
 
 
+async def test_what_kept_a_hook_from_answering_comes_over_the_line(line: Line) -> None:
+    def boom(_: RecoveryContext) -> HookAnswer:
+        raise ValueError("boom")
+
+    await line.child("a", answering(boom))
+    assert list((await line.line.decide([context()])).values()) == [NoAnswer("raised ValueError: boom")]
+
+
 async def test_many_are_asked_in_groups_that_fit_into_one_limit(line: Line) -> None:
     await line.child("a", answering(lambda _: Skip()))
     asked = [context() for _ in range(40)]
@@ -145,7 +154,9 @@ async def test_when_nobody_answers_it_is_default_and_reported(line: Line) -> Non
         await line.child(name, deaf=True)
     line.line._timeout_s = -0.8  # a second on the way comes on top: the test need not wait longer
     asked = context()
-    assert await line.line.decide([asked]) == {}
+    (reply,) = (await line.line.decide([asked])).values()
+    assert isinstance(reply, NoAnswer)
+    assert "was not answered by worker process" in reply.problem, "it is kept with the recovery"
     assert len(line.asked) == 2
     (event,) = [event for event in line.events if isinstance(event, HookFailed)]
     assert "was not answered by worker process" in event.problem
@@ -173,7 +184,8 @@ async def test_after_a_minute_without_any_process_it_is_default(line: Line) -> N
         await line.line.decide([context()])
     assert line.line._nobody_since is not None
     line.line._nobody_since -= 60.0
-    assert await line.line.decide([context()]) == {}
+    (reply,) = (await line.line.decide([context()])).values()
+    assert reply == NoAnswer("was not asked: no worker process is ready")
     assert line.problems() == ["was not asked: no worker process is ready"]
 
 
@@ -206,8 +218,10 @@ async def test_after_a_death_while_it_was_asked_nobody_else_is_asked_for_a_minut
     while line.asked != ["doomed"]:
         await asyncio.sleep(0.001)  # the question is on its way
     line.line.leave(doomed)
-    assert await answer == {}
-    assert await line.line.decide([context()]) == {}
+    (reply,) = (await answer).values()
+    assert isinstance(reply, NoAnswer)
+    assert "died while it was asked" in reply.problem
+    assert list((await line.line.decide([context()])).values()) == [NoAnswer("was not asked: hooks rest")]
     assert line.asked == ["doomed"]
     assert "died while it was asked" in line.problems()[0]
 

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.store import workers
+from everbeat.worker.attempt import Attempt
 from everbeat.worker.protocol import Drain, Leaving, Retiring
 from everbeat.worker.recycling import Limits, ProcessRecycled, RecyclingOff
 from tests.worker.stand import Stand
@@ -90,6 +91,34 @@ async def test_what_waits_is_given_back_and_what_runs_is_finished(stand: Stand) 
         assert (retiring.reason, retiring.tasks) == ("max_tasks_per_process", 1)
         assert isinstance(running.told[-1], Leaving)
     assert sorted(stand.task(task)["state"] for task in tasks) == ["COMPLETED", "PENDING", "PENDING"]
+
+
+async def test_the_count_is_of_all_that_ran_in_the_process(stand: Stand) -> None:
+    tasks = [stand.send("nap", seconds=0.1) for _ in range(5)]
+    async with stand.worker(max_tasks_per_process=2, async_concurrency=3, prefetch=0) as running:
+        assert await running.left() == 0
+        (retiring,) = [one for one in running.told if isinstance(one, Retiring)]
+    began = [task for task in tasks if stand.attempts(task)]
+    assert len(began) == 3, "three start in the same moment"
+    assert retiring.tasks == len(began)
+
+
+async def test_what_could_not_begin_does_not_count(stand: Stand) -> None:
+    async with stand.worker(max_tasks_per_process=2, async_concurrency=1, prefetch=0) as running:
+        executor = running.worker._executors["async"]
+        begin, refusals = executor.begin, [RuntimeError("no room")]
+
+        def begin_at_last(attempt: Attempt) -> None:
+            if refusals:
+                raise refusals.pop()
+            begin(attempt)
+
+        executor.begin = begin_at_last  # type: ignore[method-assign]
+        tasks = [stand.send("double", x=number) for number in range(2)]
+        assert await running.left() == 0
+        (retiring,) = [one for one in running.told if isinstance(one, Retiring)]
+    assert [stand.task(task)["state"] for task in tasks] == ["COMPLETED", "COMPLETED"]
+    assert retiring.tasks == 2
 
 
 async def test_a_stop_shortens_what_a_retired_worker_may_take(stand: Stand) -> None:

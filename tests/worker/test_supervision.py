@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from psycopg import sql
 
 from everbeat.config import RecoveryConfig
 from everbeat.errors import DatabaseUnreachable
@@ -104,6 +105,15 @@ def session_pid(hands: Hands, household: Household) -> int:
     return 0 if found is None else int(found[0])
 
 
+def waits_for_a_lock(hands: Hands, household: Household) -> bool:
+    """Whether a statement of the supervisor does."""
+    found = hands.connection.execute(
+        "select from pg_stat_activity where application_name = %s and wait_event_type = 'Lock'",
+        [f"{household.supervision.session_name} supervisor"],
+    )
+    return found.fetchone() is not None
+
+
 async def test_it_registers_itself_and_its_worker_and_holds_its_lock(
     household: Household, hands: Hands
 ) -> None:
@@ -139,6 +149,33 @@ async def test_a_beat_answers_what_was_lost_what_is_to_be_cancelled_and_what_nob
     household.seat.hear(Held([], [kept.claim_id]))
     phantoms = (await household.ears.next(Phantoms)).leases
     assert leases["kept"] in phantoms, "what is said to be held no more is not vouched for"
+
+
+@pytest.fixture
+async def patient(hands: Hands) -> AsyncIterator[Household]:
+    """Beats are far apart, and a statement may take long."""
+    found = Household(supervision(hands.target, RecoveryConfig()), [])
+    await found.move_in()
+    yield found
+    await found.supervision.close()
+
+
+async def test_a_beat_waits_for_no_caretaker(patient: Household, hands: Hands) -> None:  # D1
+    await until(lambda: row(hands, patient, "beat_seq") >= 1)
+    with hands.target.connect("somebody else") as other:
+        other.autocommit = False
+        other.execute(sql.SQL("lock table {}.turns").format(sql.Identifier(hands.target.schema)))
+        turn = workers.take_turn("pruner", interval_ms=1_000, taken_by="s1")
+        caretaker = asyncio.create_task(patient.supervision.session.run(turn, patience_s=0))
+        await until(lambda: waits_for_a_lock(hands, patient))
+        before = row(hands, patient, "beat_seq")
+        patient.supervision.drain()  # said by the next beat, which is now
+        await until(lambda: row(hands, patient, "beat_seq") > before)
+        assert row(hands, patient, "draining")
+        assert not caretaker.done(), "it keeps its session busy all the while"
+        assert waits_for_a_lock(hands, patient)
+        other.rollback()
+    assert await caretaker
 
 
 async def test_a_lock_that_is_lost_is_taken_again_at_once(household: Household, hands: Hands) -> None:

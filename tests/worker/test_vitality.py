@@ -10,11 +10,11 @@ import pytest
 
 from everbeat.config import RecoveryConfig
 from everbeat.runtime.clock import SystemClock
-from everbeat.worker.protocol import Beaten
+from everbeat.worker.protocol import Beaten, Tick
 from everbeat.worker.vitality import Silence
 from tests.worker.deeds import gate
 from tests.worker.proxy import Proxy
-from tests.worker.stand import Stand
+from tests.worker.stand import Running, Stand
 
 FAST = {
     "claimer_heartbeat_interval_ms": 1_000,
@@ -102,6 +102,34 @@ async def test_without_self_fencing_code_goes_on_through_an_outage(stand: Stand)
         finally:
             stand.target = direct
     assert row["state"] == "COMPLETED"
+
+
+def may_start(running: Running) -> bool:
+    return running.worker._vitality.may_start
+
+
+async def test_code_whose_start_was_learned_of_too_late_is_handed_back(stand: Stand) -> None:  # E6
+    """The row says RUNNING, and then the worker stood still for so long that its lease may be somebody else's by now."""
+    async with Proxy.before(stand.target) as proxy:
+        direct, stand.target = stand.target, proxy.target
+        try:
+            async with stand.worker(recovery=RecoveryConfig(**FAST)) as running:
+                await running.until(lambda: any(isinstance(one, Tick) for one in running.told))
+                proxy.hold_reply(b"-- Starts claimed")
+                task_id = stand.send("note", word="x")
+                await running.until(lambda: stand.task(task_id)["state"] == "RUNNING")
+                running.hush()
+                await running.until(lambda: not may_start(running))
+                proxy.release()
+                await running.until(lambda: stand.task(task_id)["state"] == "PENDING")
+                assert gate.journal == [], "its code must not begin"
+                row = stand.task(task_id)
+                assert (row["retry_count"], row["crash_count"], row["loss_count"]) == (0, 0, 0)
+                running.worker.obey(Beaten(1, SystemClock().monotonic()))
+                await running.until(lambda: stand.task(task_id)["state"] == "COMPLETED")
+                assert gate.journal == ["x"]
+        finally:
+            stand.target = direct
 
 
 async def test_an_old_beat_that_lay_unread_is_no_sign_of_life(stand: Stand) -> None:  # E6, E15

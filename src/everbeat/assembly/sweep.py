@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from everbeat.assembly.parts import Surroundings
 from everbeat.config import RecoveryConfig
-from everbeat.domain.checks import instance_of, sequence_of
+from everbeat.domain.checks import instance_of, sequence_of, switch
 from everbeat.domain.duration import Duration, spelled, to_milliseconds
 from everbeat.domain.hooks import HookSet
 from everbeat.domain.inspection import SweepResult
@@ -72,6 +72,7 @@ def sweep_plan(
     resilient_sweep_threshold_multiplier: int | None,
 ) -> Plan[SweepResult]:
     """One sweep; None takes the configuration's value. Raises ConfigurationError before anything is asked."""
+    switch(dry_run, subject="dry_run")
     given = {
         "resilient_task_flags": resilient_task_flags,
         "resilient_sweep_threshold_multiplier": resilient_sweep_threshold_multiplier,

@@ -38,11 +38,11 @@ def show_failure(error: EverbeatError, *, as_json: bool) -> None:
 
 
 def _in_the_users_words(error: ConfigurationError) -> ConfigurationError:
-    """The error without places in the machinery that reads the command line: the mistake was typed there."""
+    """The error as whoever typed it can mend it: without places in the machinery that reads the command line, or Python."""
     return ConfigurationError(
         [
-            replace(problem, where=None)
-            if problem.where is not None and problem.where.startswith(_MACHINERY)
+            replace(problem, where=None, fix=problem.shell_fix or problem.fix)
+            if problem.where is None or problem.where.startswith(_MACHINERY)
             else problem
             for problem in error.problems
         ]

@@ -74,7 +74,7 @@ def _plain(value: object) -> object:
             return str(value)
 
 
-_UNBROKEN = {"AFTER", "NOTICED", "RAN AGAIN", "SENT", "STATE", "WAS"}
+_UNBROKEN = {"AFTER", "RECOVERED", "RAN AGAIN", "SENT", "STATE", "WAS"}
 
 
 def show_table(

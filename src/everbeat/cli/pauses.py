@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 
 from everbeat.app import App
-from everbeat.cli.exit_codes import ExitCode, exit_code_of
-from everbeat.cli.failures import failure_document, show_failure
 from everbeat.cli.output import moment, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
+from everbeat.cli.several import Done, for_each
 from everbeat.domain.pauses import Pause, PauseKind
 from everbeat.errors import NotPaused, UnknownName
 
@@ -52,25 +51,20 @@ def add_pausing(commands: typer.Typer, kind: PauseKind) -> None:
 def _each(
     app: App, kind: PauseKind, names: list[str], *, pause: bool, reason: str | None, as_json: bool
 ) -> None:
-    documents: list[object] = []
-    worst = ExitCode.OK
-    for name in names:
-        try:
-            found = _one(app, kind, name, pause=pause, reason=reason)
-        except (UnknownName, NotPaused) as error:
-            worst = max(worst, exit_code_of(error))
-            documents.append({"name": name, "error": failure_document(error)})
-            if not as_json:
-                show_failure(error, as_json=False)
-            continue
-        documents.append(found)
-        if not as_json:
-            because = "" if found.reason is None else f": {found.reason}"
-            since = f"since {moment(found.paused_at)}, by {found.paused_by}{because}"
-            print(f"{found.kind} {found.name} is {'paused' if pause else 'resumed; it was paused'} {since}")
-    if as_json:
-        show_json({"pauses": documents})
-    raise typer.Exit(worst)
+    def one(name: str) -> Done:
+        found = _one(app, kind, name, pause=pause, reason=reason)
+        because = "" if found.reason is None else f": {found.reason}"
+        since = f"since {moment(found.paused_at)}, by {found.paused_by}{because}"
+        told = "was paused already," if found.already_paused else "is paused"
+        aside = None
+        if found.already_paused and reason is not None and reason != found.reason:
+            fix = f"everbeat {kind}s resume {name}, then pause it again"
+            aside = f"The reason {reason!r} is not kept. To change it: {fix}."
+        line = f"{found.kind} {found.name} {told if pause else 'is resumed; it was paused'} {since}"
+        return Done(found, line, aside)
+
+    refusals = (UnknownName, NotPaused)
+    for_each(names, one, refusals=refusals, key="name", listed_as="pauses", as_json=as_json)
 
 
 def _one(app: App, kind: PauseKind, name: str, *, pause: bool, reason: str | None) -> Pause:

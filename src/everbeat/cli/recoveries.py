@@ -32,7 +32,7 @@ def list_recoveries(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="WHEN", help="Noticed since 2030-01-31T12:00:00Z, or within 2h."),
+        typer.Option("--since", metavar="WHEN", help="Recovered since 2030-01-31T12:00:00Z, or within 2h."),
     ] = None,
     cause: Annotated[
         str | None,
@@ -94,7 +94,7 @@ def show_recoveries(found: Sequence[RecoveryInfo], *, empty: str) -> None:
         "NOTICED BY",
         "AFTER",
         "ACTION",
-        "NOTICED",
+        "RECOVERED",
         "RAN AGAIN",
         "WORKER",
     )

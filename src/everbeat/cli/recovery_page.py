@@ -77,12 +77,12 @@ def _death(recovery: RecoveryInfo, death: Mapping[str, Any]) -> Iterator[tuple[s
     yield "last beat", optional_moment(recovery.last_beat_at)
     after_ms = recovery.noticed_after_ms
     after = "" if after_ms is None else f", {duration(after_ms / 1_000)} after its last sign of life"
-    yield "noticed", f"{moment(recovery.noticed_at)} by {recovery.noticed_by.replace('_', ' ')}{after}"
-    yield "recovered by", recovery.recovered_by
+    yield "noticed", f"by {recovery.noticed_by.replace('_', ' ')}{after}"
 
 
 def _action(recovery: RecoveryInfo, death: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     done = _DONE.get(recovery.action)
+    yield "recovered", f"{moment(recovery.noticed_at)} by {recovery.recovered_by}"
     yield "action", recovery.action if done is None else f"{recovery.action} ({done})"
     yield "hook", recovery.hook
     yield "charged", None if recovery.charge is None else _CHARGED.get(recovery.charge, recovery.charge)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Any, Final, cast
@@ -20,6 +21,7 @@ from everbeat.cli.task_page import task_document
 from everbeat.cli.waiting import wait_for
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions
+from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.duration import to_seconds
 from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, TaskError, TaskFailed
@@ -28,6 +30,15 @@ from everbeat.errors import ConfigurationError, PayloadError, Problem, UnknownTa
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
+_EXPECTED: Final = re.compile(r"expected `(\w+)(?: \| null)?`, got .* \(at (\w+)\)")
+_EXAMPLES: Final = {
+    "int": "42",
+    "float": "1.5",
+    "bool": "true",
+    "str": "text",
+    "array": "'[1, 2]'",
+    "object": "'{\"a\": 1}'",
+}
 _WORDS_HELP: Final = "[LOCATOR] NAME, then arguments as parameter=value; values are JSON, or else text."
 
 
@@ -44,6 +55,9 @@ def send(
     queue: Annotated[str | None, typer.Option(metavar="QUEUE", help="Instead of the task's own.")] = None,
     priority: Annotated[int | None, typer.Option(help="The lower number runs first.")] = None,
     key: Annotated[str | None, typer.Option(metavar="TEXT", help="At most one waiting task has it.")] = None,
+    serial: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Of the tasks with this key one runs at a time.")
+    ] = None,
     delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Run it that much later.")] = None,
     good_until: Annotated[
         str | None,
@@ -70,7 +84,9 @@ def send(
       everbeat send shop:app welcome user_id=42 locale=en --wait
     """
     locator, name, pairs = _read(words, located=url is not None or app is not None)
-    options = _options(queue=queue, priority=priority, key=key, good_until=good_until, timeout=timeout)
+    options = _options(
+        queue=queue, priority=priority, key=key, serial=serial, good_until=good_until, timeout=timeout
+    )
     when = None if delay is None else timedelta(seconds=to_seconds(delay, subject="--delay"))
     with selected_app(url=url, schema=schema, locator=locator or app) as chosen:
         if (locator or app) is not None and name not in chosen.tasks:
@@ -160,14 +176,30 @@ def _sent(
 ) -> Handle[Any]:
     """Sends. An argument that its parameter refuses as JSON is taken as the text it was typed as: zip=01234, name=42."""
     typed = dict(pair.split("=", 1) for pair in pairs)
+    task = app.tasks.get(name)
+    as_json: dict[str, PayloadError] = {}
     while True:
         try:
             return app.send_by_name(name, arguments, when=when, **options)
         except PayloadError as error:
-            text = typed.pop(error.parameter or "", None)
-            if text is None or error.parameter is None or arguments[error.parameter] == text:
+            parameter = error.parameter
+            if task is None or parameter not in task.codec.parameters or parameter not in arguments:
                 raise
-            arguments[error.parameter] = text
+            text = typed.pop(parameter, None)
+            if text is None or arguments[parameter] == text:
+                wants_no_text = f"got `str` (at {parameter})" in error.message
+                told = as_json.get(parameter, error) if wants_no_text else error
+                raise PayloadError(told.message, parameter=parameter, fix=_typed(told, task)) from None
+            as_json[parameter] = error
+            arguments[parameter] = text
+
+
+def _typed(error: PayloadError, task: TaskDefinition) -> str:
+    """How to type a value that fits its parameter."""
+    expected = _EXPECTED.search(error.message)
+    example = _EXAMPLES.get(expected[1]) if expected and expected[2] == error.parameter else None
+    such_as = "" if example is None else f", such as {error.parameter}={example}"
+    return f"write {error.parameter} as JSON{such_as}; it is declared as {task.name}{task.codec.signature}."
 
 
 def _show_sent(handle: Handle[Any], *, as_json: bool) -> None:

@@ -6,11 +6,10 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from everbeat.cli.exit_codes import ExitCode, exit_code_of
-from everbeat.cli.failures import failure_document, show_failure
 from everbeat.cli.output import brief, brief_moment, say, show_json, show_table, state
 from everbeat.cli.pauses import add_listing, add_pausing
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
+from everbeat.cli.several import Done, for_each
 from everbeat.cli.task_page import show_task, task_document
 from everbeat.client.control import CancelVerdict
 from everbeat.domain.inspection import TaskSummary
@@ -115,25 +114,14 @@ def cancel(
     as_json: JsonOption = False,
 ) -> None:
     """Cancel tasks: those that wait at once, running ones are asked to stop."""
-    documents: list[dict[str, object]] = []
-    worst = ExitCode.OK
     with selected_app(url=url, schema=schema, locator=app) as chosen:
-        for task_id in task_ids:
-            try:
-                result = chosen.cancel(task_id)
-            except TaskNotFound as error:
-                worst = exit_code_of(error)
-                documents.append({"id": task_id, "error": failure_document(error)})
-                if not as_json:
-                    show_failure(error, as_json=False)
-                continue
-            documents.append({"id": task_id, "verdict": result.verdict, "state": result.state})
-            if not as_json:
-                said = _SAID[result.verdict]
-                print(f"{task_id}  {result.state}  {said}")
-    if as_json:
-        show_json({"tasks": documents})
-    raise typer.Exit(worst)
+
+        def one(task_id: str) -> Done:
+            result = chosen.cancel(task_id)
+            document = {"id": task_id, "verdict": result.verdict, "state": result.state}
+            return Done(document, f"{task_id}  {result.state}  {_SAID[result.verdict]}")
+
+        for_each(task_ids, one, refusals=(TaskNotFound,), key="id", listed_as="tasks", as_json=as_json)
 
 
 @commands.command()
@@ -146,24 +134,15 @@ def retry(
     as_json: JsonOption = False,
 ) -> None:
     """Run tasks again that ended FAILED, CANCELLED or EXPIRED, now and with fresh retries."""
-    documents: list[dict[str, object]] = []
-    worst = ExitCode.OK
     with selected_app(url=url, schema=schema, locator=app) as chosen:
-        for task_id in task_ids:
-            try:
-                chosen.retry(task_id)
-            except (TaskNotFound, TaskNotRetryable) as error:
-                worst = max(worst, exit_code_of(error))
-                documents.append({"id": task_id, "error": failure_document(error)})
-                if not as_json:
-                    show_failure(error, as_json=False)
-                continue
-            documents.append({"id": task_id, "state": TaskState.PENDING})
-            if not as_json:
-                print(f"{task_id}  {TaskState.PENDING}  runs again")
-    if as_json:
-        show_json({"tasks": documents})
-    raise typer.Exit(worst)
+
+        def one(task_id: str) -> Done:
+            chosen.retry(task_id)
+            document = {"id": task_id, "state": TaskState.PENDING}
+            return Done(document, f"{task_id}  {TaskState.PENDING}  runs again")
+
+        refusals = (TaskNotFound, TaskNotRetryable)
+        for_each(task_ids, one, refusals=refusals, key="id", listed_as="tasks", as_json=as_json)
 
 
 add_pausing(commands, "task")

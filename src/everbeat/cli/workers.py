@@ -13,6 +13,7 @@ from everbeat.cli.default_command import ListByDefault
 from everbeat.cli.output import duration, moment, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.sweep import show_swept, swept_document
+from everbeat.domain.explanation import counted
 from everbeat.domain.inspection import WorkerInfo, WorkerStateInfo
 from everbeat.runtime.clock import SystemClock
 
@@ -83,8 +84,18 @@ def release(
     if as_json:
         show_json(swept_document(result))
         return
-    show_swept(result, empty="They held nothing.")
-    say(f"Released {len(result.worker_ids)} workers; recovered {result.recovered_count} tasks.")
+    if result.tasks:
+        show_swept(result, empty="")
+    holders = {task.worker_id for task in result.tasks}
+    for worker_id in dict.fromkeys(worker_ids):
+        held = "" if worker_id in holders else " and held nothing"
+        if worker_id not in result.worker_ids:
+            say(f"{worker_id} had ended already{held}.")
+        elif held:
+            say(f"{worker_id} was released{held}.")
+    if result.worker_ids or result.recovered_count:
+        released = counted(len(result.worker_ids), "worker")
+        say(f"Released {released}; recovered {counted(result.recovered_count, 'task')}.")
 
 
 def _latest_snapshots(app: App) -> dict[str, WorkerStateInfo]:

@@ -62,11 +62,14 @@ def _checked(task: Task[..., Any], arguments: Mapping[str, Any]) -> bytes:
         subject, fits = "The arguments", "do"
         if guilty is not None and guilty in arguments:
             subject, fits = f"Argument {guilty!r} = {shown(arguments[guilty])}", "does"
+        message = f"{subject} of task {task.name!r} {fits} not fit its signature{rest}"
+        if guilty in arguments and guilty in codec.parameters:
+            fix = f"pass {guilty} as it is declared: {task.name}{codec.signature}."
+            raise PayloadError(message, parameter=guilty, fix=fix) from None
         takes = ", ".join(codec.parameters) or "none"
         fix = f"name them by parameter; {task.name} takes: {takes}."
         if guilty is not None and guilty not in codec.parameters:
             guess = nearest(guilty, codec.parameters)
             fix = fix if guess is None else f"did you mean {guess!r}?"
-        message = f"{subject} of task {task.name!r} {fits} not fit its signature{rest}"
-        raise PayloadError(message, parameter=error.parameter, fix=fix) from None
+        raise PayloadError(message, parameter=guilty, fix=fix) from None
     return codec.encode(args, kwargs)

@@ -53,7 +53,7 @@ def explained(task_id: UUID, *, rules: SilenceRules, alive_within_ms: int) -> Pl
         holding = yield from ask(explanation.holding(task_id, stale_ms=alive_within_ms))
         if holding is None:  # it was settled since the first question
             return (yield from explained(task_id, rules=rules, alive_within_ms=alive_within_ms))
-        reasons = why_held(task, holding, policy=stored.policy, rules=rules)
+        reasons = why_held(task, holding, policy=stored.policy, rules=rules, at=stored.at)
     return Explanation(
         task_id=task.id,
         name=task.name,

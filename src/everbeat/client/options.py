@@ -6,7 +6,7 @@ reads it. What may not: sending.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import TypedDict, cast
 
@@ -17,6 +17,7 @@ from everbeat.domain.retry import RetryPolicy
 from everbeat.domain.settings import Settings, by, checked, refused
 
 _LONGEST_KEY_BYTES = 500
+_REGISTERED = frozenset(each.name for each in fields(TaskOptions))
 
 
 class SendOptions(TypedDict, total=False):
@@ -81,6 +82,13 @@ class SendSettings(Settings):
             retry=options.retry,
             serial=options.serial,
         )
+
+    @classmethod
+    def _decided_elsewhere(cls, name: str) -> tuple[str, str] | None:
+        if name not in _REGISTERED:
+            return None
+        rule = "is decided for all tasks of a function where it is registered, not by a single send"
+        return rule, f"write @app.task({name}=...)"
 
     @property
     def timeout_ms(self) -> int | None:

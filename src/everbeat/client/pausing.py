@@ -30,12 +30,14 @@ class Pausing(Inspection):
     def _pause_task(self, name: str, /, *, reason: str | None = None) -> Plan[Pause]:
         """Lets no worker claim tasks of this function until it is resumed; raises UnknownName.
 
+        What is paused stays as it is: the answer is that pause, with its reason, and says `already_paused`.
+
         app.pause_task("render", reason="the renderer is being replaced")
         """
         return self._pause("task", task_name(name, subject="pause_task.name"), reason)
 
     def _pause_queue(self, name: str, /, *, reason: str | None = None) -> Plan[Pause]:
-        """Lets no worker claim from this queue until it is resumed; raises UnknownName."""
+        """Lets no worker claim from this queue until it is resumed; the rest as `pause_task`."""
         return self._pause("queue", queue_name(name, subject="pause_queue.name"), reason)
 
     def _resume_task(self, name: str, /) -> Plan[Pause]:
@@ -56,8 +58,10 @@ class Pausing(Inspection):
             known = {*known, *(yield from ask(pauses.known_names(kind)))}
             if name not in known:
                 raise UnknownName(kind, [name], known=known)
-        pause, _ = yield from ask(pauses.pause(kind, name, paused_by="operator", reason=reason))
-        return pause
+        standing: Pause | None = None
+        while standing is None:  # None: somebody else paused or resumed it at the same moment
+            standing = yield from ask(pauses.pause(kind, name, paused_by="operator", reason=reason))
+        return standing
 
     def _resume(self, kind: PauseKind, name: str) -> Plan[Pause]:
         ended = yield from ask(pauses.resume(kind, name, channel=self.door.channel))

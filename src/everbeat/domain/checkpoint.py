@@ -14,7 +14,7 @@ import msgspec
 
 from everbeat.domain.fidelity import Misfit
 from everbeat.domain.settings import shown
-from everbeat.domain.typed_json import encode_untyped
+from everbeat.domain.typed_json import encode_untyped, require_plain
 from everbeat.errors import PayloadError
 
 CHECKPOINT_LIMIT_BYTES: Final = 1_048_576
@@ -76,8 +76,12 @@ class PartialWork:
         try:
             data = encode_untyped(value)
         except Misfit as misfit:
-            raise _unstorable(misfit, task_name) from None
+            raise _unstorable(misfit, task_name, fix=misfit.fix) from None
         _require_room(_document(data, self._done), value, task_name=task_name)
+        try:
+            require_plain(value, data)
+        except Misfit as misfit:  # its own fix speaks of annotations, and a checkpoint has none
+            raise _unstorable(misfit, task_name, fix=None) from None
         replaced, self._value = self._value, data
         return self._next(replaced=replaced)
 
@@ -175,11 +179,14 @@ def _require_room(document: bytes, value: object, *, task_name: str) -> None:
     )
 
 
-def _unstorable(misfit: Misfit, task_name: str) -> PayloadError:
+def _unstorable(misfit: Misfit, task_name: str, *, fix: str | None) -> PayloadError:
     starts_well = misfit.reason.startswith(("is ", "has ", "holds ", "would take "))
     reason = misfit.reason if starts_well else f"cannot be JSON: {misfit.reason}"
     place = f" at {misfit.path}" if misfit.path else ""
-    fix = misfit.fix or "checkpoint plain values"
+    fix = fix or (
+        "checkpoint plain values (text, numbers, True, False, None, lists of them, dicts with str keys), such as "
+        "value.isoformat() or sorted(value), and make the value of them again from last_checkpoint"
+    )
     return PayloadError(
         f"The checkpoint of task {task_name!r}{place} {reason}.", parameter="value", fix=f"{fix}."
     )

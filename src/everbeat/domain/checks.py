@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from everbeat.domain.settings import Check, refused
+from everbeat.domain.settings import Check, refused, shown
 from everbeat.errors import ConfigurationError, Problem, nearest
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
@@ -75,7 +75,12 @@ def optional(check: Check, *, none: str) -> Check:
             return check(value, subject=subject)
         except ConfigurationError as error:
             problems = [
-                replace(problem, fix=f"{problem.fix}, or None, which {none}") for problem in error.problems
+                replace(
+                    problem,
+                    fix=f"{problem.fix}, or None, which {none}",
+                    shell_fix=f"{problem.shell_fix or problem.fix}, or leave it out",
+                )
+                for problem in error.problems
             ]
             raise ConfigurationError(problems) from None
 
@@ -143,9 +148,11 @@ def several(value: object, *, subject: str) -> tuple[Any, ...]:
     if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes | bytearray):
         return tuple(value)
     rule = f"must be a list or tuple, not {type(value).__name__}"
-    fix = (
-        f"write [{_source(value)}]" if isinstance(value, str | type | int | float) else "pass a list or tuple"
-    )
+    fix = "pass a list or tuple"
+    if isinstance(value, str | type | int | float):
+        fix = f"write [{_source(value)}]"
+    elif isinstance(value, Mapping):
+        fix = f"write {shown([*value])}"
     raise refused(value, subject=subject, code="WRONG_TYPE", rule=rule, fix=fix)
 
 
@@ -166,9 +173,7 @@ def each(items: Sequence[Any], check: Check, *, subject: str) -> tuple[Any, ...]
 def flags(value: object, /, *, subject: str) -> Mapping[str, bool]:
     """The check of task flags: names that are set, or names with True or False, which is the normal form."""
     if isinstance(value, Mapping):
-        each(list(value), flag_name, subject=subject)
-        each(list(value.values()), switch, subject=subject)
-        return MappingProxyType(dict(value))
+        return _mapping(value, flag_name, switch, subject=subject)
     names = each(several(value, subject=subject), flag_name, subject=subject)
     return MappingProxyType(dict.fromkeys(names, True))
 
@@ -179,9 +184,24 @@ def exception_codes(value: object, /, *, subject: str) -> Mapping[type[BaseExcep
         rule = f"must map exception classes to error codes, not be a {type(value).__name__}"
         fix = 'write {ConnectionError: "SMTP_DOWN"}, for example'
         raise refused(value, subject=subject, code="WRONG_TYPE", rule=rule, fix=fix)
-    each(list(value), _exception_class, subject=subject)
-    each(list(value.values()), error_code, subject=subject)
-    return MappingProxyType(dict(value))
+    return _mapping(value, _exception_class, error_code, subject=subject)
+
+
+def _mapping(
+    given: Mapping[Any, Any], check_key: Check, check_value: Check, *, subject: str
+) -> Mapping[Any, Any]:
+    """An unchangeable copy; raises one ConfigurationError with the problems of all entries, each named by its key."""
+    problems: list[Problem] = []
+    for key, value in given.items():
+        place = f"{subject}[{_source(key)}]"
+        for check, checked in ((check_key, key), (check_value, value)):
+            try:
+                check(checked, subject=place)
+            except ConfigurationError as error:
+                problems += error.problems
+    if problems:
+        raise ConfigurationError(problems)
+    return MappingProxyType(dict(given))
 
 
 def _exception_class(value: object, /, *, subject: str) -> type[BaseException]:
@@ -208,4 +228,4 @@ def _named(value: object, subject: str, form: re.Pattern[str], rule: str, fix: s
 
 
 def _source(value: object) -> str:
-    return value.__name__ if isinstance(value, type) else repr(value)
+    return value.__name__ if isinstance(value, type) else shown(value)

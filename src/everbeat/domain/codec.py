@@ -45,9 +45,9 @@ class CallCodec:
         "_arguments",
         "_binding",
         "_result",
-        "_signature",
         "_task_name",
         "parameters",
+        "signature",
         "takes_context",
     )
 
@@ -56,7 +56,7 @@ class CallCodec:
         self.takes_context = read.takes_context
         self.parameters = tuple(read.annotations)
         self._task_name = task_name
-        self._signature = str(read.bindable)
+        self.signature = str(read.bindable)
         self._binding = Binding(read, name="Arguments")
         self._arguments = TypedJson(self._binding.struct)
         self._result = TypedJson(read.returns)
@@ -117,7 +117,7 @@ class CallCodec:
         parameter = named[1] if named else None
         unknown = _UNKNOWN_KEYWORD.search(mistake)
         guess = nearest(unknown[1], self.parameters) if unknown else None
-        fix = f"did you mean {guess!r}?" if guess else f"call it as {self._task_name}{self._signature}."
+        fix = f"did you mean {guess!r}?" if guess else f"call it as {self._task_name}{self.signature}."
         message = f"Task {self._task_name!r} cannot be called like this: {mistake}."
         return PayloadError(message, parameter=parameter, fix=fix)
 
@@ -128,7 +128,7 @@ class CallCodec:
         place = f" (at {path})" if path != parameter else ""
         subject = f"Argument {parameter!r}{value}" if parameter else "The arguments"
         message = f"{subject} of task {self._task_name!r} {_predicate(misfit)}{place}."
-        fix = misfit.fix or f"call it as {self._task_name}{self._signature}"
+        fix = misfit.fix or f"call it as {self._task_name}{self.signature}"
         return PayloadError(message, parameter=parameter or None, fix=f"{fix}.")
 
     def _unreadable(self, error: Misfit | TypeError) -> PayloadError:
@@ -139,7 +139,7 @@ class CallCodec:
         message = (
             f"The stored arguments of task {self._task_name!r} do not fit its signature: {reason}{place}."
         )
-        fix = f"keep the signature compatible while tasks wait; it is now {self._task_name}{self._signature}."
+        fix = f"keep the signature compatible while tasks wait; it is now {self._task_name}{self.signature}."
         return PayloadError(message, parameter=named[1] if named else None, fix=fix)
 
 

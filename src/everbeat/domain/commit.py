@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
+
+RESULT: Final = "completion.result"
+"""What the error of a result that cannot be stored names as its `parameter`."""
 
 
 @final

@@ -7,7 +7,6 @@ stored and how a cancel arrives.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ from uuid import UUID
 
 from everbeat.domain.checkpoint import Checkpoint, PartialWork, Steps
 from everbeat.domain.commit import TaskCommit
+from everbeat.domain.steps import require_items, share_of
 from everbeat.errors import EverbeatError
 
 T = TypeVar("T")
@@ -147,12 +147,12 @@ class Context:
 
     def progress(self, stage: str, fraction: float | None = None, message: str = "") -> None:
         """Says how far the task is, which also counts as a sign of life; fractions are cut to 0..1, NaN
-        means unknown.
+        means unknown. Raises PayloadError for a stage that is no text and a fraction that is no number.
 
         ctx.progress("resize", n / total, f"frame {n}")
         """
-        share = None if fraction is None or math.isnan(fraction) else min(max(float(fraction), 0.0), 1.0)
-        self.backend.report_progress(stage=str(stage), fraction=share, message=str(message))
+        share = share_of(stage, fraction, task_name=self.name)
+        self.backend.report_progress(stage=stage, fraction=share, message=str(message))
 
     @property
     def cancelled(self) -> bool:
@@ -177,8 +177,8 @@ class Context:
     def checkpoint(self, value: object) -> None:
         """Stores what the next attempt needs to go on from here, and returns when it is stored; also a sign of life.
 
-        Raises PayloadError for what is no JSON or takes more than 1 MB (nothing is stored then), TaskStopped when
-        the task should end, BlockingCallInLoop on an event loop, a DatabaseError.
+        Raises PayloadError for what JSON would not bring back equal (a tuple may come back as a list) or takes more
+        than 1 MB (nothing is stored then), TaskStopped when the task should end, BlockingCallInLoop on an event loop, a DatabaseError.
         """
         self.backend.refuse_in_loop("Context.checkpoint", instead="await Context.acheckpoint(...)")
         checkpoint = self.work.checkpoint(value, task_name=self.name)
@@ -208,11 +208,16 @@ class Context:
         for frame in ctx.resume("frame", range(1000)): ...
         """
         self.backend.refuse_in_loop("Context.resume", instead="write 'async for ... in Context.aresume(...)'")
-        return self._resumed(self._steps(name, items), items)
+        steps = self._steps(name, items)
+        require_items(items, name=name, task_name=self.name)
+        return self._resumed(steps, items)
 
     def aresume(self, name: str, items: Iterable[T] | AsyncIterable[T], /) -> AsyncIterator[T]:
         """As `resume`, for `async for`."""
-        return self._aresumed(self._steps(name, items), items)
+        steps = self._steps(name, items)
+        if not isinstance(items, AsyncIterable):
+            require_items(items, name=name, task_name=self.name)
+        return self._aresumed(steps, items)
 
     def commit(self, connection: object) -> TaskCommit:
         """One transaction for the user's rows and the task's completion: both are there, or neither.

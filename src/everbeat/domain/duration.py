@@ -24,7 +24,8 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)"
 _WHOLE = re.compile(rf"(?:{_PART}\s*)+")
 _PARTS = re.compile(_PART)
-_FORMS = 'write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m", a number of seconds, or a timedelta'
+_SHELL_FORMS = 'write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m"'
+_FORMS = f"{_SHELL_FORMS}, a number of seconds, or a timedelta"
 
 
 def to_seconds(value: object, *, subject: str) -> float:
@@ -140,9 +141,11 @@ def _read(text: str, subject: str) -> float:
 
 
 def _refused(value: object, subject: str, rule: str) -> ConfigurationError:
-    return refused(value, subject=subject, code="DURATION_INVALID", rule=rule, fix=_FORMS)
+    return refused(
+        value, subject=subject, code="DURATION_INVALID", rule=rule, fix=_FORMS, shell_fix=_SHELL_FORMS
+    )
 
 
 def _wrong_type(value: object, subject: str) -> ConfigurationError:
     rule = f"must be a duration, not {type(value).__name__}"
-    return refused(value, subject=subject, code="WRONG_TYPE", rule=rule, fix=_FORMS)
+    return refused(value, subject=subject, code="WRONG_TYPE", rule=rule, fix=_FORMS, shell_fix=_SHELL_FORMS)

@@ -114,7 +114,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """The lease of a task: its holder, the holder's last sign of life, its other running tasks, and others who could notice its death.
+    """The lease of a task: its holder, the holder's last sign of life, its other running tasks, and how many could recover it.
 
     `left_at`: when a recovery hook first said that this holder keeps it.
     """

@@ -6,7 +6,7 @@ What lives here: the reasons. What may not: the decision on a dead lease, which 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from everbeat.domain.duration import spelled
 from everbeat.domain.explanation import Holding, Reason, ReasonCode, SilenceRules, counted
@@ -20,13 +20,16 @@ def why_held(
     *,
     policy: StoredPolicy,
     rules: SilenceRules,
+    at: datetime,
 ) -> tuple[Reason, ...]:
     """What the holder of a CLAIMED or RUNNING task does, or why nobody has taken it from a dead one."""
-    hold = [*_hold(task, holding, policy=policy), *_cancel(task, holding)]
-    return (*_death(task, holding, rules=rules), *hold)
+    death = tuple(_death(task, holding, policy=policy, rules=rules, at=at))
+    hold = _hold(task, holding, policy=policy) if not death else _held_so_far(task, holding)
+    return (*death, *hold, *_cancel(task, holding))
 
 
 def _hold(task: TaskSummary, holding: Holding, *, policy: StoredPolicy) -> Iterator[Reason]:
+    """What a holder does that nothing is wrong with."""
     if holding.started_at is None:
         doing = f"it runs {counted(len(holding.neighbours), 'other task')} now"
         yield Reason(
@@ -38,10 +41,9 @@ def _hold(task: TaskSummary, holding: Holding, *, policy: StoredPolicy) -> Itera
         )
         return
     limit_ms = policy.timeout_ms
-    alone = ", alone in a process" if holding.alone else ""
     yield Reason(
         code=ReasonCode.RUNNING,
-        text=f"worker {_shown(holding)} runs attempt {task.attempt}{alone}; its last heartbeat came"
+        text=f"worker {_shown(holding)} runs attempt {task.attempt}{_alone(holding)}; its last heartbeat came"
         f" {_spelled(holding.silent_ms)} ago{_progress(task)}",
         since=holding.started_at,
         until=None if limit_ms is None else holding.started_at + timedelta(milliseconds=limit_ms),
@@ -56,6 +58,31 @@ def _hold(task: TaskSummary, holding: Holding, *, policy: StoredPolicy) -> Itera
             since=last,
             until=last + timedelta(milliseconds=policy.stall_timeout_ms),
         )
+
+
+def _held_so_far(task: TaskSummary, holding: Holding) -> Iterator[Reason]:
+    """What was known of the work before something went wrong: nobody knows whether it goes on."""
+    if holding.started_at is None:
+        yield Reason(
+            code=ReasonCode.CLAIMED,
+            text=f"worker {_shown(holding)} had claimed it, and its code had not started",
+            since=holding.claimed_at,
+            blocked_by=holding.worker_id,
+            command=f"everbeat workers --history {holding.worker_id}",
+        )
+        return
+    yield Reason(
+        code=ReasonCode.RUNNING,
+        text=f"worker {_shown(holding)} had begun attempt {task.attempt}{_alone(holding)}, whose end was not told;"
+        f" its last heartbeat came {_spelled(holding.silent_ms)} ago{_progress(task)}",
+        since=holding.started_at,
+        blocked_by=holding.worker_id,
+        command=f"everbeat tasks cancel {task.id}",
+    )
+
+
+def _alone(holding: Holding) -> str:
+    return ", alone in a process" if holding.alone else ""
 
 
 def _progress(task: TaskSummary) -> str:
@@ -80,13 +107,18 @@ def _death(
     task: TaskSummary,
     holding: Holding,
     *,
+    policy: StoredPolicy,
     rules: SilenceRules,
+    at: datetime,
 ) -> Iterator[Reason]:
-    """What is wrong with the holder, and what stands in the way of a recovery; nothing while it beats."""
+    """What is wrong with the holder or its code, and what stands in the way of a recovery; nothing while all is well."""
     started = holding.started_at is not None
     threshold_ms = rules.threshold_ms(started=started, flags=holding.flags)
-    found = _trouble(holding, threshold_ms=threshold_ms, rules=rules)
+    found = _trouble(holding, threshold_ms=threshold_ms, rules=rules, at=at)
     if found is None:
+        # A holder that lives keeps what a hook left only where it lost the process of the code, or stopped it for its silence.
+        if holding.left_at is not None and (holding.alone or policy.stall_timeout_ms is not None):
+            yield _skipped(holding, rules=rules, at=at, asked_by="its worker")
         return
     yield found
     if threshold_ms is None:
@@ -98,55 +130,73 @@ def _death(
             command="everbeat sweep --dry-run",
         )
     if holding.left_at is not None:
-        yield Reason(
-            code=ReasonCode.HOOK_SKIPPED,
-            text="a recovery hook answered Skip, so it was left to its holder; the hook is asked again at every look",
-            since=holding.left_at,
-            command="everbeat sweep --dry-run",
-        )
+        yield _skipped(holding, rules=rules, at=at, asked_by="the next sweep" if holding.observers else None)
     if holding.observers == 0:
         yield Reason(
             code=ReasonCode.NOBODY_SWEEPS,
-            text="no other live supervisor is there to recover it",
+            text="no live supervisor is there to recover it",
             since=holding.last_beat_at,
             command="everbeat sweep --dry-run",
         )
 
 
-def _trouble(holding: Holding, *, threshold_ms: int | None, rules: SilenceRules) -> Reason | None:
-    soon = timedelta(milliseconds=(threshold_ms or 0) + rules.check_interval_ms)
-    until = None if threshold_ms is None else holding.last_beat_at + soon
+def _skipped(holding: Holding, *, rules: SilenceRules, at: datetime, asked_by: str | None) -> Reason:
+    """The word of a hook holds it; `asked_by`: who asks again."""
+    assert holding.left_at is not None  # the caller looked
+    again_at = holding.left_at + timedelta(milliseconds=rules.check_interval_ms)
+    if asked_by is None:
+        then = "nobody is there to ask it again"
+    elif at < again_at:
+        then = f"after that {asked_by} asks it again"
+    else:
+        then = f"it is due to be swept: {asked_by} asks the hook again"
+    return Reason(
+        code=ReasonCode.HOOK_SKIPPED,
+        text=f"a recovery hook answered Skip, so it stays as it is, held by {holding.worker_id}; {then}",
+        since=holding.left_at,
+        until=again_at if asked_by is not None and at < again_at else None,
+        blocked_by=holding.worker_id,
+        command="everbeat sweep --dry-run",
+    )
+
+
+def _trouble(
+    holding: Holding, *, threshold_ms: int | None, rules: SilenceRules, at: datetime
+) -> Reason | None:
+    silent = timedelta(milliseconds=(threshold_ms or 0) + rules.check_interval_ms)
     if holding.supervisor_id is None:
-        return Reason(
-            code=ReasonCode.HOLDER_UNKNOWN,
-            text=f"worker {holding.worker_id}, which holds it, is not registered: it is recovered when it has been silent for too long",
-            since=holding.last_beat_at,
-            until=until,
-            blocked_by=holding.worker_id,
-            command="everbeat sweep --dry-run",
+        code, since, due_at = ReasonCode.HOLDER_UNKNOWN, holding.last_beat_at, holding.last_beat_at + silent
+        text, coming = (
+            f"worker {holding.worker_id}, which holds it, is not registered",
+            "it is recovered when it has been silent for too long",
         )
-    if holding.ended_at is not None:
+    elif holding.ended_at is not None:
         cause = holding.ended_cause or holding.ended_how or "how is not recorded"
-        return Reason(
-            code=ReasonCode.HOLDER_ENDED,
-            text=f"worker {_shown(holding)}, which holds it, has ended ({cause}): the next look of a supervisor recovers it",
-            since=holding.ended_at,
-            until=None
-            if threshold_ms is None
-            else holding.ended_at + timedelta(milliseconds=rules.check_interval_ms),
-            blocked_by=holding.worker_id,
-            command="everbeat sweep --dry-run",
+        code, since = ReasonCode.HOLDER_ENDED, holding.ended_at
+        due_at = holding.ended_at + timedelta(milliseconds=rules.check_interval_ms)
+        text, coming = (
+            f"worker {_shown(holding)}, which held it, has ended ({cause})",
+            "the next look of a supervisor recovers it",
         )
-    if holding.silent_ms > 2 * rules.beat_interval_ms:
-        return Reason(
-            code=ReasonCode.HOLDER_SILENT,
-            text=f"worker {_shown(holding)}, which holds it, has been silent for {_spelled(holding.silent_ms)}",
-            since=holding.last_beat_at,
-            until=until,
-            blocked_by=holding.worker_id,
-            command="everbeat sweep --dry-run",
-        )
-    return None
+    elif holding.silent_ms > 2 * rules.beat_interval_ms:
+        code, since, due_at = ReasonCode.HOLDER_SILENT, holding.last_beat_at, holding.last_beat_at + silent
+        text = f"worker {_shown(holding)}, which holds it, has been silent for {_spelled(holding.silent_ms)}"
+        coming = "unless it beats again, it is recovered then"
+    else:
+        return None
+    until = None
+    if threshold_ms is not None and holding.left_at is None and holding.observers:
+        # Otherwise the reasons after this one say why it is not recovered.
+        until = due_at if due_at > at else None
+        text = f"{text}: {coming if until else 'it is due, and the next look of a supervisor recovers it'}"
+    return Reason(
+        code=code,
+        text=text,
+        since=since,
+        until=until,
+        blocked_by=holding.worker_id,
+        command="everbeat sweep --dry-run",
+    )
 
 
 def _shown(holding: Holding) -> str:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from everbeat.domain.duration import When, milliseconds
-from everbeat.domain.hooks import Default, FailWithBackoff, HookAnswer, Reschedule, Skip
+from everbeat.domain.hooks import Default, FailWithBackoff, HookReply, NoAnswer, Reschedule, Skip
 from everbeat.domain.recovery import (
     NOBODYS,
     Blame,
@@ -45,7 +45,7 @@ ToldDecision: TypeAlias = Decision | Rerun
 
 
 def decide_as_told(
-    answer: HookAnswer,
+    answer: HookReply,
     facts: LeaseFacts,
     *,
     rules: RecoveryRules,
@@ -56,7 +56,7 @@ def decide_as_told(
     """What becomes of one dead lease. A requested cancel and used up crashes or losses stand above every answer but Skip."""
     ordinary = decide(facts, rules=rules, charge=charge, random=random, blame=blame)
     match answer, ordinary:
-        case Default(), _:
+        case Default() | NoAnswer(), _:
             return ordinary
         case Skip(), _:
             return Leave()

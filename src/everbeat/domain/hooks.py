@@ -74,6 +74,16 @@ HookAnswer: TypeAlias = Default | Reschedule | FailWithBackoff | Skip
 DEFAULT: Final = Default()
 
 
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """In place of an answer, where a hook failed or could not be asked: counts as `Default`; `problem` is kept with the recovery."""
+
+    problem: str
+
+
+HookReply: TypeAlias = HookAnswer | NoAnswer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryContext:
     """A task that was taken from its holder, as a hook sees it; the counts are those before this recovery.
@@ -168,15 +178,15 @@ class HooksUnreachable(Exception):
 
 
 class HookRunner(Protocol):
-    """Calls hooks, here or elsewhere. It never raises: whoever fails to answer in time has answered `Default`."""
+    """Calls hooks, here or elsewhere. Whoever fails to answer in time has given `NoAnswer`."""
 
     @property
     def scopes(self) -> HookScopes:
         """Which hooks there are to call."""
         ...
 
-    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookAnswer]:
-        """The answers by task id; a missing one is `Default`."""
+    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookReply]:
+        """The answers by task id; one is missing where no hook is to be asked. Raises HooksUnreachable."""
         ...
 
     async def interrupted(self, contexts: Sequence[RecoveryContext]) -> None:
@@ -193,7 +203,7 @@ class NoHooks:
 
     scopes: HookScopes = HookScopes()
 
-    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookAnswer]:
+    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookReply]:
         """Nothing is answered."""
         del contexts
         return {}

@@ -58,8 +58,9 @@ class HeartbeatInfo(msgspec.Struct, frozen=True):
 class RecoveryInfo(msgspec.Struct, frozen=True):
     """One recovery: who died and why, how it was noticed, what was done, and what became of the task.
 
-    `charge` is "crash" or "loss" where the death was counted; `hook` is what a recovery hook answered; `became` is the
-    state of the task now, None when its record was pruned.
+    `noticed_at` is when the recovery landed; it was noticed `noticed_after_ms` after the last sign of life. `charge` is "crash" or
+    "loss" where the death was counted; `hook` is what a recovery hook answered, or "no answer: ..." with what kept it from
+    answering; `became` is the state of the task now, None when its record was pruned.
     """
 
     id: int

@@ -11,7 +11,10 @@ PauseKind: TypeAlias = Literal["task", "queue"]
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A task function or a queue of which nothing is claimed. The `brake` pauses by itself, and says after how many `crashes`."""
+    """A task function or a queue of which nothing is claimed. The `brake` pauses by itself, and says after how many `crashes`.
+
+    `already_paused`: the answer to another pause, which changed nothing: this one stood, and stands with its own reason.
+    """
 
     kind: PauseKind
     name: str
@@ -19,3 +22,4 @@ class Pause(msgspec.Struct, frozen=True):
     paused_by: str
     reason: str | None
     crashes: int | None
+    already_paused: bool = False

@@ -30,14 +30,21 @@ def why_ended(
             text = f"{by} failed: {task.error}; {_why_not_again(task, policy=policy, last=last)}"
             return (_end(ReasonCode.FAILED, text, task.failed_at, command=again),)
         case TaskState.CANCELLED:
-            started = "before its code started" if task.started_at is None else f"in {by}"
-            text = f"it was cancelled {started}"
+            text = f"it was cancelled {_when_it_ended(task, last, by=by)}"
             return (_end(ReasonCode.CANCELLED, text, task.cancelled_at, command=again),)
         case TaskState.EXPIRED:
-            text = "its good_until passed before its code started"
+            text = f"its good_until passed {_when_it_ended(task, last, by=by)}"
             return (_end(ReasonCode.EXPIRED, text, task.expired_at, command=again),)
         case _:
             return ()
+
+
+def _when_it_ended(task: TaskSummary, last: AttemptInfo | None, *, by: str) -> str:
+    if last is None:
+        return "before its code started"
+    if task.started_at is not None:
+        return f"in {by}"
+    return f"before its code started again; {by} was its last, and ended {last.outcome}"
 
 
 def _end(code: ReasonCode, text: str, at: datetime | None, *, command: str | None = None) -> Reason:

@@ -49,6 +49,12 @@ class Settings:
         """What is allowed but probably not meant."""
         return []
 
+    @classmethod
+    def _decided_elsewhere(cls, name: str) -> tuple[str, str] | None:
+        """Rule and fix for a name that is no setting of this class, but of another that may be meant."""
+        del name
+        return None
+
     def _contradictions(self) -> Iterator[Problem]:
         """Rules between fields. A field that broke its own rule holds what was given, of whatever type."""
         return iter(())
@@ -66,7 +72,7 @@ def checked(cls: type[S]) -> type[S]:
     @functools.wraps(build)
     def checked_init(self: S, *args: Any, **given: Any) -> None:
         values = dict(zip(positional, args, strict=False))
-        problems = [*_surplus(cls.__name__, positional, args), *_unknown(cls.__name__, known, given)]
+        problems = [*_surplus(cls.__name__, positional, args), *_unknown(cls, known, given)]
         values |= {name: value for name, value in given.items() if name in known}
         wrong = []
         for name, each in known.items():
@@ -120,17 +126,16 @@ def _mended(values: dict[str, Any], wrong: list[Field[Any]]) -> dict[str, Any]:
     return values
 
 
-def _unknown(owner: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Problem]:
+def _unknown(cls: type[Settings], known: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Problem]:
     for name in given:
         if name not in known:
             guess = nearest(name, known)
-            yield Problem(
-                code="UNKNOWN_NAME",
-                subject=f"{owner}.{name}",
-                value=shown(given[name]),
-                rule=f"{owner} has no setting of this name",
-                fix=f"use {guess}" if guess else f"use one of {', '.join(known)}",
+            rule, fix = cls._decided_elsewhere(name) or (
+                f"{cls.__name__} has no setting of this name",
+                f"use {guess}" if guess else f"use one of {', '.join(known)}",
             )
+            subject = f"{cls.__name__}.{name}"
+            yield Problem(code="UNKNOWN_NAME", subject=subject, value=shown(given[name]), rule=rule, fix=fix)
 
 
 def _surplus(owner: str, positional: list[str], args: tuple[Any, ...]) -> Iterator[Problem]:
@@ -154,6 +159,10 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def refused(value: object, *, subject: str, code: str, rule: str, fix: str) -> ConfigurationError:
-    """The error of one check about one value."""
-    return ConfigurationError([Problem(code=code, subject=subject, value=shown(value), rule=rule, fix=fix)])
+def refused(
+    value: object, *, subject: str, code: str, rule: str, fix: str, shell_fix: str | None = None
+) -> ConfigurationError:
+    """The error of one check about one value; `shell_fix`: for a value that was typed in a shell."""
+    return ConfigurationError(
+        [Problem(code=code, subject=subject, value=shown(value), rule=rule, fix=fix, shell_fix=shell_fix)]
+    )

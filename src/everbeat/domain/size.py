@@ -12,17 +12,19 @@ from everbeat.errors import ConfigurationError
 
 _UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])i?B", re.IGNORECASE)
-_FORMS = 'write "512MB", "1.5GB" (of 1,024 of the next smaller unit) or a number of bytes'
+_SHELL_FORMS = 'write "512MB" or "1.5GB" (of 1,024 of the next smaller unit)'
+_FORMS = f"{_SHELL_FORMS}, or a number of bytes"
 
 
 def size(lowest: int, highest: int) -> Check:
     """The check of a size between two bounds in bytes, both allowed; its normal form is bytes."""
 
     def check(value: object, /, *, subject: str) -> int:
-        given = _bytes(value, subject)
+        bounds = f"{spelled(lowest)} to {spelled(highest)}"
+        given = _bytes(value, subject, bounds=bounds)
         if lowest <= given <= highest:
             return given
-        rule = f"must be {spelled(lowest)} to {spelled(highest)}"
+        rule = f"must be {bounds}"
         fix = f"use {spelled(lowest)} or more" if given < lowest else f"use {spelled(highest)} or less"
         raise refused(value, subject=subject, code="OUT_OF_RANGE", rule=rule, fix=fix)
 
@@ -37,7 +39,7 @@ def spelled(count: int) -> str:
     return f"{count} bytes"
 
 
-def _bytes(value: object, subject: str) -> int:
+def _bytes(value: object, subject: str, *, bounds: str) -> int:
     match value:
         case bool():
             raise _wrong(value, subject, f"must be a size, not {type(value).__name__}")
@@ -46,10 +48,11 @@ def _bytes(value: object, subject: str) -> int:
         case str() if form := _FORM.fullmatch(value.strip()):
             return int(float(form[1]) * _UNITS[f"{form[2].upper()}B"])
         case str():
-            raise _wrong(value, subject, "is no size: a number needs a unit of KB, MB, GB or TB")
+            rule = f"must be a size of {bounds}: a number and its unit, KB, MB, GB or TB"
+            raise _wrong(value, subject, rule)
         case _:
             raise _wrong(value, subject, f"must be a size, not {type(value).__name__}")
 
 
 def _wrong(value: object, subject: str, rule: str) -> ConfigurationError:
-    return refused(value, subject=subject, code="SIZE_INVALID", rule=rule, fix=_FORMS)
+    return refused(value, subject=subject, code="SIZE_INVALID", rule=rule, fix=_FORMS, shell_fix=_SHELL_FORMS)

@@ -18,6 +18,7 @@ LARGEST_BYTES: Final = 256 * 1024 * 1024
 """The largest payload: PostgreSQL ends at 1 GB, and both ends hold several copies while they work."""
 
 encode_json = msgspec.json.Encoder(enc_hook=encode_foreign).encode
+decode_json = msgspec.json.Decoder().decode
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 
@@ -68,6 +69,17 @@ def encode_untyped(value: Any) -> bytes:
     if len(data) > LARGEST_BYTES:
         raise _too_large(len(data))
     return data
+
+
+def require_plain(value: Any, data: bytes) -> None:
+    """Raises Misfit unless `data`, which is the value's JSON, comes back equal without any annotation."""
+    arrived = decode_json(data)
+    try:
+        if arrived == value:
+            return
+    except Exception:  # noqa: BLE001, S110 - an __eq__ that raises says nothing; the parts are compared instead
+        pass
+    _require_faithful(value, arrived)
 
 
 def _require_faithful(value: Any, arrived: Any) -> None:

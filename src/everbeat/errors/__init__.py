@@ -20,7 +20,10 @@ from everbeat.errors.wording import some
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One broken rule of a configuration or a registration; `where` is `file:line` when known."""
+    """One broken rule of a configuration or a registration; `where` is `file:line` when known.
+
+    `shell_fix`: what helps whoever typed the value in a shell, where that is something else than in Python.
+    """
 
     code: str
     subject: str
@@ -28,6 +31,7 @@ class Problem:
     rule: str
     fix: str
     where: str | None = None
+    shell_fix: str | None = None
 
     def sentence(self) -> str:
         """The problem without its place."""

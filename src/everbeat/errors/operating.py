@@ -13,9 +13,12 @@ class UnknownName(EverbeatError):
 
     code = "UNKNOWN_NAME"
 
-    def __init__(self, kind: str, names: Sequence[str], *, known: Iterable[str] = ()) -> None:
+    def __init__(
+        self, kind: str, names: Sequence[str], *, known: Iterable[str] = (), former: Iterable[str] = ()
+    ) -> None:
         choices = sorted(known)
-        guesses = [guess for guess in (nearest(name, choices) for name in names) if guess is not None]
+        likely = [*choices, *former]
+        guesses = [guess for guess in (nearest(name, likely) for name in names) if guess is not None]
         plural = "" if len(names) == 1 else "s"
         verb = "is" if len(names) == 1 else "are"
         message = f"{kind.capitalize()}{plural} {', '.join(map(repr, names))} {verb} not known here; known: {some(choices)}."

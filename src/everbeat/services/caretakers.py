@@ -115,6 +115,8 @@ class Caretakers:
         if self.is_reconciling:
             await self._reconciliation.run()
 
-    async def recover_worker(self, worker_id: str, report: ExitReport, *, died_at: float) -> None:
+    async def recover_worker(
+        self, worker_id: str, report: ExitReport, *, died_at: float, astray: int
+    ) -> None:
         """Settles what a buried worker process held, until it lands."""
-        await self.recoverer.recover_worker(worker_id, report, died_at=died_at)
+        await self.recoverer.recover_worker(worker_id, report, died_at=died_at, astray=astray)

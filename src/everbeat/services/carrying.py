@@ -16,7 +16,7 @@ from everbeat.config import RecoveryConfig
 from everbeat.domain.hooks import (
     CALLS_AT_ONCE,
     DEFAULT,
-    HookAnswer,
+    HookReply,
     HookRunner,
     HooksUnreachable,
     RecoveryContext,
@@ -199,7 +199,7 @@ class Carrier:
 
     async def _answers(
         self, batch: Sequence[Lease], deaths: Mapping[UUID, Death], rules: RecoveryRules
-    ) -> Mapping[UUID, HookAnswer] | None:
+    ) -> Mapping[UUID, HookReply] | None:
         try:
             return await self._asked(batch, deaths, rules)
         except HooksUnreachable:
@@ -207,7 +207,7 @@ class Carrier:
 
     async def _asked(
         self, batch: Sequence[Lease], deaths: Mapping[UUID, Death], rules: RecoveryRules
-    ) -> Mapping[UUID, HookAnswer]:
+    ) -> Mapping[UUID, HookReply]:
         scopes = self._hooks.scopes
         asked = [
             lease
@@ -224,7 +224,7 @@ class Carrier:
         return context_of(lease, deaths[lease.id], sweeping_worker_id=self._observer_id())
 
     async def _leave(
-        self, batch: Sequence[Lease], answers: Mapping[UUID, HookAnswer], *, patience_s: float | None
+        self, batch: Sequence[Lease], answers: Mapping[UUID, HookReply], *, patience_s: float | None
     ) -> None:
         left = {lease.id: lease for lease in batch if isinstance(answers.get(lease.id), Skip)}
         if not left:

@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,9 +20,10 @@ from everbeat.domain.hooks import (
     Default,
     FailWithBackoff,
     Hook,
-    HookAnswer,
+    HookReply,
     HookScopes,
     HookSet,
+    NoAnswer,
     RecoveryContext,
     Reschedule,
     Skip,
@@ -36,6 +38,13 @@ _MOST_STUCK: Final = 2 * CALLS_AT_ONCE
 
 class _Problem(Exception):
     """What is wrong with one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A call without an answer, which was told."""
+
+    problem: str
 
 
 class LocalHooks:
@@ -62,11 +71,11 @@ class LocalHooks:
         """Which hooks there are."""
         return self._hooks.scopes
 
-    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookAnswer]:
-        """The answers by task id; a missing one is `Default`."""
+    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookReply]:
+        """The answers by task id; one is missing where there is no hook to ask."""
         turns = asyncio.Semaphore(CALLS_AT_ONCE)
 
-        async def answer(context: RecoveryContext) -> tuple[UUID, HookAnswer] | None:
+        async def answer(context: RecoveryContext) -> tuple[UUID, HookReply] | None:
             hook = self._hooks.for_task(context.name)
             if hook is None:
                 return None
@@ -74,9 +83,11 @@ class LocalHooks:
                 found = await self._tried(hook, context, context)
             if isinstance(found, Default | Reschedule | FailWithBackoff | Skip):
                 return context.task_id, found
-            if found is not _FAILED:
-                self._tell(hook, context, _nonsense(found))
-            return None
+            if isinstance(found, _Failed):
+                return context.task_id, NoAnswer(found.problem)
+            problem = _nonsense(found)
+            self._tell(hook, context, problem)
+            return context.task_id, NoAnswer(problem)
 
         answers = await asyncio.gather(*(answer(context) for context in contexts))
         return dict(one for one in answers if one is not None)
@@ -104,11 +115,12 @@ class LocalHooks:
     ) -> object:
         try:
             return await self._called(hook, subject)
-        except _Problem as problem:
-            self._tell(hook, task, str(problem))
+        except _Problem as error:
+            problem = str(error)
         except Exception as error:  # noqa: BLE001 - user code raises anything, and nobody else may suffer from it
-            self._tell(hook, task, f"raised {type(error).__name__}: {safe_text(error, limit=500)}")
-        return _FAILED
+            problem = f"raised {type(error).__name__}: {safe_text(error, limit=500)}"
+        self._tell(hook, task, problem)
+        return _Failed(problem)
 
     async def _called(self, hook: Hook, subject: object) -> object:
         call = self._asynchronously if hook.is_async else self._in_a_thread
@@ -167,7 +179,6 @@ class LocalHooks:
 
 
 _Ended = tuple[object, BaseException | None]
-_FAILED: Final = object()
 
 
 async def _ended(function: Callable[[Any], Awaitable[object]], subject: object) -> _Ended:

@@ -17,7 +17,7 @@ from everbeat.domain.certificate import DeathCertificate
 from everbeat.domain.duration import When, to_milliseconds
 from everbeat.domain.failure import error_to_json
 from everbeat.domain.hook_decision import Rerun, decide_as_told
-from everbeat.domain.hooks import DEFAULT, Default, HookAnswer, RecoveryContext
+from everbeat.domain.hooks import DEFAULT, Default, HookReply, NoAnswer, RecoveryContext
 from everbeat.domain.inspection import Progress
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.recovery import (
@@ -33,6 +33,7 @@ from everbeat.domain.recovery import (
 )
 from everbeat.domain.stall import Stall, StallCertificate
 from everbeat.domain.states import TaskState
+from everbeat.domain.stored_text import storable
 from everbeat.errors import PayloadError
 from everbeat.services.death import PROGRESS, Death
 from everbeat.store.leases import Lease, RecoveryOrder
@@ -43,6 +44,7 @@ _OUTCOMES: Final[dict[Charge | None, Literal["CRASHED", "LOST", "FAILED"]]] = {
     Charge.LOSS: "LOST",
     None: "FAILED",
 }
+_LONGEST_PROBLEM: Final = 300
 _decode_progress = msgspec.json.Decoder(Progress).decode
 
 
@@ -54,7 +56,7 @@ def order_for(
     charge: Charge | None,
     random: Random,
     by_swap: bool = False,
-    answer: HookAnswer = DEFAULT,
+    answer: HookReply = DEFAULT,
 ) -> RecoveryOrder | None:
     """What is to be done with one lease; None where it is left as it is.
 
@@ -90,9 +92,20 @@ def order_for(
         last_beat_at=lease.last_beat_at,
         noticed_after_ms=certificate.noticed_after_ms,
         worker_seq=lease.worker_seq if by_swap else None,
-        hook=None if isinstance(answer, Default) else type(answer).__name__,
+        hook=_told(answer),
         **when,
     )
+
+
+def _told(answer: HookReply) -> str | None:
+    """What is kept of a hook's answer: its name, or why there is none."""
+    match answer:
+        case Default():
+            return None
+        case NoAnswer(problem=problem):
+            return storable(f"no answer: {problem}", limit=_LONGEST_PROBLEM)
+        case _:
+            return type(answer).__name__
 
 
 def _moment(run_at: When) -> dict[str, Any]:

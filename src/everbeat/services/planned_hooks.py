@@ -14,9 +14,10 @@ from uuid import UUID
 
 from everbeat.domain.hooks import (
     CALLS_AT_ONCE,
-    HookAnswer,
+    HookReply,
     HookScopes,
     HookSet,
+    NoAnswer,
     RecoveryContext,
     SweepSummary,
 )
@@ -41,31 +42,49 @@ class PlannedHooks:
         """Which hooks there are."""
         return self._local.scopes
 
-    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookAnswer]:
-        """The answers by task id; a missing one is `Default`."""
-        nobody: Mapping[UUID, HookAnswer] = {}
+    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookReply]:
+        """The answers by task id; one is missing where there is no hook to ask."""
+
+        def unanswered(problem: str) -> Mapping[UUID, HookReply]:
+            return {context.task_id: NoAnswer(problem) for context in contexts}
+
         return await self._called(
-            "on_recovery", lambda: self._local.decide(contexts), calls=len(contexts), otherwise=nobody
+            "on_recovery", lambda: self._local.decide(contexts), calls=len(contexts), otherwise=unanswered
         )
 
     async def interrupted(self, contexts: Sequence[RecoveryContext]) -> None:
         """Tells of tasks that were taken from their holders."""
         await self._called(
-            "on_interrupted", lambda: self._local.interrupted(contexts), calls=len(contexts), otherwise=None
+            "on_interrupted",
+            lambda: self._local.interrupted(contexts),
+            calls=len(contexts),
+            otherwise=_nothing,
         )
 
     async def recovered(self, summary: SweepSummary) -> None:
         """Tells of a pass that recovered something."""
-        await self._called("on_recovered", lambda: self._local.recovered(summary), calls=1, otherwise=None)
+        await self._called(
+            "on_recovered", lambda: self._local.recovered(summary), calls=1, otherwise=_nothing
+        )
 
     async def _called(
-        self, hook: str, call: Callable[[], Coroutine[Any, Any, T]], *, calls: int, otherwise: T
+        self,
+        hook: str,
+        call: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        calls: int,
+        otherwise: Callable[[str], T],
     ) -> T:
         errand = Errand(lambda: self._from_a_thread(hook, call, calls=calls, otherwise=otherwise), call)
         return await done(errand)
 
     def _from_a_thread(
-        self, hook: str, call: Callable[[], Coroutine[Any, Any, T]], *, calls: int, otherwise: T
+        self,
+        hook: str,
+        call: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        calls: int,
+        otherwise: Callable[[str], T],
     ) -> T:
         """On a loop in a thread of its own: async code that blocks it for ever is left behind there."""
         future: Future[T] = Future()
@@ -82,4 +101,8 @@ class PlannedHooks:
             self._events.emit(
                 HookFailed(hook=hook, function="", task_id=None, task_name=None, problem=problem)
             )
-            return otherwise
+            return otherwise(problem)
+
+
+def _nothing(_: str) -> None:
+    """What becomes of news that nobody heard."""

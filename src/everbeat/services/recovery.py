@@ -81,15 +81,20 @@ class Recoverer:
             max_losses=config.max_losses,
         )
 
-    async def recover_worker(self, worker_id: str, report: ExitReport, *, died_at: float) -> int:
-        """Settles what a buried worker process held, until it lands; `died_at` by the monotonic clock."""
+    async def recover_worker(
+        self, worker_id: str, report: ExitReport, *, died_at: float, astray: int = 0
+    ) -> int:
+        """Settles what a buried worker process held, until it lands; `died_at` by the monotonic clock.
+
+        `astray`: how much code still ran in it whose attempts were over. It may as well be what broke the process.
+        """
         # What is locked, or was started this very moment, is asked for again until it is free. Who ran in that process is judged
         # before anything is changed: what is left after a first batch looks as if it had been alone.
         death = Death.by_exit(report, after_s=self._clock.monotonic() - died_at)
         carried, sharers, pause_s = Carried(), 0, _FIRST_PAUSE_S
         while True:
             found = await self._statements.run(leases.leases_of_worker(worker_id, limit=_MOST_OF_ONE_WORKER))
-            ran = sum(lease.state is TaskState.RUNNING and not lease.alone for lease in found)
+            ran = astray + sum(lease.state is TaskState.RUNNING and not lease.alone for lease in found)
             sharers = max(sharers, ran)
             carried.add(await self.carry(found, always(death), charge=_charge(sharers)))
             if not carried.missed:

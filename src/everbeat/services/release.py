@@ -26,13 +26,20 @@ _DEATH: Final = Death(noticed_by=OPERATOR, cause="it was released by an operator
 async def release(statements: Statements, worker_ids: Sequence[str], *, recoverer: Recoverer) -> SweepResult:
     """Ends these workers for good and settles their tasks by the ordinary policy. Raises UnknownName before anything is done.
 
+    `worker_ids` of the result are those that it ended: a worker that had ended before is not among them.
+
     One that lives after all loses what it held, and goes on under another id.
     """
     known = await statements.run(sweeping.known_workers())
     unknown = [name for name in worker_ids if name not in {each.id for each in known}]
     if unknown:
-        raise UnknownName("worker", unknown, known=[each.id for each in known if not each.is_ended])
-    await statements.run(sweeping.release_workers(worker_ids, cause=_DEATH.cause))
+        raise UnknownName(
+            "worker",
+            unknown,
+            known=[each.id for each in known if not each.is_ended],
+            former=[each.id for each in known if each.is_ended],
+        )
+    ended = await statements.run(sweeping.release_workers(worker_ids, cause=_DEATH.cause))
     carried, tasks = Carried(), list[SweptTask]()
     for worker_id in dict.fromkeys(worker_ids):
         last: Lease | None = None
@@ -45,11 +52,16 @@ async def release(statements: Statements, worker_ids: Sequence[str], *, recovere
                 rules=replace(recoverer.rules, requeue_claimed=True, settle_running=True),
             )
             actions = {one.id: one.action for one in done.landed}
-            tasks += [_released(lease, actions[lease.id]) for lease in found if lease.id in actions]
+            left = {lease.id for lease in done.left.values()}
+            tasks += [
+                _released(lease, actions.get(lease.id, "leave"))
+                for lease in found
+                if lease.id in actions or lease.id in left
+            ]
             carried.add(done)
     await recoverer.announce(carried)
     return SweepResult(
-        worker_ids=tuple(dict.fromkeys(worker_ids)),
+        worker_ids=tuple(name for name in dict.fromkeys(worker_ids) if name in ended),
         recovered_count=len(carried.landed),
         tasks=tuple(tasks),
         skipped=False,

@@ -20,6 +20,7 @@ from everbeat.store.foreign_drivers import (
     PsycopgConnection,
 )
 from everbeat.store.foreign_sqlalchemy import AsyncSqlalchemyConnection, SqlalchemyConnection
+from everbeat.store.plan import aperform, perform
 from everbeat.store.statement import Statement
 
 T = TypeVar("T")
@@ -172,50 +173,22 @@ class Transaction(Generic[Given]):
     def __enter__(self) -> Given:
         self._sync = sync_connection(self._connection)
         refuse_in_loop("Context.commit", instead="use 'async with' and an async connection")
-        return self._perform(self._undertaking.begin())
+        return perform(self._undertaking.begin(), self._step)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._perform(self._undertaking.end(error))
+        perform(self._undertaking.end(error), self._step)
 
     async def __aenter__(self) -> Given:
         self._async = async_connection(self._connection)
-        return await self._aperform(self._undertaking.begin())
+        return await aperform(self._undertaking.begin(), self._astep)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # A cancellation in the middle of a COMMIT would leave nobody knowing whether it happened.
-        await unbroken(self._aperform(self._undertaking.end(error)))
-
-    def _perform(self, plan: Plan[T]) -> T:
-        answer: Any = None
-        failure: BaseException | None = None
-        while True:
-            try:
-                step = plan.send(answer) if failure is None else plan.throw(failure)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            try:
-                answer, failure = self._step(step), None
-            except BaseException as error:  # noqa: BLE001 - the plan rolls back, and raises it again
-                failure = error
-
-    async def _aperform(self, plan: Plan[T]) -> T:
-        answer: Any = None
-        failure: BaseException | None = None
-        while True:
-            try:
-                step = plan.send(answer) if failure is None else plan.throw(failure)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            try:
-                answer, failure = await self._astep(step), None
-            except BaseException as error:  # noqa: BLE001 - as above
-                failure = error
+        await unbroken(aperform(self._undertaking.end(error), self._astep))
 
     def _step(self, step: Step) -> Any:
         match step:

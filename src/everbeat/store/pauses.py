@@ -8,10 +8,10 @@ from everbeat.domain.pauses import Pause, PauseKind
 from everbeat.store.statement import Row, Statement
 
 
-def pause(kind: PauseKind, name: str, *, paused_by: str, reason: str | None) -> Statement[tuple[Pause, bool]]:
-    """Pauses; answers the pause that stands, and whether it is new."""
+def pause(kind: PauseKind, name: str, *, paused_by: str, reason: str | None) -> Statement[Pause | None]:
+    """Pauses; answers the pause that stands, which may be an earlier one; None where another one came or went meanwhile."""
     parameters = {"kind": kind, "name": name, "paused_by": paused_by, "reason": reason}
-    return Statement("pause/pause", parameters, lambda found: (Pause(*found[0][:6]), found[0][6]))
+    return Statement("pause/pause", parameters, lambda found: Pause(*found[0]) if found else None)
 
 
 def resume(kind: PauseKind, name: str, *, channel: str) -> Statement[Pause | None]:

@@ -1,6 +1,7 @@
 """Several statements as one question, written once and run by threads and by event loops alike.
 
-What lives here: the shape of a plan and its two runners. What may not: any particular question.
+What lives here: the shape of a plan and its two runners, which also run plans of other steps. What may not: any particular
+question.
 
     def rename(old, new):                       # a plan
         found = yield from ask(find(old))
@@ -66,10 +67,10 @@ def _asked(statement: Statement[T]) -> Plan[T]:
     return answer
 
 
-def run_plan(database: Database, plan: Plan[T]) -> T:
-    """Runs a plan in this thread."""
+def perform(plan: Generator[Any, Any, T], do: Callable[[Any], Any]) -> T:
+    """Runs a plan in this thread: `do` answers each of its steps, and what it raises is raised there."""
     answer: Any = None
-    failure: Exception | None = None
+    failure: BaseException | None = None
     while True:
         try:
             step = plan.send(answer) if failure is None else plan.throw(failure)
@@ -77,23 +78,32 @@ def run_plan(database: Database, plan: Plan[T]) -> T:
             value: T = end.value
             return value
         try:
-            answer, failure = step.run() if isinstance(step, Errand) else database.run(step), None
-        except Exception as error:  # noqa: BLE001 - the plan may know what to do, else it comes back from there
+            answer, failure = do(step), None
+        except BaseException as error:  # noqa: BLE001 - the plan may mend or undo something, else it comes back from there
             failure = error
+
+
+async def aperform(plan: Generator[Any, Any, T], do: Callable[[Any], Awaitable[Any]]) -> T:
+    """The twin of `perform` for event loops."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            step = plan.send(answer) if failure is None else plan.throw(failure)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        try:
+            answer, failure = await do(step), None
+        except BaseException as error:  # noqa: BLE001 - as above
+            failure = error
+
+
+def run_plan(database: Database, plan: Plan[T]) -> T:
+    """Runs a plan of statements and errands in this thread."""
+    return perform(plan, lambda step: step.run() if isinstance(step, Errand) else database.run(step))
 
 
 async def arun_plan(database: Database, plan: Plan[T]) -> T:
-    """Runs a plan on the running event loop."""
-    answer: Any = None
-    failure: Exception | None = None
-    while True:
-        try:
-            step = plan.send(answer) if failure is None else plan.throw(failure)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        try:
-            answer = await (step.arun() if isinstance(step, Errand) else database.arun(step))
-            failure = None
-        except Exception as error:  # noqa: BLE001 - as above
-            failure = error
+    """Runs a plan of statements and errands on the running event loop."""
+    return await aperform(plan, lambda step: step.arun() if isinstance(step, Errand) else database.arun(step))

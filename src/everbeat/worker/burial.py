@@ -22,9 +22,9 @@ _log = logging.getLogger("everbeat.worker")
 
 
 class RecoverWorker(Protocol):
-    """Settles what a buried worker held, until it lands; `died_at` by the monotonic clock."""
+    """Settles what a buried worker held, until it lands; `died_at` by the monotonic clock, `astray` as the seat says."""
 
-    async def __call__(self, worker_id: str, report: ExitReport, *, died_at: float) -> None:
+    async def __call__(self, worker_id: str, report: ExitReport, *, died_at: float, astray: int) -> None:
         """Raises a DatabaseError where the database refuses."""
         ...
 
@@ -43,7 +43,9 @@ class Burials:
     async def by_exit(self, seat: Seat, report: ExitReport, *, died_at: float) -> None:
         """Its process was seen to end: its row ends, and what it held is settled."""
         await self._until_answered(lambda: self._end(seat, how="child_exit", report=report))
-        await self._until_answered(lambda: self._recover_worker(seat.worker_id, report, died_at=died_at))
+        await self._until_answered(
+            lambda: self._recover_worker(seat.worker_id, report, died_at=died_at, astray=seat.astray)
+        )
 
     async def by_age(self, seat: Seat, report: ExitReport) -> None:
         """The same where an exit is no proof: its row ends after a whole threshold; the next sweep settles what it held."""

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from everbeat.domain.checkpoint import Checkpoint as Finished
 from everbeat.domain.codec import CallCodec
-from everbeat.domain.commit import Completion, TaskCommit
+from everbeat.domain.commit import RESULT, Completion, TaskCommit
 from everbeat.domain.context import TaskStopped
 from everbeat.errors import CommitRefused, DatabaseError, PayloadError
 from everbeat.runtime.blocking import refuse_in_loop
@@ -204,6 +204,7 @@ class AttemptCommit:
         try:
             return self._side.codec.encode_result(self._completion.result)
         except PayloadError as problem:
+            problem.parameter = RESULT
             if self._completion.result is None:
                 problem.fix = "set completion.result inside the block; what the function returns after it is not stored."
             raise

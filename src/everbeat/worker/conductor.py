@@ -23,11 +23,11 @@ from everbeat.runtime.events import EventBus, LeasesLost, TaskFinished, ZombieRe
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.leases import Settlement
-from everbeat.worker.attempt import Attempt, Clerk, Died, Ended, LaneName, Stage, Succeeded
+from everbeat.worker.attempt import ALONE, Attempt, Clerk, Died, Ended, LaneName, Stage, Succeeded
 from everbeat.worker.executor import Executor
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.progress import ProgressRecorder
-from everbeat.worker.settlement import settlement_of
+from everbeat.worker.settlement import failed_after_commit, settlement_of
 from everbeat.worker.settler import Settler
 from everbeat.worker.stall_watch import StallWatch, TaskStalled
 
@@ -45,7 +45,8 @@ _log = logging.getLogger("everbeat.worker")
 class Conductor:
     """Leads attempts from launch to settle. `on_change` is called whenever a lease is over or its code has ended.
 
-    `on_broken(lane, reason)`: code of this lane cannot be begun for now.
+    `on_broken(lane, reason)`: code of this lane cannot be begun for now. `went_astray` is set when an attempt is over
+    while its code goes on in this very process.
     """
 
     def __init__(
@@ -66,6 +67,9 @@ class Conductor:
         self.clerk: Clerk
         self.trailing: set[Attempt] = set()
         """Attempts that a commit of their own has completed, and whose code has not ended yet."""
+        self.astray: set[Attempt] = set()
+        """Attempts that are over, or as good as, while their code goes on in this very process: it may still break it."""
+        self.went_astray = asyncio.Event()
         self.progress: ProgressRecorder
         self.unsettled: Counter[LaneName] = Counter()
         self._table = table
@@ -79,8 +83,8 @@ class Conductor:
         self._on_change = on_change
         self._on_broken = on_broken
 
-    def launch(self, attempt: Attempt, *, may_begin: bool = True) -> None:
-        """The start was acknowledged: its code runs from now on."""
+    def launch(self, attempt: Attempt, *, may_begin: bool = True) -> bool:
+        """The start was acknowledged: its code runs from now on. Answers whether it does."""
         attempt.stage = Stage.RUNNING
         attempt.clerk = self.clerk
         attempt.launched_at = self._clock.monotonic()
@@ -88,7 +92,7 @@ class Conductor:
         # A task process ended while the start was under way, or the worker stood still and may have lost it.
         if executor.free <= 0 or not may_begin:
             self._settle(attempt, Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED"))
-            return
+            return False
         if (limit_s := attempt.timeout_s) is not None:
             self._later(attempt, limit_s, lambda: self.stop(attempt, "timed_out"))
         try:
@@ -97,10 +101,11 @@ class Conductor:
             attempt.cancel_timers()
             self._settle(attempt, Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED"))
             self._on_broken(attempt.lane, f"{type(problem).__name__}: {problem}")
-            return
+            return False
         self.stall_watch.watch(attempt)
         if attempt.cancel_asked:
             self.stop(attempt, "cancelled")
+        return True
 
     def not_started(self, attempt: Attempt, verdict: str) -> None:
         """The lease is over before any code ran: "released", "expired" or "lost"."""
@@ -165,6 +170,7 @@ class Conductor:
         )
         attempt.cancel_timers()
         attempt.stopped = "stalled"
+        self._goes_astray(attempt)
         self._is_settling(attempt)
         executor.stop(attempt)
         self._nursery.start(
@@ -188,6 +194,7 @@ class Conductor:
             attempt.cancel_timers()
             self._let_go(attempt)
             if was_running:
+                self._goes_astray(attempt)
                 attempt.stopped = "lease_lost"
                 self.executors[attempt.lane].stop(attempt)
         if lost:
@@ -197,13 +204,11 @@ class Conductor:
         """An executor says that the code of an attempt has ended."""
         attempt.cancel_timers()
         attempt.is_committing = False
+        self.astray.discard(attempt)
         if attempt in self.trailing:
             self.trailing.discard(attempt)
             if not isinstance(ended, Succeeded):
-                _log.warning(
-                    "code_failed_after_its_commit task_id=%s name=%s end=%s",
-                    attempt.id, attempt.task.name, ended,
-                )  # fmt: skip
+                self._events.emit(failed_after_commit(attempt, ended))
         if attempt.stage is Stage.RUNNING:
             settlement = settlement_of(attempt, ended, random=self._random)
             if settlement is not None:
@@ -240,6 +245,7 @@ class Conductor:
         attempt.after_commit.clear()
         attempt.cancel_timers()
         self.trailing.add(attempt)
+        self._goes_astray(attempt)
         duration_s = self._clock.monotonic() - attempt.launched_at
         if (limit_s := attempt.timeout_s) is not None:
             self._later(attempt, max(0.0, limit_s - duration_s), lambda: self._end_trailing(attempt))
@@ -265,8 +271,15 @@ class Conductor:
         elif attempt.stage is Stage.RUNNING:
             settlement = settlement_of(attempt, None, random=self._random)
             if settlement is not None:
+                self._goes_astray(attempt)
                 self._settle(attempt, settlement)
                 self._on_change(attempt)
+
+    def _goes_astray(self, attempt: Attempt) -> None:
+        # Told before anything is written: a process that it breaks was not shared by fewer than its supervisor knows.
+        if attempt.lane not in ALONE:
+            self.astray.add(attempt)
+            self.went_astray.set()
 
     def _settle(self, attempt: Attempt, settlement: Settlement) -> None:
         self._is_settling(attempt)

@@ -16,7 +16,7 @@ from everbeat.runtime.events import DatabaseBack, DatabaseUnreachable, EventBus
 from everbeat.store import workers
 from everbeat.store.session import Session
 from everbeat.store.workers import BeatAnswer
-from everbeat.worker.protocol import Beaten, Cancel, Lease, Lost, Phantoms
+from everbeat.worker.protocol import Beaten, Cancel, Lease, Phantoms
 from everbeat.worker.seat import Seat
 
 _AGAIN_S: Final = 0.05
@@ -98,9 +98,7 @@ class Heart:
         lost, cancelled, phantoms = (defaultdict[Seat, list[Lease]](list) for _ in range(3))
         by_worker = {seat.worker_id: seat for seat in seats}
         for lease in answer.lost:
-            seat = holder[lease[1]]
-            seat.held.pop(lease[1], None)
-            lost[seat].append(lease)
+            lost[holder[lease[1]]].append(lease)
         for lease in answer.cancel:
             cancelled[holder[lease[1]]].append(lease)
         for task_id, claim_id, worker_id in answer.phantoms:
@@ -108,7 +106,7 @@ class Heart:
                 phantoms[by_worker[worker_id]].append((task_id, claim_id))
         for seat in seats:
             if seat in lost:
-                seat.tell(Lost(lost[seat]))
+                seat.lose(lost[seat])
             if seat in cancelled:
                 seat.tell(Cancel(cancelled[seat]))
             if seat in phantoms:

@@ -18,11 +18,12 @@ from everbeat.domain.hooks import (
     CALLS_AT_ONCE,
     DEFAULT,
     FailWithBackoff,
-    HookAnswer,
     HookKind,
+    HookReply,
     HookRunner,
     HookScopes,
     HooksUnreachable,
+    NoAnswer,
     RecoveryContext,
     Reschedule,
     Skip,
@@ -92,9 +93,9 @@ class HookLine:
         if reply is not None and not reply.done():
             reply.set_result(answers)
 
-    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookAnswer]:
-        """The answers by task id; a missing one is `Default`. Raises HooksUnreachable while no process is ready, for a minute."""
-        answers: dict[UUID, HookAnswer] = {}
+    async def decide(self, contexts: Sequence[RecoveryContext]) -> Mapping[UUID, HookReply]:
+        """The answers by task id. Raises HooksUnreachable while no process is ready, for a minute."""
+        answers: dict[UUID, HookReply] = {}
         for first in range(0, len(contexts), CALLS_AT_ONCE):
             answers |= await self._asked(contexts[first : first + CALLS_AT_ONCE])
         return answers
@@ -118,9 +119,10 @@ class HookLine:
         else:
             child.tell(message)
 
-    async def _asked(self, contexts: Sequence[RecoveryContext]) -> dict[UUID, HookAnswer]:
+    async def _asked(self, contexts: Sequence[RecoveryContext]) -> dict[UUID, HookReply]:
         deaf: list[Child] = []
-        problem = "was not asked: no worker process is ready"
+        why = "hooks rest" if self._is_mute else "no worker process is ready"
+        problem = f"was not asked: {why}"
         while len(deaf) < _TRIES and (child := await self._next(deaf)) is not None:
             deaf.append(child)
             reply = await self._call(child, contexts)
@@ -134,7 +136,7 @@ class HookLine:
             raise HooksUnreachable
         for context in contexts:
             self._fail("on_recovery", context, problem)
-        return {}
+        return {context.task_id: NoAnswer(problem) for context in contexts}
 
     async def _call(self, child: Child, contexts: Sequence[RecoveryContext]) -> HookAnswers | str:
         """The answers, or what was wrong."""
@@ -158,9 +160,14 @@ class HookLine:
         finally:
             del self._calls[call]
 
+    @property
+    def _is_mute(self) -> bool:
+        """A process died while it was asked, a moment ago."""
+        return self._clock.monotonic() < self._mute_until
+
     def _may_still_be_asked(self) -> bool:
         now = self._clock.monotonic()
-        if now < self._mute_until:
+        if self._is_mute:
             return False
         if self._nobody_since is None:
             self._nobody_since = now
@@ -168,7 +175,7 @@ class HookLine:
 
     async def _next(self, deaf: Sequence[Child], *, patience_s: float | None = None) -> Child | None:
         """The process that was heard of last, but none of these; the first one that becomes ready where there is none."""
-        if self._clock.monotonic() < self._mute_until:
+        if self._is_mute:
             return None
         if not self._children:
             await self._clock.wait(self._somebody, timeout_s=patience_s or self._timeout_s)
@@ -216,7 +223,7 @@ class HookDesk:
             await self._hooks.recovered(news.recovered)
 
 
-def word_of(task_id: UUID, answer: HookAnswer) -> HookWord:
+def word_of(task_id: UUID, answer: HookReply) -> HookWord:
     """An answer for the line."""
     kind = type(answer).__name__
     match answer:
@@ -224,11 +231,13 @@ def word_of(task_id: UUID, answer: HookAnswer) -> HookWord:
             return HookWord(task_id, kind, in_s=delay.total_seconds(), attempts=attempts)
         case Reschedule(run_at=datetime() as moment, attempts=attempts):
             return HookWord(task_id, kind, run_at=moment, attempts=attempts)
+        case NoAnswer(problem=problem):
+            return HookWord(task_id, kind, problem=problem)
         case _:
             return HookWord(task_id, kind)
 
 
-def answer_of(word: HookWord) -> HookAnswer:
+def answer_of(word: HookWord) -> HookReply:
     """The answer that came over the line."""
     match word:
         case HookWord(kind="Reschedule", in_s=float(seconds), attempts=attempts):
@@ -239,5 +248,7 @@ def answer_of(word: HookWord) -> HookAnswer:
             return FailWithBackoff()
         case HookWord(kind="Skip"):
             return Skip()
+        case HookWord(kind="NoAnswer", problem=str(problem)):
+            return NoAnswer(problem)
         case _:
             return DEFAULT

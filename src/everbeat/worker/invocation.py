@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from everbeat.domain.commit import RESULT
 from everbeat.domain.context import Context
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.failure import error_from_exception, error_to_json
 from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_UNSERIALISABLE, UNHANDLED_EXCEPTION, TaskError
 from everbeat.domain.retry import reasons_of
+from everbeat.errors import PayloadError
 from everbeat.worker.attempt import Ended, Failed, Succeeded
 
 RESULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
@@ -63,8 +65,10 @@ class Invoker:
         return Succeeded(result)
 
     def raised(self, definition: TaskDefinition, exception: BaseException) -> Failed:
-        """What the function raised."""
-        return self._failed(definition, exception, code=None)
+        """What the function raised; the result of a `Context.commit` that cannot be stored is told like one that it returned."""
+        # The exact class: user classes may break isinstance.
+        is_result = type(exception) is PayloadError and exception.parameter == RESULT
+        return self._failed(definition, exception, code=RESULT_UNSERIALISABLE if is_result else None)
 
     def run(self, definition: TaskDefinition, args: str, context: Context) -> Ended:
         """The whole of it, blocking; in a context of its own, so that nothing a task sets is left to the next."""

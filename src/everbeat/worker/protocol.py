@@ -50,7 +50,8 @@ class Held(Message, frozen=True):
 class Tick(Message, frozen=True):
     """Still going round, and what it looks like; CPU in percent of one core, lag in ms, names of running tasks.
 
-    `cut_off_s`: for how long an outcome has waited while the database answered this worker nothing, in seconds.
+    `cut_off_s`: for how long an outcome has waited while the database answered this worker nothing, in seconds. `astray`: how
+    many attempts are over while their code goes on in this very process.
     """
 
     running: int
@@ -60,6 +61,7 @@ class Tick(Message, frozen=True):
     loop_lag_ms: float
     names: list[str]
     cut_off_s: float = 0.0
+    astray: int = 0
 
 
 class Refused(Message, frozen=True):
@@ -145,13 +147,16 @@ class AskHooks(Message, frozen=True):
 
 
 class HookWord(Message, frozen=True):
-    """One answer: the name of its kind and, of a Reschedule, when (at a moment, or in seconds) and with how many attempts."""
+    """One answer: the name of its kind and, of a Reschedule, when (at a moment, or in seconds) and with how many attempts;
+    or what kept the hook from answering.
+    """
 
     task_id: UUID
     kind: str
     run_at: datetime | None = None
     in_s: float | None = None
     attempts: int | None = None
+    problem: str | None = None
 
 
 class HookAnswers(Message, frozen=True):

@@ -24,7 +24,10 @@ _LOOK_EVERY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecycled(Event):
-    """A worker or task process reached a limit; it finishes what it has begun, and a fresh one takes its place."""
+    """A worker or task process reached a limit; it finishes what it has begun, and a fresh one takes its place.
+
+    `tasks`: so many have run in this process, or run in it still.
+    """
 
     room = "worker"
     pid: int
@@ -66,7 +69,10 @@ class Limits:
 
 
 class Recycling:
-    """A service of a worker process. `on_due(reason, tasks, rss_bytes)` is told once, when a limit is reached."""
+    """A service of a worker process. `on_due(reason, tasks, rss_bytes)` is told once, when a limit is reached.
+
+    Not in the midst of a batch that starts: what starts in the same moment is counted too.
+    """
 
     name = "recycling"
     interval_s = _LOOK_EVERY_S
@@ -105,7 +111,7 @@ class Recycling:
         reason = self._limits.reached(tasks=self._tasks, rss_bytes=size)
         if reason is not None and not self._is_due:
             self._is_due = True
-            self._on_due(reason, self._tasks, size)
+            asyncio.get_running_loop().call_soon(lambda: self._on_due(reason, self._tasks, size))
 
     def _check_limit(self) -> None:
         """Otherwise processes would follow each other without end."""

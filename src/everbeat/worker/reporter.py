@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Final
 
 from everbeat.runtime.clock import Clock
@@ -33,14 +33,17 @@ class Reporter:
         clock: Clock,
         loop_lag_s: Callable[[], float],
         cut_off_s: Callable[[], float],
+        astray: Sized,
+        wake: asyncio.Event,
     ) -> None:
-        self.wake = asyncio.Event()
+        self.wake = wake
         self._link = link
         self._table = table
         self._executors = executors
         self._clock = clock
         self._loop_lag_s = loop_lag_s
         self._cut_off_s = cut_off_s
+        self._astray = astray
         self._looked_at = clock.monotonic()
         self._cpu_s = cpu_seconds() or 0.0
 
@@ -70,4 +73,5 @@ class Reporter:
             loop_lag_ms=self._loop_lag_s() * 1_000,
             names=names[:MOST_NAMES],
             cut_off_s=self._cut_off_s(),
+            astray=len(self._astray),
         )

@@ -10,7 +10,7 @@ import msgspec
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.identity import new_id, rss_bytes, start_ticks
 from everbeat.store.workers import WorkerRow, WorkerState
-from everbeat.worker.protocol import FromSupervisor, Held, Tick
+from everbeat.worker.protocol import FromSupervisor, Held, Lease, Lost, Tick
 
 
 class Seat:
@@ -37,6 +37,7 @@ class Seat:
         self.worker_id = new_id(pid)
         self.held: dict[UUID, UUID] = {}
         self.tick: Tick | None = None
+        self._lost_since = 0
         self._clock = clock
         self._queues = queues
         self._metadata = msgspec.json.encode(metadata).decode()
@@ -45,7 +46,20 @@ class Seat:
     def rename(self) -> None:
         """The worker goes on under a new id, holding nothing: its old self was declared dead."""
         self.worker_id = new_id(self.pid)
+        self._lost_since += len(self.held)
         self.held.clear()
+
+    @property
+    def astray(self) -> int:
+        """How many attempts may be over while their code goes on in the worker's own process: rather too many than too few."""
+        return self._lost_since + (0 if self.tick is None else self.tick.astray)
+
+    def lose(self, leases: list[Lease]) -> None:
+        """Tells the worker that these are somebody else's now."""
+        for _, claim_id in leases:
+            self.held.pop(claim_id, None)
+        self._lost_since += len(leases)
+        self.tell(Lost(leases))
 
     def hear(self, message: Held | Tick) -> None:
         """Takes notice of what the worker says of itself."""
@@ -56,7 +70,7 @@ class Seat:
                 for claim_id in removed:
                     self.held.pop(claim_id, None)
             case Tick():
-                self.tick = message
+                self.tick, self._lost_since = message, 0
 
     def row(self, supervisor_id: str, hostname: str) -> WorkerRow:
         """What is registered about the worker."""

@@ -6,13 +6,21 @@ recovered, not settled.
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from random import Random
+from typing import Final
+from uuid import UUID
 
 from everbeat.domain.duration import milliseconds
-from everbeat.domain.failure import error_to_json
+from everbeat.domain.failure import error_from_json, error_to_json
 from everbeat.domain.outcome import TASK_TIMEOUT, WORKER_CRASHED, TaskError
+from everbeat.domain.stored_text import storable
+from everbeat.runtime.events import Event
 from everbeat.store.leases import Settlement
-from everbeat.worker.attempt import Attempt, Ended, Failed, Succeeded
+from everbeat.worker.attempt import Attempt, Died, Ended, Failed, Succeeded
+
+_TOLD_BYTES: Final = 1_000
 
 
 def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> Settlement | None:
@@ -36,6 +44,35 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
             return _failed(attempt, error, reasons=reasons, random=random)
         case _:
             return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeFailedAfterItsCommit(Event):
+    """The code raised or died after its own commit had completed the task: nothing of the task changes by it."""
+
+    room = "worker"
+    level = logging.WARNING
+    task_id: UUID
+    name: str
+    code: str
+    type: str
+    message: str
+
+
+def failed_after_commit(attempt: Attempt, ended: Failed | Died) -> CodeFailedAfterItsCommit:
+    """What is told of it: no more than what an ordinary failure stores."""
+    error = (
+        error_from_json(ended.error)
+        if isinstance(ended, Failed)
+        else TaskError(WORKER_CRASHED, ended.report.cause)
+    )
+    return CodeFailedAfterItsCommit(
+        task_id=attempt.id,
+        name=attempt.task.name,
+        code=error.code,
+        type=error.type,
+        message=storable(error.message, limit=_TOLD_BYTES),
+    )
 
 
 def refused_result(attempt: Settlement, reason: str) -> Settlement:

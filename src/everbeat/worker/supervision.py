@@ -54,7 +54,9 @@ class Care(Protocol):
         """Done once, as soon as the supervisor is registered."""
         ...
 
-    async def recover_worker(self, worker_id: str, report: ExitReport, *, died_at: float) -> None:
+    async def recover_worker(
+        self, worker_id: str, report: ExitReport, *, died_at: float, astray: int
+    ) -> None:
         """Settles what a buried worker held."""
         ...
 

@@ -19,7 +19,7 @@ from everbeat.runtime.nursery import Nursery, end_process
 from everbeat.runtime.service import Service, ServiceRunner
 from everbeat.store.session import Session
 from everbeat.wake import Wake
-from everbeat.worker.attempt import Attempt, LaneName
+from everbeat.worker.attempt import ALONE, Attempt, LaneName
 from everbeat.worker.claimer import Claimer, ClaimRules
 from everbeat.worker.clerk import Clerk
 from everbeat.worker.conductor import Conductor, RecoverCrashed, RecoverStalled
@@ -211,11 +211,8 @@ class Worker:
         self._events.emit(WorkerStarted(worker_id=self.id, pid=os.getpid()))
 
     def _launch(self, attempt: Attempt) -> None:
-        self._conductor.launch(attempt, may_begin=self._vitality.may_start)
-        if attempt.lane in (
-            "async",
-            "thread",
-        ):  # the others run in processes of their own, which have the same limits
+        begins = self._conductor.launch(attempt, may_begin=self._vitality.may_start)
+        if begins and attempt.lane not in ALONE:  # those have processes of their own, with the same limits
             self._recycling.begun()
 
     def _retire(self, reason: str, tasks: int, rss_bytes: int) -> None:
@@ -272,6 +269,8 @@ class Worker:
             clock=self._clock,
             loop_lag_s=self._loop_watch.lag_s,
             cut_off_s=self._reach.cut_off_s,
+            astray=self._conductor.astray,
+            wake=self._conductor.went_astray,
         )
 
     def _make_departure(self) -> Departure:

@@ -236,3 +236,11 @@ async def crash_proof(seconds: float) -> str:
     effect("start")
     await asyncio.sleep(seconds)
     return "done"
+
+
+@app.task(timeout=0.3)
+def kill_the_process_later(gate_name: str) -> None:
+    """A thread cannot be ended: it is given up, and goes on."""
+    effect("start")
+    gate(gate_name)
+    os.kill(os.getpid(), signal.SIGSEGV)

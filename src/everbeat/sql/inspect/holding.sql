@@ -1,4 +1,5 @@
--- The lease of one task with its holder, what else the holder runs, and who but the holder could notice its death.
+-- The lease of one task with its holder, what else the holder runs, and who could recover it: any other supervisor, and the holder's
+-- own as well once the worker has ended.
 select
     l.worker_id, l.supervisor_id, l.hostname, l.pid, l.claimed_at, l.started_at, l.last_beat_at, l.silent_ms, l.ended_at, l.ended_how, l.ended_cause,
     l.cancel_requested, l.alone, l.suspect, l.flags,
@@ -10,7 +11,7 @@ select
     ) as neighbours,
     (
         select count(*) from {schema}.supervisors s
-        where s.ended_at is null and s.id is distinct from l.supervisor_id
+        where s.ended_at is null and (s.id is distinct from l.supervisor_id or l.ended_at is not null)
           and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
     ) as observers,
     (select t.left_at from {schema}.tasks t where t.id = l.id and t.left_claim_id = l.claim_id) as left_at

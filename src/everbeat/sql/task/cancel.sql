@@ -5,7 +5,9 @@ with held as materialized (
     update {schema}.tasks t
     set state = 'CANCELLED', cancelled_at = statement_timestamp(), cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp()),
         claim_id = null, claim_call = null, next_retry_at = null,
-        error = json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled before its code started')
+        error = json_build_object(
+            'code', 'TASK_CANCELLED',
+            'message', case when h.attempt = 0 then 'cancelled before its code started' else 'cancelled before its code started again' end)
     from held h where t.id = h.id and h.state in ('PENDING', 'CLAIMED')
     returning t.id, t.queue, t.serial
 ), asked as (

@@ -1,0 +1,24 @@
+"""The proxy that other tests stand upon leaves nothing behind: what it forgot would fail whatever test runs next."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from everbeat.store.target import Target
+from tests.worker.proxy import Proxy
+
+
+@pytest.mark.parametrize("is_stalled", [False, True], ids=["open", "stalled"])
+async def test_lines_end_with_their_proxy(database_url: str, schema: str, is_stalled: bool) -> None:
+    before = asyncio.all_tasks()
+    async with Proxy.before(Target.parse(database_url, schema=schema)) as proxy:
+        connection = await proxy.target.aconnect("everbeat test")
+        lines = tuple(proxy._lines)
+        if is_stalled:
+            proxy.stall()
+    assert asyncio.all_tasks() == before
+    assert len(lines) == 2
+    assert all(line.transport.get_extra_info("socket").fileno() == -1 for line in lines)
+    await connection.close()
