@@ -53,7 +53,14 @@ def verdict(lock: TreeLock) -> TreeVerdict:
 
 def holds(pid: int, lock: TreeLock) -> bool:
     files = Path(f"/proc/{pid}/fd")
-    return any(each.readlink() == lock.path for each in files.iterdir())
+
+    def target(each: Path) -> Path | None:
+        try:
+            return each.readlink()
+        except FileNotFoundError:  # closed meanwhile
+            return None
+
+    return any(target(each) == lock.path for each in files.iterdir())
 
 
 def test_it_is_held_until_its_maker_lets_go(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from tests.stories.stage import SLACK, Stage
 
 pytestmark = pytest.mark.story
 NEIGHBOURS = 9
+ROUNDS_PER_TREE = 5
+"""A tree whose processes keep dying replaces them after ever longer pauses."""
 
 
 @pytest.mark.timeout(900)
@@ -20,7 +22,6 @@ NEIGHBOURS = 9
 def test_poison_among_nine_neighbours_in_one_process(
     stage: Stage, deeds: ModuleType, rounds: int
 ) -> None:  # E13
-    stage.ready_tree(worker={"async_concurrency": 20, "thread_concurrency": 20})
     # The first two have one each of both ways to run and both ways to die; four rounds have all of them.
     ways = cycle(
         [
@@ -31,6 +32,10 @@ def test_poison_among_nine_neighbours_in_one_process(
         ]
     )
     for number, (poison_task, how) in zip(range(rounds), ways, strict=False):
+        if number % ROUNDS_PER_TREE == 0:
+            for tree in stage.trees[-1:]:
+                assert tree.stop() == 0
+            stage.ready_tree(worker={"async_concurrency": 20, "thread_concurrency": 20})
         calls = [
             (deeds.wait_for_on_crash, deeds.wait_in_thread_on_crash)[n % 2].call(f"end {number}")
             for n in range(NEIGHBOURS)

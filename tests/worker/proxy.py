@@ -38,11 +38,11 @@ class Proxy:
     async def before(cls, target: Target) -> AsyncIterator[Self]:
         with tempfile.TemporaryDirectory(prefix="eb-") as folder:
             proxy = cls(Path(folder), target)
-            try:
-                async with await asyncio.start_unix_server(proxy._accept, path=proxy._path):
+            async with await asyncio.start_unix_server(proxy._accept, path=proxy._path):
+                try:
                     yield proxy
-            finally:
-                await proxy._end()
+                finally:
+                    await proxy._end()  # from Python 3.12 on, the server waits for its lines
 
     def lose_reply(self, marker: bytes) -> None:
         """The next statement whose text holds the marker reaches the server; its answer reaches nobody."""
