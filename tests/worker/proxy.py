@@ -118,9 +118,7 @@ class Proxy:
         finally:
             for line in (writer, up):
                 self._lines.discard(line)
-                line.close()
-                with suppress(OSError):
-                    await line.wait_closed()
+                line.close()  # waiting for it here would let a cancellation of this task spoil the wait of `_end`
 
     async def _requests(
         self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, swallow: asyncio.Event
