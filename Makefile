@@ -23,7 +23,7 @@ bench: $(VENV)/.runtime ## throughput and latency on this machine
 
 test: static ## the whole gate: check, then every test that does not take minutes
 	@.ci/pgbouncer
-	@$(PYTHON_IN) -m pytest -m 'not long' -n 4 --dist worksteal $(ARGS)
+	@$(PYTHON_IN) -m pytest -m 'not long' -n 5 --dist worksteal $(ARGS)
 
 test-long: $(VENV)/.development ## the tests that take minutes
 	@$(PYTHON_IN) -m pytest -m long $(ARGS)
@@ -32,8 +32,7 @@ chaos: $(VENV)/.development ## real workers under a seeded plan of faults: make 
 	@$(PYTHON_IN) -m tests.chaos --seed $(or $(SEED),1) --seconds $(or $(SECONDS),600) $(ARGS)
 
 test-pythons: ## the quick tests on Python 3.12 and 3.13, where present
-	@.ci/test-python 3.12
-	@.ci/test-python 3.13
+	@.ci/test-pythons 3.12 3.13
 
 check: static ## format, lint, types, the walls between the rooms
 	@$(PYTHON_IN) -m pytest -q tests/architecture
