@@ -33,7 +33,7 @@ from tests.store.foreign_kinds import (
     sqlalchemy_session,
 )
 
-STATEMENTS = ["task/settle", "commit/facts", "commit/lease", "commit/mark"]
+STATEMENTS = ["task/settle", "commit/facts", "commit/hurry", "commit/lease", "commit/mark"]
 
 
 class NoLine:

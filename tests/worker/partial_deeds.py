@@ -226,6 +226,25 @@ async def commit_async(ctx: Context, url: str, schema: str, how: str) -> str:
     return "not this"
 
 
+class Hesitant(psycopg.Connection[Any]):
+    """Its COMMIT is long in coming."""
+
+    def commit(self) -> None:
+        gate.journal.append("about to commit")
+        gate.opened.wait(30)
+        super().commit()
+
+
+@task()
+def commit_with_hesitation(ctx: Context, url: str, schema: str, how: str) -> None:
+    with Hesitant.connect(url) as connection:
+        connection.execute("select 1")  # its transaction is open: the block does not make one
+        if how:
+            connection.execute(f"set idle_in_transaction_session_timeout = {how}")  # type: ignore[call-overload]
+        with ctx.commit(connection):
+            add_row(connection, schema, "x")
+
+
 @task(retry=AGAIN)
 def commit_in_thread(ctx: Context, url: str, schema: str, how: str) -> str:
     with psycopg.connect(url) as connection:

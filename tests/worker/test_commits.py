@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from everbeat.errors import CommitRefused
 from everbeat.runtime.events import LeasesLost, ZombieRefused, event_text
 from everbeat.store import migrations
 from everbeat.store.target import Target
+from everbeat.worker import code_side
 from everbeat.worker.protocol import Lost
 from everbeat.worker.settlement import CodeFailedAfterItsCommit
 from tests.worker import partial_deeds
@@ -127,6 +129,30 @@ async def test_a_process_killed_in_the_block_leaves_nothing(shop: Shop) -> None:
         "FAILED",
         "WORKER_CRASHED",
     )  # the stand recovers without a retry
+    assert shop.rows == []
+
+
+@pytest.mark.parametrize("own_limit_ms", [0, 60_000, 300])
+async def test_code_that_stands_still_before_its_commit_does_not_hold_the_task_for_ever(
+    shop: Shop, own_limit_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # G4
+    monkeypatch.setattr(code_side, "COMMIT_WITHIN_MS", 1_000)
+    async with shop.stand.worker() as running:
+        task_id = shop.send("commit_with_hesitation", str(own_limit_ms or ""))
+        await running.until(lambda: gate.journal == ["about to commit"])
+        began = time.monotonic()
+
+        def is_free() -> bool:
+            query = "select 1 from {schema}.tasks where id = %s for no key update skip locked"
+            return shop.stand.query(query, task_id) != []
+
+        assert own_limit_ms == 300 or not is_free()
+        await running.until(is_free)
+        assert own_limit_ms == 300 or time.monotonic() - began > 0.5
+        assert shop.rows == []
+        gate.opened.set()
+        ended = await shop.ended(running, task_id)
+    assert ended["state"] == "FAILED"
     assert shop.rows == []
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from psycopg import sql
 
-from everbeat.store.statement import Row, Statement
+from everbeat.store.statement import Row, Statement, nothing
 
 CommitOutcome = Literal["landed", "rolled_back", "open", "lost", "unclear"]
 
@@ -61,6 +61,11 @@ def commit_lease(task_id: UUID, claim_id: UUID) -> Statement[tuple[UUID, bool]]:
 def commit_mark(mark: str) -> Statement[bool]:
     """Whether the transaction is still the one that was marked."""
     return Statement("commit/mark", {"mark": mark}, lambda found: bool(found[0][0]))
+
+
+def commit_hurry(most_ms: int) -> Statement[None]:
+    """From here on the transaction may not idle for longer than that: then the server ends its session, and with it the hold on the task."""
+    return Statement("commit/hurry", {"most_ms": most_ms}, nothing)
 
 
 def commit_outcome(task_id: UUID, claim_id: UUID) -> Statement[CommitOutcome]:

@@ -21,7 +21,13 @@ from everbeat.runtime.blocking import refuse_in_loop
 from everbeat.store.foreign import Ask, Do, Plan, Run, Transaction
 from everbeat.store.foreign_statement import is_forbidden
 from everbeat.store.leases import Settlement, settle
-from everbeat.store.partial_work import ConnectionFacts, commit_facts, commit_lease, commit_mark
+from everbeat.store.partial_work import (
+    ConnectionFacts,
+    commit_facts,
+    commit_hurry,
+    commit_lease,
+    commit_mark,
+)
 from everbeat.store.statement import Statement
 from everbeat.worker.protocol import (
     Answer,
@@ -34,6 +40,8 @@ from everbeat.worker.protocol import (
     Request,
 )
 
+COMMIT_WITHIN_MS: Final = 10_000
+"""So long a transaction may stand still between the outcome and its COMMIT."""
 _TICKETS: Final = count(1)
 
 
@@ -156,6 +164,7 @@ class AttemptCommit:
             outcome = Settlement(
                 id=self._task_id, claim_id=self._claim_id, outcome="COMPLETED", result=result
             )
+            yield self._run(commit_hurry(COMMIT_WITHIN_MS))
             verdicts = yield self._run(settle([outcome], channel=self._terms.channel))
         except BaseException:
             yield from self._give_up()

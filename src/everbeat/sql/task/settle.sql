@@ -70,4 +70,6 @@ select
 from asked a
 left join held h on h.claim_id = a.claim_id
 left join settled s on s.id = h.id
-left join {schema}.attempts p on p.task_id = a.id and p.claim_id = a.claim_id
+left join lateral (
+    select e.outcome from {schema}.attempts e where h.id is null and e.task_id = a.id and e.claim_id = a.claim_id limit 1
+) p on true
