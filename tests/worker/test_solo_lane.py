@@ -18,6 +18,7 @@ from everbeat.store.target import Target
 from everbeat.worker.equipment import make_executors, make_lanes
 from everbeat.worker.plan import WorkerPlan
 from everbeat.worker.protocol import Lost, Tick
+from everbeat.worker.recycling import ProcessRecycled
 from tests.worker.deeds import DEFINITIONS
 from tests.worker.stand import TASK_PROCESS, Running, Stand
 
@@ -41,6 +42,10 @@ def born_suspect(stand: Stand, name: str) -> UUID:
     stand.query("select pg_notify(%s, 't:default')", stand.target.channel)
     found: UUID = row["id"]
     return found
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
 
 
 async def until_begun(running: Running, folder: Path, name: str = "it") -> int:
@@ -119,17 +124,29 @@ async def test_a_suspect_that_comes_later_is_found(stand: Stand) -> None:
         assert row["result"][0] != os.getpid()
 
 
+async def test_no_two_suspects_share_a_process_one_after_the_other(stand: Stand) -> None:  # E13
+    """What one left behind, a thread say, would be charged to the next."""
+    async with stand.worker() as running:
+        pids = []
+        for _ in range(4):
+            task_id = born_suspect(stand, "pid_of_thread")
+            pids.append((await running.finished(task_id))["result"][0])
+        assert running.of(ProcessRecycled) == [], "that is no news"
+    assert len({*pids, os.getpid()}) == 5
+
+
 async def test_an_idle_process_of_theirs_ends_and_a_later_suspect_gets_another(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everbeat.worker.equipment.SOLO_LINGER_S", 0.5)
+    before = children()
     first = suspect(stand, "pid_of_async")
     kept = stand.send("process_pid")
     async with stand.worker() as running:
         row = await running.finished(first, kept)
         pid = row["result"][0]
-        await running.until(lambda: not psutil.pid_exists(pid))
-        assert psutil.pid_exists(stand.task(kept)["result"][0]), "a task process of the other kind stays"
+        # The one that waits for the next suspect ends too; a task process of the other kind stays.
+        await running.until(lambda: children() - before == {stand.task(kept)["result"][0]})
         row = await running.finished(born_suspect(stand, "pid_of_thread"))
         assert row["state"] == "COMPLETED"
         assert row["result"][0] not in (pid, os.getpid())

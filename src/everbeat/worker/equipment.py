@@ -17,7 +17,10 @@ from everbeat.worker.recycling import Limits, ProcessRecycled
 from everbeat.worker.thread_executor import ThreadExecutor
 
 SOLO_LINGER_S: Final = 60.0
-"""Suspects are rare: the processes they ran in do not stay for long."""
+"""Suspects are rare: the process that is kept ready for the next one does not stay for long."""
+
+ONE_SUSPECT: Final = Limits(tasks=1)
+"""What one suspect left behind in its process must not break it under the next."""
 
 _log = logging.getLogger("everbeat.worker")
 
@@ -45,8 +48,8 @@ def make_executors(
             on_free=lambda: on_free(lane),
             on_broken=lambda reason: on_broken(lane, reason),
             on_progress=on_progress,
-            limits=Limits.of(plan.config),
-            on_recycled=on_recycled,
+            limits=ONE_SUSPECT if lane == "solo" else Limits.of(plan.config),
+            on_recycled=_no_news if lane == "solo" else on_recycled,
             linger_s=SOLO_LINGER_S if lane == "solo" else None,
         )
 
@@ -77,6 +80,10 @@ def make_executors(
     if plan.task_process_argv and ("async" in made or "thread" in made):
         made["solo"] = of_processes("solo", plan.solo_slots)
     return made
+
+
+def _no_news(_: ProcessRecycled) -> None:
+    """A process of the solo lane makes room after each suspect: that is no news."""
 
 
 def make_lanes(
