@@ -150,9 +150,11 @@ def test_what_is_no_moment_is_refused(value: Any) -> None:
     assert problem_of(to_utc, value) == "WRONG_TYPE"
 
 
-def test_a_moment_outside_the_calendar_in_utc_is_refused() -> None:
-    latest = datetime.max.replace(tzinfo=timezone(timedelta(hours=-2)))
-    assert problem_of(to_utc, latest) == "OUT_OF_RANGE"
+@pytest.mark.parametrize("hours", [-2, 0, 14])
+@pytest.mark.parametrize("day", [(9999, 12, 31), (9999, 1, 1), (1, 1, 1), (1, 12, 31)])
+def test_a_moment_at_the_end_of_the_calendar_is_refused(day: tuple[int, int, int], hours: int) -> None:
+    value = datetime(*day, tzinfo=timezone(timedelta(hours=hours)))
+    assert problem_of(to_utc, value) == "OUT_OF_RANGE"
 
 
 def test_a_delay_stays_a_delay_and_a_moment_a_moment() -> None:

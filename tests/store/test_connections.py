@@ -13,8 +13,9 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 
-from everbeat.store import migrations, tasks, workers
+from everbeat.store import inspect, migrations, tasks, workers
 from everbeat.store.database import Database
+from everbeat.store.moments import EARLIEST, LATEST
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from tests.store.conftest import Hands
@@ -73,6 +74,32 @@ def test_a_task_lives_whatever_the_database_is_set_to(
         assert hands.start(claimed) == ["started"]
         assert hands.settle(claimed, result='"日本"'.encode()) == "COMPLETED"
         assert hands.run(tasks.outcomes([claimed.id]))[claimed.id].result == '"日本"'
+
+
+@pytest.mark.parametrize(
+    ("stored", "read"),
+    [
+        ("9999-12-31 23:59+00", datetime(9999, 12, 31, 23, 59, tzinfo=UTC)),
+        ("9999-12-31 23:59-11", LATEST),
+        ("infinity", LATEST),
+        ("-infinity", EARLIEST),
+        ("0044-03-15 BC", EARLIEST),
+    ],
+)
+def test_a_moment_that_python_cannot_hold_keeps_nobody_from_being_claimed(
+    database_url: str, stored: str, read: datetime
+) -> None:
+    """Whoever writes to the table may write what PostgreSQL can hold, and reads it in the time zone of the role."""
+    with database_with(database_url, "TimeZone = 'Asia/Tokyo'") as target, hands_in(target) as hands:
+        for _ in range(2):
+            hands.send()
+        hands.connection.execute("update everbeat.tasks set sent_at = %s", [stored])
+        if read is not EARLIEST:
+            hands.connection.execute("update everbeat.tasks set good_until = %s", [stored])
+        claimed = hands.claim(limit=2)
+        assert len(claimed) == 2
+        assert all(hands.start(each) == ["started"] for each in claimed)
+        assert [task.sent_at for task in hands.run(inspect.tasks(limit=10))] == [read, read]
 
 
 @pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])

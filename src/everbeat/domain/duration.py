@@ -102,12 +102,12 @@ def to_utc(value: object, *, subject: str) -> datetime:
             rule="a datetime without a time zone means another moment on each host",
             fix="pass datetime.now(timezone.utc) + timedelta(...), or value.astimezone() if it is local time",
         )
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        rule = "in UTC it lies outside the years 1 to 9999"
-        fix = "use an earlier moment, or None where no deadline is meant"
-        raise refused(value, subject=subject, code="OUT_OF_RANGE", rule=rule, fix=fix) from None
+    # A year of margin at either end: no time zone in which it is read moves it out of what a datetime can hold.
+    if not 2 <= value.year <= 9_998:
+        rule = "lies outside the years 2 to 9998"
+        fix = "use a moment nearer to now, or None where no deadline is meant"
+        raise refused(value, subject=subject, code="OUT_OF_RANGE", rule=rule, fix=fix)
+    return value.astimezone(UTC)
 
 
 def to_when(value: object, *, subject: str) -> When:

@@ -22,6 +22,7 @@ from everbeat.errors import (
     nearest,
     redact_url,
 )
+from everbeat.store.moments import read_every_moment
 
 OLDEST_SERVER: Final = 140_000
 CONNECT_TIMEOUT_S: Final = 5
@@ -39,11 +40,13 @@ _KEEPALIVE: Final = {
 _REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|55P03|25P0[234]")
 
 # What a role or database may have set otherwise, and no statement of ours could live with: rows locked while others change
-# them are read anew, dates are read back, an idle session is kept. Answers nothing behind a transaction pooler, where
+# them are read anew, dates are read back (near the year 10000 in no other zone), an idle session is kept. Answers nothing behind a transaction pooler, where
 # settings would be left to strangers.
 _OWN_SETTINGS: Final = b"""
 select set_config(own.name, own.value, false)
-from (values ('default_transaction_isolation', 'read committed'), ('DateStyle', 'ISO'), ('idle_session_timeout', '0')) as own (name, value)
+from (values
+    ('default_transaction_isolation', 'read committed'), ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('idle_session_timeout', '0')
+) as own (name, value)
 where pg_backend_pid() = %s
 """
 
@@ -144,6 +147,7 @@ class Target:
             raise self.explain(problem) from None
         try:
             self.check(connection)
+            read_every_moment(connection)
             cursor = connection.execute(_OWN_SETTINGS, [connection.info.backend_pid])
             _mark(connection, is_pooled=cursor.fetchone() is None)
         except psycopg.Error as problem:
@@ -175,6 +179,7 @@ class Target:
             raise self.explain(problem) from None
         try:
             self.check(connection)
+            read_every_moment(connection)
         except BaseException:
             await connection.close()
             raise
