@@ -65,6 +65,19 @@ async def test_code_that_holds_the_gil_is_named_as_soon_as_it_lets_go() -> None:
     assert blocked.seconds == pytest.approx(1.5, abs=0.6)
 
 
+async def test_a_thread_that_holds_the_gil_is_named_and_nobody_who_only_waited_for_it() -> None:  # D4
+    async def innocent() -> None:
+        await asyncio.to_thread(ctypes.PyDLL(None).usleep, 1_500_000)
+
+    reports = await run_blocked(
+        innocent(), in_threads=lambda: ("holder 7",), is_code=lambda task: task.get_name() == "guilty"
+    )
+    blocked = reports.get_nowait()
+    assert isinstance(blocked, LoopBlocked)
+    assert blocked.interpreter_held
+    assert blocked.names == ("holder 7",)
+
+
 async def test_names_come_from_the_caller_and_a_name_that_fails_hides_nothing() -> None:
     def describe(task: asyncio.Task[object]) -> str:
         return f"task of {task.get_name()}"

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.domain.policy import StoredPolicy
-from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.exit_report import EXIT_SOFTWARE, EXIT_UNSETTLED, ExitReport
 from everbeat.services.death import Death
 from everbeat.store import leases, workers
 from everbeat.store.leases import Claimed
@@ -68,6 +68,25 @@ async def test_several_that_shared_a_process_which_died_of_code_are_suspects(
     assert sorted(rows, key=str) == sorted(
         [("CLAIMED", None, False), *[("RUNNING", "loss", report in BLAMED)] * 3], key=str
     )
+
+
+@pytest.mark.parametrize(
+    ("report", "charged"),
+    [
+        (by_signal(signal.SIGKILL, killed_because="it reached no database for 9.0 s"), (False, 0, 1)),
+        (ExitReport(pid=2, exit_code=EXIT_UNSETTLED), (False, 0, 1)),
+        (ExitReport(pid=2, exit_code=EXIT_SOFTWARE), (False, 0, 1)),
+        (by_signal(signal.SIGKILL, killed_because="its loop stood still for 9.0 s"), (True, 1, 0)),
+        (ExitReport(pid=2, exit_code=3), (True, 1, 0)),
+    ],
+    ids=lambda value: value.cause if isinstance(value, ExitReport) else "",
+)
+async def test_what_we_end_ourselves_is_not_charged_to_the_code(
+    report: ExitReport, charged: tuple[bool, int, int], onlooker: Onlooker, hands: Hands
+) -> None:  # E13
+    task = hands.running(policy=AGAIN).id
+    await die(onlooker, report)
+    assert marks(hands, task) == charged
 
 
 async def test_what_ran_in_processes_of_their_own_is_neither_charged_nor_suspected(

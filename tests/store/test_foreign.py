@@ -323,11 +323,13 @@ class TestCheckpoints:
     def test_a_checkpoint_is_stored_by_whoever_holds_the_claim_only(self, hands: Hands) -> None:  # G3, D5
         claimed = hands.running()
         stored = partial_work.record_checkpoint(
-            claimed.id, claimed.claim_id, b'{"value": 1}', progress=b'{"stage": "s"}'
+            claimed.id, claimed.claim_id, b'{"value": 1}', number=1, progress=b'{"stage": "s"}'
         )
         assert hands.run(stored)
         assert hands.run(
-            partial_work.record_checkpoint(claimed.id, claimed.claim_id, b'{"value": 2}', progress=None)
+            partial_work.record_checkpoint(
+                claimed.id, claimed.claim_id, b'{"value": 2}', number=2, progress=None
+            )
         )
         row = hands.row(claimed.id, "checkpoint, progress, progress_at is not null")
         assert row == ({"value": 2}, {"stage": "s"}, True)
@@ -341,10 +343,33 @@ class TestCheckpoints:
         assert not hands.run(stored)
         assert hands.row(claimed.id, "checkpoint") == {"value": 2}
 
+    def test_one_that_arrives_after_a_later_one_changes_nothing(self, hands: Hands) -> None:  # G3
+        """A connection that was given up may still carry out what it was asked."""
+        claimed = hands.running()
+
+        def store(number: int) -> bool:
+            checkpoint = f'{{"value": {number}}}'.encode()
+            return hands.run(
+                partial_work.record_checkpoint(
+                    claimed.id, claimed.claim_id, checkpoint, number=number, progress=None
+                )
+            )
+
+        assert [store(number) for number in (1, 3, 2, 3)] == [True] * 4
+        assert hands.row(claimed.id, "checkpoint") == {"value": 3}
+        (lease,) = hands.leases()
+        hands.recover(lease, "retry")
+        (claimed,) = hands.claim("w2")
+        hands.start(claimed)
+        assert store(1), "each attempt counts anew"
+        assert hands.row(claimed.id, "checkpoint") == {"value": 1}
+
     def test_a_completed_task_has_none_and_an_operators_retry_keeps_it(self, hands: Hands) -> None:
         claimed = hands.running()
         hands.run(
-            partial_work.record_checkpoint(claimed.id, claimed.claim_id, b'{"value": 1}', progress=None)
+            partial_work.record_checkpoint(
+                claimed.id, claimed.claim_id, b'{"value": 1}', number=1, progress=None
+            )
         )
         assert hands.settle(claimed, "FAILED", error=b'{"code": "X"}') == "FAILED"
         hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4()))

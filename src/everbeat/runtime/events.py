@@ -102,7 +102,7 @@ class TaskFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecovered(Event):
-    """A dead lease was decided on; `noticed_after_s` counts from the holder's last sign of life."""
+    """A dead lease was decided on; `noticed_after_s` counts from the holder's last sign of life, or its exit."""
 
     room = "services"
     level = logging.WARNING

@@ -6,7 +6,18 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Final, Self
+
+EXIT_SOFTWARE: Final = 70
+"""A process ended itself because a part it cannot live without had crashed."""
+EXIT_SLOTS_LEAKED: Final = 74
+"""Every slot of a kind was kept by code that had been given up; the process has settled its work and wants to be replaced."""
+EXIT_UNSETTLED: Final = 75
+"""The worker was told to leave at once, and the database could not be reached to settle its work."""
+OWN_EXITS: Final = frozenset({EXIT_SOFTWARE, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED})
+"""What a process of ours exits with for reasons that no task gave it."""
+KILLED_BY_US: Final = ", killed by its supervisor"
+"""How the cause of a death ends where its parent sent SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +68,7 @@ class ExitReport:
         if self.out_of_memory:
             return f"killed by {self.signal_name}: out of memory (cgroup oom_kill counter rose)"
         if self.killed_because is not None:
-            return f"{self.killed_because}, killed by its supervisor"
+            return f"{self.killed_because}{KILLED_BY_US}"
         if self.signal_name is not None:
             return f"killed by {self.signal_name}"
         if self.exit_code is not None:

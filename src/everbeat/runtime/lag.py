@@ -44,6 +44,9 @@ class LoopWatch:
     A daemon thread asks the loop for an echo four times a second. `describe` turns the blocking coroutine
     into the name people know; `emit` is called from the thread. Code that holds the GIL stops the thread too:
     it is then told the moment the GIL is free, with the stack of the code that held it.
+
+    Who held the GIL may have been any thread: `in_threads` names the code in others, and a coroutine that is none of
+    what is blamed (`is_code` says no) only waited for it.
     """
 
     def __init__(
@@ -53,11 +56,15 @@ class LoopWatch:
         threshold_s: float,
         emit: Callable[[LoopBlocked | LoopFreed], None],
         describe: Callable[[asyncio.Task[Any]], str] = name_of,
+        in_threads: Callable[[], tuple[str, ...]] = tuple,
+        is_code: Callable[[asyncio.Task[Any]], bool] = lambda _: True,
     ) -> None:
         self._loop = loop
         self._threshold_s = threshold_s
         self._emit = emit
         self._describe = describe
+        self._in_threads = in_threads
+        self._is_code = is_code
         self._period_s = max(1 / _WAKEUPS_PER_SECOND, threshold_s / 4)
         self._stop = threading.Event()
         self._loop_thread: int | None = None
@@ -134,10 +141,13 @@ class LoopWatch:
 
     def _report(self, *, since: float, now: float, held: bool) -> None:
         frame = sys._current_frames().get(self._loop_thread or -1)
-        if frame is None or _is_idle(frame):
+        elsewhere = self._in_threads() if held else ()
+        if frame is None or (_is_idle(frame) and not elsewhere):
             return
         running = asyncio.current_task(self._loop)
-        names = () if running is None else (self._name(running),)
+        if running is not None and elsewhere and not self._is_code(running):
+            running = None
+        names = (*(() if running is None else (self._name(running),)), *elsewhere)
         self._blocked, self._blocked_since = names, since
         stack = "".join(traceback.format_list(traceback.extract_stack(frame, limit=_STACK_FRAMES)))
         self._emit(LoopBlocked(names=names, seconds=now - since, interpreter_held=held, stack=stack))

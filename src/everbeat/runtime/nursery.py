@@ -11,12 +11,11 @@ import os
 import traceback
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
+
+from everbeat.runtime.exit_report import EXIT_SOFTWARE as EXIT_SOFTWARE
 
 Result = TypeVar("Result")
-
-EXIT_SOFTWARE: Final = 70
-"""Exit code of a process that ended itself because a part it cannot live without had crashed."""
 
 _log = logging.getLogger("everbeat.runtime")
 

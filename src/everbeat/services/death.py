@@ -13,7 +13,7 @@ from typing import Final, Self
 from everbeat.domain.hooks import Reason
 from everbeat.domain.recovery import Blame
 from everbeat.domain.stall import Stall
-from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.exit_report import KILLED_BY_US, OWN_EXITS, ExitReport
 from everbeat.store.leases import Lease
 
 CHILD_EXIT: Final = "child_exit"
@@ -30,10 +30,12 @@ _SIGNALS_OF_CODE: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGIL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """One death. `noticed_after_ms` counts from the last proof of life; None: from the last beat of each lease.
+    """One death. `noticed_after_ms` counts from the last proof of life, that of a child exit from the exit itself.
+
+    None: from the last beat of each lease; of a child exit, that nobody measured it.
 
     `pid`: of the process that died, where it is not the worker itself; `rss_bytes`: the most memory that it had. `hanged`: it
-    was killed because it stood still.
+    was killed because it stood still. `is_ours`: we ended it ourselves, for a reason that no code gave.
     """
 
     noticed_by: str
@@ -45,6 +47,7 @@ class Death:
     pid: int | None = None
     rss_bytes: int | None = None
     hanged: bool = False
+    is_ours: bool = False
     reason: Reason = "worker_crashed"
     stall: Stall | None = None
 
@@ -72,29 +75,38 @@ class Death:
             pid=pid,
             rss_bytes=report.max_rss_bytes,
             hanged=_stood_still(report.cause),
+            is_ours=_is_ours(report.exit_code, report.cause),
         )
 
     @classmethod
     def on_record(cls, lease: Lease) -> Self:
         """What the row of an ended worker says, whoever ended it."""
+        noticed_by = lease.ended_how if lease.ended_how in _WAYS else SWEEP
         after_ms = None
-        if lease.ended_at is not None:
+        if lease.ended_at is not None and noticed_by not in (CHILD_EXIT, SWEEP):
             after_ms = round((lease.ended_at - lease.last_beat_at).total_seconds() * 1_000)
         cause = lease.ended_cause or f"ended ({lease.ended_how or 'how is not recorded'}) without settling"
         return cls(
-            noticed_by=lease.ended_how if lease.ended_how in _WAYS else SWEEP,
+            noticed_by=noticed_by,
             cause=cause,
             noticed_after_ms=after_ms,
             exit_code=lease.exit_code,
             signal=lease.signal,
             out_of_memory="out of memory" in cause,
             hanged=_stood_still(cause),
+            is_ours=_is_ours(lease.exit_code, cause),
         )
+
+    def after_ms(self, lease: Lease) -> int | None:
+        """How soon it was noticed, as far as is known."""
+        if self.noticed_after_ms is None and self.noticed_by != CHILD_EXIT:
+            return lease.silent_ms
+        return self.noticed_after_ms
 
     @property
     def blame(self) -> Blame:
         """Whose fault it was, as far as it shows."""
-        of_the_code = (
+        of_the_code = not self.is_ours and (
             self.signal in _SIGNALS_OF_CODE or self.exit_code is not None or self.out_of_memory or self.hanged
         )
         return Blame(of_the_code=of_the_code, is_proven=self.noticed_by in _PROOFS)
@@ -102,6 +114,10 @@ class Death:
 
 def _stood_still(cause: str) -> bool:
     return "stood still" in cause
+
+
+def _is_ours(exit_code: int | None, cause: str) -> bool:
+    return exit_code in OWN_EXITS or (cause.endswith(KILLED_BY_US) and not _stood_still(cause))
 
 
 DeathOf = Callable[[Lease], Death]

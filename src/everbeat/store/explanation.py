@@ -38,7 +38,7 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
     if not found:
         return None
     alive, serving, knowing, slots, running, last_beat_at, ahead, before, *rest = found[0]
-    first_id, first_state, first_name, first_due_at, alone, *pauses = rest
+    first_id, first_state, first_name, first_due_at, alone, lagging, *pauses = rest
     return Waiting(
         alive=alive,
         serving=serving,
@@ -53,6 +53,7 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
         first_name=first_name,
         first_due_at=first_due_at,
         alone=alone,
+        lagging=lagging,
         task_pause=_pause(pauses[:6]),
         queue_pause=_pause(pauses[6:]),
     )

@@ -26,13 +26,14 @@ class ConnectionFacts:
 
 
 def record_checkpoint(
-    task_id: UUID, claim_id: UUID, checkpoint: bytes, *, progress: bytes | None
+    task_id: UUID, claim_id: UUID, checkpoint: bytes, *, number: int, progress: bytes | None
 ) -> Statement[bool]:
-    """Stores a checkpoint, and progress if there is any; False when the lease was lost."""
+    """Stores a checkpoint, unless one of a higher number is stored, and progress if there is any; False when the lease was lost."""
     parameters = {
         "id": task_id,
         "claim_id": claim_id,
         "checkpoint": checkpoint.decode(),
+        "number": number,
         "progress": None if progress is None else progress.decode(),
     }
     return Statement("task/record_checkpoint", parameters, bool)

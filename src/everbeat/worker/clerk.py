@@ -141,7 +141,11 @@ class Clerk:
     async def _store(self, attempt: Attempt, request: Checkpoint) -> None:
         progress, attempt.progress = attempt.progress, None
         statement = record_checkpoint(
-            attempt.id, attempt.claim_id, request.checkpoint.encode(), progress=progress
+            attempt.id,
+            attempt.claim_id,
+            request.checkpoint.encode(),
+            number=request.number,
+            progress=progress,
         )
         try:
             held = await self._ask(attempt, statement)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from everbeat.runtime.events import EventBus
+from everbeat.runtime.lag import LoopWatch
 from everbeat.worker.async_executor import AsyncExecutor
 from everbeat.worker.attempt import Attempt, LaneName, OnEnded
 from everbeat.worker.executor import Executor
@@ -15,6 +18,8 @@ from everbeat.worker.plan import MODES, WorkerPlan
 from everbeat.worker.process_executor import ProcessExecutor
 from everbeat.worker.recycling import Limits, ProcessRecycled
 from everbeat.worker.thread_executor import ThreadExecutor
+
+LOOP_BLOCKED_AFTER_S: Final = 1.0
 
 SOLO_LINGER_S: Final = 60.0
 """Suspects are rare: the process that is kept ready for the next one does not stay for long."""
@@ -51,6 +56,7 @@ def make_executors(
             limits=ONE_SUSPECT if lane == "solo" else Limits.of(plan.config),
             on_recycled=_no_news if lane == "solo" else on_recycled,
             linger_s=SOLO_LINGER_S if lane == "solo" else None,
+            on_loop_ending=plan.on_loop_ending,
         )
 
     made: dict[LaneName, Executor] = {}
@@ -66,6 +72,7 @@ def make_executors(
                     worker_id=worker_id,
                     on_ended=on_ended,
                     on_free=lambda: on_free("async"),
+                    on_loop_ending=plan.on_loop_ending,
                 )
             case "thread":
                 made[mode] = ThreadExecutor(
@@ -80,6 +87,24 @@ def make_executors(
     if plan.task_process_argv and ("async" in made or "thread" in made):
         made["solo"] = of_processes("solo", plan.solo_slots)
     return made
+
+
+def make_loop_watch(
+    plan: WorkerPlan, executors: Mapping[LaneName, Executor], *, events: EventBus
+) -> LoopWatch:
+    """The watch on the running loop, which names task functions: those on the loop, and those in threads that may hold the GIL."""
+    threads = executors.get("thread")
+
+    def in_threads() -> tuple[str, ...]:
+        return threads.names if isinstance(threads, ThreadExecutor) else ()
+
+    return LoopWatch(
+        asyncio.get_running_loop(),
+        threshold_s=LOOP_BLOCKED_AFTER_S,
+        emit=events.emit,
+        in_threads=in_threads,
+        is_code=lambda task: task.get_name().partition(" ")[0] in plan.definitions,
+    )
 
 
 def _no_news(_: ProcessRecycled) -> None:

@@ -8,11 +8,10 @@ import threading
 import time
 from typing import Final, NoReturn
 
+from everbeat.runtime.exit_report import EXIT_SLOTS_LEAKED as EXIT_SLOTS_LEAKED
+from everbeat.runtime.exit_report import EXIT_UNSETTLED as EXIT_UNSETTLED
+
 EXIT_ORDERLY: Final = 0
-EXIT_SLOTS_LEAKED: Final = 74
-"""Every slot of a kind was kept by code that had been given up; the process has settled its work and wants to be replaced."""
-EXIT_UNSETTLED: Final = 75
-"""The worker was told to leave at once, and the database could not be reached to settle its work."""
 
 FAREWELL_PATIENCE_S: Final = 1.0
 

@@ -45,6 +45,16 @@ class WorkersKeepFailing(Event):
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNotStarted(Event):
+    """The system gives no process, or no descriptors for one; the others go on, and it is asked again."""
+
+    room = "worker"
+    level = logging.ERROR
+    reason: str
+    again_in_s: float
+
+
 class EarlyDeaths:
     """Counts the processes that ended before they were ready."""
 
@@ -64,6 +74,12 @@ class Prospects:
         self.was_ever_ready = False
         self._events = events
         self._early_deaths = EarlyDeaths()
+
+    def cannot_start(self, problem: OSError, *, again_in_s: float) -> None:
+        """Takes notice of a process that the system refused. Raises WorkerError when none was ever ready."""
+        if not self.was_ever_ready:
+            raise WorkerError(f"A worker process cannot be started: {problem}.") from problem
+        self._events.emit(WorkerNotStarted(reason=str(problem), again_in_s=again_in_s))
 
     def are_bleak(self, *, cause: str, refusal: Refused | None, at: float) -> bool:
         """Takes notice of one more; whether a long pause is due. Raises WorkerRefused or WorkerError when none was ever ready."""

@@ -53,6 +53,11 @@ class ThreadExecutor:
         """Slots with running code."""
         return len(self._running)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What runs in the threads: task function and id; from any thread."""
+        return tuple(f"{attempt.task.name} {attempt.id}" for attempt in tuple(self._running))
+
     def prepare(self, wanted: int) -> None:
         """Nothing: a thread is started in no time."""
         del wanted

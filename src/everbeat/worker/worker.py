@@ -10,11 +10,10 @@ import logging
 import os
 from collections.abc import Callable
 from random import Random
-from typing import Final, Protocol
+from typing import Protocol
 
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, WorkerStarted
-from everbeat.runtime.lag import LoopWatch
 from everbeat.runtime.nursery import Nursery, end_process
 from everbeat.runtime.service import Service, ServiceRunner
 from everbeat.store.session import Session
@@ -25,7 +24,7 @@ from everbeat.worker.clerk import Clerk
 from everbeat.worker.conductor import Conductor, RecoverCrashed, RecoverStalled
 from everbeat.worker.departure import Departure
 from everbeat.worker.ears import Ears
-from everbeat.worker.equipment import make_executors, make_lanes
+from everbeat.worker.equipment import make_executors, make_lanes, make_loop_watch
 from everbeat.worker.farewell import EXIT_UNSETTLED
 from everbeat.worker.lease_watch import LeaseWatch
 from everbeat.worker.leases import LeaseTable
@@ -52,8 +51,6 @@ from everbeat.worker.recycling import Limits, Recycling
 from everbeat.worker.reporter import Reporter
 from everbeat.worker.settler import Settler
 from everbeat.worker.vitality import FenceWatch, Silence, Vitality
-
-LOOP_BLOCKED_AFTER_S: Final = 1.0
 
 _log = logging.getLogger("everbeat.worker")
 
@@ -93,7 +90,7 @@ class Worker:
         self._events = events
         self._clock = clock
         self._random = random
-        self._nursery = Nursery(name="worker", on_fatal=on_fatal)
+        self._nursery = Nursery(name="worker", on_fatal=on_fatal, on_loop_ending=plan.on_loop_ending)
         self._table = LeaseTable()
         self._taking = Session(plan.target, self._session_name, random=random)
         self._giving = Session(plan.target, self._session_name, random=random)
@@ -140,8 +137,7 @@ class Worker:
             plan.target, lambda: self._session_name, table=self._table, recovery=plan.recovery, clock=clock,
             answers=lambda: self._taking.answers + self._giving.answers,
         )  # fmt: skip
-        loop = asyncio.get_running_loop()
-        self._loop_watch = LoopWatch(loop, threshold_s=LOOP_BLOCKED_AFTER_S, emit=events.emit)
+        self._loop_watch = make_loop_watch(plan, self._executors, events=events)
         self._reporter = self._make_reporter()
 
     @property

@@ -111,6 +111,6 @@ class Deeds:
         statement = (
             leases.record_progress(*grant.lease, said)
             if verb == "progress"
-            else partial_work.record_checkpoint(*grant.lease, said, progress=None)
+            else partial_work.record_checkpoint(*grant.lease, said, number=1, progress=None)
         )
         assert self.stage.run(statement) is (holds and entry.state == "RUNNING"), f"{verb} of {grant.task}"

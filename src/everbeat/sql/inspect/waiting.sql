@@ -64,6 +64,12 @@ select
         select count(*) from {schema}.tasks t
         where mine.suspect and t.suspect and t.state in ('CLAIMED', 'RUNNING')
     ) as alone,
+    (
+        select count(*) from crew
+        where serves and knows and (
+            select x.loop_lag_ms from {schema}.worker_states x where x.worker_id = crew.id order by x.at desc limit 1
+        ) > 1000
+    ) as lagging,
     task_pause.kind, task_pause.name, task_pause.paused_at, task_pause.paused_by, task_pause.reason, task_pause.crashes,
     queue_pause.kind, queue_pause.name, queue_pause.paused_at, queue_pause.paused_by, queue_pause.reason, queue_pause.crashes
 from mine

@@ -12,7 +12,7 @@ with asked as (
 ), started as (
     update {schema}.tasks t
     set state = 'RUNNING', started_at = statement_timestamp(), attempt = t.attempt + 1, policy = coalesce(t.policy, h.policy::json),
-        alone = h.alone
+        alone = h.alone, checkpoint_number = 0
     from held h
     where t.id = h.id and h.state = 'CLAIMED' and h.too_late is not true
     returning t.id, t.attempt, t.started_at
