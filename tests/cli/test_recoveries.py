@@ -61,7 +61,13 @@ def test_recoveries_are_filtered(everbeat: Command, rescued: tuple[Claimed, Clai
     empty = everbeat("recoveries", "--worker", "w7").assert_code(0)
     assert (empty.out, empty.err) == ("", "No recovery is like that.\n")
     assert "no time zone" in everbeat("recoveries", "--since", "2030-01-31T12:00:00").assert_code(2).err
-    assert "--since" in everbeat("recoveries", "--since", "soon").assert_code(2).err
+    for wrong in ("yesterday", "soon", "-2h"):
+        refusal = everbeat("recoveries", "--since", wrong).assert_code(2).err
+        assert refusal.startswith(f"error: --since is {wrong!r}") or f"{wrong!r}" in refusal
+        for form in ("--since", '"2h"', "2030-01-31T12:00:00Z"):
+            assert form in refusal, refusal
+        assert "timedelta" not in refusal
+    assert "--cause" in everbeat("recoveries", "--cause", "").assert_code(2).err
     shown = everbeat("recoveries").assert_code(0).out
     assert "killed by SIGSEGV" in shown
     assert str(new) in shown.splitlines()[1].split()
@@ -85,7 +91,7 @@ def test_one_recovery_tells_everything_that_is_asked_afterwards(  # E11
     page = everbeat("recoveries", "show", str(recovery.id)).assert_code(0).out
     for said in (
         str(rescued[0].id), "w1 (pid 77 on host)", "killed by SIGSEGV", "signal", "11", "out of memory", "700 MiB", '{"stage":"pack"',
-        "by age", "retry (to be run again)", "fail_with_backoff", "a crash:", "1 crashes, 0 losses", "runs next alone", "COMPLETED",
+        "by age", "retry (to be run again)", "fail_with_backoff", "a crash:", "1 crash, 0 losses", "runs next alone", "COMPLETED",
     ):  # fmt: skip
         assert said in page, said
     lines = dict(
@@ -150,3 +156,96 @@ def test_a_second_run_is_explained(everbeat: Command, rescued: tuple[Claimed, Cl
 def test_an_unknown_task_is_not_explained(everbeat: Command, app: App) -> None:
     assert "does not exist" in everbeat("explain", str(uuid4())).assert_code(ExitCode.NOT_FOUND).err
     assert "must be a UUID" in everbeat("explain", "first").assert_code(ExitCode.USAGE).err
+
+
+@pytest.mark.parametrize(
+    ("noticed_by", "expected"),
+    [
+        ("child_exit", "by child exit, 4 ms after it ended"),
+        ("age", "by age, 4 ms after its last sign of life"),
+        ("progress", "by progress, 4 ms after the last sign of life of its code"),
+    ],
+)
+def test_how_soon_a_death_was_noticed_counts_from_what_is_said(
+    everbeat: Command,
+    app: App,
+    rescued: tuple[Claimed, Claimed],
+    hands: Hands,
+    noticed_by: str,
+    expected: str,
+) -> None:
+    hands.connection.execute(
+        f"update {hands.target.schema}.recoveries set noticed_by = %s, noticed_after_ms = 4",  # type: ignore[arg-type]
+        [noticed_by],
+    )
+    (recovery,) = app.recoveries(rescued[0].id)
+    page = everbeat("recoveries", "show", str(recovery.id)).assert_code(0).out
+    (line,) = (line for line in page.splitlines() if line.startswith("noticed "))
+    assert line.split(maxsplit=1)[1] == expected
+
+
+def test_a_pipe_gets_no_blanks_at_the_ends_of_lines(
+    everbeat: Command, app: App, rescued: tuple[Claimed, Claimed], hands: Hands
+) -> None:
+    long = b'{"code": "X", "message": "' + b"m" * 400 + b'"}'
+    hands.connection.execute(f"update {hands.target.schema}.tasks set error = %s", [long.decode()])  # type: ignore[arg-type]
+    for command in (["tasks", "show", str(rescued[0].id)], ["tasks", "list"], ["recoveries"]):
+        lines = everbeat(*command).assert_code(0).out.splitlines()
+        assert max(map(len, lines)) > 100, "there is something to be filled up to"
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_what_would_be_swept_is_counted_in_right_words(everbeat: Command, app: App, hands: Hands) -> None:
+    claimed = hands.running()
+    hands.connection.execute(
+        f"update {hands.target.schema}.workers set ended_at = now(), ended_how = 'left' where id = 'w1'"
+    )  # type: ignore[arg-type]
+    said = everbeat("sweep", "--dry-run", "--threshold", "2m").assert_code(0).err
+    assert said == "Dry run: 1 task of 1 worker would be recovered.\n"
+    said = everbeat("sweep", "--threshold", "2m").assert_code(0).err
+    assert said.endswith("Recovered 1 task of 1 dead worker; 0 were somebody else's meanwhile.\n")
+    assert hands.row(claimed.id, "state") == "FAILED"
+    said = everbeat("sweep", "--dry-run", "--threshold", "2m").assert_code(0).err
+    assert said.endswith("Dry run: 0 tasks of 0 workers would be recovered.\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["sweep", "--dry-run", "--threshold", "1s"], "--threshold"),
+        (["sweep", "--dry-run", "--threshold", "soon"], "--threshold"),
+        (["sweep", "--dry-run", "--recovery-delay", "soon"], "--recovery-delay"),
+        (["sweep", "--dry-run", "--recovery-delay", "2d"], "--recovery-delay"),
+        (["sweep", "--dry-run", "--resilient-flag", "a b"], "--resilient-flag"),
+        (["workers", "--stale-after", "soon"], "--stale-after"),
+        (["prune", "--terminal-records", "-1"], "--terminal-records"),
+        (["prune", "--worker-states", "0"], "--worker-states"),
+        (["prune", "--heartbeats", "0"], "--heartbeats"),
+    ],
+)
+def test_a_refusal_names_the_option_that_was_typed(
+    everbeat: Command, app: App, command: list[str], option: str
+) -> None:
+    refusal = everbeat(*command).assert_code(ExitCode.USAGE).err
+    assert refusal.startswith(f"error: {option}"), refusal
+    assert "Config" not in refusal
+    assert "None" not in refusal
+
+
+def test_the_history_of_a_worker_that_nobody_knows(everbeat: Command, app: App, hands: Hands) -> None:
+    known = everbeat("workers", "--history", "w1").assert_code(0)
+    assert known.err == "Worker 'w1' has no snapshots.\n"
+    for more in ([], ["--json"]):
+        unknown = everbeat("workers", "--history", "w11", *more).assert_code(ExitCode.NOT_FOUND)
+        assert "did you mean 'w1'?" in unknown.err
+
+
+@pytest.mark.parametrize("reason", ["", "  ", "x" * 1_001, "two\nlines", "\x1b[31mred"])
+def test_a_reason_is_something_that_people_can_read(
+    everbeat: Command, app: App, hands: Hands, reason: str
+) -> None:
+    hands.send(queue="mail")
+    refusal = everbeat("tasks", "pause", "work", "--reason", reason).assert_code(ExitCode.USAGE).err
+    assert refusal.startswith("error: --reason"), refusal
+    assert everbeat("queues", "pause", "mail", "--reason", reason).code == ExitCode.USAGE
+    assert app.list_pauses() == []

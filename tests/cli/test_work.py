@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from collections.abc import Callable
 from time import monotonic, sleep
 from uuid import UUID, uuid4
@@ -64,6 +65,44 @@ def test_a_task_is_sent_run_and_shown(everbeat: Command, shop_worker: RunningWor
     assert [worker["ended_at"] is not None for worker in ended] == [True]
     history = everbeat("workers", "--history", ended[0]["worker_id"], "--json").assert_code(0).document
     assert history["worker_id"] == ended[0]["worker_id"]
+
+
+BLOCKED = """
+    import asyncio
+    import time
+    from everbeat import App, RecoveryConfig
+
+    app = App(recovery=RecoveryConfig(worker_state_snapshot_interval_ms=1_000))
+
+    @app.task
+    async def block(seconds: float) -> None:
+        await asyncio.sleep(1.5)  # so that the worker has ticked before
+        time.sleep(seconds)  # blocks the loop, which is the point
+"""
+
+
+def test_a_blocked_loop_is_seen_while_it_lasts(everbeat: Command, schema: str) -> None:
+    everbeat.write("blocked.py", BLOCKED.replace("App(", f"App(schema={schema!r}, "))
+    task_id = everbeat("send", "blocked:app", "block", "seconds=30").assert_code(0).out.strip()
+    worker = subprocess.Popen(
+        everbeat.argv("worker", "blocked:app", "--grace", "1s"),
+        cwd=everbeat.folder,
+        env=everbeat.environment,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+
+        def lag_ms(answer: Answer) -> float:
+            lags = [
+                each["snapshot"]["loop_lag_ms"] for each in answer.document["workers"] if each["snapshot"]
+            ]
+            return max(lags, default=0.0)
+
+        until(lambda: everbeat("workers", "--json"), lambda answer: lag_ms(answer) > 2_000)
+        assert state_of(everbeat, task_id)().document["state"] == "RUNNING", "it was seen while it lasted"
+    finally:
+        worker.kill()
+        worker.wait(timeout=10)
 
 
 def test_failure_cancel_and_retry(everbeat: Command, shop_worker: RunningWorker) -> None:

@@ -14,6 +14,8 @@ from everbeat.domain.explanation import ReasonCode
 from everbeat.store import workers
 from tests.store.conftest import Hands
 
+POISON = b'{"code": "WORKER_CRASHED", "data": {"poison": true}}'
+
 
 def change(hands: Hands, table: str, setting: str, where: str = "true") -> None:
     hands.connection.execute(f"update {hands.target.schema}.{table} set {setting} where {where}")  # type: ignore[arg-type]
@@ -58,6 +60,30 @@ class TestWaiting:
         assert "no due tasks" in the_reason(app, first, ReasonCode.IN_LINE).text
         assert reason.since == app.info(second).enqueued_at
         assert app.info(second).waiting_because is None
+
+    def test_a_worker_that_could_run_it_may_be_blocked(self, app: App, hands: Hands) -> None:
+        def told(worker: str, lag_ms: float) -> None:
+            state = workers.WorkerState(
+                worker_id=worker,
+                running=1,
+                claimed=0,
+                slots=9,
+                rss_bytes=1,
+                cpu_percent=0,
+                loop_lag_ms=lag_ms,
+            )
+            hands.run(workers.record_states([state]))
+
+        task = hands.send()
+        told("w1", 5_000.0)
+        told("w2", 900.0)
+        two = the_reason(app, task, ReasonCode.IN_LINE).text
+        assert two.endswith("2 live workers that could run it, of which 1 with a lagging event loop")
+        dismiss(hands, "w2")
+        one = the_reason(app, task, ReasonCode.IN_LINE).text
+        assert one.endswith("1 live worker that could run it, whose event loop lags")
+        told("w1", 3.0)
+        assert "lag" not in the_reason(app, task, ReasonCode.IN_LINE).text
 
     def test_no_worker_lives(self, app: App, hands: Hands) -> None:
         task = hands.send()
@@ -418,10 +444,22 @@ class TestEnded:
         (lease,) = hands.leases()
         hands.recover(lease, "fail")
         assert "on_crash='fail'" in the_reason(app, claimed.id, ReasonCode.FAILED).text
-        poison = hands.running()
+        crashed = hands.running()
         (lease,) = hands.leases()
-        hands.recover(lease, "fail", error=b'{"code": "WORKER_CRASHED", "data": {"poison": true}}')
-        assert "used up its crashes" in the_reason(app, poison.id, ReasonCode.FAILED).text
+        hands.recover(lease, "fail", outcome="CRASHED", error=POISON)
+        assert the_reason(app, crashed.id, ReasonCode.FAILED).text.endswith(
+            "; it has used up its crashes (1)"
+        )
+        lost = hands.running()
+        (lease,) = hands.leases()
+        hands.recover(lease, "fail", outcome="LOST", error=POISON)
+        assert the_reason(app, lost.id, ReasonCode.FAILED).text.endswith("; it has used up its losses (1)")
+
+    def test_a_sentence_of_an_error_ends_once(self, app: App, hands: Hands) -> None:
+        claimed = hands.running()
+        hands.settle(claimed, "FAILED", error=b'{"code": "X", "message": "no progress at all."}')
+        text = the_reason(app, claimed.id, ReasonCode.FAILED).text
+        assert text.endswith("X: no progress at all; it has no retry policy")
 
 
 def test_every_second_run_has_its_reason(app: App, hands: Hands) -> None:

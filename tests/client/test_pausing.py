@@ -115,6 +115,18 @@ def test_an_unknown_name_is_refused_with_the_nearest_right_one(app: App, hands: 
     assert app.list_pauses() == []
 
 
+def test_a_reason_has_1_to_1000_printable_characters(app: App, hands: Hands) -> None:
+    hands.send(queue="mail")
+    for wrong in ("", " ", "x" * 1_001, "a\nb", 7):
+        with pytest.raises(ConfigurationError, match=r"pause_task\.reason"):
+            app.pause_task("work", reason=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"pause_queue\.reason"):
+            app.pause_queue("mail", reason=wrong)  # type: ignore[arg-type]
+    assert app.list_pauses() == []
+    assert app.pause_task("work", reason="ü" * 1_000).reason == "ü" * 1_000
+    assert app.pause_queue("mail").reason is None
+
+
 def test_resuming_what_is_not_paused_says_so(app: App, hands: Hands) -> None:
     hands.send("render")
     app.pause_task("render")

@@ -169,3 +169,11 @@ def test_what_is_neither_delay_nor_moment_is_refused(value: Any) -> None:
 
 def test_a_delay_into_the_past_is_refused() -> None:
     assert problem_of(to_when, timedelta(seconds=-1)) == "DURATION_INVALID"
+
+
+@pytest.mark.parametrize("value", [timedelta(seconds=-1), timedelta(days=40_000)])
+def test_the_fix_of_a_refused_delay_names_what_is_accepted(value: timedelta) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        to_when(value, subject="when")
+    (problem,) = refusal.value.problems
+    assert problem.fix == "pass timedelta(seconds=30), for example, or timedelta(0) for at once"

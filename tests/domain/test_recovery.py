@@ -181,7 +181,7 @@ def test_a_certificate_says_everything_and_survives_storing() -> None:  # E2
     assert error.code == "WORKER_CRASHED"
     assert error.message == (
         "Worker web-7-aa (pid 7 on web) was running this task when it died: killed by SIGSEGV. It was noticed by child exit"
-        " 12ms after its last sign of life. The task is not run again: 3 processes died under it alone, 1 holder vanished."
+        " 12ms after it ended. The task is not run again: 3 processes died under it alone, 1 holder vanished."
     )
     assert error.data == {
         "worker_id": "web-7-aa", "hostname": "web", "pid": 7, "supervisor_id": "web-6-bb", "cause": "killed by SIGSEGV",
@@ -189,3 +189,27 @@ def test_a_certificate_says_everything_and_survives_storing() -> None:  # E2
         "last_beat": now.isoformat(), "detected_at": now.isoformat(), "noticed_by": "child_exit",
         "noticed_after_ms": 12, "crash_count": 3, "loss_count": 1, "poison": True, "last_rss_bytes": None, "last_progress": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("noticed_by", "after_ms", "expected"),
+    [
+        ("child_exit", 4, "when it died: gone. It was noticed by child exit 4ms after it ended."),
+        ("child_exit", None, "when it died: gone."),
+        ("session", 2_500, "when it died: gone. It was noticed by session 2.5s after its last sign of life."),
+        ("age", 300_000, "when it died: gone. It was noticed by age 5m after its last sign of life."),
+        ("startup", 90_000, "when it died: gone. It was noticed by startup 90s after its last sign of life."),
+        ("sweep", 90_000, "when it died: gone. It was noticed by sweep 90s after its last sign of life."),
+        ("operator", 800, "when an operator released it. That was 800ms after its last sign of life."),
+    ],
+)
+def test_a_certificate_says_since_when_it_counts(
+    noticed_by: str, after_ms: int | None, expected: str
+) -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    certificate = DeathCertificate(
+        worker_id="w", hostname="web", pid=7, supervisor_id="s", cause="gone", exit_code=None, signal=None,
+        out_of_memory=False, started_at=now, last_beat=now, detected_at=now, noticed_by=noticed_by,
+        noticed_after_ms=after_ms, crash_count=0, loss_count=1, poison=False,
+    )  # fmt: skip
+    assert certificate.message() == f"Worker w (pid 7 on web) was running this task {expected}"

@@ -116,6 +116,48 @@ async def test_a_critical_one_that_fails_while_it_is_closed_is_not_fatal() -> No
     assert fatal == []
 
 
+def test_what_is_sheltered_outlives_the_end_of_asyncio_run_until_its_owner_closes() -> None:
+    told: list[str] = []
+    ending: list[asyncio.AbstractEventLoop] = []
+
+    def on_loop_ending() -> None:
+        told.append("the loop ends")
+        ending[0].call_soon(leave.set)
+
+    async def times_out_now_and_then() -> None:
+        while True:
+            try:
+                async with asyncio.timeout(0.001):
+                    await for_ever()
+            except TimeoutError:
+                told.append("timed out")  # a cancellation by itself still works
+
+    async def own() -> None:
+        nursery = Nursery(
+            name="test",
+            on_fatal=lambda name, _: told.append(f"{name} is fatal"),
+            on_loop_ending=on_loop_ending,
+        )
+        nursery.start(times_out_now_and_then(), name="heart", critical=True)
+        try:
+            await for_ever()
+        finally:
+            await leave.wait()
+            told.clear()
+            await asyncio.sleep(0.05)  # only time can show that it goes on
+            await nursery.close()
+
+    async def main() -> None:
+        ending.append(asyncio.get_running_loop())
+        owner = asyncio.ensure_future(own())
+        await settle()
+        assert not owner.done()
+
+    leave = asyncio.Event()
+    asyncio.run(main())
+    assert set(told) == {"timed out"}
+
+
 def test_by_default_a_fatal_crash_ends_the_process_loudly() -> None:
     program = """
 import asyncio

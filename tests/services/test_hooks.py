@@ -20,6 +20,7 @@ from everbeat.domain.hooks import (
     Default,
     FailWithBackoff,
     HookAnswer,
+    HookKind,
     RecoveryContext,
     Reschedule,
     Skip,
@@ -186,6 +187,22 @@ async def test_skip_leaves_the_lease_and_is_offered_again_a_check_interval_later
     await onlooker.clock.advance(31)
     assert await recoverer.recover_ended() == 1
     assert interrupted == [other.id, skipped.id]
+
+
+async def test_what_its_own_supervisor_left_is_offered_again_by_anybody(
+    hooked: Callable[..., Onlooker], registry: HookRegistry, hands: Hands
+) -> None:  # F7
+    answers: list[HookAnswer] = [Skip(), Default()]
+    registry.deciding(lambda _: answers.pop(0))
+    running = hands.running()
+    hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", signal=9))
+    onlooker = hooked()
+    own = onlooker.recoverer()
+    killed = ExitReport(pid=2, signal_number=9, signal_name="SIGKILL")
+    assert await own.recover_worker("w1", killed, died_at=0.0) == 0
+    assert hands.row(running.id, "state") == "RUNNING"
+    assert await onlooker.recoverer().recover_ended() == 1
+    assert hands.row(running.id, "state") == "FAILED"
 
 
 async def test_those_that_a_hook_leaves_do_not_keep_others_from_being_recovered(
@@ -450,6 +467,7 @@ def test_a_hook_that_blocks_its_loop_does_not_block_the_sweep(hands: Hands, regi
     assert hands.row(running.id, "state") == "FAILED"
     (event,) = onlooker.told(HookFailed)
     assert "blocked its event loop" in event.problem  # type: ignore[attr-defined]
+    assert event.task_id == running.id  # type: ignore[attr-defined]
     ((kept,),) = hands.table("recoveries", "hook")
     assert kept == f"no answer: {event.problem}"  # type: ignore[attr-defined]
 
@@ -473,6 +491,17 @@ def test_what_cannot_be_called_with_a_context_is_no_hook(registry: HookRegistry,
         registry.deciding(wrong)
     with pytest.raises(errors.ConfigurationError, match=r"on_recovery\.task"):
         registry.deciding(task="two words")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [("on_interrupted", "RecoveryContext"), ("on_recovered", "SweepSummary")]
+)
+def test_the_fix_of_a_refused_hook_names_what_it_is_given(
+    registry: HookRegistry, kind: HookKind, given: str
+) -> None:
+    with pytest.raises(errors.RegistrationError) as refusal:
+        registry.other(kind, lambda: 1)
+    assert refusal.value.fix == f"write a `def` or `async def` with one parameter, the {given}."
 
 
 def test_every_wrong_hook_of_a_program_is_told_at_once(registry: HookRegistry) -> None:  # A8

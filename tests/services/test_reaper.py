@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import pytest
+from psycopg import sql
 
 from everbeat.domain.policy import StoredPolicy
+from everbeat.errors import DatabaseError
 from everbeat.runtime.events import MassSilence, TaskRecovered
 from everbeat.services.reaper import Reaper
 from everbeat.store import migrations, workers
 from everbeat.store.session import Session
+from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from tests.conftest import NewServer
 from tests.services.conftest import Hands, Onlooker
@@ -23,6 +29,19 @@ FAST = {
     "claimed_stale_threshold_ms": 2_000,
     "check_interval_ms": 1_000,
 }
+
+
+@dataclass
+class Refusing:
+    """A session of which the server refuses every statement of this name."""
+
+    session: Session
+    name: str
+
+    async def run(self, statement: Statement[Any], *, patience_s: float | None = None) -> Any:
+        if statement.name == self.name:
+            raise DatabaseError("refused", fix="ask again")
+        return await self.session.run(statement, patience_s=patience_s)
 
 
 async def look(
@@ -268,6 +287,45 @@ async def test_when_some_are_back_the_others_get_a_window_more(
     for _ in range(4):
         await look(onlooker, reaper, after_s=0.9, beating=("s2", "s3"))
     assert hands.row(tasks["s1"], "state") == "FAILED", "but not for ever"
+
+
+async def test_a_locked_row_of_an_orphan_halts_nobody(onlooker: Onlooker, hands: Hands) -> None:
+    """Somebody's open transaction has a share of one row: everybody else is judged as ever."""
+    hands.supervisor("old", "old-w")
+    hands.run(workers.end_supervisor("old", how="age"))
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    row = sql.SQL("select from {}.workers where id = 'old-w' for key share").format(
+        sql.Identifier(hands.target.schema)
+    )
+    with hands.target.connect("everbeat test stranger") as stranger, stranger.transaction():
+        stranger.execute(row)
+        async with asyncio.timeout(5):
+            for _ in range(4):
+                await look(onlooker, reaper)
+    assert hands.row(running.id, "state") == "FAILED"
+    ended = "select id from {}.workers where ended_at is not null order by id"
+    schema = sql.Identifier(hands.target.schema)
+    assert hands.connection.execute(sql.SQL(ended).format(schema)).fetchall() == [("w1",), ("w2",)]
+    await look(onlooker, reaper)
+    assert hands.connection.execute(sql.SQL(ended).format(schema)).fetchall() == [
+        ("old-w",),
+        ("w1",),
+        ("w2",),
+    ]
+
+
+@pytest.mark.parametrize("part", ["worker/bury_orphans", "task/leases_of_ended", "task/leases_orphaned"])
+async def test_a_part_that_fails_keeps_nobody_from_being_judged(
+    part: str, onlooker: Onlooker, hands: Hands
+) -> None:
+    running = hands.running()
+    onlooker.session = Refusing(onlooker.session, part)  # type: ignore[assignment]
+    reaper = onlooker.reaper(**FAST)
+    for _ in range(4):
+        with pytest.raises(DatabaseError, match="refused"):
+            await look(onlooker, reaper)
+    assert hands.row(running.id, "state") == "FAILED"
 
 
 async def test_two_of_five_are_no_mass(onlooker: Onlooker, hands: Hands) -> None:

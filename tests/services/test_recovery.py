@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -14,12 +15,14 @@ import pytest
 from psycopg import AsyncConnection, sql
 
 from everbeat.domain.policy import StoredPolicy
+from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import TaskRecovered
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.services.death import Death
 from everbeat.store import workers
 from everbeat.store.session import Session
+from everbeat.store.statement import Statement
 from tests.services.conftest import Hands, Onlooker
 
 KILLED = ExitReport(pid=2, signal_number=signal.SIGKILL, signal_name="SIGKILL")
@@ -104,9 +107,77 @@ async def test_every_sweep_revisits_what_the_ended_hold_whoever_ended_them(
     assert hands.run(workers.end_supervisor("s1", how="session"))
     assert await onlooker.recoverer().recover_ended() == 2
     how = {row[0]: row[1:] for row in hands.table("recoveries", "task_id, noticed_by, cause")}
+    after = dict(hands.table("recoveries", "task_id, noticed_after_ms"))
+    assert after[running.id] is None, "how long after its exit nobody wrote down, and its beats do not tell"
+    assert after[other.id] is not None
     assert how[running.id] == ("child_exit", "killed by SIGSEGV")
     assert how[other.id] == ("session", "its supervisor ended before it (session)")
     assert hands.row(running.id, "error")["data"]["signal"] == 11
+
+
+def put_back(hands: Hands, worker: str, seconds: float) -> None:
+    """As if the worker had ended so much earlier."""
+    text = "update {}.workers set ended_at = ended_at - %s * interval '1 second' where id = %s"
+    hands.connection.execute(sql.SQL(text).format(sql.Identifier(hands.target.schema)), [seconds, worker])
+
+
+async def test_a_crash_belongs_to_the_supervisor_that_saw_it_while_that_lives_and_is_not_late(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E8
+    running, late = hands.running("w1", policy=AGAIN), hands.running("w2", policy=AGAIN)
+    bury(hands, "w1", SEGFAULT)
+    bury(hands, "w2", SEGFAULT)
+    peer = onlooker.recoverer(running_stale_threshold_ms=60_000)
+    assert await peer.recover_ended() == 0, "a peer would have to call it a loss"
+    put_back(hands, "w2", 59)
+    assert await peer.recover_ended() == 0
+    put_back(hands, "w2", 2)
+    assert await peer.recover_ended() == 1, "but nobody waits for ever"
+    assert hands.row(late.id, "state, crash_count, loss_count") == ("PENDING", 0, 1)
+    own = onlooker.recoverer()
+    assert await own.recover_worker("w1", SEGFAULT, died_at=0.0) == 1
+    assert hands.row(running.id, "state, crash_count, loss_count") == ("PENDING", 1, 0)
+
+
+@dataclass
+class Refusing:
+    """A session of which the server refuses one statement, the so-many-th of its name."""
+
+    session: Session
+    name: str
+    at: int
+    asked: int = 0
+
+    async def run(self, statement: Statement[Any], *, patience_s: float | None = None) -> Any:
+        self.asked += statement.name == self.name
+        if statement.name == self.name and self.asked == self.at:
+            raise DatabaseError("refused", fix="ask again")
+        return await self.session.run(statement, patience_s=patience_s)
+
+
+async def test_a_recovery_that_was_refused_halfway_still_knows_who_shared_the_process(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E8
+    tasks = [hands.running(policy=AGAIN) for _ in range(2)]
+    bury(hands)
+    onlooker.session = Refusing(onlooker.session, "task/recover", at=2)  # type: ignore[assignment]
+    own = onlooker.recoverer(sweep_batch_size=1)
+    with pytest.raises(DatabaseError):
+        await own.recover_worker("w1", KILLED, died_at=0.0)
+    assert await own.recover_worker("w1", KILLED, died_at=0.0) == 1
+    assert {hands.row(task.id, "state, crash_count, loss_count") for task in tasks} == {("PENDING", 0, 1)}
+
+
+async def test_a_burial_that_is_refused_keeps_no_lease_of_the_ended_waiting(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    running = hands.running()
+    bury(hands)
+    assert hands.run(workers.end_supervisor("s1", how="session"))
+    onlooker.session = Refusing(onlooker.session, "worker/bury_orphans", at=1)  # type: ignore[assignment]
+    with pytest.raises(DatabaseError):
+        await onlooker.recoverer().recover_ended()
+    assert hands.row(running.id, "state") == "FAILED"
 
 
 async def test_a_requested_cancel_ends_cancelled(onlooker: Onlooker, hands: Hands) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from psycopg import sql
 from everbeat.config import RecoveryConfig
 from everbeat.runtime import tree_lock
 from everbeat.runtime.clock import SystemClock
+from everbeat.runtime.events import MassSilence
 from everbeat.runtime.identity import ProcessIdentity, start_ticks
 from everbeat.runtime.tree_lock import TreeLock
+from everbeat.services.reaper import Reaper
 from everbeat.services.slot import SlotHeld, SlotKeeper, SlotTaken
 from everbeat.services.startup import PredecessorsBuried, Reconciliation
+from everbeat.services.witness import Witness
 from everbeat.store import workers
 from everbeat.store.predecessors import predecessors, take_slot
 from everbeat.store.workers import SupervisorRow
@@ -138,6 +142,63 @@ class TestProcess:
         neighbour(hands, "pooled", pid=gone, process_started=1)  # it never held a session lock
         with hands.target.connect("everbeat-pooled worker"):
             assert await reconcile(onlooker) == ["pooled"]
+
+
+class TestMassSilence:
+    """The brake holds for those of whom nobody knows; a death that this machine proves is no silence."""
+
+    FAST: Mapping[str, int] = {
+        "runner_heartbeat_interval_ms": 1_000, "claimer_heartbeat_interval_ms": 1_000, "running_stale_threshold_ms": 2_000,
+        "claimed_stale_threshold_ms": 2_000, "check_interval_ms": 1_000,
+    }  # fmt: skip
+
+    async def looks(self, onlooker: Onlooker, *, asks: bool = True) -> None:
+        recoverer = onlooker.recoverer(**self.FAST)
+        witness = Witness(onlooker.session, recoverer=recoverer, observer=onlooker, identity=IDENTITY)
+        reaper = Reaper(
+            onlooker.session, RecoveryConfig(**self.FAST), recoverer=recoverer, observer=onlooker, events=onlooker.events,
+            clock=onlooker.clock, witness=witness if asks else None,
+        )  # fmt: skip
+        for _ in range(4):
+            await onlooker.clock.advance(1.0)
+            onlooker.beat("me", "s1")
+            await reaper.tick()
+
+    async def test_two_of_four_that_died_on_this_machine_are_recovered_by_their_threshold(
+        self, onlooker: Onlooker, hands: Hands, gone: int
+    ) -> None:  # E14
+        for name in ("dead", "dead-2"):
+            neighbour(hands, name, pid=gone, process_started=1)
+        tasks = [hands.running("dead-w").id, hands.running("dead-2-w").id]
+        await self.looks(onlooker)
+        assert [hands.row(task, "state") for task in tasks] == ["FAILED", "FAILED"]
+        assert {row[0] for row in hands.table("recoveries", "noticed_by")} == {"age"}
+        assert onlooker.living() == {"me", "s1"}
+        assert onlooker.told(MassSilence) == []
+
+    async def test_those_of_whom_nobody_knows_are_waited_for_all_the_same(
+        self, onlooker: Onlooker, hands: Hands, gone: int
+    ) -> None:  # E14
+        neighbour(hands, "dead", pid=gone, process_started=1)
+        neighbour(hands, "frozen")
+        for name in ("elsewhere", "elsewhere-2"):
+            neighbour(hands, name, pid=gone, boot_id="another", machine_id="another")
+        names = ("dead", "frozen", "elsewhere", "elsewhere-2")
+        tasks = {name: hands.running(f"{name}-w").id for name in names}
+        await self.looks(onlooker)
+        states = {name: hands.row(task, "state") for name, task in tasks.items()}
+        assert states == {name: "FAILED" if name == "dead" else "RUNNING" for name in names}
+        assert len(onlooker.told(MassSilence)) == 1
+
+    async def test_without_a_proof_the_brake_holds_for_them_too(
+        self, onlooker: Onlooker, hands: Hands, gone: int
+    ) -> None:
+        for name in ("dead", "dead-2"):
+            neighbour(hands, name, pid=gone, process_started=1)
+        task = hands.running("dead-w").id
+        await self.looks(onlooker, asks=False)
+        assert hands.row(task, "state") == "RUNNING"
+        assert len(onlooker.told(MassSilence)) == 1
 
 
 class TestLockFile:

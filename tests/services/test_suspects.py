@@ -149,6 +149,7 @@ async def test_a_burial_that_was_not_followed_by_a_recovery_is_revisited_with_it
 ) -> None:
     tasks = [hands.running(policy=AGAIN).id for _ in range(2)]
     hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", cause="killed by SIGSEGV", signal=11))
+    hands.run(workers.end_supervisor("s1", how="session"))
     assert await onlooker.recoverer().recover_ended() == 2
     assert {marks(hands, each) for each in tasks} == {(True, 0, 1)}
 
@@ -157,6 +158,7 @@ async def test_a_process_that_hung_died_of_its_code(onlooker: Onlooker, hands: H
     tasks = [hands.running(policy=AGAIN).id for _ in range(2)]
     cause = "its loop stood still for 5 s, killed by its supervisor"
     hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", cause=cause, signal=9))
+    hands.run(workers.end_supervisor("s1", how="session"))
     await onlooker.recoverer().recover_ended()
     assert {marks(hands, each) for each in tasks} == {(True, 0, 1)}
 

@@ -152,6 +152,16 @@ async def test_an_ended_holder_needs_no_threshold(onlooker: Onlooker, hands: Han
     assert (result.recovered_count, hands.row(running.id, "state")) == (1, "FAILED")
 
 
+async def test_a_sweep_counts_from_the_last_beat_to_its_own_look(onlooker: Onlooker, hands: Hands) -> None:
+    running = hands.running()
+    hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", cause="killed by SIGKILL"))
+    silence(hands, "s1", 6)
+    await swept(onlooker)
+    data = hands.row(running.id, "error")["data"]
+    assert data["noticed_by"] == "sweep"
+    assert data["noticed_after_ms"] >= 6 * 60_000
+
+
 async def test_the_swept_are_deregistered(onlooker: Onlooker, hands: Hands) -> None:  # F9
     hands.running()
     hands.supervisor("s2", "idle")

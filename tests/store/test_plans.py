@@ -164,6 +164,11 @@ def test_beat_and_watch(loaded: Hands) -> None:
 def test_leases_and_recover(loaded: Hands) -> None:
     check_plan(loaded, leases.leases_of_worker("w1", limit=100), pages=3_000)
     check_plan(loaded, leases.leases_of_ended(limit=100), pages=3_000)
+    with loaded.connection.transaction(force_rollback=True):
+        workers_table = sql.Identifier(loaded.target.schema, "workers")
+        end = sql.SQL("update {} set ended_at = now(), ended_how = 'child_exit' where id = 'w1'")
+        loaded.connection.execute(end.format(workers_table))
+        check_plan(loaded, leases.leases_of_ended(limit=100, owner_ms=300_000), pages=6_000)
     check_plan(loaded, leases.leases_of_supervisor("s1", limit=100), pages=3_000)
     check_plan(loaded, leases.leases_orphaned(silent_ms=1_000, limit=100), pages=3_000)
     found = loaded.leases()[:100]

@@ -129,6 +129,7 @@ def test_leases_of_the_ended_are_found_again_by_every_sweep(hands: Hands) -> Non
     hands.running("w1")
     hands.running("w2")
     hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", cause="killed by SIGKILL", signal=9))
+    assert hands.run(leases.leases_of_ended(limit=10, owner_ms=60_000)) == [], "its supervisor's own, for now"
     (lease,) = hands.run(leases.leases_of_ended(limit=10))
     assert (lease.worker_id, lease.ended_how, lease.ended_cause) == ("w1", "child_exit", "killed by SIGKILL")
     hands.recover(lease, "fail")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import UUID
 
 import psutil
 import pytest
@@ -106,6 +108,12 @@ class TestWholeTreeDies:
             what="the process is replaced",
         )
         assert "died while it was asked" in other.output()
+        assert other.stop() == 0
+        (lost,) = [
+            line for line in other.output().splitlines() if "hook_news_lost hook=on_interrupted" in line
+        ]
+        assert f"task_ids={task_id}" in lost, "hooks rested until the end: what was not told is named"
+        assert "was not told: hooks rest, and the supervisor ends" in lost
 
 
 class TestWorkerProcessDies:
@@ -123,3 +131,66 @@ class TestWorkerProcessDies:
         stage.open_gate("gate")
         stage.until(stage.state_is(task_id, "COMPLETED"), within=20, what="runs again in its time")
         assert stage.effects("interrupted", task_id)
+
+
+class TestTaskProcessDies:
+    SETTINGS: Mapping[str, Any] = {
+        "process_concurrency": 1,
+        "thread_concurrency": 1,
+        "prefetch": 2,
+        "grace": 2.0,
+    }
+
+    def left_by_their_hook(self, stage: Stage, hooked: ModuleType, *, count: int) -> list[UUID]:
+        """Tasks whose process was killed, one after another, each left by its hook."""
+        left = []
+        for _ in range(count):
+            task_id = hooked.left_alone.send("gate").id
+            stage.until(stage.started(task_id), within=20, what="it runs")
+            (start,) = stage.effects("start", task_id)
+            psutil.Process(start["pid"]).kill()
+            stage.until(lambda: stage.task(task_id)["left_at"], within=5 * SLACK, what="its hook leaves it")  # noqa: B023
+            left.append(task_id)
+        return left
+
+    def test_what_its_hook_leaves_keeps_no_slot_and_no_worker(self, stage: Stage, hooked: ModuleType) -> None:
+        # More than twice its slots: that many outcomes on their way would be a reason to begin nothing.
+        tree = stage.ready_tree(program="hooked", recovery=FAST, worker=self.SETTINGS)
+        left = self.left_by_their_hook(stage, hooked, count=3)
+        sent = [hooked.brief.send().id for _ in range(4)]
+        for task_id in sent:
+            stage.until(stage.state_is(task_id, "COMPLETED"), within=20, what="the lane goes on")
+        began = time.monotonic()
+        assert tree.stop() == 0
+        assert time.monotonic() - began < 2 * SLACK
+        assert "grace_exceeded" not in tree.output()
+        for task_id in left:
+            row = stage.task(task_id)
+            assert (row["state"], row["left_claim_id"]) == ("RUNNING", row["claim_id"]), "as the hook said"
+        assert stage.recoveries() == []
+        assert [row["ended_how"] for row in stage.query("select ended_how from {schema}.workers")] == ["left"]
+        stage.start_tree(program="hooked", recovery=FAST, worker=self.SETTINGS)
+        before = len(asked(stage, left[0]))
+        stage.until(lambda: len(asked(stage, left[0])) > before, within=20, what="a sweep offers it again")
+        stage.query(
+            "update {schema}.tasks set cancel_requested_at = now() where state = 'RUNNING' returning id"
+        )
+        for task_id in left:
+            stage.until(stage.state_is(task_id, "CANCELLED"), within=10, what="a cancel ends it")
+
+    def test_what_its_hook_leaves_is_not_waited_for_by_a_retired_process(
+        self, stage: Stage, hooked: ModuleType
+    ) -> None:
+        settings = {**self.SETTINGS, "max_tasks_per_process": 1}
+        tree = stage.ready_tree(program="hooked", recovery=FAST, worker=settings)
+        (first,) = stage.workers(tree)
+        (task_id,) = self.left_by_their_hook(stage, hooked, count=1)
+        stage.open_gate("gate")
+        hooked.plain.send("gate")  # a task of the worker process itself, which then has done enough
+        stage.until(
+            lambda: first["id"] not in {row["id"] for row in stage.workers(tree)}, within=20, what="it leaves"
+        )
+        before = len(asked(stage, task_id))
+        stage.until(lambda: len(asked(stage, task_id)) > before, within=20, what="a sweep offers it again")
+        assert stage.state_is(task_id, "RUNNING")()
+        assert stage.recoveries() == []

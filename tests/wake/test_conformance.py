@@ -132,8 +132,11 @@ async def test_a_server_that_is_away_is_awaited_for_ever_and_complained_about_on
         await asyncio.to_thread(notify, server.url, channel, "t:mail")
         await heard.expect(lambda heard: TasksReady("mail") in heard.hints)
         assert heard.states == [False, True, False, True]
-    told = [record.levelname for record in caplog.records if record.name == "everbeat.wake"]
-    assert told == ["WARNING", "INFO", "WARNING", "INFO"]
+    records = [record for record in caplog.records if record.name == "everbeat.wake"]
+    assert [record.levelname for record in records] == ["WARNING", "INFO", "WARNING", "INFO"]
+    deaf, again = (records[0].getMessage(), records[1].getMessage())
+    assert deaf.startswith(f'hints_not_heard channel={channel} problem="')
+    assert again == f"hints_heard_again channel={channel}"
 
 
 async def test_the_end_is_prompt_while_nobody_answers(

@@ -32,6 +32,7 @@ from everbeat.wake import Wake
 from everbeat.wake.postgres import PostgresWake
 from everbeat.wake.silent import SilentWake
 from everbeat.worker.attempt import Attempt
+from everbeat.worker.conductor import OnLeft
 from everbeat.worker.plan import WorkerPlan
 from everbeat.worker.protocol import Beaten, Drain, FromWorker, Held, Stop, Welcome
 from everbeat.worker.worker import Worker
@@ -287,19 +288,21 @@ class Running:
         self.events.append(event)
         self._loop.call_soon_threadsafe(self._news.set)
 
-    async def _recover_crashed(self, task_id: UUID, claim_id: UUID, report: ExitReport) -> None:
+    async def _recover_crashed(
+        self, task_id: UUID, claim_id: UUID, report: ExitReport, on_left: OnLeft
+    ) -> None:
         self.crashes.append((task_id, claim_id, report))
         self.stand.recover(task_id)
         self._news.set()
 
-    async def _recover_stalled(self, task_id: UUID, claim_id: UUID, stall: Stall) -> None:
+    async def _recover_stalled(self, task_id: UUID, claim_id: UUID, stall: Stall, on_left: OnLeft) -> None:
         session = Session(self.stand.target, "everbeat test stalls")
         recoverer = Recoverer(
             session, self.plan.recovery, channel=self.stand.target.channel, observer_id=lambda: self.id,
             events=self._bus, clock=SystemClock(), random=Random(1),
         )  # fmt: skip
         try:
-            await recoverer.recover_stalled(task_id, claim_id, stall)
+            await recoverer.recover_stalled(task_id, claim_id, stall, on_left)
         finally:
             await session.drop()
         self._news.set()

@@ -70,7 +70,12 @@ class Tree:
 
     def workers(self) -> list[int]:
         """The worker processes that run now."""
-        return [child.pid for child in self._all.children() if child.status() != psutil.STATUS_ZOMBIE]
+        pids = []
+        for child in self._all.children():
+            with suppress(psutil.NoSuchProcess):  # it may go while we look
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    pids.append(child.pid)
+        return pids
 
     def family(self) -> list[psutil.Process]:
         return [self._all, *self._all.children(recursive=True)]

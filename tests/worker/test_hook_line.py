@@ -32,8 +32,10 @@ from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import Event, EventBus, HookFailed
 from everbeat.runtime.nursery import Nursery
 from everbeat.services.hooks import LocalHooks
+from everbeat.worker import hook_news
 from everbeat.worker.children import Child
 from everbeat.worker.hook_line import HookDesk, HookLine
+from everbeat.worker.hook_news import HookNewsLost
 from everbeat.worker.protocol import AskHooks, FromWorkerProcess, HookAnswers, TellHooks, ToWorkerProcess
 
 NOON = datetime(2030, 1, 1, 12, 0, 0, 123_456, tzinfo=UTC)
@@ -89,11 +91,20 @@ class Line:
     def problems(self) -> list[str]:
         return [event.problem for event in self.events if isinstance(event, HookFailed)]
 
+    def lost(self) -> list[HookNewsLost]:
+        return [event for event in self.events if isinstance(event, HookNewsLost)]
+
+    async def until(self, truth: Callable[[], object]) -> None:
+        async with asyncio.timeout(20):
+            while not truth():
+                await asyncio.sleep(0.001)  # what is awaited goes through sockets and threads
+
 
 @pytest.fixture
 async def line() -> AsyncIterator[Line]:
     made = Line()
     yield made
+    await made.line.close()
     await made.nursery.close()
     for channel in made.channels:
         await channel.aclose()
@@ -207,6 +218,100 @@ async def test_news_wait_for_the_first_process_that_is_ready(line: Line) -> None
     while line.asked == []:
         await asyncio.sleep(0.001)  # the news is on its way
     assert line.problems() == []
+
+
+def telling(told: list[UUID]) -> HookRegistry:
+    registry = HookRegistry()
+    registry.other("on_interrupted", lambda given: told.append(given.task_id))
+    return registry
+
+
+async def test_news_that_waited_for_the_end_of_a_rest_are_told(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:  # F7
+    monkeypatch.setattr("everbeat.worker.hook_line._MUTE_S", 0.5)
+    told: list[UUID] = []
+    doomed = await line.child("doomed", deaf=True)
+    line.line._timeout_s = 20.0
+    answer = asyncio.ensure_future(line.line.decide([context()]))
+    await line.until(lambda: line.asked == ["doomed"])
+    line.line.leave(doomed)
+    await answer
+    await line.child("ready", telling(told))
+    news = [context() for _ in range(40)]
+    await line.line.interrupted(news)
+    assert line.line._is_mute
+    await line.until(lambda: len(told) == 40)
+    assert not line.line._is_mute
+    assert sorted(told) == sorted(one.task_id for one in news)
+    assert line.lost() == []
+
+
+async def test_more_news_than_may_wait_push_out_the_oldest(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook_news, "MOST_NEWS", 3)
+    news = [context() for _ in range(5)]
+    await line.line.interrupted(news)
+    (lost,) = line.lost()
+    assert lost.task_ids == tuple(one.task_id for one in news[:2])
+    assert lost.problem == "was not told: no worker process is ready, and only 3 may wait"
+    told: list[UUID] = []
+    await line.child("ready", telling(told))
+    await line.until(lambda: len(told) == 3)
+    assert sorted(told) == sorted(one.task_id for one in news[2:])
+
+
+async def test_what_was_told_to_a_process_that_died_of_it_is_named_and_told_to_nobody_else(
+    line: Line,
+) -> None:
+    told: list[UUID] = []
+    await line.child("other", telling(told))
+    doomed = await line.child("doomed", deaf=True)
+    doomed.heard_at += 10
+    news = context()
+    await line.line.interrupted([news])
+    await line.until(lambda: line.asked == ["doomed"])
+    line.line.leave(doomed)
+    (lost,) = line.lost()
+    assert (lost.hook, lost.task_ids) == ("on_interrupted", (news.task_id,))
+    assert "died while it was told; hooks rest for 1m" in lost.problem
+    later = context()
+    await line.line.interrupted([later])
+    await asyncio.sleep(0.1)  # only time can show that nothing happens in it
+    assert told == []
+    await line.line.close()
+    assert line.lost()[1].task_ids == (later.task_id,)
+    assert line.lost()[1].problem == "was not told: hooks rest, and the supervisor ends"
+
+
+async def test_what_a_process_that_left_in_good_order_did_not_acknowledge_is_told_to_another(
+    line: Line,
+) -> None:
+    told: list[UUID] = []
+    leaver = await line.child("leaver", deaf=True)
+    news = context()
+    await line.line.interrupted([news])
+    await line.until(lambda: line.asked == ["leaver"])
+    leaver.has_left = True
+    line.line.leave(leaver)
+    await line.child("other", telling(told))
+    await line.until(lambda: told == [news.task_id])
+    assert line.lost() == []
+
+
+async def test_what_nobody_could_be_told_is_reported_at_the_end(line: Line) -> None:
+    news = context()
+    summary = SweepSummary(
+        worker_ids=("w1",), recovered_count=1, task_ids=(news.task_id,), sweeping_worker_id="s1"
+    )
+    await line.line.interrupted([news])
+    await line.line.recovered(summary)
+    await line.line.close()
+    assert [(event.hook, event.task_ids, event.problem) for event in line.lost()] == [
+        (hook, (news.task_id,), "was not told: no worker process is ready, and the supervisor ends")
+        for hook in ("on_interrupted", "on_recovered")
+    ]
 
 
 async def test_after_a_death_while_it_was_asked_nobody_else_is_asked_for_a_minute(line: Line) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -69,6 +70,46 @@ def test_a_retired_process_finishes_what_runs_beside_its_successor(stand: Stand,
         until(lambda: old not in party.workers(), what="and its process gone")
         leave(party)
     assert stand.query("select * from {schema}.recoveries") == []
+
+
+def most_at_once(stand: Stand, tasks: list[UUID]) -> int:
+    """How many of these ran at one moment, by what the database knows."""
+    rows = [stand.task(task) for task in tasks]
+    return max(
+        sum(other["started_at"] <= row["started_at"] < other["completed_at"] for other in rows)
+        for row in rows
+    )
+
+
+def test_long_tasks_do_not_add_process_to_process(stand: Stand, log: Path) -> None:
+    with tree(stand.target, log, max_tasks_per_process=1, async_concurrency=1, prefetch=0) as party:
+        tasks = [stand.send("whereabouts", seconds=4) for _ in range(5)]
+        crowds = set[int]()
+
+        def done() -> bool:
+            crowds.add(len(party.workers()))
+            return completed(stand, tasks)
+
+        until(done, what="all are done")
+        leave(party)
+    assert most_at_once(stand, tasks) <= 2, "one beside its successor"
+    assert max(crowds) <= 2
+    assert len({stand.task(task)["result"] for task in tasks}) == 5
+    assert {len(stand.attempts(task)) for task in tasks} == {1}
+
+
+def test_a_post_that_waits_for_its_retired_processes_can_be_stopped(stand: Stand, log: Path) -> None:
+    with tree(
+        stand.target, log, max_tasks_per_process=1, async_concurrency=1, prefetch=0, grace=0.5
+    ) as party:
+        tasks = [stand.send("whereabouts", seconds=60) for _ in range(3)]
+        until(lambda: stand.states().get("RUNNING") == 2, what="two run")
+        until(lambda: log.read_text().count("process_recycled") == 2, what="both have retired")
+        began = time.monotonic()
+        leave(party)
+        assert time.monotonic() - began < 10
+    assert {stand.task(task)["state"] for task in tasks} == {"PENDING"}
+    assert sorted(len(stand.attempts(task)) for task in tasks) == [0, 1, 1]
 
 
 def test_a_process_that_grew_is_replaced(stand: Stand, log: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -112,6 +113,40 @@ def test_a_killed_tree_is_settled_by_another_within_three_seconds(
             until_running(stand, *tasks)
             (how,) = {row["noticed_by"] for row in stand.query("select noticed_by from {schema}.recoveries")}
             assert how == "session"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the proof reads /proc")
+@pytest.mark.parametrize(
+    ("way", "recovery"), [("session", {}), ("age", FAST | {"detect_session_loss": False})]
+)
+def test_half_of_all_trees_killed_on_one_machine_are_settled_as_fast_as_one(
+    way: str, recovery: dict[str, Any], stand: Stand, new_tree: NewTree
+) -> None:  # E14
+    """So many that the brake would hold for them: their neighbours on the machine prove that they are dead."""
+    plant = partial(new_tree, recovery=recovery, async_concurrency=1, prefetch=0)
+    with plant() as one, plant() as two:
+        until(lambda: one.workers() and two.workers(), what="two trees work")
+        tasks = [stand.send_with("nap", {"seconds": 100}, policy=AGAIN) for _ in range(2)]
+        until_running(stand, *tasks)
+        with plant() as three, plant() as four:
+            until(lambda: three.workers() and four.workers(), what="two more")
+            until(
+                lambda: [row["session_held"] for row in supervisors(stand).values()] == [True] * 4,
+                what="all four watch",
+            )
+            for victim in (one, two):
+                victim.signal_all(signal.SIGKILL)
+            took = until(
+                lambda: all(stand.task(task)["loss_count"] == 1 for task in tasks),
+                timeout_s=BUSY_MACHINE * 5,
+                what="settled",
+            )
+            print(f"settled {took:.3f} s after the kill")
+            assert took < BUSY_MACHINE * 3
+            until_running(stand, *tasks)
+            told = {row["noticed_by"] for row in stand.query("select noticed_by from {schema}.recoveries")}
+            assert told == {way}
+            assert "mass_" not in three.text() + four.text()
 
 
 def test_without_its_supervisor_a_tree_dies(stand: Stand, new_tree: NewTree) -> None:  # E5

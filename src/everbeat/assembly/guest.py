@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from everbeat.assembly.blueprint import Blueprint
@@ -27,10 +29,10 @@ from everbeat.assembly.parts import (
 from everbeat.config import RecoveryConfig
 from everbeat.errors import WorkerError
 from everbeat.runtime.main_loop import run_through
-from everbeat.runtime.nursery import Nursery
+from everbeat.runtime.nursery import CriticalCancelled, Nursery
 from everbeat.runtime.threads import LastingExecutor
 from everbeat.store.target import Target
-from everbeat.worker.farewell import EXIT_SLOTS_LEAKED
+from everbeat.worker.farewell import EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
 from everbeat.worker.protocol import Drain, FromSupervisor, FromWorker, Held, Leaving, Stop, Tick, Welcome
 from everbeat.worker.seat import Seat
 from everbeat.worker.worker import Worker
@@ -38,6 +40,8 @@ from everbeat.worker.worker import Worker
 Result = TypeVar("Result")
 _JOIN_S: Final = 30.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+_log = logging.getLogger("everbeat.worker")
 
 
 class Guest:
@@ -52,10 +56,14 @@ class Guest:
         self._work: asyncio.Task[int] | None = None
         self._early: list[FromSupervisor] = []
         self._stops = 0
+        self._is_cancelled = False
+        self._is_loop_ending = False
         self._failure: WorkerError | None = None
 
     async def run(self) -> None:
         """Works until it is told to stop. Cancelling it is the first stop: it drains, and only then is cancelled.
+
+        The end of `asyncio.run` cancels everything on the loop: then what runs is handed back at once.
 
         Raises WorkerError, a DatabaseError.
         """
@@ -69,6 +77,8 @@ class Guest:
             await self._apart(opened.close)
         if self._failure is not None:
             raise self._failure
+        if self._is_cancelled:
+            raise asyncio.CancelledError
 
     async def _apart(self, call: Callable[[], Result]) -> Result:
         # Not asyncio.to_thread: a program whose main thread has ended has no pools any more.
@@ -86,40 +96,62 @@ class Guest:
                 self._loop.call_soon_threadsafe(self._stop)
 
     async def _work_on(self, target: Target) -> None:
-        plan = plan_of(self._blueprint, target)
+        plan = replace(plan_of(self._blueprint, target), on_loop_ending=self._note_loop_ending)
         minder = Minder(target, self._blueprint.recovery, around=self._around, guest=self)
-        welcome = await asyncio.wrap_future(minder.start(self._blueprint))
         try:
+            welcome = asyncio.wrap_future(minder.start(self._blueprint))
+            await self._until_done(welcome)
             self._worker = make_worker(
-                plan, welcome=welcome, link=minder, around=self._around, on_fatal=self.fail
+                plan, welcome=welcome.result(), link=minder, around=self._around, on_fatal=self.fail
             )
             for message in self._early:
                 self._worker.obey(message)
             if self._stops:
                 self._obey_stops(self._worker)
-            async with Nursery(name="guest", on_fatal=self.fail) as nursery:
+            async with Nursery(
+                name="guest", on_fatal=self.fail, on_loop_ending=self._note_loop_ending
+            ) as nursery:
                 self._work = nursery.start(self._worker.run(), name="worker")
                 await self._until_left(self._work)
         finally:
-            await self._apart(minder.stop)
+            await self._until_done(asyncio.get_running_loop().run_in_executor(self._threads, minder.stop))
 
     async def _until_left(self, work: asyncio.Task[int]) -> None:
-        cancelled = False
-        while not work.done():
-            try:
-                await asyncio.shield(asyncio.wait({work}))
-            except asyncio.CancelledError:
-                cancelled = True
-                self._stop()
-        if work.cancelled() or self._failure is not None:
+        await self._until_done(work)
+        if self._failure is not None:
             return
-        if work.result() == EXIT_SLOTS_LEAKED:
+        if work.cancelled():
+            self._tell_left_behind("the program has cancelled its parts")
+        elif work.result() == EXIT_UNSETTLED:
+            self._tell_left_behind("the database could not be reached in time")
+        elif work.result() == EXIT_SLOTS_LEAKED:
             self._failure = WorkerError(
                 "Every slot of a kind is kept by code that was given up and does not end, so this worker left.",
                 fix="restart the program; let thread tasks look at Context.cancelled, or run them with run_in='process'.",
             )
-        if cancelled:
-            raise asyncio.CancelledError
+
+    async def _until_done(self, work: asyncio.Future[Result]) -> None:
+        """A cancellation meanwhile is a stop, and is passed on at the end."""
+        while not work.done():
+            try:
+                await asyncio.wait({work})
+            except asyncio.CancelledError:
+                self._is_cancelled = True
+                self._stop()
+
+    def _note_loop_ending(self) -> None:
+        # Called while the loop stands still; in its very next turn, before any code on it sees that all was cancelled.
+        if self._loop is not None and not self._is_loop_ending:
+            self._is_loop_ending = True
+            _log.info("loop_ends running=handed_back")
+            self._loop.call_soon(self._stop_at_once)
+
+    def _stop_at_once(self) -> None:
+        self._stops += 1
+        self._stop()
+
+    def _tell_left_behind(self, why: str) -> None:
+        _log.warning("left_to_recovery problem=%r", f"what this worker holds is not handed back: {why}")
 
     def _stop(self) -> None:
         self._stops += 1
@@ -144,7 +176,8 @@ class Guest:
 
     def fail(self, name: str, error: BaseException) -> None:
         """A part that nothing goes on without has crashed, in either thread: the worker ends, the program goes on."""
-        self._failure = self._failure or WorkerError(f"The worker's {name} crashed with {error!r}.")
+        if not (self._is_cancelled and isinstance(error, CriticalCancelled)):
+            self._failure = self._failure or WorkerError(f"The worker's {name} crashed with {error!r}.")
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._abandon)

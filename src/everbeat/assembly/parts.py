@@ -29,6 +29,7 @@ from everbeat.store.session import Session
 from everbeat.store.target import Target
 from everbeat.wake import Wake
 from everbeat.wake.postgres import PostgresWake
+from everbeat.worker.conductor import OnLeft
 from everbeat.worker.link import Link
 from everbeat.worker.plan import WorkerPlan
 from everbeat.worker.protocol import Welcome
@@ -114,16 +115,16 @@ class OwnRecovery:
         self._clock = around.clock
         self._users = 0
 
-    async def crashed(self, task_id: UUID, claim_id: UUID, report: ExitReport) -> object:
-        """An attempt whose task process died."""
+    async def crashed(self, task_id: UUID, claim_id: UUID, report: ExitReport, on_left: OnLeft) -> object:
+        """An attempt whose task process died; `on_left` is called whenever a hook lets it be."""
         died_at = self._clock.monotonic()
         async with self._connected():
-            return await self._recoverer.recover_lease(task_id, claim_id, report, died_at=died_at)
+            return await self._recoverer.recover_lease(task_id, claim_id, report, on_left, died_at=died_at)
 
-    async def stalled(self, task_id: UUID, claim_id: UUID, stall: Stall) -> object:
+    async def stalled(self, task_id: UUID, claim_id: UUID, stall: Stall, on_left: OnLeft) -> object:
         """An attempt whose code fell silent."""
         async with self._connected():
-            return await self._recoverer.recover_stalled(task_id, claim_id, stall)
+            return await self._recoverer.recover_stalled(task_id, claim_id, stall, on_left)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[None]:

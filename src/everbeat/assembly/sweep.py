@@ -104,6 +104,7 @@ def _threshold(given: Duration | None, config: RecoveryConfig) -> int | None:
             code="THRESHOLD_TOO_LOW",
             rule=f"must be at least two heartbeat intervals ({least}): who only waits for the next beat is not dead",
             fix=f"use {least} or more, name the app whose workers beat faster, or end workers by name with release_workers",
+            shell_fix=f"use {least} or more, give --app if its workers beat faster, or end workers by name: everbeat workers release",
         )
     return threshold_ms
 

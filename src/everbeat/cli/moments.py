@@ -5,11 +5,16 @@ What lives here: reading them, and refusing what is ambiguous in the words of th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Final
 
 import typer
 
 from everbeat.domain.duration import When, to_seconds, to_utc
+from everbeat.errors import ConfigurationError
+
+_FORMS: Final = 'write "30m", "2h" or "7d" for so long before now, or a moment: 2030-01-31T12:00:00Z'
 
 
 def to_moment(text: str, *, option: str) -> datetime:
@@ -27,4 +32,9 @@ def to_past(text: str, *, option: str) -> When:
     """A moment, or a stretch of time that ends now; raises typer.BadParameter or, for a wrong stretch, ConfigurationError."""
     if len(text) >= len("2030-01-31") and "-" in text:
         return to_moment(text, option=option)
-    return timedelta(seconds=to_seconds(text, subject=option))
+    try:
+        return timedelta(seconds=to_seconds(text, subject=option))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            [replace(problem, fix=_FORMS, shell_fix=None) for problem in error.problems]
+        ) from None

@@ -93,7 +93,7 @@ def show_table(
     for row in rows:
         table.add_row(*row)
     if table.row_count:
-        data_console().print(table)
+        _write(table)
     else:
         say(empty)
 
@@ -106,7 +106,18 @@ def show_pairs(pairs: Iterable[tuple[str, str | Text | None]]) -> None:
     for name, value in pairs:
         if value is not None:
             table.add_row(name, value)
-    data_console().print(table)
+    _write(table)
+
+
+def _write(table: Table) -> None:
+    console = data_console()
+    if sys.stdout.isatty():
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().removesuffix("\n").split("\n"):
+        print(line.rstrip())  # a table is filled up with blanks to its right edge
 
 
 def show_heading(text: str) -> None:
@@ -157,6 +168,11 @@ def brief(text: str, *, limit: int = 100) -> str:
     """The first line of a text, cut where it is too long for a table."""
     first = next(iter(text.splitlines()), "")
     return first if len(first) <= limit else f"{first[: limit - 1]}…"
+
+
+def amount(number: int, noun: str, *, plural: str | None = None) -> str:
+    """A number with its noun: 0 tasks, 1 task, 1,000 tasks."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def compact_json(value: object) -> str:

@@ -13,6 +13,7 @@ from everbeat.app import App
 from everbeat.cli.output import moment, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.several import Done, for_each
+from everbeat.cli.typed import typed_as
 from everbeat.domain.pauses import Pause, PauseKind
 from everbeat.errors import NotPaused, UnknownName
 
@@ -32,7 +33,8 @@ def add_pausing(commands: typer.Typer, kind: PauseKind) -> None:
         app: AppOption = None,
         as_json: JsonOption = False,
     ) -> None:
-        with selected_app(url=url, schema=schema, locator=app) as chosen:
+        options = {f"pause_{kind}.reason": "--reason"}
+        with selected_app(url=url, schema=schema, locator=app) as chosen, typed_as(options):
             _each(chosen, kind, names, pause=True, reason=reason, as_json=as_json)
 
     @commands.command(help=f"Let these {_WHAT[kind]} be claimed again, at once.")

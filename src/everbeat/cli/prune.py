@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from everbeat import assembly
-from everbeat.cli.output import say, show_json, show_table
+from everbeat.cli.output import amount, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
+from everbeat.cli.typed import typed_as
 from everbeat.config import RecoveryConfig
 from everbeat.domain.retention import PruneResult
 
@@ -22,6 +23,12 @@ _KEPT_BY = {
     "worker_states": "worker_state_retention_hours",
     "workers": "worker_state_retention_hours",
     "supervisors": "worker_state_retention_hours",
+}
+
+_OPTIONS: Final = {
+    "RecoveryConfig.terminal_record_retention_hours": "--terminal-records",
+    "RecoveryConfig.worker_state_retention_hours": "--worker-states",
+    "RecoveryConfig.heartbeat_retention_hours": "--heartbeats",
 }
 
 
@@ -61,7 +68,8 @@ def prune(
         )
     with selected_app(url=url, schema=schema, locator=app) as chosen:
         kept = chosen.recovery if app is not None else chosen.recovery.replace(**dict.fromkeys(given))
-        config = kept.replace(**said)
+        with typed_as(_OPTIONS):
+            config = kept.replace(**said)
         plan = assembly.prune_plan(config, dry_run=dry_run)
         found = chosen.door.run(plan, name="prune", twin="asyncio.to_thread")
     _show(found, config, dry_run=dry_run, as_json=as_json)
@@ -79,4 +87,5 @@ def _show(found: PruneResult, config: RecoveryConfig, *, dry_run: bool, as_json:
         for table, number in counts.items()
     ]
     show_table(("TABLE", "KEPT", "OLD ROWS"), rows, numbers=("KEPT", "OLD ROWS"), empty="")
-    say(f"Dry run: {found.total:,} rows would be deleted." if dry_run else f"Deleted {found.total:,} rows.")
+    gone = amount(found.total, "row")
+    say(f"Dry run: {gone} would be deleted." if dry_run else f"Deleted {gone}.")

@@ -12,6 +12,7 @@ from everbeat.cli.moments import to_past
 from everbeat.cli.output import brief_moment, duration, show_json, show_table
 from everbeat.cli.recovery_page import show_recovery
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
+from everbeat.cli.typed import typed_as
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.errors import RecoveryNotFound
 
@@ -49,7 +50,8 @@ def list_recoveries(
     One line a rescued task, newest first: who died of what, how and how soon that was noticed, what was done.
     """
     moment = None if since is None else to_past(since, option="--since")
-    with selected_app(url=url, schema=schema, locator=app) as chosen:
+    options = {"cause": "--cause"}
+    with selected_app(url=url, schema=schema, locator=app) as chosen, typed_as(options):
         found = chosen.recoveries(task, worker=worker, since=moment, cause=cause, limit=limit)
     if as_json:
         show_json({"recoveries": found})

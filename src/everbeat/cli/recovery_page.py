@@ -11,6 +11,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from everbeat.cli.output import (
+    amount,
     compact_json,
     duration,
     moment,
@@ -19,6 +20,7 @@ from everbeat.cli.output import (
     show_pairs,
     state,
 )
+from everbeat.domain.certificate import counted_from
 from everbeat.domain.inspection import RecoveryInfo
 
 _DONE: Final = {
@@ -76,7 +78,8 @@ def _death(recovery: RecoveryInfo, death: Mapping[str, Any]) -> Iterator[tuple[s
     yield "last progress", None if progress is None else compact_json(progress)
     yield "last beat", optional_moment(recovery.last_beat_at)
     after_ms = recovery.noticed_after_ms
-    after = "" if after_ms is None else f", {duration(after_ms / 1_000)} after its last sign of life"
+    since = counted_from(recovery.noticed_by)
+    after = "" if after_ms is None else f", {duration(after_ms / 1_000)} after {since}"
     yield "noticed", f"by {recovery.noticed_by.replace('_', ' ')}{after}"
 
 
@@ -86,14 +89,18 @@ def _action(recovery: RecoveryInfo, death: Mapping[str, Any]) -> Iterator[tuple[
     yield "action", recovery.action if done is None else f"{recovery.action} ({done})"
     yield "hook", recovery.hook
     yield "charged", None if recovery.charge is None else _CHARGED.get(recovery.charge, recovery.charge)
-    counts = [f"{death[name]} {what}" for name, what in _COUNTS if isinstance(death.get(name), int)]
+    counts = [
+        amount(death[name], one, plural=many)
+        for name, one, many in _COUNTS
+        if isinstance(death.get(name), int)
+    ]
     yield "counted so far", ", ".join(counts) or None
     yield "poison", "yes: it is not run again" if death.get("poison") else None
     yield "suspect", "yes: it runs next alone in a process" if recovery.suspect else None
     yield "run again from", optional_moment(recovery.next_retry_at)
 
 
-_COUNTS: Final = (("crash_count", "crashes"), ("loss_count", "losses"))
+_COUNTS: Final = (("crash_count", "crash", "crashes"), ("loss_count", "loss", "losses"))
 
 
 def _aftermath(recovery: RecoveryInfo) -> Iterator[tuple[str, str | Text | None]]:

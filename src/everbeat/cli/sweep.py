@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from msgspec import structs
 
-from everbeat.cli.output import duration, say, show_json, show_table
+from everbeat.cli.output import amount, duration, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
+from everbeat.cli.typed import typed_as
 from everbeat.domain.inspection import SweepResult
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_OPTIONS: Final = {
+    "sweep_threshold": "--threshold",
+    "recovery_delay": "--recovery-delay",
+    "RecoveryConfig.recovery_delay_ms": "--recovery-delay",
+    "RecoveryConfig.resilient_task_flags": "--resilient-flag",
+    "RecoveryConfig.resilient_sweep_threshold_multiplier": "--multiplier",
+}
 
 
 @commands.command()
@@ -43,10 +52,11 @@ def sweep(
 ) -> None:
     """Recover the tasks of dead workers now.
 
-    Workers do this by themselves. A sweep is the operator's own word: it judges by the age of heartbeats alone, and
-    works with automatic recovery switched off. With --app the app's RecoveryConfig gives what is left out.
+    Workers do this by themselves. A sweep is the operator's own word: it judges live workers by the age of heartbeats
+    alone, takes at once what released and ended workers still hold, and works with automatic recovery switched off. With
+    --app the app's RecoveryConfig gives what is left out.
     """
-    with selected_app(url=url, schema=schema, locator=app) as chosen:
+    with selected_app(url=url, schema=schema, locator=app) as chosen, typed_as(_OPTIONS):
         result = chosen.sweep_stale_workers(
             dry_run=dry_run,
             sweep_threshold=threshold,
@@ -61,12 +71,15 @@ def sweep(
         say("Skipped: another sweep is going on at this moment.")
         return
     show_swept(result, empty="No task is held by a dead worker.")
+    workers = len(result.worker_ids)
     if dry_run:
-        say(f"Dry run: {len(result.tasks)} tasks of {len(result.worker_ids)} workers would be recovered.")
+        say(
+            f"Dry run: {amount(len(result.tasks), 'task')} of {amount(workers, 'worker')} would be recovered."
+        )
     elif result.worker_ids or result.missed:
         say(
-            f"Recovered {result.recovered_count} tasks of {len(result.worker_ids)} dead workers;"
-            f" {result.missed} were somebody else's meanwhile."
+            f"Recovered {amount(result.recovered_count, 'task')} of {amount(workers, 'dead worker')};"
+            f" {result.missed} {'was' if result.missed == 1 else 'were'} somebody else's meanwhile."
         )
 
 

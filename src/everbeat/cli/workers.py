@@ -13,8 +13,10 @@ from everbeat.cli.default_command import ListByDefault
 from everbeat.cli.output import duration, moment, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.sweep import show_swept, swept_document
+from everbeat.cli.typed import typed_as
 from everbeat.domain.explanation import counted
 from everbeat.domain.inspection import WorkerInfo, WorkerStateInfo
+from everbeat.errors import UnknownName
 from everbeat.runtime.clock import SystemClock
 
 commands = typer.Typer(
@@ -25,6 +27,7 @@ commands = typer.Typer(
 )
 
 _MOST_SNAPSHOTS = 10_000
+_MOST_WORKERS = 100_000
 
 
 @commands.command("list")
@@ -52,13 +55,14 @@ def list_workers(
         raise typer.BadParameter("--stale-after is about workers that have not ended; leave --all out.")
     with selected_app(url=url, schema=schema, locator=app) as chosen:
         if history is not None:
-            _show_history(chosen.worker_states(history, limit=limit), worker=history, as_json=as_json)
+            _show_history(_history(chosen, history, limit=limit), worker=history, as_json=as_json)
             return
-        found = (
-            chosen.list_workers(limit=limit)
-            if everyone
-            else chosen.list_active_workers(stale_after=stale_after, limit=limit)
-        )
+        with typed_as({"stale_after": "--stale-after"}):
+            found = (
+                chosen.list_workers(limit=limit)
+                if everyone
+                else chosen.list_active_workers(stale_after=stale_after, limit=limit)
+            )
         snapshots = _latest_snapshots(chosen)
     if as_json:
         show_json({"workers": [_document(worker, snapshots.get(worker.worker_id)) for worker in found]})
@@ -96,6 +100,18 @@ def release(
     if result.worker_ids or result.recovered_count:
         released = counted(len(result.worker_ids), "worker")
         say(f"Released {released}; recovered {counted(result.recovered_count, 'task')}.")
+
+
+def _history(app: App, worker_id: str, *, limit: int) -> list[WorkerStateInfo]:
+    """The snapshots of a worker. Raises UnknownName where neither they nor the worker are on record."""
+    found = app.worker_states(worker_id, limit=limit)
+    if not found:
+        ended = {each.worker_id: each.ended_at is not None for each in app.list_workers(limit=_MOST_WORKERS)}
+        if worker_id not in ended:
+            live = [name for name, is_over in ended.items() if not is_over]
+            former = [name for name, is_over in ended.items() if is_over]
+            raise UnknownName("worker", [worker_id], known=live, former=former)
+    return found
 
 
 def _latest_snapshots(app: App) -> dict[str, WorkerStateInfo]:

@@ -6,8 +6,8 @@ What lives here: the registry and the types of its decorators. What may not: cal
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, overload
 
 from everbeat.domain.checks import task_name
 from everbeat.domain.gathering import StandIn, attempt, raise_or_gather
@@ -21,6 +21,12 @@ RecoveredHook: TypeAlias = Callable[[SweepSummary], object]
 
 D = TypeVar("D", bound=DecidingHook)
 F = TypeVar("F", bound=Callable[..., Any])
+
+_GIVEN: Final[Mapping[HookKind, str]] = {
+    "on_recovery": "RecoveryContext",
+    "on_interrupted": "RecoveryContext",
+    "on_recovered": "SweepSummary",
+}
 
 
 class RecoveryDecorator(Protocol):
@@ -92,7 +98,7 @@ def _hook(kind: HookKind, function: Callable[..., Any], *, task: str | None = No
                 f"{function!r} cannot be an {kind} hook: {problem}.",
                 fix="name the task: @app.on_recovery(task=...)."
                 if isinstance(function, str)
-                else "write a `def` or `async def` with one parameter, the context.",
+                else f"write a `def` or `async def` with one parameter, the {_GIVEN[kind]}.",
                 where=where,
             )
         )

@@ -14,7 +14,7 @@ from msgspec import structs
 from everbeat.client.control import to_task_id
 from everbeat.client.door import Door
 from everbeat.client.twins import awaiting, blocking
-from everbeat.domain.checks import whole
+from everbeat.domain.checks import remark, whole
 from everbeat.domain.duration import Duration, When, to_milliseconds, to_when
 from everbeat.domain.inspection import (
     HeartbeatInfo,
@@ -143,7 +143,7 @@ class Inspection:
                 number=None if number is None else _number(number, subject="number"),
                 worker=worker,
                 since=None if since is None else to_when(since, subject="since"),
-                cause=cause,
+                cause=None if cause is None else remark(cause, subject="cause"),
                 limit=_limit(limit, subject="limit"),
             )
         )

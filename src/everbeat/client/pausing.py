@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from everbeat.client.door import Door
 from everbeat.client.inspection import Inspection
 from everbeat.client.twins import awaiting, blocking
-from everbeat.domain.checks import queue_name, task_name
+from everbeat.domain.checks import queue_name, remark, task_name
 from everbeat.domain.pauses import Pause, PauseKind
 from everbeat.errors import NotPaused, UnknownName
 from everbeat.store import pauses
@@ -30,7 +30,8 @@ class Pausing(Inspection):
     def _pause_task(self, name: str, /, *, reason: str | None = None) -> Plan[Pause]:
         """Lets no worker claim tasks of this function until it is resumed; raises UnknownName.
 
-        What is paused stays as it is: the answer is that pause, with its reason, and says `already_paused`.
+        What is paused stays as it is: the answer is that pause, with its reason, and says `already_paused`. A reason is
+        1 to 1,000 printable characters.
 
         app.pause_task("render", reason="the renderer is being replaced")
         """
@@ -53,6 +54,8 @@ class Pausing(Inspection):
         return ask(pauses.pauses())
 
     def _pause(self, kind: PauseKind, name: str, reason: str | None) -> Plan[Pause]:
+        if reason is not None:
+            remark(reason, subject=f"pause_{kind}.reason")
         known = self._names_here(kind)
         if name not in known:
             known = {*known, *(yield from ask(pauses.known_names(kind)))}

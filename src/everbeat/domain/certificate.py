@@ -18,7 +18,7 @@ from everbeat.domain.outcome import WORKER_CRASHED, TaskError
 class DeathCertificate:
     """Who died, of what, how and how fast it was noticed; times by the database's clock.
 
-    `noticed_after_ms` counts from the last proof of life. `poison`: the task may not run again because of its
+    `noticed_after_ms` counts from what `counted_from` names, None where that is not known. `poison`: the task may not run again because of its
     `crash_count` or `loss_count`, both including this death. `last_rss_bytes`: the memory of the process, as it was last
     seen. `last_progress`: what the code last reported. What is not known of a worker that was not registered is None.
     """
@@ -58,18 +58,30 @@ class DeathCertificate:
         """One or two sentences for people."""
         verb = "was running this task" if self.started_at is not None else "had claimed this task"
         place = "not registered" if self.pid is None else f"pid {self.pid} on {self.hostname}"
-        text = f"Worker {self.worker_id} ({place}) {verb} when it died: {self.cause}."
+        released = self.noticed_by == "operator"  # it may live
+        event = "an operator released it" if released else f"it died: {self.cause}"
+        text = f"Worker {self.worker_id} ({place}) {verb} when {event}."
         if self.noticed_after_ms is not None:
             after = spelled(round(self.noticed_after_ms / 1_000, 3))
-            text += (
-                f" It was noticed by {self.noticed_by.replace('_', ' ')} {after} after its last sign of life."
-            )
+            how = "That was" if released else f"It was noticed by {self.noticed_by.replace('_', ' ')}"
+            text += f" {how} {after} after {counted_from(self.noticed_by)}."
         if self.poison:
             text += (
                 f" The task is not run again: {_times(self.crash_count, 'process')} died under it alone,"
                 f" {_times(self.loss_count, 'holder')} vanished."
             )
         return text
+
+
+def counted_from(noticed_by: str) -> str:
+    """Since when `noticed_after_ms` counts, by the way of noticing."""
+    match noticed_by:
+        case "child_exit":
+            return "it ended"
+        case "progress":
+            return "the last sign of life of its code"
+        case _:
+            return "its last sign of life"
 
 
 def _times(count: int, noun: str) -> str:

@@ -18,6 +18,7 @@ from everbeat.errors import ConfigurationError, Problem, nearest
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _TASK_NAME = re.compile(r"\S{1,200}")
 _FLAG_NAME = re.compile(r"\S{1,63}")
+_REMARK = re.compile(r"(?=.*\S).{1,1000}")
 _ERROR_CODE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
@@ -121,6 +122,12 @@ def slot_name(value: object, /, *, subject: str) -> str:
     """The check of a slot's name."""
     rule = "must be 1 to 63 letters, digits, dots, underscores or hyphens of ASCII"
     return _named(value, subject, _QUEUE_NAME, rule, "use a name such as 'web-0', the same after a restart")
+
+
+def remark(value: object, /, *, subject: str) -> str:
+    """The check of a few words for people, in one line."""
+    rule = "must be 1 to 1,000 printable characters in one line, not only spaces"
+    return _named(value, subject, _REMARK, rule, "write a short text, or leave it out")
 
 
 def error_code(value: object, /, *, subject: str) -> str:

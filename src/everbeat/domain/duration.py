@@ -25,6 +25,7 @@ _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ms|s|m|h|d)"
 _WHOLE = re.compile(rf"(?:{_PART}\s*)+")
 _PARTS = re.compile(_PART)
 _SHELL_FORMS = 'write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m"'
+_DELAYS = "pass timedelta(seconds=30), for example, or timedelta(0) for at once"
 _FORMS = f"{_SHELL_FORMS}, a number of seconds, or a timedelta"
 
 
@@ -113,8 +114,11 @@ def to_utc(value: object, *, subject: str) -> datetime:
 def to_when(value: object, *, subject: str) -> When:
     """A moment in UTC, or a delay from the database's now, 0 or more; errors as `to_utc` and `to_seconds`."""
     match value:
+        case timedelta() if value < timedelta():
+            raise _refused(value, subject, "a delay must not be negative", fix=_DELAYS)
+        case timedelta() if value.total_seconds() > LONGEST_S:
+            raise _refused(value, subject, "a delay must not exceed 100 years", fix=_DELAYS)
         case timedelta():
-            to_seconds(value, subject=subject)
             return value
         case datetime():
             return to_utc(value, subject=subject)
@@ -140,10 +144,9 @@ def _read(text: str, subject: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-def _refused(value: object, subject: str, rule: str) -> ConfigurationError:
-    return refused(
-        value, subject=subject, code="DURATION_INVALID", rule=rule, fix=_FORMS, shell_fix=_SHELL_FORMS
-    )
+def _refused(value: object, subject: str, rule: str, *, fix: str = _FORMS) -> ConfigurationError:
+    shell_fix = _SHELL_FORMS if fix is _FORMS else None
+    return refused(value, subject=subject, code="DURATION_INVALID", rule=rule, fix=fix, shell_fix=shell_fix)
 
 
 def _wrong_type(value: object, subject: str) -> ConfigurationError:

@@ -91,7 +91,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
     Workers that are `alive`, `serving` its queue and `knowing` its name too; `slots` of those and how many code is
     `running` in, None where a worker has not told yet; `ahead` in its queue, `before` it in its serial line, the first of
-    those; suspects that run or are held elsewhere (`alone`).
+    those; suspects that run or are held elsewhere (`alone`); `lagging` of the `knowing`, with an event loop that is late
+    by more than a second.
     """
 
     alive: int
@@ -107,6 +108,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     first_name: str | None = None
     first_due_at: datetime | None = None
     alone: int = 0
+    lagging: int = 0
     task_pause: Pause | None = None
     queue_pause: Pause | None = None
     known_tasks: tuple[str, ...] = ()

@@ -58,7 +58,7 @@ class HeartbeatInfo(msgspec.Struct, frozen=True):
 class RecoveryInfo(msgspec.Struct, frozen=True):
     """One recovery: who died and why, how it was noticed, what was done, and what became of the task.
 
-    `noticed_at` is when the recovery landed; it was noticed `noticed_after_ms` after the last sign of life. `charge` is "crash" or
+    `noticed_at` is when the recovery landed; it was noticed `noticed_after_ms` after the last sign of life, or its exit. `charge` is "crash" or
     "loss" where the death was counted; `hook` is what a recovery hook answered, or "no answer: ..." with what kept it from
     answering; `became` is the state of the task now, None when its record was pruned.
     """

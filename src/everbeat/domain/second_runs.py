@@ -27,7 +27,8 @@ def why_ended(
         case TaskState.COMPLETED:
             return (_end(ReasonCode.COMPLETED, f"{by} returned", task.completed_at),)
         case TaskState.FAILED:
-            text = f"{by} failed: {task.error}; {_why_not_again(task, policy=policy, last=last)}"
+            failure = str(task.error).removesuffix(".")
+            text = f"{by} failed: {failure}; {_why_not_again(task, policy=policy, last=last)}"
             return (_end(ReasonCode.FAILED, text, task.failed_at, command=again),)
         case TaskState.CANCELLED:
             text = f"it was cancelled {_when_it_ended(task, last, by=by)}"
@@ -55,7 +56,8 @@ def _why_not_again(task: TaskSummary, *, policy: StoredPolicy, last: AttemptInfo
     code = "" if task.error is None else task.error.code
     data: Any = None if task.error is None else task.error.data
     if isinstance(data, dict) and data.get("poison"):
-        return f"it has used up its crashes ({task.crash_count}) or losses ({task.loss_count})"
+        is_lost = last is not None and last.outcome == "LOST"
+        return f"it has used up its {f'losses ({task.loss_count})' if is_lost else f'crashes ({task.crash_count})'}"
     by_death = last is not None and last.outcome in ("CRASHED", "LOST")
     if by_death and policy.on_crash != "retry" and not policy.lists((WORKER_CRASHED, TASK_STALLED)):
         return "its policy does not run it again after the death of a worker (on_crash='fail')"

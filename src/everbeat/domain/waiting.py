@@ -45,7 +45,8 @@ def why_waiting(
 
 def waiting_because(reasons: Iterable[Reason]) -> str | None:
     """The reasons in one line; None when the task only waits for its turn."""
-    return "; ".join(reason.text for reason in reasons if reason.code not in _ITS_TURN) or None
+    texts = (reason.text.removesuffix(".") for reason in reasons if reason.code not in _ITS_TURN)
+    return "; ".join(texts) or None
 
 
 def _crew(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
@@ -193,7 +194,7 @@ def _turn(
         workers = counted(waiting.knowing, "live worker")
         yield Reason(
             code=ReasonCode.IN_LINE,
-            text=f"it is due and waits for its turn: {ahead}, {workers} that could run it",
+            text=f"it is due and waits for its turn: {ahead}, {workers} that could run it{_late(waiting)}",
             since=task.enqueued_at,
             command="everbeat workers",
         )
@@ -203,6 +204,18 @@ def _turn(
             text="unless it starts before its good_until it will be EXPIRED",
             until=task.good_until,
         )
+
+
+def _late(waiting: Waiting) -> str:
+    """That their event loops hardly turn, or not at all."""
+    if not waiting.lagging:
+        return ""
+    whose = (
+        "whose event loop lags"
+        if waiting.knowing == 1
+        else f"of which {waiting.lagging} with a lagging event loop"
+    )
+    return f", {whose}"
 
 
 def _suspicion(waiting: Waiting, *, last: RecoveryInfo | None) -> Reason:

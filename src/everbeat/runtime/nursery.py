@@ -24,6 +24,25 @@ class CriticalEnded(Exception):
     """A coroutine that had to run for ever returned."""
 
 
+class CriticalCancelled(CriticalEnded):
+    """It was cancelled by somebody who is not its owner."""
+
+
+class _Sheltered(asyncio.Task[Any]):
+    """Not cancelled by the end of `asyncio.run`, which cancels every task of a loop that has stopped, and runs it on until they end.
+
+    Nobody else cancels while the loop does not run; the owner is told, and cancels in its turn.
+    """
+
+    on_loop_ending: Callable[[], None]
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self.get_loop().is_running():
+            return super().cancel(msg)
+        self.on_loop_ending()
+        return False
+
+
 def end_process(name: str, error: BaseException) -> None:
     """End this process at once with `EXIT_SOFTWARE`: half a process that looks alive is worse than none."""
     _log.critical("process_ended because=%s error=%r exit_code=%d", name, error, EXIT_SOFTWARE)
@@ -35,12 +54,21 @@ class Nursery:
     """Holds the asyncio tasks of one owner; `close` cancels and awaits all of them.
 
     `on_fatal(name, error)` is called once, when a critical one crashes or returns; the default ends the
-    process. A worker that is a guest in another program passes its own.
+    process. A worker that is a guest in another program passes its own, and `on_loop_ending`: what is held here then
+    outlives the cancellation of everything with which `asyncio.run` ends, and this is called instead, once or more often,
+    while the loop does not run. The owner must see to it that the nursery is closed: `asyncio.run` waits for it.
     """
 
-    def __init__(self, *, name: str, on_fatal: Callable[[str, BaseException], None] = end_process) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        on_fatal: Callable[[str, BaseException], None] = end_process,
+        on_loop_ending: Callable[[], None] | None = None,
+    ) -> None:
         self.name = name
         self._on_fatal = on_fatal
+        self._on_loop_ending = on_loop_ending
         self._running: set[asyncio.Task[Any]] = set()
         self._critical: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -58,12 +86,20 @@ class Nursery:
             raise RuntimeError(
                 f"Nursery {self.name!r} is closing and starts nothing new; {name!r} was not started."
             )
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        task = self._made(coroutine, name)
         self._running.add(task)
         if critical:
             self._critical.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def _made(self, coroutine: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
+        loop = asyncio.get_running_loop()
+        if self._on_loop_ending is None:
+            return loop.create_task(coroutine, name=name)
+        sheltered = _Sheltered(coroutine, loop=loop, name=name)
+        sheltered.on_loop_ending = self._on_loop_ending
+        return sheltered
 
     async def close(self) -> None:
         """Cancel everything and wait until it has ended; safe to call twice. The caller itself is spared."""
@@ -103,7 +139,8 @@ class Nursery:
             return
         self._fatal = True
         if error is None:
-            error = CriticalEnded(f"{task.get_name()} ended although it had to run until its owner closes.")
+            kind, how = (CriticalCancelled, "was cancelled") if task.cancelled() else (CriticalEnded, "ended")
+            error = kind(f"{task.get_name()} {how} although it had to run until its owner closes.")
             _log.critical(
                 "ended nursery=%s name=%s cancelled=%s", self.name, task.get_name(), task.cancelled()
             )

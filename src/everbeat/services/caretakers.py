@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import TypedDict
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.hooks import HookRunner
@@ -25,7 +26,17 @@ from everbeat.services.slot import SlotKeeper
 from everbeat.services.snapshots import Snapshots
 from everbeat.services.stalls import Holder, Stalls
 from everbeat.services.startup import Reconciliation
+from everbeat.services.witness import Witness
 from everbeat.store.workers import WorkerState
+
+
+class _OfAll(TypedDict):
+    """What everybody works with who finds somebody dead."""
+
+    recoverer: Recoverer
+    observer: Observer
+    events: EventBus
+    clock: Clock
 
 
 class Caretakers:
@@ -60,36 +71,14 @@ class Caretakers:
             random=random,
             hooks=hooks,
         )
-        by_silence = (
-            Reaper(
-                statements, config, recoverer=self.recoverer, observer=observer, events=events, clock=clock
-            ),
-        )
-        by_session = (
-            SessionWatch(
-                statements, config, recoverer=self.recoverer, observer=observer, events=events, clock=clock
-            ),
-        )
-        self._reconciliation = Reconciliation(
-            statements,
-            recoverer=self.recoverer,
-            observer=observer,
-            identity=identity,
-            events=events,
-            clock=clock,
-        )
+        prover = Witness(statements, recoverer=self.recoverer, observer=observer, identity=identity)
+        witness = prover if self.is_reconciling else None
+        of_all: _OfAll = {"recoverer": self.recoverer, "observer": observer, "events": events, "clock": clock}
+        self._reconciliation = Reconciliation(statements, identity=identity, **of_all)
+        by_silence = (Reaper(statements, config, witness=witness, **of_all),)
+        by_session = (SessionWatch(statements, config, witness=witness, **of_all),)
         by_progress = (Stalls(statements, holders=holders, recoverer=self.recoverer, clock=clock),)
-        by_slot = (
-            SlotKeeper(
-                statements,
-                config,
-                slot=slot or "",
-                recoverer=self.recoverer,
-                observer=observer,
-                events=events,
-                clock=clock,
-            ),
-        )
+        by_slot = (SlotKeeper(statements, config, slot=slot or "", **of_all),)
         self.services: tuple[Service, ...] = (
             *(by_session if self.is_recovering and config.detect_session_loss else ()),
             *(by_silence if self.is_recovering else ()),

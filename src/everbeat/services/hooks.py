@@ -129,6 +129,8 @@ class LocalHooks:
         if not finished:
             done.cancel()
             raise _Problem(f"did not answer within {spelled(self._timeout_s)}")
+        if done.cancelled():
+            raise _Problem("was cancelled, by other code on its event loop or by the end of that loop")
         value, error = done.result()
         if isinstance(error, Exception):
             raise error

@@ -182,7 +182,6 @@ def _progress(lease: Lease) -> Progress | None:
 def _certificate(
     lease: Lease, death: Death, *, facts: LeaseFacts, charge: Charge | None, poison: bool
 ) -> DeathCertificate:
-    after_ms = lease.silent_ms if death.noticed_after_ms is None else death.noticed_after_ms
     progress = _progress(lease)
     return DeathCertificate(
         worker_id=lease.worker_id,
@@ -198,7 +197,7 @@ def _certificate(
         # The database's now at the moment in which the lease was read.
         detected_at=lease.last_beat_at + timedelta(milliseconds=lease.silent_ms),
         noticed_by=death.noticed_by,
-        noticed_after_ms=after_ms,
+        noticed_after_ms=death.after_ms(lease),
         crash_count=facts.crash_count + (facts.started and charge is Charge.CRASH),
         loss_count=facts.loss_count + (facts.started and charge is Charge.LOSS),
         poison=poison,

@@ -26,6 +26,8 @@ from everbeat.services.hooks import LocalHooks
 from everbeat.store.plan import Errand, done
 
 T = TypeVar("T")
+Subject = tuple[UUID | None, str | None]
+"""The task a call is about, its id and name; nothing for the summary of a pass."""
 _BEYOND_S: Final = 1.0
 
 
@@ -49,7 +51,10 @@ class PlannedHooks:
             return {context.task_id: NoAnswer(problem) for context in contexts}
 
         return await self._called(
-            "on_recovery", lambda: self._local.decide(contexts), calls=len(contexts), otherwise=unanswered
+            "on_recovery",
+            lambda: self._local.decide(contexts),
+            subjects=[(context.task_id, context.name) for context in contexts],
+            otherwise=unanswered,
         )
 
     async def interrupted(self, contexts: Sequence[RecoveryContext]) -> None:
@@ -57,14 +62,17 @@ class PlannedHooks:
         await self._called(
             "on_interrupted",
             lambda: self._local.interrupted(contexts),
-            calls=len(contexts),
+            subjects=[(context.task_id, context.name) for context in contexts],
             otherwise=_nothing,
         )
 
     async def recovered(self, summary: SweepSummary) -> None:
         """Tells of a pass that recovered something."""
         await self._called(
-            "on_recovered", lambda: self._local.recovered(summary), calls=1, otherwise=_nothing
+            "on_recovered",
+            lambda: self._local.recovered(summary),
+            subjects=[(None, None)],
+            otherwise=_nothing,
         )
 
     async def _called(
@@ -72,10 +80,10 @@ class PlannedHooks:
         hook: str,
         call: Callable[[], Coroutine[Any, Any, T]],
         *,
-        calls: int,
+        subjects: Sequence[Subject],
         otherwise: Callable[[str], T],
     ) -> T:
-        errand = Errand(lambda: self._from_a_thread(hook, call, calls=calls, otherwise=otherwise), call)
+        errand = Errand(lambda: self._from_a_thread(hook, call, subjects=subjects, otherwise=otherwise), call)
         return await done(errand)
 
     def _from_a_thread(
@@ -83,7 +91,7 @@ class PlannedHooks:
         hook: str,
         call: Callable[[], Coroutine[Any, Any, T]],
         *,
-        calls: int,
+        subjects: Sequence[Subject],
         otherwise: Callable[[str], T],
     ) -> T:
         """On a loop in a thread of its own: async code that blocks it for ever is left behind there."""
@@ -93,14 +101,15 @@ class PlannedHooks:
             future.set_result(await call())  # not what asyncio.run gives: its end waits for every task
 
         threading.Thread(target=lambda: asyncio.run(answered()), name="everbeat-hooks", daemon=True).start()
-        limit_s = self._timeout_s * -(-calls // CALLS_AT_ONCE) + _BEYOND_S
+        limit_s = self._timeout_s * -(-len(subjects) // CALLS_AT_ONCE) + _BEYOND_S
         try:
             return future.result(limit_s)
         except TimeoutError:
             problem = f"blocked its event loop for {limit_s:g} s; nothing else of this pass was asked"
-            self._events.emit(
-                HookFailed(hook=hook, function="", task_id=None, task_name=None, problem=problem)
-            )
+            for task_id, name in subjects:
+                self._events.emit(
+                    HookFailed(hook=hook, function="", task_id=task_id, task_name=name, problem=problem)
+                )
             return otherwise(problem)
 
 

@@ -6,7 +6,8 @@ What lives here: one look at the beats of all supervisors and what follows. What
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ from everbeat.services.death import AGE, Death
 from everbeat.services.observer import Amnesty, Observer, Statements, Windows
 from everbeat.services.recovery import Recoverer, always
 from everbeat.services.thresholds import Thresholds
+from everbeat.services.witness import Witness
 from everbeat.store import leases, workers
 from everbeat.store.leases import Lease
 from everbeat.store.workers import WatchedBeats
@@ -29,7 +31,7 @@ _SOONEST_S: Final = 0.02
 
 
 class Reaper:
-    """A service of every supervisor. It never judges its own."""
+    """A service of every supervisor. It never judges its own. `witness`: who proves deaths in a mass silence; None: nobody."""
 
     name = "reaper"
 
@@ -42,6 +44,7 @@ class Reaper:
         observer: Observer,
         events: EventBus,
         clock: Clock,
+        witness: Witness | None = None,
     ) -> None:
         self.interval_s = config.check_interval_ms / 1_000
         self._statements = statements
@@ -49,6 +52,7 @@ class Reaper:
         self._observer = observer
         self._events = events
         self._clock = clock
+        self._witness = witness
         self._beat_s = min(config.runner_heartbeat_interval_ms, config.claimer_heartbeat_interval_ms) / 1_000
         self._is_in_doubt = False
         self._silent_ids: set[str] = set()
@@ -61,15 +65,23 @@ class Reaper:
         """One look. Asks for the next one at the very moment in which a silence becomes too long."""
         if not self._thresholds.all_ms():
             return None
-        await self._recoverer.recover_ended()
-        await self._recoverer.recover_orphans(self._thresholds)
+        parts = (self._recoverer.recover_ended, partial(self._recoverer.recover_orphans, self._thresholds))
+        problems = [problem for part in parts if (problem := await _problem_of(part)) is not None]
+        wanted = await self._look()
+        if problems:
+            raise problems[0]
+        return wanted
+
+    async def _look(self) -> float | None:
         asked_at = self._clock.monotonic()
         beats = await self._statements.run(workers.watch_beats(), patience_s=_ONE_TRY)
         self._see(beats, asked_at=asked_at, answered_at=self._clock.monotonic())
         others = [beat for beat in beats if beat.supervisor_id != self._observer.supervisor_id]
         least_s = self._thresholds.all_ms()[0] / 1_000
+        unproven = await self._unproven(others, least_s=least_s, known=len(beats), at=asked_at)
+        known, others = len(beats) - len(others) + len(unproven), unproven
         stale = [beat for beat in others if self._stands_s(beat.supervisor_id, at=asked_at) >= least_s]
-        for beat in await self._judged(stale, others=others, least_s=least_s, known=len(beats), at=asked_at):
+        for beat in await self._judged(stale, others=others, least_s=least_s, known=known, at=asked_at):
             await self._judge(beat, at=asked_at)
         return self._next_look(others)
 
@@ -87,6 +99,24 @@ class Reaper:
                 self._windows.see(worker_id, sequence, at=answered_at)
         seen = [beat.supervisor_id for beat in beats]
         self._windows.keep(seen + [worker_id for beat in beats for worker_id in beat.worker_seqs])
+
+    async def _unproven(
+        self, others: Sequence[WatchedBeats], *, least_s: float, known: int, at: float
+    ) -> list[WatchedBeats]:
+        """The others without those that this machine proves dead: a death is no part of a mass silence."""
+        silent = [beat for beat in others if self._silence_s(beat, at=at) >= least_s]
+        if self._witness is None or not is_mass(silent=self._silent_with(silent, others, at=at), known=known):
+            return list(others)
+        buried = await self._witness.bury_proven([beat.supervisor_id for beat in silent], noticed_by=AGE)
+        return [beat for beat in others if beat.supervisor_id not in buried]
+
+    def _silent_with(
+        self, silent: Sequence[WatchedBeats], others: Sequence[WatchedBeats], *, at: float
+    ) -> int:
+        """How many may have fallen silent together with these."""
+        since = min((self._silence_s(beat, at=at) for beat in silent), default=math.inf)
+        with_it = since - self._beat_s - self.interval_s
+        return sum(self._silence_s(beat, at=at) >= with_it for beat in others)
 
     async def _judged(
         self,
@@ -112,10 +142,7 @@ class Reaper:
         if not self._brake.is_on:
             # Those cut off together reach the threshold one after the other, as their last beats came, and were seen: before the
             # first of them is judged, all that may have fallen silent with it show whether they are alive.
-            since = min((self._silence_s(beat, at=at) for beat in silent), default=math.inf)
-            with_it = since - self._beat_s - self.interval_s
-            doubtful = sum(self._silence_s(beat, at=at) >= with_it for beat in others)
-            self._is_in_doubt = is_mass(silent=doubtful, known=known)
+            self._is_in_doubt = is_mass(silent=self._silent_with(silent, others, at=at), known=known)
             return [] if self._is_in_doubt else stale
         self._is_in_doubt = False
         back = self._silent_ids & {beat.supervisor_id for beat in others} - {
@@ -186,6 +213,15 @@ class Reaper:
         ]
         soonest = min((wait for wait in waits if wait > 0), default=self.interval_s)
         return max(_SOONEST_S, soonest) if soonest < self.interval_s else None
+
+
+async def _problem_of(part: Callable[[], Awaitable[object]]) -> Exception | None:
+    """What kept a part of a look from being done: the others are done all the same."""
+    try:
+        await part()
+    except Exception as problem:  # noqa: BLE001 - raised at the end of the look
+        return problem
+    return None
 
 
 def _death(beat: WatchedBeats) -> Death:

@@ -16,6 +16,7 @@ from everbeat.domain.hooks import HookRunner, NoHooks
 from everbeat.domain.recovery import Charge, RecoveryRules, charge_of
 from everbeat.domain.stall import Stall
 from everbeat.domain.states import TaskState
+from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus
 from everbeat.runtime.exit_report import ExitReport
@@ -63,6 +64,7 @@ class Recoverer:
         self._statements = statements
         self._config = config
         self._clock = clock
+        self._sharers: dict[str, int] = {}
         self._carrier = Carrier(
             statements,
             config,
@@ -86,45 +88,63 @@ class Recoverer:
     ) -> int:
         """Settles what a buried worker process held, until it lands; `died_at` by the monotonic clock.
 
-        `astray`: how much code still ran in it whose attempts were over. It may as well be what broke the process.
+        Asked again after an error, it goes on where it was. `astray`: how much code still ran in it whose attempts were over. It may
+        as well be what broke the process.
         """
         # What is locked, or was started this very moment, is asked for again until it is free. Who ran in that process is judged
         # before anything is changed: what is left after a first batch looks as if it had been alone.
         death = Death.by_exit(report, after_s=self._clock.monotonic() - died_at)
-        carried, sharers, pause_s = Carried(), 0, _FIRST_PAUSE_S
+        carried, pause_s = Carried(), _FIRST_PAUSE_S
         while True:
             found = await self._statements.run(leases.leases_of_worker(worker_id, limit=_MOST_OF_ONE_WORKER))
             ran = astray + sum(lease.state is TaskState.RUNNING and not lease.alone for lease in found)
-            sharers = max(sharers, ran)
-            carried.add(await self.carry(found, always(death), charge=_charge(sharers)))
+            self._sharers[worker_id] = sharers = max(self._sharers.get(worker_id, 0), ran)
+            charge = always(Charge.LOSS) if death.is_ours else _charge(sharers)
+            carried.add(await self.carry(found, always(death), charge=charge))
             if not carried.missed:
                 break
             carried.missed.clear()
             await self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        del self._sharers[worker_id]
         await self.announce(carried)
         return len(carried.landed)
 
     async def recover_lease(
-        self, task_id: UUID, claim_id: UUID, report: ExitReport, *, died_at: float | None = None
+        self,
+        task_id: UUID,
+        claim_id: UUID,
+        report: ExitReport,
+        on_left: Callable[[], None] | None = None,
+        *,
+        died_at: float | None = None,
     ) -> Recovered | None:
         """Settles one attempt whose task process died under it, until it lands; None when the lease was lost before.
 
-        Not subject to the switches of automatic recovery: the holder lives and knows how its attempt ended.
+        `on_left` is called whenever a hook answers Skip; the hook is asked again later. Not subject to the switches of automatic
+        recovery: the holder lives and knows how its attempt ended.
         """
         since = self._clock.monotonic() if died_at is None else died_at
 
         def death(_: Lease) -> Death:
             return Death.by_exit(report, after_s=self._clock.monotonic() - since, pid=report.pid)
 
-        return await self._recover_one(task_id, claim_id, death, alone=True)
+        return await self._recover_one(task_id, claim_id, death, alone=True, on_left=on_left)
 
-    async def recover_stalled(self, task_id: UUID, claim_id: UUID, stall: Stall) -> Recovered | None:
+    async def recover_stalled(
+        self, task_id: UUID, claim_id: UUID, stall: Stall, on_left: Callable[[], None] | None = None
+    ) -> Recovered | None:
         """The same for one attempt whose code lives but said nothing for its stall_timeout."""
-        return await self._recover_one(task_id, claim_id, always(Death.by_stall(stall)))
+        return await self._recover_one(task_id, claim_id, always(Death.by_stall(stall)), on_left=on_left)
 
     async def _recover_one(
-        self, task_id: UUID, claim_id: UUID, death_of: DeathOf, *, alone: bool = False
+        self,
+        task_id: UUID,
+        claim_id: UUID,
+        death_of: DeathOf,
+        *,
+        alone: bool = False,
+        on_left: Callable[[], None] | None,
     ) -> Recovered | None:
         rules = replace(self.rules, requeue_claimed=True, settle_running=True)
         pause_s = _FIRST_PAUSE_S
@@ -141,6 +161,8 @@ class Recoverer:
                 return carried.landed[0]
             if carried.left:  # its holder lives and goes on holding it, until the hook says otherwise
                 pause_s = self._config.check_interval_ms / 1_000
+                if on_left is not None:
+                    on_left()
             await self._clock.sleep(pause_s)  # otherwise somebody has the row locked
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -153,15 +175,30 @@ class Recoverer:
         return await self.recover_pages(page, always(death), patience_s=_UNTIL_IT_LANDS)
 
     async def recover_ended(self) -> int:
-        """Buries workers of ended supervisors and settles what ended workers still hold; for every sweep."""
-        await self._statements.run(workers.bury_orphans(), patience_s=_ONE_TRY)
+        """Buries workers of ended supervisors and settles what ended workers still hold; for every sweep.
+
+        What a living supervisor saw end is its own to settle, for as long as the threshold of running tasks.
+        """
+        refused: DatabaseError | None = None
+        try:
+            await self._statements.run(workers.bury_orphans(), patience_s=_ONE_TRY)
+        except DatabaseError as problem:
+            refused = problem  # what is buried already is recovered all the same
         claimed = (TaskState.CLAIMED,) if self.rules.requeue_claimed else ()
         running = (TaskState.RUNNING,) if self.rules.settle_running else ()
 
         def page(*, limit: int, after: Lease | None) -> Statement[list[Lease]]:
-            return leases.leases_of_ended(limit=limit, states=(*claimed, *running), after=after)
+            return leases.leases_of_ended(
+                limit=limit,
+                states=(*claimed, *running),
+                owner_ms=self._config.running_stale_threshold_ms,
+                after=after,
+            )
 
-        return await self.recover_pages(page, Death.on_record)
+        recovered = await self.recover_pages(page, Death.on_record)
+        if refused is not None:
+            raise refused
+        return recovered
 
     async def recover_orphans(self, thresholds: Thresholds) -> int:
         """Settles what unknown workers have held for longer than its threshold, by the database's clock; for every sweep."""

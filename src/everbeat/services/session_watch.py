@@ -17,6 +17,7 @@ from everbeat.runtime.events import Event, EventBus
 from everbeat.services.death import SESSION, Death
 from everbeat.services.observer import Observer, Statements
 from everbeat.services.recovery import Recoverer
+from everbeat.services.witness import Witness
 from everbeat.store import workers
 from everbeat.store.workers import WatchedSession
 
@@ -49,7 +50,7 @@ class _Gone:
 
 
 class SessionWatch:
-    """A service of every supervisor. It never judges its own."""
+    """A service of every supervisor. It never judges its own. `witness`: who proves deaths in a mass loss; None: nobody."""
 
     name = "session_watch"
     interval_s = LOOK_EVERY_S
@@ -63,12 +64,14 @@ class SessionWatch:
         observer: Observer,
         events: EventBus,
         clock: Clock,
+        witness: Witness | None = None,
     ) -> None:
         self._statements = statements
         self._recoverer = recoverer
         self._observer = observer
         self._events = events
         self._clock = clock
+        self._witness = witness
         self._grace_s = config.session_grace_ms / 1_000
         self._gone: dict[str, _Gone] = {}
         self._seen_held: set[str] = set()
@@ -133,6 +136,8 @@ class SessionWatch:
         lost = (self._left_to_age | self._gone).values()
         together = sum(abs(other.since - gone.since) <= TOGETHER_S for other in lost)
         if together >= 2 and 2 * together >= known:
+            if await self._is_proven(session.supervisor_id):
+                return
             if not self._mass_told:
                 self._events.emit(MassSessionLoss(gone=together, known=known))
             self._mass_told = True
@@ -155,6 +160,12 @@ class SessionWatch:
         after_ms = round((self._clock.monotonic() - gone.held_until) * 1_000)
         death = Death(noticed_by=SESSION, cause=cause, noticed_after_ms=after_ms)
         await self._recoverer.recover_supervisor(session.supervisor_id, death)
+
+    async def _is_proven(self, supervisor_id: str) -> bool:
+        """Whether this machine proves its death, however many go with it; then it is buried."""
+        if self._witness is None:
+            return False
+        return bool(await self._witness.bury_proven([supervisor_id], noticed_by=SESSION))
 
     def _next_look(self) -> float | None:
         now = self._clock.monotonic()

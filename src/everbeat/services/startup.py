@@ -99,16 +99,21 @@ class Reconciliation:
 
 
 async def bury(
-    statements: Statements, candidate: Predecessor, *, recoverer: Recoverer, cause: str
+    statements: Statements,
+    candidate: Predecessor,
+    *,
+    recoverer: Recoverer,
+    cause: str,
+    noticed_by: str = STARTUP,
 ) -> int | None:
     """Ends a supervisor that is known to be dead, and its workers, and recovers what they held, until it lands.
 
     Answers how many tasks that were; None when somebody else ended it first, or when it gave a sign of life meanwhile.
     """
     end = workers.end_supervisor(
-        candidate.id, how=STARTUP, beat_seq=candidate.beat_seq, session_at=candidate.session_at
+        candidate.id, how=noticed_by, beat_seq=candidate.beat_seq, session_at=candidate.session_at
     )
     if not await statements.run(end):
         return None
-    await statements.run(workers.bury_workers(supervisor_id=candidate.id, how=STARTUP, cause=cause))
-    return await recoverer.recover_supervisor(candidate.id, Death(noticed_by=STARTUP, cause=cause))
+    await statements.run(workers.bury_workers(supervisor_id=candidate.id, how=noticed_by, cause=cause))
+    return await recoverer.recover_supervisor(candidate.id, Death(noticed_by=noticed_by, cause=cause))

@@ -202,7 +202,7 @@ def _death(lease: Lease) -> Death:
     if lease.is_orphan:
         return ORPHANED
     if lease.ended_at is not None:
-        return replace(Death.on_record(lease), noticed_by=SWEEP)
+        return replace(Death.on_record(lease), noticed_by=SWEEP, noticed_after_ms=None)
     return Death(noticed_by=SWEEP, cause=_CAUSE)
 
 

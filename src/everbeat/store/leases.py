@@ -188,10 +188,16 @@ def leases_of_ended(
     *,
     limit: int,
     states: Sequence[TaskState] = (TaskState.CLAIMED, TaskState.RUNNING),
+    owner_ms: int = 0,
     after: Lease | None = None,
 ) -> Statement[list[Lease]]:
-    """What ended workers still hold in these states, oldest first, a page at a time."""
-    parameters = {"limit": limit, "states": [state.value for state in states], **_cursor(after)}
+    """What ended workers still hold in these states, oldest first, a page at a time.
+
+    `owner_ms`: so long what a supervisor saw end is that supervisor's own to recover, if it lives.
+    """
+    parameters = {
+        "limit": limit, "states": [state.value for state in states], "owner_ms": owner_ms, **_cursor(after),
+    }  # fmt: skip
     return Statement("task/leases_of_ended", parameters, _leases)
 
 

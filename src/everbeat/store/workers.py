@@ -171,7 +171,7 @@ def bury_workers(
 
 
 def bury_orphans() -> Statement[list[str]]:
-    """Ends the workers of ended supervisors; answers those that were not ended yet."""
+    """Ends the workers of ended supervisors, those locked by somebody excepted; answers those that were not ended yet."""
     return Statement("worker/bury_orphans", {}, lambda found: [row[0] for row in found])
 
 

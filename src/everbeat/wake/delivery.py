@@ -6,9 +6,11 @@ What lives here: decoding, telling, logging, pausing; the same for loops and thr
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from everbeat.runtime.events import Event, log_event
 from everbeat.wake import OnHint, OnState
 from everbeat.wake.topics import Everything, Hint, decode
 
@@ -18,13 +20,31 @@ LONGEST_PAUSE_S: Final = 5.0
 _logger = logging.getLogger("everbeat.wake")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintsNotHeard(Event):
+    """The listener on this channel hears nothing for now; polling goes on."""
+
+    room = "wake"
+    level = logging.WARNING
+    channel: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintsHeardAgain(Event):
+    """The listener on this channel hears again."""
+
+    room = "wake"
+    channel: str
+
+
 class Delivery:
     """Tells hints and changes of state to their callbacks, which cannot break the listener."""
 
-    __slots__ = ("_hearing", "_name", "_on_hint", "_on_state")
+    __slots__ = ("_channel", "_hearing", "_on_hint", "_on_state")
 
-    def __init__(self, name: str, *, on_hint: OnHint, on_state: OnState) -> None:
-        self._name = name
+    def __init__(self, channel: str, *, on_hint: OnHint, on_state: OnState) -> None:
+        self._channel = channel
         self._on_hint = on_hint
         self._on_state = on_state
         self._hearing: bool | None = None  # None: nothing was told yet
@@ -32,7 +52,7 @@ class Delivery:
     def connected(self) -> None:
         """Hints can be heard from now on; some may have been missed before."""
         if self._hearing is False:
-            _logger.info("Hints from %s are heard again.", self._name)
+            log_event(HintsHeardAgain(channel=self._channel))
         self._tell_state(True)
         self.hint(Everything())
 
@@ -40,7 +60,7 @@ class Delivery:
         """Hints cannot be heard any more."""
         if self._hearing is not False:
             told = " ".join(str(reason).split())  # libpq says it in several lines
-            _logger.warning("Hints from %s are not heard, polling goes on: %s", self._name, told)
+            log_event(HintsNotHeard(channel=self._channel, problem=told))
         self._tell_state(False)
 
     def ended(self) -> None:
@@ -52,7 +72,7 @@ class Delivery:
         """Tell what a payload says, if anything."""
         hint = decode(text)
         if hint is None:
-            _logger.debug("Ignored a hint from %s: %.100r", self._name, text)
+            _logger.debug("hint_ignored channel=%s payload=%.100r", self._channel, text)
         else:
             self.hint(hint)
 
@@ -61,7 +81,7 @@ class Delivery:
         try:
             self._on_hint(hint)
         except Exception:  # a listener outlives what its users do
-            _logger.exception("Handling %r failed.", hint)
+            _logger.exception("hint_handler_failed channel=%s hint=%r", self._channel, hint)
 
     def _tell_state(self, hearing: bool) -> None:
         if self._hearing is hearing:
@@ -70,7 +90,7 @@ class Delivery:
         try:
             self._on_state(hearing)
         except Exception:  # a listener outlives what its users do
-            _logger.exception("Handling the state of %s failed.", self._name)
+            _logger.exception("state_handler_failed channel=%s hears=%s", self._channel, hearing)
 
 
 class Pauses:

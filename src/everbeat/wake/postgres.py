@@ -53,7 +53,7 @@ class PostgresWake:
 
     async def run(self, on_hint: OnHint, on_state: OnState) -> None:
         """Deliver hints until cancelled."""
-        delivery = Delivery(f"channel {self._channel!r}", on_hint=on_hint, on_state=on_state)
+        delivery = Delivery(self._channel, on_hint=on_hint, on_state=on_state)
         try:
             while True:
                 try:
@@ -121,7 +121,7 @@ class SyncPostgresWake:
         """Begin to deliver hints, in a thread; raises RuntimeError when called twice."""
         if self._thread is not None:
             raise RuntimeError(f"The listener on {self._channel!r} was started before; make a new one.")
-        delivery = Delivery(f"channel {self._channel!r}", on_hint=on_hint, on_state=on_state)
+        delivery = Delivery(self._channel, on_hint=on_hint, on_state=on_state)
         self._thread = threading.Thread(
             target=self._run, args=(delivery,), name="everbeat-hints", daemon=True
         )

@@ -30,13 +30,14 @@ class AsyncExecutor:
         worker_id: Callable[[], str],
         on_ended: OnEnded,
         on_free: Callable[[], None],
+        on_loop_ending: Callable[[], None] | None = None,
     ) -> None:
         self.slots = slots
         self._invoker = invoker
         self._worker_id = worker_id
         self._on_ended = on_ended
         self._on_free = on_free
-        self._nursery = Nursery(name="async tasks")
+        self._nursery = Nursery(name="async tasks", on_loop_ending=on_loop_ending)
         self._running: dict[Attempt, asyncio.Task[Ended]] = {}
 
     @property

@@ -44,6 +44,8 @@ class Stage(Enum):
     STARTING = auto()
     RUNNING = auto()
     SETTLING = auto()
+    LEFT = auto()
+    """A recovery hook lets it be: it is held, asked about again and again, and nothing here waits for the answer."""
     GONE = auto()
     """Not held any more: settled, given back, expired or lost. Nothing is written for it from here on."""
 

@@ -53,7 +53,7 @@ class Burials:
         await self._until_answered(lambda: self._end(seat, how="age", report=report))
 
     async def in_order(self, seat: Seat) -> None:
-        """It has settled or given back everything, and left."""
+        """It has settled or given back everything but what a recovery hook left to it, and is gone: sweeps offer that again."""
         await self._until_answered(lambda: self._end(seat, how="left"))
 
     async def _end(self, seat: Seat, *, how: str, report: ExitReport | None = None) -> None:

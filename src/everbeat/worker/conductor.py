@@ -31,8 +31,9 @@ from everbeat.worker.settlement import failed_after_commit, settlement_of
 from everbeat.worker.settler import Settler
 from everbeat.worker.stall_watch import StallWatch, TaskStalled
 
-RecoverCrashed = Callable[[UUID, UUID, ExitReport], Awaitable[object]]
-RecoverStalled = Callable[[UUID, UUID, Stall], Awaitable[object]]
+OnLeft = Callable[[], None]
+RecoverCrashed = Callable[[UUID, UUID, ExitReport, OnLeft], Awaitable[object]]
+RecoverStalled = Callable[[UUID, UUID, Stall, OnLeft], Awaitable[object]]
 
 SETTLE_AFTER_S: Final[Mapping[LaneName, float]] = {"async": 0.5, "thread": 0.5, "process": 0.9, "solo": 0.9}
 """How long code that was stopped may take to end before its attempt is settled without it."""
@@ -174,7 +175,7 @@ class Conductor:
         self._is_settling(attempt)
         executor.stop(attempt)
         self._nursery.start(
-            self._recovered(attempt, lambda: self._recover_stalled(attempt.id, attempt.claim_id, stall)),
+            self._recovered(attempt, partial(self._recover_stalled, attempt.id, attempt.claim_id, stall)),
             name=f"recover {attempt.id}",
         )
         self._on_change(attempt)
@@ -215,13 +216,8 @@ class Conductor:
                 self._settle(attempt, settlement)
             elif isinstance(ended, Died):
                 self._is_settling(attempt)
-                report = ended.report
-                self._nursery.start(
-                    self._recovered(
-                        attempt, lambda: self._recover_crashed(attempt.id, attempt.claim_id, report)
-                    ),
-                    name=f"recover {attempt.id}",
-                )
+                recover = partial(self._recover_crashed, attempt.id, attempt.claim_id, ended.report)
+                self._nursery.start(self._recovered(attempt, recover), name=f"recover {attempt.id}")
         self._on_change(attempt)
 
     def settled(self, attempt: Attempt, settlement: Settlement, verdict: str) -> None:
@@ -289,6 +285,12 @@ class Conductor:
         attempt.stage, attempt.settling_since = Stage.SETTLING, self._clock.monotonic()
         self.unsettled[attempt.lane] += 1
 
+    def _left(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.SETTLING:
+            attempt.stage = Stage.LEFT
+            self.unsettled[attempt.lane] -= 1
+            self._on_change(attempt)
+
     def _let_go(self, attempt: Attempt) -> None:
         if attempt.stage is Stage.SETTLING:
             self.unsettled[attempt.lane] -= 1
@@ -299,12 +301,12 @@ class Conductor:
     def _later(self, attempt: Attempt, seconds: float, act: Callable[[], None]) -> None:
         attempt.timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
-    async def _recovered(self, attempt: Attempt, recover: Callable[[], Awaitable[object]]) -> None:
+    async def _recovered(self, attempt: Attempt, recover: Callable[[OnLeft], Awaitable[object]]) -> None:
         """Its process died or its code stalled: recovery decides, as for any death, and is asked until it has answered."""
         while True:
             try:
                 await self.progress.write(attempt)  # its last words
-                await recover()
+                await recover(partial(self._left, attempt))
                 break
             except EverbeatError as problem:
                 _log.error("recovery_failed task_id=%s error=%s", attempt.id, problem)

@@ -71,6 +71,7 @@ class Departure:
         """Leave at once, within seconds even if the database cannot be reached."""
         self._give_up_at = min(self._give_up_at, self._clock.monotonic() + STOP_PATIENCE_S)
         self.drain(grace_s=0.0)
+        self._conductor.stop_all("shutting_down")
 
     def changed(self, lane: LaneName) -> None:
         """A lease is over, or the code of an attempt has ended."""
@@ -80,11 +81,14 @@ class Departure:
             asyncio.get_running_loop().call_later(LEAK_PATIENCE_S, self._replace_if_leaked, lane)
 
     async def carried_out(self) -> int:
-        """Wait for the order, then leave; answers the exit code. EXIT_UNSETTLED: something is still held."""
+        """Wait for the order, then leave; answers the exit code. EXIT_UNSETTLED: something is still held.
+
+        What a recovery hook left is not waited for.
+        """
         await self._ordered.wait()
         while self._has_running_code() and self._clock.monotonic() < self._leave_at:
             await self._wait_until(self._leave_at)
-        while len(self._table) or not (self._giving_back and self._giving_back.done()):
+        while self._has_unsettled() or not (self._giving_back and self._giving_back.done()):
             self._conductor.stop_all("shutting_down")
             if self._clock.monotonic() >= self._give_up_at:
                 return EXIT_UNSETTLED
@@ -93,6 +97,10 @@ class Departure:
 
     def _has_running_code(self) -> bool:
         return bool(self._table.at(Stage.RUNNING, Stage.STARTING) or self._conductor.trailing)
+
+    def _has_unsettled(self) -> bool:
+        # What a recovery hook left stays as it is: the sweeps of others offer it again.
+        return any(attempt.stage is not Stage.LEFT for attempt in self._table)
 
     async def _wait_until(self, moment: float) -> None:
         seconds = min(max(moment - self._clock.monotonic(), 0.0), _LOOK_EVERY_S)

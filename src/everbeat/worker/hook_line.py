@@ -18,7 +18,6 @@ from everbeat.domain.hooks import (
     CALLS_AT_ONCE,
     DEFAULT,
     FailWithBackoff,
-    HookKind,
     HookReply,
     HookRunner,
     HookScopes,
@@ -35,6 +34,7 @@ from everbeat.runtime.events import EventBus, HookFailed
 from everbeat.runtime.frames import ChannelError
 from everbeat.runtime.nursery import Nursery
 from everbeat.worker.children import Child
+from everbeat.worker.hook_news import HookNews
 from everbeat.worker.protocol import (
     AskHooks,
     HookAnswers,
@@ -65,7 +65,13 @@ class HookLine:
         self._last_call = 0
         self._mute_until = 0.0
         self._nobody_since: float | None = None
-        self._news = Nursery(name="news for hooks")
+        self._news = HookNews(
+            ready=self._ready,
+            rests_until=lambda: self._mute_until,
+            new_call=self._new_call,
+            events=events,
+            clock=clock,
+        )
 
     def open(self, scopes: HookScopes, *, timeout_s: float) -> None:
         """What the first worker process said there is to call."""
@@ -76,6 +82,7 @@ class HookLine:
         self._children.append(child)
         self._nobody_since = None
         self._somebody.set()
+        self._news.look()
 
     def leave(self, child: Child) -> None:
         """This process has ended."""
@@ -86,9 +93,11 @@ class HookLine:
         for asked, reply in self._calls.values():
             if asked is child and not reply.done():
                 reply.set_result(None)
+        self._news.left(child)
 
     def hear(self, answers: HookAnswers) -> None:
         """A process has answered; one that comes too late is not waited for any more."""
+        self._news.heard(answers.call)
         _, reply = self._calls.get(answers.call, (None, None))
         if reply is not None and not reply.done():
             reply.set_result(answers)
@@ -101,23 +110,16 @@ class HookLine:
         return answers
 
     async def interrupted(self, contexts: Sequence[RecoveryContext]) -> None:
-        """Passes it on."""
-        self._tell("on_interrupted", TellHooks(list(contexts)))
+        """Passes it on, beside whatever goes on: a process that may be told may be a while in coming."""
+        self._news.put(contexts)
 
     async def recovered(self, summary: SweepSummary) -> None:
-        """Passes it on."""
-        self._tell("on_recovered", TellHooks([], summary))
+        """The same."""
+        self._news.put([summary])
 
-    def _tell(self, hook: HookKind, message: TellHooks) -> None:
-        """Beside whatever goes on: a process that is ready may be a while in coming."""
-        self._news.start(self._told(hook, message), name=hook)
-
-    async def _told(self, hook: HookKind, message: TellHooks) -> None:
-        child = await self._next([], patience_s=_PATIENCE_S)
-        if child is None:
-            self._fail(hook, None, "was not called: no worker process is ready")
-        else:
-            child.tell(message)
+    async def close(self) -> None:
+        """The supervisor ends: what nobody could be told is reported."""
+        await self._news.close()
 
     async def _asked(self, contexts: Sequence[RecoveryContext]) -> dict[UUID, HookReply]:
         deaf: list[Child] = []
@@ -135,13 +137,12 @@ class HookLine:
         if not deaf and self._may_still_be_asked():
             raise HooksUnreachable
         for context in contexts:
-            self._fail("on_recovery", context, problem)
+            self._fail(context, problem)
         return {context.task_id: NoAnswer(problem) for context in contexts}
 
     async def _call(self, child: Child, contexts: Sequence[RecoveryContext]) -> HookAnswers | str:
         """The answers, or what was wrong."""
-        self._last_call += 1
-        call = self._last_call
+        call = self._new_call()
         reply: asyncio.Future[HookAnswers | None] = asyncio.get_running_loop().create_future()
         self._calls[call] = child, reply
         try:
@@ -160,6 +161,10 @@ class HookLine:
         finally:
             del self._calls[call]
 
+    def _new_call(self) -> int:
+        self._last_call += 1
+        return self._last_call
+
     @property
     def _is_mute(self) -> bool:
         """A process died while it was asked, a moment ago."""
@@ -173,22 +178,25 @@ class HookLine:
             self._nobody_since = now
         return now - self._nobody_since < _PATIENCE_S
 
-    async def _next(self, deaf: Sequence[Child], *, patience_s: float | None = None) -> Child | None:
+    async def _next(self, deaf: Sequence[Child]) -> Child | None:
         """The process that was heard of last, but none of these; the first one that becomes ready where there is none."""
         if self._is_mute:
             return None
         if not self._children:
-            await self._clock.wait(self._somebody, timeout_s=patience_s or self._timeout_s)
-        others = [child for child in self._children if child not in deaf and not child.has_left]
+            await self._clock.wait(self._somebody, timeout_s=self._timeout_s)
+        return self._ready(deaf)
+
+    def _ready(self, but: Sequence[Child]) -> Child | None:
+        others = [child for child in self._children if child not in but and not child.has_left]
         return max(others, key=lambda child: child.heard_at, default=None)
 
-    def _fail(self, hook: HookKind, context: RecoveryContext | None, problem: str) -> None:
+    def _fail(self, context: RecoveryContext, problem: str) -> None:
         self._events.emit(
             HookFailed(
-                hook=hook,
+                hook="on_recovery",
                 function="",
-                task_id=None if context is None else context.task_id,
-                task_name=None if context is None else context.name,
+                task_id=context.task_id,
+                task_name=context.name,
                 problem=problem,
             )
         )
@@ -221,6 +229,8 @@ class HookDesk:
             await self._hooks.interrupted(news.interrupted)
         if news.recovered is not None:
             await self._hooks.recovered(news.recovered)
+        with contextlib.suppress(ChannelError):
+            self._channel.send_nowait(HookAnswers(news.call, []))
 
 
 def word_of(task_id: UUID, answer: HookReply) -> HookWord:

@@ -38,9 +38,11 @@ class Lane:
 
     @property
     def wanted(self) -> int:
-        """How many more to claim: for free slots and a few ahead, fewer while settling lags behind."""
+        """How many more to claim: for free slots and a few ahead; fewer, and none ahead, while settling lags behind."""
         held = self.executor.occupied + len(self.waiting) + self._lag
-        return max(0, self.executor.slots + self.prefetch - held)
+        # What cannot be started for now would be kept from others.
+        ahead = 0 if self._lag else self.prefetch
+        return max(0, self.executor.slots + ahead - held)
 
     @property
     def startable(self) -> int:

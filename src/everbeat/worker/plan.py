@@ -1,8 +1,8 @@
-"""What a worker is to do: its database, its task functions, its settings. Data only; it is the same after an adoption."""
+"""What a worker is to do: its database, its task functions, its settings. No behaviour; it is the same after an adoption."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,7 +17,10 @@ MODES: Final[tuple[RunIn, ...]] = ("async", "thread", "process")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """`task_process_argv` starts a task process; `stop_grace_s` is what its code gets between a stop and SIGKILL."""
+    """`task_process_argv` starts a task process; `stop_grace_s` is what its code gets between a stop and SIGKILL.
+
+    `on_loop_ending`: who is told that the program ends the worker's loop, for a worker that outlives this (see `Nursery`).
+    """
 
     target: Target
     definitions: Mapping[str, TaskDefinition]
@@ -29,6 +32,7 @@ class WorkerPlan:
     task_process_argv: Sequence[str] = ()
     stop_grace_s: float = 0.5
     hooks: HookSet = field(default_factory=HookSet)
+    on_loop_ending: Callable[[], None] | None = None
 
     def slots(self, mode: RunIn) -> int:
         """How many attempts of this mode run at once."""

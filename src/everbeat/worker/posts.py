@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final
 
-from everbeat.errors import EverbeatError, WorkerError
+from everbeat.errors import EverbeatError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.process import ChildProcess
@@ -19,6 +19,7 @@ from everbeat.worker.children import Child
 from everbeat.worker.restarts import Pace, Prospects
 
 _HOPELESS_PAUSE_S: Final = 30.0
+_MOST_FINISHING: Final = 1
 
 
 class Post:
@@ -49,6 +50,7 @@ class Post:
         self._nursery = nursery
         self._clock = clock
         self._random = random
+        self._finishing: set[asyncio.Task[None]] = set()
 
     async def keep(self) -> None:
         """Keeps it filled until all is to end."""
@@ -61,7 +63,13 @@ class Post:
         pace = Pace(random=self._random)
         while not self._stopping.is_set():
             started_at = self._clock.monotonic()
-            child = await self._fill()
+            try:
+                child = await self._fill()
+            except OSError as problem:
+                pause = pace.pause_after(0.0)
+                self._prospects.cannot_start(problem, again_in_s=pause)
+                await self._clock.wait(self._stopping, timeout_s=pause)
+                continue
             life = self._nursery.start(self._live(child), name=f"life of {child.process.pid}")
             self._lives.add(life)
             life.add_done_callback(self._lives.discard)
@@ -69,6 +77,7 @@ class Post:
                 pace = Pace(
                     random=self._random
                 )  # no death, hence no pause: what it has begun goes on beside its successor
+                await self._until_few_finish(life)
                 continue
             pause = pace.pause_after(self._clock.monotonic() - started_at)
             if not child.is_ready and not self._stopping.is_set() and self._are_bleak(child):
@@ -76,11 +85,13 @@ class Post:
             await self._clock.wait(self._stopping, timeout_s=pause)
 
     async def _fill(self) -> Child:
+        process = self._start()
         try:
-            process = self._start()
-        except OSError as problem:
-            raise WorkerError(f"A worker process cannot be started: {problem}.") from problem
-        return await Child.adopt(process, clock=self._clock)
+            return await Child.adopt(process, clock=self._clock)
+        except BaseException:
+            process.kill()
+            process.close()
+            raise
 
     async def _has_retired(self, child: Child, life: asyncio.Task[None]) -> bool:
         """Waits until the process leaves its post, which it may do before it ends."""
@@ -92,6 +103,16 @@ class Post:
         if life.done():
             life.result()
         return not life.done()
+
+    async def _until_few_finish(self, life: asyncio.Task[None]) -> None:
+        """Waits until no more than one that has retired still finishes, beside which a fresh process may run.
+
+        Otherwise long code would add process to process, without any bound on what runs at once.
+        """
+        self._finishing.add(life)
+        life.add_done_callback(self._finishing.discard)
+        while len(self._finishing) > _MOST_FINISHING:  # also when all is to end: they are told so themselves
+            await asyncio.wait(set(self._finishing), return_when=asyncio.FIRST_COMPLETED)
 
     def _are_bleak(self, child: Child) -> bool:
         cause = "" if child.report is None else child.report.cause

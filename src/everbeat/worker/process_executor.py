@@ -62,6 +62,7 @@ class ProcessExecutor:
         limits: Limits,
         on_recycled: Callable[[ProcessRecycled], None],
         linger_s: float | None = None,
+        on_loop_ending: Callable[[], None] | None = None,
     ) -> None:
         self.slots = slots
         self._linger_s = linger_s
@@ -74,7 +75,7 @@ class ProcessExecutor:
         self._on_free = on_free
         self._on_broken = on_broken
         self._on_progress = on_progress
-        self._nursery = Nursery(name="task processes")
+        self._nursery = Nursery(name="task processes", on_loop_ending=on_loop_ending)
         self._starting = 0
         self._idle: list[TaskChild] = []
         self._busy: dict[Attempt, TaskChild] = {}

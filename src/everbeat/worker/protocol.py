@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -13,6 +13,9 @@ from everbeat.domain.hooks import HookScopes, RecoveryContext, SweepSummary
 
 Lease = tuple[UUID, UUID]
 """(task id, claim_id)."""
+
+REPORT_EVERY_S: Final = 1.0
+"""So often a worker ticks, as long as its event loop turns."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -81,7 +84,7 @@ class Retiring(Message, frozen=True):
 
 
 class Leaving(Message, frozen=True):
-    """Everything is settled or given back; the process exits now with code 0."""
+    """Everything is settled or given back, but for what a recovery hook left; the process exits now with code 0."""
 
 
 # From a supervisor to a worker process.
@@ -167,10 +170,14 @@ class HookAnswers(Message, frozen=True):
 
 
 class TellHooks(Message, frozen=True):
-    """These tasks were taken from their holders; and the pass in which they were is over, if there is a summary."""
+    """These tasks were taken from their holders; and the pass in which they were is over, if there is a summary.
+
+    Acknowledged by `HookAnswers` without words, once the hooks have been called.
+    """
 
     interrupted: list[RecoveryContext]
     recovered: SweepSummary | None = None
+    call: int = 0
 
 
 # Between a worker process and a task process (run_in="process").

@@ -12,9 +12,8 @@ from everbeat.worker.attempt import LaneName, Stage
 from everbeat.worker.executor import Executor
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.link import Link
-from everbeat.worker.protocol import Held, Tick
+from everbeat.worker.protocol import REPORT_EVERY_S, Held, Tick
 
-REPORT_EVERY_S: Final = 1.0
 MOST_NAMES: Final = 20
 
 

@@ -8,9 +8,9 @@ from uuid import UUID
 import msgspec
 
 from everbeat.runtime.clock import Clock
-from everbeat.runtime.identity import new_id, rss_bytes, start_ticks
+from everbeat.runtime.identity import cpu_seconds, new_id, rss_bytes, start_ticks
 from everbeat.store.workers import WorkerRow, WorkerState
-from everbeat.worker.protocol import FromSupervisor, Held, Lease, Lost, Tick
+from everbeat.worker.protocol import REPORT_EVERY_S, FromSupervisor, Held, Lease, Lost, Tick
 
 
 class Seat:
@@ -37,6 +37,8 @@ class Seat:
         self.worker_id = new_id(pid)
         self.held: dict[UUID, UUID] = {}
         self.tick: Tick | None = None
+        self._ticked_at = self.heard_at
+        self._cpu_s: float | None = None
         self._lost_since = 0
         self._clock = clock
         self._queues = queues
@@ -71,6 +73,7 @@ class Seat:
                     self.held.pop(claim_id, None)
             case Tick():
                 self.tick, self._lost_since = message, 0
+                self._ticked_at, self._cpu_s = self.heard_at, cpu_seconds(self.pid)
 
     def row(self, supervisor_id: str, hostname: str) -> WorkerRow:
         """What is registered about the worker."""
@@ -85,16 +88,32 @@ class Seat:
         )
 
     def state(self) -> WorkerState | None:
-        """A snapshot for the record; None before the worker's first tick."""
+        """A snapshot for the record; None before the worker's first tick.
+
+        A worker whose event loop is blocked cannot say so: its silence is the lag, and its processor time is looked up.
+        """
         tick = self.tick
         if tick is None:
             return None
+        lag_ms, cpu_percent = tick.loop_lag_ms, tick.cpu_percent
+        now = self._clock.monotonic()
+        overdue_s = now - self.heard_at - REPORT_EVERY_S
+        if overdue_s > 0:
+            lag_ms = max(lag_ms, overdue_s * 1_000)
+            cpu_percent = self._cpu_percent_since_tick(now)
         return WorkerState(
             worker_id=self.worker_id,
             running=tick.running,
             claimed=tick.claimed,
             slots=tick.slots,
             rss_bytes=rss_bytes(self.pid) or 0,
-            cpu_percent=tick.cpu_percent,
-            loop_lag_ms=tick.loop_lag_ms,
+            cpu_percent=cpu_percent,
+            loop_lag_ms=lag_ms,
         )
+
+    def _cpu_percent_since_tick(self, now: float) -> float:
+        """Of one core; 0 where the system does not tell."""
+        used_s = cpu_seconds(self.pid)
+        if used_s is None or self._cpu_s is None:
+            return 0.0
+        return 100.0 * max(0.0, used_s - self._cpu_s) / (now - self._ticked_at)

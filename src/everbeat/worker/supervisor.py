@@ -317,3 +317,4 @@ class Supervisor:
         await self._nursery.close()
         if self._supervision is not None:
             await self._supervision.close()
+        await self._hooks.close()

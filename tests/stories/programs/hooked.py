@@ -68,6 +68,16 @@ def left(gate: str) -> None:
     wait(gate)
 
 
+@app.task(run_in="process")
+def left_alone(gate: str) -> None:
+    wait(gate)
+
+
+@app.task(run_in="process")
+def brief() -> int:
+    return os.getpid()
+
+
 @app.task
 def raising(gate: str) -> None:
     wait(gate)
@@ -98,7 +108,7 @@ def decide(context: RecoveryContext) -> Default | Skip:
         time.sleep(60)  # a hook that does not return in time
     if context.name == "murder":
         os._exit(9)
-    return Skip() if context.name == "left" else Default()
+    return Skip() if context.name in ("left", "left_alone") else Default()
 
 
 @app.on_recovery(task="later")

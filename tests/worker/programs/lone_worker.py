@@ -13,6 +13,7 @@ from everbeat.runtime.events import EventBus
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.store.target import Target
 from everbeat.wake.postgres import PostgresWake
+from everbeat.worker.conductor import OnLeft
 from everbeat.worker.farewell import leave
 from everbeat.worker.link import Link
 from everbeat.worker.plan import WorkerPlan
@@ -21,11 +22,11 @@ from everbeat.worker.worker import Worker
 from everbeat.worker.worker_process import prepare_process, run_worker_process
 
 
-async def recover_crashed(task_id: UUID, claim_id: UUID, report: ExitReport) -> None:
+async def recover_crashed(task_id: UUID, claim_id: UUID, report: ExitReport, on_left: OnLeft) -> None:
     raise AssertionError((task_id, claim_id, report))
 
 
-async def recover_stalled(task_id: UUID, claim_id: UUID, stall: Stall) -> None:
+async def recover_stalled(task_id: UUID, claim_id: UUID, stall: Stall, on_left: OnLeft) -> None:
     raise AssertionError((task_id, claim_id, stall))
 
 

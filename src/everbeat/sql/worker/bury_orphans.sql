@@ -1,10 +1,11 @@
--- Ends the workers of supervisors that were ended by somebody who did not live to bury them.
+-- Ends the workers of supervisors that were ended by somebody who did not live to bury them. Rows that somebody has locked, a claim in
+-- flight among them, are left to the next sweep: one stranger's transaction must not hold up all the others.
 with grave as materialized (
     select w.id, s.ended_how from {schema}.workers w
     join {schema}.supervisors s on s.id = w.supervisor_id
     where w.ended_at is null and s.ended_at is not null
     order by w.id
-    for update of w
+    for update of w skip locked
 )
 update {schema}.workers w
 set ended_at = statement_timestamp(), ended_how = g.ended_how, ended_cause = 'its supervisor ended before it (' || g.ended_how || ')'
