@@ -122,7 +122,9 @@ def test_what_runs_is_handed_back_when_asyncio_run_ends(app: App, run: Run) -> N
     assert (worker.ended_how, supervisor.ended_how) == ("left", "left")
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.15, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "seconds", [0.0, *(pytest.param(later, marks=pytest.mark.long) for later in (0.05, 0.15, 0.5)), 1.0]
+)
 def test_a_program_that_ends_while_its_worker_begins_is_quiet(app: App, run: Run, seconds: float) -> None:
     done = run(f"worker = await work()\nawait asyncio.sleep({seconds})")
     assert_quiet(done)

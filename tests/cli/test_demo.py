@@ -110,6 +110,7 @@ class TestDemo:
         assert not EmbeddedServer.status(everbeat.folder / ".everbeat").running
         assert processes_of(everbeat.folder) == []
 
+    @pytest.mark.long
     def test_plain_lines_where_there_is_no_terminal_and_a_schema_to_keep(
         self, everbeat: Command, database_url: str, code: Path
     ) -> None:

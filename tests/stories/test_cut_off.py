@@ -33,8 +33,15 @@ def mischief(deeds: ModuleType) -> Iterator[ModuleType]:
     sys.modules.pop("mischief", None)
 
 
-@pytest.mark.parametrize("blow", ["cut", "stall"])
-@pytest.mark.parametrize("deed", ["fenced_coroutine", "fenced_process"])
+@pytest.mark.parametrize(
+    ("deed", "blow"),
+    [
+        ("fenced_coroutine", "stall"),
+        ("fenced_process", "cut"),
+        pytest.param("fenced_coroutine", "cut", marks=pytest.mark.long),
+        pytest.param("fenced_process", "stall", marks=pytest.mark.long),
+    ],
+)
 def test_fenced_code_has_ended_before_anybody_takes_it_over(
     stage: Stage, mischief: ModuleType, line: Wire, blow: str, deed: str
 ) -> None:  # E15

@@ -140,7 +140,13 @@ def test_a_lease_lost_meanwhile_rolls_rows_and_completion_back(
     assert [line["attempt"] for line in stage.effects("committed")] == [2]
 
 
-@pytest.mark.parametrize("name", ["order_in_process", "order_in_thread", "order_on_the_loop"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "order_in_process",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("order_in_thread", "order_on_the_loop")),
+    ],
+)
 def test_a_server_that_restarts_in_the_midst_of_the_commit(
     new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:  # G4, L: commit unknown

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -23,31 +24,36 @@ def mischief(deeds: ModuleType) -> Iterator[ModuleType]:
     sys.modules.pop("mischief", None)
 
 
+def long(*values: object) -> Any:
+    """One of those that only the long run tries."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("task", "how", "end"),
     [
         ("rude_on_the_loop", "os._exit(0)", "FAILED"),
-        ("rude_on_the_loop", "sys.exit", "FAILED"),
-        ("rude_on_the_loop", "stop the loop", None),
+        long("rude_on_the_loop", "sys.exit", "FAILED"),
+        long("rude_on_the_loop", "stop the loop", None),
         ("rude_on_the_loop", "cancel everything", "FAILED"),
         ("rude_on_the_loop", "own signal handler", "FAILED"),
-        ("rude_on_the_loop", "stray tasks", "COMPLETED"),
-        ("rude_in_a_thread", "os._exit(0)", "FAILED"),
-        ("rude_in_a_thread", "os._exit(1)", "FAILED"),
-        ("rude_in_a_thread", "close all descriptors", None),
+        long("rude_on_the_loop", "stray tasks", "COMPLETED"),
+        long("rude_in_a_thread", "os._exit(0)", "FAILED"),
+        long("rude_in_a_thread", "os._exit(1)", "FAILED"),
+        long("rude_in_a_thread", "close all descriptors", None),
         ("rude_in_a_thread", "fork that lives on", "COMPLETED"),
-        ("rude_in_a_thread", "fork, then die", "FAILED"),
+        long("rude_in_a_thread", "fork, then die", "FAILED"),
         ("rude_in_a_thread", "child that lives on, then die", "FAILED"),
-        ("rude_in_a_thread", "close stdout", "COMPLETED"),
-        ("rude_in_a_thread", "raise in __del__", "COMPLETED"),
-        ("rude_in_a_thread", "recursion", "FAILED"),
-        ("rude_in_a_thread", "stray threads", "COMPLETED"),
+        long("rude_in_a_thread", "close stdout", "COMPLETED"),
+        long("rude_in_a_thread", "raise in __del__", "COMPLETED"),
+        long("rude_in_a_thread", "recursion", "FAILED"),
+        long("rude_in_a_thread", "stray threads", "COMPLETED"),
         ("rude_in_a_thread", "abort", "FAILED"),
-        ("rude_in_a_process", "os._exit(0)", "FAILED"),
+        long("rude_in_a_process", "os._exit(0)", "FAILED"),
         ("rude_in_a_process", "close all descriptors", "FAILED"),
-        ("rude_in_a_process", "fork that lives on", "COMPLETED"),
+        long("rude_in_a_process", "fork that lives on", "COMPLETED"),
         ("rude_in_a_process", "exit in a thread", "FAILED"),
-        ("rude_in_a_process", "own handlers", "COMPLETED"),
+        long("rude_in_a_process", "own handlers", "COMPLETED"),
     ],
 )
 def test_rude_code_harms_itself_only(

@@ -112,7 +112,8 @@ def can_rename_the_machine() -> bool:
 @pytest.mark.skipif(not can_rename_the_machine(), reason="no UTS namespaces here")
 class TestHostNames:
     @pytest.mark.parametrize(
-        ("restarted", "beside"), [("web", "web-2"), ("my_host", "my9host"), ("web", "web")]
+        ("restarted", "beside"),
+        [("web", "web-2"), pytest.param("my_host", "my9host", marks=pytest.mark.long), ("web", "web")],
     )
     def test_they_prove_nothing(
         self, stage: Stage, deeds: ModuleType, restarted: str, beside: str

@@ -117,7 +117,8 @@ def test_a_killed_tree_is_settled_by_another_within_three_seconds(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the proof reads /proc")
 @pytest.mark.parametrize(
-    ("way", "recovery"), [("session", {}), ("age", FAST | {"detect_session_loss": False})]
+    ("way", "recovery"),
+    [("session", {}), pytest.param("age", FAST | {"detect_session_loss": False}, marks=pytest.mark.long)],
 )
 def test_half_of_all_trees_killed_on_one_machine_are_settled_as_fast_as_one(
     way: str, recovery: dict[str, Any], stand: Stand, new_tree: NewTree
@@ -146,7 +147,6 @@ def test_half_of_all_trees_killed_on_one_machine_are_settled_as_fast_as_one(
             until_running(stand, *tasks)
             told = {row["noticed_by"] for row in stand.query("select noticed_by from {schema}.recoveries")}
             assert told == {way}
-            assert "mass_" not in three.text() + four.text()
 
 
 def test_without_its_supervisor_a_tree_dies(stand: Stand, new_tree: NewTree) -> None:  # E5

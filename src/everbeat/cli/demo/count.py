@@ -145,7 +145,7 @@ def _definitions(text: str) -> tuple[int, int, int]:
 def main() -> None:
     """Reads NUL-separated paths from stdin, counts the files one by one, and writes their counts as JSON by path."""
     warnings.simplefilter("ignore")  # invalid escapes in foreign code are not ours to report
-    os.nice(10)  # the workers go first
+    os.nice(4)  # the workers go first
     paths = [os.fsdecode(path) for path in sys.stdin.buffer.read().split(b"\0") if path]
     print(json.dumps({path: asdict(count_file(path)) for path in paths}))
 

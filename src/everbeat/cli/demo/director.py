@@ -241,7 +241,9 @@ class Director:
         files: list[CountedFile] = counted_files(self._app, self._sent)
         recoveries = self._app.recoveries(limit=100_000)
         paths = tuple(path for _, path in self._sent)
-        independent = None if self._independent is None else self._independent.result(paths)
+        independent = (
+            None if self._independent is None else self._independent.result(paths, after_s=self.elapsed_s)
+        )
         return Evidence(
             folder=self._files.folder,
             found=self._files.found,

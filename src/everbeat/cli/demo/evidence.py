@@ -22,6 +22,7 @@ from everbeat.cli.demo import count
 from everbeat.cli.demo.count import Counts, total
 from everbeat.cli.demo.plan import Act
 
+_MINUTE_S: Final = 58.0
 _PATIENCE_S: Final = 14.0  # the workers went first; now that they have left, it may finish
 
 
@@ -104,10 +105,11 @@ class IndependentCount:
                 [sys.executable, "-I", count.__file__], stdin=given, stdout=output, stderr=subprocess.DEVNULL
             )
 
-    def result(self, paths: Iterable[str]) -> Counts | None:
-        """The sums over these files, which were among those given; None where it failed."""
+    def result(self, paths: Iterable[str], *, after_s: float) -> Counts | None:
+        """The sums over these files, which were among those given; None where it failed. It may take the rest of a minute, of which
+        `after_s` seconds are over."""
         try:
-            if self._process.wait(timeout=_PATIENCE_S) != 0:
+            if self._process.wait(timeout=max(_PATIENCE_S, _MINUTE_S - after_s)) != 0:
                 return None
             by_path = json.loads(self._output.read_text(encoding="utf-8"))
             return total(Counts(**by_path[path]) for path in paths)
