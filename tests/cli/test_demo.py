@@ -84,6 +84,7 @@ def assert_sound(document: dict[str, Any], *, files: int) -> None:
 
 @pytest.mark.story
 class TestDemo:
+    @pytest.mark.long
     def test_a_folder(self, everbeat: Command, database_url: str, code: Path) -> None:
         before = schemas(database_url)
         answer = everbeat("demo", str(code), "--url", database_url, "--headless", "--json", timeout_s=100)

@@ -45,7 +45,15 @@ def process_of(stage: Stage, tree: Tree, step: str) -> psutil.Process:
     return process
 
 
-@pytest.mark.parametrize("name", ["steps_in_process", "steps_in_thread", "steps_on_the_loop"])
+ORDERS = [
+    "order_in_process",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("order_in_thread", "order_on_the_loop")),
+]
+
+
+@pytest.mark.parametrize(
+    "name", ["steps_in_process", "steps_in_thread", pytest.param("steps_on_the_loop", marks=pytest.mark.long)]
+)
 def test_ten_steps_killed_in_the_seventh_go_on_at_the_seventh(
     stage: Stage, steps: ModuleType, name: str
 ) -> None:  # G3
@@ -85,7 +93,7 @@ def test_an_operators_retry_goes_on_where_the_task_failed(stage: Stage, steps: M
     assert done == [f"step {n}" for n in (*range(1, 8), *range(7, 11))]
 
 
-@pytest.mark.parametrize("name", ["order_in_process", "order_in_thread", "order_on_the_loop"])
+@pytest.mark.parametrize("name", ORDERS)
 def test_a_kill_between_the_rows_and_the_commit_leaves_no_rows(
     stage: Stage, steps: ModuleType, name: str
 ) -> None:  # G4
@@ -105,7 +113,7 @@ def test_a_kill_between_the_rows_and_the_commit_leaves_no_rows(
     assert [line["attempt"] for line in stage.effects("committed")] == [2]
 
 
-@pytest.mark.parametrize("name", ["order_in_process", "order_in_thread", "order_on_the_loop"])
+@pytest.mark.parametrize("name", ORDERS)
 def test_a_lease_lost_meanwhile_rolls_rows_and_completion_back(
     stage: Stage, steps: ModuleType, name: str
 ) -> None:  # G4
@@ -140,13 +148,7 @@ def test_a_lease_lost_meanwhile_rolls_rows_and_completion_back(
     assert [line["attempt"] for line in stage.effects("committed")] == [2]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "order_in_process",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("order_in_thread", "order_on_the_loop")),
-    ],
-)
+@pytest.mark.parametrize("name", ORDERS)
 def test_a_server_that_restarts_in_the_midst_of_the_commit(
     new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:  # G4, L: commit unknown

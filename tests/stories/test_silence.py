@@ -67,6 +67,7 @@ def test_silent_code_is_recovered_in_time_and_changes_nothing_afterwards(
     assert info.progress_at == row["progress_at"]
 
 
+@pytest.mark.long
 def test_without_a_limit_silence_is_nobodys_business(stage: Stage, silences: ModuleType) -> None:  # G2
     tree = stage.ready_tree(recovery=FAST, program="silences", worker={"process_concurrency": 1})
     handle = silences.silent_without_a_limit.send()

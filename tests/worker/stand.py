@@ -331,6 +331,11 @@ class Running:
     def of(self, kind: type[T]) -> list[T]:
         return [event for event in self.events if isinstance(event, kind)]
 
+    def have_begun(self, *task_ids: UUID) -> bool:
+        """Whether the code of these tasks runs: the worker knows it a moment after the database."""
+        attempts = [self.worker._table.by_task(each) for each in task_ids]
+        return all(attempt is not None and attempt.launched_at > 0 for attempt in attempts)
+
     def attempt(self, task_id: UUID) -> Attempt:
         """The attempt of this task that the worker holds."""
         found = self.worker._table.by_task(task_id)

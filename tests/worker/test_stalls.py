@@ -167,9 +167,7 @@ async def test_while_the_database_is_away_reports_still_count_and_silence_does_t
             async with stand.worker() as running:
                 talking = stand.send_with("chatter", {"seconds": 3.0}, policy=policy())
                 silent = stand.send_with("fall_silent", {"word": "x"}, policy=policy())
-                await running.until(
-                    lambda: {stand.task(one)["state"] for one in (talking, silent)} == {"RUNNING"}
-                )
+                await running.until(lambda: running.have_begun(talking, silent))
                 proxy.cut()
                 (told,) = await until_stalled(running)
                 assert told.task_id == silent
@@ -187,7 +185,7 @@ async def test_whoever_waits_for_the_worker_is_not_silent(stand: Stand) -> None:
         try:
             async with stand.worker() as running:
                 task_id = stand.send_with("keep_a_checkpoint", {}, policy=policy())
-                await running.until(lambda: stand.task(task_id)["state"] == "RUNNING")
+                await running.until(lambda: running.have_begun(task_id))
                 proxy.cut()
                 gate.opened.set()
                 await running.until(lambda: running.attempt(task_id).unanswered == 1)
