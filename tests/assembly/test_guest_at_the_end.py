@@ -27,27 +27,27 @@ app = App(os.environ["PROGRAM_URL"], schema=os.environ["PROGRAM_SCHEMA"])
 
 @app.task
 async def plain() -> None:
-    await asyncio.sleep(600)
+    await asyncio.sleep(600)  # longer than the program lives
 
 @app.task
 async def gathering() -> None:
-    await asyncio.gather(asyncio.sleep(600), asyncio.sleep(600))
+    await asyncio.gather(asyncio.sleep(600), asyncio.sleep(600))  # longer than the program lives
 
 @app.task
 async def tidy() -> None:
     try:
-        await asyncio.sleep(600)
+        await asyncio.sleep(600)  # longer than the program lives
     finally:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # what clean-up may take
         print("tidied up", flush=True)
 
 @app.task
 def threaded() -> None:
-    time.sleep(600)
+    time.sleep(600)  # longer than the program lives
 
 @app.task(run_in="process")
 def processed() -> None:
-    time.sleep(600)
+    time.sleep(600)  # longer than the program lives
 
 async def work():
     return asyncio.create_task(app.arun_worker(process_concurrency=1, grace="10m"))
@@ -56,7 +56,7 @@ async def all_run():
     sent = [await task.asend() for task in (plain, gathering, tidy, threaded, processed)]
     for handle in sent:
         while (await handle.ainfo()).state is not TaskState.RUNNING:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # between two looks from outside
         print("sent", handle.id, flush=True)
 
 async def main() -> None:
@@ -126,7 +126,8 @@ def test_what_runs_is_handed_back_when_asyncio_run_ends(app: App, run: Run) -> N
     "seconds", [0.0, *(pytest.param(later, marks=pytest.mark.long) for later in (0.05, 0.15, 0.5)), 1.0]
 )
 def test_a_program_that_ends_while_its_worker_begins_is_quiet(app: App, run: Run, seconds: float) -> None:
-    done = run(f"worker = await work()\nawait asyncio.sleep({seconds})")
+    program = f"worker = await work()\nawait asyncio.sleep({seconds})"  # the moment of the end is what is tried
+    done = run(program)
     assert_quiet(done)
     assert app.list_active_workers() == []
     assert [supervisor.ended_how for supervisor in app.list_supervisors()] in ([], ["left"])
