@@ -126,7 +126,7 @@ def test_what_runs_is_handed_back_when_asyncio_run_ends(app: App, run: Run) -> N
     "seconds", [0.0, *(pytest.param(later, marks=pytest.mark.long) for later in (0.05, 0.15, 0.5)), 1.0]
 )
 def test_a_program_that_ends_while_its_worker_begins_is_quiet(app: App, run: Run, seconds: float) -> None:
-    program = f"worker = await work()\nawait asyncio.sleep({seconds})"  # the moment of the end is what is tried
+    program = f"worker = await work()\nawait asyncio.sleep({seconds})"  # its end is what is tried
     done = run(program)
     assert_quiet(done)
     assert app.list_active_workers() == []
