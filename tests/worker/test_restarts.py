@@ -19,11 +19,7 @@ from everbeat.worker.children import Child
 from everbeat.worker.posts import Post
 from everbeat.worker.restarts import Prospects, WorkerNotStarted
 
-PROGRAM = [
-    sys.executable,
-    "-c",
-    "import sys; sys.stdin.read(); import time; time.sleep(60)",
-]  # until it is killed
+PROGRAM = [sys.executable, "-c", "import time; time.sleep(60)"]  # until it is killed
 REFUSED = OSError(errno.EMFILE, "Too many open files")
 
 
