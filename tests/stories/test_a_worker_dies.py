@@ -312,6 +312,7 @@ class TestMany:
         assert len(stage.recoveries()) == 500
 
 
+@pytest.mark.long
 def test_a_frozen_tree_that_is_killed_in_its_sleep(stage: Stage, deeds: ModuleType) -> None:
     """SIGSTOP, then SIGKILL: the session ends with the kill, whatever the beats said."""
     tree = stage.ready_tree()

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.story
 STRICT = {**FAST, **BY_AGE}
 
 
+@pytest.mark.long
 def test_long_tasks_and_long_waits_are_left_alone(stage: Stage, deeds: ModuleType) -> None:  # D1
     stage.ready_tree(recovery=STRICT, worker={"async_concurrency": 1, "prefetch": 1})
     stage.ready_tree(recovery=STRICT, options=("--queues", "none"))

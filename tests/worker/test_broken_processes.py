@@ -45,6 +45,7 @@ def test_a_hanging_worker_is_named_with_its_task_and_killed(stand: Stand, log: P
     assert re.fullmatch(r"its loop stood still for \d+\.\d s, killed by its supervisor", causes.pop())
 
 
+@pytest.mark.long
 def test_by_default_a_hanging_worker_is_let_be(stand: Stand, log: Path) -> None:  # E16
     with tree(stand.target, log, recovery=FAST) as party:
         task = stand.send("block_loop", seconds=8)

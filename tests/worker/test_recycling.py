@@ -81,6 +81,7 @@ def most_at_once(stand: Stand, tasks: list[UUID]) -> int:
     )
 
 
+@pytest.mark.long
 def test_long_tasks_do_not_add_process_to_process(stand: Stand, log: Path) -> None:
     with tree(stand.target, log, max_tasks_per_process=1, async_concurrency=1, prefetch=0) as party:
         tasks = [stand.send("whereabouts", seconds=4) for _ in range(5)]

@@ -206,6 +206,7 @@ def test_by_age_a_killed_worker_process_is_found_under_its_living_supervisor(
         assert party.process.poll() is None
 
 
+@pytest.mark.long
 def test_a_frozen_tree_that_thaws_writes_nothing_and_goes_on_under_a_new_name(
     stand: Stand, new_tree: NewTree
 ) -> None:  # E6
@@ -302,6 +303,7 @@ def test_a_signal_during_the_start_ends_in_good_order(new_tree: NewTree) -> None
         assert party.process.wait(60) == 0
 
 
+@pytest.mark.long
 def test_an_outage_declares_nobody_dead(new_server: NewServer, tmp_path: Path) -> None:  # E7, I13, I14
     server = new_server(settings={"synchronous_commit": "on"})
     target = Target.parse(server.url, schema="everbeat")

@@ -94,7 +94,7 @@ async def test_without_self_fencing_code_goes_on_through_an_outage(stand: Stand)
         try:
             async with stand.worker(recovery=RecoveryConfig(**FAST), beating=False) as running:
                 task_id = stand.send("nap", seconds=3)
-                await running.until(lambda: stand.task(task_id)["state"] == "RUNNING")
+                await running.until(lambda: running.have_begun(task_id))
                 proxy.cut()
                 await asyncio.sleep(2.5)  # longer than the threshold
                 proxy.mend()
