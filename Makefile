@@ -23,7 +23,7 @@ bench: $(VENV)/.runtime ## throughput and latency on this machine
 
 test: static ## the whole gate: check, then every test that does not take minutes
 	@.ci/pgbouncer
-	@$(PYTHON_IN) -m pytest -m 'not long' -n 4 --dist worksteal $(ARGS)
+	@$(PYTHON_IN) -m pytest -m 'not long' -n 5 --dist worksteal $(ARGS)
 
 test-long: $(VENV)/.development ## the tests that take minutes
 	@$(PYTHON_IN) -m pytest -m long $(ARGS)

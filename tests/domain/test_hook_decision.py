@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everbeat.domain.hook_decision import Rerun, ToldDecision, decide_as_told
 from everbeat.domain.hooks import (

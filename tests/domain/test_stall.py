@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everbeat.domain.failure import error_from_json, error_to_json
 from everbeat.domain.policy import StoredPolicy

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import signal
@@ -9,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
 from everbeat.runtime import identity
 from everbeat.runtime.identity import ProcessIdentity, cpu_seconds, new_id, rss_bytes, start_ticks
@@ -22,7 +22,7 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 
 def identity_of(pid: int) -> ProcessIdentity:
-    return dataclasses.replace(ProcessIdentity.current(), pid=pid, start_ticks=start_ticks(pid))
+    return replace(ProcessIdentity.current(), pid=pid, start_ticks=start_ticks(pid))
 
 
 def test_the_current_process_is_known_and_not_gone() -> None:
@@ -51,21 +51,21 @@ def test_a_killed_process_is_provably_gone_before_and_after_it_is_reaped() -> No
 def test_a_later_process_with_the_same_pid_is_not_mistaken_for_the_earlier() -> None:  # E10
     me = ProcessIdentity.current()
     assert me.start_ticks is not None
-    assert dataclasses.replace(me, start_ticks=me.start_ticks - 1).is_provably_gone()
+    assert replace(me, start_ticks=me.start_ticks - 1).is_provably_gone()
 
 
 @pytest.mark.parametrize(
     "change", [{"boot_id": "another"}, {"boot_id": None}, {"pid_namespace": 1}, {"pid_namespace": None}]
 )
 def test_nothing_is_proven_about_another_boot_or_namespace(change: dict[str, object]) -> None:  # E10
-    nobody = dataclasses.replace(identity_of(2**22), start_ticks=1)
+    nobody = replace(identity_of(2**22), start_ticks=1)
     assert nobody.is_provably_gone()
-    assert not dataclasses.replace(nobody, **change).is_provably_gone()  # type: ignore[arg-type]
+    assert not replace(nobody, **change).is_provably_gone()  # type: ignore[arg-type]
 
 
 def test_a_host_name_proves_nothing() -> None:  # E10
     me = ProcessIdentity.current()
-    assert not dataclasses.replace(me, hostname="web-2").is_provably_gone()
+    assert not replace(me, hostname="web-2").is_provably_gone()
 
 
 def test_ids_are_unique_readable_and_short_whatever_the_host_is_called(

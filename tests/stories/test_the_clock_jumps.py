@@ -93,7 +93,9 @@ def test_an_hour_forth_and_back(
 ) -> None:  # I13, I14
     with staged_on(server, tmp_path) as stage:
         deeds = program(stage, monkeypatch)
-        doomed, heir = (stage.ready_tree(recovery={**FAST, **ways}) for _ in range(2))
+        # Neither has room for all of them.
+        worker = {"async_concurrency": 8, "prefetch": 0}
+        doomed, heir = (stage.ready_tree(recovery={**FAST, **ways}, worker=worker) for _ in range(2))
         held = [deeds.wait_for_on_crash.send("go") for _ in range(12)]
         stage.until(lambda: len(stage.effects("start")) == len(held), within=30, what="all run")
         for shift in (HOUR_S, -HOUR_S):

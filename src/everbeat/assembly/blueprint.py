@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from everbeat.config import RecoveryConfig, WorkerConfig
 from everbeat.domain.definition import TaskDefinition
@@ -17,8 +17,7 @@ from everbeat.errors import WorkerError
 from everbeat.store.address import DatabaseAddress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
+class Blueprint(Struct, frozen=True, kw_only=True):
     """`locator` is how a new process finds the app; None where none was found, so that process tasks cannot run."""
 
     address: DatabaseAddress

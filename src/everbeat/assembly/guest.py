@@ -14,8 +14,9 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Final, TypeVar
+
+from msgspec.structs import replace
 
 from everbeat.assembly.blueprint import Blueprint
 from everbeat.assembly.parts import (

@@ -10,13 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from statistics import median, quantiles
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
 import typer
+from msgspec import Struct
 
 from everbeat import App, Handle, SyncTask
 from everbeat.cli.locate import load
@@ -34,8 +34,7 @@ _START_S: Final = 60.0
 _DRAIN_S: Final = 300.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Struct, frozen=True, kw_only=True):
     """One figure: `value` in `unit`."""
 
     name: str

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Annotated
 
 import typer
+from msgspec import Struct, field
 
 from everbeat.app import App
 from everbeat.cli.exit_codes import ExitCode
@@ -29,13 +29,12 @@ from everbeat.store.migrations import require_fit
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@dataclass(slots=True)
-class Report:
+class Report(Struct):
     """What is known after a check; `apps` by their names in the module."""
 
     locator: str
-    problems: list[Finding] = field(default_factory=list)
-    warnings: list[Finding] = field(default_factory=list)
+    problems: list[Finding] = []
+    warnings: list[Finding] = []
     apps: dict[str, App] = field(default_factory=dict)
 
     @property

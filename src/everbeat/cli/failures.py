@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import typer
+from msgspec.structs import replace
 
 from everbeat.errors import ConfigurationError, EverbeatError, Problem
 

@@ -7,15 +7,15 @@ What lives here: a finding, and how everbeat's errors become findings. What may 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from everbeat.domain.gathering import Mistake
 from everbeat.errors import ConfigurationError, EverbeatError, ImportFailed, RegistrationError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """One mistake, or one warning; `where` is `file:line` when known."""
 
     code: str

@@ -5,11 +5,11 @@ What lives here: reading them, and refusing what is ambiguous in the words of th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 import typer
+from msgspec.structs import replace
 
 from everbeat.domain.duration import When, to_seconds, to_utc
 from everbeat.errors import ConfigurationError

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Any, Final, cast
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from everbeat.app import App
 from everbeat.cli.exit_codes import ExitCode

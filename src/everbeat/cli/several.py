@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import typer
+from msgspec import Struct
 
 from everbeat.cli.exit_codes import ExitCode, exit_code_of
 from everbeat.cli.failures import failure_document, show_failure
@@ -18,8 +18,7 @@ from everbeat.cli.output import show_json
 from everbeat.errors import EverbeatError
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Struct, frozen=True):
     """What was done to one name, for programs and for people; `aside` is no data."""
 
     document: object

@@ -8,15 +8,16 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
 from types import ModuleType
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from everbeat.app import App
 from everbeat.cli.findings import Finding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Place(Struct, frozen=True, kw_only=True):
     """Where a statement stands: under the main guard, in which function, and which names are local there."""
 
     guarded: bool = False

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec.structs import replace
 
 from everbeat.assembly.tree import supervise
 from everbeat.cli.worker_process import LOG_FORMAT, LOG_LEVEL_VARIABLE

@@ -6,12 +6,11 @@ What lives here: these questions as plans, and waiting. What may not: types of r
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
 from uuid import UUID, uuid4
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from everbeat.client.door import Door, refuse_in_loop
 from everbeat.client.explaining import MOST_RECOVERIES, explained, reasons_to_wait
@@ -39,8 +38,7 @@ class CancelVerdict(StrEnum):
     """The task had ended before and stays as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelResult:
+class CancelResult(Struct, frozen=True):
     """The answer to a cancel: what it did, and the state the task is in now."""
 
     verdict: CancelVerdict

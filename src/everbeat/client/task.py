@@ -7,10 +7,11 @@ What lives here: `Task` and its two kinds, one call of it (`Call`), and what it 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, final
 from uuid import uuid4
+
+from msgspec import Struct
 
 from everbeat.client.detached import Detached
 from everbeat.client.handle import Handle
@@ -25,8 +26,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[R_co]):
+class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
     """One execution to send: arguments are checked and encoded, options complete; `when` None means now.
 
     `task` is None for a call by name, whose function this program does not know.

@@ -6,16 +6,17 @@ What lives here: its fields and its words. What may not: noticing the death, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from everbeat.domain.duration import spelled
 from everbeat.domain.outcome import WORKER_CRASHED, TaskError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeathCertificate:
+class DeathCertificate(Struct, frozen=True, kw_only=True):
     """Who died, of what, how and how fast it was noticed; times by the database's clock.
 
     `noticed_after_ms` counts from what `counted_from` names, None where that is not known. `poison`: the task may not run again because of its
@@ -48,7 +49,7 @@ class DeathCertificate:
 
     def data(self) -> dict[str, Any]:
         """The fields as JSON can hold them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = asdict(self)
         return {
             name: value.isoformat() if isinstance(value, datetime) else value
             for name, value in values.items()

@@ -6,11 +6,11 @@ What lives here: `PartialWork`, its limits and its JSON. What may not: who store
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, final
 
 import msgspec
+from msgspec import Struct
 
 from everbeat.domain.fidelity import Misfit
 from everbeat.domain.settings import shown
@@ -32,8 +32,7 @@ class _Stored(msgspec.Struct):
 _stored = msgspec.json.Decoder(_Stored)
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """All that is finished, as JSON; one with a higher `number` holds everything that one with a lower number does.
 
     `replaced`: the value before, where this one brings another.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import replace
 
 from everbeat.domain.settings import Check, refused, shown
 from everbeat.errors import ConfigurationError, Problem, nearest

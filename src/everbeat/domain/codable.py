@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 from msgspec import inspect as types
 
 from everbeat.domain.foreign_types import is_carried
@@ -53,8 +53,7 @@ _KEYS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Why an annotation cannot be carried, and what to annotate instead."""
 
     reason: str

@@ -5,17 +5,17 @@ What lives here: `Completion`, and the shape of what `Context.commit` returns. W
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, final
+
+from msgspec import Struct
 
 RESULT: Final = "completion.result"
 """What the error of a result that cannot be stored names as its `parameter`."""
 
 
 @final
-@dataclass(slots=True)
-class Completion:
+class Completion(Struct):
     """What the task will have returned once the block's transaction is committed: set `result` inside the block."""
 
     result: Any = None

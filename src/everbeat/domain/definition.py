@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from everbeat.domain.codec import CallCodec
 from everbeat.domain.policy import TaskOptions
@@ -12,8 +13,7 @@ from everbeat.domain.policy import TaskOptions
 RunIn = Literal["async", "thread", "process"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskDefinition:
+class TaskDefinition(Struct, frozen=True, kw_only=True):
     """One registered task function; `where` is the `file:line` of its definition."""
 
     name: str

@@ -10,16 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
+
+from msgspec import Struct
 
 from everbeat.errors import EverbeatError
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Mistake:
+class Mistake(Struct, frozen=True):
     """An error that was not raised; `where` is the `file:line` of the user's code that made it."""
 
     error: EverbeatError

@@ -6,9 +6,10 @@ What lives here: the rules above the answers. What may not: asking.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from everbeat.domain.duration import When, milliseconds
 from everbeat.domain.hooks import Default, FailWithBackoff, HookReply, NoAnswer, Reschedule, Skip
@@ -32,8 +33,7 @@ BACKOFF_RETRIES: Final = 25
 _STEEPEST: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Rerun:
+class Rerun(Struct, frozen=True):
     """A hook said when it runs again; `attempts` replaces its retries, None counts as usual."""
 
     run_at: When

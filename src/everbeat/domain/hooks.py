@@ -7,9 +7,11 @@ carrying answers out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, TypeAlias
 from uuid import UUID
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from everbeat.domain.duration import When, to_when
 from everbeat.domain.inspection import Progress
@@ -24,13 +26,11 @@ HookKind: TypeAlias = Literal["on_recovery", "on_interrupted", "on_recovered"]
 Reason: TypeAlias = Literal["worker_crashed", "task_stalled"]
 
 
-@dataclass(frozen=True, slots=True)
-class Default:
+class Default(Struct, frozen=True):
     """Recover it by its policy, as without a hook."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reschedule:
+class Reschedule(Struct, frozen=True):
     """Run it again at `run_at` exactly (a moment that is past means now), whatever its policy says.
 
     `run_at` is an aware datetime, or a timedelta from the database's now. `attempts` replaces the count of its retries,
@@ -44,7 +44,7 @@ class Reschedule:
     attempts: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "run_at", to_when(self.run_at, subject="Reschedule.run_at"))
+        force_setattr(self, "run_at", to_when(self.run_at, subject="Reschedule.run_at"))
         given: object = self.attempts
         if given is not None and (type(given) is not int or not 0 <= given <= MOST_ATTEMPTS):
             raise refused(
@@ -56,8 +56,7 @@ class Reschedule:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class FailWithBackoff:
+class FailWithBackoff(Struct, frozen=True):
     """Treat it as a failed attempt: one retry is used up, the next comes after the delay of its retry policy.
 
     A task without a retry policy has 25 retries, after e^n seconds each, at most e^10. Then it ends FAILED, WORKER_CRASHED.
@@ -65,8 +64,7 @@ class FailWithBackoff:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Skip:
+class Skip(Struct, frozen=True):
     """Leave the lease as it is; it is offered again by later sweeps, at most once in a check interval."""
 
 
@@ -74,8 +72,7 @@ HookAnswer: TypeAlias = Default | Reschedule | FailWithBackoff | Skip
 DEFAULT: Final = Default()
 
 
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
+class NoAnswer(Struct, frozen=True):
     """In place of an answer, where a hook failed or could not be asked: counts as `Default`; `problem` is kept with the recovery."""
 
     problem: str
@@ -84,8 +81,7 @@ class NoAnswer:
 HookReply: TypeAlias = HookAnswer | NoAnswer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryContext:
+class RecoveryContext(Struct, frozen=True, kw_only=True):
     """A task that was taken from its holder, as a hook sees it; the counts are those before this recovery.
 
     `state` is CLAIMED or RUNNING. `sweeping_worker_id` is the supervisor, worker or sweep that recovers it, `previous_worker_id`
@@ -110,8 +106,7 @@ class RecoveryContext:
     noticed_by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepSummary:
+class SweepSummary(Struct, frozen=True, kw_only=True):
     """One pass of recovery that recovered something: whose tasks, how many, which; and who did it."""
 
     worker_ids: tuple[str, ...]
@@ -120,8 +115,7 @@ class SweepSummary:
     sweeping_worker_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hook:
+class Hook(Struct, frozen=True, kw_only=True):
     """One registered function; `task` limits an `on_recovery` to the tasks of one name."""
 
     kind: HookKind
@@ -136,8 +130,7 @@ class Hook:
         return str(getattr(self.function, "__qualname__", self.function))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookScopes:
+class HookScopes(Struct, frozen=True, kw_only=True):
     """Which hooks exist, for whoever cannot call them itself."""
 
     every_task: bool = False
@@ -150,8 +143,7 @@ class HookScopes:
         return self.every_task or name in self.tasks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookSet:
+class HookSet(Struct, frozen=True, kw_only=True):
     """The hooks of one app; a hook of one task goes before the one for all."""
 
     recovery: Mapping[str | None, Hook] = field(default_factory=dict)

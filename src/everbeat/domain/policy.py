@@ -7,11 +7,12 @@ decide about a dead attempt without importing user code. What may not: that deci
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal, cast
 
 import msgspec
+import msgspec.structs
 
 from everbeat.domain.checks import (
     exception_codes,
@@ -40,8 +41,7 @@ MOST_LOSSES: Final = 1_000
 LONGEST_TIMEOUT_S: Final = 365 * 86_400.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPolicy:
+class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What is stored with a task for whoever finds it dead; caps of None mean the finder's configuration."""
 
     max_retries: int = 0
@@ -103,7 +103,7 @@ class StoredPolicy:
 
 
 _PLAIN: Final = StoredPolicy()
-_DEFAULTS: Final = {each.name: getattr(_PLAIN, each.name) for each in fields(StoredPolicy)}
+_DEFAULTS: Final = msgspec.structs.asdict(_PLAIN)
 _DECODER: Final = msgspec.json.Decoder(StoredPolicy)
 
 

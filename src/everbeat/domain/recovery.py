@@ -5,10 +5,11 @@ What lives here: the facts, the rules and the five decisions. What may not: how 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.policy import StoredPolicy
@@ -23,8 +24,7 @@ class Charge(StrEnum):
     """Its holder vanished, or died under several tasks: nobody knows whose fault it was."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseFacts:
+class LeaseFacts(Struct, frozen=True, kw_only=True):
     """What a decision needs to know of a dead lease; `started`: its code was running; `alone`: in a process of its own.
 
     `stalled`: nobody died, but its code said nothing for its stall_timeout.
@@ -40,8 +40,7 @@ class LeaseFacts:
     stalled: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
+class Blame(Struct, frozen=True, kw_only=True):
     """What is known of whose fault a death was.
 
     `of_the_code`: the process died as code makes it die (SIGSEGV, SIGBUS, SIGILL, SIGABRT, an exit code, out of memory, a
@@ -55,8 +54,7 @@ class Blame:
 NOBODYS: Final = Blame()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryRules:
+class RecoveryRules(Struct, frozen=True, kw_only=True):
     """What the finder's configuration says; the caps hold for tasks whose own policy names none.
 
     The delay is the least one; chance adds up to `delay_jitter` of it, so that a herd is spread.
@@ -70,35 +68,30 @@ class RecoveryRules:
     max_losses: int = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Requeue:
+class Requeue(Struct, frozen=True):
     """Its code never started: back to its place in the queue, at no cost; `delay_ms` from now if given."""
 
     delay_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """Its policy runs it again, in `delay_ms`. `suspect`: alone in a process, since it may be what killed the last one."""
 
     delay_ms: int
     suspect: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Struct, frozen=True):
     """It is not run again. `poison`: because it has used up its crashes or losses."""
 
     poison: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Struct, frozen=True):
     """A cancel was requested: never a retry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """Recovery of this state is switched off: an operator resolves it."""
 
 

@@ -5,11 +5,11 @@ What lives here: the record. What may not: what is old, which the configuration 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from msgspec import Struct
+from msgspec.structs import asdict
 
 
-@dataclass(frozen=True, slots=True)
-class PruneResult:
+class PruneResult(Struct, frozen=True):
     """Rows deleted for their age, by table; of a dry run, rows that a pass would delete now."""
 
     tasks: int = 0

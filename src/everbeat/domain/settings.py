@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import reprlib
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import MISSING, Field, fields
 from typing import Any, Protocol, Self, TypeVar
+
+from msgspec.structs import replace
 
 from everbeat.domain.gathering import place_of_caller, raise_or_gather
 from everbeat.errors import ConfigurationError, Problem, nearest

@@ -11,16 +11,16 @@ import inspect
 import types
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from everbeat.domain.codable import refusal
 from everbeat.domain.context import Context
 from everbeat.errors import RegistrationError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSignature:
+class TaskSignature(Struct, frozen=True, kw_only=True):
     """A task function's parameters without its leading Context, every annotation resolved and known to be
     codable.
     """

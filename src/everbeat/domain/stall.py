@@ -5,16 +5,17 @@ What lives here: the silence and its certificate. What may not: noticing it, wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from everbeat.domain.duration import spelled
 from everbeat.domain.outcome import TASK_STALLED, TaskError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
+class Stall(Struct, frozen=True, kw_only=True):
     """A silence of running code, in seconds by its observer's clock, and how long its policy allows one to last.
 
     `loop_blocked`: nothing else on the event loop of its worker ran meanwhile either.
@@ -31,8 +32,7 @@ class Stall:
         return f"{cause}: the event loop of its worker is blocked" if self.loop_blocked else cause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StallCertificate:
+class StallCertificate(Struct, frozen=True, kw_only=True):
     """Whose code fell silent, for how long, and what it last said; times by the database's clock.
 
     `last_progress_at` None: it never said anything. `poison`: the task may not run again because of its `crash_count`,
@@ -61,7 +61,7 @@ class StallCertificate:
 
     def data(self) -> dict[str, Any]:
         """The fields as JSON can hold them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = asdict(self)
         return {
             name: value.isoformat() if isinstance(value, datetime) else value
             for name, value in values.items()

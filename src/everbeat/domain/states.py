@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 
 class TaskState(StrEnum):
@@ -29,8 +30,7 @@ TASK_TERMINAL_STATES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Struct, frozen=True):
     """One legal move: from a state (None: the task did not exist), to a state, and the statement that makes it."""
 
     old: TaskState | None

@@ -7,8 +7,9 @@ anything that decides, reads a clock or opens a connection. No message may hold 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from uuid import UUID
+
+from msgspec import Struct
 
 from everbeat.errors.base import EverbeatError as EverbeatError
 from everbeat.errors.operating import NotPaused as NotPaused
@@ -18,8 +19,7 @@ from everbeat.errors.wording import redact_url as redact_url
 from everbeat.errors.wording import some
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True):
     """One broken rule of a configuration or a registration; `where` is `file:line` when known.
 
     `shell_fix`: what helps whoever typed the value in a shell, where that is something else than in Python.

@@ -10,17 +10,18 @@ import logging
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import Enum
 from typing import ClassVar
 from uuid import UUID
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 _log = logging.getLogger("everbeat.runtime")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True):
     """Base of all events; `room` and `level` say where and how loudly it is logged."""
 
     room: ClassVar[str] = "runtime"
@@ -32,8 +33,7 @@ class Event:
         return self.level
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorRegistered(Event):
+class SupervisorRegistered(Event, frozen=True, kw_only=True):
     """A supervisor has its row and its session lock."""
 
     room = "worker"
@@ -42,8 +42,7 @@ class SupervisorRegistered(Event):
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStarted(Event):
+class WorkerStarted(Event, frozen=True, kw_only=True):
     """A worker process is ready to claim."""
 
     room = "worker"
@@ -51,8 +50,7 @@ class WorkerStarted(Event):
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerExited(Event):
+class WorkerExited(Event, frozen=True, kw_only=True):
     """A worker process ended; `cause` as in its exit report. One that left `in_order` had nothing left to do."""
 
     room = "worker"
@@ -68,8 +66,7 @@ class WorkerExited(Event):
         return logging.INFO if self.in_order else self.level
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesLost(Event):
+class LeasesLost(Event, frozen=True, kw_only=True):
     """Leases that this worker held and holds no more."""
 
     room = "worker"
@@ -78,8 +75,7 @@ class LeasesLost(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZombieRefused(Event):
+class ZombieRefused(Event, frozen=True, kw_only=True):
     """A write of an attempt that has lost its lease changed nothing."""
 
     room = "worker"
@@ -88,8 +84,7 @@ class ZombieRefused(Event):
     verb: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFinished(Event):
+class TaskFinished(Event, frozen=True, kw_only=True):
     """An attempt was settled; `state` is the task's state afterwards."""
 
     room = "worker"
@@ -100,8 +95,7 @@ class TaskFinished(Event):
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRecovered(Event):
+class TaskRecovered(Event, frozen=True, kw_only=True):
     """A dead lease was decided on; `noticed_after_s` counts from the holder's last sign of life, or its exit."""
 
     room = "services"
@@ -114,8 +108,7 @@ class TaskRecovered(Event):
     noticed_after_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookFailed(Event):
+class HookFailed(Event, frozen=True, kw_only=True):
     """A recovery hook raised, was late or answered nonsense: as if it had answered `Default`. The others are not affected."""
 
     room = "services"
@@ -127,8 +120,7 @@ class HookFailed(Event):
     problem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MassSilence(Event):
+class MassSilence(Event, frozen=True, kw_only=True):
     """So many supervisors fell silent together that the network or the database is suspected, not them."""
 
     room = "services"
@@ -138,8 +130,7 @@ class MassSilence(Event):
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseUnreachable(Event):
+class DatabaseUnreachable(Event, frozen=True, kw_only=True):
     """PostgreSQL stopped answering."""
 
     room = "store"
@@ -147,8 +138,7 @@ class DatabaseUnreachable(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseBack(Event):
+class DatabaseBack(Event, frozen=True, kw_only=True):
     """PostgreSQL answers again."""
 
     room = "store"
@@ -156,8 +146,7 @@ class DatabaseBack(Event):
     after_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceFailed(Event):
+class ServiceFailed(Event, frozen=True, kw_only=True):
     """A tick raised; the service goes on after `retry_in_s` seconds."""
 
     level = logging.ERROR
@@ -172,16 +161,14 @@ class ServiceFailed(Event):
         return logging.DEBUG if self.consecutive & (self.consecutive - 1) else self.level
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceRecovered(Event):
+class ServiceRecovered(Event, frozen=True, kw_only=True):
     """The first sound tick after failures."""
 
     name: str
     failures: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopBlocked(Event):
+class LoopBlocked(Event, frozen=True, kw_only=True):
     """Code has kept an event loop from turning for `seconds`; `names` says whose code, `stack` where.
 
     `interpreter_held`: no Python ran anywhere in the process meanwhile, since C code held the GIL.
@@ -194,8 +181,7 @@ class LoopBlocked(Event):
     stack: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopFreed(Event):
+class LoopFreed(Event, frozen=True, kw_only=True):
     """A blocked loop turns again, after `seconds` in all."""
 
     level = logging.WARNING
@@ -251,12 +237,11 @@ def event_name(event: Event) -> str:
 def event_text(event: Event) -> str:
     """One line of key=value after the name; text of several lines follows below it, indented."""
     parts, below = [event_name(event)], ""
-    for field in fields(event):
-        value = getattr(event, field.name)
+    for field, value in asdict(event).items():
         if isinstance(value, str) and "\n" in value.rstrip():
-            below += f"\n{field.name}:\n" + "\n".join(f"  {line}" for line in value.rstrip().splitlines())
+            below += f"\n{field}:\n" + "\n".join(f"  {line}" for line in value.rstrip().splitlines())
         else:
-            parts.append(f"{field.name}={_value(value)}")
+            parts.append(f"{field}={_value(value)}")
     return " ".join(parts) + below
 
 

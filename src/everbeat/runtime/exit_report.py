@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
 from typing import Final, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 EXIT_SOFTWARE: Final = 70
 """A process ended itself because a part it cannot live without had crashed."""
@@ -20,8 +22,7 @@ KILLED_BY_US: Final = ", killed by its supervisor"
 """How the cause of a death ends where its parent sent SIGKILL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitReport:
+class ExitReport(Struct, frozen=True, kw_only=True):
     """The end of one child: an exit code or a signal; neither if other code took its exit status.
 
     `killed_because`: why its parent itself sent SIGKILL.

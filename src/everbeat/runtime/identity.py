@@ -11,9 +11,10 @@ import re
 import secrets
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
@@ -23,8 +24,7 @@ _MACHINE_ID = Path("/etc/machine-id")
 _HOST_CHARACTERS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessIdentity:
+class ProcessIdentity(Struct, frozen=True, kw_only=True):
     """One process of one boot of one machine; None where the system does not tell."""
 
     hostname: str
@@ -101,8 +101,7 @@ def uptime_ms() -> int | None:
     return round(time.clock_gettime(time.CLOCK_BOOTTIME) * 1_000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stat:
+class _Stat(Struct, frozen=True, kw_only=True):
     state: str
     cpu_ticks: int
     threads: int

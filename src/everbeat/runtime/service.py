@@ -9,9 +9,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import ServiceFailed, ServiceRecovered
@@ -40,8 +41,7 @@ class Service(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
+class Backoff(Struct, frozen=True, kw_only=True):
     """Seconds to wait after failures in a row: doubling from `first_s` to `longest_s`, with chance added.
 
     Never beyond the interval of the service (or `first_s`): a failing heartbeat must not beat more rarely

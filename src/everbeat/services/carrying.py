@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 from uuid import UUID
+
+from msgspec import Struct, field
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.hooks import (
@@ -37,8 +38,7 @@ from everbeat.store.leases import Lease, Recovered, RecoveryOrder
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryLeft(Event):
+class RecoveryLeft(Event, frozen=True, kw_only=True):
     """A recovery hook said Skip: the lease stays as it is, and is offered again."""
 
     room = "services"
@@ -47,14 +47,13 @@ class RecoveryLeft(Event):
     worker_id: str
 
 
-@dataclass(slots=True)
-class Carried:
+class Carried(Struct):
     """What became of one pass: what landed, the claim_ids of what was ordered and did not, and of what a hook left."""
 
-    landed: list[Recovered] = field(default_factory=list)
+    landed: list[Recovered] = []
     missed: set[UUID] = field(default_factory=set)
     left: dict[UUID, Lease] = field(default_factory=dict)
-    contexts: list[RecoveryContext] = field(default_factory=list)
+    contexts: list[RecoveryContext] = []
 
     def add(self, other: Carried) -> None:
         """The two as one."""

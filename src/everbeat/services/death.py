@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Self
+
+from msgspec import Struct
 
 from everbeat.domain.hooks import Reason
 from everbeat.domain.recovery import Blame
@@ -28,8 +29,7 @@ _PROOFS: Final = frozenset({CHILD_EXIT, SESSION, STARTUP})
 _SIGNALS_OF_CODE: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class Death(Struct, frozen=True, kw_only=True):
     """One death. `noticed_after_ms` counts from the last proof of life, that of a child exit from the exit itself.
 
     None: from the last beat of each lease; of a child exit, that nobody measured it.

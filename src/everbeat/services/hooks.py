@@ -10,9 +10,10 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
+
+from msgspec import Struct
 
 from everbeat.domain.duration import spelled
 from everbeat.domain.hooks import (
@@ -40,8 +41,7 @@ class _Problem(Exception):
     """What is wrong with one call."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(Struct, frozen=True):
     """A call without an answer, which was told."""
 
     problem: str

@@ -6,9 +6,10 @@ What lives here: who observes, and the windows. What may not: statements, and wh
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from everbeat.store.statement import Statement
 
@@ -47,8 +48,7 @@ class Observer(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Window:
+class _Window(Struct):
     sequence: int
     since: float
     looks: int = 1

@@ -6,12 +6,12 @@ What lives here: reading the facts, asking the domain, writing the certificate. 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from everbeat.domain.certificate import DeathCertificate
 from everbeat.domain.duration import When, to_milliseconds

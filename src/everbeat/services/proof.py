@@ -5,8 +5,9 @@ What lives here: reading the proofs. What may not: guesses, which a host's name 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
+
+from msgspec import Struct
 
 from everbeat.runtime import tree_lock
 from everbeat.runtime.identity import ProcessIdentity
@@ -23,8 +24,7 @@ class Doubt(Enum):
     """Its process is gone, but something of its tree is still there: it is about to end, or it lives on a copy of this machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proven:
+class Proven(Struct, frozen=True):
     """It is dead; `cause` says how that is known."""
 
     cause: str

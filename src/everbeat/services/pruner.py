@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Protocol
 from uuid import UUID
+
+from msgspec import Struct
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.retention import PruneResult
@@ -38,8 +39,7 @@ Rest = Callable[[float], Awaitable[bool]]
 """Waits so many seconds after a step; False ends the pass."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned(Event):
+class Pruned(Event, frozen=True, kw_only=True):
     """One pass of retention: rows deleted by table, in `steps` statements; one that found nothing is told quietly."""
 
     room = "services"
@@ -121,8 +121,7 @@ class PrunePass:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Walk:
+class _Walk(Struct, frozen=True):
     start: Any
     step: Callable[..., Statement[Step[Any]]]
 

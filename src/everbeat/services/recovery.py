@@ -6,10 +6,11 @@ What lives here: the ways from a death to settled tasks, one for each who notice
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Final, Protocol
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.hooks import HookRunner, NoHooks

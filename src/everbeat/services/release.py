@@ -6,8 +6,9 @@ What lives here: that. What may not: judging whether they are dead; the operator
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from everbeat.domain.inspection import SweepResult, SweptTask
 from everbeat.domain.recovery import Charge

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+
+from msgspec import Struct
 
 from everbeat.config import RecoveryConfig
 from everbeat.runtime.clock import Clock
@@ -32,8 +33,7 @@ _SOONEST_S: Final = 0.02
 _AWAY_S: Final = 4 * LOOK_EVERY_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MassSessionLoss(Event):
+class MassSessionLoss(Event, frozen=True, kw_only=True):
     """So many supervisors lost their sessions together that the server is suspected: age decides about them."""
 
     room = "services"
@@ -42,8 +42,7 @@ class MassSessionLoss(Event):
     known: int
 
 
-@dataclass(slots=True)
-class _Gone:
+class _Gone(Struct):
     since: float
     held_until: float
     session_at: datetime

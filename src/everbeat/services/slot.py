@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -26,8 +25,7 @@ PATIENCE_S: Final = 3.0
 """How long the one who had the slot may take to vanish before it is believed to live."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotTaken(Event):
+class SlotTaken(Event, frozen=True, kw_only=True):
     """Another supervisor has the slot and seems to live: this one works without it, and tries again every check interval."""
 
     room = "services"
@@ -39,8 +37,7 @@ class SlotTaken(Event):
     fix: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotHeld(Event):
+class SlotHeld(Event, frozen=True, kw_only=True):
     """This supervisor has the slot."""
 
     room = "services"

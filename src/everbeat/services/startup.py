@@ -6,7 +6,6 @@ What lives here: what follows from a proof. What may not: the proofs (`proof`).
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Final
 
 from everbeat.runtime import tree_lock
@@ -25,8 +24,7 @@ PATIENCE_S: Final = 3.0
 LOOK_EVERY_S: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredecessorsBuried(Event):
+class PredecessorsBuried(Event, frozen=True, kw_only=True):
     """Supervisors that this one found provably dead when it started, and how many of their tasks were recovered."""
 
     room = "services"

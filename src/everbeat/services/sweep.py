@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
-from dataclasses import replace
 from itertools import groupby
 from random import Random
 from typing import Final
+
+from msgspec.structs import replace
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.inspection import SweepResult, SweptTask

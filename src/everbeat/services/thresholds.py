@@ -6,8 +6,9 @@ What lives here: reading that from the configuration, an operator's overrides in
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Self
+
+from msgspec import Struct
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.states import TaskState
@@ -15,8 +16,7 @@ from everbeat.services.orders import flags_of
 from everbeat.store.leases import Lease
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
+class Thresholds(Struct, frozen=True, kw_only=True):
     """Silence in ms from which a lease is stale; None: leases of this state are left alone."""
 
     claimed_ms: int | None

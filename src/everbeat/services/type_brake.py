@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from everbeat.config import RecoveryConfig
 from everbeat.runtime.events import Event, EventBus
@@ -15,8 +14,7 @@ from everbeat.services.observer import Statements
 from everbeat.store import pauses
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTypePaused(Event):
+class TaskTypePaused(Event, frozen=True, kw_only=True):
     """So many tasks of one name crashed within the window that the name is paused: `everbeat tasks resume NAME` ends it."""
 
     room = "services"

@@ -6,12 +6,12 @@ What lives here: reading the address, opening the embedded server for it, checki
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from msgspec import Struct
 
 from everbeat.errors import WrongDatabaseURL
 from everbeat.store import migrations
@@ -26,8 +26,7 @@ FOLDER_VARIABLE: Final = "EVERBEAT_EMBEDDED_DIR"
 EMBEDDED: Final = "embedded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseAddress:
+class DatabaseAddress(Struct, frozen=True, kw_only=True):
     """Where a database is: a URL, or the folder of an embedded one; and the schema in it."""
 
     url: str
@@ -73,8 +72,7 @@ NOWHERE: Final = DatabaseAddress(url="", folder=None, schema="everbeat")
 """What stands for an address that was refused where mistakes are gathered; nobody opens it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenDatabase:
+class OpenDatabase(Struct, frozen=True, kw_only=True):
     """A target, and this process's use of the embedded server if it is one."""
 
     target: Target

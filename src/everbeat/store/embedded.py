@@ -11,11 +11,11 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from msgspec import Struct
 from psycopg.conninfo import conninfo_to_dict
 
 from everbeat.errors import EmbeddedUnavailable, EverbeatError
@@ -33,8 +33,7 @@ _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 _memberships = Memberships()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddedStatus:
+class EmbeddedStatus(Struct, frozen=True, kw_only=True):
     """What can be said of a folder without becoming a user of its server."""
 
     folder: Path

@@ -11,8 +11,9 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from everbeat.errors import EmbeddedUnavailable
 from everbeat.store.file_lock import FileLock
@@ -36,8 +37,7 @@ def alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-@dataclass(slots=True)
-class Membership:
+class Membership(Struct):
     """This process's one use of a folder, however often it was opened."""
 
     lock: FileLock

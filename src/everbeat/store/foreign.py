@@ -7,9 +7,10 @@ may not: each library's own ways (`foreign_drivers`), and what the transaction i
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from everbeat.errors import CommitRefused
 from everbeat.runtime.blocking import refuse_in_loop, unbroken
@@ -118,23 +119,20 @@ def _refused(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """A request to whoever runs the code, in the midst of a transaction."""
 
     request: object
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One statement on the user's connection."""
 
     statement: Statement[Any]
     schema: str
 
 
-@dataclass(frozen=True, slots=True)
-class Do:
+class Do(Struct, frozen=True):
     """Begin, flush what an ORM holds back, commit or roll back."""
 
     verb: str

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct
 
 from everbeat.domain.duration import When, milliseconds
 from everbeat.domain.failure import error_from_json
@@ -31,8 +31,7 @@ from everbeat.store.statement import Row, Statement
 _SUMMARY_COLUMNS = 28
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTask:
+class StoredTask(Struct, frozen=True, kw_only=True):
     """A task's row: its summary, what a list leaves out, and the database's time of the look."""
 
     summary: TaskSummary

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
+
+from msgspec import Struct
 
 from everbeat.domain.states import TaskState
 
 RecoveryAction: TypeAlias = Literal["requeue", "retry", "reschedule", "fail", "cancel"]
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """A lease somebody else held, as the reaper reads it. An orphan's worker is not registered: what is known of it is None."""
 
     id: UUID
@@ -57,8 +57,7 @@ class Lease:
         return self.supervisor_id is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryOrder:
+class RecoveryOrder(Struct, frozen=True, kw_only=True):
     """One decided recovery. `outcome` is CRASHED, LOST or FAILED (uncharged) for code that ran, None for a lease that never started.
 
     The time of the next run is `run_at`, or `retry_in_ms` from the database's now; neither leaves the task's place in its queue.
@@ -82,8 +81,7 @@ class RecoveryOrder:
     hook: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """A recovery that landed; the counts are those of the task afterwards."""
 
     id: UUID

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final, Literal
 from uuid import UUID
+
+from msgspec import Struct
 
 from everbeat.domain.states import TaskState
 from everbeat.store.lease_records import Lease as Lease
@@ -20,8 +21,7 @@ NO_POLICIES: Final[Mapping[UUID, bytes | None]] = MappingProxyType({})
 AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(Struct, frozen=True):
     """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts before this one.
 
     `suspect`: it may kill its process, so it runs alone in one.
@@ -45,8 +45,7 @@ class Claimed:
     checkpoint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """The answer to a start: "started", "expired" or "lost"; the attempt's number, and when it began by the database's clock."""
 
     verdict: Literal["started", "expired", "lost"]
@@ -54,8 +53,7 @@ class Started:
     started_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
+class Settlement(Struct, frozen=True, kw_only=True):
     """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now."""
 
     id: UUID

@@ -3,12 +3,12 @@ are refused in words."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 from psycopg import Connection, sql
 
 from everbeat.errors import SchemaFromTheFuture, SchemaMissing, SchemaOutdated
@@ -16,8 +16,7 @@ from everbeat.store.statement import compose, source
 from everbeat.store.target import Target
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(Struct, frozen=True):
     """One step: its number, its name, and its statements in order (names of .sql files)."""
 
     version: int
@@ -25,8 +24,7 @@ class Migration:
     statements: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaStatus:
+class SchemaStatus(Struct, frozen=True):
     """What was applied, what this code knows, and what is still to do. `applied` is empty where there is no schema yet."""
 
     schema: str

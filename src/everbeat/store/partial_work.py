@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
+from msgspec import Struct
 from psycopg import sql
 
 from everbeat.store.statement import Row, Statement, nothing
@@ -14,8 +14,7 @@ from everbeat.store.statement import Row, Statement, nothing
 CommitOutcome = Literal["landed", "rolled_back", "open", "lost", "unclear"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionFacts:
+class ConnectionFacts(Struct, frozen=True, kw_only=True):
     """Where a connection of the user's leads, and in what transaction it is."""
 
     database: str

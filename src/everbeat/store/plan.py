@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
@@ -21,8 +22,7 @@ from everbeat.store.statement import Statement
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Errand(Generic[T]):
+class Errand(Struct, Generic[T], frozen=True):
     """Something between two statements that is no statement: how a thread does it, and how an event loop does."""
 
     run: Callable[[], T]

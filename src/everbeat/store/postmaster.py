@@ -12,17 +12,17 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
+
+from msgspec import Struct
 
 _POLL_S = 0.01
 _PROBE_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Postmaster:
+class Postmaster(Struct, frozen=True, kw_only=True):
     """What a living server wrote about itself into postmaster.pid."""
 
     data: Path

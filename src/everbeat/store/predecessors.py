@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 import psycopg
+from msgspec import Struct
 
 from everbeat.errors import DatabaseError
 from everbeat.store.statement import Statement, any_row
 
 
-@dataclass(frozen=True, slots=True)
-class Predecessor:
+class Predecessor(Struct, frozen=True):
     """A supervisor that was not ended, as it described itself, and what the database says of its sessions. Ages in ms."""
 
     id: str

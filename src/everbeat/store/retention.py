@@ -7,10 +7,11 @@ What lives here: the steps and the count of a dry run. What may not: the order o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
 from uuid import UUID
+
+from msgspec import Struct
 
 from everbeat.domain.retention import PruneResult
 from everbeat.store.statement import Row, Statement
@@ -18,16 +19,14 @@ from everbeat.store.statement import Row, Statement
 K = TypeVar("K")
 
 
-@dataclass(frozen=True, slots=True)
-class Step(Generic[K]):
+class Step(Struct, Generic[K], frozen=True):
     """What one step did: rows deleted, by table, and the key after which the next step looks (None: the walk is over)."""
 
     deleted: Mapping[str, int]
     next_after: K | None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskIdBounds:
+class TaskIdBounds(Struct, frozen=True):
     """The smallest ids that tasks sent when ended tasks become old, and tasks sent now, can have."""
 
     old: UUID

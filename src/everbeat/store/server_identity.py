@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from everbeat.errors import EmbeddedUnavailable
 from everbeat.store import user_namespace
@@ -29,8 +30,7 @@ _MAKE_SYSTEM_USER = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(Struct, frozen=True, kw_only=True):
     """A way to run PostgreSQL's programs: under a `prefix` command, or as another `user` and `group`."""
 
     name: str

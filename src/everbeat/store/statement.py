@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
 from psycopg import sql
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Statement(Generic[T]):
+class Statement(Struct, Generic[T], frozen=True):
     """One question to the database. Every statement may be repeated after a lost reply and gives the same answer."""
 
     name: str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from everbeat.store.statement import Statement, any_row
 
 
-@dataclass(frozen=True, slots=True)
-class SilentSupervisor:
+class SilentSupervisor(Struct, frozen=True):
     """A supervisor of whose tree nothing was heard; `held`: leases by worker, of those that hold any."""
 
     id: str
@@ -18,8 +18,7 @@ class SilentSupervisor:
     held: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class KnownWorker:
+class KnownWorker(Struct, frozen=True):
     """A worker by its id, and whether it was ended."""
 
     id: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+from msgspec import Struct
 from psycopg import AsyncConnection, Connection, conninfo
 
 from everbeat.errors import (
@@ -51,8 +51,7 @@ where pg_backend_pid() = %s
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """One database and one schema in it. `url` is a libpq URL or conninfo string; it is never shown with its password."""
 
     url: str

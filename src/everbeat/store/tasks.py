@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
+
+from msgspec import Struct
 
 from everbeat.domain.states import TaskState
 from everbeat.store.statement import Row, Statement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewTask:
+class NewTask(Struct, frozen=True, kw_only=True):
     """A task to send. `args`, `policy`, `flags` are JSON text; due at `run_at` or `delay_ms` after the database's now.
 
     `serial`: the line it waits in, of which one task runs at a time.
@@ -33,16 +33,14 @@ class NewTask:
     serial: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Struct, frozen=True):
     """The answer to a send: the task's id, which is another's where a live task already had the key."""
 
     id: UUID
     inserted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOutcome:
+class StoredOutcome(Struct, frozen=True):
     """What is stored of a task's end: `result` and `error` are JSON text."""
 
     id: UUID

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
+
+from msgspec import Struct
 
 from everbeat.store.statement import Row, Statement, any_row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorRow:
+class SupervisorRow(Struct, frozen=True, kw_only=True):
     """What a supervisor tells about itself. `session_name` begins the application name of every session of its tree.
 
     `lock_file`: the path of the file that its tree keeps locked, whose content is the session name.
@@ -30,8 +30,7 @@ class SupervisorRow:
     metadata: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRow:
+class WorkerRow(Struct, frozen=True, kw_only=True):
     """What a supervisor tells about a worker it started."""
 
     id: str
@@ -43,8 +42,7 @@ class WorkerRow:
     metadata: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BeatAnswer:
+class BeatAnswer(Struct, frozen=True):
     """What a beat learned. `seq` is None when the supervisor was ended. Leases are (task id, claim_id[, worker id]).
 
     `ended`: those of its workers that somebody else ended.
@@ -57,8 +55,7 @@ class BeatAnswer:
     ended: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedSession:
+class WatchedSession(Struct, frozen=True):
     """A supervisor's session as an observer sees it. Ages in ms, by the database's clock."""
 
     supervisor_id: str
@@ -71,8 +68,7 @@ class WatchedSession:
     server_age_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedBeats:
+class WatchedBeats(Struct, frozen=True):
     """A supervisor's beats as an observer sees them: its own sequence, and those of workers that ever beat for themselves."""
 
     supervisor_id: str
@@ -82,8 +78,7 @@ class WatchedBeats:
     server_started_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerState:
+class WorkerState(Struct, frozen=True, kw_only=True):
     """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms."""
 
     worker_id: str

@@ -6,7 +6,6 @@ What lives here: decoding, telling, logging, pausing; the same for loops and thr
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 
@@ -20,8 +19,7 @@ LONGEST_PAUSE_S: Final = 5.0
 _logger = logging.getLogger("everbeat.wake")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HintsNotHeard(Event):
+class HintsNotHeard(Event, frozen=True, kw_only=True):
     """The listener on this channel hears nothing for now; polling goes on."""
 
     room = "wake"
@@ -30,8 +28,7 @@ class HintsNotHeard(Event):
     problem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HintsHeardAgain(Event):
+class HintsHeardAgain(Event, frozen=True, kw_only=True):
     """The listener on this channel hears again."""
 
     room = "wake"

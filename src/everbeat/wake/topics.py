@@ -10,9 +10,10 @@ The statements that end, cancel or take tasks write the same payloads: `t:<queue
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
 
 MAX_PAYLOAD_BYTES: Final = 7_900
 """PostgreSQL refuses a notification of 8,000 bytes, and with it the statement that sends it."""
@@ -21,36 +22,31 @@ _ID_BYTES: Final = 37  # a UUID and its comma
 IDS_PER_PAYLOAD: Final = (MAX_PAYLOAD_BYTES - 2) // _ID_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class TasksReady:
+class TasksReady(Struct, frozen=True):
     """A queue may have tasks to claim."""
 
     queue: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnded:
+class TaskEnded(Struct, frozen=True):
     """These tasks may have reached a terminal state."""
 
     ids: tuple[UUID, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelAsked(Struct, frozen=True):
     """Somebody may have asked to cancel this running task."""
 
     id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseLost:
+class LeaseLost(Struct, frozen=True):
     """The leases of these tasks may have been taken from their holder."""
 
     ids: tuple[UUID, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Everything:
+class Everything(Struct, frozen=True):
     """Anything may have happened: hints may have been missed, so look at all that is waited for."""
 
 

@@ -16,6 +16,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct
 
 from everbeat.domain.checkpoint import PartialWork
 from everbeat.domain.codec import CallCodec
@@ -50,23 +51,20 @@ class Stage(Enum):
     """Not held any more: settled, given back, expired or lost. Nothing is written for it from here on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
+class Succeeded(Struct, frozen=True):
     """The code returned; `result` is JSON text."""
 
     result: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """The code raised, or could not be run; `error` is JSON text, `reasons` all that a policy may list it by."""
 
     error: bytes
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
+class Died(Struct, frozen=True):
     """The task process ended under the code."""
 
     report: ExitReport

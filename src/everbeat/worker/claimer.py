@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 from uuid import uuid4
+
+from msgspec import Struct
 
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.policy import StoredPolicy
@@ -38,8 +39,7 @@ _SLACK_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRules:
+class ClaimRules(Struct, frozen=True, kw_only=True):
     """What the claimer asks of the rest of the worker."""
 
     worker_id: Callable[[], str]

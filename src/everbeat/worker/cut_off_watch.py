@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from everbeat.errors import DatabaseError
@@ -24,8 +23,7 @@ _LOOKS_PER_THRESHOLD: Final = 4
 _THRESHOLDS: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCutOff(Event):
+class WorkerCutOff(Event, frozen=True, kw_only=True):
     """A worker process reached no database for so long, alone of its tree, that it is killed."""
 
     room = "worker"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from everbeat.errors import DatabaseError
@@ -18,8 +17,7 @@ _TIME_FOR_THE_STACKS_S: Final = 0.5
 _TIME_FOR_THE_NAMES_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerHangs(Event):
+class WorkerHangs(Event, frozen=True, kw_only=True):
     """A worker process said nothing for so long that it is killed; its stacks are on its standard error.
 
     `running`: the tasks whose code had begun in it, name and id; None where the database could not tell in time.

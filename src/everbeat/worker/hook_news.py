@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeAlias
 from uuid import UUID
@@ -30,8 +29,7 @@ REST_S: Final = 60.0
 _LOOK_AGAIN_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookNewsLost(Event):
+class HookNewsLost(Event, frozen=True, kw_only=True):
     """These tasks were recovered, and the hook will not be told of them; `problem` says why."""
 
     room = "services"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from everbeat.domain.commit import RESULT
 from everbeat.domain.context import Context
@@ -24,8 +25,7 @@ RESULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
 """PostgreSQL holds a value of 1 GB at most, and drops the connection on a longer one, which would be tried for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A task function with its arguments, ready to be called."""
 
     function: Callable[..., Any]
@@ -36,8 +36,7 @@ class Call:
         return self.function(*self.positional, **self.named)
 
 
-@dataclass(frozen=True, slots=True)
-class Invoker:
+class Invoker(Struct, frozen=True):
     """Reads calls and their ends; `exception_codes` are the app's, asked after the task's own."""
 
     exception_codes: Mapping[type[BaseException], str]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct
 
 from everbeat.worker.attempt import Attempt, LaneName, Stage
 from everbeat.worker.executor import Executor
@@ -16,8 +17,7 @@ from everbeat.worker.executor import Executor
 LOWEST_QUEUE_PRIORITY = 100
 
 
-@dataclass(slots=True, kw_only=True)
-class Lane:
+class Lane(Struct, kw_only=True):
     """`has_more`: tasks may be due that nobody looked for yet. `unsettled()`: how many outcomes are on their way.
 
     `suspects`: True takes only suspects, False leaves them to others, None makes no difference.
@@ -30,7 +30,7 @@ class Lane:
     queue_priorities: Mapping[str, int]
     unsettled: Callable[[], int]
     suspects: bool | None = None
-    waiting: list[Attempt] = field(default_factory=list)
+    waiting: list[Attempt] = []
     has_more: bool = True
     is_broken: bool = False
     paused_until: float = 0.0

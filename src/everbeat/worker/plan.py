@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from everbeat.config import RecoveryConfig, WorkerConfig, processors
 from everbeat.domain.definition import RunIn, TaskDefinition
@@ -15,8 +16,7 @@ from everbeat.store.target import Target
 MODES: Final[tuple[RunIn, ...]] = ("async", "thread", "process")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlan:
+class WorkerPlan(Struct, frozen=True, kw_only=True):
     """`task_process_argv` starts a task process; `stop_grace_s` is what its code gets between a stop and SIGKILL.
 
     `on_loop_ending`: who is told that the program ends the worker's loop, for a worker that outlives this (see `Nursery`).

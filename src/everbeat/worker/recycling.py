@@ -10,8 +10,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from everbeat.config import WorkerConfig
 from everbeat.runtime.events import Event, EventBus
@@ -22,8 +23,7 @@ Reason: TypeAlias = Literal["max_tasks_per_process", "max_rss"]
 _LOOK_EVERY_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessRecycled(Event):
+class ProcessRecycled(Event, frozen=True, kw_only=True):
     """A worker or task process reached a limit; it finishes what it has begun, and a fresh one takes its place.
 
     `tasks`: so many have run in this process, or run in it still.
@@ -36,8 +36,7 @@ class ProcessRecycled(Event):
     rss_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecyclingOff(Event):
+class RecyclingOff(Event, frozen=True, kw_only=True):
     """A fresh process is larger than max_rss already, so replacing it would help nothing: the limit is ignored."""
 
     room = "worker"
@@ -47,8 +46,7 @@ class RecyclingOff(Event):
     rss_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """What a process may do before it is replaced; None without a limit."""
 
     tasks: int | None = None

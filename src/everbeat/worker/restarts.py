@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 
@@ -36,8 +35,7 @@ class Pace:
         return min(_LONGEST_S, doubled * (1.0 + 0.25 * self._random.random()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersKeepFailing(Event):
+class WorkersKeepFailing(Event, frozen=True, kw_only=True):
     """Worker processes end again and again before they are ready; they are tried again every half minute."""
 
     room = "worker"
@@ -45,8 +43,7 @@ class WorkersKeepFailing(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerNotStarted(Event):
+class WorkerNotStarted(Event, frozen=True, kw_only=True):
     """The system gives no process, or no descriptors for one; the others go on, and it is asked again."""
 
     room = "worker"

@@ -7,7 +7,6 @@ recovered, not settled.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 from uuid import UUID
@@ -46,8 +45,7 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
             return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeFailedAfterItsCommit(Event):
+class CodeFailedAfterItsCommit(Event, frozen=True, kw_only=True):
     """The code raised or died after its own commit had completed the task: nothing of the task changes by it."""
 
     room = "worker"

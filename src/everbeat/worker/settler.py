@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
+
+from msgspec import Struct
 
 from everbeat.errors import EverbeatError
 from everbeat.store.leases import Settlement, settle
@@ -27,8 +28,7 @@ MOST_TIMEOUTS: Final = 2
 """So often a larger outcome may take the server longer than a statement may; then it is refused like one that cannot be stored."""
 
 
-@dataclass(slots=True)
-class Unsettled:
+class Unsettled(Struct):
     """An outcome on its way; `is_replaced` once the database refused the original, or was too slow for it."""
 
     attempt: Attempt

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -23,8 +22,7 @@ HEARD_LATE_S: Final = 0.25
 _LATE_S: Final = 0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskStalled(Event):
+class TaskStalled(Event, frozen=True, kw_only=True):
     """Running code said nothing for its stall_timeout and is stopped; a task process writes its stacks to standard error."""
 
     room = "worker"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Self
+
+from msgspec import Struct
 
 from everbeat.config import RecoveryConfig
 from everbeat.errors import DatabaseError
@@ -20,8 +21,7 @@ _LOOKS_PER_INTERVAL: Final = 4
 _LONGEST_LOOK_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class Silence(Struct, frozen=True, kw_only=True):
     """How long a worker may go without an acknowledged beat, in seconds."""
 
     beat_every_s: float
