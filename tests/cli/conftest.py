@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from everbeat.cli.main import COMMANDS
+from tests.cli.forks import Forks
+
 SHOP = """
     import asyncio
     import time
@@ -41,6 +44,11 @@ SHOP = """
         ctx.progress("packing", 0.5, "half way")
         time.sleep(0.5)  # the progress must be seen while it runs
 """
+
+
+SHORT_LIVED = frozenset(COMMANDS) - {"worker", "demo", "bench", "db"}
+"""What asks, answers and ends; the others start processes and live for a while."""
+_OF_PYTHON = re.compile("PYTHON|LC_|LANG")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +82,15 @@ class Command:
 
     folder: Path
     environment: dict[str, str]
+    forks: Forks
 
     def __call__(self, *arguments: str, timeout_s: float = 60, **environment: str | None) -> Answer:
         """Runs the command to its end; variables given as None are unset."""
+        if arguments and arguments[0] in SHORT_LIVED and not any(map(_OF_PYTHON.match, environment)):
+            changed = self._with(environment)
+            return Answer(
+                *self.forks.run(arguments, folder=self.folder, environment=changed, timeout_s=timeout_s)
+            )
         finished = subprocess.run(
             self.argv(*arguments),
             cwd=self.folder,
@@ -104,8 +118,16 @@ class Command:
         return {name: value for name, value in merged.items() if value is not None}
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Where short-lived commands begin."""
+    made = Forks()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def everbeat(tmp_path: Path, database_url: str, schema: str) -> Command:
+def everbeat(tmp_path: Path, database_url: str, schema: str, forks: Forks) -> Command:
     """The command, with the test's database in its environment and `shop.py` in its folder."""
     kept = {
         name: value
@@ -115,6 +137,7 @@ def everbeat(tmp_path: Path, database_url: str, schema: str) -> Command:
     command = Command(
         tmp_path,
         kept | {"EVERBEAT_DATABASE_URL": database_url, "EVERBEAT_SCHEMA": schema, "PYTHONUNBUFFERED": "1"},
+        forks,
     )
     command.write("shop.py", SHOP.replace("App()", f"App(schema={schema!r})"))
     return command

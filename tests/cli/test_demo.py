@@ -99,6 +99,7 @@ class TestDemo:
         assert schemas(database_url) == before
         assert processes_of(everbeat.folder) == []
 
+    @pytest.mark.alone
     def test_the_standard_library_on_an_embedded_server_of_its_own(self, everbeat: Command) -> None:
         began = time.monotonic()
         answer = everbeat("demo", "--headless", "--json", timeout_s=100, EVERBEAT_DATABASE_URL=None)
