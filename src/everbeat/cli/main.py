@@ -33,7 +33,7 @@ COMMANDS: Final = {
     "prune": ("everbeat.cli.prune", "Delete what is older than is kept, now."),
     "migrate": ("everbeat.cli.migrate", "Create or upgrade the schema."),
     "check": ("everbeat.cli.check", "Report every mistake in an app's settings and tasks."),
-    "bench": ("everbeat.cli.bench", "Measure sends, drains and latency on this machine."),
+    "bench": ("everbeat.cli.bench.command", "Measure sends, drains, latency and recovery on this machine."),
     "db": ("everbeat.cli.database", "Start, stop and enter the embedded PostgreSQL."),
 }
 """Where each command lives and its one line of help: enough for --help, without loading any of them."""

@@ -1,0 +1,12 @@
+"""`everbeat bench`: how fast and how dear everbeat is on this machine, each figure beside what the bare server does in the same run.
+
+    command     what is asked for, and the report
+    figures     a figure: its repeats, its ratio, its target
+    ceiling     what the server does without everbeat
+    sends, drains, idle, deaths
+                one kind of measurement each
+    crew        the workers that are measured
+    program     their task functions
+
+What may not live here: shortcuts that a user would not have. Everything goes through the public API.
+"""

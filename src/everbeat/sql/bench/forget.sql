@@ -1,0 +1,2 @@
+-- Between two measurements.
+truncate {schema}.tasks, {schema}.attempts, {schema}.recoveries

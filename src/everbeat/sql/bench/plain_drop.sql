@@ -1,0 +1,2 @@
+-- Nothing is left behind.
+drop table {schema}.bench_plain

@@ -1,0 +1,2 @@
+-- One row, committed.
+insert into {schema}.bench_plain (args) values (%(args)s)

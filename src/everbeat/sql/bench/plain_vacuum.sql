@@ -1,0 +1,2 @@
+-- So that every measurement begins with the same statistics.
+vacuum analyze {schema}.bench_plain
