@@ -37,14 +37,22 @@ def call_by_name(
             fix='name them by parameter: {"user_id": 42}.',
         )
     moment = None if when is None else to_when(when, subject="when")
+    connection = options.get("connection")
     if task is not None:
         chosen = task.with_options(**options) if options else task
         payload = _checked(chosen, given)
-        return Call(name=task.name, payload=payload, settings=chosen.settings, when=moment, task=chosen)
+        return Call(
+            name=task.name,
+            payload=payload,
+            settings=chosen.settings,
+            when=moment,
+            task=chosen,
+            connection=connection,
+        )
     checked_name = task_name(name, subject="name of the task")
     payload = encode_any(given, task_name=checked_name)
-    settings = SendSettings().replace(**options)
-    return Call(name=checked_name, payload=payload, settings=settings, when=moment)
+    settings = SendSettings.of_options(options, SendSettings())
+    return Call(name=checked_name, payload=payload, settings=settings, when=moment, connection=connection)
 
 
 def _checked(task: Task[..., Any], arguments: Mapping[str, Any]) -> bytes:

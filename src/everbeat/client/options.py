@@ -30,6 +30,8 @@ class SendOptions(TypedDict, total=False):
     timeout: Duration | None
     retry: RetryPolicy | None
     serial: str | bool
+    connection: object
+    """The task is sent inside the transaction of this connection; see docs/tasks.md."""
 
 
 def _key(value: object, /, *, subject: str) -> str:
@@ -82,6 +84,12 @@ class SendSettings(Settings):
             retry=options.retry,
             serial=options.serial,
         )
+
+    @classmethod
+    def of_options(cls, options: SendOptions, registered: SendSettings) -> SendSettings:
+        """What a send uses that decides this much itself."""
+        own = {name: value for name, value in options.items() if name != "connection"}
+        return registered.replace(**own) if own else registered
 
     @classmethod
     def _decided_elsewhere(cls, name: str) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from everbeat.client.control import Control
-from everbeat.client.door import Door
+from everbeat.client.door import Door, refuse_in_loop
 from everbeat.client.handle import Handle
 from everbeat.client.task import Call, Task
 from everbeat.domain.duration import milliseconds
@@ -26,10 +26,12 @@ from everbeat.domain.settings import refused, shown
 from everbeat.errors import PayloadError, SendError, nearest
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import call_in_forked_child
-from everbeat.store.plan import Plan, ask
+from everbeat.store.joined import arun_joined, run_joined
+from everbeat.store.plan import Plan, aperform, ask, perform
 from everbeat.store.tasks import NewTask, insert_task, insert_tasks
 
 R = TypeVar("R")
+T = TypeVar("T")
 _MOST_TRIES = 20
 
 
@@ -84,19 +86,35 @@ class CallSender:
 
     def send(self, call: Call[R], /) -> Handle[R]:
         """Stores one task. Raises BlockingCallInLoop, ConfigurationError, a DatabaseError."""
-        return self.door.run(self._send(call), name="send", twin="asend")
+        return self._run(self._send(call), call.connection, name="send", twin="asend")
 
     async def asend(self, call: Call[R], /) -> Handle[R]:
         """The twin of `send`."""
-        return await self.door.arun(self._send(call))
+        return await self._arun(self._send(call), call.connection, twin="send")
 
-    def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+    def send_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]:
         """Stores many tasks in one statement: all of them, or none."""
-        return self.door.run(self._send_many([*calls]), name="send_many", twin="asend_many")
+        given = [*calls]
+        joined = _one_connection(given, connection)
+        return self._run(self._send_many(given), joined, name="send_many", twin="asend_many")
 
-    async def asend_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+    async def asend_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]:
         """The twin of `send_many`."""
-        return await self.door.arun(self._send_many([*calls]))
+        given = [*calls]
+        return await self._arun(self._send_many(given), _one_connection(given, connection), twin="send_many")
+
+    def _run(self, plan: Plan[T], connection: object, *, name: str, twin: str) -> T:
+        if connection is None:
+            return self.door.run(plan, name=name, twin=twin)
+        refuse_in_loop(name, twin=twin)
+        schema = self.door.address.schema
+        return perform(plan, lambda step: run_joined(connection, step, schema=schema, twin=twin))
+
+    async def _arun(self, plan: Plan[T], connection: object, *, twin: str) -> T:
+        if connection is None:
+            return await self.door.arun(plan)
+        schema = self.door.address.schema
+        return await aperform(plan, lambda step: arun_joined(connection, step, schema=schema, twin=twin))
 
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:
         task = self._new_task(call)
@@ -190,6 +208,21 @@ class CallSender:
         if call.task is not None:
             self._stored[call.task] = stored
         return stored
+
+
+def _one_connection(calls: Sequence[Call[Any]], connection: object) -> object:
+    """Whose transaction these are sent in: the one given, or that of all of them."""
+    own = [call.connection for call in calls if isinstance(call, Call)]
+    given = own if connection is None else [connection, *(each for each in own if each is not None)]
+    if any(each is not given[0] for each in given):
+        raise refused(
+            len({id(each) for each in given}),
+            subject="connections of a send_many",
+            code="CONTRADICTION",
+            rule="is more than one, and one statement is part of one transaction",
+            fix="make all calls by the same with_options(connection=...), or by none",
+        )
+    return given[0] if given else None
 
 
 def _key_moves(tasks: Sequence[NewTask]) -> SendError:

@@ -37,6 +37,8 @@ class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
     settings: SendSettings
     when: When | None = None
     task: Task[..., R_co] | None = None
+    connection: object = None
+    """Whose transaction it is sent in; None: one of its own."""
 
 
 class Sender(Protocol):
@@ -46,9 +48,11 @@ class Sender(Protocol):
 
     async def asend(self, call: Call[R], /) -> Handle[R]: ...
 
-    def send_many(self, calls: Sequence[Call[R]], /) -> list[Handle[R]]: ...
+    def send_many(self, calls: Sequence[Call[R]], /, *, connection: object = None) -> list[Handle[R]]: ...
 
-    async def asend_many(self, calls: Sequence[Call[R]], /) -> list[Handle[R]]: ...
+    async def asend_many(
+        self, calls: Sequence[Call[R]], /, *, connection: object = None
+    ) -> list[Handle[R]]: ...
 
 
 class Task(Generic[P, R_co]):
@@ -62,15 +66,18 @@ class Task(Generic[P, R_co]):
         self.definition = definition
         self._sender = sender
         self._options: SendOptions = options or {}
+        self._connection = self._options.get("connection")
         registered = SendSettings.of_task(definition.options)
-        self.settings = registered.replace(**self._options) if self._options else registered
+        self.settings = SendSettings.of_options(self._options, registered)
         self.__name__ = definition.name
         self.__doc__ = definition.function.__doc__
         self.__module__ = definition.function.__module__
         self.__wrapped__ = definition.function
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self._options.items())
+        options = "".join(
+            f", {name}={value!r}" for name, value in self._options.items() if name != "connection"
+        )
         return f"<{type(self).__name__} {self.name!r}{options}>"
 
     @property
@@ -109,17 +116,18 @@ class Task(Generic[P, R_co]):
 
     def send_many(self, calls: Iterable[Call[R_co]], /) -> list[Handle[R_co]]:
         """Stores many tasks in one statement: all of them, or none."""
-        return self._sender.send_many([*calls])
+        return self._sender.send_many([*calls], connection=self._connection)
 
     async def asend_many(self, calls: Iterable[Call[R_co]], /) -> list[Handle[R_co]]:
         """As `send_many`, to await."""
-        return await self._sender.asend_many([*calls])
+        return await self._sender.asend_many([*calls], connection=self._connection)
 
     def with_options(self, **options: Unpack[SendOptions]) -> Self:
         """The same task with other options for what is sent through it; raises ConfigurationError for wrong
         ones.
 
         welcome.with_options(priority=-10, key="u42").send(42)
+        welcome.with_options(connection=connection).send(42)  # part of that connection's transaction
         """
         merged = cast(SendOptions, {**self._options, **options})
         return type(self)(self.definition, sender=self._sender, options=merged)
@@ -130,7 +138,14 @@ class Task(Generic[P, R_co]):
         if isinstance(moment, datetime) and good_until is not None and moment > good_until:
             raise _never_runs(self.name, moment, good_until)
         payload = self.definition.codec.encode(args, kwargs)
-        return Call(name=self.name, payload=payload, settings=self.settings, when=moment, task=self)
+        return Call(
+            name=self.name,
+            payload=payload,
+            settings=self.settings,
+            when=moment,
+            task=self,
+            connection=self._connection,
+        )
 
     def _context(self) -> Context:
         running = Context.current_or_none()

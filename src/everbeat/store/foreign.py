@@ -81,17 +81,29 @@ _ASYNC: dict[str, Callable[[Any], AsyncConnection]] = {
 }
 
 
+def known_sync(connection: object) -> SyncConnection | None:
+    """The connection for code that blocks, if it is one."""
+    make = _known(connection, _SYNC)
+    return None if make is None else make(connection)
+
+
+def known_async(connection: object) -> AsyncConnection | None:
+    """The connection for event loops, if it is one."""
+    make = _known(connection, _ASYNC)
+    return None if make is None else make(connection)
+
+
 def sync_connection(connection: object) -> SyncConnection:
     """The connection for `with`. Raises CommitRefused for anything else, naming what would do."""
-    if (make := _known(connection, _SYNC)) is not None:
-        return make(connection)
+    if (found := known_sync(connection)) is not None:
+        return found
     raise _refused(connection, other=_ASYNC, form="with", twin="async with")
 
 
 def async_connection(connection: object) -> AsyncConnection:
     """The connection for `async with`. Raises CommitRefused for anything else, naming what would do."""
-    if (make := _known(connection, _ASYNC)) is not None:
-        return make(connection)
+    if (found := known_async(connection)) is not None:
+        return found
     raise _refused(connection, other=_SYNC, form="async with", twin="with")
 
 

@@ -12,6 +12,9 @@ from everbeat.store.statement import Statement, compose
 
 T = TypeVar("T")
 
+PARAMETER_STYLES = ("pyformat", "numeric_dollar")
+"""Of psycopg and psycopg2, and of asyncpg."""
+
 
 class SqlalchemyConnection:
     """SQLAlchemy's Connection and Session."""
@@ -31,7 +34,7 @@ class SqlalchemyConnection:
         if self._owner.in_nested_transaction():
             raise refused("is inside a savepoint, which somebody else will end", fix=BLOCK_FIX)
         dialect = self._connection.dialect
-        if dialect.name != "postgresql" or dialect.paramstyle not in ("pyformat", "numeric_dollar"):
+        if dialect.name != "postgresql" or dialect.paramstyle not in PARAMETER_STYLES:
             raise refused(
                 f"speaks {dialect.name} by the driver {dialect.driver}",
                 fix="connect to the database of the tasks by psycopg, asyncpg or psycopg2.",
@@ -97,7 +100,9 @@ class AsyncSqlalchemyConnection:
 
     async def run(self, statement: Statement[T], *, schema: str) -> T:
         """One statement."""
-        found: T = await self._owner.run_sync(lambda _: self._inner.run(statement, schema=schema))
+        found: T = await self._owner.run_sync(
+            lambda owner: SqlalchemyConnection(owner).run(statement, schema=schema)
+        )
         return found
 
     async def commit(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
 
 from everbeat.domain.states import TaskState
+from everbeat.store.literals import integers, json_array, uuids
 from everbeat.store.statement import Row, Statement
 
 
@@ -31,6 +32,11 @@ class NewTask(Struct, frozen=True, kw_only=True):
     run_at: datetime | None = None
     delay_ms: int = 0
     serial: str | None = None
+
+
+_Kind: TypeAlias = tuple[
+    str, str, int, str | None, bytes | None, bytes | None, datetime | None, datetime | None, int, str | None
+]
 
 
 class Sent(Struct, frozen=True):
@@ -64,25 +70,38 @@ def insert_task(task: NewTask, *, channel: str) -> Statement[Sent | None]:
 
 def insert_tasks(tasks: Sequence[NewTask], *, channel: str) -> Statement[list[UUID | None]]:
     """Sends many tasks, all or none; the ids in the order asked (None: the key's holder ended at this very moment)."""
+    kinds: dict[_Kind, int] = {}
+    numbers = [kinds.setdefault(_kind(task), len(kinds) + 1) for task in tasks]
+    names, queues, priorities, keys, policies, flags, good_until, run_at, delay_ms, serials = zip(
+        *kinds, strict=True
+    )
     parameters = {
-        "ids": [task.id for task in tasks], "names": [task.name for task in tasks], "queues": [task.queue for task in tasks],
-        "priorities": [task.priority for task in tasks], "args": [_text(task.args) for task in tasks], "keys": [task.key for task in tasks],
-        "policies": [_text(task.policy) for task in tasks], "flags": [_text(task.flags) for task in tasks],
-        "good_until": [task.good_until for task in tasks], "run_at": [task.run_at for task in tasks],
-        "delay_ms": [task.delay_ms for task in tasks], "serials": [task.serial for task in tasks], "channel": channel,
+        "ids": uuids([task.id for task in tasks]), "kinds": integers(numbers), "args": json_array([task.args for task in tasks]),
+        "names": list(names), "queues": list(queues), "priorities": list(priorities), "keys": list(keys),
+        "policies": [_text(each) for each in policies], "flags": [_text(each) for each in flags],
+        "good_until": list(good_until), "run_at": list(run_at), "delay_ms": integers(delay_ms), "serials": list(serials),
+        "channel": channel,
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[UUID | None]:
-        by_asked = {row[1]: row[0] for row in found}
-        return [by_asked.get(task.id) for task in tasks]
+        others = {row[1]: row[0] for row in found if row[1] is not None}
+        if not others:
+            return [task.id for task in tasks]
+        return [others.get(task.id, task.id) for task in tasks]
 
     return Statement("task/insert_tasks", parameters, read)
+
+
+def _kind(task: NewTask) -> _Kind:
+    return (
+        task.name, task.queue, task.priority, task.key, task.policy, task.flags, task.good_until, task.run_at, task.delay_ms, task.serial,
+    )  # fmt: skip
 
 
 def outcomes(ids: Sequence[UUID]) -> Statement[dict[UUID, StoredOutcome]]:
     """The states of these tasks and how they ended; unknown ids are missing."""
     return Statement(
-        "task/outcomes", {"ids": list(ids)},
+        "task/outcomes", {"ids": uuids(ids)},
         lambda found: {row[0]: StoredOutcome(row[0], row[1], TaskState(row[2]), row[3], row[4]) for row in found},
     )  # fmt: skip
 

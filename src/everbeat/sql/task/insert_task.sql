@@ -3,7 +3,7 @@
 with inserted as (
     insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at)
     values (
-        %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::json, %(key)s, %(policy)s::json, %(flags)s::json, %(good_until)s, %(serial)s,
+        %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::text::json, %(key)s, %(policy)s::text::json, %(flags)s::text::json, %(good_until)s, %(serial)s,
         statement_timestamp(),
         greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond'),
         case when %(serial)s::text is not null

@@ -1,0 +1,210 @@
+"""Tasks sent inside the caller's own transaction: there with its rows, or not at all; never committed by the send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+
+from everbeat import App, BlockingCallInLoop, ConfigurationError, TaskNotFound, TaskState
+from tests.store.conftest import Hands
+from tests.store.foreign_kinds import ASYNC_KINDS, SYNC_KINDS, AsyncKind, SyncKind, asyncpg_arguments
+
+OWN_END = ("begun", "autocommit")
+"""Kinds whose transaction somebody else ends, or that have none."""
+
+
+@pytest.fixture
+def welcome(app: App) -> Any:
+    @app.task
+    async def welcome(user_id: int) -> int:
+        return user_id
+
+    return welcome
+
+
+@pytest.fixture
+def stored(hands: Hands) -> Callable[[], int]:
+    """How many tasks everybody else sees."""
+
+    def count() -> int:
+        return len(hands.table("tasks"))
+
+    return count
+
+
+def ending(kind: SyncKind | AsyncKind) -> bool:
+    return not any(word in kind.name for word in OWN_END)
+
+
+@pytest.mark.parametrize("kind", [each for each in SYNC_KINDS if ending(each)], ids=lambda kind: kind.name)
+def test_a_task_is_there_when_the_caller_commits(
+    kind: SyncKind, database_url: str, welcome: Any, stored: Callable[[], int]
+) -> None:
+    with kind.open(database_url) as connection:
+        joined = welcome.with_options(connection=connection, key="u1")
+        joined.send(1)
+        assert stored() == 0
+        connection.rollback()
+        assert stored() == 0
+        handle = joined.send(2)
+        many = joined.send_many(welcome.with_options(key=f"m{n}").call(n) for n in range(5))
+        assert joined.send(3).id == handle.id, "the key is taken in this very transaction"
+        assert stored() == 0
+        with pytest.raises(TaskNotFound):
+            handle.result(timeout=0.1)
+        connection.commit()
+    assert stored() == 6
+    assert {each.info().state for each in (handle, *many)} == {TaskState.PENDING}
+
+
+@pytest.mark.parametrize("kind", [each for each in ASYNC_KINDS if ending(each)], ids=lambda kind: kind.name)
+async def test_the_same_on_an_event_loop(
+    kind: AsyncKind, database_url: str, welcome: Any, stored: Callable[[], int]
+) -> None:
+    async with kind.open(database_url) as connection:
+        is_asyncpg = kind.name.startswith("asyncpg")
+
+        def transaction() -> Any:
+            return connection.transaction() if is_asyncpg else connection
+
+        async def begin(block: Any) -> None:
+            if is_asyncpg:
+                await block.start()
+
+        joined = welcome.with_options(connection=connection, key="u1")
+        block = transaction()
+        await begin(block)
+        await joined.asend(1)
+        assert stored() == 0
+        await block.rollback()
+        assert stored() == 0
+        block = transaction()
+        await begin(block)
+        await joined.asend(2)
+        await joined.asend_many([welcome.call(n) for n in range(5)])
+        assert stored() == 0
+        await block.commit()
+    assert stored() == 6
+
+
+async def test_codecs_of_the_caller_change_nothing(database_url: str, welcome: Any, hands: Hands) -> None:
+    connection = await asyncpg.connect(**asyncpg_arguments(database_url))
+    try:
+        await connection.set_type_codec(
+            "json", encoder=lambda value: f'"{value}"', decoder=str, schema="pg_catalog"
+        )
+        joined = welcome.with_options(connection=connection)
+        await joined.asend(1)
+        await joined.asend_many([welcome.call(2)])
+    finally:
+        await connection.close()
+    assert {row[0] for row in hands.table("tasks", "args::text")} == {
+        '{"user_id":1}',
+        '{"user_id":2}',
+    }
+
+
+def test_a_block_that_fails_takes_the_task_with_it(
+    database_url: str, welcome: Any, stored: Callable[[], int]
+) -> None:
+    def send_and_fail(connection: Any) -> None:
+        with connection.transaction():
+            welcome.with_options(connection=connection).send(1)
+            raise ZeroDivisionError
+
+    with psycopg.connect(database_url) as connection:
+        with pytest.raises(ZeroDivisionError):
+            send_and_fail(connection)
+        with connection.transaction():
+            welcome.with_options(connection=connection).send(2)
+            with pytest.raises(ZeroDivisionError):
+                send_and_fail(connection)
+    assert stored() == 1
+
+
+def test_nothing_is_repeated_on_the_callers_connection(database_url: str, welcome: Any) -> None:
+    connection = psycopg.connect(database_url)
+    connection.close()
+    with pytest.raises(psycopg.OperationalError):
+        welcome.with_options(connection=connection).send(1)
+
+
+def test_wrong_connections_are_refused_in_words(database_url: str, welcome: Any) -> None:
+    engine = create_engine("sqlite://")
+    with engine.connect() as other, pytest.raises(ConfigurationError, match="leads to no PostgreSQL"):
+        welcome.with_options(connection=other).send(1)
+    for wrong in (engine, object(), "postgresql://"):
+        with pytest.raises(ConfigurationError, match="none of those that can carry a send"):
+            welcome.with_options(connection=wrong).send(1)
+
+
+async def test_the_other_kind_of_call_is_named(database_url: str, welcome: Any) -> None:
+    with psycopg.connect(database_url) as connection:
+        joined = welcome.with_options(connection=connection)
+        with pytest.raises(ConfigurationError, match="use send"):
+            await joined.asend(1)
+        with pytest.raises(BlockingCallInLoop):
+            joined.send(1)
+
+
+def test_calls_of_two_transactions_are_not_sent_together(database_url: str, welcome: Any, app: App) -> None:
+    with psycopg.connect(database_url) as one, psycopg.connect(database_url) as other:
+        calls = [welcome.with_options(connection=each).call(1) for each in (one, other)]
+        with pytest.raises(ConfigurationError, match="more than one"):
+            app.send_many(calls)
+        with pytest.raises(ConfigurationError, match="more than one"):
+            app.send_many([calls[0], welcome.call(2)])
+        assert len(app.send_many([calls[0], calls[0]])) == 2
+
+
+class TestDjango:
+    """Django's own connection, in its atomic blocks."""
+
+    @pytest.fixture
+    def connection(self, database_url: str) -> Iterator[Any]:
+        django = pytest.importorskip(
+            "django", reason="LOUD: Django is not installed: its connections are not tried"
+        )
+        from django.conf import settings
+        from django.db import connections
+
+        given = psycopg.conninfo.conninfo_to_dict(database_url)
+        if not settings.configured:
+            settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}})
+            django.setup()
+        database = {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": given.get("dbname") or given.get("user"),
+            "USER": given.get("user"),
+            "HOST": given["host"],
+            "PORT": given.get("port") or "5432",
+        }
+        connections.databases["default"].update(database)
+        yield connections["default"]
+        connections["default"].close()
+
+    def test_a_task_is_there_when_the_atomic_block_ends(
+        self, connection: Any, welcome: Any, stored: Callable[[], int]
+    ) -> None:
+        from django.db import connection as proxy
+        from django.db import transaction
+
+        with transaction.atomic():
+            welcome.with_options(connection=proxy).send(1)
+            welcome.with_options(connection=connection).send_many(welcome.call(n) for n in (2, 3))
+            assert stored() == 0
+        assert stored() == 3
+
+        @transaction.atomic
+        def send_and_fail() -> None:
+            welcome.with_options(connection=proxy).send(4)
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            send_and_fail()
+        assert stored() == 3
