@@ -7,9 +7,9 @@ import gc
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -298,3 +298,72 @@ def test_a_loop_that_ends_takes_its_connections_along(app: App, hands: Hands) ->
         asyncio.run(program())
         gc.collect()
     assert not list(app.door.database()._loops)
+
+
+class TestMany:
+    """`App.outcomes`, `App.results` and their twins: looked up together, in the order asked."""
+
+    def test_the_results_of_many_come_in_their_order_by_few_questions(
+        self, app: App, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        @app.task
+        def work(n: int) -> int:
+            return n
+
+        handles = app.send_many(work.call(n) for n in range(600))
+        for claimed in hands.claim("w1", limit=600):
+            hands.start(claimed)
+            hands.settle(claimed, result=claimed.args.encode()[5:-1])
+        asked: list[int] = []
+        look_up = app.door._look_up
+
+        def counted(ids: Sequence[UUID]) -> dict[UUID, tasks.StoredOutcome]:
+            asked.append(len(ids))
+            return look_up(ids)
+
+        monkeypatch.setattr(app.door, "_look_up", counted)
+        assert app.results(reversed(handles), timeout=30) == list(reversed(range(600)))
+        assert len(asked) < 60, "not one question for each"
+        asked.clear()
+        assert app.results(handles[:3]) == [0, 1, 2]
+        assert app.results([]) == []
+        assert asked == [], "known by now"
+
+    async def test_the_same_to_await(self, app: App, hands: Hands) -> None:
+        @app.task
+        def work(n: int) -> int:
+            return n
+
+        handles = await app.asend_many([work.call(1), work.call(2)])
+        for claimed in hands.claim("w1", limit=2):
+            hands.start(claimed)
+            hands.settle(claimed, result=b"7")
+        assert await app.aresults([*handles, handles[0]], timeout=30) == [7, 7, 7]
+        with pytest.raises(BlockingCallInLoop, match="aoutcomes"):
+            app.outcomes([app.handle(UUID(int=1))])
+
+    def test_a_failure_is_raised_when_all_have_ended(self, app: App, hands: Hands) -> None:
+        @app.task
+        def work(n: int) -> int:
+            return n
+
+        handles = app.send_many(work.call(n) for n in range(3))
+        first, second, third = hands.claim("w1", limit=3)
+        for claimed in (first, second, third):
+            hands.start(claimed)
+        hands.settle(first, result=b"1")
+        hands.settle(second, "FAILED", error=b'{"code":"NO","message":"not today"}')
+        with pytest.raises(WaitTimeout):
+            app.outcomes(handles, timeout=0.2)
+        hands.settle(third, result=b"3")
+        assert [type(each).__name__ for each in app.outcomes(handles, timeout=30)] == [
+            "Completed",
+            "Failed",
+            "Completed",
+        ]
+        with pytest.raises(TaskFailed, match="not today"):
+            app.results(handles)
+
+    def test_an_unknown_task_is_said_at_once(self, app: App) -> None:
+        with pytest.raises(TaskNotFound):
+            app.results([app.handle(UUID(int=5))], timeout=30)

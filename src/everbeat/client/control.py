@@ -6,6 +6,8 @@ What lives here: these questions as plans, and waiting. What may not: types of r
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
 from enum import StrEnum
 from time import monotonic
 from uuid import UUID, uuid4
@@ -138,6 +140,55 @@ class Control:
             ended.cancel()
             last = None if ended.seen else (await database.arun(tasks.outcomes([task_id]))).get(task_id)
             return _ended_at_last(task_id, ended, last=last, waited_s=monotonic() - since)
+
+    def wait_for_all(
+        self, ids: Iterable[UUID], *, timeout: Duration | None, name: str
+    ) -> dict[UUID, StoredOutcome]:
+        """The ends of many tasks, looked up together; raises as `wait` does, for the first that is to blame."""
+        refuse_in_loop(f"App.{name}", twin=f"App.a{name}")
+        limit_s, since = _limit(timeout), monotonic()
+        database = self.door.database()
+        ended = {task_id: self.door.waiter.wait(task_id) for task_id in ids}
+        left_s = None if limit_s is None else max(0.0, since + limit_s - monotonic())
+        futures.wait(ended.values(), timeout=left_s, return_when=futures.FIRST_EXCEPTION)
+        found, late = _divided(ended)
+        if late:
+            found |= _all_ended(late, database.run(tasks.outcomes(late)), waited_s=monotonic() - since)
+        return found
+
+    async def await_all(self, ids: Iterable[UUID], *, timeout: Duration | None) -> dict[UUID, StoredOutcome]:
+        """The twin of `wait_for_all`."""
+        limit_s, since = _limit(timeout), monotonic()
+        database = await self.door.adatabase()
+        ended = {task_id: self.door.waiter.wait(task_id) for task_id in ids}
+        left_s = None if limit_s is None else max(0.0, since + limit_s - monotonic())
+        if ended:
+            waiting = [asyncio.wrap_future(future) for future in ended.values()]
+            await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_EXCEPTION)
+        found, late = _divided(ended)
+        if late:
+            found |= _all_ended(late, await database.arun(tasks.outcomes(late)), waited_s=monotonic() - since)
+        return found
+
+
+def _divided(ended: Mapping[UUID, Ended]) -> tuple[dict[UUID, StoredOutcome], list[UUID]]:
+    """What has ended, and what not yet, for which nobody waits any more; raises what any wait failed with."""
+    late = [task_id for task_id, future in ended.items() if not future.done()]
+    for task_id in late:
+        ended[task_id].cancel()
+    return {task_id: future.result() for task_id, future in ended.items() if not future.cancelled()}, late
+
+
+def _all_ended(
+    late: Sequence[UUID], last: dict[UUID, StoredOutcome], *, waited_s: float
+) -> dict[UUID, StoredOutcome]:
+    """What ended at the last moment; raises for the first that did not."""
+    for task_id in late:
+        if task_id not in last:
+            raise TaskNotFound(task_id)
+        if not last[task_id].state.is_terminal:
+            raise WaitTimeout(task_id, waited_s, state=last[task_id].state)
+    return {task_id: last[task_id] for task_id in late}
 
 
 def _limit(timeout: Duration | None) -> float | None:

@@ -18,9 +18,10 @@ from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender
 from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
-from everbeat.domain.duration import When
+from everbeat.domain.duration import Duration, When
 from everbeat.domain.explanation import Explanation
 from everbeat.domain.inspection import TaskInfo
+from everbeat.domain.outcome import Completed, Failed
 from everbeat.domain.pauses import PauseKind
 from everbeat.store.plan import Plan
 
@@ -53,6 +54,33 @@ class Desk(Pausing):
     async def asend_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
         """As `send_many`, to await."""
         return await self._sender.asend_many(calls)
+
+    def outcomes(
+        self, handles: Iterable[Handle[R]], /, *, timeout: Duration | None = None
+    ) -> list[Completed[R] | Failed]:
+        """How all of these tasks ended, in their order, looked up together; raises WaitTimeout after `timeout`, TaskNotFound.
+
+        app.outcomes(app.send_many(welcome.call(user) for user in users), timeout="1m")
+        """
+        return Handle.all_outcomes([*handles], timeout=timeout)
+
+    async def aoutcomes(
+        self, handles: Iterable[Handle[R]], /, *, timeout: Duration | None = None
+    ) -> list[Completed[R] | Failed]:
+        """As `outcomes`, to await."""
+        return await Handle.await_outcomes([*handles], timeout=timeout)
+
+    def results(self, handles: Iterable[Handle[R]], /, *, timeout: Duration | None = None) -> list[R]:
+        """What all of these tasks returned, in their order; raises TaskFailed for the first that did not complete, once all have ended."""
+        given = [*handles]
+        self.outcomes(given, timeout=timeout)
+        return [handle.result() for handle in given]
+
+    async def aresults(self, handles: Iterable[Handle[R]], /, *, timeout: Duration | None = None) -> list[R]:
+        """As `results`, to await."""
+        given = [*handles]
+        await self.aoutcomes(given, timeout=timeout)
+        return [await handle.aresult() for handle in given]
 
     def send_by_name(
         self,

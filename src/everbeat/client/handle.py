@@ -5,7 +5,7 @@ What lives here: `Handle`. What may not: how many handles share one listener (`w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -30,6 +30,7 @@ from everbeat.domain.states import TaskState
 from everbeat.store.plan import Plan
 from everbeat.store.tasks import StoredOutcome
 
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -81,6 +82,40 @@ class Handle(Generic[R_co]):
     async def aoutcome(self, *, timeout: Duration | None = None) -> Completed[R_co] | Failed:
         """As `outcome`, to await."""
         return self._seen or self._remember(await self._control.await_end(self.id, timeout=timeout))
+
+    @staticmethod
+    def all_outcomes(
+        handles: Sequence[Handle[R]], *, timeout: Duration | None
+    ) -> list[Completed[R] | Failed]:
+        """How all of these ended, in their order: behind `App.outcomes`."""
+        unseen = {handle.id: handle for handle in handles if handle._seen is None}
+        if unseen:
+            control = next(iter(unseen.values()))._control
+            found = control.wait_for_all(unseen, timeout=timeout, name="outcomes")
+            for handle in handles:
+                handle._take(found)
+        return [handle._outcome_seen() for handle in handles]
+
+    @staticmethod
+    async def await_outcomes(
+        handles: Sequence[Handle[R]], *, timeout: Duration | None
+    ) -> list[Completed[R] | Failed]:
+        """The twin of `all_outcomes`."""
+        unseen = {handle.id: handle for handle in handles if handle._seen is None}
+        if unseen:
+            control = next(iter(unseen.values()))._control
+            found = await control.await_all(unseen, timeout=timeout)
+            for handle in handles:
+                handle._take(found)
+        return [handle._outcome_seen() for handle in handles]
+
+    def _take(self, found: Mapping[UUID, StoredOutcome]) -> None:
+        if self._seen is None:
+            self._remember(found[self.id])
+
+    def _outcome_seen(self) -> Completed[R_co] | Failed:
+        assert self._seen is not None
+        return self._seen
 
     def _info(self) -> Plan[TaskInfo]:
         """The task as it is now; raises TaskNotFound."""
