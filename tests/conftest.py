@@ -5,6 +5,7 @@ What lives here: servers and schemas. What belongs to one room's tests lives in 
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,21 @@ settings.register_profile(
     "patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("patient")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side, each process begins with its share of the stories: one that begins last would keep all others waiting."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes == 1:
+        return
+    stories = [item for item in items if item.get_closest_marker("story")]
+    others = [item for item in items if not item.get_closest_marker("story")]
+    share = -(-len(others) // processes)
+    items[:] = [
+        item
+        for number in range(processes)
+        for item in (*stories[number::processes], *others[number * share : (number + 1) * share])
+    ]
 
 
 class NewServer(Protocol):

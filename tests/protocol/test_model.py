@@ -58,7 +58,7 @@ class Variant:
 
 
 VARIANTS = [
-    Variant("a settle guarded by the id alone", Choices(guard="nothing"), ANY_ONE, Broken.I5),
+    Variant("a settle guarded by the id alone", Choices(guard="nothing"), ANY_ONE, Broken.I8),
     Variant("a settle guarded by the state", Choices(guard="state"), ANY_ONE, Broken.I8),
     Variant("a settle guarded by the worker's name", Choices(guard="name"), DELAYED, Broken.I8),
     Variant("no random part in the claim id", Choices(random_claim_ids=False), FAILOVERS, Broken.I10),

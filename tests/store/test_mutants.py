@@ -53,7 +53,7 @@ MUTANTS = [
         life.test_only_the_holder_can_start_and_a_repeated_start_answers_the_same,
     ),
     Mutant(
-        "a start beyond good_until", "task/start", "h.too_late is not true", "true",
+        "a start beyond good_until", "task/start", "when t.good_until <= statement_timestamp() then 'expired' else", "when false then 'expired' else",
         life.test_a_task_whose_deadline_passes_while_claimed_never_starts,
     ),
     Mutant(

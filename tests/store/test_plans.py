@@ -12,6 +12,8 @@ import pytest
 from psycopg import sql
 
 from everbeat.store import leases, migrations, sweeping, tasks, workers
+from everbeat.store.foreign_statement import numbered
+from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement, compose
 from everbeat.store.suspects import suspects_wait
 from everbeat.store.target import Target
@@ -151,6 +153,41 @@ def test_start_settle_release_and_check(loaded: Hands) -> None:
         leases.Settlement(id=one[0], claim_id=one[1], outcome="COMPLETED", result=b"1") for one in some
     ]
     check_plan(loaded, leases.settle(settlements, channel=channel), pages=12_000)
+
+
+@pytest.mark.parametrize("rows", [10, 200])
+def test_the_hot_statements_of_a_worker_look_rows_up_whatever_their_number(loaded: Hands, rows: int) -> None:
+    """As a worker runs them: prepared, on a session for keyed statements, planned before anybody knows the batch."""
+    # What other tests rolled back is out of the way.
+    loaded.connection.execute(sql.SQL("vacuum {}.tasks").format(sql.Identifier(loaded.target.schema)))
+    leased = held(loaded, rows)
+    settled = [
+        leases.Settlement(id=one, claim_id=claim, outcome="COMPLETED", result=b"1") for one, claim in leased
+    ]
+    for statement in (
+        a_claim(rows, starts=rows // 2),
+        leases.start(leased, channel="c"),
+        leases.settle(settled, channel="c"),
+        leases.release(leased, channel="c"),
+    ):
+        text, names = numbered(statement.name, loaded.target.schema)
+        given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
+        with loaded.connection.transaction(force_rollback=True):
+            loaded.connection.execute(KEYED.replace(b"set ", b"set local "))
+            loaded.connection.execute(f"prepare as_a_worker_does as {text}".encode())
+            row = loaded.connection.execute(
+                sql.SQL("explain (analyze, buffers, format json) execute as_a_worker_does ({})").format(given)
+            ).fetchone()
+            loaded.connection.execute("deallocate as_a_worker_does")
+        assert row is not None
+        found = [*nodes(dict(row[0][0])["Plan"])]
+        kinds = {(node["Node Type"], node.get("Relation Name")) for node in found}
+        assert not {kind for kind in kinds if kind[0] in ("Seq Scan", "Hash Join", "Merge Join")}, (
+            statement.name
+        )
+        assert found[0]["Shared Hit Blocks"] + found[0]["Shared Read Blocks"] < 500 + 60 * rows, (
+            statement.name
+        )
 
 
 def test_beat_and_watch(loaded: Hands) -> None:

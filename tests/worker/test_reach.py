@@ -39,7 +39,7 @@ async def a_worker_that_cannot_settle(
         try:
             async with stand.worker(recovery=RecoveryConfig(**FAST), poll_interval="500ms") as running:
                 task_id = stand.send("nap", seconds=0.5)
-                await running.until(lambda: stand.task(task_id)["state"] == "RUNNING")
+                await running.until(lambda: running.have_begun(task_id))
                 stand.target = direct
                 with stand.holding(f"select from {{schema}}.tasks where id = '{task_id}' for update"):
                     await running.until(lambda: running.attempt(task_id).stage is Stage.SETTLING)

@@ -293,18 +293,18 @@ async def test_nothing_is_left_of_the_worker_on_its_loop(stand: Stand) -> None:
     assert sessions == []
 
 
-async def test_a_cancel_that_comes_while_the_start_is_under_way_is_not_forgotten(stand: Stand) -> None:  # B11
+async def test_a_cancel_that_comes_while_the_claim_is_under_way_is_not_forgotten(stand: Stand) -> None:  # B11
     async with Proxy.before(stand.target) as proxy:
         direct, stand.target = stand.target, proxy.target
         try:
             async with stand.worker() as running:
                 await running.until(lambda: any(isinstance(one, Tick) for one in running.told))
-                proxy.hold_reply(b"-- Starts claimed")
+                proxy.hold_reply(b"-- Claims due")
                 task_id = stand.send("linger", word="x")
                 # The row says RUNNING, the worker does not know it yet.
                 await running.until(lambda: stand.task(task_id)["state"] == "RUNNING")
                 assert stand.cancel(task_id)[0] == "REQUESTED"
-                await running.until(lambda: running.attempt(task_id).cancel_asked)
+                await running.until(lambda: task_id in running.worker._leases._suspects)
                 assert gate.journal == []
                 proxy.release()
                 row = await running.finished(task_id)

@@ -115,7 +115,7 @@ async def test_code_whose_start_was_learned_of_too_late_is_handed_back(stand: St
         try:
             async with stand.worker(recovery=RecoveryConfig(**FAST)) as running:
                 await running.until(lambda: any(isinstance(one, Tick) for one in running.told))
-                proxy.hold_reply(b"-- Starts claimed")
+                proxy.hold_reply(b"-- Claims due")
                 task_id = stand.send("note", word="x")
                 await running.until(lambda: stand.task(task_id)["state"] == "RUNNING")
                 running.hush()

@@ -80,7 +80,7 @@ def make_worker(
         def connect() -> Any:
             return plan.target.aconnect(application_name)
 
-        return PostgresWake(connect, plan.target.channel, random=around.random)
+        return PostgresWake(connect, plan.target.channel, tells_ends=False, random=around.random)
 
     own_recovery = OwnRecovery(plan, welcome=welcome, around=around)
     return Worker(

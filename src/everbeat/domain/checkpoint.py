@@ -59,8 +59,10 @@ class PartialWork:
     @classmethod
     def from_json(cls, data: bytes | str | None) -> PartialWork:
         """What earlier attempts stored; nothing where there is nothing, or what somebody wrote by hand cannot be read."""
+        if data is None:
+            return cls()
         try:
-            stored = _Stored() if data is None else _stored.decode(data)
+            stored = _stored.decode(data)
         except (msgspec.MsgspecError, UnicodeError):
             stored = _Stored()
         return cls(value=bytes(stored.value), done={name: max(0, n) for name, n in stored.done.items()})

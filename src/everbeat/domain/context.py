@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, final
 from uuid import UUID
+
+from msgspec import Struct, field
 
 from everbeat.domain.checkpoint import Checkpoint, PartialWork, Steps
 from everbeat.domain.commit import TaskCommit
@@ -89,8 +90,7 @@ _current: ContextVar[Context] = ContextVar("everbeat_context")
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Context:
+class Context(Struct, frozen=True, kw_only=True, eq=False):
     """The attempt that is running: annotate a task's first parameter with it, or call `Context.current()`.
 
     `attempt` counts from 1. `fence` grows with every claim of the task: write `WHERE last_fence < fence`
@@ -106,8 +106,11 @@ class Context:
     claim_id: UUID
     worker_id: str
     deadline: datetime | None = None
-    backend: ContextBackend = field(repr=False)
-    work: PartialWork = field(default_factory=PartialWork, repr=False)
+    backend: ContextBackend
+    work: PartialWork = field(default_factory=PartialWork)
+
+    def __repr__(self) -> str:
+        return f"<Context of attempt {self.attempt} of task {self.name!r} {self.task_id}, fence {self.fence}>"
 
     @staticmethod
     def current() -> Context:
@@ -254,6 +257,11 @@ class Context:
         checkpoint = steps.count()
         self.progress(steps.name, steps.fraction, steps.message)
         return checkpoint
+
+
+def enter(context: Context) -> None:
+    """Makes this the current Context for as long as the current `contextvars` context is in use."""
+    _current.set(context)
 
 
 async def _undone(items: Iterable[T] | AsyncIterable[T], done: int) -> AsyncIterator[T]:

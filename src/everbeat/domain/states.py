@@ -43,6 +43,12 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(None, TaskState.PENDING, "task/insert_task", "sent"),
     Transition(None, TaskState.PENDING, "task/insert_tasks", "sent with others, all or none"),
     Transition(TaskState.PENDING, TaskState.CLAIMED, "task/claim", "a worker took it"),
+    Transition(
+        TaskState.PENDING,
+        TaskState.RUNNING,
+        "task/claim",
+        "a worker with a free slot took it, and its code starts",
+    ),
     Transition(TaskState.PENDING, TaskState.CANCELLED, "task/cancel", "cancelled before anybody took it"),
     Transition(
         TaskState.PENDING, TaskState.EXPIRED, "task/expire", "good_until passed before anybody took it"

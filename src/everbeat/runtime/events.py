@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
+from functools import cache
 from typing import ClassVar
 from uuid import UUID
 
@@ -224,9 +225,14 @@ class EventBus:
 
 def log_event(event: Event) -> None:
     """Write `event` to the logger `everbeat.<room>`; the record carries it as `everbeat_event`."""
-    logger = logging.getLogger(f"everbeat.{event.room}")
+    logger = _logger(event.room)
     if logger.isEnabledFor(event.loudness):
         logger.log(event.loudness, "%s", event_text(event), extra={"everbeat_event": event})
+
+
+@cache
+def _logger(room: str) -> logging.Logger:
+    return logging.getLogger(f"everbeat.{room}")
 
 
 def event_name(event: Event) -> str:

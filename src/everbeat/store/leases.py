@@ -14,6 +14,7 @@ from everbeat.domain.states import TaskState
 from everbeat.store.lease_records import Lease as Lease
 from everbeat.store.lease_records import Recovered as Recovered
 from everbeat.store.lease_records import RecoveryOrder as RecoveryOrder
+from everbeat.store.literals import booleans, integers, json_array, uuids, words
 from everbeat.store.statement import Row, Statement
 
 NO_POLICIES: Final[Mapping[UUID, bytes | None]] = MappingProxyType({})
@@ -22,9 +23,9 @@ AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
 
 
 class Claimed(Struct, frozen=True):
-    """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts before this one.
+    """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts that began.
 
-    `suspect`: it may kill its process, so it runs alone in one.
+    `suspect`: it may kill its process, so it runs alone in one. `started_at`: its attempt has begun with the claim.
     """
 
     id: UUID
@@ -43,6 +44,7 @@ class Claimed(Struct, frozen=True):
     good_until: datetime | None
     suspect: bool = False
     checkpoint: str | None = None
+    started_at: datetime | None = None
 
 
 class Started(Struct, frozen=True):
@@ -73,15 +75,20 @@ def claim(
     queues: Sequence[str] | None,
     queue_priorities: Mapping[str, int],
     suspects: bool | None = None,
+    starts: int = 0,
+    policies: bytes | None = None,
+    alone: bool = False,
 ) -> Statement[list[Claimed]]:
     """Takes up to `limit` due tasks of these names, in order: queue priority, priority, first in first out.
 
-    `suspects`: True takes only suspects, False only others, None both.
+    `suspects`: True takes only suspects, False only others, None both. The first `starts` of them begin at once: `policies` (a JSON
+    object by name) and `alone` are as for `start`.
     """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
         "queues": None if queues is None else list(queues),
         "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()), "suspects": suspects,
+        "starts": starts, "policies": None if policies is None else policies.decode(), "alone": alone,
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[Claimed]:
@@ -127,10 +134,10 @@ def start(
     """
     ordered = sorted(leases)
     parameters = {
-        "ids": [lease[0] for lease in ordered],
-        "claim_ids": [lease[1] for lease in ordered],
-        "policies": [_text(policies.get(lease[0])) for lease in ordered],
-        "alone": [lease[1] in alone for lease in ordered],
+        "ids": uuids([lease[0] for lease in ordered]),
+        "claim_ids": uuids([lease[1] for lease in ordered]),
+        "policies": json_array([policies.get(lease[0]) for lease in ordered]),
+        "alone": booleans([lease[1] in alone for lease in ordered]),
         "channel": channel,
     }
     return Statement(
@@ -142,19 +149,24 @@ def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict
     """Writes outcomes; answers for each claim_id the new state, "already" (an earlier try landed) or "lost". At most 200 at once."""
     ordered = sorted(settlements, key=lambda settlement: settlement.id)
     parameters = {
-        "ids": [one.id for one in ordered], "claim_ids": [one.claim_id for one in ordered], "outcomes": [one.outcome for one in ordered],
-        "results": [_text(one.result) for one in ordered], "errors": [_text(one.error) for one in ordered],
-        "retry_in_ms": [one.retry_in_ms for one in ordered], "channel": channel,
+        "ids": uuids([one.id for one in ordered]), "claim_ids": uuids([one.claim_id for one in ordered]),
+        "outcomes": words([one.outcome for one in ordered]),
+        "results": json_array([one.result for one in ordered]), "errors": json_array([one.error for one in ordered]),
+        "retry_in_ms": integers([one.retry_in_ms for one in ordered]), "channel": channel,
     }  # fmt: skip
-    return Statement("task/settle", parameters, lambda found: {row[0]: row[1] for row in found})
+
+    def read(found: Sequence[Row]) -> dict[UUID, str]:
+        return dict(zip((one.claim_id for one in ordered), found[0][0].split(","), strict=True))
+
+    return Statement("task/settle", parameters, read)
 
 
 def release(leases: Sequence[tuple[UUID, UUID]], *, channel: str) -> Statement[list[UUID]]:
     """Gives claimed tasks back at no cost; answers those that were still held."""
     ordered = sorted(leases)
     parameters = {
-        "ids": [lease[0] for lease in ordered],
-        "claim_ids": [lease[1] for lease in ordered],
+        "ids": uuids([lease[0] for lease in ordered]),
+        "claim_ids": uuids([lease[1] for lease in ordered]),
         "channel": channel,
     }
     return Statement("task/release", parameters, lambda found: [row[0] for row in found])
@@ -162,7 +174,10 @@ def release(leases: Sequence[tuple[UUID, UUID]], *, channel: str) -> Statement[l
 
 def check_leases(leases: Sequence[tuple[UUID, UUID]]) -> Statement[list[tuple[UUID, UUID, str]]]:
     """Which of these leases are "lost", and for which a "cancel" was asked: (id, claim_id, verdict)."""
-    parameters = {"ids": [lease[0] for lease in leases], "claim_ids": [lease[1] for lease in leases]}
+    parameters = {
+        "ids": uuids([lease[0] for lease in leases]),
+        "claim_ids": uuids([lease[1] for lease in leases]),
+    }
     return Statement(
         "task/check_leases", parameters, lambda found: [(row[0], row[1], row[2]) for row in found]
     )

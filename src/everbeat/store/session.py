@@ -26,13 +26,19 @@ _LONGEST_PAUSE_S: Final = 1.0
 _ON_THE_WAY_S: Final = 5.0
 _log = logging.getLogger("everbeat.store")
 
+KEYED: Final = b"""
+    set plan_cache_mode = force_generic_plan; set enable_hashjoin = off; set enable_mergejoin = off; set enable_seqscan = off;
+    set jit = off"""
+"""For statements that look each row up by its key. The planner cannot know how few rows a batch is: it read the whole table to join
+it with some hundred ids, or planned every batch anew, which took longer than all the rest (docs/performance.md)."""
+
 
 class Session:
     """One connection. `on_state(True)` follows every connect, `on_state(False)` every loss.
 
     `statement_timeout_ms` bounds each statement on the server, so that a session never hangs in one; `reply_timeout_s` bounds
     the wait for its answer, and for a connection, where the network may have swallowed it (None: a little longer than the
-    statement may take). `longest_pause_s`: between two tries.
+    statement may take). `longest_pause_s`: between two tries. `keyed`: all its statements look rows up by keys.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Session:
         statement_timeout_ms: int = 30_000,
         reply_timeout_s: float | None = None,
         longest_pause_s: float = _LONGEST_PAUSE_S,
+        keyed: bool = False,
     ) -> None:
         self.target = target
         self.application_name = application_name
@@ -53,6 +60,7 @@ class Session:
         self._random = random or Random()
         self._on_state = on_state
         self._statement_timeout_ms = statement_timeout_ms
+        self._keyed = keyed
         self._reply_timeout_s = (
             statement_timeout_ms / 1_000 + _ON_THE_WAY_S if reply_timeout_s is None else reply_timeout_s
         )
@@ -148,6 +156,8 @@ class Session:
         self.pooled = is_pooled(connection)
         if not self.pooled:
             await connection.execute(f"set statement_timeout = {int(self._statement_timeout_ms)}".encode())
+            if self._keyed:
+                await connection.execute(KEYED)
 
     async def drop(self) -> None:
         """Closes the connection; the next statement opens a new one."""

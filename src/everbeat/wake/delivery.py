@@ -36,12 +36,16 @@ class HintsHeardAgain(Event, frozen=True, kw_only=True):
 
 
 class Delivery:
-    """Tells hints and changes of state to their callbacks, which cannot break the listener."""
+    """Tells hints and changes of state to their callbacks, which cannot break the listener.
 
-    __slots__ = ("_channel", "_hearing", "_on_hint", "_on_state")
+    `tells_ends`: workers end hundreds of tasks with one payload, and none of them waits for that.
+    """
 
-    def __init__(self, channel: str, *, on_hint: OnHint, on_state: OnState) -> None:
+    __slots__ = ("_channel", "_hearing", "_on_hint", "_on_state", "_tells_ends")
+
+    def __init__(self, channel: str, *, on_hint: OnHint, on_state: OnState, tells_ends: bool = True) -> None:
         self._channel = channel
+        self._tells_ends = tells_ends
         self._on_hint = on_hint
         self._on_state = on_state
         self._hearing: bool | None = None  # None: nothing was told yet
@@ -67,6 +71,8 @@ class Delivery:
 
     def payload(self, text: str) -> None:
         """Tell what a payload says, if anything."""
+        if not self._tells_ends and text.startswith("d:"):
+            return
         hint = decode(text)
         if hint is None:
             _logger.debug("hint_ignored channel=%s payload=%.100r", self._channel, text)

@@ -41,19 +41,21 @@ class PostgresWake:
         connect: Callable[[], Awaitable[AsyncConnection[Any]]],
         channel: str,
         *,
+        tells_ends: bool = True,
         random: Random | None = None,
         probe_interval_s: float = PROBE_INTERVAL_S,
         reply_timeout_s: float = REPLY_TIMEOUT_S,
     ) -> None:
         self._connect = connect
         self._channel = channel
+        self._tells_ends = tells_ends
         self._pauses = Pauses(random or Random())
         self._probe_interval_s = probe_interval_s
         self._reply_timeout_s = reply_timeout_s
 
     async def run(self, on_hint: OnHint, on_state: OnState) -> None:
         """Deliver hints until cancelled."""
-        delivery = Delivery(self._channel, on_hint=on_hint, on_state=on_state)
+        delivery = Delivery(self._channel, on_hint=on_hint, on_state=on_state, tells_ends=self._tells_ends)
         try:
             while True:
                 try:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
+from everbeat.domain.context import enter
 from everbeat.domain.definition import RunIn
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.stacks import coroutine_stack
@@ -79,12 +80,12 @@ class AsyncExecutor:
     async def _run(self, attempt: Attempt) -> Ended:
         definition = attempt.definition
         context = attempt.context(worker_id=self._worker_id())
+        enter(context)  # until this asyncio task ends, which has a context of its own
         try:
-            with context.entered():
-                call = self._invoker.call(definition, attempt.task.args, context)
-                if isinstance(call, Failed):
-                    return call
-                return self._invoker.returned(definition, await call())
+            call = self._invoker.call(definition, attempt.task.args, context)
+            if isinstance(call, Failed):
+                return call
+            return self._invoker.returned(definition, await call())
         except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
             return self._invoker.raised(definition, exception)
 

@@ -1,8 +1,8 @@
-"""Getting work: claims for free slots and a few ahead, then starts, each one statement for a whole batch.
+"""Getting work: one claim for free slots and a few ahead. What finds a free slot begins with the claim, the rest by a start.
 
 What lives here: when to look, and the statements claim, start and release. What may not: running code.
 
-Code runs only after its start was acknowledged. A claim is repeated with the same call id until it is answered, so that
+Code runs only after its claim or start was acknowledged. A claim is repeated with the same call id until it is answered, so that
 a lost reply loses nothing.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import uuid4
 
-from msgspec import Struct
+import msgspec
 
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.policy import StoredPolicy
@@ -25,6 +25,7 @@ from everbeat.store.leases import Claimed
 from everbeat.store.session import Session
 from everbeat.store.suspects import suspects_wait
 from everbeat.worker.attempt import ALONE, Attempt, LaneName, Stage
+from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.lane import Lane
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.protocol import Lease
@@ -37,18 +38,6 @@ SUSPECTS_EVERY_S: Final = 1.0
 """Suspects are rare: hints make this worker look for them no more often than this."""
 _SLACK_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 30.0
-
-
-class ClaimRules(Struct, frozen=True, kw_only=True):
-    """What the claimer asks of the rest of the worker."""
-
-    worker_id: Callable[[], str]
-    may_claim: Callable[[], bool]
-    may_start: Callable[[], bool]
-    is_deaf: Callable[[], bool]
-    on_progress: Callable[[Attempt], None]
-    launch: Callable[[Attempt], None]
-    not_started: Callable[[Attempt, str], None]
 
 
 class Claimer:
@@ -77,6 +66,9 @@ class Claimer:
         self._table = table
         self._definitions = definitions
         self._policies = policies
+        stored = {name: policy.to_json() for name, policy in policies.items()}
+        self._stored_policies = {name: msgspec.Raw(json) for name, json in stored.items() if json is not None}
+        self._is_asking = False
         self._queues = queues
         self._queue_priorities = dict(queue_priorities)
         self._poll_interval_s = poll_interval_s
@@ -102,6 +94,11 @@ class Claimer:
     def slot_freed(self) -> None:
         """Something may be started, or claimed, that had no room before."""
         self.wake.set()
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a claim is under way: the database may hold in our name what nobody here knows yet."""
+        return self._is_asking
 
     async def tick(self) -> float | None:
         """Start what waits, claim for what is free, start again."""
@@ -189,24 +186,35 @@ class Claimer:
 
     async def _claim(self, lane: Lane, limit: int) -> int:
         worker_id = self._rules.worker_id()
-        claimed = await self._session.run(
-            leases.claim(
-                worker_id=worker_id,
-                claim_call=uuid4(),
-                names=lane.names,
-                limit=limit,
-                queues=self._queues,
-                queue_priorities=self._queue_priorities,
-                suspects=lane.suspects,
-            )
+        statement = leases.claim(
+            worker_id=worker_id,
+            claim_call=uuid4(),
+            names=lane.names,
+            limit=limit,
+            queues=self._queues,
+            queue_priorities=self._queue_priorities,
+            suspects=lane.suspects,
+            starts=lane.spare,
+            policies=msgspec.json.encode(self._stored_policies) if self._stored_policies else None,
+            alone=lane.name in ALONE,
         )
+        self._is_asking = True
+        try:
+            claimed = await self._session.run(statement)
+        finally:
+            self._is_asking = False
         if worker_id != self._rules.worker_id():
             return 0  # claimed in a name that was declared dead meanwhile: it is recovered there
         for task in claimed:
             attempt = self._attempt(task, lane.name)
             self._table.add(attempt)
-            lane.add(attempt)
+            if task.started_at is None:
+                lane.add(attempt)
+            else:
+                attempt.number, attempt.started_at = task.attempt, task.started_at
+                self._rules.launch(attempt)
         if claimed:
+            self._rules.on_claimed()
             mean = sum(len(task.args) for task in claimed) // len(claimed)
             self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
         return len(claimed)

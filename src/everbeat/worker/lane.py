@@ -50,6 +50,11 @@ class Lane(Struct, kw_only=True):
         return max(0, min(self.executor.free - self._lag, len(self.waiting)))
 
     @property
+    def spare(self) -> int:
+        """How many more could begin right now than wait."""
+        return max(0, self.executor.free - self._lag - len(self.waiting))
+
+    @property
     def _lag(self) -> int:
         # Memory stays bounded by two attempts a slot when outcomes cannot be written.
         return max(0, self.unsettled() - self.executor.slots)

@@ -31,6 +31,7 @@ class LeaseWatch:
         table: LeaseTable,
         on_cancel: Callable[[Attempt], None],
         on_lost: Callable[[Attempt], None],
+        is_claiming: Callable[[], bool],
     ) -> None:
         self.wake = asyncio.Event()
         self.is_deaf = True
@@ -38,6 +39,7 @@ class LeaseWatch:
         self._table = table
         self._on_cancel = on_cancel
         self._on_lost = on_lost
+        self._is_claiming = is_claiming
         self._suspects: set[UUID] = set()
         self._check_all = False
 
@@ -49,10 +51,10 @@ class LeaseWatch:
     def heard(self, hint: Hint) -> None:
         """A hint arrived, perhaps about a task of ours."""
         match hint:
-            case CancelAsked(task_id) if self._table.by_task(task_id):
+            case CancelAsked(task_id) if self._may_hold(task_id):
                 self._suspects.add(task_id)
                 self.wake.set()
-            case LeaseLost(ids) if suspects := {task_id for task_id in ids if self._table.by_task(task_id)}:
+            case LeaseLost(ids) if suspects := {task_id for task_id in ids if self._may_hold(task_id)}:
                 self._suspects |= suspects
                 self.wake.set()
             case Everything():
@@ -66,9 +68,21 @@ class LeaseWatch:
         self.is_deaf = not hears
         self.wake.set()
 
+    def claimed(self) -> None:
+        """A claim was answered: what was hinted at meanwhile may be ours."""
+        if self._suspects:
+            self.wake.set()
+
+    def _may_hold(self, task_id: UUID) -> bool:
+        return self._is_claiming() or self._table.by_task(task_id) is not None
+
     async def tick(self) -> float | None:
         """Ask about those that were hinted at, or about all."""
-        suspects, self._suspects = self._suspects, set()
+        suspects = self._suspects
+        # What a claim under way may bring is asked about when it is known.
+        self._suspects = (
+            {one for one in suspects if not self._table.by_task(one)} if self._is_claiming() else set()
+        )
         everything, self._check_all = self._check_all or self.is_deaf, False
         held = self._table.at(Stage.CLAIMED, Stage.STARTING, Stage.RUNNING)
         asked = [attempt for attempt in held if everything or attempt.id in suspects]

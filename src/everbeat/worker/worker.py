@@ -19,7 +19,8 @@ from everbeat.runtime.service import Service, ServiceRunner
 from everbeat.store.session import Session
 from everbeat.wake import Wake
 from everbeat.worker.attempt import ALONE, Attempt, LaneName
-from everbeat.worker.claimer import Claimer, ClaimRules
+from everbeat.worker.claim_rules import ClaimRules
+from everbeat.worker.claimer import Claimer
 from everbeat.worker.clerk import Clerk
 from everbeat.worker.conductor import Conductor, RecoverCrashed, RecoverStalled
 from everbeat.worker.departure import Departure
@@ -92,8 +93,8 @@ class Worker:
         self._random = random
         self._nursery = Nursery(name="worker", on_fatal=on_fatal, on_loop_ending=plan.on_loop_ending)
         self._table = LeaseTable()
-        self._taking = Session(plan.target, self._session_name, random=random)
-        self._giving = Session(plan.target, self._session_name, random=random)
+        self._taking = Session(plan.target, self._session_name, random=random, keyed=True)
+        self._giving = Session(plan.target, self._session_name, random=random, keyed=True)
         self._conductor = Conductor(
             table=self._table,
             events=events,
@@ -127,6 +128,7 @@ class Worker:
             table=self._table,
             on_cancel=lambda attempt: self._conductor.stop(attempt, "cancelled"),
             on_lost=self._on_lost,
+            is_claiming=lambda: self._claimer.is_asking,
         )
         self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
@@ -207,7 +209,9 @@ class Worker:
         self._events.emit(WorkerStarted(worker_id=self.id, pid=os.getpid()))
 
     def _launch(self, attempt: Attempt) -> None:
-        begins = self._conductor.launch(attempt, may_begin=self._vitality.may_start)
+        begins = self._conductor.launch(
+            attempt, may_begin=self._vitality.may_start and not self._claimer.is_closed
+        )
         if begins and attempt.lane not in ALONE:  # those have processes of their own, with the same limits
             self._recycling.begun()
 
@@ -299,6 +303,7 @@ class Worker:
                 on_progress=self._progress.note,
                 launch=self._launch,
                 not_started=self._conductor.not_started,
+                on_claimed=self._leases.claimed,
             ),
         )
 

@@ -6,9 +6,11 @@ between `prepare_process` and `run_worker_process`, and making the worker from a
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from collections.abc import Callable
+from typing import Final
 
 from everbeat.domain.hooks import HookRunner, NoHooks
 from everbeat.runtime.blocking_channel import BlockingChannel
@@ -29,6 +31,10 @@ from everbeat.worker.protocol import (
     Welcome,
 )
 from everbeat.worker.worker import Worker
+
+_DEFAULT_THRESHOLDS: Final = (700, 2_000)
+"""New objects after which Python looks for garbage, up to 3.12 and from 3.13."""
+_THRESHOLD: Final = 20_000
 
 
 def prepare_process() -> socket.socket:
@@ -59,7 +65,17 @@ def run_worker_process(
     hooks: HookRunner | None = None,
 ) -> int:
     """Serve as a worker process; answers the exit code for `leave`. `make_worker` is called in the running loop."""
+    _collect_garbage_rarely()
     return run_through(_serve(sock, hello, make_worker, hooks or NoHooks()))
+
+
+def _collect_garbage_rarely() -> None:
+    """What was imported is never looked through again, and a batch of tasks is no reason to look: that took a third of the time of
+    short tasks (docs/performance.md). A program that has set thresholds of its own keeps them."""
+    gc.freeze()
+    first, *others = gc.get_threshold()
+    if first in _DEFAULT_THRESHOLDS:
+        gc.set_threshold(_THRESHOLD, *others)
 
 
 async def _serve(

@@ -85,6 +85,8 @@ class Size:
     cancels: bool = True
     workers: int = 2
     """How many of the trees claim; the others only observe."""
+    begins: bool = True
+    """A claim may begin the task at once, where a slot is free, or take it ahead of one."""
     drains: bool = True
     """Workers may also give back and hand back what they hold."""
     poison: bool = False

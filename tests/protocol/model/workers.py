@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.protocol.model.rules import Rules, with_held, with_phase, without_worker
-from tests.protocol.model.statements import CLAIMED, PENDING, RUNNING, Lease
+from tests.protocol.model.statements import CLAIMED, PENDING, RUNNING, Answer, Lease
 from tests.protocol.model.world import Held, Step, World, new_grant, struck, with_tree, without
 
 
@@ -44,11 +44,9 @@ class Workers(Rules):
             row = world.tables.rows[doubt.task]
             forgotten = with_tree(world, tree, doubt=None)
             yield Step(f"{tree} gives up its claim of {doubt.task}", forgotten)
-            if row.holder == tree and row.claim == doubt.claim and row.state == CLAIMED:
-                yield Step(
-                    f"{tree} repeats its claim of {doubt.task}",
-                    with_held(forgotten, tree, Held(doubt, "claimed")),
-                )
+            if row.holder == tree and row.claim == doubt.claim and row.state in (CLAIMED, RUNNING):
+                taken = Held(doubt, "running", row.alone) if row.state == RUNNING else Held(doubt, "claimed")
+                yield Step(f"{tree} repeats its claim of {doubt.task}", with_held(forgotten, tree, taken))
             return
         if tree >= self.size.workers:
             return
@@ -61,13 +59,18 @@ class Workers(Rules):
                 continue
             taken = answer.tables.rows[task]
             lease = Lease(task, taken.claim, taken.grant, CLAIMED)
-            claimed = self.committed(f"{tree} claims {task}", world, answer)
-            yield claimed._replace(world=with_held(claimed.world, tree, Held(lease, "claimed")))
-            if world.faults and "lose reply" in self.size.kinds:
-                lost = with_tree(struck(claimed.world), tree, doubt=lease)
-                yield claimed._replace(
-                    name=f"{tree} claims {task}, the reply is lost", world=lost, kind="fault"
-                )
+            yield from self._taken(world, tree, answer, Held(lease, "claimed"), "claims")
+            if self.size.begins:
+                alone = self.choices.suspects_run_alone and taken.suspect
+                begun = self.database.start(answer.tables, task, lease, alone=alone)
+                yield from self._taken(world, tree, begun, Held(lease, "running", alone), "claims and starts")
+
+    def _taken(self, world: World, tree: int, answer: Answer, held: Held, verb: str) -> Iterator[Step]:
+        step = self.committed(f"{tree} {verb} {held.lease.task}", world, answer)
+        yield step._replace(world=with_held(step.world, tree, held))
+        if world.faults and "lose reply" in self.size.kinds:
+            lost = with_tree(struck(step.world), tree, doubt=held.lease)
+            yield step._replace(name=f"{step.name}, the reply is lost", world=lost, kind="fault")
 
     def _starts(self, world: World, tree: int, held: Held) -> Iterator[Step]:
         lease = held.lease

@@ -57,6 +57,11 @@ async def quick(n: int = 0) -> int:
     return n
 
 
+@app.task(on_crash="retry", max_losses=100)
+async def swift(n: int) -> int:
+    return n
+
+
 @app.task
 async def nap(seconds: float) -> None:
     effect("start")

@@ -1,4 +1,5 @@
--- Claims due tasks for one worker: PENDING -> CLAIMED. Each gets a new random claim_id and the next fence.
+-- Claims due tasks for one worker: PENDING -> RUNNING as far as it has free slots (`starts`, in the order of service), the others
+-- PENDING -> CLAIMED. Each gets a new random claim_id and the next fence.
 -- A repeated call (same claim_call) answers what the first one took; an ended worker gets nothing; what is paused is left alone.
 -- Lanes, i.e. distinct (queue, priority), and serial lines are found by skipping through their indexes; the best is emptied first.
 -- Of a serial line only the head may be taken, and only while none of the line is held.
@@ -92,18 +93,25 @@ with recursive caller as materialized (
     ) due
     where exists (select from caller) and not exists (select from again)
     limit %(limit)s
+), numbered as materialized (
+    select p.id, row_number() over () <= %(starts)s as begins from picked p
 ), taken as (
     update {schema}.tasks t
-    set state = 'CLAIMED', claim_id = gen_random_uuid(), claim_call = %(claim_call)s, fence = t.fence + 1,
-        claimed_at = statement_timestamp(), claimed_by_worker_id = %(worker_id)s, started_at = null, progress = null, progress_at = null,
-        alone = false
-    from picked p
+    set state = case when p.begins then 'RUNNING' else 'CLAIMED' end,
+        claim_id = gen_random_uuid(), claim_call = %(claim_call)s, fence = t.fence + 1,
+        claimed_at = statement_timestamp(), claimed_by_worker_id = %(worker_id)s, progress = null, progress_at = null,
+        started_at = case when p.begins then statement_timestamp() end,
+        attempt = t.attempt + p.begins::integer,
+        policy = case when p.begins and t.policy is null then %(policies)s::json -> t.name else t.policy end,
+        checkpoint_number = case when p.begins then 0 else t.checkpoint_number end,
+        alone = p.begins and %(alone)s
+    from numbered p
     where t.id = p.id
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text
+        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at
 )
 select * from taken
 union all
 select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-    t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text
+    t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at
 from {schema}.tasks t join again a on a.id = t.id

@@ -1,18 +1,26 @@
 -- Settles attempts: RUNNING -> COMPLETED | FAILED | CANCELLED | PENDING (a retry, or a release at no cost).
 -- Only for whoever holds the claim_id. A settle that landed before answers "already"; zero rows is a lost lease.
 -- A success that happened is never hidden; after a cancel request anything else ends CANCELLED, never in a retry.
--- Binary arrays: quoting a large result as an element of a text array takes minutes.
+-- JSON arrays: quoting a large result as an element of a text array takes minutes. All parameters are texts, for whatever driver the
+-- code brings to its own commit.
+-- Answers one row: the verdicts in the order asked.
 -- A code that ended by itself is no suspect any more; the end of a task lets the next of its serial line go.
--- limit 1 keeps the planner from moving the state into the look-up: it would read the whole index of leases for each row.
+-- limit 1 keeps the planner from moving the state into the look-up: it would read the whole index of leases for each row. No join is
+-- one of two lists: each row is looked up by its key.
 with asked as (
-    select * from unnest(
-        %(ids)s::uuid[], %(claim_ids)s::uuid[], %(outcomes)s::text[], %(results)b::text[], %(errors)b::text[], %(retry_in_ms)s::bigint[]
-    ) as a (id, claim_id, outcome, result, error, retry_in_ms)
+    select a.id, a.claim_id, a.outcome, a.retry_in_ms, a.result, nullif(a.error::text, 'null')::json as error, a.place
+    from rows from (
+        unnest(
+            %(ids)s::text::uuid[], %(claim_ids)s::text::uuid[], %(outcomes)s::text::text[], %(retry_in_ms)s::text::bigint[]
+        ),
+        json_array_elements(%(results)s::text::json), json_array_elements(%(errors)s::text::json)
+    ) with ordinality as a (id, claim_id, outcome, retry_in_ms, result, error, place)
 ), held as materialized (
     select
         a.*, t.queue, t.fence, t.attempt, t.claimed_by_worker_id, t.claimed_at, t.started_at,
         statement_timestamp() + a.retry_in_ms * interval '1 millisecond' as retry_at,
         case
+            when t.id is null then null
             when a.outcome = 'COMPLETED' then 'COMPLETED'
             when t.cancel_requested_at is not null or a.outcome = 'CANCELLED' then 'CANCELLED'
             when a.outcome = 'RELEASED' then 'PENDING'
@@ -21,16 +29,18 @@ with asked as (
             else 'FAILED'
         end as next_state
     from asked a
-    cross join lateral (select * from {schema}.tasks t where t.id = a.id limit 1 for no key update) t
-    where t.claim_id = a.claim_id and t.state = 'RUNNING'
+    left join lateral (
+        select * from (select * from {schema}.tasks t where t.id = a.id limit 1 for no key update) t
+        where t.claim_id = a.claim_id and t.state = 'RUNNING'
+    ) t on true
 ), settled as (
     update {schema}.tasks t
     set state = h.next_state,
-        result = case when h.next_state = 'COMPLETED' then h.result::json end,
+        result = case when h.next_state = 'COMPLETED' then h.result end,
         error = case when h.next_state = 'COMPLETED' or h.outcome = 'RELEASED' then null
                      when h.next_state = 'CANCELLED'
-                     then coalesce(h.error::json, json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled while running'))
-                     else h.error::json end,
+                     then coalesce(h.error, json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled while running'))
+                     else h.error end,
         completed_at = case when h.next_state = 'COMPLETED' then statement_timestamp() end,
         failed_at = case when h.next_state = 'FAILED' then statement_timestamp() end,
         cancelled_at = case when h.next_state = 'CANCELLED' then statement_timestamp() end,
@@ -44,13 +54,14 @@ with asked as (
         suspect = t.suspect and h.outcome = 'RELEASED',
         checkpoint = case when h.next_state <> 'COMPLETED' then t.checkpoint end
     from held h
-    where t.id = h.id
+    where t.id = h.id and h.next_state is not null
     returning t.id, t.state, t.queue, t.serial
 ), history as (
     insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry, error)
     select h.id, h.attempt, h.claim_id, h.fence, h.claimed_by_worker_id, h.claimed_at, h.started_at,
-        case when h.next_state = 'CANCELLED' then 'CANCELLED' else h.outcome end, h.next_state = 'PENDING', h.error::json
+        case when h.next_state = 'CANCELLED' then 'CANCELLED' else h.outcome end, h.next_state = 'PENDING', h.error
     from held h
+    where h.next_state is not null
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
         select 'd:' || string_agg(s.id::text, ',') as payload
@@ -60,16 +71,16 @@ with asked as (
     ) hints
 )
 select
-    a.claim_id,
-    case
-        when s.id is not null then s.state
-        when p.outcome = a.outcome or (p.outcome = 'CANCELLED' and a.outcome <> 'COMPLETED') then 'already'
-        else 'lost'
-    end as verdict,
+    string_agg(
+        case
+            when h.next_state is not null then h.next_state
+            when p.outcome = h.outcome or (p.outcome = 'CANCELLED' and h.outcome <> 'COMPLETED') then 'already'
+            else 'lost'
+        end,
+        ',' order by h.place
+    ) as verdicts,
     (select hints from hint) as hints
-from asked a
-left join held h on h.claim_id = a.claim_id
-left join settled s on s.id = h.id
+from held h
 left join lateral (
-    select e.outcome from {schema}.attempts e where h.id is null and e.task_id = a.id and e.claim_id = a.claim_id limit 1
+    select e.outcome from {schema}.attempts e where h.next_state is null and e.task_id = h.id and e.claim_id = h.claim_id limit 1
 ) p on true
