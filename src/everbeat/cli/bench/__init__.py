@@ -7,6 +7,9 @@
                 one kind of measurement each
     crew        the workers that are measured
     program     their task functions
+    environments, contest
+                other queues, each in an environment and a database of its own
+    peers       their adapters, which are programs of their own
 
 What may not live here: shortcuts that a user would not have. Everything goes through the public API.
 """

@@ -6,16 +6,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from typing import Annotated, Any, Final, cast
 from uuid import uuid4
 
 import typer
 
-from everbeat import App
 from everbeat.cli.bench.ceiling import plain_figures
+from everbeat.cli.bench.contest import contest_figures, require_one
 from everbeat.cli.bench.crew import PROGRAM, Program
 from everbeat.cli.bench.deaths import death_figures
 from everbeat.cli.bench.drains import drain_figures
+from everbeat.cli.bench.environments import PEERS, Peer, installed
 from everbeat.cli.bench.figures import Figure, Sample, gathered
 from everbeat.cli.bench.growth import growth_figures
 from everbeat.cli.bench.idle import idle_figures
@@ -50,6 +52,14 @@ def bench(
         list[str] | None,
         typer.Option("--only", metavar="PART", help=f"Only this part (may be repeated): {', '.join(PARTS)}."),
     ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            metavar="QUEUE",
+            help=f"Another queue in the same run (may be repeated; is installed in a folder of its own): {', '.join(PEERS)}.",
+        ),
+    ] = None,
     watch_s: Annotated[
         float,
         typer.Option("--watch", min=1.0, max=600.0, metavar="SECONDS", help="How long idle cost is watched."),
@@ -69,45 +79,48 @@ def bench(
     verified to have run once, with its attempt row. Works in a schema of its own and drops it.
     """
     parts = [one_of(*PARTS)(part, subject="--only") for part in only or PARTS]
-    schema = f"everbeat_bench_{uuid4().hex[:8]}"
-    address = DatabaseAddress.parse(url, schema=schema, environment=os.environ)
-    os.environ.update({URL_VARIABLE: address.portable, SCHEMA_VARIABLE: schema})
-    program: Program = cast(Any, load(PROGRAM))
-    app: App = program.app
+    others = [one_of(*PEERS)(peer, subject="--peer") for peer in peers or ()]
+    program = _program_at(url)
+    app = program.app
+    measured = partial(_samples, program, parts=parts, tasks=tasks, rows=rows, watch_s=watch_s)
     with closing(app):
         try:
             app.migrate()
             with app.door.opened().target.connect("everbeat bench") as connection:
-                durable = _require_durable(connection, schema, not_durable=not_durable)
-                runs = [
-                    [*_samples(program, connection, parts=parts, tasks=tasks, rows=rows, watch_s=watch_s)]
-                    for _ in range(repeats)
-                ]
+                durable = _require_durable(connection, app.schema, not_durable=not_durable)
+                with installed(others) as queues:
+                    runs = [[*measured(connection, queues)] for _ in range(repeats)]
         finally:
             with suppress(DatabaseUnreachable):  # then nothing was made, or that very error is on its way
                 app.door.opened().drop()
     figures = gathered(runs)
     if as_json:
-        show_json(
-            {
-                "tasks": tasks,
-                "repeats": repeats,
-                "durable": durable,
-                "verified": "drain" in parts,
-                "figures": [_document(one) for one in figures],
-            }
-        )
-        return
-    show_table(
-        ("WHAT", "VALUE", "UNIT", "SPREAD", "RATIO", "BESIDE", "TARGET"),
-        [_row(one) for one in figures],
-        numbers=("VALUE", "SPREAD", "RATIO"),
-        empty="",
-    )
+        head = {"tasks": tasks, "repeats": repeats, "durable": durable, "verified": "drain" in parts}
+        versions = {queue.name: queue.version for queue in queues}
+        show_json(head | {"peers": versions, "figures": [_document(one) for one in figures]})
+    else:
+        _show_figures(figures)
+    require_one(others, [one.name for one in figures])
+
+
+def _program_at(url: str) -> Program:
+    """The program, which works at this address in a schema of its own; and so does every process that is started from now on."""
+    schema = f"everbeat_bench_{uuid4().hex[:8]}"
+    address = DatabaseAddress.parse(url, schema=schema, environment=os.environ)
+    os.environ.update({URL_VARIABLE: address.portable, SCHEMA_VARIABLE: schema})
+    program: Program = cast(Any, load(PROGRAM))
+    return program
 
 
 def _samples(
-    program: Program, connection: Plain, *, parts: Sequence[str], tasks: int, rows: int, watch_s: float
+    program: Program,
+    connection: Plain,
+    queues: Sequence[Peer],
+    *,
+    parts: Sequence[str],
+    tasks: int,
+    rows: int,
+    watch_s: float,
 ) -> Iterator[Sample]:
     kinds: dict[str, Callable[[], Iterator[Sample]]] = {
         "plain": lambda: plain_figures(connection, program.app.schema, rows=tasks, singles=_SINGLES),
@@ -126,6 +139,11 @@ def _samples(
     for part in parts:
         print(f"measuring: {part}", file=sys.stderr)
         yield from kinds[part]()
+    if queues:
+        connection.execute(
+            compose("bench/forget", program.app.schema)
+        )  # others are spared the clean-up after us
+        yield from contest_figures(queues, program.app.door.target, jobs=tasks)
 
 
 def _require_durable(connection: Plain, schema: str, *, not_durable: bool) -> bool:
@@ -143,6 +161,15 @@ def _require_durable(connection: Plain, schema: str, *, not_durable: bool) -> bo
             shell_fix=f"switch {' and '.join(off)} on, or say --not-durable",
         )
     return not off
+
+
+def _show_figures(figures: Sequence[Figure]) -> None:
+    show_table(
+        ("WHAT", "VALUE", "UNIT", "SPREAD", "RATIO", "BESIDE", "TARGET"),
+        [_row(one) for one in figures],
+        numbers=("VALUE", "SPREAD", "RATIO"),
+        empty="",
+    )
 
 
 def _document(figure: Figure) -> dict[str, object]:

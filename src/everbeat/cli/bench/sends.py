@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Final
 
 from everbeat.cli.bench.ceiling import COPY, INSERT
 from everbeat.cli.bench.crew import Program
 from everbeat.cli.bench.figures import Sample
 from everbeat.cli.bench.watch import timed
+
+AWAITED: Final = "await asend, one at a time"
+
+
+def bulk_name(count: int) -> str:
+    """The name of the figure of so many at once."""
+    return f"send_many of {count:,}"
 
 
 def send_figures(program: Program, *, singles: int, bulk: int) -> Iterator[Sample]:
@@ -19,16 +27,14 @@ def send_figures(program: Program, *, singles: int, bulk: int) -> Iterator[Sampl
     )
     took_s = timed(lambda: asyncio.run(_asend(program, singles)))
     yield Sample(
-        name="await asend, one at a time",
+        name=AWAITED,
         value=singles / took_s,
         unit="tasks/s",
         beside=INSERT,
         target=">= 0.6",
     )
     took_s = timed(lambda: program.app.send_many(program.nothing.call(number) for number in range(bulk)))
-    yield Sample(
-        name=f"send_many of {bulk:,}", value=bulk / took_s, unit="tasks/s", beside=COPY, target=">= 0.33"
-    )
+    yield Sample(name=bulk_name(bulk), value=bulk / took_s, unit="tasks/s", beside=COPY, target=">= 0.33")
 
 
 def _send(program: Program, count: int) -> None:

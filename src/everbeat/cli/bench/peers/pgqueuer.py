@@ -1,0 +1,108 @@
+"""pgqueuer, as fast as it goes: asyncpg, uvloop, one connection for each manager, batches of 500."""
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from statistics import quantiles
+from time import perf_counter
+from typing import Any
+
+import asyncpg
+import uvloop
+from pgqueuer import PgQueuer
+from pgqueuer.queries import Queries
+
+SINGLES = 500
+ROUNDS = 100
+WARM_UP = 10
+BATCH = 500  # jobs that a worker claims, and completes, at once
+PATIENCE_S = 900.0
+STILL_S = 0.05  # after which a worker is idle again
+PAYLOAD = b"x" * 100
+DONE = "select clock_timestamp() where not exists (select from pgqueuer)"
+FIRST_CLAIM = "select min(created) from pgqueuer_log where status = 'picked'"
+
+
+class Runs:
+    """What the jobs leave behind in this process: how often each ran, when the latest one began."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.count: Counter[int] = Counter()
+        self.all_ran = asyncio.Event()
+        self.begun: asyncio.Queue[float] = asyncio.Queue()
+
+    async def nothing(self, job: Any) -> None:
+        self.count[job.id] += 1
+        if len(self.count) == self.expected:
+            self.all_ran.set()
+
+    async def begin(self, job: Any) -> None:
+        del job
+        self.begun.put_nowait(perf_counter())
+
+
+async def measure(url: str, jobs: int) -> dict[str, object]:
+    """The whole measurement, in an empty database."""
+    sender, served = await asyncpg.connect(url), await asyncpg.connect(url)
+    queries = Queries.from_asyncpg_connection(sender)
+    await queries.install()
+    began = perf_counter()
+    for _ in range(SINGLES):
+        await queries.enqueue("nothing", PAYLOAD)
+    single_s = perf_counter() - began
+    began = perf_counter()
+    await queries.enqueue(["nothing"] * jobs, [PAYLOAD] * jobs, [0] * jobs)
+    bulk_s = perf_counter() - began
+    await sender.execute("analyze")
+
+    runs = Runs(jobs + SINGLES)
+    worker = PgQueuer.from_asyncpg_connection(served)
+    worker.entrypoint("nothing")(runs.nothing)
+    worker.entrypoint("begin")(runs.begin)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.run(batch_size=BATCH))
+        drain_s = await drained(runs, sender)
+        waits_ms = await latencies(runs, queries)
+        worker.shutdown.set()
+    await sender.close()
+    await served.close()
+    percentiles = quantiles(waits_ms, n=100)
+    return {
+        "bulk_per_s": jobs / bulk_s,
+        "single_per_s": SINGLES / single_s,
+        "drain_per_s": (jobs + SINGLES) / drain_s,
+        "latency_p50_ms": percentiles[49],
+        "latency_p99_ms": percentiles[98],
+    }
+
+
+async def drained(runs: Runs, sender: Any) -> float:
+    """Seconds by the server's clock, from the first claim until each has run and none is left; it is asked at the end only."""
+    await runs.all_ran.wait()
+    while (done_at := await sender.fetchval(DONE)) is None:  # noqa: ASYNC110 - it is seen in the database only
+        await asyncio.sleep(0.005)
+    took = done_at - await sender.fetchval(FIRST_CLAIM)
+    if set(runs.count.values()) != {1}:
+        raise SystemExit(f"of {runs.expected} jobs {sum(runs.count.values()) - runs.expected} ran again")
+    return float(took.total_seconds())
+
+
+async def latencies(runs: Runs, queries: Any) -> list[float]:
+    """Milliseconds from the call that sends to the first line of the job, of an idle worker."""
+    waits_ms = []
+    for _ in range(WARM_UP + ROUNDS):
+        await asyncio.sleep(STILL_S)
+        asked_at = perf_counter()
+        await queries.enqueue("begin", PAYLOAD)
+        waits_ms.append((await runs.begun.get() - asked_at) * 1_000)
+    return waits_ms[WARM_UP:]
+
+
+if __name__ == "__main__":
+    found = uvloop.run(
+        asyncio.wait_for(measure(os.environ["DATABASE_URL"], int(sys.argv[1])), timeout=PATIENCE_S)
+    )
+    print(json.dumps(found))

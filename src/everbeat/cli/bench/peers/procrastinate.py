@@ -1,0 +1,114 @@
+"""procrastinate, as fast as it goes: its psycopg connector, twenty jobs at a time."""
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from statistics import quantiles
+from time import perf_counter
+from typing import Any
+
+from procrastinate import App, PsycopgConnector
+
+SINGLES = 500
+ROUNDS = 100
+WARM_UP = 10
+CONCURRENCY = 20
+CONNECTIONS = 10
+PATIENCE_S = 900.0
+STILL_S = 0.05  # after which a worker is idle again
+PAYLOAD = "x" * 100
+DONE = """
+select case when not exists (select from procrastinate_jobs where status in ('todo', 'doing')) then clock_timestamp() end as at
+"""
+FIRST_CLAIM = "select min(at) as at from procrastinate_events where type = 'started'"
+
+
+class Runs:
+    """What the jobs leave behind in this process: how often each ran, when the latest one began."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.count: Counter[int] = Counter()
+        self.all_ran = asyncio.Event()
+        self.begun: asyncio.Queue[float] = asyncio.Queue()
+
+    async def nothing(self, number: int, payload: str) -> None:
+        del payload
+        self.count[number] += 1
+        if len(self.count) == self.expected:
+            self.all_ran.set()
+
+    async def begin(self, payload: str) -> None:
+        del payload
+        self.begun.put_nowait(perf_counter())
+
+
+async def measure(url: str, jobs: int) -> dict[str, object]:
+    """The whole measurement, in an empty database."""
+    app = App(connector=PsycopgConnector(conninfo=url, min_size=CONNECTIONS, max_size=CONNECTIONS))
+    runs = Runs(jobs + SINGLES)
+    nothing = app.task(name="nothing")(runs.nothing)
+    begin = app.task(name="begin")(runs.begin)
+    async with app.open_async():
+        await app.schema_manager.apply_schema_async()
+        began = perf_counter()
+        for number in range(SINGLES):
+            await nothing.defer_async(number=number, payload=PAYLOAD)
+        single_s = perf_counter() - began
+        began = perf_counter()
+        await nothing.batch_defer_async(
+            *({"number": SINGLES + number, "payload": PAYLOAD} for number in range(jobs))
+        )
+        bulk_s = perf_counter() - began
+        await app.connector.execute_query_async("analyze")
+
+        async with asyncio.TaskGroup() as group:
+            worker = group.create_task(served(app))
+            drain_s = await drained(runs, app)
+            waits_ms = await latencies(runs, begin)
+            worker.cancel()
+    percentiles = quantiles(waits_ms, n=100)
+    return {
+        "bulk_per_s": jobs / bulk_s,
+        "single_per_s": SINGLES / single_s,
+        "drain_per_s": (jobs + SINGLES) / drain_s,
+        "latency_p50_ms": percentiles[49],
+        "latency_p99_ms": percentiles[98],
+    }
+
+
+async def served(app: Any) -> None:
+    """One worker, until it is cancelled."""
+    await app.run_worker_async(concurrency=CONCURRENCY, install_signal_handlers=False)
+
+
+async def drained(runs: Runs, app: Any) -> float:
+    """Seconds by the server's clock, from the first claim until each has run and none is left; it is asked at the end only."""
+    await runs.all_ran.wait()
+    ask = app.connector.execute_query_one_async
+    while (done_at := (await ask(DONE))["at"]) is None:  # noqa: ASYNC110 - it is seen in the database only
+        await asyncio.sleep(0.005)
+    took = done_at - (await ask(FIRST_CLAIM))["at"]
+    if set(runs.count.values()) != {1}:
+        raise SystemExit(f"of {runs.expected} jobs {sum(runs.count.values()) - runs.expected} ran again")
+    return float(took.total_seconds())
+
+
+async def latencies(runs: Runs, begin: Any) -> list[float]:
+    """Milliseconds from the call that sends to the first line of the job, of an idle worker."""
+    waits_ms = []
+    for _ in range(WARM_UP + ROUNDS):
+        await asyncio.sleep(STILL_S)
+        asked_at = perf_counter()
+        await begin.defer_async(payload=PAYLOAD)
+        waits_ms.append((await runs.begun.get() - asked_at) * 1_000)
+    return waits_ms[WARM_UP:]
+
+
+if __name__ == "__main__":
+    found = asyncio.run(
+        asyncio.wait_for(measure(os.environ["DATABASE_URL"], int(sys.argv[1])), timeout=PATIENCE_S)
+    )
+    print(json.dumps(found))
