@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import psycopg
@@ -53,6 +54,7 @@ def test_a_task_is_there_when_the_caller_commits(
         assert stored() == 0
         handle = joined.send(2)
         many = joined.send_many(welcome.with_options(key=f"m{n}").call(n) for n in range(5))
+        assert isinstance(handle.id, UUID)
         assert joined.send(3).id == handle.id, "the key is taken in this very transaction"
         assert stored() == 0
         with pytest.raises(TaskNotFound):

@@ -148,10 +148,12 @@ class Wire:
                 await self._carry(upstream, writer, answers=True)
                 there.cancel()
 
-            service = await asyncio.start_unix_server(
-                lambda reader, writer: group.create_task(carry_both(reader, writer)) and None,
-                self._folder / ".s.PGSQL.5432",
-            )
+            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                # Also where it is cancelled before it began.
+                line = group.create_task(carry_both(reader, writer))
+                line.add_done_callback(lambda _: writer.close())
+
+            service = await asyncio.start_unix_server(accept, self._folder / ".s.PGSQL.5432")
             try:
                 yield self
             finally:

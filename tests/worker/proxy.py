@@ -96,16 +96,17 @@ class Proxy:
                 await line.wait_closed()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Tasks of our own: the server does not wait for those that it makes.
+        # Tasks of our own: the server does not wait for those that it makes. One that ends before it began closes nothing.
+        self._lines.add(writer)
         line = asyncio.ensure_future(self._serve(reader, writer))
         self._served.add(line)
         line.add_done_callback(self._served.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.is_cut:
+            self._lines.discard(writer)
             writer.close()
             return
-        self._lines.add(writer)
         upstream, up = await asyncio.open_unix_connection(self._server_path)
         self._lines.add(up)
         swallow = asyncio.Event()

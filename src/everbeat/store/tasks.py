@@ -64,7 +64,7 @@ def insert_task(task: NewTask, *, channel: str) -> Statement[Sent | None]:
         "delay_ms": task.delay_ms, "serial": task.serial, "channel": channel,
     }  # fmt: skip
     return Statement(
-        "task/insert_task", parameters, lambda found: Sent(found[0][0], found[0][1]) if found else None
+        "task/insert_task", parameters, lambda found: Sent(_id(found[0][0]), found[0][1]) if found else None
     )
 
 
@@ -84,7 +84,7 @@ def insert_tasks(tasks: Sequence[NewTask], *, channel: str) -> Statement[list[UU
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[UUID | None]:
-        others = {row[1]: row[0] for row in found if row[1] is not None}
+        others = {_id(row[1]): None if row[0] is None else _id(row[0]) for row in found if row[1] is not None}
         if not others:
             return [task.id for task in tasks]
         return [others.get(task.id, task.id) for task in tasks]
@@ -129,6 +129,11 @@ def expire(*, channel: str, limit: int = 200) -> Statement[list[UUID]]:
     return Statement(
         "task/expire", {"channel": channel, "limit": limit}, lambda found: [row[0] for row in found]
     )
+
+
+def _id(value: object) -> UUID:
+    # The connection may be the user's, and psycopg2 gives UUIDs as text unless it was told.
+    return value if isinstance(value, UUID) else UUID(str(value))
 
 
 def _text(data: bytes | None) -> Any:
