@@ -99,6 +99,7 @@ def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    # It sleeps for longer than anybody waits: it is to be killed.
     child = "import os, time; open('pid', 'w').write(str(os.getpid())); os.replace('pid', 'child'); time.sleep(60)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     with pytest.raises(PeerFailed, match="did not end within 5 s"):

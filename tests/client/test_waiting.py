@@ -342,6 +342,26 @@ class TestMany:
         with pytest.raises(BlockingCallInLoop, match="aoutcomes"):
             app.outcomes([app.handle(UUID(int=1))])
 
+    async def test_whoever_stops_waiting_leaves_nothing_behind(
+        self, app: App, hands: Hands, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @app.task
+        def work(n: int) -> int:
+            return n
+
+        handles = await app.asend_many([work.call(n) for n in range(3)])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await app.aresults(handles)
+        with pytest.raises(TaskNotFound):
+            await app.aresults([*handles, app.handle(UUID(int=5))], timeout=30)
+        gc.collect()
+        await asyncio.sleep(0)  # what was never asked is complained of by the loop
+        assert [record for record in caplog.records if "never retrieved" in record.message] == []
+        assert not any(
+            not future.cancelled() for waiting in app.door.waiter._waiting.values() for future in waiting
+        )
+
     def test_a_failure_is_raised_when_all_have_ended(self, app: App, hands: Hands) -> None:
         @app.task
         def work(n: int) -> int:

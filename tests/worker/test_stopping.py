@@ -293,6 +293,32 @@ async def test_nothing_is_left_of_the_worker_on_its_loop(stand: Stand) -> None:
     assert sessions == []
 
 
+async def test_a_cancel_that_comes_while_the_start_is_under_way_keeps_the_code_from_beginning(
+    stand: Stand,
+) -> None:  # B11
+    """Of a task that was claimed ahead of a free slot."""
+    async with Proxy.before(stand.target) as proxy:
+        direct, stand.target = stand.target, proxy.target
+        try:
+            async with stand.worker(async_concurrency=1, prefetch=2) as running:
+                first = stand.send("linger", word="first")
+                await running.until(lambda: running.have_begun(first))
+                task_id = stand.send("linger", word="x")
+                await running.until(lambda: stand.task(task_id)["state"] == "CLAIMED")
+                proxy.hold_reply(b"-- Starts claimed")
+                stand.cancel(first)
+                # The row says RUNNING, the worker does not know it yet.
+                await running.until(lambda: stand.task(task_id)["state"] == "RUNNING")
+                assert stand.cancel(task_id)[0] == "REQUESTED"
+                await running.until(lambda: running.attempt(task_id).cancel_asked)
+                proxy.release()
+                row = await running.finished(task_id)
+                assert ("begun", "x") not in gate.journal
+        finally:
+            stand.target = direct
+    assert row["state"] == "CANCELLED"
+
+
 async def test_a_cancel_that_comes_while_the_claim_is_under_way_is_not_forgotten(stand: Stand) -> None:  # B11
     async with Proxy.before(stand.target) as proxy:
         direct, stand.target = stand.target, proxy.target

@@ -150,8 +150,11 @@ class Control:
         database = self.door.database()
         ended = {task_id: self.door.waiter.wait(task_id) for task_id in ids}
         left_s = None if limit_s is None else max(0.0, since + limit_s - monotonic())
-        futures.wait(ended.values(), timeout=left_s, return_when=futures.FIRST_EXCEPTION)
-        found, late = _divided(ended)
+        try:
+            futures.wait(ended.values(), timeout=left_s, return_when=futures.FIRST_EXCEPTION)
+        finally:
+            late = _given_up(ended)
+        found = _known(ended)
         if late:
             found |= _all_ended(late, database.run(tasks.outcomes(late)), waited_s=monotonic() - since)
         return found
@@ -162,21 +165,35 @@ class Control:
         database = await self.door.adatabase()
         ended = {task_id: self.door.waiter.wait(task_id) for task_id in ids}
         left_s = None if limit_s is None else max(0.0, since + limit_s - monotonic())
-        if ended:
-            waiting = [asyncio.wrap_future(future) for future in ended.values()]
-            await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_EXCEPTION)
-        found, late = _divided(ended)
+        waiting = [asyncio.wrap_future(future) for future in ended.values()]
+        try:
+            if waiting:
+                await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            late = _given_up(ended)
+            for each in waiting:
+                each.cancel()
+                each.add_done_callback(_is_read)
+        found = _known(ended)
         if late:
             found |= _all_ended(late, await database.arun(tasks.outcomes(late)), waited_s=monotonic() - since)
         return found
 
 
-def _divided(ended: Mapping[UUID, Ended]) -> tuple[dict[UUID, StoredOutcome], list[UUID]]:
-    """What has ended, and what not yet, for which nobody waits any more; raises what any wait failed with."""
-    late = [task_id for task_id, future in ended.items() if not future.done()]
-    for task_id in late:
-        ended[task_id].cancel()
-    return {task_id: future.result() for task_id, future in ended.items() if not future.cancelled()}, late
+def _given_up(ended: Mapping[UUID, Ended]) -> list[UUID]:
+    """Those that have not ended yet: nobody waits for them any more, also where the wait itself was ended."""
+    return [task_id for task_id, future in ended.items() if future.cancel()]
+
+
+def _known(ended: Mapping[UUID, Ended]) -> dict[UUID, StoredOutcome]:
+    """Those that have ended; raises what any wait failed with."""
+    return {task_id: future.result() for task_id, future in ended.items() if not future.cancelled()}
+
+
+def _is_read(future: asyncio.Future[StoredOutcome]) -> None:
+    # What it failed with is raised from the future that it wraps; asyncio would complain that nobody asked this one.
+    if not future.cancelled():
+        future.exception()
 
 
 def _all_ended(

@@ -55,8 +55,8 @@ def _cost(
         assert row is not None
         return float(row[0]), float(row[1]), sum(cpu_seconds(pid) or 0.0 for pid in pids)
 
-    # What went before is told to the server's statistics with a delay of up to a second.
-    pause(2.0)
+    # What went before is told to the server's statistics when a session has been idle for ten seconds, at the latest.
+    pause(11.0)
     before = spent()
     pause(watch_s)
     transactions, wal, cpu_s = (after - then for after, then in zip(spent(), before, strict=True))
