@@ -17,7 +17,7 @@ _PROTOCOL_3: Final = 3
 _FILES: Final = {
     "claim": ("task/claim",),
     "start": ("task/start",),
-    "settle": ("task/settle",),
+    "settle": ("task/settle", "task/complete"),
     "release": ("task/release",),
     "recover": ("task/recover",),
     "beat": ("worker/beat",),

@@ -23,6 +23,7 @@ from tests.protocol.stateful.storm import storm
 
 MOST_SEEDS = 60
 HELD = "where t.claim_id = a.claim_id and t.state = 'RUNNING'"
+CLAIM_ID = "encode(substr(sha256(uuid_send(%(claim_call)s) || uuid_send(t.id) || int8send(t.fence)), 17), 'hex')::uuid"
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ class Mutant:
 MUTANTS = [
     Mutant("settle by id alone", {"task/settle": (HELD, "where true")}),
     Mutant("settle by state", {"task/settle": (HELD, "where t.state = 'RUNNING'")}),
+    Mutant("completed by id alone", {"task/complete": ("where t.id = a.id and t.claim_id = a.claim_id and", "where t.id = a.id and")}),
     # What a claim hands out is made of nothing but the worker's name: every guard by claim_id is then one by name.
-    Mutant("every guard by worker name", {"task/claim": ("gen_random_uuid()", "md5(%(worker_id)s)::uuid")}, seed=4),
-    Mutant("a claim id without chance in it", {"task/claim": ("gen_random_uuid()", "md5(t.id::text || t.fence)::uuid")}, seed=6),
+    Mutant("every guard by worker name", {"task/claim": (CLAIM_ID, "md5(%(worker_id)s)::uuid")}, seed=4),
+    Mutant("a claim id without chance in it", {"task/claim": ("uuid_send(%(claim_call)s) || ", "")}, seed=6),
     Mutant("an unfenced start", {"task/start": ("where t.claim_id = a.claim_id", "where true")}),
     Mutant("an unfenced release", {"task/release": ("where t.claim_id = a.claim_id and", "where")}, seed=3),
     Mutant("unfenced progress", {"task/record_progress": ("and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null")}),

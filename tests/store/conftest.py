@@ -82,6 +82,13 @@ class Hands:
         settlement = Settlement(id=claimed.id, claim_id=claimed.claim_id, outcome=outcome, **more)
         return self.run(leases.settle([settlement], channel=self.target.channel))[claimed.claim_id]
 
+    def complete(self, *claimed: Claimed, result: bytes = b"1") -> set[UUID]:
+        settlements = [
+            Settlement(id=one.id, claim_id=one.claim_id, outcome="COMPLETED", result=result)
+            for one in claimed
+        ]
+        return set(self.run(leases.complete(settlements, channel=self.target.channel)))
+
     def cancel(self, task_id: UUID) -> str:
         verdict = self.run(tasks.cancel(task_id, channel=self.target.channel))
         assert verdict is not None
@@ -114,6 +121,14 @@ class Hands:
         row = self.connection.execute(query, [task_id]).fetchone()
         assert row is not None
         return row[0] if len(row) == 1 else row
+
+    def record(self, table: str, key: str, task_id: UUID) -> dict[str, Any]:
+        """The whole row, as JSON."""
+        query = sql.SQL("select to_jsonb(found) from {}.{} found where {} = %s")
+        names = (sql.Identifier(name) for name in (self.target.schema, table, key))
+        row = self.connection.execute(query.format(*names), [task_id]).fetchone()
+        assert row is not None
+        return dict(row[0])
 
     def table(self, name: str, columns: str = "*") -> list[Any]:
         query = sql.SQL("select {} from {}.{}").format(

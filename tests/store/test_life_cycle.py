@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import msgspec
 import psycopg
 import pytest
 
@@ -178,6 +179,64 @@ def test_a_settle_of_many_changes_only_what_is_still_held(hands: Hands) -> None:
     }
     assert hands.row(second.id, "state") == "RUNNING"
     hands.settle(second)
+
+
+def test_a_completion_leaves_what_a_settle_leaves(hands: Hands) -> None:
+    """The cheaper statement of the two that say so."""
+    settled, completed = hands.running(), hands.running()
+    for one in (settled, completed):
+        hands.cancel(one.id)  # a success that happened is never hidden
+    assert hands.settle(settled, result=b'{"a": [1]}') == "COMPLETED"
+    assert hands.complete(completed, result=b'{"a": [1]}') == {completed.claim_id}
+    own = {"id", "task_id", "claim_id"} | {
+        "sent_at",
+        "enqueued_at",
+        "claimed_at",
+        "started_at",
+        "completed_at",
+        "ended_at",
+        "cancel_requested_at",
+    }
+    rows = [hands.record("tasks", "id", one.id) for one in (settled, completed)]
+    attempts = [hands.record("attempts", "task_id", one.id) for one in (settled, completed)]
+    for one, other in (rows, attempts):
+        assert {name: one[name] for name in one.keys() - own} == {
+            name: other[name] for name in one.keys() - own
+        }
+        assert {name for name in own & one.keys() if one[name] is None} == {
+            name for name in own & one.keys() if other[name] is None
+        }
+    assert attempts[1]["claim_id"] == str(completed.claim_id)
+    assert rows[1]["state"] == "COMPLETED"
+
+
+def test_a_completion_of_many_changes_only_what_is_still_held(hands: Hands) -> None:
+    first, second, third = hands.running(), hands.running(), hands.running()
+    stale = msgspec.structs.replace(second, claim_id=uuid4())
+    assert hands.complete(third, stale, first) == {first.claim_id, third.claim_id}
+    assert hands.row(second.id, "state") == "RUNNING"
+    assert hands.complete(first, second, third) == {second.claim_id}
+    assert hands.settle(first) == "already"
+    assert len(hands.table("attempts")) == 3
+
+
+def test_only_what_has_started_is_completed(hands: Hands) -> None:
+    hands.send()
+    (claimed,) = hands.claim()
+    assert hands.complete(claimed) == set()
+    assert hands.row(claimed.id, "state") == "CLAIMED"
+
+
+def test_a_completion_tells_whoever_waits_and_lets_the_line_go_on(hands: Hands) -> None:
+    with hands.target.connect("listener") as listener:
+        listener.execute(f'listen "{hands.target.channel}"'.encode())
+        first = hands.running()
+        hands.complete(first)
+        assert f"d:{first.id}" in {each.payload for each in listener.notifies(timeout=5, stop_after=2)}
+        serial = hands.running(serial="line")
+        hands.complete(serial)
+        heard = [each.payload for each in listener.notifies(timeout=5, stop_after=3)]
+        assert "t:default" in heard[1:]
 
 
 def test_a_release_costs_nothing_and_keeps_the_place(hands: Hands) -> None:

@@ -27,7 +27,18 @@ class Mutant:
     check: Callable[[Hands], None]
 
 
+CLAIM_ID = "claim_id = encode(substr(sha256(uuid_send(%(claim_call)s) || uuid_send(t.id) || int8send(t.fence)), 17), 'hex')::uuid"
+COMPLETED = "where t.id = a.id and t.claim_id = a.claim_id and t.state || '' = 'RUNNING'"
+
 MUTANTS = [
+    Mutant(
+        "a completion by id and state alone", "task/complete", COMPLETED, "where t.id = a.id and t.state || '' = 'RUNNING'",
+        life.test_a_completion_of_many_changes_only_what_is_still_held,
+    ),
+    Mutant(
+        "a completion of what never started", "task/complete", COMPLETED, "where t.id = a.id and t.claim_id = a.claim_id",
+        life.test_only_what_has_started_is_completed,
+    ),
     Mutant(
         "settle by id and state alone", "task/settle", "where t.claim_id = a.claim_id and t.state = 'RUNNING'", "where t.state = 'RUNNING'",
         recovery.test_every_verb_of_a_zombie_is_refused,
@@ -101,7 +112,7 @@ MUTANTS = [
         recovery.test_every_verb_of_a_zombie_is_refused,
     ),
     Mutant(
-        "a claim id without chance in it", "task/claim", "claim_id = gen_random_uuid()", "claim_id = t.id",
+        "a claim id without chance in it", "task/claim", CLAIM_ID, "claim_id = t.id",
         recovery.test_every_verb_of_a_zombie_is_refused,
     ),
     Mutant(

@@ -153,6 +153,7 @@ def test_start_settle_release_and_check(loaded: Hands) -> None:
         leases.Settlement(id=one[0], claim_id=one[1], outcome="COMPLETED", result=b"1") for one in some
     ]
     check_plan(loaded, leases.settle(settlements, channel=channel), pages=12_000)
+    check_plan(loaded, leases.complete(settlements, channel=channel), pages=12_000)
 
 
 @pytest.mark.parametrize("rows", [10, 200])
@@ -168,6 +169,7 @@ def test_the_hot_statements_of_a_worker_look_rows_up_whatever_their_number(loade
         a_claim(rows, starts=rows // 2),
         leases.start(leased, channel="c"),
         leases.settle(settled, channel="c"),
+        leases.complete(settled, channel="c"),
         leases.release(leased, channel="c"),
     ):
         text, names = numbered(statement.name, loaded.target.schema)

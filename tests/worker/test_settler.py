@@ -60,13 +60,13 @@ async def test_a_batch_is_divided_until_the_guilty_row_is_alone(
 
 async def test_many_outcomes_go_in_few_statements(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
-    settle = settler.settle
+    complete = settler.complete
 
     def counted(settlements: list[Settlement], *, channel: str) -> object:
         batches.append(len(settlements))
-        return settle(settlements, channel=channel)
+        return complete(settlements, channel=channel)
 
-    monkeypatch.setattr(settler, "settle", counted)
+    monkeypatch.setattr(settler, "complete", counted)
     sent = stand.send_many("double", [{"x": n} for n in range(1_000)])
     async with stand.worker() as running:
         await running.finished(*sent)

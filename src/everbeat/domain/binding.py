@@ -58,9 +58,14 @@ class Binding:
     def call(self, bound: msgspec.Struct) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments to pass to the function; raises TypeError if extra keywords repeat a parameter."""
         values = msgspec.structs.astuple(bound)
-        if self._plain and not any(map(_is_unset, values)):
-            split = self._positional
-            return values[:split], dict(zip(self._names[split:], values[split:], strict=True))
+        if self._plain:
+            split = end = self._positional
+            while end and values[end - 1] is UNSET:
+                end -= 1
+            kept, named = values[:end], values[split:]
+            # By identity: values of users may compare in ways of their own.
+            if not any(map(_is_unset, kept)) and not any(map(_is_unset, named)):
+                return kept, dict(zip(self._names[split:], named, strict=True)) if named else {}
         return self._call_with_gaps(values)
 
     def _call_with_gaps(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -65,7 +65,10 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(
         TaskState.CLAIMED, TaskState.CANCELLED, "task/recover", "its worker died; a cancel was requested"
     ),
-    Transition(TaskState.RUNNING, TaskState.COMPLETED, "task/settle", "its code returned"),
+    Transition(TaskState.RUNNING, TaskState.COMPLETED, "task/complete", "its code returned"),
+    Transition(
+        TaskState.RUNNING, TaskState.COMPLETED, "task/settle", "its code returned; or its own commit says so"
+    ),
     Transition(TaskState.RUNNING, TaskState.FAILED, "task/settle", "its code raised, or took too long"),
     Transition(TaskState.RUNNING, TaskState.CANCELLED, "task/settle", "its code was cancelled"),
     Transition(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
+from functools import partial
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -32,14 +34,21 @@ class Clock(Protocol):
         ...
 
 
+_seconds_since_boot: Final[Callable[[], float]] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+
+
 class SystemClock:
     """The machine's clocks."""
 
     __slots__ = ()
 
-    def monotonic(self) -> float:
-        """Seconds since boot; a suspended machine's lease must be old when it wakes, hence CLOCK_BOOTTIME."""
-        return _seconds_since_boot()
+    monotonic = staticmethod(_seconds_since_boot)
+    """Seconds since boot; a suspended machine's lease must be old when it wakes, hence CLOCK_BOOTTIME.
+
+    Asked several times for every task: no function of Python's stands before the system's.
+    """
 
     def wall(self) -> datetime:
         """The date and time in UTC."""
@@ -57,12 +66,3 @@ class SystemClock:
         except TimeoutError:
             pass  # The event may have been set in the very turn in which the time was up: ask it.
         return event.is_set()
-
-
-if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def _seconds_since_boot() -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:
-    _seconds_since_boot = time.monotonic

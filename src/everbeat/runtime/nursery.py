@@ -34,13 +34,23 @@ class _Sheltered(asyncio.Task[Any]):
     Nobody else cancels while the loop does not run; the owner is told, and cancels in its turn.
     """
 
-    on_loop_ending: Callable[[], None]
+    on_loop_ending: Callable[[], None] | None = None
 
     def cancel(self, msg: Any = None) -> bool:
-        if self.get_loop().is_running():
+        if self.on_loop_ending is None or self.get_loop().is_running():
             return super().cancel(msg)
         self.on_loop_ending()
         return False
+
+
+class _Lent(_Sheltered):
+    """Its coroutine says itself that it is over, unless it was cancelled before its first step."""
+
+    on_cancelled: Callable[[asyncio.Task[Any]], object]
+
+    def cancel(self, msg: Any = None) -> bool:
+        self.add_done_callback(self.on_cancelled)
+        return super().cancel(msg)
 
 
 def end_process(name: str, error: BaseException) -> None:
@@ -70,28 +80,53 @@ class Nursery:
         self._on_fatal = on_fatal
         self._on_loop_ending = on_loop_ending
         self._running: set[asyncio.Task[Any]] = set()
+        self._lent: set[asyncio.Task[Any]] = set()
         self._critical: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._fatal = False
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._running) + len(self._lent)
 
     def start(
         self, coroutine: Coroutine[Any, Any, Result], *, name: str, critical: bool = False
     ) -> asyncio.Task[Result]:
         """Run `coroutine` until it ends or the nursery closes; raises RuntimeError once closing."""
-        if self._closing:
-            coroutine.close()
-            raise RuntimeError(
-                f"Nursery {self.name!r} is closing and starts nothing new; {name!r} was not started."
-            )
+        self._require_open(coroutine, name)
         task = self._made(coroutine, name)
         self._running.add(task)
         if critical:
             self._critical.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def lend(
+        self,
+        coroutine: Coroutine[Any, Any, None],
+        *,
+        name: str,
+        on_cancelled: Callable[[asyncio.Task[Any]], object],
+    ) -> asyncio.Task[None]:
+        """The same for a coroutine that raises nothing and gives its task back with its last step: no call follows its end.
+
+        `on_cancelled(task)` is called when a task that somebody cancelled has ended: it may have been before the first step.
+        """
+        self._require_open(coroutine, name)
+        task = _Lent(coroutine, loop=asyncio.get_running_loop(), name=name)
+        task.on_cancelled, task.on_loop_ending = on_cancelled, self._on_loop_ending
+        self._lent.add(task)
+        return task
+
+    def give_back(self, task: asyncio.Task[Any]) -> None:
+        """What was lent is over."""
+        self._lent.discard(task)
+
+    def _require_open(self, coroutine: Coroutine[Any, Any, Any], name: str) -> None:
+        if self._closing:
+            coroutine.close()
+            raise RuntimeError(
+                f"Nursery {self.name!r} is closing and starts nothing new; {name!r} was not started."
+            )
 
     def _made(self, coroutine: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
         loop = asyncio.get_running_loop()
@@ -105,7 +140,7 @@ class Nursery:
         """Cancel everything and wait until it has ended; safe to call twice. The caller itself is spared."""
         self._closing = True
         mine = asyncio.current_task()
-        while others := {task for task in self._running if task is not mine}:
+        while others := {task for task in (self._running | self._lent) if task is not mine}:
             for task in others:
                 task.cancel()
             # Again after a while: code that swallows one cancellation must not hold up the end for ever.

@@ -132,7 +132,7 @@ def start(
     `policies`: JSON text for tasks that were sent without one, so that whoever finds them dead knows what to do.
     `alone`: claim_ids whose code runs in a process of its own.
     """
-    ordered = sorted(leases)
+    ordered = sorted(leases, key=_lease_place)
     parameters = {
         "ids": uuids([lease[0] for lease in ordered]),
         "claim_ids": uuids([lease[1] for lease in ordered]),
@@ -147,7 +147,7 @@ def start(
 
 def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict[UUID, str]]:
     """Writes outcomes; answers for each claim_id the new state, "already" (an earlier try landed) or "lost". At most 200 at once."""
-    ordered = sorted(settlements, key=lambda settlement: settlement.id)
+    ordered = sorted(settlements, key=_place)
     parameters = {
         "ids": uuids([one.id for one in ordered]), "claim_ids": uuids([one.claim_id for one in ordered]),
         "outcomes": words([one.outcome for one in ordered]),
@@ -161,9 +161,25 @@ def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict
     return Statement("task/settle", parameters, read)
 
 
+def complete(settlements: Sequence[Settlement], *, channel: str) -> Statement[list[UUID]]:
+    """Writes outcomes that are all COMPLETED; answers the claim_ids that it landed for. `settle` answers for the others."""
+    ordered = sorted(settlements, key=_place)
+    parameters = {
+        "ids": uuids([one.id for one in ordered]),
+        "claim_ids": uuids([one.claim_id for one in ordered]),
+        "results": json_array([one.result for one in ordered]),
+        "channel": channel,
+    }
+
+    def read(found: Sequence[Row]) -> list[UUID]:
+        return [ordered[place - 1].claim_id for place in found[0][0] or ()]
+
+    return Statement("task/complete", parameters, read)
+
+
 def release(leases: Sequence[tuple[UUID, UUID]], *, channel: str) -> Statement[list[UUID]]:
     """Gives claimed tasks back at no cost; answers those that were still held."""
-    ordered = sorted(leases)
+    ordered = sorted(leases, key=_lease_place)
     parameters = {
         "ids": uuids([lease[0] for lease in ordered]),
         "claim_ids": uuids([lease[1] for lease in ordered]),
@@ -250,7 +266,7 @@ def recover(
     holder: tuple[str, int] | None = None,
 ) -> Statement[list[Recovered]]:
     """Carries out decisions; answers those that landed. `holder` is the supervisor judged by age and the beat that was watched."""
-    ordered = sorted(orders, key=lambda order: order.id)
+    ordered = sorted(orders, key=_place)
     parameters = {
         "ids": [one.id for one in ordered], "claim_ids": [one.claim_id for one in ordered], "states": [one.state.value for one in ordered],
         "worker_seqs": [one.worker_seq for one in ordered], "actions": [one.action for one in ordered],
@@ -270,7 +286,7 @@ def recover(
 
 def leave(leases: Sequence[tuple[UUID, UUID]]) -> Statement[list[UUID]]:
     """Notes that a hook left these leases, given as (id, claim_id), as they are; answers those noted for the first time."""
-    ordered = sorted(leases)
+    ordered = sorted(leases, key=_lease_place)
     parameters = {"ids": [lease[0] for lease in ordered], "claim_ids": [lease[1] for lease in ordered]}
     return Statement("task/leave", parameters, lambda found: [row[0] for row in found])
 
@@ -281,6 +297,15 @@ def _cursor(after: Lease | None) -> dict[str, object]:
 
 def _leases(found: Sequence[Row]) -> list[Lease]:
     return [Lease(row[0], row[1], TaskState(row[2]), *row[3:]) for row in found]
+
+
+def _place(one: Settlement | RecoveryOrder) -> int:
+    """By the key of the task, as PostgreSQL orders it: whoever locks rows does so in this order. A UUID is slow to compare."""
+    return one.id.int
+
+
+def _lease_place(lease: tuple[UUID, UUID]) -> int:
+    return lease[0].int
 
 
 def _text(data: bytes | None) -> str | None:

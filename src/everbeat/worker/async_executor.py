@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from everbeat.domain.context import enter
 from everbeat.domain.definition import RunIn
@@ -19,7 +20,7 @@ CLOSE_PATIENCE_S: Final = 0.5
 
 
 class AsyncExecutor:
-    """Each attempt is an asyncio task named after it, which is what a blocked loop is blamed on."""
+    """Each attempt is an asyncio task that bears the name of its task function; `describe` tells which attempt it is."""
 
     mode: RunIn = "async"
 
@@ -30,16 +31,14 @@ class AsyncExecutor:
         invoker: Invoker,
         worker_id: Callable[[], str],
         on_ended: OnEnded,
-        on_free: Callable[[], None],
         on_loop_ending: Callable[[], None] | None = None,
     ) -> None:
         self.slots = slots
         self._invoker = invoker
         self._worker_id = worker_id
         self._on_ended = on_ended
-        self._on_free = on_free
         self._nursery = Nursery(name="async tasks", on_loop_ending=on_loop_ending)
-        self._running: dict[Attempt, asyncio.Task[Ended]] = {}
+        self._running: dict[Attempt, asyncio.Task[None]] = {}
 
     @property
     def free(self) -> int:
@@ -57,14 +56,20 @@ class AsyncExecutor:
 
     def begin(self, attempt: Attempt) -> None:
         """Start its coroutine."""
-        task = self._nursery.start(self._run(attempt), name=f"{attempt.task.name} {attempt.id}")
-        self._running[attempt] = task
-        task.add_done_callback(lambda done: self._done(attempt, done))
+        self._running[attempt] = self._nursery.lend(
+            self._run(attempt), name=attempt.task.name, on_cancelled=partial(self._cancelled, attempt)
+        )
 
     def stop(self, attempt: Attempt) -> None:
         """Cancel its coroutine."""
         if (task := self._running.get(attempt)) is not None:
+            task.set_name(_full_name(attempt))
             task.cancel()
+
+    def describe(self, task: asyncio.Task[Any]) -> str:
+        """Whose code a task is; from any thread."""
+        found = (attempt for attempt, running in list(self._running.items()) if running is task)
+        return next(map(_full_name, found), task.get_name())
 
     def whereabouts(self, attempt: Attempt) -> str:
         """What its coroutine waits for."""
@@ -77,25 +82,26 @@ class AsyncExecutor:
             async with asyncio.timeout(CLOSE_PATIENCE_S):
                 await self._nursery.close()
 
-    async def _run(self, attempt: Attempt) -> Ended:
+    async def _run(self, attempt: Attempt) -> None:
         definition = attempt.definition
         context = attempt.context(worker_id=self._worker_id())
         enter(context)  # until this asyncio task ends, which has a context of its own
         try:
             call = self._invoker.call(definition, attempt.task.args, context)
-            if isinstance(call, Failed):
-                return call
-            return self._invoker.returned(definition, await call())
+            ended = call if isinstance(call, Failed) else self._invoker.returned(definition, await call())
         except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
-            return self._invoker.raised(definition, exception)
+            ended = self._invoker.raised(definition, exception)
+        self._over(attempt, ended)
 
-    def _done(self, attempt: Attempt, task: asyncio.Task[Ended]) -> None:
-        self._running.pop(attempt, None)
-        # A coroutine that is cancelled before its first step never ran, not even the handler above.
-        ended = (
-            self._invoker.raised(attempt.definition, asyncio.CancelledError())
-            if task.cancelled()
-            else task.result()
-        )
+    def _over(self, attempt: Attempt, ended: Ended) -> None:
+        self._nursery.give_back(self._running.pop(attempt))
         self._on_ended(attempt, ended)
-        self._on_free()
+
+    def _cancelled(self, attempt: Attempt, _: asyncio.Task[Any]) -> None:
+        # A coroutine that is cancelled before its first step never ran, not even the handler above.
+        if attempt in self._running:
+            self._over(attempt, self._invoker.raised(attempt.definition, asyncio.CancelledError()))
+
+
+def _full_name(attempt: Attempt) -> str:
+    return f"{attempt.task.name} {attempt.id}"

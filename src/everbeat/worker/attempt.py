@@ -7,13 +7,12 @@ not: who runs the code (the executors) and what is written (`settlement`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum, auto
+from functools import cached_property
 from typing import Final, Literal, Protocol, TypeAlias
-from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -82,15 +81,12 @@ class Clerk(Protocol):
     async def answer(self, attempt: Attempt, request: Request) -> Answer: ...
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Attempt(CodeSide):
-    """A held lease. Changed in the loop's thread only, but for `progress`; task code reads it from any thread."""
+    """A held lease. Changed in the loop's thread only, but for `progress`; task code reads it from any thread.
 
-    task: Claimed
-    lane: LaneName
-    definition: TaskDefinition
-    policy: StoredPolicy
-    on_progress: Callable[[Attempt], None]
+    What begins alike for all is said by the class: making one is part of what each task costs.
+    """
+
     stage: Stage = Stage.CLAIMED
     number: int = 0
     started_at: datetime | None = None
@@ -105,27 +101,39 @@ class Attempt(CodeSide):
     settling_since: float = 0.0
     unanswered: int = 0
     """Requests of its code that this worker has not answered: whoever waits for us is not silent."""
-    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    timers: Sequence[asyncio.TimerHandle] = ()
     clerk: Clerk | None = None
     """Who answers requests of its code."""
-    checkpoint_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     checkpoint_number: int = 0
     holds_progress: bool = False
     """What its code says of itself is kept, and not written for now."""
     is_committing: bool = False
     """Its code settles it this very moment: what happens to it meanwhile waits in `after_commit`."""
     is_committed: bool = False
-    after_commit: list[Callable[[], None]] = field(default_factory=list)
+    after_commit: Sequence[Callable[[], None]] = ()
 
-    @property
-    def id(self) -> UUID:
-        """The task's id."""
-        return self.task.id
-
-    @property
-    def claim_id(self) -> UUID:
+    def __init__(
+        self,
+        *,
+        task: Claimed,
+        lane: LaneName,
+        definition: TaskDefinition,
+        policy: StoredPolicy,
+        on_progress: Callable[[Attempt], None],
+    ) -> None:
+        self.task = task
+        self.id: Final = task.id
+        self.claim_id: Final = task.claim_id
         """What every write of this attempt names."""
-        return self.task.claim_id
+        self.lane = lane
+        self.definition = definition
+        self.policy = policy
+        self.on_progress = on_progress
+
+    @cached_property
+    def checkpoint_turn(self) -> asyncio.Lock:
+        """Held by whoever writes a checkpoint."""
+        return asyncio.Lock()
 
     @property
     def lease(self) -> Lease:
@@ -210,7 +218,7 @@ class Attempt(CodeSide):
         """Nothing that was due for this attempt happens any more."""
         for timer in self.timers:
             timer.cancel()
-        self.timers.clear()
+        self.timers = ()
 
 
 def progress_json(*, stage: str, fraction: float | None, message: str) -> bytes:

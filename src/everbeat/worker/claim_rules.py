@@ -5,11 +5,11 @@ What lives here: the record. What may not: getting work (`claimer`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from everbeat.worker.attempt import Attempt
+from everbeat.worker.attempt import Attempt, LaneName
 
 
 class ClaimRules(Struct, frozen=True, kw_only=True):
@@ -20,6 +20,6 @@ class ClaimRules(Struct, frozen=True, kw_only=True):
     may_start: Callable[[], bool]
     is_deaf: Callable[[], bool]
     on_progress: Callable[[Attempt], None]
-    launch: Callable[[Attempt], None]
+    launch: Callable[[LaneName, Sequence[Attempt]], None]
     not_started: Callable[[Attempt, str], None]
     on_claimed: Callable[[], None]

@@ -28,15 +28,18 @@ from everbeat.worker.attempt import ALONE, Attempt, LaneName, Stage
 from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.lane import Lane
 from everbeat.worker.leases import LeaseTable
+from everbeat.worker.lookout import Lookout
+from everbeat.worker.phantoms import give_back
 from everbeat.worker.protocol import Lease
 
 MOST_CLAIMED: Final = 500
 FIRST_CLAIM: Final = 100
+MOST_AHEAD: Final = 8
+"""So many claims follow one another for a lane before the others have their turn."""
+LEAST_AHEAD: Final = 50
 CLAIM_BYTES: Final = 32 * 1024 * 1024
-DEAF_POLL_S: Final = 1.0
 SUSPECTS_EVERY_S: Final = 1.0
 """Suspects are rare: hints make this worker look for them no more often than this."""
-_SLACK_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 30.0
 
 
@@ -71,18 +74,16 @@ class Claimer:
         self._is_asking = False
         self._queues = queues
         self._queue_priorities = dict(queue_priorities)
-        self._poll_interval_s = poll_interval_s
         self._clock = clock
+        self._lookout = Lookout(poll_interval_s=poll_interval_s, is_deaf=rules.is_deaf, clock=clock)
         self._rules = rules
         self._busy = asyncio.Lock()
-        self._due_at = math.inf
-        self._poll_at = 0.0
         self._limit = FIRST_CLAIM
 
     @property
     def interval_s(self) -> float:
         """The poll floor; without hints there is only the poll."""
-        return min(self._poll_interval_s, DEAF_POLL_S) if self._rules.is_deaf() else self._poll_interval_s
+        return self._lookout.interval_s
 
     def look(self, queue: str | None = None) -> None:
         """Tasks may be due in this queue, or in any."""
@@ -105,7 +106,8 @@ class Claimer:
         async with self._busy:
             if self.is_closed:
                 return None
-            self._look_when_due()
+            if self._lookout.is_time():
+                self.look()
             await self._give_back_broken()
             await self._start_waiting()
             asked_at = self._clock.monotonic()
@@ -132,27 +134,9 @@ class Claimer:
         # A claim in flight may hold them; once it is answered, nobody does but the table.
         async with self._busy:
             phantoms = self._table.unknown(proposed)
-        if not phantoms:
-            return
-        channel = self._session.target.channel
-        released = await self._session.run(leases.release(phantoms, channel=channel))
-        running = [lease for lease in phantoms if lease[0] not in released]
-        if running:
-            outcomes = [
-                leases.Settlement(id=lease[0], claim_id=lease[1], outcome="RELEASED") for lease in running
-            ]
-            await self._session.run(leases.settle(outcomes, channel=channel))
-        self.look()
-
-    def _look_when_due(self) -> None:
-        now = self._clock.monotonic()
-        if now >= self._due_at:
-            self._due_at = math.inf
+        if phantoms:
+            await give_back(self._session, phantoms)
             self.look()
-        if now >= self._poll_at:
-            self.look()
-        if now >= self._poll_at or self._poll_at - now > self.interval_s:
-            self._poll_at = now + self.interval_s
 
     async def _claim_all(self) -> list[Lane]:
         """One claim for each lane with room; answers the lanes that have nothing more to claim for now."""
@@ -160,9 +144,7 @@ class Claimer:
         for lane in self._lanes:
             limit = min(lane.wanted, self._limit)
             now = self._clock.monotonic()
-            if self.is_closed or not lane.has_more or limit <= 0 or now < lane.paused_until:
-                continue
-            if not (self._rules.may_claim() and self._rules.may_start()):
+            if not lane.has_more or limit <= 0 or now < lane.paused_until or not self._may_ask():
                 continue
             lane.has_more = False  # a hint that comes while the statement runs sets it again
             try:
@@ -172,11 +154,12 @@ class Claimer:
                 raise
             if lane.suspects and not taken:
                 lane.paused_until = self._clock.monotonic() + SUSPECTS_EVERY_S
-            if taken >= limit:
-                lane.has_more = True
-            elif not lane.has_more:
+            if not lane.has_more:
                 idle.append(lane)
         return idle
+
+    def _may_ask(self) -> bool:
+        return not self.is_closed and self._rules.may_claim() and self._rules.may_start()
 
     async def _is_worth_it(self, lane: Lane) -> bool:
         """Not to be asked of the claim: it would go through all that waits to find that no suspect does."""
@@ -185,6 +168,25 @@ class Claimer:
         return await self._session.run(suspects_wait(names=lane.names, queues=self._queues))
 
     async def _claim(self, lane: Lane, limit: int) -> int:
+        """While there is more than one claim takes, the server looks for the next batch as this one begins."""
+        claimed = await self._ask(lane, limit)
+        taken = len(claimed)
+        for _ in range(MOST_AHEAD):
+            room = min(lane.wanted - len(claimed), self._limit)
+            if len(claimed) < limit or room < LEAST_AHEAD or not self._may_ask():
+                break
+            limit = room
+            # In this order: the question is on its way before the code of the batch begins.
+            claimed, _ = await asyncio.gather(
+                self._ask(lane, limit, unbegun=len(claimed)), self._begin(lane, claimed)
+            )
+            taken += len(claimed)
+        await self._begin(lane, claimed)
+        lane.has_more |= len(claimed) >= limit
+        return taken
+
+    async def _ask(self, lane: Lane, limit: int, *, unbegun: int = 0) -> list[Claimed]:
+        """One claim. `unbegun`: so many of an earlier one have their slots still before them."""
         worker_id = self._rules.worker_id()
         statement = leases.claim(
             worker_id=worker_id,
@@ -194,7 +196,7 @@ class Claimer:
             queues=self._queues,
             queue_priorities=self._queue_priorities,
             suspects=lane.suspects,
-            starts=lane.spare,
+            starts=max(0, lane.spare - unbegun),
             policies=msgspec.json.encode(self._stored_policies) if self._stored_policies else None,
             alone=lane.name in ALONE,
         )
@@ -203,8 +205,12 @@ class Claimer:
             claimed = await self._session.run(statement)
         finally:
             self._is_asking = False
-        if worker_id != self._rules.worker_id():
-            return 0  # claimed in a name that was declared dead meanwhile: it is recovered there
+        # What was claimed in a name that was declared dead meanwhile is recovered there.
+        return claimed if worker_id == self._rules.worker_id() else []
+
+    async def _begin(self, lane: Lane, claimed: Sequence[Claimed]) -> None:
+        """What the claim has started runs from now on, the rest waits."""
+        begun: list[Attempt] = []
         for task in claimed:
             attempt = self._attempt(task, lane.name)
             self._table.add(attempt)
@@ -212,12 +218,12 @@ class Claimer:
                 lane.add(attempt)
             else:
                 attempt.number, attempt.started_at = task.attempt, task.started_at
-                self._rules.launch(attempt)
+                begun.append(attempt)
+        self._rules.launch(lane.name, begun)
         if claimed:
             self._rules.on_claimed()
             mean = sum(len(task.args) for task in claimed) // len(claimed)
             self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
-        return len(claimed)
 
     def _attempt(self, task: Claimed, lane: LaneName) -> Attempt:
         try:
@@ -259,7 +265,7 @@ class Claimer:
                 self._rules.not_started(attempt, "lost" if answer is None else answer.verdict)
                 continue
             attempt.number, attempt.started_at = answer.attempt or 1, answer.started_at
-            self._rules.launch(attempt)
+            self._rules.launch(attempt.lane, (attempt,))
 
     def _wait_again(self, batch: Sequence[Attempt]) -> None:
         by_name = {lane.name: lane for lane in self._lanes}
@@ -306,13 +312,9 @@ class Claimer:
         statement = leases.next_due(names=names, queues=self._queues, margin_ms=margin_ms)
         due_in_ms = await self._session.run(statement)
         if due_in_ms is not None:
-            self._due_at = min(self._due_at, self._clock.monotonic() + max(0.0, due_in_ms) / 1_000 + _SLACK_S)
+            self._lookout.expect(due_in_ms)
 
     def _rest_s(self) -> float:
         now = self._clock.monotonic()
-        moments = [
-            self._due_at,
-            self._poll_at,
-            *(lane.paused_until for lane in self._lanes if lane.paused_until > now),
-        ]
-        return max(0.0, min(moments) - now)
+        paused = [lane.paused_until for lane in self._lanes if lane.paused_until > now]
+        return max(0.0, min([self._lookout.next_at, *paused]) - now)

@@ -131,7 +131,7 @@ class Conductor:
         if attempt.stage is not Stage.RUNNING:
             return
         if attempt.is_committing:
-            attempt.after_commit.append(partial(self.stop, attempt, reason))
+            attempt.after_commit = [*attempt.after_commit, partial(self.stop, attempt, reason)]
             return
         if attempt.stopped is None:
             attempt.stopped = reason
@@ -188,7 +188,7 @@ class Conductor:
         ]
         for attempt in held:
             if attempt.is_committing:
-                attempt.after_commit.append(partial(self.lose, [attempt], reason))
+                attempt.after_commit = [*attempt.after_commit, partial(self.lose, [attempt], reason)]
         lost = [attempt for attempt in held if not attempt.is_committing]
         for attempt in lost:
             was_running = attempt.stage is Stage.RUNNING
@@ -238,7 +238,7 @@ class Conductor:
     def committed(self, attempt: Attempt) -> None:
         """Its own code has settled it, COMPLETED. What the code does from here on is not the task's, but for its timeout."""
         attempt.is_committing, attempt.is_committed = False, True
-        attempt.after_commit.clear()
+        attempt.after_commit = ()
         attempt.cancel_timers()
         self.trailing.add(attempt)
         self._goes_astray(attempt)
@@ -253,7 +253,7 @@ class Conductor:
     def commit_ended(self, attempt: Attempt) -> None:
         """Its own code has not settled it after all: what was asked of it meanwhile is done now."""
         attempt.is_committing = False
-        waiting, attempt.after_commit = attempt.after_commit, []
+        waiting, attempt.after_commit = attempt.after_commit, ()
         for act in waiting:
             act()
 
@@ -263,7 +263,7 @@ class Conductor:
 
     def _settle_without_code(self, attempt: Attempt) -> None:
         if attempt.is_committing:
-            attempt.after_commit.append(partial(self._settle_without_code, attempt))
+            attempt.after_commit = [*attempt.after_commit, partial(self._settle_without_code, attempt)]
         elif attempt.stage is Stage.RUNNING:
             settlement = settlement_of(attempt, None, random=self._random)
             if settlement is not None:
@@ -299,7 +299,7 @@ class Conductor:
         self._on_change(attempt)
 
     def _later(self, attempt: Attempt, seconds: float, act: Callable[[], None]) -> None:
-        attempt.timers.append(asyncio.get_running_loop().call_later(seconds, act))
+        attempt.timers = [*attempt.timers, asyncio.get_running_loop().call_later(seconds, act)]
 
     async def _recovered(self, attempt: Attempt, recover: Callable[[OnLeft], Awaitable[object]]) -> None:
         """Its process died or its code stalled: recovery decides, as for any death, and is asked until it has answered."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from everbeat.runtime.events import EventBus
-from everbeat.runtime.lag import LoopWatch
+from everbeat.runtime.lag import LoopWatch, name_of
 from everbeat.worker.async_executor import AsyncExecutor
 from everbeat.worker.attempt import Attempt, LaneName, OnEnded
 from everbeat.worker.executor import Executor
@@ -71,7 +71,6 @@ def make_executors(
                     invoker=invoker,
                     worker_id=worker_id,
                     on_ended=on_ended,
-                    on_free=lambda: on_free("async"),
                     on_loop_ending=plan.on_loop_ending,
                 )
             case "thread":
@@ -93,7 +92,7 @@ def make_loop_watch(
     plan: WorkerPlan, executors: Mapping[LaneName, Executor], *, events: EventBus
 ) -> LoopWatch:
     """The watch on the running loop, which names task functions: those on the loop, and those in threads that may hold the GIL."""
-    threads = executors.get("thread")
+    threads, coroutines = executors.get("thread"), executors.get("async")
 
     def in_threads() -> tuple[str, ...]:
         return threads.names if isinstance(threads, ThreadExecutor) else ()
@@ -102,6 +101,7 @@ def make_loop_watch(
         asyncio.get_running_loop(),
         threshold_s=LOOP_BLOCKED_AFTER_S,
         emit=events.emit,
+        describe=coroutines.describe if isinstance(coroutines, AsyncExecutor) else name_of,
         in_threads=in_threads,
         is_code=lambda task: task.get_name().partition(" ")[0] in plan.definitions,
     )

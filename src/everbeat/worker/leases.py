@@ -18,7 +18,7 @@ class LeaseTable:
     def __init__(self) -> None:
         self._held: dict[UUID, Attempt] = {}
         self._by_task: dict[UUID, Attempt] = {}
-        self._untold: dict[UUID, Lease] = {}
+        self._untold: dict[Attempt, None] = {}
         self._removed: list[UUID] = []
 
     def __len__(self) -> int:
@@ -31,16 +31,19 @@ class LeaseTable:
         """A claim's answer gave us this lease."""
         self._held[attempt.claim_id] = attempt
         self._by_task[attempt.id] = attempt
-        self._untold[attempt.claim_id] = attempt.lease
+        self._untold[attempt] = None
 
     def remove(self, attempt: Attempt) -> bool:
         """The lease is over; False if it was before. Nothing is written or vouched for from here on."""
         attempt.stage = Stage.GONE
         if self._held.pop(attempt.claim_id, None) is None:
             return False
-        if self._by_task.get(attempt.id) is attempt:
-            del self._by_task[attempt.id]
-        if self._untold.pop(attempt.claim_id, None) is None:
+        latest = self._by_task.pop(attempt.id, attempt)
+        if latest is not attempt:
+            self._by_task[attempt.id] = latest
+        if attempt in self._untold:
+            del self._untold[attempt]
+        else:
             self._removed.append(attempt.claim_id)
         return True
 
@@ -52,13 +55,18 @@ class LeaseTable:
         """The attempt of this task."""
         return self._by_task.get(task_id)
 
+    def of(self, leases: Iterable[Lease]) -> list[Attempt]:
+        """The attempts held under these leases."""
+        found = (self._held.get(claim_id) for _, claim_id in leases)
+        return [attempt for attempt in found if attempt is not None]
+
     def at(self, *stages: Stage) -> list[Attempt]:
         """The attempts at these stages."""
         return [attempt for attempt in self._held.values() if attempt.stage in stages]
 
     def changes(self) -> tuple[list[Lease], list[UUID]]:
         """What was added and removed since the last call. A lease that came and went between is in neither."""
-        added, removed = list(self._untold.values()), self._removed
+        added, removed = [attempt.lease for attempt in self._untold], self._removed
         self._untold, self._removed = {}, []
         return added, removed
 

@@ -90,9 +90,9 @@ class Recycling:
         self._is_fresh = True
         self._is_due = False
 
-    def begun(self) -> None:
-        """The code of one more attempt began in this process."""
-        self._tasks += 1
+    def begun(self, attempts: int = 1) -> None:
+        """The code of so many more attempts began in this process."""
+        self._tasks += attempts
         if self._limits.tasks is not None and self._tasks >= self._limits.tasks:
             self._look()
 

@@ -28,6 +28,8 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
     Code that was asked to stop and returned all the same has succeeded, unless its time was up; whatever else it does
     after being asked is a consequence of that, not an error of its own.
     """
+    if attempt.stopped is None and isinstance(ended, Succeeded) and not attempt.self_fenced:  # nearly always
+        return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=ended.result)
     if attempt.self_fenced:
         return _failed(attempt, _self_fenced(), reasons=(WORKER_CRASHED,), random=random)
     match attempt.stopped, ended:

@@ -9,23 +9,26 @@ An outcome stays in memory, and its lease held, until the database has answered.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
 
 from everbeat.errors import EverbeatError
-from everbeat.store.leases import Settlement, settle
+from everbeat.store.leases import Settlement, complete, settle
 from everbeat.store.session import Session, is_refused_data, is_timeout
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.settlement import refused_result
 
-MOST_ROWS: Final = 200
+MOST_ROWS: Final = 1000
 MOST_BYTES: Final = 8 * 1024 * 1024
 MOST_TIMEOUTS: Final = 2
 """So often a larger outcome may take the server longer than a statement may; then it is refused like one that cannot be stored."""
+
+_log = logging.getLogger("everbeat.worker")
 
 
 class Unsettled(Struct):
@@ -40,6 +43,9 @@ class Unsettled(Struct):
     def size(self) -> int:
         """Bytes of JSON."""
         return len(self.settlement.result or b"") + len(self.settlement.error or b"")
+
+
+Answer: TypeAlias = tuple[Unsettled, str]
 
 
 class Settler:
@@ -59,52 +65,90 @@ class Settler:
         self._session = session
         self._progress = progress
         self._on_settled = on_settled
-        self._queue: dict[UUID, Unsettled] = {}
+        self._waiting: dict[Attempt, Unsettled] = {}
+        self._under_way: dict[Attempt, Unsettled] = {}
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._waiting) + len(self._under_way)
 
     def put(self, attempt: Attempt, settlement: Settlement) -> None:
         """Write this outcome as soon as possible; the first one of an attempt stands."""
-        self._queue.setdefault(attempt.claim_id, Unsettled(attempt, settlement))
-        self.wake.set()
+        if attempt not in self._under_way:
+            self._waiting.setdefault(attempt, Unsettled(attempt, settlement))
+            self.wake.set()
 
     async def tick(self) -> float | None:
-        """Write one batch."""
+        """Write all that waits: the server writes the next batch while the answers to this one are told."""
+        answers: list[Answer] = []
+        while self._waiting:
+            # In this order: the statement is on its way before anything else.
+            answers, _ = await asyncio.gather(self._answers(), self._tell(answers))
+        await self._tell(answers)
+        return None
+
+    async def _answers(self) -> list[Answer]:
+        """What became of the next batch. Should that stay unknown, it waits again, before all others."""
         batch = self._next_batch()
-        for one in batch:
-            if one.attempt.progress is not None:
-                await self._progress.write(one.attempt)
-        if batch:
-            await self._settle(batch)
-        return 0.0 if self._queue else None
+        taken = {one.attempt: self._waiting.pop(one.attempt) for one in batch}
+        self._under_way |= taken
+        try:
+            for one in batch:
+                if one.attempt.progress is not None:
+                    await self._progress.write(one.attempt)
+            return await self._settle(batch)
+        except BaseException:
+            for attempt in taken:
+                del self._under_way[attempt]
+            self._waiting = taken | self._waiting
+            raise
+
+    async def _tell(self, answers: list[Answer]) -> None:
+        for one, verdict in answers:
+            del self._under_way[one.attempt]
+            try:
+                self._on_settled(one.attempt, one.settlement, verdict)
+            except Exception:  # noqa: BLE001 - what follows from one must not keep the others from being told
+                _log.exception("settled_badly task_id=%s verdict=%s", one.attempt.id, verdict)
 
     def _next_batch(self) -> list[Unsettled]:
         batch: list[Unsettled] = []
         room = MOST_BYTES
-        for one in self._queue.values():
+        for one in self._waiting.values():
             room -= one.size
             if batch and (room < 0 or len(batch) >= MOST_ROWS):
                 break
             batch.append(one)
         return batch
 
-    async def _settle(self, batch: list[Unsettled]) -> None:
+    async def _settle(self, batch: list[Unsettled]) -> list[Answer]:
         try:
-            statement = settle([one.settlement for one in batch], channel=self._session.target.channel)
-            # A large one is tried once in each tick, so that it cannot be repeated for ever in spite of what it costs.
-            patience_s = 0.0 if self._is_large(batch) else None
-            verdicts = await self._session.run(statement, patience_s=patience_s)
+            verdicts = await self._written(batch)
         except Exception as problem:
             # One row that PostgreSQL cannot store must not take its neighbours with it.
             is_refused = is_refused_data(problem) or self._is_too_slow(batch, problem)
             if not is_refused or all(one.is_replaced for one in batch):
                 raise
-            await self._divide(batch, problem)
-            return
-        for one in batch:
-            self._queue.pop(one.attempt.claim_id, None)
-            self._on_settled(one.attempt, one.settlement, verdicts.get(one.attempt.claim_id, "lost"))
+            return await self._divided(batch, problem)
+        if verdicts is None:
+            return [(one, "COMPLETED") for one in batch]
+        return [(one, verdicts.get(one.attempt.claim_id, "lost")) for one in batch]
+
+    async def _written(self, batch: list[Unsettled]) -> dict[UUID, str] | None:
+        """The verdict on each, None where all have completed: most do, which is a cheaper statement."""
+        # A large one is tried once in each tick, so that it cannot be repeated for ever in spite of what it costs.
+        patience_s = 0.0 if self._is_large(batch) else None
+        channel = self._session.target.channel
+        settlements = [one.settlement for one in batch]
+        verdicts: dict[UUID, str] = {}
+        if completed := [one for one in settlements if one.outcome == "COMPLETED"]:
+            landed = await self._session.run(complete(completed, channel=channel), patience_s=patience_s)
+            if len(landed) == len(settlements):
+                return None
+            verdicts = dict.fromkeys(landed, "COMPLETED")
+        if others := [one for one in settlements if one.claim_id not in verdicts]:
+            told = await self._session.run(settle(others, channel=channel), patience_s=patience_s)
+            verdicts |= told
+        return verdicts
 
     @staticmethod
     def _is_large(batch: list[Unsettled]) -> bool:
@@ -116,13 +160,11 @@ class Settler:
         batch[0].timeouts += 1
         return batch[0].timeouts >= MOST_TIMEOUTS
 
-    async def _divide(self, batch: list[Unsettled], problem: Exception) -> None:
+    async def _divided(self, batch: list[Unsettled], problem: Exception) -> list[Answer]:
         if len(batch) > 1:
             middle = len(batch) // 2
-            await self._settle(batch[:middle])
-            await self._settle(batch[middle:])
-            return
+            return [*await self._settle(batch[:middle]), *await self._settle(batch[middle:])]
         reason = problem.message if isinstance(problem, EverbeatError) else str(problem).strip()
         batch[0].settlement = refused_result(batch[0].settlement, reason)
         batch[0].is_replaced = True
-        await self._settle(batch)
+        return await self._settle(batch)

@@ -49,7 +49,7 @@ class StallWatch:
 
     def watch(self, attempt: Attempt) -> None:
         """Its code begins now; without a limit nothing is watched."""
-        attempt.spoke_at = self._clock.monotonic()
+        attempt.spoke_at = attempt.launched_at
         if (limit_s := attempt.stall_timeout_s) is not None:
             self._watched[attempt] = limit_s
             if self._due_at is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from everbeat.runtime.service import Service, ServiceRunner
 from everbeat.store.session import Session
 from everbeat.wake import Wake
 from everbeat.worker.attempt import ALONE, Attempt, LaneName
+from everbeat.worker.changes import Changes
 from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.claimer import Claimer
 from everbeat.worker.clerk import Clerk
@@ -38,7 +39,6 @@ from everbeat.worker.protocol import (
     Cancel,
     Drain,
     FromSupervisor,
-    Lease,
     Leaving,
     Lost,
     Phantoms,
@@ -103,7 +103,7 @@ class Worker:
             nursery=self._nursery,
             recover_crashed=recover_crashed,
             recover_stalled=recover_stalled,
-            on_change=self._on_change,
+            on_change=Changes(self._on_changes).note,
             on_broken=self._on_broken,
         )
         self._progress = ProgressRecorder(self._giving, clock=clock, on_lost=self._on_lost)
@@ -170,9 +170,9 @@ class Worker:
                 if was_silent:
                     self._claimer.look()
             case Lost(leases):
-                self._conductor.lose(self._held(leases), "a beat was told so")
+                self._conductor.lose(self._table.of(leases), "a beat was told so")
             case Cancel(leases):
-                for attempt in self._held(leases):
+                for attempt in self._table.of(leases):
                     self._conductor.stop(attempt, "cancelled")
             case Phantoms(leases):
                 self._nursery.start(self._claimer.confirm_phantoms(leases), name="phantoms")
@@ -208,12 +208,12 @@ class Worker:
         self._link.tell(Ready())
         self._events.emit(WorkerStarted(worker_id=self.id, pid=os.getpid()))
 
-    def _launch(self, attempt: Attempt) -> None:
-        begins = self._conductor.launch(
-            attempt, may_begin=self._vitality.may_start and not self._claimer.is_closed
-        )
-        if begins and attempt.lane not in ALONE:  # those have processes of their own, with the same limits
-            self._recycling.begun()
+    def _launch(self, lane: LaneName, attempts: Iterable[Attempt]) -> None:
+        may_begin = self._vitality.may_start and not self._claimer.is_closed
+        begun = [self._conductor.launch(attempt, may_begin=may_begin) for attempt in attempts].count(True)
+        if begun and lane not in ALONE:  # those have processes of their own, with the same limits
+            self._lanes[lane].failures = 0
+            self._recycling.begun(begun)
 
     def _retire(self, reason: str, tasks: int, rss_bytes: int) -> None:
         self._link.tell(Retiring(reason, tasks, rss_bytes))
@@ -222,8 +222,9 @@ class Worker:
     def _on_lost(self, attempt: Attempt) -> None:
         self._conductor.lose([attempt], "the database says so")
 
-    def _on_change(self, attempt: Attempt) -> None:
-        self._departure.changed(attempt.lane)
+    def _on_changes(self, lanes: Iterable[LaneName]) -> None:
+        for lane in lanes:
+            self._departure.changed(lane)
         self._claimer.slot_freed()
 
     def _on_free(self, lane: LaneName) -> None:
@@ -235,10 +236,6 @@ class Worker:
         _log.error("cannot_run_tasks lane=%s worker_id=%s reason=%s", lane, self.id, reason)
         self._lanes[lane].is_broken = True
         self._claimer.slot_freed()
-
-    def _held(self, leases: list[Lease]) -> list[Attempt]:
-        found = (self._table.by_claim(claim_id) for _, claim_id in leases)
-        return [attempt for attempt in found if attempt is not None]
 
     def _adopt(self, welcome: Welcome) -> None:
         held = self._table.clear()

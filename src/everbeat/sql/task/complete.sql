@@ -1,0 +1,29 @@
+-- Settles attempts whose code returned: RUNNING -> COMPLETED, whatever else was asked of them.
+-- Only for whoever holds the claim_id. Answers the places, in the lists asked, of those that it completed; what became of the others
+-- (an earlier try landed, the lease is lost) is the answer of task/settle. All parameters are texts, as there.
+-- Nothing here depends on the row but its lease: no look at it comes before its change. The state is compared as an expression, so that
+-- no planner finds the rows by the index of leases.
+with asked as (
+    select a.id, a.claim_id, a.result, a.place
+    from rows from (
+        unnest(%(ids)s::text::uuid[], %(claim_ids)s::text::uuid[]), json_array_elements(%(results)s::text::json)
+    ) with ordinality as a (id, claim_id, result, place)
+), completed as (
+    update {schema}.tasks t
+    set state = 'COMPLETED', result = a.result, error = null, completed_at = statement_timestamp(), next_retry_at = null,
+        claim_id = null, claim_call = null, suspect = false, checkpoint = null
+    from asked a
+    where t.id = a.id and t.claim_id = a.claim_id and t.state || '' = 'RUNNING'
+    returning t.id, a.claim_id, a.place, t.attempt, t.fence, t.claimed_by_worker_id, t.claimed_at, t.started_at, t.queue, t.serial
+), history as (
+    insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry)
+    select c.id, c.attempt, c.claim_id, c.fence, c.claimed_by_worker_id, c.claimed_at, c.started_at, 'COMPLETED', false from completed c
+), hint as materialized (
+    select count(pg_notify(%(channel)s, payload)) as hints from (
+        select 'd:' || string_agg(c.id::text, ',') as payload
+        from (select id, (row_number() over () - 1) / 200 as part from completed) c group by c.part
+        union
+        select 't:' || c.queue from completed c where c.serial is not null
+    ) hints
+)
+select array_agg(c.place) as places, (select hints from hint) as hints from completed c
