@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from random import Random
 from typing import Any, Final
@@ -75,11 +75,15 @@ class PostgresWake:
         try:
             await connection.set_autocommit(True)
             await self._probe(connection)
+            # What arrives with the answer to a statement.
+            connection.add_notify_handler(lambda notification: delivery.payload(notification.payload))
             await connection.execute(_listen(self._channel))
             delivery.connected()
             while True:
-                async for notification in connection.notifies(timeout=self._probe_interval_s):
-                    delivery.payload(notification.payload)
+                # Not `connection.notifies()`, which looks ten times a second whether it has been interrupted.
+                while await _is_readable(connection, within_s=self._probe_interval_s):
+                    for payload in _arrived(connection):
+                        delivery.payload(payload)
                     self._pauses.reset()
                 await self._probe(connection)
                 self._pauses.reset()
@@ -94,6 +98,27 @@ class PostgresWake:
             _refuse_pooler(connection, await cursor.fetchone())
         finally:
             overdue.cancel()
+
+
+async def _is_readable(connection: AsyncConnection[Any], *, within_s: float) -> bool:
+    loop, readable, number = asyncio.get_running_loop(), asyncio.Event(), connection.fileno()
+    loop.add_reader(number, readable.set)
+    try:
+        async with asyncio.timeout(within_s):
+            await readable.wait()
+    except TimeoutError:
+        return False
+    else:
+        return True
+    finally:
+        loop.remove_reader(number)
+
+
+def _arrived(connection: AsyncConnection[Any]) -> Iterator[str]:
+    server = connection.pgconn
+    server.consume_input()
+    while (notification := server.notifies()) is not None:
+        yield notification.extra.decode(connection.info.encoding)
 
 
 class SyncPostgresWake:
