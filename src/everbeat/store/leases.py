@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
@@ -19,6 +19,10 @@ from everbeat.store.statement import Row, Statement
 
 NO_POLICIES: Final[Mapping[UUID, bytes | None]] = MappingProxyType({})
 
+Place: TypeAlias = tuple[datetime, UUID]
+"""Where a task stands in its lane: by the time it was enqueued, then by its id."""
+NO_FLOORS: Final[Mapping[tuple[str, int], Place]] = MappingProxyType({})
+
 AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
 
 
@@ -26,6 +30,7 @@ class Claimed(Struct, frozen=True):
     """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts that began.
 
     `suspect`: it may kill its process, so it runs alone in one. `started_at`: its attempt has begun with the claim.
+    `in_line`: it is one of a serial line.
     """
 
     id: UUID
@@ -45,6 +50,7 @@ class Claimed(Struct, frozen=True):
     suspect: bool = False
     checkpoint: str | None = None
     started_at: datetime | None = None
+    in_line: bool = False
 
 
 class Started(Struct, frozen=True):
@@ -78,17 +84,20 @@ def claim(
     starts: int = 0,
     policies: bytes | None = None,
     alone: bool = False,
+    floors: Mapping[tuple[str, int], Place] = NO_FLOORS,
 ) -> Statement[list[Claimed]]:
     """Takes up to `limit` due tasks of these names, in order: queue priority, priority, first in first out.
 
     `suspects`: True takes only suspects, False only others, None both. The first `starts` of them begin at once: `policies` (a JSON
-    object by name) and `alone` are as for `start`.
+    object by name) and `alone` are as for `start`. `floors`: of a (queue, priority) only what stands behind this place.
     """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
         "queues": None if queues is None else list(queues),
         "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()), "suspects": suspects,
         "starts": starts, "policies": None if policies is None else policies.decode(), "alone": alone,
+        "floor_queues": [queue for queue, _ in floors], "floor_priorities": integers([priority for _, priority in floors]),
+        "floor_ats": [place[0] for place in floors.values()], "floor_ids": uuids([place[1] for place in floors.values()]),
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[Claimed]:

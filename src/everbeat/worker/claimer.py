@@ -12,9 +12,6 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
-from uuid import uuid4
-
-import msgspec
 
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.policy import StoredPolicy
@@ -24,6 +21,7 @@ from everbeat.store import leases
 from everbeat.store.leases import Claimed
 from everbeat.store.session import Session
 from everbeat.store.suspects import suspects_wait
+from everbeat.worker.asking import Asking, Batch
 from everbeat.worker.attempt import ALONE, Attempt, LaneName, Stage
 from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.lane import Lane
@@ -69,11 +67,10 @@ class Claimer:
         self._table = table
         self._definitions = definitions
         self._policies = policies
-        stored = {name: policy.to_json() for name, policy in policies.items()}
-        self._stored_policies = {name: msgspec.Raw(json) for name, json in stored.items() if json is not None}
-        self._is_asking = False
+        self._asking = Asking(
+            session, policies=policies, queues=queues, queue_priorities=queue_priorities, rules=rules, clock=clock
+        )  # fmt: skip
         self._queues = queues
-        self._queue_priorities = dict(queue_priorities)
         self._clock = clock
         self._lookout = Lookout(poll_interval_s=poll_interval_s, is_deaf=rules.is_deaf, clock=clock)
         self._rules = rules
@@ -99,7 +96,7 @@ class Claimer:
     @property
     def is_asking(self) -> bool:
         """Whether a claim is under way: the database may hold in our name what nobody here knows yet."""
-        return self._is_asking
+        return self._asking.is_under_way
 
     async def tick(self) -> float | None:
         """Start what waits, claim for what is free, start again."""
@@ -169,49 +166,28 @@ class Claimer:
 
     async def _claim(self, lane: Lane, limit: int) -> int:
         """While there is more than one claim takes, the server looks for the next batch as this one begins."""
-        claimed = await self._ask(lane, limit)
-        taken = len(claimed)
+        batch = await self._asking.ask(lane, limit)
+        taken = len(batch)
         for _ in range(MOST_AHEAD):
-            room = min(lane.wanted - len(claimed), self._limit)
-            if len(claimed) < limit or room < LEAST_AHEAD or not self._may_ask():
+            room = min(lane.wanted - len(batch), self._limit)
+            if len(batch) < limit or room < LEAST_AHEAD or not self._may_ask():
                 break
             limit = room
             # In this order: the question is on its way before the code of the batch begins.
-            claimed, _ = await asyncio.gather(
-                self._ask(lane, limit, unbegun=len(claimed)), self._begin(lane, claimed)
+            batch, _ = await asyncio.gather(
+                self._asking.ask(lane, limit, unbegun=len(batch)), self._begin(lane, batch)
             )
-            taken += len(claimed)
-        await self._begin(lane, claimed)
-        lane.has_more |= len(claimed) >= limit
+            taken += len(batch)
+        await self._begin(lane, batch)
+        lane.has_more |= batch.has_more
         return taken
 
-    async def _ask(self, lane: Lane, limit: int, *, unbegun: int = 0) -> list[Claimed]:
-        """One claim. `unbegun`: so many of an earlier one have their slots still before them."""
-        worker_id = self._rules.worker_id()
-        statement = leases.claim(
-            worker_id=worker_id,
-            claim_call=uuid4(),
-            names=lane.names,
-            limit=limit,
-            queues=self._queues,
-            queue_priorities=self._queue_priorities,
-            suspects=lane.suspects,
-            starts=max(0, lane.spare - unbegun),
-            policies=msgspec.json.encode(self._stored_policies) if self._stored_policies else None,
-            alone=lane.name in ALONE,
-        )
-        self._is_asking = True
-        try:
-            claimed = await self._session.run(statement)
-        finally:
-            self._is_asking = False
-        # What was claimed in a name that was declared dead meanwhile is recovered there.
-        return claimed if worker_id == self._rules.worker_id() else []
-
-    async def _begin(self, lane: Lane, claimed: Sequence[Claimed]) -> None:
+    async def _begin(self, lane: Lane, batch: Batch) -> None:
         """What the claim has started runs from now on, the rest waits."""
+        if not batch or batch.worker_id != self._rules.worker_id():
+            return  # claimed in a name that was declared dead meanwhile: it is recovered there
         begun: list[Attempt] = []
-        for task in claimed:
+        for task in batch.claimed:
             attempt = self._attempt(task, lane.name)
             self._table.add(attempt)
             if task.started_at is None:
@@ -220,10 +196,9 @@ class Claimer:
                 attempt.number, attempt.started_at = task.attempt, task.started_at
                 begun.append(attempt)
         self._rules.launch(lane.name, begun)
-        if claimed:
-            self._rules.on_claimed()
-            mean = sum(len(task.args) for task in claimed) // len(claimed)
-            self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
+        self._rules.on_claimed()
+        mean = sum(len(task.args) for task in batch.claimed) // len(batch)
+        self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
 
     def _attempt(self, task: Claimed, lane: LaneName) -> Attempt:
         try:

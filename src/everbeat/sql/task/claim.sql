@@ -3,6 +3,8 @@
 -- random (a random number of its own took the server a fifth of the claim).
 -- A repeated call (same claim_call) answers what the first one took; an ended worker gets nothing; what is paused is left alone.
 -- Lanes, i.e. distinct (queue, priority), and serial lines are found by skipping through their indexes; the best is emptied first.
+-- Of a lane with a floor only what stands behind it is looked at: what is before it has been claimed, and while a snapshot of somebody
+-- is old its dead entries would be walked through by every claim.
 -- Of a serial line only the head may be taken, and only while none of the line is held.
 with recursive caller as materialized (
     select id from {schema}.workers where id = %(worker_id)s and ended_at is null for key share
@@ -13,15 +15,40 @@ with recursive caller as materialized (
     select
         array(select unnest(%(names)s::text[]) except select p.name from {schema}.pauses p where p.kind = 'task') as names,
         array(select p.name from {schema}.pauses p where p.kind = 'queue') as closed
+), floor as materialized (
+    select f.queue, f.priority, f.at, f.id
+    from unnest(
+        %(floor_queues)s::text[], %(floor_priorities)s::smallint[], %(floor_ats)s::timestamptz[], %(floor_ids)s::uuid[]
+    ) as f (queue, priority, at, id)
 ), lane (queue, priority) as (
-    (select queue, priority from {schema}.tasks where state = 'PENDING' and serial is null order by queue, priority limit 1)
+    select ''::text, 0::smallint
     union all
     select next_lane.queue, next_lane.priority
     from lane
+    left join lateral (
+        select f.queue, f.priority from floor f where (f.queue, f.priority) > (lane.queue, lane.priority)
+        order by f.queue, f.priority limit 1
+    ) known on true
     cross join lateral (
-        select t.queue, t.priority from {schema}.tasks t
-        where t.state = 'PENDING' and t.serial is null and (t.queue, t.priority) > (lane.queue, lane.priority)
-        order by t.queue, t.priority limit 1
+        select found.queue, found.priority
+        from (
+            select known.queue, known.priority where known.queue is not null
+            union all
+            (
+                select t.queue, t.priority from {schema}.tasks t
+                where known.queue is not null and t.state = 'PENDING' and t.serial is null
+                  and (t.queue, t.priority) > (lane.queue, lane.priority) and (t.queue, t.priority) < (known.queue, known.priority)
+                order by t.queue, t.priority limit 1
+            )
+            union all
+            (
+                select t.queue, t.priority from {schema}.tasks t
+                where known.queue is null and t.state = 'PENDING' and t.serial is null
+                  and (t.queue, t.priority) > (lane.queue, lane.priority)
+                order by t.queue, t.priority limit 1
+            )
+        ) found
+        order by found.queue, found.priority limit 1
     ) next_lane
 ), line (serial) as (
     (
@@ -55,16 +82,18 @@ with recursive caller as materialized (
 ), ready as materialized (
     select found.*, coalesce(q.priority, 100) as queue_priority
     from (
-        select lane.queue, lane.priority, first.enqueued_at, null::uuid as head
+        select lane.queue, lane.priority, first.enqueued_at, null::uuid as head, start.at, start.id
         from lane
+        left join floor f on f.queue = lane.queue and f.priority = lane.priority
+        cross join lateral (select coalesce(f.at, '-infinity') as at, coalesce(f.id, '00000000-0000-0000-0000-000000000000') as id) start
         cross join lateral (
             select t.enqueued_at from {schema}.tasks t
             where t.state = 'PENDING' and t.serial is null and t.queue = lane.queue and t.priority = lane.priority
-              and t.enqueued_at <= statement_timestamp()
-            order by t.enqueued_at limit 1
+              and (t.enqueued_at, t.id) > (start.at, start.id) and t.enqueued_at <= statement_timestamp()
+            order by t.enqueued_at, t.id limit 1
         ) first
         union all
-        select head.queue, head.priority, head.enqueued_at, head.id from head
+        select head.queue, head.priority, head.enqueued_at, head.id, null, null from head
     ) found
     cross join asked
     left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = found.queue
@@ -77,7 +106,7 @@ with recursive caller as materialized (
         select * from (
             select t.id from {schema}.tasks t
             where r.head is null and t.state = 'PENDING' and t.serial is null and t.queue = r.queue and t.priority = r.priority
-              and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
+              and (t.enqueued_at, t.id) > (r.at, r.id) and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
               and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
               and (t.good_until is null or t.good_until > statement_timestamp())
             order by t.enqueued_at, t.id
@@ -110,10 +139,10 @@ with recursive caller as materialized (
     from numbered p
     where t.id = p.id
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at
+        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null
 )
 select * from taken
 union all
 select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-    t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at
+    t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null
 from {schema}.tasks t join again a on a.id = t.id

@@ -1,0 +1,85 @@
+"""The statement that claims: what it is asked with, and what is known from the answers.
+
+What lives here: one question at a time. What may not: when to ask, for how many, and what becomes of the answer (`claimer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+import msgspec
+from msgspec import Struct
+
+from everbeat.domain.policy import StoredPolicy
+from everbeat.runtime.clock import Clock
+from everbeat.store import leases
+from everbeat.store.leases import Claimed
+from everbeat.store.session import Session
+from everbeat.worker.attempt import ALONE, LaneName
+from everbeat.worker.claim_rules import ClaimRules
+from everbeat.worker.floors import Floors
+from everbeat.worker.lane import Lane
+
+
+class Batch(Struct, frozen=True):
+    """What a claim brought, in order, and in whose name. `has_more`: another claim may bring something at once."""
+
+    claimed: Sequence[Claimed]
+    worker_id: str
+    has_more: bool
+
+    def __len__(self) -> int:
+        return len(self.claimed)
+
+
+class Asking:
+    """`is_under_way`: the database may hold in our name what nobody here knows yet."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        policies: Mapping[str, StoredPolicy],
+        queues: Sequence[str] | None,
+        queue_priorities: Mapping[str, int],
+        rules: ClaimRules,
+        clock: Clock,
+    ) -> None:
+        self.is_under_way = False
+        self._session = session
+        stored = {name: policy.to_json() for name, policy in policies.items()}
+        documents = {name: msgspec.Raw(json) for name, json in stored.items() if json is not None}
+        self._policies = msgspec.json.encode(documents) if documents else None
+        self._queues = queues
+        self._queue_priorities = dict(queue_priorities)
+        self._rules = rules
+        self._clock = clock
+        self._floors: dict[LaneName, Floors] = {}
+
+    async def ask(self, lane: Lane, limit: int, *, unbegun: int = 0) -> Batch:
+        """One claim. `unbegun`: so many of an earlier one have their slots still before them."""
+        worker_id, asked_at = self._rules.worker_id(), self._clock.monotonic()
+        floors = self._floors.setdefault(lane.name, Floors(self._clock))
+        places = floors.now()
+        statement = leases.claim(
+            worker_id=worker_id,
+            claim_call=uuid4(),
+            names=lane.names,
+            limit=limit,
+            queues=self._queues,
+            queue_priorities=self._queue_priorities,
+            suspects=lane.suspects,
+            starts=max(0, lane.spare - unbegun),
+            policies=self._policies,
+            alone=lane.name in ALONE,
+            floors=places,
+        )
+        self.is_under_way = True
+        try:
+            claimed = await self._session.run(statement)
+        finally:
+            self.is_under_way = False
+        is_full, used = len(claimed) >= limit, bool(places)
+        floors.learn(claimed, is_full=is_full, used=used, took_s=self._clock.monotonic() - asked_at)
+        return Batch(claimed, worker_id, has_more=is_full or used)
