@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from everbeat.cli.bench.figures import Sample
-from everbeat.cli.bench.watch import Plain, timed
+from everbeat.cli.bench.watch import Plain, calm, timed
 from everbeat.store.statement import compose
 
 INSERT: Final = "plain insert and commit, one row"
@@ -32,7 +32,7 @@ def plain_figures(connection: Plain, schema: str, *, rows: int, singles: int) ->
         yield Sample(name=INSERT, value=singles / took_s, unit="rows/s")
         took_s = timed(lambda: _copy(connection, schema, rows))
         yield Sample(name=COPY, value=rows / took_s, unit="rows/s")
-        run("plain_vacuum")
+        calm(connection, schema, "plain_vacuum")
         took_s = timed(lambda: run("plain_drain"))
         yield Sample(name=CEILING, value=(rows + singles) / took_s, unit="rows/s")
     finally:

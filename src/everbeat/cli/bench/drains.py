@@ -8,12 +8,13 @@ from typing import Final
 from everbeat.cli.bench.ceiling import CEILING
 from everbeat.cli.bench.crew import Program, workers
 from everbeat.cli.bench.figures import Sample
-from everbeat.cli.bench.watch import Plain, until
+from everbeat.cli.bench.watch import Plain, calm, until
 from everbeat.errors import WorkerError
 from everbeat.store.statement import compose
 
 ONE: Final = "drain, 1 worker process"
 TWO: Final = "drain, 2 worker processes"
+TWO_OF_CEILING: Final = "the same, of the ceiling"
 _QUEUE: Final = "default"
 _CHUNK: Final = 10_000
 _DRAIN_S: Final = 900.0
@@ -24,7 +25,8 @@ def drain_figures(program: Program, connection: Plain, *, tasks: int) -> Iterato
     rate = drained(program, connection, tasks=tasks, processes=1)
     yield Sample(name=ONE, value=rate, unit="tasks/s", beside=CEILING, target=">= 0.55")
     rate = drained(program, connection, tasks=tasks, processes=2)
-    yield Sample(name=TWO, value=rate, unit="tasks/s", beside=ONE, target=">= 1.3")
+    yield Sample(name=TWO, value=rate, unit="tasks/s", beside=ONE, target=">= 1.3, or")
+    yield Sample(name=TWO_OF_CEILING, value=rate, unit="tasks/s", beside=CEILING, target=">= 0.75")
 
 
 def drained(
@@ -46,7 +48,7 @@ def drained(
     app.pause_queue(_QUEUE)
     for first in range(0, tasks, _CHUNK):
         app.send_many(program.nothing.call(number) for number in range(first, min(tasks, first + _CHUNK)))
-    connection.execute(compose("bench/vacuum", schema))
+    calm(connection, schema, "vacuum", "vacuum_attempts")
     with workers(app, processes=processes):
         app.resume_queue(_QUEUE)
         until(lambda: not _is_left(connection, schema), within_s=_DRAIN_S, what="the last task", every_s=0.1)

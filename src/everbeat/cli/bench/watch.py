@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
+
+from psycopg.errors import InsufficientPrivilege
 
 from everbeat.errors import WorkerError
 from everbeat.runtime.clock import SystemClock
+from everbeat.store.statement import compose
 
 T = TypeVar("T")
 
@@ -20,6 +24,14 @@ class Plain(Protocol):
     def cursor(self) -> Any: ...
 
     def close(self) -> None: ...
+
+
+def calm(connection: Plain, schema: str, *vacuums: str) -> None:
+    """What was filled in is cleaned up and on disk: the server has nothing left to do for it during a measurement."""
+    for name in vacuums:
+        connection.execute(compose(f"bench/{name}", schema))
+    with suppress(InsufficientPrivilege):  # not every role may ask for it
+        connection.execute(compose("bench/checkpoint", schema))
 
 
 def pause(seconds: float) -> None:
