@@ -178,3 +178,41 @@ asyncio.run(main())
     assert ended.returncode == EXIT_SOFTWARE
     assert "ValueError: no luck" in ended.stderr
     assert "process_ended because=heart" in ended.stderr
+
+
+async def test_what_is_lent_is_held_until_it_is_given_back_and_cancelled_by_closing() -> None:
+    ended: list[str] = []
+    nursery = Nursery(name="test")
+
+    async def short() -> None:
+        nursery.give_back(tasks["short"])
+
+    async def long() -> None:
+        try:
+            await for_ever()
+        finally:
+            ended.append("long")
+
+    tasks = {
+        each.__name__: nursery.lend(each(), name=each.__name__, on_cancelled=lambda task: ended.append(task.get_name()))
+        for each in (short, long)
+    }  # fmt: skip
+    assert len(nursery) == 2
+    await settle()
+    assert len(nursery) == 1
+    await nursery.close()
+    await settle()
+    assert ended == ["long", "long"]
+    with pytest.raises(RuntimeError, match="closing"):
+        nursery.lend(for_ever(), name="late", on_cancelled=lambda _: None)
+
+
+async def test_the_owner_hears_of_what_was_cancelled_before_its_first_step() -> None:
+    nursery, heard = Nursery(name="test"), asyncio.Event()
+    task = nursery.lend(nothing(), name="never begun", on_cancelled=lambda _: heard.set())
+    task.cancel()
+    async with asyncio.timeout(5):
+        await heard.wait()
+    nursery.give_back(task)
+    assert task.cancelled()
+    assert len(nursery) == 0

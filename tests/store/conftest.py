@@ -63,6 +63,7 @@ class Hands:
             leases.claim(
                 worker_id=worker, claim_call=call or uuid4(), names=names, limit=limit,
                 queues=more.get("queues"), queue_priorities=more.get("queue_priorities", {}), suspects=more.get("suspects"),
+                floors=more.get("floors", leases.NO_FLOORS),
             )
         )  # fmt: skip
 

@@ -181,6 +181,33 @@ def test_a_settle_of_many_changes_only_what_is_still_held(hands: Hands) -> None:
     hands.settle(second)
 
 
+def test_a_claim_with_floors_looks_behind_them_and_finds_every_other_lane(hands: Hands) -> None:
+    lanes = [("a", 0), ("b", 0), ("b", 1), ("c", 0), ("d", 0)]
+    sent = {lane: [hands.send(queue=lane[0], priority=lane[1]) for _ in range(3)] for lane in lanes}
+
+    def place(lane: tuple[str, int], n: int) -> leases.Place:
+        return hands.row(sent[lane][n], "enqueued_at"), sent[lane][n]
+
+    serial = hands.send(queue="b", serial="line")
+    floors = {("b", 0): place(("b", 0), 0), ("c", 0): place(("c", 0), 2), ("nowhere", 7): place(("a", 0), 0)}
+    claimed = hands.claim(limit=100, floors=floors)
+    expected = {task_id for lane in lanes for task_id in sent[lane]} | {serial}
+    expected -= {sent[("b", 0)][0], *sent[("c", 0)]}
+    assert {task.id for task in claimed} == expected
+    assert [task.id for task in claimed if task.in_line] == [serial]
+    assert {task.id for task in hands.claim(limit=100)} == {sent[("b", 0)][0], *sent[("c", 0)]}
+
+
+def test_a_floor_divides_tasks_of_the_same_moment(hands: Hands) -> None:
+    many = [tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}") for _ in range(9)]
+    hands.run(tasks.insert_tasks(many, channel=hands.target.channel))
+    first = hands.claim(limit=4)
+    assert len({task.enqueued_at for task in first}) == 1
+    floors = {("default", 0): (first[-1].enqueued_at, first[-1].id)}
+    rest = hands.claim(limit=100, floors=floors)
+    assert [task.id.int for task in (*first, *rest)] == sorted(task.id.int for task in many)
+
+
 def test_a_completion_leaves_what_a_settle_leaves(hands: Hands) -> None:
     """The cheaper statement of the two that say so."""
     settled, completed = hands.running(), hands.running()

@@ -107,6 +107,8 @@ def a_claim(limit: int, **more: Any) -> Statement[Any]:
         limit=limit,
         queues=queues,
         queue_priorities=priorities,
+        starts=more.get("starts", 0),
+        floors=more.get("floors", leases.NO_FLOORS),
     )
 
 
@@ -247,3 +249,31 @@ def test_a_plan_that_scans_is_noticed(loaded: Hands) -> None:
 def test_the_server_is_new_enough(loaded: Hands) -> None:
     assert isinstance(loaded.connection, psycopg.Connection)
     assert loaded.connection.info.server_version >= 140_000
+
+
+def test_a_claim_with_a_floor_does_not_walk_through_what_was_claimed_before(loaded: Hands) -> None:
+    """While somebody sees the past, dead entries stay: 20,000 of them stand before the next task of the lane."""
+    schema = sql.Identifier(loaded.target.schema)
+    insert = (
+        "insert into {}.tasks (id, name, queue, args, enqueued_at)"
+        " select gen_random_uuid(), 'work', 'busy', '{{}}', now() - interval '1 hour' + n * interval '1 ms' from generate_series(1, 20100) n"
+    )
+    place = "select enqueued_at, id from {}.tasks where queue = 'busy' order by enqueued_at, id offset 19999 limit 1"
+    end = "update {}.tasks set state = 'COMPLETED' where queue = 'busy' and (enqueued_at, id) <= (%s, %s)"
+    try:
+        loaded.connection.execute(sql.SQL(insert).format(schema))
+        floor = loaded.connection.execute(sql.SQL(place).format(schema)).fetchone()
+        assert floor is not None
+        with loaded.target.connect("sees the past") as observer:
+            observer.autocommit = False
+            observer.execute("set transaction isolation level repeatable read")
+            observer.execute("select 1")
+            loaded.connection.execute(sql.SQL(end).format(schema), floor)
+            walked = plan(loaded, a_claim(1, queues=["busy"]))["Plan"]["Shared Hit Blocks"]
+            floors = {("busy", 0): (floor[0], floor[1])}
+            found = plan(loaded, a_claim(1, queues=["busy"], floors=floors))["Plan"]
+            print(f"{walked} pages without a floor, {found['Shared Hit Blocks']} with one")
+            assert found["Actual Rows"] == 1
+            assert found["Shared Hit Blocks"] < 500 < 1_000 < walked
+    finally:
+        loaded.connection.execute(sql.SQL("delete from {}.tasks where queue = 'busy'").format(schema))

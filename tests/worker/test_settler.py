@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import msgspec
 import pytest
 from psycopg import conninfo
 
@@ -12,6 +13,7 @@ from everbeat.store.leases import Settlement
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from everbeat.worker import settler, worker
+from everbeat.worker.attempt import Succeeded
 from everbeat.worker.conductor import Conductor
 from tests.worker.deeds import gate
 from tests.worker.stand import Stand
@@ -110,3 +112,41 @@ async def test_a_result_that_takes_the_server_too_long_is_refused_and_holds_up_n
     assert (row["state"], row["error"]["code"]) == ("FAILED", "RESULT_UNSERIALISABLE")
     assert "statement timeout" in row["error"]["message"]
     assert stand.task(small)["state"] == "COMPLETED"
+
+
+async def test_a_refused_batch_keeps_what_came_after_it_and_all_land(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statement is refused a few times, as where a table is missing, while new outcomes come."""
+    refusals = iter([True] * 3)
+    complete = settler.complete
+
+    def refused(settlements: list[Settlement], *, channel: str) -> object:
+        statement = complete(settlements, channel=channel)
+        return (
+            msgspec.structs.replace(statement, name="bench/plain_vacuum")
+            if next(refusals, False)
+            else statement
+        )
+
+    monkeypatch.setattr(settler, "complete", refused)
+    sent = stand.send_many("double", [{"x": n} for n in range(300)])
+    async with stand.worker(async_concurrency=20) as running:
+        await running.finished(*sent)
+        assert len(running.worker._settler) == 0
+    assert stand.states() == {"COMPLETED": 300}
+    assert [len(stand.attempts(each)) for each in sent] == [1] * 300
+
+
+async def test_the_first_outcome_of_an_attempt_stands_while_it_is_written(stand: Stand) -> None:
+    async with stand.worker() as running:
+        task_id = stand.send("linger", word="it")
+        await running.until(lambda: ("begun", "it") in gate.journal)
+        attempt, one = running.attempt(task_id), running.worker._settler
+        with stand.holding("lock table {schema}.attempts in share mode"):
+            running.worker._conductor.ended(attempt, Succeeded(b"1"))
+            await running.until(lambda: len(one._under_way) == 1)
+            one.put(attempt, Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED"))
+            assert len(one) == 1
+        row = await running.finished(task_id)
+    assert (row["state"], row["result"]) == ("COMPLETED", 1)

@@ -12,6 +12,8 @@ import pytest
 
 from everbeat.domain.policy import StoredPolicy
 from everbeat.runtime.events import LeasesLost, ZombieRefused
+from everbeat.worker.async_executor import AsyncExecutor
+from everbeat.worker.attempt import Attempt
 from everbeat.worker.protocol import Cancel, Lost, Tick
 from tests.worker.deeds import gate
 from tests.worker.proxy import Proxy
@@ -339,3 +341,21 @@ async def test_a_cancel_that_comes_while_the_claim_is_under_way_is_not_forgotten
         finally:
             stand.target = direct
     assert row["state"] == "CANCELLED"
+
+
+async def test_a_stranger_that_cancels_code_before_its_first_step_takes_no_slot_with_it(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever cancels every task of the loop, as some libraries do when they close."""
+    begin = AsyncExecutor.begin
+
+    def cancelled(self: AsyncExecutor, attempt: Attempt) -> None:
+        begin(self, attempt)
+        if attempt.task.args == '{"x":7}':
+            self._running[attempt].cancel()
+
+    monkeypatch.setattr(AsyncExecutor, "begin", cancelled)
+    async with stand.worker(async_concurrency=1, prefetch=0) as running:
+        row = await running.finished(stand.send("double", x=7))
+        assert (row["state"], row["error"]["type"]) == ("FAILED", "asyncio.exceptions.CancelledError")
+        assert (await running.finished(stand.send("double", x=4)))["result"] == 8

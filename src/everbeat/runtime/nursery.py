@@ -140,11 +140,14 @@ class Nursery:
         """Cancel everything and wait until it has ended; safe to call twice. The caller itself is spared."""
         self._closing = True
         mine = asyncio.current_task()
-        while others := {task for task in (self._running | self._lent) if task is not mine}:
+        while others := {task for task in (self._running | self._lent_out()) if task is not mine}:
             for task in others:
                 task.cancel()
             # Again after a while: code that swallows one cancellation must not hold up the end for ever.
             await asyncio.wait(others, timeout=1.0)
+
+    def _lent_out(self) -> set[asyncio.Task[Any]]:
+        return {task for task in self._lent if not task.done()}
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,0 +1,99 @@
+"""Claims go on from where the last one came to, and what appears before that place is found all the same."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from everbeat.store.leases import Claimed
+from everbeat.testing.clock import ManualClock
+from everbeat.worker import claimer, floors
+from everbeat.worker.floors import TRUSTED_S, Floors
+from tests.worker.deeds import gate
+from tests.worker.stand import Stand
+
+EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def task(second: int, *, queue: str = "default", priority: int = 0, in_line: bool = False) -> Claimed:
+    return Claimed(
+        id=UUID(int=second), claim_id=uuid4(), fence=1, name="double", queue=queue, priority=priority, args="{}", attempt=0,
+        retry_count=0, crash_count=0, loss_count=0, policy=None, enqueued_at=EPOCH + timedelta(seconds=second), good_until=None,
+        in_line=in_line,
+    )  # fmt: skip
+
+
+def place(second: int) -> tuple[datetime, UUID]:
+    return EPOCH + timedelta(seconds=second), UUID(int=second)
+
+
+def test_a_full_claim_moves_the_floors_of_its_lanes() -> None:
+    known = Floors(ManualClock())
+    assert known.now() == {}
+    known.learn([task(1, queue="mail"), task(5), task(6)], is_full=True, used=False, took_s=0.0)
+    assert known.now() == {("mail", 0): place(1), ("default", 0): place(6)}
+    known.learn([task(9), task(2, priority=1)], is_full=True, used=True, took_s=0.0)
+    assert known.now() == {("mail", 0): place(1), ("default", 0): place(9), ("default", 1): place(2)}
+
+
+def test_a_claim_that_found_less_than_it_asked_for_forgets_them() -> None:
+    known = Floors(ManualClock())
+    known.learn([task(1)], is_full=True, used=False, took_s=0.0)
+    known.learn([task(2)], is_full=False, used=True, took_s=0.0)
+    assert known.now() == {}
+
+
+async def test_they_are_believed_for_a_second_and_longer_where_a_look_from_the_start_takes_long() -> None:
+    clock = ManualClock()
+    known = Floors(clock)
+    known.learn([task(1)], is_full=True, used=False, took_s=0.01)
+    await clock.advance(TRUSTED_S - 0.1)
+    known.learn([task(2)], is_full=True, used=True, took_s=0.0)  # does not make it longer
+    await clock.advance(0.2)
+    assert known.now() == {}
+    known.learn([task(3)], is_full=True, used=False, took_s=0.5)
+    await clock.advance(9.9)
+    assert known.now() != {}
+    await clock.advance(0.2)
+    assert known.now() == {}
+    known.learn([task(3)], is_full=True, used=False, took_s=60.0)
+    await clock.advance(30.1)
+    assert known.now() == {}
+
+
+def test_serial_lines_and_too_many_lanes_have_none() -> None:
+    known = Floors(ManualClock())
+    known.learn([task(1), task(9, in_line=True)], is_full=True, used=False, took_s=0.0)
+    assert known.now() == {("default", 0): place(1)}
+    known.learn([task(1, queue=f"q{n}") for n in range(101)], is_full=True, used=False, took_s=0.0)
+    assert known.now() == {}
+
+
+async def test_what_appears_before_the_place_is_found_while_the_worker_is_busy(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand wait behind it, and claims are small."""
+    monkeypatch.setattr(claimer, "FIRST_CLAIM", 5)
+    monkeypatch.setattr(claimer, "MOST_CLAIMED", 5)
+    used: list[int] = []
+    now = Floors.now
+
+    def watched(self: Floors) -> object:
+        found = now(self)
+        used.append(len(found))
+        return found
+
+    monkeypatch.setattr(floors.Floors, "now", watched)
+    early = stand.send_with("note", {"word": "early"}, delay_ms=3_600_000)
+    stand.send_many("note", [{"word": str(n)} for n in range(1_000)])
+    async with stand.worker(async_concurrency=5, prefetch=0) as running:
+        await running.until(lambda: any(used))
+        stand.connection.execute(
+            f"update \"{stand.target.schema}\".tasks set enqueued_at = now() - interval '1 day' where id = %s",  # type: ignore[arg-type]
+            [early],
+        )
+        await running.finished(early)
+        await running.until(lambda: len(gate.journal) == 1_001)
+    assert stand.states() == {"COMPLETED": 1_001}
