@@ -13,6 +13,33 @@ from everbeat.domain.states import TaskState
 RecoveryAction: TypeAlias = Literal["requeue", "retry", "reschedule", "fail", "cancel"]
 
 
+class Claimed(Struct, frozen=True):
+    """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts that began.
+
+    `suspect`: it may kill its process, so it runs alone in one. `started_at`: its attempt has begun with the claim.
+    `in_line`: it is one of a serial line.
+    """
+
+    id: UUID
+    claim_id: UUID
+    fence: int
+    name: str
+    queue: str
+    priority: int
+    args: str
+    attempt: int
+    retry_count: int
+    crash_count: int
+    loss_count: int
+    policy: str | None
+    enqueued_at: datetime
+    good_until: datetime | None
+    suspect: bool = False
+    checkpoint: str | None = None
+    started_at: datetime | None = None
+    in_line: bool = False
+
+
 class Lease(Struct, frozen=True):
     """A lease somebody else held, as the reaper reads it. An orphan's worker is not registered: what is known of it is None."""
 

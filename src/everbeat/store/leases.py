@@ -11,6 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from everbeat.domain.states import TaskState
+from everbeat.store.lease_records import Claimed as Claimed
 from everbeat.store.lease_records import Lease as Lease
 from everbeat.store.lease_records import Recovered as Recovered
 from everbeat.store.lease_records import RecoveryOrder as RecoveryOrder
@@ -24,33 +25,6 @@ Place: TypeAlias = tuple[datetime, UUID]
 NO_FLOORS: Final[Mapping[tuple[str, int], Place]] = MappingProxyType({})
 
 AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
-
-
-class Claimed(Struct, frozen=True):
-    """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts that began.
-
-    `suspect`: it may kill its process, so it runs alone in one. `started_at`: its attempt has begun with the claim.
-    `in_line`: it is one of a serial line.
-    """
-
-    id: UUID
-    claim_id: UUID
-    fence: int
-    name: str
-    queue: str
-    priority: int
-    args: str
-    attempt: int
-    retry_count: int
-    crash_count: int
-    loss_count: int
-    policy: str | None
-    enqueued_at: datetime
-    good_until: datetime | None
-    suspect: bool = False
-    checkpoint: str | None = None
-    started_at: datetime | None = None
-    in_line: bool = False
 
 
 class Started(Struct, frozen=True):
