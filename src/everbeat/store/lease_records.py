@@ -1,4 +1,4 @@
-"""Leases of the dead as they are read, and what is ordered and done about them. Values only; the statements are in `store.leases`."""
+"""Leases as they are read: what a claim took, what the dead held, what is ordered and done about them. Values only; the statements are in `store.leases`.
 
 from __future__ import annotations
 
