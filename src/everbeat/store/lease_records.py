@@ -1,4 +1,4 @@
-"""Leases as they are read: what a claim took, what the dead held, what is ordered and done about them. Values only; the statements are in `store.leases`.
+"""Leases as read: what a claim took, what the dead held, what is done about them. Values only; statements are in `store.leases`."""
 
 from __future__ import annotations
 
