@@ -34,7 +34,9 @@ class Batch(Struct, frozen=True):
 
 
 class Asking:
-    """`is_under_way`: the database may hold in our name what nobody here knows yet."""
+    """`asked` counts the questions, `known` those whose tasks are in the table of leases, or will never be: while it is less, the
+    database may hold in our name what nobody here knows yet.
+    """
 
     def __init__(
         self,
@@ -46,7 +48,8 @@ class Asking:
         rules: ClaimRules,
         clock: Clock,
     ) -> None:
-        self.is_under_way = False
+        self.asked = 0
+        self.known = 0
         self._session = session
         stored = {name: policy.to_json() for name, policy in policies.items()}
         documents = {name: msgspec.Raw(json) for name, json in stored.items() if json is not None}
@@ -75,11 +78,12 @@ class Asking:
             alone=lane.name in ALONE,
             floors=places,
         )
-        self.is_under_way = True
+        self.asked += 1
         try:
             claimed = await self._session.run(statement)
-        finally:
-            self.is_under_way = False
+        except BaseException:
+            self.known += 1
+            raise
         is_full, used = len(claimed) >= limit, bool(places)
         floors.learn(claimed, is_full=is_full, used=used, took_s=self._clock.monotonic() - asked_at)
         return Batch(claimed, worker_id, has_more=is_full or used)

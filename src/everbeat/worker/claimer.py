@@ -94,9 +94,9 @@ class Claimer:
         self.wake.set()
 
     @property
-    def is_asking(self) -> bool:
-        """Whether a claim is under way: the database may hold in our name what nobody here knows yet."""
-        return self._asking.is_under_way
+    def claims(self) -> tuple[int, int]:
+        """How many were asked for, and of how many it is known what they brought."""
+        return self._asking.asked, self._asking.known
 
     async def tick(self) -> float | None:
         """Start what waits, claim for what is free, start again."""
@@ -184,6 +184,7 @@ class Claimer:
 
     async def _begin(self, lane: Lane, batch: Batch) -> None:
         """What the claim has started runs from now on, the rest waits."""
+        self._asking.known += 1
         if not batch or batch.worker_id != self._rules.worker_id():
             return  # claimed in a name that was declared dead meanwhile: it is recovered there
         begun: list[Attempt] = []

@@ -20,7 +20,7 @@ DEAF_POLL_S: Final = 1.0
 
 
 class LeaseWatch:
-    """A service."""
+    """A service. `claims()`: how many claims were asked for, and of how many it is known what they brought."""
 
     name = "lease watch"
 
@@ -31,7 +31,7 @@ class LeaseWatch:
         table: LeaseTable,
         on_cancel: Callable[[Attempt], None],
         on_lost: Callable[[Attempt], None],
-        is_claiming: Callable[[], bool],
+        claims: Callable[[], tuple[int, int]],
     ) -> None:
         self.wake = asyncio.Event()
         self.is_deaf = True
@@ -39,8 +39,8 @@ class LeaseWatch:
         self._table = table
         self._on_cancel = on_cancel
         self._on_lost = on_lost
-        self._is_claiming = is_claiming
-        self._suspects: set[UUID] = set()
+        self._claims = claims
+        self._suspects: dict[UUID, int] = {}
         self._check_all = False
 
     @property
@@ -52,11 +52,9 @@ class LeaseWatch:
         """A hint arrived, perhaps about a task of ours."""
         match hint:
             case CancelAsked(task_id) if self._may_hold(task_id):
-                self._suspects.add(task_id)
-                self.wake.set()
+                self._note(task_id)
             case LeaseLost(ids) if suspects := {task_id for task_id in ids if self._may_hold(task_id)}:
-                self._suspects |= suspects
-                self.wake.set()
+                self._note(*suspects)
             case Everything():
                 self._check_all = True
                 self.wake.set()
@@ -74,15 +72,21 @@ class LeaseWatch:
             self.wake.set()
 
     def _may_hold(self, task_id: UUID) -> bool:
-        return self._is_claiming() or self._table.by_task(task_id) is not None
+        asked, known = self._claims()
+        return asked > known or self._table.by_task(task_id) is not None
+
+    def _note(self, *task_ids: UUID) -> None:
+        self._suspects.update(dict.fromkeys(task_ids, self._claims()[0]))
+        self.wake.set()
 
     async def tick(self) -> float | None:
         """Ask about those that were hinted at, or about all."""
         suspects = self._suspects
-        # What a claim under way may bring is asked about when it is known.
-        self._suspects = (
-            {one for one in suspects if not self._table.by_task(one)} if self._is_claiming() else set()
-        )
+        # What the claim that was under way may bring is asked about when that is known.
+        _, known = self._claims()
+        self._suspects = {
+            one: claim for one, claim in suspects.items() if claim > known and not self._table.by_task(one)
+        }
         everything, self._check_all = self._check_all or self.is_deaf, False
         held = self._table.at(Stage.CLAIMED, Stage.STARTING, Stage.RUNNING)
         asked = [attempt for attempt in held if everything or attempt.id in suspects]

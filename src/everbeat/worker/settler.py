@@ -24,6 +24,8 @@ from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.settlement import refused_result
 
 MOST_ROWS: Final = 1000
+MOST_AHEAD: Final = 16
+"""So many batches follow one another in a tick: a failure is not counted together with one long before it."""
 MOST_BYTES: Final = 8 * 1024 * 1024
 MOST_TIMEOUTS: Final = 2
 """So often a larger outcome may take the server longer than a statement may; then it is refused like one that cannot be stored."""
@@ -78,13 +80,15 @@ class Settler:
             self.wake.set()
 
     async def tick(self) -> float | None:
-        """Write all that waits: the server writes the next batch while the answers to this one are told."""
+        """Write what waits: the server writes the next batch while the answers to this one are told."""
         answers: list[Answer] = []
-        while self._waiting:
+        for _ in range(MOST_AHEAD):
+            if not self._waiting:
+                break
             # In this order: the statement is on its way before anything else.
             answers, _ = await asyncio.gather(self._answers(), self._tell(answers))
         await self._tell(answers)
-        return None
+        return 0.0 if self._waiting else None
 
     async def _answers(self) -> list[Answer]:
         """What became of the next batch. Should that stay unknown, it waits again, before all others."""

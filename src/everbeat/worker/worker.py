@@ -128,7 +128,7 @@ class Worker:
             table=self._table,
             on_cancel=lambda attempt: self._conductor.stop(attempt, "cancelled"),
             on_lost=self._on_lost,
-            is_claiming=lambda: self._claimer.is_asking,
+            claims=lambda: self._claimer.claims,
         )
         self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
