@@ -129,7 +129,7 @@ def start(
 
 
 def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict[UUID, str]]:
-    """Writes outcomes; answers for each claim_id the new state, "already" (an earlier try landed) or "lost". At most 200 at once."""
+    """Writes outcomes; answers for each claim_id the new state, "already" (an earlier try landed) or "lost". At most 1,000 at once."""
     ordered = sorted(settlements, key=_place)
     parameters = {
         "ids": uuids([one.id for one in ordered]), "claim_ids": uuids([one.claim_id for one in ordered]),
