@@ -42,7 +42,7 @@ def test_the_figures_are_of_tasks_that_ran_once(database_url: str) -> None:
     figures = figures_of(done)
     told = json.loads(done.stdout)
     assert (told["tasks"], told["repeats"], told["durable"], told["verified"]) == (300, 1, False, True)
-    assert len(figures) == 8
+    assert len(figures) == 9
     assert all(one["value"] > 0 for one in figures.values())
     drain = figures["drain, 1 worker process"]
     assert drain["ratio"] == pytest.approx(drain["value"] / figures[drain["beside"]]["value"])
