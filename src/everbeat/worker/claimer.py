@@ -169,6 +169,7 @@ class Claimer:
         batch = await self._asking.ask(lane, limit)
         taken = len(batch)
         for _ in range(MOST_AHEAD):
+            self._fit(batch)
             room = min(lane.wanted - len(batch), self._limit)
             if len(batch) < limit or room < LEAST_AHEAD or not self._may_ask():
                 break
@@ -178,9 +179,16 @@ class Claimer:
                 self._asking.ask(lane, limit, unbegun=len(batch)), self._begin(lane, batch)
             )
             taken += len(batch)
+        self._fit(batch)
         await self._begin(lane, batch)
         lane.has_more |= batch.has_more
         return taken
+
+    def _fit(self, batch: Batch) -> None:
+        """The next claim is to bring no more than it should, if its tasks are as large as these."""
+        if batch:
+            mean = sum(len(task.args) for task in batch.claimed) // len(batch)
+            self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
 
     async def _begin(self, lane: Lane, batch: Batch) -> None:
         """What the claim has started runs from now on, the rest waits."""
@@ -198,8 +206,6 @@ class Claimer:
                 begun.append(attempt)
         self._rules.launch(lane.name, begun)
         self._rules.on_claimed()
-        mean = sum(len(task.args) for task in batch.claimed) // len(batch)
-        self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
 
     def _attempt(self, task: Claimed, lane: LaneName) -> Attempt:
         try:
