@@ -216,3 +216,79 @@ async def test_the_owner_hears_of_what_was_cancelled_before_its_first_step() -> 
     nursery.give_back(task)
     assert task.cancelled()
     assert len(nursery) == 0
+
+
+async def test_what_runs_beside_begins_first_and_its_result_is_awaited() -> None:
+    said: list[str] = []
+    nursery, gate = Nursery(name="test"), asyncio.Event()
+
+    async def ask() -> str:
+        said.append("asked")
+        await gate.wait()
+        return "answer"
+
+    def act() -> None:
+        said.append("acted")
+        gate.set()
+
+    assert await nursery.beside(ask(), act, name="ask") == "answer"
+    assert said == ["asked", "acted"]
+    await settle()
+    assert len(nursery) == 0
+
+
+async def test_an_act_that_fails_leaves_what_is_under_way_alone_for_no_moment(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nursery = Nursery(name="test")
+
+    async def ask() -> str:
+        await asyncio.sleep(0.01)  # a turn of the loop and more: what it stands for takes time
+        return "answer"
+
+    def act() -> None:
+        raise ValueError("no luck")
+
+    assert await nursery.beside(ask(), act, name="ask") == "answer"
+    assert "no luck" in caplog.text
+    with pytest.raises(ValueError, match="no luck"):
+        await nursery.beside(crash(), lambda: None, name="crash")
+
+
+async def test_the_act_is_not_lost_when_its_caller_is_cancelled() -> None:
+    acted, cancelled = asyncio.Event(), asyncio.Event()
+    nursery = Nursery(name="test")
+
+    async def ask() -> None:
+        try:
+            await for_ever()
+        finally:
+            cancelled.set()
+
+    caller = nursery.start(nursery.beside(ask(), acted.set, name="ask"), name="caller")
+    await asyncio.sleep(0)  # its first step
+    caller.cancel()
+    await nursery.close()
+    assert acted.is_set()
+    assert len(nursery) == 0
+
+
+def test_the_end_of_asyncio_run_cancels_nothing_beside_a_guest() -> None:
+    """It cancels every task of the loop, twice where a task began another one."""
+    told: list[str] = []
+    go_on = asyncio.Event()
+
+    async def ask() -> str:
+        await go_on.wait()
+        return "answer"
+
+    async def work(nursery: Nursery) -> None:
+        told.append(await nursery.beside(ask(), lambda: told.append("acted"), name="ask"))
+
+    async def program() -> None:
+        nursery = Nursery(name="guest", on_loop_ending=go_on.set)
+        nursery.start(work(nursery), name="work")
+        await asyncio.sleep(0.01)  # a turn of the loop and more: what it stands for takes time
+
+    asyncio.run(program())
+    assert told == ["acted", "answer"]

@@ -100,6 +100,25 @@ class Nursery:
         task.add_done_callback(self._ended)
         return task
 
+    async def beside(
+        self, coroutine: Coroutine[Any, Any, Result], act: Callable[[], object], *, name: str
+    ) -> Result:
+        """Runs `coroutine`, and calls `act` as soon as that waits for the first time; returns or raises what it does.
+
+        `act` is called whatever happens; should it raise, that is logged, and what is under way is not left alone.
+        """
+        task = self._made(coroutine, name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            try:
+                act()
+            except Exception:  # noqa: BLE001 - see above
+                _log.exception("crashed nursery=%s name=%s", self.name, name)
+        return await task
+
     def lend(
         self,
         coroutine: Coroutine[Any, Any, None],

@@ -69,6 +69,7 @@ class Session:
         self._turn = asyncio.Lock()
         self._is_renamed = False
         self.answers = 0
+        self.tries = 0
 
     def rename(self, application_name: str) -> None:
         """Bear another application name from the next statement on, on a new connection."""
@@ -108,6 +109,7 @@ class Session:
         )
 
     async def _once(self, statement: Statement[T]) -> T:
+        self.tries += 1
         connection = await self.connection()
         try:
             with self._bounded(connection):

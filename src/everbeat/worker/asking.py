@@ -62,7 +62,7 @@ class Asking:
 
     async def ask(self, lane: Lane, limit: int, *, unbegun: int = 0) -> Batch:
         """One claim. `unbegun`: so many of an earlier one have their slots still before them."""
-        worker_id, asked_at = self._rules.worker_id(), self._clock.monotonic()
+        worker_id, asked_at, tries = self._rules.worker_id(), self._clock.monotonic(), self._session.tries
         floors = self._floors.setdefault(lane.name, Floors(self._clock))
         places = floors.now()
         statement = leases.claim(
@@ -85,5 +85,7 @@ class Asking:
             self.known += 1
             raise
         is_full, used = len(claimed) >= limit, bool(places)
-        floors.learn(claimed, is_full=is_full, used=used, took_s=self._clock.monotonic() - asked_at)
+        # An outage says nothing about how long a look from the start takes.
+        took_s = self._clock.monotonic() - asked_at if self._session.tries == tries + 1 else 0.0
+        floors.learn(claimed, is_full=is_full, used=used, took_s=took_s)
         return Batch(claimed, worker_id, has_more=is_full or used)

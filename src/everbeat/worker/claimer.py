@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.policy import StoredPolicy
 from everbeat.errors import PayloadError
 from everbeat.runtime.clock import Clock
+from everbeat.runtime.nursery import Nursery
 from everbeat.store import leases
 from everbeat.store.leases import Claimed
 from everbeat.store.session import Session
@@ -59,6 +61,7 @@ class Claimer:
         poll_interval_s: float,
         clock: Clock,
         rules: ClaimRules,
+        nursery: Nursery,
     ) -> None:
         self.wake = asyncio.Event()
         self.is_closed = False
@@ -74,6 +77,7 @@ class Claimer:
         self._clock = clock
         self._lookout = Lookout(poll_interval_s=poll_interval_s, is_deaf=rules.is_deaf, clock=clock)
         self._rules = rules
+        self._nursery = nursery
         self._busy = asyncio.Lock()
         self._limit = FIRST_CLAIM
 
@@ -175,12 +179,12 @@ class Claimer:
                 break
             limit = room
             # In this order: the question is on its way before the code of the batch begins.
-            batch, _ = await asyncio.gather(
-                self._asking.ask(lane, limit, unbegun=len(batch)), self._begin(lane, batch)
-            )
+            batch = await self._nursery.beside(
+                self._asking.ask(lane, limit, unbegun=len(batch)), partial(self._begin, lane, batch), name="claim"
+            )  # fmt: skip
             taken += len(batch)
         self._fit(batch)
-        await self._begin(lane, batch)
+        self._begin(lane, batch)
         lane.has_more |= batch.has_more
         return taken
 
@@ -190,7 +194,7 @@ class Claimer:
             mean = sum(len(task.args) for task in batch.claimed) // len(batch)
             self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
 
-    async def _begin(self, lane: Lane, batch: Batch) -> None:
+    def _begin(self, lane: Lane, batch: Batch) -> None:
         """What the claim has started runs from now on, the rest waits."""
         self._asking.known += 1
         if not batch or batch.worker_id != self._rules.worker_id():

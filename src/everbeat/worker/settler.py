@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
 
 from everbeat.errors import EverbeatError
+from everbeat.runtime.nursery import Nursery
 from everbeat.store.leases import Settlement, complete, settle
 from everbeat.store.session import Session, is_refused_data, is_timeout
 from everbeat.worker.attempt import Attempt
@@ -62,11 +64,13 @@ class Settler:
         *,
         progress: ProgressRecorder,
         on_settled: Callable[[Attempt, Settlement, str], None],
+        nursery: Nursery,
     ) -> None:
         self.wake = asyncio.Event()
         self._session = session
         self._progress = progress
         self._on_settled = on_settled
+        self._nursery = nursery
         self._waiting: dict[Attempt, Unsettled] = {}
         self._under_way: dict[Attempt, Unsettled] = {}
 
@@ -86,8 +90,10 @@ class Settler:
             if not self._waiting:
                 break
             # In this order: the statement is on its way before anything else.
-            answers, _ = await asyncio.gather(self._answers(), self._tell(answers))
-        await self._tell(answers)
+            answers = await self._nursery.beside(
+                self._answers(), partial(self._tell, answers), name="outcomes"
+            )
+        self._tell(answers)
         return 0.0 if self._waiting else None
 
     async def _answers(self) -> list[Answer]:
@@ -106,7 +112,7 @@ class Settler:
             self._waiting = taken | self._waiting
             raise
 
-    async def _tell(self, answers: list[Answer]) -> None:
+    def _tell(self, answers: list[Answer]) -> None:
         for one, verdict in answers:
             del self._under_way[one.attempt]
             try:

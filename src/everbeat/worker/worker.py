@@ -118,7 +118,7 @@ class Worker:
         )
         self._conductor.executors = self._executors
         self._lanes = make_lanes(plan, self._executors, unsettled=self._conductor.unsettled.__getitem__)
-        self._settler = Settler(self._giving, progress=self._progress, on_settled=self._conductor.settled)
+        self._settler = Settler(self._giving, progress=self._progress, on_settled=self._conductor.settled, nursery=self._nursery)  # fmt: skip
         self._conductor.progress, self._conductor.settler = self._progress, self._settler
         self._conductor.clerk = Clerk(
             self._giving, progress=self._progress, commits=self._conductor, nursery=self._nursery, clock=clock
@@ -292,6 +292,7 @@ class Worker:
             queue_priorities=plan.queue_priorities,
             poll_interval_s=plan.config.poll_interval_s,
             clock=self._clock,
+            nursery=self._nursery,
             rules=ClaimRules(
                 worker_id=lambda: self.id,
                 may_claim=lambda: self._vitality.may_claim,
