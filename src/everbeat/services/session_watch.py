@@ -22,7 +22,7 @@ from everbeat.services.witness import Witness
 from everbeat.store import workers
 from everbeat.store.workers import WatchedSession
 
-LOOK_EVERY_S: Final = 1.0
+LOOK_EVERY_S: Final = 0.7
 CALM_S: Final = 10.0
 """So long after a start or promotion of the server, or a reconnect of the observer, a missing session proves nothing, unless
 the observer has itself seen it held since then."""
