@@ -10,14 +10,13 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from everbeat.store import leases, migrations, retention, suspects, sweeping, tasks, workers
+from everbeat.store import leases, retention, suspects, sweeping, tasks, workers
 from everbeat.store.foreign_statement import numbered
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
-from everbeat.store.target import Target
 from everbeat.worker import settler
 from tests.store.conftest import Hands
-from tests.store.test_plans import FILL, held
+from tests.store.test_plans import filled, held
 
 ROWS = 1_000_000
 HELD = 2_000
@@ -29,23 +28,9 @@ LIMIT_MS = 100.0
 
 @pytest.fixture(scope="module")
 def million(database_url: str) -> Iterator[Hands]:
-    schema = f"test_million_{uuid4().hex[:8]}"
-    target = Target.parse(database_url, schema=schema)
-    connection = target.connect("everbeat test")
-    migrations.migrate(connection, target)
-    party = Hands(target, connection)
-    party.supervisor("s1", "w1")
-    party.supervisor("s2", "w2", "w3")
-    connection.execute(sql.SQL(FILL).format(schema=sql.Identifier(schema)), {"rows": ROWS, "held": HELD})
-    for table in ("tasks", "workers", "supervisors", "attempts"):
-        connection.execute(
-            sql.SQL("vacuum analyze {}.{}").format(sql.Identifier(schema), sql.Identifier(table))
-        )
-    connection.execute("checkpoint")
-    yield party
-    connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(schema)))
-    party.database.close()
-    connection.close()
+    with filled(database_url, rows=ROWS, in_flight=HELD) as hands:
+        hands.connection.execute("checkpoint")
+        yield hands
 
 
 def took_ms(hands: Hands, statement: Statement[Any], *, keyed: bool) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -41,8 +42,9 @@ from (
 """
 
 
-@pytest.fixture(scope="module")
-def loaded(database_url: str) -> Iterator[Hands]:
+@contextmanager
+def filled(database_url: str, *, rows: int, in_flight: int) -> Iterator[Hands]:
+    """A schema of its own with so many tasks that ended (twice), that wait, and that run."""
     schema = f"test_plans_{uuid4().hex[:8]}"
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
@@ -50,7 +52,7 @@ def loaded(database_url: str) -> Iterator[Hands]:
     party = Hands(target, connection)
     party.supervisor("s1", "w1")
     party.supervisor("s2", "w2", "w3")
-    connection.execute(sql.SQL(FILL).format(schema=sql.Identifier(schema)), {"rows": ROWS, "held": HELD})
+    connection.execute(sql.SQL(FILL).format(schema=sql.Identifier(schema)), {"rows": rows, "held": in_flight})
     for table in ("tasks", "workers", "supervisors", "attempts"):
         connection.execute(
             sql.SQL("vacuum analyze {}.{}").format(sql.Identifier(schema), sql.Identifier(table))
@@ -59,6 +61,12 @@ def loaded(database_url: str) -> Iterator[Hands]:
     connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(schema)))
     party.database.close()
     connection.close()
+
+
+@pytest.fixture(scope="module")
+def loaded(database_url: str) -> Iterator[Hands]:
+    with filled(database_url, rows=ROWS, in_flight=HELD) as hands:
+        yield hands
 
 
 def held(hands: Hands, count: int) -> list[tuple[UUID, UUID]]:

@@ -292,9 +292,7 @@ async def test_nothing_is_left_of_the_worker_on_its_loop(stand: Stand) -> None:
     ours = "select application_name from pg_stat_activity where application_name like 'everbeat-super%%'"
     async with asyncio.timeout(20):
         while stand.query(ours):
-            await asyncio.sleep(
-                0.01
-            )  # the server is looked at from outside: it ends a session in its own time
+            await asyncio.sleep(0.01)  # looked at from outside: the server ends it in its own time
 
 
 async def test_a_cancel_that_comes_while_the_start_is_under_way_keeps_the_code_from_beginning(
