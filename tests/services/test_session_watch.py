@@ -66,6 +66,13 @@ async def test_a_tree_whose_session_ended_is_settled_when_its_grace_is_over(
     assert len(onlooker.told(TaskRecovered)) == 1
 
 
+async def test_sessions_are_looked_at_so_often_that_no_age_is_faster(onlooker: Onlooker) -> None:
+    assert onlooker.session_watch().interval_s == 1.0
+    short = {"running_stale_threshold_ms": 2_000, "runner_heartbeat_interval_ms": 1_000}
+    assert onlooker.session_watch(**short).interval_s == pytest.approx(0.4)
+    assert onlooker.session_watch(**short, auto_fail_stale_running=False).interval_s == 1.0
+
+
 async def test_who_takes_the_lock_again_within_the_grace_is_alive(onlooker: Onlooker, hands: Hands) -> None:
     watch = onlooker.session_watch()
     for _ in range(4):

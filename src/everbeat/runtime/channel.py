@@ -12,7 +12,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from everbeat.runtime.frames import (
     ChannelClosed,
@@ -124,9 +124,10 @@ class AsyncChannel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES)
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # not by its class: uvloop's is not derived from it
+        self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES)
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""

@@ -27,7 +27,7 @@ except ImportError:  # Windows
 
 _log = logging.getLogger("everbeat.runtime")
 
-_WAKEUPS_PER_SECOND: Final = 4
+_LONGEST_PERIOD_S: Final = 0.5
 _STACK_FRAMES: Final = 30
 # Where an idle loop waits: nobody's fault, even if the whole process was stopped meanwhile.
 _IDLE_MODULES: Final = ("selectors", "asyncio.windows_events")
@@ -41,7 +41,7 @@ def name_of(task: asyncio.Task[Any]) -> str:
 class LoopWatch:
     """Tells once when `loop` has not turned for `threshold_s` seconds, and once when it turns again.
 
-    A daemon thread asks the loop for an echo four times a second. `describe` turns the blocking coroutine
+    A daemon thread asks the loop for an echo twice a second, and twice within `threshold_s`. `describe` turns the blocking coroutine
     into the name people know; `emit` is called from the thread. Code that holds the GIL stops the thread too:
     it is then told the moment the GIL is free, with the stack of the code that held it.
 
@@ -65,7 +65,7 @@ class LoopWatch:
         self._describe = describe
         self._in_threads = in_threads
         self._is_code = is_code
-        self._period_s = max(1 / _WAKEUPS_PER_SECOND, threshold_s / 4)
+        self._period_s = min(_LONGEST_PERIOD_S, threshold_s / 2)
         self._stop = threading.Event()
         self._loop_thread: int | None = None
         self._asked_at: float | None = None

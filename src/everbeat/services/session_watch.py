@@ -6,6 +6,7 @@ What lives here: one look at all session locks and what follows. What may not: j
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
@@ -18,11 +19,13 @@ from everbeat.runtime.events import Event, EventBus
 from everbeat.services.death import SESSION, Death
 from everbeat.services.observer import Observer, Statements
 from everbeat.services.recovery import Recoverer
+from everbeat.services.thresholds import Thresholds
 from everbeat.services.witness import Witness
 from everbeat.store import workers
 from everbeat.store.workers import WatchedSession
 
-LOOK_EVERY_S: Final = 0.7
+LOOK_EVERY_S: Final = 1.0
+"""More often where leases are stale so soon that age would be faster than a session's end."""
 CALM_S: Final = 10.0
 """So long after a start or promotion of the server, or a reconnect of the observer, a missing session proves nothing, unless
 the observer has itself seen it held since then."""
@@ -30,7 +33,8 @@ TOGETHER_S: Final = 5.0
 
 _ONE_TRY: Final = 0.0
 _SOONEST_S: Final = 0.02
-_AWAY_S: Final = 4 * LOOK_EVERY_S
+_LOOKS_PER_THRESHOLD: Final = 5
+_LOOKS_MISSED: Final = 4
 
 
 class MassSessionLoss(Event, frozen=True, kw_only=True):
@@ -52,7 +56,6 @@ class SessionWatch:
     """A service of every supervisor. It never judges its own. `witness`: who proves deaths in a mass loss; None: nobody."""
 
     name = "session_watch"
-    interval_s = LOOK_EVERY_S
 
     def __init__(
         self,
@@ -72,6 +75,8 @@ class SessionWatch:
         self._clock = clock
         self._witness = witness
         self._grace_s = config.session_grace_ms / 1_000
+        stale_s = min(Thresholds.automatic(config).all_ms(), default=math.inf) / 1_000
+        self.interval_s = min(LOOK_EVERY_S, stale_s / _LOOKS_PER_THRESHOLD)
         self._gone: dict[str, _Gone] = {}
         self._seen_held: set[str] = set()
         self._left_to_age: dict[str, _Gone] = {}
@@ -91,7 +96,7 @@ class SessionWatch:
             self._disturbances = self._observer.disturbances
             self._seen_held.clear()
             self._gone.clear()
-        elif asked_at - held_until > _AWAY_S + self._grace_s:
+        elif asked_at - held_until > _LOOKS_MISSED * self.interval_s + self._grace_s:
             self._gone.clear()  # this observer was away
         self._looked_at = answered_at
         self._see(sessions, held_until=held_until, at=answered_at)
