@@ -1,6 +1,6 @@
 -- What happened to locked workflows: nodes whose task or child has ended, end as it did; edges of ended nodes are met or not.
 -- A result or error that should be there and is not is said to be missing. Answers nodes that may have something to do now, nodes that
--- ended badly, and whether more has happened than one step takes.
+-- ended badly, and the workflows that are to be looked at as a whole.
 with taken as materialized (
     delete from {schema}.outbox o
     where o.id = any(array(
@@ -81,4 +81,4 @@ select 'look', k.workflow_id, k.number from known k where k.kind = 'map' and k.s
 union
 select 'failed', e.workflow_id, e.number from ended e where e.state <> 'COMPLETED'
 union all
-select 'more', null, null where (select count(*) from taken) = %(limit)s
+select 'whole', w.workflow_id, 0 from whole w
