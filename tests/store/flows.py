@@ -70,7 +70,7 @@ class Flow:
 
     def stuck(self) -> list[tuple[str | None, str]]:
         found = perform(find_stuck(grace_ms=0), self.hands.run)
-        return sorted(((each.node or "", each.what) for each in found))  # type: ignore[return-value]
+        return sorted((each.node or "", each.what) for each in found)  # type: ignore[return-value]
 
     def reconcile(self) -> None:
         """As the reconciler: what is stuck is moved on."""

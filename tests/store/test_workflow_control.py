@@ -106,7 +106,7 @@ def test_a_retry_begins_what_failed_and_keeps_what_completed(hands: Hands) -> No
     played: list[str] = []
     flow.retry()
     assert flow.state == "RUNNING"
-    flow.play(lambda name: played.append(name))
+    flow.play(played.append)
     assert set(flow.nodes().values()) == {"COMPLETED"}
     assert flow.state == "COMPLETED"
     assert sorted(played) == ["bad", "inner", "inner next", "last", "next"]

@@ -13,11 +13,11 @@ from everbeat.client.by_name import call_by_name
 from everbeat.client.control import CancelResult, Control, to_task_id
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions
-from everbeat.client.pausing import Pausing
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender
 from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
+from everbeat.client.workflow_desk import WorkflowDesk
 from everbeat.domain.duration import Duration, When
 from everbeat.domain.explanation import Explanation
 from everbeat.domain.inspection import TaskInfo
@@ -28,7 +28,7 @@ from everbeat.store.plan import Plan
 R = TypeVar("R")
 
 
-class Desk(Pausing):
+class Desk(WorkflowDesk):
     """Sends, cancels, retries; every blocking method has a twin to await, named with a leading `a`."""
 
     def __init__(
