@@ -60,9 +60,9 @@ def step(*, channel: str, ids: Collection[UUID] | None = None) -> Plan[Step]:
     stopping |= {each for each in happened.whole if states[each] in ("PAUSED", "CANCELLING")}
     if stopping:
         yield from ask(workflows.withdraw(stopping, channel=channel))
-    ready: Sequence[ReadyNode] = ()
+    ready = [*happened.ready]
     if happened.look:
-        ready = yield from ask(workflows.resolve(happened.look))
+        ready += yield from ask(workflows.resolve(happened.look))
     enqueued = yield from _begin([each for each in ready if states[each.workflow_id] == "RUNNING"], channel)
     waiting = [each.place for each in ready if states[each.workflow_id] == "PAUSED"]
     if waiting:

@@ -35,18 +35,6 @@ class Locked(Struct, frozen=True):
     on_error: str
 
 
-class Happenings(Struct, frozen=True):
-    """What one look into the outbox brought: nodes that may have something to do, nodes that ended badly, and which workflows are to be
-    looked at as a whole."""
-
-    look: Sequence[Place]
-    failed: Sequence[Place]
-    whole: Sequence[UUID]
-
-    def __bool__(self) -> bool:
-        return bool(self.look or self.failed or self.whole)
-
-
 class ReadyNode(Struct, frozen=True):
     """A node whose turn it is. `composed`: its arguments, items or graph are still to be put together."""
 
@@ -58,6 +46,16 @@ class ReadyNode(Struct, frozen=True):
     @property
     def place(self) -> Place:
         return self.workflow_id, self.number
+
+
+class Happenings(Struct, frozen=True):
+    """What one look into the outbox brought: nodes that may have something to do, nodes that are READY, nodes that ended badly, and which
+    workflows are to be looked at as a whole."""
+
+    look: Sequence[Place]
+    ready: Sequence[ReadyNode]
+    failed: Sequence[Place]
+    whole: Sequence[UUID]
 
 
 class Composition(Struct, frozen=True):
@@ -171,9 +169,14 @@ def absorb(ids: Iterable[UUID], *, limit: int) -> Statement[Happenings]:
 
     def read(found: Sequence[Row]) -> Happenings:
         by_kind: dict[str, list[Place]] = {"look": [], "failed": [], "whole": []}
-        for what, workflow_id, number in found:
-            by_kind[what].append((workflow_id, number))
-        return Happenings(by_kind["look"], by_kind["failed"], [place[0] for place in by_kind["whole"]])
+        ready: list[ReadyNode] = []
+        for what, workflow_id, number, kind, composed in found:
+            if what == "ready":
+                ready.append(ReadyNode(workflow_id, number, kind, composed))
+            else:
+                by_kind[what].append((workflow_id, number))
+        whole = [place[0] for place in by_kind["whole"]]
+        return Happenings(by_kind["look"], ready, by_kind["failed"], whole)
 
     return Statement("workflow/absorb", {"ids": uuids(ids), "limit": limit}, read)
 

@@ -1,4 +1,11 @@
 -- Of locked workflows those of which nothing is left to wait for, and what they came to. Paused ones go on when they are resumed.
+with done as materialized (
+    select w.* from {schema}.workflows w
+    where w.id = any(%(ids)s::text::uuid[]) and w.state in ('RUNNING', 'CANCELLING')
+      and not exists (
+          select from {schema}.nodes n where n.workflow_id = w.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
+      )
+)
 select
     w.id, w.state, w.on_error, w.success::text, w.output, o.state as output_state,
     case when o.kind = 'map' then null else coalesce(t.result, c.result)::text end as output_result, o.kind = 'map' as output_is_map,
@@ -6,7 +13,7 @@ select
     case when w.success is not null
          then array(select n.number from {schema}.nodes n where n.workflow_id = w.id and n.state <> 'COMPLETED' order by n.number)
     end as short
-from {schema}.workflows w
+from done w
 left join {schema}.nodes o on o.workflow_id = w.id and o.number = w.output
 left join {schema}.tasks t on o.kind = 'task' and t.id = o.task_id
 left join {schema}.workflows c on o.kind = 'workflow' and c.id = o.task_id
@@ -24,7 +31,3 @@ left join lateral (
     order by n.number limit 1
 ) bad on true
 left join {schema}.tasks bt on bt.id = bad.task_id
-where w.id = any(%(ids)s::text::uuid[]) and w.state in ('RUNNING', 'CANCELLING')
-  and not exists (
-      select from {schema}.nodes n where n.workflow_id = w.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
-  )

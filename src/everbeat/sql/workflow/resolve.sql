@@ -7,7 +7,7 @@ with candidate as materialized (
         n.template is not null or n.items is not null or n.graph is not null as composed
     from (select distinct a.* from unnest(%(ids)s::text::uuid[], %(numbers)s::text::integer[]) as a (workflow_id, number)) a
     join {schema}.nodes n on n.workflow_id = a.workflow_id and n.number = a.number
-    where n.state in ('PENDING', 'READY') or (n.state = 'ENQUEUED' and n.kind = 'map')
+    where n.state || '' = 'PENDING' or (n.state || '' = 'ENQUEUED' and n.kind = 'map')
 ), judged as materialized (
     select
         c.workflow_id, c.number, c.kind, c.composed,
@@ -53,6 +53,12 @@ with candidate as materialized (
     from judged j
     where n.workflow_id = j.workflow_id and n.number = j.number and (j.fails or j.met + j.open < j.quorum)
     returning n.workflow_id, n.number
+), complete as materialized (
+    select c.workflow_id, c.number from candidate c
+    where c.state = 'ENQUEUED' and not exists (
+        select from {schema}.nodes m
+        where m.workflow_id = c.workflow_id and m.member_of = c.number and m.state in ('PENDING', 'READY', 'ENQUEUED')
+    )
 ), collected as (
     update {schema}.nodes n
     set state = m.came_to, ended_at = statement_timestamp(),
@@ -63,7 +69,7 @@ with candidate as materialized (
         select
             c.workflow_id, c.number, bad.name, bad.state, bad.task_id,
             case when bad.state is null then 'COMPLETED' when bad.state = 'SKIPPED' then 'SKIPPED' else 'FAILED' end as came_to
-        from candidate c
+        from complete c
         left join lateral (
             select m.name, m.state, m.task_id
             from {schema}.nodes n
@@ -71,11 +77,6 @@ with candidate as materialized (
             where n.workflow_id = c.workflow_id and n.number = c.number and m.state <> 'COMPLETED'
             order by m.state = 'SKIPPED', m.number limit 1
         ) bad on true
-        where c.state = 'ENQUEUED'
-          and not exists (
-              select from {schema}.nodes m
-              where m.workflow_id = c.workflow_id and m.member_of = c.number and m.state in ('PENDING', 'READY', 'ENQUEUED')
-          )
     ) m
     where n.workflow_id = m.workflow_id and n.number = m.number
     returning n.workflow_id, n.number, n.state
