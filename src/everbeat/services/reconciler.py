@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
@@ -24,6 +25,8 @@ T = TypeVar("T")
 _ONE_TRY: Final = 0.0
 _LONGEST_INTERVAL_S: Final = 30.0
 _BATCH: Final = 1_000
+_AT_ONCE: Final = 20
+"""Beats share this connection."""
 _FIRST: Final = UUID(int=0)
 
 
@@ -89,12 +92,15 @@ class Reconciler:
 
     async def _move_on(self, found: Sequence[StuckNode]) -> None:
         ids = sorted({each.workflow_id for each in found})
-        await self._statements.transact(
-            lambda run: aperform(move_on(ids, channel=self._channel), run), patience_s=_ONE_TRY
-        )
+        for first in range(0, len(ids), _AT_ONCE):
+            some = ids[first : first + _AT_ONCE]
+            await self._statements.transact(partial(self._moved_on, some), patience_s=_ONE_TRY)
         for each in found:
             self._events.emit(
                 WorkflowUnstuck(
                     workflow_id=each.workflow_id, workflow=each.workflow, node=each.node, what=each.what
                 )
             )
+
+    async def _moved_on(self, ids: Sequence[UUID], run: Run) -> None:
+        await aperform(move_on(ids, channel=self._channel), run)
