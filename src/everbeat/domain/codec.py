@@ -27,7 +27,7 @@ from everbeat.domain.fidelity import Misfit
 from everbeat.domain.outcome_json import carried, received, sent
 from everbeat.domain.settings import shown
 from everbeat.domain.signature import TaskSignature, read_signature
-from everbeat.domain.typed_json import TypedJson, encode_untyped
+from everbeat.domain.typed_json import TypedJson, encode_untyped, typed_json
 from everbeat.errors import PayloadError, nearest
 
 _UNKNOWN_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -49,13 +49,13 @@ class CallCodec:
         "_outcomes",
         "_result",
         "_results_in_outcomes",
-        "_single",
         "annotations",
         "owner",
         "parameters",
         "returns",
         "signature",
         "takes_context",
+        "usage",
     )
 
     def __init__(self, read: TaskSignature, /, *, owner: str, name: str) -> None:
@@ -73,7 +73,7 @@ class CallCodec:
             name for name, annotation in read.annotations.items() if carried(annotation) is not annotation
         ]
         self._results_in_outcomes = carried(read.returns) is not read.returns
-        self._single: dict[str, TypedJson] = {}
+        self.usage = f"call it as {name}{self.signature}"
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], /, *, task_name: str) -> CallCodec:
@@ -101,22 +101,23 @@ class CallCodec:
         try:
             return self._arguments.encode(bound)
         except Misfit as misfit:
-            raise self._unsendable(bound, misfit) from None
+            guilty = getattr(bound, _first_name(misfit.path), None)
+            raise self._unsendable(guilty, misfit) from None
 
-    def encode_one(self, bound: msgspec.Struct, name: str) -> bytes:
-        """One of the bound arguments alone; raises PayloadError."""
-        single = self._single.get(name)
-        if single is None:
-            single = self._single[name] = TypedJson(carried(self.annotations[name]))
+    def encode_part(self, value: Any, annotation: Any, place: str) -> bytes:
+        """An argument, or a part of one, alone; `place` begins with the name of its parameter. Raises PayloadError."""
+        single = typed_json(carried(annotation))
         try:
-            return single.encode(
-                sent(getattr(bound, name)) if name in self._outcomes else getattr(bound, name)
-            )
+            return single.encode(sent(value) if carried(annotation) is not annotation else value)
         except Misfit as misfit:
-            raise self._unsendable(bound, within(name, misfit)) from None
+            joint = "" if not misfit.path or misfit.path.startswith(("[", ".")) else "."
+            misfit.path = f"{place}{joint}{misfit.path}"
+            raise self._unsendable(value, misfit) from None
 
     def call(self, bound: msgspec.Struct) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Bound arguments to pass to the function."""
+        """Bound arguments to pass to the function; raises TypeError if further keywords repeat a parameter."""
+        for name in self._outcomes:
+            setattr(bound, name, received(getattr(bound, name)))
         return self._binding.call(bound)
 
     def decode(self, data: bytes | str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -124,10 +125,7 @@ class CallCodec:
         more).
         """
         try:
-            bound = self._arguments.decode(data)
-            for name in self._outcomes:
-                setattr(bound, name, received(getattr(bound, name)))
-            return self._binding.call(bound)
+            return self.call(self._arguments.decode(data))
         except (Misfit, TypeError) as error:
             raise self._unreadable(error) from None
 
@@ -159,18 +157,18 @@ class CallCodec:
         parameter = named[1] if named else None
         unknown = _UNKNOWN_KEYWORD.search(mistake)
         guess = nearest(unknown[1], self.parameters) if unknown else None
-        fix = f"did you mean {guess!r}?" if guess else f"call it as {self._name}{self.signature}."
+        fix = f"did you mean {guess!r}?" if guess else f"{self.usage}."
         message = f"{_capital(self.owner)} cannot be called like this: {mistake}."
         return PayloadError(message, parameter=parameter, fix=fix)
 
-    def _unsendable(self, bound: msgspec.Struct, misfit: Misfit) -> PayloadError:
+    def _unsendable(self, guilty: object, misfit: Misfit) -> PayloadError:
         path = misfit.path.lstrip(".")
-        parameter = re.match(r"\w*", path)[0]  # type: ignore[index]
-        value = f" = {shown(getattr(bound, parameter))}" if parameter else ""
+        parameter = _first_name(path)
+        value = f" = {shown(guilty)}" if parameter else ""
         place = f" (at {path})" if path != parameter else ""
         subject = f"Argument {parameter!r}{value}" if parameter else "The arguments"
         message = f"{subject} of {self.owner} {_predicate(misfit)}{place}."
-        fix = misfit.fix or f"call it as {self._name}{self.signature}"
+        fix = misfit.fix or self.usage
         return PayloadError(message, parameter=parameter or None, fix=f"{fix}.")
 
     def _unreadable(self, error: Misfit | TypeError) -> PayloadError:
@@ -203,10 +201,8 @@ def encode_any(arguments: Mapping[str, Any], /, *, task_name: str) -> bytes:
         raise PayloadError(message, parameter=name, fix=fix) from None
 
 
-def within(name: str, misfit: Misfit) -> Misfit:
-    """A misfit of a part as one of the whole."""
-    joint = "" if not misfit.path or misfit.path.startswith(("[", ".")) else "."
-    return Misfit(f"{name}{joint}{misfit.path}", misfit.reason, misfit.fix)
+def _first_name(path: str) -> str:
+    return re.match(r"\w*", path.lstrip("."))[0]  # type: ignore[index]
 
 
 def _capital(text: str) -> str:

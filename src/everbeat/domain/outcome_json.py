@@ -58,14 +58,21 @@ def carried(annotation: Any) -> Any:
 
 
 def sent(value: Any) -> Any:
-    """The value with its outcomes as JSON carries them."""
+    """The value with its outcomes as JSON carries them; itself if it has no end, which its encoder will say."""
+    try:
+        return _sent(value)
+    except RecursionError:
+        return value
+
+
+def _sent(value: Any) -> Any:
     match value:
         case Completed():
-            return CarriedOutcome(completed=sent(value.value))
+            return CarriedOutcome(completed=_sent(value.value))
         case Failed():
             return CarriedOutcome(failed=value.error)
         case _:
-            return _each(value, sent)
+            return _each(value, _sent)
 
 
 def received(value: Any) -> Any:

@@ -12,6 +12,8 @@ from uuid import UUID
 from msgspec import Struct
 
 from everbeat.errors.base import EverbeatError as EverbeatError
+from everbeat.errors.building import NoSuchPart as NoSuchPart
+from everbeat.errors.building import PlaceholderUsed as PlaceholderUsed
 from everbeat.errors.operating import NotPaused as NotPaused
 from everbeat.errors.operating import UnknownName as UnknownName
 from everbeat.errors.wording import nearest as nearest
