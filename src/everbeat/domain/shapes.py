@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import UnionType
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -72,10 +73,11 @@ def spelled(shape: types.Type) -> str:
         case types.LiteralType(values=values):
             return f"Literal[{', '.join(map(repr, values))}]"
         case other if (cls := getattr(other, "cls", None)) is not None:
-            return str(getattr(cls, "__qualname__", None) or repr(cls).rpartition(".")[2])
+            arguments = ", ".join(spelled(shape_of(each)) for each in typing.get_args(cls))
+            return f"{cls.__qualname__}[{arguments}]" if arguments else str(cls.__qualname__)
         case other:
             name = type(other).__name__.removesuffix("Type")
-            return name if name in ("Any", "None") else name.lower()
+            return name if name in ("Any", "None", "UUID", "Decimal") else name.lower()
 
 
 def attribute(shape: types.Type, name: str) -> Part:
@@ -115,11 +117,11 @@ def inner(annotation: Any, step: str | int) -> Any:
         return inner(arguments[0], step)
     if typing.is_typeddict(annotation):
         return typing.get_type_hints(annotation).get(str(step), Any)
-    if not isinstance(origin, type) or not arguments:
+    if origin in (typing.Union, UnionType) or not isinstance(origin, type) or not arguments:
         # Of a union the alternative that holds anything, if there is but one.
         found = [each for each in (inner(one, step) for one in arguments) if each is not Any]
         return found[0] if len(found) == 1 else Any
-    if issubclass(origin, typing.cast(type, typing.Mapping.__origin__)):  # type: ignore[attr-defined]
+    if issubclass(origin, Mapping):
         return arguments[1] if len(arguments) == 2 else Any
     if issubclass(origin, tuple) and arguments[-1] is not Ellipsis:
         return arguments[step] if isinstance(step, int) and step < len(arguments) else Any
@@ -243,7 +245,7 @@ def _is_index(key: object) -> bool:
     return isinstance(key, int) and not isinstance(key, bool)
 
 
-def _at(shape: types.Type, parts: typing.Sequence[types.Type], index: int) -> Part:
+def _at(shape: types.Type, parts: Sequence[types.Type], index: int) -> Part:
     if not -len(parts) <= index < len(parts):
         raise NoPart(f"{spelled(shape)} has {len(parts)} items")
     return Part(index % len(parts), parts[index])
