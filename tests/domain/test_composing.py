@@ -169,6 +169,14 @@ def test_a_list_that_contains_itself_is_refused() -> None:
         composed(anything, endless)
 
 
+def test_arguments_that_are_too_large_together_are_refused() -> None:
+    codec = codec_of(anything)
+    bound = codec.bind((["é" * 400, result(0), "é" * 400],), {})
+    assert compose(codec, bound, largest=1_700).template
+    with pytest.raises(PayloadError, match=r"'anything' would take 1,6\d\d bytes of JSON; at most 1,600"):
+        compose(codec, bound, largest=1_600)
+
+
 def _holes(source: int) -> tuple[Any, ...]:
     template = composed(anything, result(source)).template
     assert template is not None

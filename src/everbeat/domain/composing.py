@@ -46,10 +46,12 @@ class Composed(Struct, frozen=True, kw_only=True):
     open_names: frozenset[str] = frozenset()
 
 
-def compose(codec: CallCodec, bound: msgspec.Struct, *, only_open: bool = False) -> Composed:
+def compose(
+    codec: CallCodec, bound: msgspec.Struct, *, only_open: bool = False, largest: int = LARGEST_BYTES
+) -> Composed:
     """The arguments of a bound call that may hold placeholders; raises PayloadError as a send does.
 
-    `only_open`: those that are known are checked, and left out of the template.
+    `only_open`: those that are known are checked, and left out of the template. `largest`: bytes of JSON.
     """
     given = {name: value for name in codec.parameters if (value := getattr(bound, name)) is not UNSET}
     open_ones = {name for name, value in given.items() if holds_placeholder(value)}
@@ -68,8 +70,8 @@ def compose(codec: CallCodec, bound: msgspec.Struct, *, only_open: bool = False)
     text.add("}")
     template = text.template()
     size = sum(len(part.encode()) for part in template if isinstance(part, str))
-    if size > LARGEST_BYTES:
-        message = f"The arguments of {codec.owner} would take {size:,} bytes of JSON; at most {LARGEST_BYTES:,} are stored."
+    if size > largest:
+        message = f"The arguments of {codec.owner} would take {size:,} bytes of JSON; at most {largest:,} are stored."
         raise PayloadError(message, fix="keep large data elsewhere and send where it is.")
     return Composed(template=template, placed=tuple(text.placed), open_names=frozenset(open_ones))
 
