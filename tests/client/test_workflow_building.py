@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from everbeat import App, Workflow, outcomes, results
+from everbeat import App, PayloadError, Workflow, outcomes, results
 from everbeat.domain.graph import Edge, Graph, Hole, Node, decode_graph, encode
 from everbeat.domain.policy import StoredPolicy
 from tests.client.workflow_app import (
     Order,
+    Payment,
     app,
     charge,
     flags,
     is_open,
+    list_orders,
     pack,
     report,
     ship,
@@ -205,6 +207,14 @@ class TestGraph:
         wf.add(is_open)
         assert len(before.nodes) == 1
         assert len(wf.graph().nodes) == 2
+
+    def test_a_result_is_read_as_its_task_returned_it(self, wf: Workflow) -> None:
+        paid = wf.add(charge, Order(1))
+        assert paid.read_result('{"amount":3}') == Payment(3)
+        assert wf.map(charge, [Order(1)]).read_result('[{"amount":3}]') == [Payment(3)]
+        assert wf.map(charge, wf.add(list_orders).result).read_result("[]") == []
+        with pytest.raises(PayloadError):
+            paid.read_result("3")
 
     def test_each_call_gives_a_workflow_of_its_own(self) -> None:
         app.workflow("order").add(is_open)

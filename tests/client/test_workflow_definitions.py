@@ -109,6 +109,7 @@ class TestWithinAnother:
         packed = wf.add(parcel, Order(3)).named("inner")
         wf.add(ship, packed.result)
         graph = wf.graph()
+        assert packed.read_result('"x"') == "x"
         (node, shipped) = graph.nodes
         assert (node.kind, node.name, node.task, node.template) == ("workflow", "inner", None, None)
         assert node.args == '{"order":{"id":3}}'

@@ -14,12 +14,12 @@ from everbeat.client.by_name import call_by_name
 from everbeat.client.control import CancelResult, Control, to_task_id
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions
-from everbeat.client.pausing import Pausing
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender
 from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
 from everbeat.client.workflow import Workflow, WorkflowDecorator, WorkflowDefinition
+from everbeat.client.workflow_desk import WorkflowDesk
 from everbeat.domain.duration import Duration, When
 from everbeat.domain.explanation import Explanation
 from everbeat.domain.gathering import StandIn, attempt
@@ -33,7 +33,7 @@ from everbeat.store.plan import Plan
 R = TypeVar("R")
 
 
-class Desk(Pausing):
+class Desk(WorkflowDesk):
     """Sends, cancels, retries; every blocking method has a twin to await, named with a leading `a`."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Desk(Pausing):
         wf = app.workflow("order")
         wf.add(pack, wf.add(charge, order).result)
         """
-        return Workflow(name, on_error=on_error, sender=self._sender)
+        return Workflow(name, on_error=on_error, backend=self._sender)
 
     def define_workflow(self, name: str, *, on_error: OnError = "fail") -> WorkflowDecorator:
         """The decorator of a function that adds the nodes of a workflow; one of a name. Raises RegistrationError, ConfigurationError.
@@ -92,7 +92,9 @@ class Desk(Pausing):
     def _define(
         self, function: Callable[..., Any], name: str, on_error: OnError
     ) -> WorkflowDefinition[..., Any]:
-        definition = WorkflowDefinition[..., Any](function, name=name, on_error=on_error, sender=self._sender)
+        definition = WorkflowDefinition[..., Any](
+            function, name=name, on_error=on_error, backend=self._sender
+        )
         other = self._workflows.get(definition.name)
         if other is not None:
             reason = f"Workflow {name!r} is already defined, by {other.where}."

@@ -10,10 +10,12 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
+import msgspec
+
 from everbeat.client.task import Task
 from everbeat.client.workflow_adding import (
     Giver,
-    WorkflowSender,
+    WorkflowBackend,
     add_map,
     add_members,
     add_task,
@@ -57,7 +59,7 @@ class Workflow:
         name: str,
         *,
         on_error: OnError = "fail",
-        sender: WorkflowSender,
+        backend: WorkflowBackend,
         within: tuple[WorkflowDefinition[..., Any], ...] = (),
         level: int = 1,
     ) -> None:
@@ -65,7 +67,7 @@ class Workflow:
         self.on_error: OnError = one_of("fail", "pause", "continue")(
             on_error, subject=f"on_error of workflow {name!r}"
         )
-        self._sender = sender
+        self._backend = backend
         self._within = within
         self._level = level
         self._draft = Draft(self.name, on_error=self.on_error)
@@ -84,7 +86,7 @@ class Workflow:
         """
         if isinstance(task, WorkflowDefinition):
             return Node(self._add_workflow(task, args, kwargs))
-        return Node(add_task(self._draft, self._sender, task, args, kwargs))
+        return Node(add_task(self._draft, self._backend, task, args, kwargs))
 
     def map(
         self, task: Task[Concatenate[A, P], R], items: Iterable[A], /, *args: P.args, **kwargs: P.kwargs
@@ -106,8 +108,8 @@ class Workflow:
             )
         promise = promise_of(items)
         if promise is not None:
-            return Nodes(add_map(self._draft, self._sender, task, promise, args, kwargs), None)
-        whole, members = add_members(self._draft, self._sender, task, known_items(items), args, kwargs)
+            return Nodes(add_map(self._draft, self._backend, task, promise, args, kwargs), None)
+        whole, members = add_members(self._draft, self._backend, task, known_items(items), args, kwargs)
         return Nodes(whole, members)
 
     def succeeds_when(self, *nodes: Node[Any] | Nodes[Any]) -> None:
@@ -163,7 +165,7 @@ class Workflow:
         child = Workflow(
             definition.name,
             on_error=definition.on_error,
-            sender=self._sender,
+            backend=self._backend,
             within=(*self._within, definition),
             level=self._level + 1,
         )
@@ -175,7 +177,11 @@ class Workflow:
         output = definition.function(child, *positional, **named)
         found = draft_of(output, child._draft)
         node = self._draft.add(
-            definition.name, kind="workflow", composed=composed, shape=NONE if found is None else found.shape
+            definition.name,
+            kind="workflow",
+            composed=composed,
+            shape=NONE if found is None else found.shape,
+            read=msgspec.json.decode if found is None else found.read,
         )
         try:
             node.graph = child.graph(output)
@@ -215,7 +221,7 @@ class WorkflowDefinition(Generic[P, R_co]):
     """A function that adds the nodes of a workflow: `build` makes one for given arguments, and `wf.add` puts one into another."""
 
     def __init__(
-        self, function: Callable[..., Any], /, *, name: str, on_error: OnError, sender: WorkflowSender
+        self, function: Callable[..., Any], /, *, name: str, on_error: OnError, backend: WorkflowBackend
     ) -> None:
         self.name: str = task_name(name, subject="name of the workflow")
         self.on_error: OnError = one_of("fail", "pause", "continue")(
@@ -224,7 +230,7 @@ class WorkflowDefinition(Generic[P, R_co]):
         self.function = function
         self.where = location_of(function)
         self.codec = _codec(function, self.name)
-        self._sender = sender
+        self._backend = backend
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
 
@@ -240,7 +246,7 @@ class WorkflowDefinition(Generic[P, R_co]):
             raise PayloadError(
                 text, parameter=min(opened), fix="write wf.add(definition, ...) in that workflow."
             )
-        workflow = Workflow(self.name, on_error=self.on_error, sender=self._sender, within=(self,))
+        workflow = Workflow(self.name, on_error=self.on_error, backend=self._backend, within=(self,))
         positional, named = self.codec.call(bound)
         return workflow.graph(self.function(workflow, *positional, **named))
 

@@ -6,7 +6,7 @@ code (`workflow`), workflows within workflows (`workflow_definition`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -20,13 +20,14 @@ from everbeat.domain.codec import CallCodec
 from everbeat.domain.composing import Composed, Placed, compose, leaves
 from everbeat.domain.gathering import place_of_caller
 from everbeat.domain.graph import ITEM, Hole, TaskSpec
+from everbeat.domain.graph import items_of as texts_of
 from everbeat.domain.placeholder import Placeholder, Promise, promise_of
 from everbeat.domain.settings import refused, shown
 from everbeat.domain.shapes import ANY, items_of, shape_of
 from everbeat.errors import ConfigurationError, PayloadError
 
 
-class WorkflowSender(Protocol):
+class WorkflowBackend(Protocol):
     """What the app does for workflows."""
 
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
@@ -43,21 +44,21 @@ class Giver(Struct, frozen=True):
 
 
 def add_task(
-    draft: Draft, sender: WorkflowSender, task: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    draft: Draft, backend: WorkflowBackend, task: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> NodeDraft:
     """A node of one task; raises PayloadError."""
     known = require_task(task, call="wf.add")
     composed = composed_call(known.definition.codec, args, kwargs)
-    shape = shape_of(known.definition.codec.returns)
-    node = draft.add(known.name, composed=composed, shape=shape)
-    node.task = _spec(node, sender, known)
+    codec = known.definition.codec
+    node = draft.add(known.name, composed=composed, shape=shape_of(codec.returns), read=codec.decode_result)
+    node.task = _spec(node, backend, known)
     draft.place(node, composed.placed)
     return node
 
 
 def add_members(
     draft: Draft,
-    sender: WorkflowSender,
+    backend: WorkflowBackend,
     task: object,
     items: Sequence[Any],
     args: tuple[Any, ...],
@@ -72,13 +73,21 @@ def add_members(
         except PayloadError as error:
             message = f"Item {number} of the map: {error.message}"
             raise PayloadError(message, parameter=error.parameter, fix=error.fix) from None
-    shape = shape_of(known.definition.codec.returns)
-    whole = draft.add(known.name, kind="map", members=len(items), shape=types.ListType(shape))
-    spec = _spec(whole, sender, known)
+    shape, read = shape_of(known.definition.codec.returns), known.definition.codec.decode_result
+    whole = draft.add(
+        known.name, kind="map", members=len(items), shape=types.ListType(shape), read=_reader_of_list(read)
+    )
+    spec = _spec(whole, backend, known)
     members: list[NodeDraft] = []
     for each in composed:
         member = draft.add(
-            known.name, task=spec, composed=each, shape=shape, member_of=whole.source, where=whole.where
+            known.name,
+            task=spec,
+            composed=each,
+            shape=shape,
+            read=read,
+            member_of=whole.source,
+            where=whole.where,
         )
         draft.place(member, each.placed)
         members.append(member)
@@ -87,7 +96,7 @@ def add_members(
 
 def add_map(
     draft: Draft,
-    sender: WorkflowSender,
+    backend: WorkflowBackend,
     task: object,
     items: Promise,
     args: tuple[Any, ...],
@@ -99,9 +108,15 @@ def add_map(
     one = Giver(draft, ITEM, f"an item of {items!r}")
     placeholder = Placeholder(Promise(origin=one, shape=ANY if item is None else item))
     composed = composed_call(known.definition.codec, (placeholder, *args), kwargs)
-    shape = types.ListType(shape_of(known.definition.codec.returns))
-    node = draft.add(known.name, kind="map", composed=composed, shape=shape)
-    node.task = _spec(node, sender, known)
+    codec = known.definition.codec
+    node = draft.add(
+        known.name,
+        kind="map",
+        composed=composed,
+        shape=types.ListType(shape_of(codec.returns)),
+        read=_reader_of_list(codec.decode_result),
+    )
+    node.task = _spec(node, backend, known)
     node.items = (Hole(items.origin.source, items.wants, items.path),)
     if item is None:
         rule = f"is {items.type_name}, and only a list has items"
@@ -143,6 +158,10 @@ def composed_bound(codec: CallCodec, bound: msgspec.Struct, *, only_open: bool =
         raise PayloadError(text, parameter=error.parameter, fix=f"{fix}.") from None
 
 
+def _reader_of_list(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [read(each) for each in texts_of(text)]
+
+
 def _hidden(bound: msgspec.Struct, parameter: str | None) -> tuple[str, str] | None:
     """What is wrong and what helps, if it is a node, or a placeholder where none can be filled."""
     if parameter is None:
@@ -158,7 +177,7 @@ def _hidden(bound: msgspec.Struct, parameter: str | None) -> tuple[str, str] | N
     return None
 
 
-def _spec(node: NodeDraft, sender: WorkflowSender, task: Task[..., Any]) -> TaskSpec:
+def _spec(node: NodeDraft, backend: WorkflowBackend, task: Task[..., Any]) -> TaskSpec:
     """How the node sends its task; notes options that only a send may have, and what a send would refuse."""
     if task.settings.key is not None:
         rule = "keeps at most one such task waiting, and a node whose task is another's would never end"
@@ -169,7 +188,7 @@ def _spec(node: NodeDraft, sender: WorkflowSender, task: Task[..., Any]) -> Task
         fix = "leave it out"
         node.problem("NOT_FOR_NODES", shown(task.connection), rule, fix, what="connection")
     try:
-        return sender.spec(task)
+        return backend.spec(task)
     except ConfigurationError as error:
         node.owner.take(error.problems, where=place_of_caller())
         return TaskSpec(name=task.name, queue=task.settings.queue)

@@ -7,7 +7,7 @@ anything that asks the database.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -35,12 +35,13 @@ class Condition(Struct, frozen=True):
 
 
 class NodeDraft(Struct, kw_only=True, eq=False):
-    """A node as it is so far; `shape` is that of its result, `base` its name if it gets none."""
+    """A node as it is so far; `shape` is that of its result, which `read` reads from JSON; `base` is its name if it gets none."""
 
     owner: Draft
     source: int
     base: str
     shape: types.Type
+    read: Callable[[str], Any]
     kind: NodeKind = "task"
     task: TaskSpec | None = None
     composed: Composed = Composed()

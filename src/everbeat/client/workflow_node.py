@@ -170,6 +170,10 @@ class Node(_Waiting, Generic[R_co]):
         promise = Promise(origin=self._draft, wants="outcome", shape=shape, whole=_WHOLE_OUTCOME)
         return cast(Completed[R_co], Placeholder(promise))
 
+    def read_result(self, text: str, /) -> R_co:
+        """What it returned, from its JSON; raises PayloadError if its annotation no longer fits."""
+        return cast(R_co, self._draft.read(text))
+
 
 class Nodes(_Waiting, Generic[R_co]):
     """The nodes of a map, in the order of its items; what is asked of them applies to each. Without a list of items when the
@@ -197,6 +201,10 @@ class Nodes(_Waiting, Generic[R_co]):
         assert isinstance(self._draft.shape, types.ListType)
         shape = types.ListType(outcome_shape(self._draft.shape.item_type))
         return cast(list[Completed[R_co] | Failed], self._placeholder("outcome", shape))
+
+    def read_result(self, text: str, /) -> list[R_co]:
+        """What they returned, from the JSON of the list; raises PayloadError if their annotation no longer fits."""
+        return cast(list[R_co], self._draft.read(text))
 
     def __len__(self) -> int:
         return len(self._known("measured"))

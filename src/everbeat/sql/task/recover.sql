@@ -78,6 +78,8 @@ with watched as materialized (
         union
         select 't:' || r.queue from recovered r where r.state = 'PENDING' or r.serial is not null
         union
+        select 'w' from recovered r where r.state <> 'PENDING' and r.workflow_id is not null
+        union
         select 'l:' || string_agg(r.id::text, ',')
         from (select id, (row_number() over () - 1) / 200 as part from recovered) r group by r.part
     ) hints

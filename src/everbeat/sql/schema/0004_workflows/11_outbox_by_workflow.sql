@@ -1,0 +1,2 @@
+-- What has happened to one workflow.
+create index outbox_by_workflow on {schema}.outbox (workflow_id, id)

@@ -1,0 +1,95 @@
+-- What happened to locked workflows: nodes whose task or child has ended, end as it did; edges of ended nodes are met or not.
+-- A result or error that should be there and is not is said to be missing. Answers nodes that may have something to do now, nodes that
+-- are READY (no more than one step takes), nodes that ended badly, and the workflows that are to be looked at as a whole.
+with taken as materialized (
+    delete from {schema}.outbox o
+    where o.id = any(array(
+        select h.id from {schema}.outbox h where h.workflow_id = any(%(ids)s::text::uuid[]) order by h.id limit %(limit)s
+    ))
+    returning o.workflow_id, o.node
+), whole as materialized (
+    select distinct t.workflow_id from taken t where t.node is null
+), concerned as materialized (
+    select distinct t.workflow_id, t.node as number from taken t where t.node >= 0
+    union
+    select n.workflow_id, n.number from whole w join {schema}.nodes n on n.workflow_id = w.workflow_id and n.state <> 'PENDING'
+), known as materialized (
+    select
+        n.workflow_id, n.number, n.kind, n.state, n.member_of,
+        case when n.state <> 'ENQUEUED' then null
+             when n.kind = 'task' and t.id is null then 'FAILED'
+             when t.state = 'COMPLETED' and t.result is null then 'FAILED'
+             when t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') then t.state
+             when n.kind = 'workflow' and w.id is null then 'FAILED'
+             when w.state in ('COMPLETED', 'FAILED', 'CANCELLED') then w.state
+        end as came_to,
+        case when n.kind = 'task' and t.id is null
+             then json_build_object('code', 'RESULT_NOT_AVAILABLE', 'message', 'the task of this node is gone')
+             when t.state = 'COMPLETED' and t.result is null
+             then json_build_object('code', 'RESULT_NOT_AVAILABLE', 'message', 'the task completed, but its result is missing')
+             when t.state = 'FAILED' and t.error is null
+             then json_build_object('code', 'WORKER_CRASHED', 'message', 'the task failed, but its error is missing')
+             when t.state = 'CANCELLED' and t.error is null
+             then json_build_object('code', 'TASK_CANCELLED', 'message', 'the task was cancelled')
+             when t.state = 'EXPIRED' and t.error is null
+             then json_build_object('code', 'TASK_EXPIRED', 'message', 'the task did not start in time')
+             when n.kind = 'workflow' and w.id is null
+             then json_build_object('code', 'RESULT_NOT_AVAILABLE', 'message', 'the workflow of this node is gone')
+             when w.state in ('FAILED', 'CANCELLED')
+             then json_build_object(
+                 'code', 'SUBWORKFLOW_' || w.state, 'message', 'the workflow ' || w.name || ' of this node ended ' || w.state,
+                 'data', json_build_object('workflow_id', w.id, 'name', w.name, 'state', w.state, 'error', w.error))
+        end as missing,
+        coalesce(t.result, w.result) as result
+    from concerned c
+    join {schema}.nodes n on n.workflow_id = c.workflow_id and n.number = c.number
+    left join {schema}.tasks t on n.kind = 'task' and t.id = n.task_id
+    left join {schema}.workflows w on n.kind = 'workflow' and w.id = n.task_id
+), ended as (
+    update {schema}.nodes n
+    set state = k.came_to, ended_at = statement_timestamp(), error = k.missing
+    from known k
+    where n.workflow_id = k.workflow_id and n.number = k.number and k.came_to is not null and k.kind <> 'map'
+    returning n.workflow_id, n.number, n.state, n.member_of
+), closing as materialized (
+    select k.workflow_id, k.number, coalesce(case when k.kind <> 'map' then k.came_to end, k.state) as state, k.result
+    from known k
+), closed as (
+    update {schema}.edges e
+    set state = case
+            when (c.state = 'COMPLETED' or e.tolerates) and (e.expects is null or (c.result #> e.path)::text = e.expects::text) then 'MET'
+            else 'UNMET'
+        end
+    from closing c
+    where e.workflow_id = c.workflow_id and e.parent = c.number and e.state = 'OPEN'
+      and c.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED')
+    returning e.workflow_id, e.child
+), marked as materialized (
+    select distinct t.workflow_id from taken t where t.node = -1 or t.node is null
+), ready as materialized (
+    select n.* from marked m
+    cross join lateral (
+        select n.workflow_id, n.number, n.kind, n.template is not null or n.items is not null or n.graph is not null as composed
+        from {schema}.nodes n where n.workflow_id = m.workflow_id and n.state = 'READY' order by n.number limit %(limit)s
+    ) n
+    limit %(limit)s
+), again as (
+    insert into {schema}.outbox (workflow_id, node)
+    select m.workflow_id, -1 from marked m where (select count(*) from ready) = %(limit)s
+)
+select 'look' as what, c.workflow_id, c.child as number, null as kind, null::boolean as composed from closed c
+union
+select 'look', e.workflow_id, e.member_of, null, null from ended e where e.member_of is not null
+union
+select 'look', n.workflow_id, n.member_of, null, null from concerned c
+join {schema}.nodes n on n.workflow_id = c.workflow_id and n.number = c.number and n.member_of is not null
+union
+select 'look', n.workflow_id, n.number, null, null from whole w join {schema}.nodes n on n.workflow_id = w.workflow_id and n.state = 'PENDING'
+union
+select 'look', k.workflow_id, k.number, null, null from known k where k.kind = 'map' and k.state = 'ENQUEUED'
+union
+select 'ready', r.workflow_id, r.number, r.kind, r.composed from ready r
+union
+select 'failed', e.workflow_id, e.number, null, null from ended e where e.state <> 'COMPLETED'
+union all
+select 'whole', w.workflow_id, 0, null, null from whole w

@@ -1,0 +1,37 @@
+-- Sends the tasks of ready nodes: PENDING | READY -> ENQUEUED, and nothing -> PENDING. The id of a task is made of its workflow, node and
+-- iteration, with the time of the workflow before it, as in a UUIDv7: sent twice it is sent once.
+-- The state is compared as an expression, so that each node is found by its key and not among all that are open.
+with asked as materialized (
+    select a.workflow_id, a.number, nullif(a.args::text, 'null')::json as args
+    from rows from (
+        unnest(%(ids)s::text::uuid[], %(numbers)s::text::integer[]), json_array_elements(%(args)s::text::json)
+    ) as a (workflow_id, number, args)
+), moved as (
+    update {schema}.nodes n
+    set state = 'ENQUEUED', enqueued_at = statement_timestamp(), iteration = n.iteration + 1, ended_at = null, error = null,
+        task_id = encode(
+            substr(uuid_send(n.workflow_id), 1, 6)
+            || set_byte(
+                set_byte(substr(sha256(uuid_send(n.workflow_id) || int4send(n.number) || int4send(n.iteration + 1)), 1, 10), 0, 112), 2, 128
+            ),
+            'hex'
+        )::uuid
+    from asked a
+    where n.workflow_id = a.workflow_id and n.number = a.number and n.state || '' in ('PENDING', 'READY') and n.kind = 'task'
+    returning n.workflow_id, n.number, n.task_id, n.task, n.queue, n.priority, n.options, coalesce(a.args, n.args) as args
+), sent as (
+    insert into {schema}.tasks (
+        id, name, queue, priority, args, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, workflow_id, node
+    )
+    select
+        m.task_id, m.task, m.queue, m.priority, m.args, (m.options ->> 'policy')::json, (m.options ->> 'flags')::json,
+        (m.options ->> 'good_until')::timestamptz, m.options ->> 'serial', statement_timestamp(), statement_timestamp(),
+        case when m.options ->> 'serial' is not null then statement_timestamp() end, m.workflow_id, m.number
+    from moved m
+    order by m.task_id
+    on conflict (id) do nothing
+    returning queue
+), hint as materialized (
+    select count(pg_notify(%(channel)s, 't:' || queue)) as hints from (select distinct queue from sent) queues
+)
+select count(*) as moved, (select hints from hint) as hints from moved

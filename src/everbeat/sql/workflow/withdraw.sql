@@ -1,0 +1,67 @@
+-- What a pause or a cancel takes back of locked workflows. Paused: tasks that have not begun are CANCELLED, and their nodes READY again.
+-- Cancelled: nodes that were not enqueued are SKIPPED, tasks that have not begun are CANCELLED, those that run are asked. Children share
+-- it: they stand in the outbox.
+with node as materialized (
+    select n.workflow_id, n.number, n.kind, n.state, n.task_id, w.state as doing
+    from {schema}.workflows w
+    join {schema}.nodes n on n.workflow_id = w.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
+    where w.id = any(%(ids)s::text::uuid[]) and w.state in ('PAUSED', 'CANCELLING')
+), held as materialized (
+    select t.id, t.state, t.attempt, t.queue, t.serial, n.workflow_id, n.number, n.doing
+    from {schema}.tasks t
+    join node n on n.task_id = t.id and n.kind = 'task' and n.state = 'ENQUEUED'
+    where t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+    order by t.id
+    for no key update of t
+), ended as (
+    update {schema}.tasks t
+    set state = 'CANCELLED', cancelled_at = statement_timestamp(), cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp()),
+        claim_id = null, claim_call = null, next_retry_at = null,
+        error = json_build_object(
+            'code', case when h.doing = 'PAUSED' then 'WORKFLOW_PAUSED' else 'WORKFLOW_CANCELLED' end,
+            'message', case when h.doing = 'PAUSED' then 'its workflow was paused before it began' else 'its workflow was cancelled' end)
+    from held h
+    where t.id = h.id and h.state in ('PENDING', 'CLAIMED')
+    returning t.id, h.workflow_id, h.number, h.doing, h.state as was, t.queue, t.serial
+), asked as (
+    update {schema}.tasks t
+    set cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp())
+    from held h
+    where t.id = h.id and h.state = 'RUNNING' and h.doing = 'CANCELLING'
+    returning t.id
+), again as (
+    update {schema}.nodes n
+    set state = 'READY', task_id = null
+    from ended e
+    where e.doing = 'PAUSED' and n.workflow_id = e.workflow_id and n.number = e.number
+), skipped as (
+    update {schema}.nodes n
+    set state = 'SKIPPED', ended_at = statement_timestamp(),
+        error = json_build_object('code', 'WORKFLOW_CANCELLED', 'message', 'skipped: the workflow was cancelled')
+    from node d
+    where d.doing = 'CANCELLING' and d.state in ('PENDING', 'READY') and n.workflow_id = d.workflow_id and n.number = d.number
+    returning n.workflow_id, n.number, n.member_of
+), child as (
+    update {schema}.workflows w
+    set state = n.doing, paused_at = case when n.doing = 'PAUSED' then statement_timestamp() else w.paused_at end,
+        cancel_requested_at = case when n.doing = 'CANCELLING' then statement_timestamp() else w.cancel_requested_at end
+    from node n
+    where n.kind = 'workflow' and n.state = 'ENQUEUED' and w.id = n.task_id and w.state in ('RUNNING', 'PAUSED') and w.state <> n.doing
+    returning w.id
+), happened as (
+    insert into {schema}.outbox (workflow_id, node)
+    select c.id, null from child c
+    union all
+    select distinct s.workflow_id, s.member_of from skipped s where s.member_of is not null
+), hint as materialized (
+    select count(pg_notify(%(channel)s, payload)) as hints from (
+        select 'd:' || e.id as payload from ended e
+        union all
+        select 'l:' || e.id from ended e where e.was = 'CLAIMED'
+        union all
+        select 'c:' || a.id from asked a
+        union
+        select 't:' || e.queue from ended e where e.serial is not null
+    ) hints
+)
+select (select count(*) from ended) + (select count(*) from skipped) as withdrawn, (select hints from hint) as hints
