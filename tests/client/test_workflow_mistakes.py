@@ -183,7 +183,9 @@ class TestWaiting:
         assert problems(wf) == [("DUPLICATE", "join of node 'charge'")]
 
     def test_what_is_no_node_of_this_workflow_is_told(self, wf: Workflow) -> None:
-        other = app.workflow("other").add(charge, Order(1))
+        elsewhere = app.workflow("other")
+        elsewhere.map(welcome, range(9))
+        other = elsewhere.add(charge, Order(1))
         mapped = app.workflow("other").map(charge, [])
         node = wf.add(is_open)
         node.after(other, mapped, charge, node.result).when(other.result.is_paid)  # type: ignore[arg-type]

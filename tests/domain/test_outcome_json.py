@@ -64,3 +64,10 @@ def test_what_is_none_is_refused(stored: str) -> None:
 def test_the_wrong_value_of_one_is_refused_where_it_is_sent() -> None:
     with pytest.raises(PayloadError, match=r"'value' = \[Completed\(value='x'\)\].*at value\[0\].completed"):
         codec_of(list[TaskResult[int]]).encode(([Completed("x")],), {})
+
+
+def test_what_contains_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(PayloadError, match="contains itself"):
+        codec_of(list[TaskResult[int]]).encode((endless,), {})

@@ -89,6 +89,11 @@ def test_a_part_is_where_its_json_is(
     assert part.shape == shape_of(kind)
 
 
+def test_an_index_from_the_end_of_a_tuple_is_one_from_its_start() -> None:
+    assert item(shape_of(tuple[int, str, int]), -1).step == 2
+    assert item(shape_of(Pair), -2).step == 0
+
+
 def test_the_alias_that_pydantic_writes_is_the_step() -> None:
     assert attribute(shape_of(Model), "written").step == "asWritten"
 

@@ -261,7 +261,7 @@ def _unfit_condition(promise: Promise) -> tuple[str, str] | None:
     is_bool = isinstance(promise.shape, types.BoolType) or (
         isinstance(promise.shape, types.LiteralType) and set(map(type, promise.shape.values)) == {bool}
     )
-    if promise.wants == "outcome" or not is_bool:
+    if not is_bool:
         fix = "annotate it bool where it is returned, or add a task that returns a bool"
         return f"is {promise.type_name}, and a condition must be annotated bool", fix
     if promise.origin.source < 0:

@@ -14,7 +14,6 @@ from msgspec import UNSET, Struct
 from msgspec import inspect as types
 
 from everbeat.domain.codec import CallCodec
-from everbeat.domain.fidelity import Misfit
 from everbeat.domain.fitting import fits
 from everbeat.domain.foreign_types import fields_of
 from everbeat.domain.graph import Hole, Template
@@ -182,8 +181,6 @@ class _Argument:
 
     def _key(self, key: object, place: str) -> str:
         try:
-            if promise_of(key) is not None:
-                raise Misfit("", "is no key")
             return msgspec.json.encode({key: None}).decode()[1:-6]
         except Exception:  # noqa: BLE001 - keys are encoded here and fail in several ways
             raise self._refusal(f"{shown(key)} is no key that JSON can carry", place) from None
