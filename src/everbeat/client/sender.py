@@ -20,6 +20,7 @@ from everbeat.client.door import Door, refuse_in_loop
 from everbeat.client.handle import Handle
 from everbeat.client.task import Call, Task
 from everbeat.domain.duration import milliseconds
+from everbeat.domain.graph import TaskSpec
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.policy import OnCrash, TaskOptions
 from everbeat.domain.settings import refused, shown
@@ -102,6 +103,19 @@ class CallSender:
         """The twin of `send_many`."""
         given = [*calls]
         return await self._arun(self._send_many(given), _one_connection(given, connection), twin="send_many")
+
+    def spec(self, task: Task[..., Any], /) -> TaskSpec:
+        """How a node of a workflow sends this task. Raises ConfigurationError, as a send does."""
+        new = self._new_task(Call(name=task.name, payload=b"", settings=task.settings, task=task))
+        return TaskSpec(
+            name=new.name,
+            queue=new.queue,
+            priority=new.priority,
+            policy=None if new.policy is None else new.policy.decode(),
+            flags=None if new.flags is None else new.flags.decode(),
+            good_until=None if new.good_until is None else new.good_until.isoformat(),
+            serial=new.serial,
+        )
 
     def _run(self, plan: Plan[T], connection: object, *, name: str, twin: str) -> T:
         if connection is None:
