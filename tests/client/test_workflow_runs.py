@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from everbeat import App, Completed, Failed, Node, Nodes, TaskError, TaskResult, Workflow, outcomes, results
-from everbeat.client.sender import TaskIds
-from everbeat.client.workflow_sender import WorkflowSender
-from everbeat.runtime.clock import SystemClock
 
 
 @dataclass
@@ -40,13 +37,10 @@ def app(database_url: str, schema: str) -> Iterator[App]:
 
 async def run(app: App, wf: Workflow, output: Node[Any] | Nodes[Any]) -> Any:
     """Starts it, works until it has ended, and answers its outcome."""
-    sender = WorkflowSender(app._control, ids=TaskIds(SystemClock()))
     async with asyncio.TaskGroup() as group:
         group.create_task(app.arun_worker())
         try:
-            handle = await sender.astart(
-                wf.graph(output), key=None, connection=None, decode=output.read_result
-            )
+            handle = await wf.astart(output=output)
             return await handle.aoutcome(timeout="30s")
         finally:
             app.stop_worker()

@@ -17,11 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from everbeat.client.sender import TaskIds
 from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_sender import WorkflowSender
 from everbeat.domain.graph import Edge, Graph, Hole, Node, TaskSpec
-from everbeat.runtime.clock import SystemClock
 from tests.stories.stage import FAST, SLACK, Stage
 from tests.workflows.graphs import graph_of
 from tests.workflows.plain import Ends, random_nodes
@@ -49,7 +47,7 @@ class Starter:
     """Starts graphs as a client does."""
 
     def __init__(self, program: ModuleType) -> None:
-        self._sender = WorkflowSender(program.app._control, ids=TaskIds(SystemClock()))
+        self._sender: WorkflowSender = program.app._workflow_sender
 
     def start(self, graph: Graph) -> WorkflowHandle[Any]:
         return self._sender.start(graph, key=None, connection=None, decode=json.loads)

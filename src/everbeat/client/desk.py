@@ -20,6 +20,7 @@ from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
 from everbeat.client.workflow import Workflow, WorkflowDecorator, WorkflowDefinition
 from everbeat.client.workflow_desk import WorkflowDesk
+from everbeat.client.workflow_sender import WorkflowSender
 from everbeat.domain.duration import Duration, When
 from everbeat.domain.explanation import Explanation
 from everbeat.domain.gathering import StandIn, attempt
@@ -45,6 +46,7 @@ class Desk(WorkflowDesk):
         self._control = control
         self._sender = sender
         self._registry = registry
+        self._workflow_sender = WorkflowSender(control, sender=sender)
         self._workflows: dict[str, WorkflowDefinition[..., Any]] = {}
 
     def _names_here(self, kind: PauseKind) -> Collection[str]:
@@ -69,7 +71,7 @@ class Desk(WorkflowDesk):
         wf = app.workflow("order")
         wf.add(pack, wf.add(charge, order).result)
         """
-        return Workflow(name, on_error=on_error, backend=self._sender)
+        return Workflow(name, on_error=on_error, backend=self._workflow_sender)
 
     def define_workflow(self, name: str, *, on_error: OnError = "fail") -> WorkflowDecorator:
         """The decorator of a function that adds the nodes of a workflow; one of a name. Raises RegistrationError, ConfigurationError.
@@ -93,7 +95,7 @@ class Desk(WorkflowDesk):
         self, function: Callable[..., Any], name: str, on_error: OnError
     ) -> WorkflowDefinition[..., Any]:
         definition = WorkflowDefinition[..., Any](
-            function, name=name, on_error=on_error, backend=self._sender
+            function, name=name, on_error=on_error, backend=self._workflow_sender
         )
         other = self._workflows.get(definition.name)
         if other is not None:

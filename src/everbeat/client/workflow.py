@@ -6,8 +6,8 @@ users hold of a node (`workflow_node`), how a task becomes one (`workflow_adding
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
@@ -23,27 +23,27 @@ from everbeat.client.workflow_adding import (
     known_items,
 )
 from everbeat.client.workflow_draft import Draft, NodeDraft
+from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_node import Node, Nodes, draft_of
+from everbeat.client.workflow_signature import checked_key, codec_of
+from everbeat.client.workflow_starting import Startable
 from everbeat.domain.checks import one_of, task_name
-from everbeat.domain.codec import CallCodec
 from everbeat.domain.gathering import place_of_caller
 from everbeat.domain.graph import INPUT, Graph, OnError
 from everbeat.domain.graph_checks import DEEPEST
 from everbeat.domain.placeholder import Placeholder, Promise, promise_of
 from everbeat.domain.settings import refused, shown
 from everbeat.domain.shapes import NONE, shape_of
-from everbeat.domain.signature import is_async_function, location_of, read_signature
-from everbeat.errors import ConfigurationError, PayloadError, Problem, RegistrationError, nearest
+from everbeat.domain.signature import location_of
+from everbeat.errors import ConfigurationError, PayloadError, Problem, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 A = TypeVar("A")
 
-_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-
-class Workflow:
+class Workflow(Startable):
     """A workflow while it is built: nodes are added, and nothing is stored before it is started.
 
     Arguments are checked when they are added, everything else by `graph()`, at once. Raises ConfigurationError for a wrong name or
@@ -128,6 +128,11 @@ class Workflow:
         found = draft_of(output, self._draft)
         problems = [] if found is not None or output is None else [self._stranger(output, what="output")]
         return self._draft.graph(found, problems=problems)
+
+    def made(self, output: object) -> tuple[Graph, Callable[[str], Any]]:
+        """The graph, and how the value of its output is read."""
+        found = draft_of(output, self._draft)
+        return self.graph(output), msgspec.json.decode if found is None else found.read  # type: ignore[arg-type]
 
     def _subject(self, what: str) -> str:
         return f"{what} of workflow {self.name!r}"
@@ -229,16 +234,45 @@ class WorkflowDefinition(Generic[P, R_co]):
         )
         self.function = function
         self.where = location_of(function)
-        self.codec = _codec(function, self.name)
+        self.codec = codec_of(function, self.name, leading=Workflow)
         self._backend = backend
+        self._key: str | None = None
+        self._connection: object = None
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
 
     def __repr__(self) -> str:
         return f"<WorkflowDefinition {self.name!r}>"
 
+    def with_options(
+        self, *, key: str | None = None, connection: object = None
+    ) -> WorkflowDefinition[P, R_co]:
+        """The same definition with options for what is started through it, as those of `Workflow.start`; raises ConfigurationError.
+
+        order.with_options(key="order-17").start(17)
+        """
+        chosen = copy(self)
+        chosen._key, chosen._connection = checked_key(key), connection
+        return chosen
+
+    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R_co]:
+        """Builds and starts a workflow of these arguments; raises as `build` and `Workflow.start`.
+
+        order.start(17).result(timeout="5m")
+        """
+        graph, read = self._made(args, kwargs)
+        return self._backend.start(graph, key=self._key, connection=self._connection, decode=read)
+
+    async def astart(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R_co]:
+        """As `start`, to await."""
+        graph, read = self._made(args, kwargs)
+        return await self._backend.astart(graph, key=self._key, connection=self._connection, decode=read)
+
     def build(self, /, *args: P.args, **kwargs: P.kwargs) -> Graph:
         """The workflow of these arguments as it is stored. Raises PayloadError for arguments that do not fit, ConfigurationError."""
+        return self._made(args, kwargs)[0]
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Graph, Callable[[str], Any]]:
         bound = self.codec.bind(args, kwargs)
         opened = composed_bound(self.codec, bound).open_names
         if opened:
@@ -248,7 +282,7 @@ class WorkflowDefinition(Generic[P, R_co]):
             )
         workflow = Workflow(self.name, on_error=self.on_error, backend=self._backend, within=(self,))
         positional, named = self.codec.call(bound)
-        return workflow.graph(self.function(workflow, *positional, **named))
+        return workflow.made(self.function(workflow, *positional, **named))
 
 
 class WorkflowDecorator(Protocol):
@@ -266,19 +300,3 @@ class WorkflowDecorator(Protocol):
     def __call__(
         self, function: Callable[Concatenate[Workflow, P], Node[R] | None], /
     ) -> WorkflowDefinition[P, R]: ...
-
-
-def _codec(function: Callable[..., Any], name: str) -> CallCodec:
-    owner, where = f"Workflow {name!r}", location_of(function)
-    if is_async_function(function):
-        reason = f"{owner} is an `async def`, and what builds a workflow waits for nothing."
-        raise RegistrationError(reason, fix="write `def`.", where=where)
-    read = read_signature(function, owner=owner, leading=Workflow, sends_result=False)
-    if not read.takes_context:
-        reason = f"{owner} does not take the Workflow as its first parameter, annotated so."
-        raise RegistrationError(reason, fix="write def name(wf: Workflow, ...).", where=where)
-    for each in read.parameters:
-        if each.kind in _REST:
-            reason = f"{owner} takes any number of arguments ({each}), and those of a workflow have names."
-            raise RegistrationError(reason, fix="name each parameter, or take a list.", where=where)
-    return CallCodec(read, owner=f"workflow {name!r}", name=name)

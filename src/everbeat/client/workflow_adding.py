@@ -15,11 +15,12 @@ from msgspec import inspect as types
 
 from everbeat.client.task import Task
 from everbeat.client.workflow_draft import Draft, NodeDraft
+from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_node import Node, Nodes
 from everbeat.domain.codec import CallCodec
 from everbeat.domain.composing import Composed, Placed, compose, leaves
 from everbeat.domain.gathering import place_of_caller
-from everbeat.domain.graph import ITEM, Hole, TaskSpec
+from everbeat.domain.graph import ITEM, Graph, Hole, TaskSpec
 from everbeat.domain.graph import items_of as texts_of
 from everbeat.domain.placeholder import Placeholder, Promise, promise_of
 from everbeat.domain.settings import refused, shown
@@ -32,6 +33,18 @@ class WorkflowBackend(Protocol):
 
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
         """How a node sends this task; raises ConfigurationError."""
+        ...
+
+    def start(
+        self, graph: Graph, *, key: str | None, connection: object, decode: Callable[[str], Any]
+    ) -> WorkflowHandle[Any]:
+        """Stores it; `decode` reads its result. Raises BlockingCallInLoop, a DatabaseError."""
+        ...
+
+    async def astart(
+        self, graph: Graph, *, key: str | None, connection: object, decode: Callable[[str], Any]
+    ) -> WorkflowHandle[Any]:
+        """The twin of `start`."""
         ...
 
 
