@@ -18,6 +18,7 @@ from everbeat.errors import (
     PayloadError,
     RecoveryNotFound,
     TaskNotFound,
+    WorkflowNotFound,
     UnknownName,
     UnknownTask,
     WaitTimeout,
