@@ -18,11 +18,11 @@ from everbeat.errors import (
     PayloadError,
     RecoveryNotFound,
     TaskNotFound,
-    WorkflowNotFound,
     UnknownName,
     UnknownTask,
     WaitTimeout,
     WorkerRefused,
+    WorkflowNotFound,
 )
 
 
@@ -57,6 +57,7 @@ _OF_KIND: Final[dict[type[EverbeatError], ExitCode]] = {
     PayloadError: ExitCode.USAGE,
     RecoveryNotFound: ExitCode.NOT_FOUND,
     TaskNotFound: ExitCode.NOT_FOUND,
+    WorkflowNotFound: ExitCode.NOT_FOUND,
     UnknownName: ExitCode.NOT_FOUND,
     UnknownTask: ExitCode.NOT_FOUND,
     WaitTimeout: ExitCode.TIMEOUT,
