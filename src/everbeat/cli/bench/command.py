@@ -21,8 +21,10 @@ from everbeat.cli.bench.environments import PEERS, Peer, installed
 from everbeat.cli.bench.figures import Figure, Sample, gathered
 from everbeat.cli.bench.growth import growth_figures
 from everbeat.cli.bench.idle import idle_figures
+from everbeat.cli.bench.leftovers import PREFIX, remove_leftovers, reserve
 from everbeat.cli.bench.sends import send_figures
 from everbeat.cli.bench.watch import Plain
+from everbeat.cli.interruption import interruptible
 from everbeat.cli.locate import load
 from everbeat.cli.output import show_json, show_table
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption
@@ -83,10 +85,12 @@ def bench(
     program = _program_at(url)
     app = program.app
     measured = partial(_samples, program, parts=parts, tasks=tasks, rows=rows, watch_s=watch_s)
-    with closing(app):
+    with interruptible(), closing(app):
         try:
-            app.migrate()
             with app.door.opened().target.connect("everbeat bench") as connection:
+                reserve(connection, app.door.target)
+                remove_leftovers(connection, app.door.target)
+                app.migrate()
                 durable = _require_durable(connection, app.schema, not_durable=not_durable)
                 with installed(others) as queues:
                     runs = [[*measured(connection, queues)] for _ in range(repeats)]
@@ -105,7 +109,7 @@ def bench(
 
 def _program_at(url: str) -> Program:
     """The program, which works at this address in a schema of its own; and so does every process that is started from now on."""
-    schema = f"everbeat_bench_{uuid4().hex[:8]}"
+    schema = f"{PREFIX}{uuid4().hex[:8]}"
     address = DatabaseAddress.parse(url, schema=schema, environment=os.environ)
     os.environ.update({URL_VARIABLE: address.portable, SCHEMA_VARIABLE: schema})
     program: Program = cast(Any, load(PROGRAM))

@@ -6,12 +6,9 @@ What lives here: its options, and that it leaves nothing behind. What may not: t
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Final, cast
 from uuid import uuid4
 
@@ -25,8 +22,9 @@ from everbeat.cli.demo.source_files import FEWEST_FILES, SourceFiles, choose
 from everbeat.cli.demo.verdict import judge
 from everbeat.cli.demo.view import audience
 from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.interruption import interruptible
 from everbeat.cli.locate import load
-from everbeat.cli.output import say, show_json
+from everbeat.cli.output import show_json
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption
 from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.clock import SystemClock
@@ -64,12 +62,8 @@ def demo(
     """
     files = _chosen(path)
     console = Console(stderr=as_json, highlight=False, markup=False)
-    try:
-        with _terminable():
-            evidence = _performed(files, url=url, keep=keep, console=console, headless=headless)
-    except KeyboardInterrupt:
-        say("Interrupted; workers ended, everything cleared away.")
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    with interruptible():
+        evidence = _performed(files, url=url, keep=keep, console=console, headless=headless)
     verdict = judge(evidence)
     if as_json:
         show_json(document(evidence, verdict))
@@ -125,18 +119,3 @@ def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, he
             if not keep:
                 with suppress(DatabaseUnreachable):  # then nothing was made, or that very error is on its way
                     program.app.door.opened().drop()
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Inside, SIGTERM ends the demo as Ctrl-C does: with everything cleared away."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
