@@ -33,6 +33,11 @@ class Problem(Struct, frozen=True, kw_only=True):
     where: str | None = None
     shell_fix: str | None = None
 
+    def finding(self) -> str:
+        """What is wrong, and where; not what helps."""
+        found = f"{self.subject} = {self.value}: {self.rule}."
+        return found if self.where is None else f"{self.where}: {found}"
+
     def sentence(self) -> str:
         """The problem without its place."""
         return f"{self.subject} = {self.value}: {self.rule}. Fix: {self.fix}."
@@ -42,18 +47,22 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class ConfigurationError(EverbeatError):
-    """Settings that cannot hold; `problems` lists every broken rule, not only the first."""
+    """Settings that cannot hold; `problems` lists every broken rule, not only the first.
+
+    Of several problems each has its fix beside it in the message.
+    """
 
     code = "CONFIGURATION_INVALID"
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__(_listed(self.problems))
+        if len(self.problems) == 1:
+            super().__init__(self.problems[0].finding(), fix=f"{self.problems[0].fix}.")
+        else:
+            super().__init__(_listed(self.problems))
 
 
 def _listed(problems: tuple[Problem, ...]) -> str:
-    if len(problems) == 1:
-        return str(problems[0])
     places = {problem.where for problem in problems}
     if len(places) == 1 and None not in places:
         heading = f"{problems[0].where}: {len(problems)} problems:"
