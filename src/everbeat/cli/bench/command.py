@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from typing import Annotated, Any, Final, cast
 from uuid import uuid4
@@ -27,10 +27,10 @@ from everbeat.cli.bench.watch import Plain
 from everbeat.cli.interruption import interruptible
 from everbeat.cli.locate import load
 from everbeat.cli.output import show_json, show_table
+from everbeat.cli.own_schema import own_schema
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption
 from everbeat.domain.checks import one_of
 from everbeat.domain.settings import refused
-from everbeat.errors import DatabaseUnreachable
 from everbeat.store.address import EMBEDDED, URL_VARIABLE, DatabaseAddress
 from everbeat.store.statement import compose
 
@@ -85,18 +85,12 @@ def bench(
     program = _program_at(url)
     app = program.app
     measured = partial(_samples, program, parts=parts, tasks=tasks, rows=rows, watch_s=watch_s)
-    with interruptible(), closing(app):
-        try:
-            with app.door.opened().target.connect("everbeat bench") as connection:
-                reserve(connection, app.door.target)
-                remove_leftovers(connection, app.door.target)
-                app.migrate()
-                durable = _require_durable(connection, app.schema, not_durable=not_durable)
-                with installed(others) as queues:
-                    runs = [[*measured(connection, queues)] for _ in range(repeats)]
-        finally:
-            with suppress(DatabaseUnreachable):  # then nothing was made, or that very error is on its way
-                app.door.opened().drop()
+    with interruptible(), closing(app), app.door.target.connect("everbeat bench") as connection:
+        durable = _require_durable(connection, app.schema, not_durable=not_durable)
+        reserve(connection, app.door.target)
+        remove_leftovers(connection, app.door.target)
+        with own_schema(app), installed(others) as queues:
+            runs = [[*measured(connection, queues)] for _ in range(repeats)]
     figures = gathered(runs)
     if as_json:
         head = {"tasks": tasks, "repeats": repeats, "durable": durable, "verified": "drain" in parts}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Final, cast
 from uuid import uuid4
@@ -25,8 +25,8 @@ from everbeat.cli.exit_codes import ExitCode
 from everbeat.cli.interruption import interruptible
 from everbeat.cli.locate import load
 from everbeat.cli.output import show_json
+from everbeat.cli.own_schema import own_schema
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption
-from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import EMBEDDED, URL_VARIABLE, DatabaseAddress
 
@@ -101,6 +101,7 @@ def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, he
         closing(program.app),
         tempfile.TemporaryDirectory(prefix="everbeat-demo-", ignore_cleanup_errors=True) as folder,
         audience(console, headless=headless) as watching,
+        own_schema(program.app, keep=keep),
     ):
         director = Director(
             program,
@@ -111,11 +112,5 @@ def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, he
             clock=clock,
             began=began,
         )
-        try:
-            program.app.migrate()
+        with closing(director):
             return director.perform()
-        finally:
-            director.close()
-            if not keep:
-                with suppress(DatabaseUnreachable):  # then nothing was made, or that very error is on its way
-                    program.app.door.opened().drop()
