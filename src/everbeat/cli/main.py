@@ -70,8 +70,9 @@ def load_command(name: str) -> Any:
 def _epilog() -> str:
     codes = "\n".join(f"  {code.value:<4} {meaning}" for code, meaning in MEANINGS.items())
     return (
-        "\b\nThe database of every command: --url or EVERBEAT_DATABASE_URL ('embedded' keeps one in ./.everbeat),\n"
+        "\b\nThe database of a command: --url or EVERBEAT_DATABASE_URL ('embedded' keeps one in ./.everbeat),\n"
         "or that of an app: --app module:app. The schema: --schema or EVERBEAT_SCHEMA.\n"
+        "A worker has those of its app. demo and bench heed --url alone and use the embedded server without it.\n"
         "Data is written to stdout, all else to stderr. NO_COLOR is respected; EVERBEAT_DEBUG=1 shows tracebacks.\n"
         "\n"
         f"\b\nExit codes:\n{codes}"

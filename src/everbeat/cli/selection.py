@@ -26,6 +26,15 @@ UrlOption: TypeAlias = Annotated[
         help="PostgreSQL URL, or 'embedded'.  [env: EVERBEAT_DATABASE_URL, which keeps passwords out of ps]",
     ),
 ]
+OwnUrlOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="PostgreSQL URL, or 'embedded' for one in ./.everbeat; EVERBEAT_DATABASE_URL is not heeded.",
+    ),
+]
+"""Of commands that work in a schema of their own: they touch a database only where one is named."""
 SchemaOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--schema", metavar="NAME", help="Schema.  [env: EVERBEAT_SCHEMA; default: everbeat]"),

@@ -80,7 +80,8 @@ def worker(
 ) -> None:
     """Run the tasks of an app until told to stop.
 
-    What is left out is as the app's WorkerConfig says. SIGTERM or Ctrl-C drains: nothing new is claimed, running tasks
+    Database and schema are the app's: what App(...) was given, else EVERBEAT_DATABASE_URL. What is left out here is as
+    the app's WorkerConfig says. SIGTERM or Ctrl-C drains: nothing new is claimed, running tasks
     may finish, what does not is handed back. A second signal stops at once. What happens is told on stderr.
     """
     overrides = _overrides(

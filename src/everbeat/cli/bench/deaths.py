@@ -10,7 +10,7 @@ from typing import Final
 
 from everbeat import App, Handle
 from everbeat.cli.bench.crew import Program, started, workers
-from everbeat.cli.bench.figures import Sample
+from everbeat.cli.bench.figures import Sample, Target
 from everbeat.cli.bench.watch import Plain, timed, until
 from everbeat.store.statement import compose
 
@@ -26,7 +26,10 @@ def death_figures(program: Program, connection: Plain) -> Iterator[Sample]:
         took_s = timed(lambda: _killed(app, [pid]))
         nap.cancel()  # nobody need wait for it
         yield Sample(
-            name="kill -9 of a worker process, to the next start", value=took_s, unit="s", target="<= 1"
+            name="kill -9 of a worker process, to the next start",
+            value=took_s,
+            unit="s",
+            target=Target(at_most=1),
         )
     connection.execute(compose("bench/forget", app.schema))
     with started() as tree:
@@ -36,7 +39,10 @@ def death_figures(program: Program, connection: Plain) -> Iterator[Sample]:
             took_s = timed(lambda: _killed(app, [tree.pid, victim]))
             nap.cancel()
             yield Sample(
-                name="kill -9 of a whole tree, to the next start", value=took_s, unit="s", target="<= 3"
+                name="kill -9 of a whole tree, to the next start",
+                value=took_s,
+                unit="s",
+                target=Target(at_most=3),
             )
     connection.execute(compose("bench/forget", app.schema))
     program.begun.send()
@@ -54,7 +60,7 @@ def _start(program: Program) -> Sample:
 
     with ExitStack() as tree:
         name = "start of everbeat worker to its first task's end"
-        return Sample(name=name, value=timed(begin), unit="s", target="<= 1.5")
+        return Sample(name=name, value=timed(begin), unit="s", target=Target(at_most=1.5))
 
 
 def _sleeping(program: Program) -> tuple[Handle[None], int]:

@@ -26,7 +26,7 @@ from everbeat.cli.interruption import interruptible
 from everbeat.cli.locate import load
 from everbeat.cli.output import show_json
 from everbeat.cli.own_schema import own_schema
-from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption
+from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption, OwnUrlOption
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import EMBEDDED, URL_VARIABLE, DatabaseAddress
 
@@ -48,17 +48,15 @@ def demo(
     *,
     headless: Annotated[bool, typer.Option("--headless", help="Show nothing before the verdict.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the schema, to look at it afterwards.")] = False,
-    url: Annotated[
-        str,
-        typer.Option("--url", metavar="URL", help="PostgreSQL URL, or 'embedded' for one in ./.everbeat."),
-    ] = EMBEDDED,
+    url: OwnUrlOption = EMBEDDED,
     as_json: JsonOption = False,
 ) -> None:
     """Watch workers being killed and their work being finished.
 
     Three trees of workers count lines, functions, classes and imports, one task a file. Meanwhile one worker process is
     killed, one tree is frozen and thawed, one tree is killed. At the end the results in the database are compared with
-    an independent count. Lasts at most a minute; ends with 0 only if every promise held. Works in a schema of its own.
+    an independent count. Lasts at most a minute; ends with 0 only if every promise held. Works in a schema of its own,
+    for which the role needs CREATE on the database.
     """
     files = _chosen(path)
     console = Console(stderr=as_json, highlight=False, markup=False)
