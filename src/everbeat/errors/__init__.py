@@ -164,19 +164,31 @@ class AppClosed(EverbeatError):
 
 
 class WaitTimeout(EverbeatError, TimeoutError):
-    """Waiting for a task ended before the task did; the task is untouched and may be waited for again."""
+    """Waiting ended before the task did, or before `missing` of `waited_for` tasks did; they may be waited for again."""
 
     code = "WAIT_TIMEOUT"
 
-    def __init__(self, task_id: UUID | str, waited_s: float, *, state: str | None = None) -> None:
+    def __init__(
+        self,
+        task_id: UUID | str,
+        waited_s: float,
+        *,
+        state: str | None = None,
+        missing: int = 1,
+        waited_for: int = 1,
+    ) -> None:
         seen = "not ended" if state is None else state
+        message = f"Task {task_id} is still {seen} after {waited_s:.3g} s of waiting."
+        if waited_for > 1:
+            message = f"{missing} of {waited_for} tasks have not ended. {message}"
         super().__init__(
-            f"Task {task_id} is still {seen} after {waited_s:.3g} s of waiting.",
-            fix="wait longer (timeout=...), or ask the handle's info() what holds it back.",
+            message, fix="wait longer (timeout=...), or ask the handle's info() what holds it back."
         )
         self.task_id = task_id
         self.waited_s = waited_s
         self.state = state
+        self.missing = missing
+        self.waited_for = waited_for
 
 
 class BlockingCallInLoop(EverbeatError):
@@ -266,7 +278,7 @@ class SchemaForbidden(DatabaseError):
 
 
 class EmbeddedUnavailable(DatabaseError):
-    """The embedded PostgreSQL is not installed or cannot run here."""
+    """The embedded PostgreSQL is not installed, cannot run here, or is not there where a command only looks."""
 
     code = "EMBEDDED_UNAVAILABLE"
 
