@@ -160,8 +160,33 @@ def test_an_interruption_is_130_with_json_too(everbeat: Command) -> None:
 
 def test_no_database_at_all_is_answered_with_both_ways(everbeat: Command) -> None:
     answer = everbeat("queues", EVERBEAT_DATABASE_URL=None).assert_code(ExitCode.DATABASE)
-    assert "EVERBEAT_DATABASE_URL" in answer.err
-    assert "embedded" in answer.err
+    for way in ("--url", "EVERBEAT_DATABASE_URL", "--app", "embedded"):
+        assert way in answer.err
+    assert "App(" not in answer.err
+
+
+@pytest.mark.parametrize("words", [["queues", "--schema", "a b"], ["migrate", "--sql", "--schema", "a b"]])
+def test_a_wrong_schema_name_is_a_wrong_setting(everbeat: Command, words: list[str]) -> None:
+    assert "--schema = 'a b': a schema name" in everbeat(*words).assert_code(ExitCode.USAGE).err
+    answer = everbeat(*[word for word in words if word not in ("--schema", "a b")], EVERBEAT_SCHEMA="a b")
+    assert "EVERBEAT_SCHEMA = 'a b': a schema name" in answer.assert_code(ExitCode.USAGE).err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["tasks", "show"], ["tasks", "cancel"], ["tasks", "retry"], ["explain"], ["recoveries", "--task"]],
+)
+def test_a_wrong_id_is_answered_with_where_ids_are_shown(everbeat: Command, words: list[str]) -> None:
+    answer = everbeat(*words, "123").assert_code(ExitCode.USAGE)
+    assert "everbeat tasks list" in answer.err
+    assert "handle.id" not in answer.err
+
+
+def test_slots_of_a_worker_are_named_by_their_options(everbeat: Command) -> None:
+    none = ("--threads", "0", "--concurrency", "0", "--task-processes", "0")
+    answer = everbeat("worker", "shop:app", *none).assert_code(ExitCode.USAGE)
+    assert "give --concurrency, --threads or --task-processes 1 or more" in answer.err
+    assert "_concurrency" not in answer.err
 
 
 def test_an_app_and_a_url_contradict_each_other(everbeat: Command) -> None:

@@ -79,7 +79,7 @@ def bench(
 
     Figures of different machines, and of different runs, cannot be compared: only ratios can. Every drained task is
     verified to have run once, with its attempt row. Works in a schema of its own and drops it; the role needs CREATE on the
-    database, and CREATEDB for --peer. Takes ten minutes; --only and --rows shorten it.
+    database, and CREATEDB for --peer. Takes about five minutes; --only and --rows shorten it.
     """
     parts = [one_of(*PARTS)(part, subject="--only") for part in only or PARTS]
     others = [one_of(*PEERS)(peer, subject="--peer") for peer in peers or ()]
