@@ -143,6 +143,14 @@ class TestCommands:
             for each in [*public, TaskFailed, OutsideTask]
         }
 
+    def test_where_each_error_is_imported_from_is_said(self) -> None:
+        sentence = re.search(
+            r"only in `everbeat.errors`: (.*?)\. A command", section("cli.md", "Errors"), re.DOTALL
+        )
+        assert sentence is not None
+        listed = {row["Class"] for row in table("cli.md", "Code", "Class", "Exit code", "Means")}
+        assert set(re.findall(r"`(\w+)`", sentence[1])) == listed - set(everbeat.__all__)
+
 
 class TestTasks:
     def test_the_error_codes_are_those_that_everbeat_gives(self) -> None:  # B3

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -18,13 +18,14 @@ import msgspec
 from everbeat.client.control import Control
 from everbeat.client.door import Door, refuse_in_loop
 from everbeat.client.handle import Handle
+from everbeat.client.many import acalls_of, calls_of
 from everbeat.client.task import Call, Task
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.graph import TaskSpec
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.policy import OnCrash, TaskOptions
-from everbeat.domain.settings import refused, shown
-from everbeat.errors import PayloadError, SendError, nearest
+from everbeat.domain.settings import refused
+from everbeat.errors import SendError, nearest
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.joined import arun_joined, run_joined
@@ -100,13 +101,15 @@ class CallSender:
 
     def send_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]:
         """Stores many tasks in one statement: all of them, or none."""
-        given = [*calls]
+        given = calls_of(calls, name="send_many")
         joined = _one_connection(given, connection)
         return self.run(self._send_many(given), joined, name="send_many", twin="asend_many")
 
-    async def asend_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]:
+    async def asend_many(
+        self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, *, connection: object = None
+    ) -> list[Handle[R]]:
         """The twin of `send_many`."""
-        given = [*calls]
+        given = await acalls_of(calls, name="asend_many")
         return await self.arun(self._send_many(given), _one_connection(given, connection), twin="send_many")
 
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
@@ -164,11 +167,6 @@ class CallSender:
         return Handle(task_id, name=call.name, control=self._control, decode=decode)
 
     def _new_task(self, call: Call[Any]) -> NewTask:
-        if not isinstance(call, Call):
-            raise PayloadError(
-                f"{shown(call)} cannot be sent: it is no call of a task, but of type {type(call).__name__}.",
-                fix="make each with task.call(...).",
-            )
         settings = call.settings
         self.require_queue(settings.queue, subject=f"queue of task {call.name!r}")
         policy, flags = self._stored_options(call)
@@ -233,7 +231,7 @@ class CallSender:
 
 def _one_connection(calls: Sequence[Call[Any]], connection: object) -> object:
     """Whose transaction these are sent in: the one given, or that of all of them."""
-    own = [call.connection for call in calls if isinstance(call, Call)]
+    own = [call.connection for call in calls]
     given = own if connection is None else [connection, *(each for each in own if each is not None)]
     if any(each is not given[0] for each in given):
         raise refused(

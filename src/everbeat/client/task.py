@@ -6,7 +6,7 @@ What lives here: `Task` and its two kinds, one call of it (`Call`), and what it 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, final
 from uuid import uuid4
@@ -48,10 +48,10 @@ class Sender(Protocol):
 
     async def asend(self, call: Call[R], /) -> Handle[R]: ...
 
-    def send_many(self, calls: Sequence[Call[R]], /, *, connection: object = None) -> list[Handle[R]]: ...
+    def send_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]: ...
 
     async def asend_many(
-        self, calls: Sequence[Call[R]], /, *, connection: object = None
+        self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, *, connection: object = None
     ) -> list[Handle[R]]: ...
 
 
@@ -121,11 +121,13 @@ class Task(Generic[P, R_co]):
 
     def send_many(self, calls: Iterable[Call[R_co]], /) -> list[Handle[R_co]]:
         """Stores many tasks in one statement: all of them, or none."""
-        return self._sender.send_many([*calls], connection=self._connection)
+        return self._sender.send_many(calls, connection=self._connection)
 
-    async def asend_many(self, calls: Iterable[Call[R_co]], /) -> list[Handle[R_co]]:
+    async def asend_many(
+        self, calls: Iterable[Call[R_co]] | AsyncIterable[Call[R_co]], /
+    ) -> list[Handle[R_co]]:
         """As `send_many`, to await."""
-        return await self._sender.asend_many([*calls], connection=self._connection)
+        return await self._sender.asend_many(calls, connection=self._connection)
 
     def with_options(self, **options: Unpack[SendOptions]) -> Self:
         """The same task with other options for what is sent through it; raises ConfigurationError for wrong
