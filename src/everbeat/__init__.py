@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from everbeat.client.task import AsyncTask, Call, SyncTask, Task
     from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
     from everbeat.domain.commit import Completion
-    from everbeat.domain.explanation import Explanation, Reason, ReasonCode
+    from everbeat.domain.explanation import Explanation, Reason, ReasonCode, WorkflowExplanation
     from everbeat.domain.hooks import (
         Default,
         FailWithBackoff,
@@ -87,7 +87,7 @@ _ROOMS: Final = {
     "everbeat.client.handle": ("Handle",),
     "everbeat.client.task": ("AsyncTask", "Call", "SyncTask", "Task"),
     "everbeat.config": ("QueueConfig", "RecoveryConfig", "WorkerConfig"),
-    "everbeat.domain.explanation": ("Explanation", "Reason", "ReasonCode"),
+    "everbeat.domain.explanation": ("Explanation", "Reason", "ReasonCode", "WorkflowExplanation"),
     "everbeat.domain.hooks": (
         "Default",
         "FailWithBackoff",
@@ -237,4 +237,5 @@ __all__ = [
     "WorkerError",
     "WorkerInfo",
     "WorkerStateInfo",
+    "WorkflowExplanation",
 ]

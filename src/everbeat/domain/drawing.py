@@ -7,12 +7,12 @@ What lives here: what is drawn, and the words on it. What may not: where it is d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everbeat.domain.workflow_info import NodeInfo, NodeState
 
@@ -92,19 +92,27 @@ class Picture(Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
-def picture(nodes: Sequence[NodeInfo], *, at: datetime, limit: int = MOST_DRAWN) -> Picture:
-    """What to draw: members of a map as one box with it; above `limit` boxes, nodes of the same task between the same nodes as one, too."""
+def folded(nodes: Sequence[NodeInfo], *, at: datetime, limit: int) -> list[Drawn]:
+    """All boxes: members of a map as one box with it; above `limit` boxes, nodes of the same task between the same nodes as one, too."""
     homes = _homes_of_members(nodes)
     boxes = _boxes(nodes, homes, at=at)
     if len(boxes) > limit:
         homes |= _homes_of_twins(nodes, homes)
         boxes = _boxes(nodes, homes, at=at)
+    return boxes
+
+
+def picture(nodes: Sequence[NodeInfo], *, at: datetime, limit: int = MOST_DRAWN) -> Picture:
+    """What to draw: the boxes, without those that are still too many."""
+    boxes = folded(nodes, at=at, limit=limit)
     if len(boxes) <= limit:
         return Picture(boxes=tuple(boxes))
-    kept = boxes[:limit]
-    known = {each.key for each in kept}
-    cut = tuple(_without(each, known) for each in kept)
-    return Picture(boxes=cut, left_out=len(boxes) - limit)
+    known = {each.key for each in boxes[:limit]}
+    kept = tuple(
+        structs.replace(each, needs=tuple(name for name in each.needs if name in known))
+        for each in boxes[:limit]
+    )
+    return Picture(boxes=kept, left_out=len(boxes) - limit)
 
 
 def elapsed_s(node: NodeInfo, *, at: datetime) -> float | None:
@@ -242,12 +250,3 @@ def _homes_of_twins(nodes: Sequence[NodeInfo], homes: Mapping[str, str]) -> dict
         if home != node.name:
             found[node.name] = home
     return found
-
-
-def _without(box: Drawn, known: Iterable[str]) -> Drawn:
-    """The box without needs that are not drawn."""
-    there = set(known)
-    return Drawn(
-        key=box.key, label=box.label, kind=box.kind, task=box.task, task_id=box.task_id, state=box.state, counts=box.counts,
-        attempt=box.attempt, seconds=box.seconds, needs=tuple(name for name in box.needs if name in there), blockers=box.blockers,
-    )  # fmt: skip
