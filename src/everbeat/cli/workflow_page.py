@@ -148,7 +148,7 @@ def _node(box: Drawn, errors: Mapping[str, TaskError]) -> tuple[str | Text, ...]
         state(box.state),
         box.kind,
         box.task or "",
-        "" if box.attempt is None else str(box.attempt),
+        str(box.attempt or ""),
         duration(box.seconds),
         "; ".join(said),
         "" if box.task_id is None else str(box.task_id),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -44,7 +43,6 @@ IdsArgument: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="ID...", help="The workflows' ids.", show_default=False)
 ]
 _LISTED: Final = {"list_workflows.limit": "--limit", "list_workflows.state": "--state"}
-_GRAPH_WIDTH: Final = 100  # of a pipe, in which the graph should still be read
 
 
 @commands.command("list")
@@ -116,8 +114,7 @@ def show(
     if as_json:
         show_json(workflow_document(seen.info) | {"nodes": seen.nodes})
     elif graph:
-        wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else _GRAPH_WIDTH
-        show_graph(seen, width=wide)
+        show_graph(seen, width=shutil.get_terminal_size().columns)
     elif as_mermaid:
         print(mermaid(picture(seen.nodes, at=seen.at)), end="")
     elif svg_file is not None:

@@ -72,7 +72,7 @@ class Drawn(Struct, frozen=True, kw_only=True):
     def waiting(self) -> str:
         """What an open node waits for, in words; "" where it waits for nothing."""
         if self.blockers:
-            return waits_for(self.blockers)
+            return f"waits for {named(self.blockers)}"
         if self.counts:
             return ""
         if self.state is NodeState.READY:
@@ -155,19 +155,17 @@ def blockers(node: NodeInfo, by_name: Mapping[str, NodeInfo], *, at: datetime) -
     if node.state is not NodeState.PENDING:
         return ()
     waits = [by_name[name] for name in node.needs if name in by_name and not by_name[name].state.is_final]
-    named: dict[str, str] = {}
+    found: dict[str, str] = {}
     for each in waits:
         home = each if each.member_of is None else by_name.get(each.member_of, each)
-        named[home.name] = f"{home.name} ({status_of(home.state, elapsed_s(home, at=at), home.attempt)})"
-    return tuple(named.values())
+        found[home.name] = f"{home.name} ({status_of(home.state, elapsed_s(home, at=at), home.attempt)})"
+    return tuple(found.values())
 
 
-def waits_for(found: Sequence[str], *, most: int = MOST_NAMED) -> str:
-    """The same as one text, the first ones by name; "" for none."""
-    if not found:
-        return ""
+def named(found: Sequence[str], *, most: int = MOST_NAMED) -> str:
+    """The first ones, and how many more there are."""
     more = "" if len(found) <= most else f" and {len(found) - most:,} more"
-    return f"waits for {', '.join(found[:most])}{more}"
+    return f"{', '.join(found[:most])}{more}"
 
 
 def printable(text: str) -> str:

@@ -8,6 +8,7 @@ A rail leads to one node, however many others join it on its way; so a drawing i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from textwrap import wrap
 from typing import Final, TypeAlias
 
@@ -93,6 +94,8 @@ class _Rails:
                 if place[parent] < place[key]:
                     children[parent].append(key)
         self._columns: list[str | None] = []
+        self.straight = {key for key, after in pairwise(order) if children[key] == [after]}
+        """Those right above the only one that waits for them: a rail in between tells them from two that have nothing to do with each other."""
         for key in order:
             self._pass(key, sorted(children[key], key=place.__getitem__))
 
@@ -173,8 +176,11 @@ def _with_rails(box: Drawn, rails: _Rails, *, width: int) -> Iterator[Line]:
     left, right = rails.beside[box.key]
     further = rails.further[box.key]
     gap = f"{right} " if right else ""
-    yield from _lines(box, Span(left), Span(gap), Span(further), width=width)
+    drawn = list(_lines(box, Span(left), Span(gap), Span(further), width=width))
+    yield from drawn
     below = rails.below[box.key]
+    if below is None and box.key in rails.straight and len(drawn) == 1:
+        below = further
     if below is not None:
         yield (Span(below.rstrip()),)
 

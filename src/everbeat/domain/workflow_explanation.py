@@ -11,9 +11,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from everbeat.domain.drawing import blockers, elapsed_s, status_of, waits_for
+from everbeat.domain.drawing import blockers, elapsed_s, named, status_of
 from everbeat.domain.drawing_layers import depths
 from everbeat.domain.explanation import Explanation, Reason, ReasonCode, WorkflowExplanation, counted
+from everbeat.domain.states import TaskState
 from everbeat.domain.workflow_info import NodeInfo, NodeState, StuckWorkflow, WorkflowInfo, WorkflowState
 
 MOST_REASONS: Final = 40
@@ -57,6 +58,15 @@ class Kind(Struct, frozen=True):
         if self.node.member_of is not None:
             return f"{self.node.name} and {self.count - 1:,} more members of {self.node.member_of}"
         return f"node {self.node.name} and {self.count - 1:,} like it"
+
+    @property
+    def is_(self) -> str:
+        """The subject and its verb."""
+        return f"{self.subject} {self.verb('is', 'are')}"
+
+    def verb(self, one: str, many: str) -> str:
+        """The form that fits their number."""
+        return one if self.count == 1 else many
 
 
 def open_kinds(nodes: Sequence[NodeInfo]) -> list[Kind]:
@@ -106,7 +116,10 @@ def why_not_ended(
             if child is not None:
                 reasons.append(_child(kind, child))
             else:
-                reasons.append(_node(kind, (tasks or {}).get(kind.node.name), by_name, movement))
+                told = (tasks or {}).get(kind.node.name)
+                reasons.append(_node(kind, told, by_name, info=info, at=movement.at))
+        if info.state is not WorkflowState.PAUSED:
+            reasons += _failures(nodes)
     return WorkflowExplanation(
         workflow_id=info.id,
         name=info.name,
@@ -204,52 +217,54 @@ def _stuck(found: Sequence[StuckWorkflow]) -> Iterator[Reason]:
 
 
 def _node(
-    kind: Kind, told: Explanation | None, by_name: Mapping[str, NodeInfo], movement: Movement
+    kind: Kind, told: Explanation | None, by_name: Mapping[str, NodeInfo], *, info: WorkflowInfo, at: datetime
 ) -> Reason:
-    node, at = kind.node, movement.at
-    status = status_of(node.state, elapsed_s(node, at=at), node.attempt)
-    subject = f"{kind.subject} {'is' if kind.count == 1 else 'are'}"
-    if node.state is NodeState.PENDING:
-        waits = waits_for(blockers(node, by_name, at=at), most=8)
-        quorum = (
-            f"; {node.quorum} of what it joins must complete" if node.quorum is not None and waits else ""
-        )
-        return Reason(
-            code=ReasonCode.WAITS_FOR_NODES,
-            text=f"{subject} PENDING, {waits or 'and all it waits for has ended: its turn is next'}{quorum}",
-            node=node.name,
-        )
-    if node.state is NodeState.READY:
-        return Reason(
-            code=ReasonCode.NOT_ADVANCED,
-            text=f"{subject} READY, and {'is' if kind.count == 1 else 'are'} enqueued when the workflow is moved on",
-            node=node.name,
-        )
-    if told is None or not told.reasons:
-        of_what = {"workflow": "its workflow", "map": "its members", "task": "its task"}[node.kind]
-        text = f"{subject} {status}: {of_what} {'are' if node.kind == 'map' else 'is'} under way"
-        code = ReasonCode.RUNNING if node.state is NodeState.RUNNING else ReasonCode.WAITS_FOR_NODES
-        return Reason(code=code, text=text, since=node.started_at or node.enqueued_at, node=node.name)
-    return _of_task(kind, told, subject=f"{subject} {status}")
+    node = kind.node
+    match node.state:
+        case NodeState.PENDING:
+            waits = blockers(node, by_name, at=at)
+            text = f"{kind.is_} PENDING and {kind.verb('waits', 'wait')} for {named(waits, most=8)}"
+            if node.quorum is not None:
+                text += f"; {node.quorum} of those it joins must complete"
+            if not waits:
+                text = f"{kind.is_} PENDING, and all it waits for has ended: its turn is next"
+            return Reason(code=ReasonCode.WAITS_FOR_NODES, text=text, node=node.name)
+        case NodeState.READY:
+            when = "resumed" if info.state is WorkflowState.PAUSED else "moved on"
+            text = f"{kind.is_} READY, to be enqueued when the workflow is {when}"
+            return Reason(code=ReasonCode.NOT_ADVANCED, text=text, node=node.name)
+        case _:
+            pass
+    doing = f"{kind.is_} {status_of(node.state, elapsed_s(node, at=at), node.attempt)}"
+    if told is not None and told.reasons:
+        return _of_task(kind, told, doing=doing)
+    under_way = {"workflow": "its workflow is", "map": "its members are", "task": "its task is"}[node.kind]
+    return Reason(
+        code=ReasonCode.RUNNING if node.state is NodeState.RUNNING else ReasonCode.WAITS_FOR_NODES,
+        text=f"{doing}: {under_way} under way",
+        since=node.started_at or node.enqueued_at,
+        node=node.name,
+    )
 
 
-def _of_task(kind: Kind, told: Explanation, *, subject: str) -> Reason:
+def _of_task(kind: Kind, told: Explanation, *, doing: str) -> Reason:
     hardest = told.reasons[0]
     said = "; ".join(reason.text for reason in told.reasons[:2])
+    whose = "its task" if kind.count == 1 else f"the task of {kind.node.name}"
+    code = hardest.code
     if told.state.is_terminal:
-        text, code = f"its task has ended {told.state}, and the node follows", ReasonCode.NOT_ADVANCED
-    elif kind.node.state is NodeState.RUNNING:
-        text, code = said, hardest.code
+        code, text = ReasonCode.NOT_ADVANCED, f"{whose} has ended {told.state}, and the node has not yet"
+    elif told.state is TaskState.PENDING:
+        text = f"{whose} waits because {said}"
     else:
-        text, code = f"its task waits because {said}", hardest.code
-    whose = "" if kind.count == 1 else f" (of {kind.node.name})"
+        text = said if kind.count == 1 else f"of {whose}, {said}"
     return Reason(
         code=code,
-        text=f"{subject}: {text}{whose}",
+        text=f"{doing}: {text}",
         since=hardest.since,
         until=hardest.until,
         blocked_by=str(told.task_id) if hardest.blocked_by is None else hardest.blocked_by,
-        command=f"everbeat explain {told.task_id}" if code is ReasonCode.RUNNING else hardest.command,
+        command=hardest.command if told.state is TaskState.PENDING else f"everbeat explain {told.task_id}",
         node=kind.node.name,
     )
 
@@ -258,7 +273,7 @@ def _child(kind: Kind, child: WorkflowExplanation) -> Reason:
     hardest = child.reasons[0]
     return Reason(
         code=hardest.code,
-        text=f"{kind.subject} is workflow {child.workflow_id} ({child.name}), {child.state}; there {hardest.text}",
+        text=f"{kind.is_} workflow {child.workflow_id} ({child.name}), {child.state}; there {hardest.text}",
         since=hardest.since,
         until=hardest.until,
         blocked_by=str(child.workflow_id),
