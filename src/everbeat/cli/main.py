@@ -30,7 +30,7 @@ COMMANDS: Final = {
     "recoveries": ("everbeat.cli.recoveries", "Show what was rescued from dead workers."),
     "explain": (
         "everbeat.cli.explain",
-        "Say why a task is not running or was run again, or why a workflow has not ended.",
+        "Say why a task is not running, or a workflow has not ended.",
     ),
     "doctor": ("everbeat.cli.doctor", "Examine the database and the workers, and say what helps."),
     "sweep": ("everbeat.cli.sweep", "Recover the tasks of dead workers now."),
