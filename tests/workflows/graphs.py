@@ -18,7 +18,7 @@ _EDGES: dict[str, dict[str, Any]] = {
 
 
 def graph_of(plain: list[dict[str, Any]], *, name: str = "random", task: str = "work") -> Graph:
-    """The graph of plain nodes; its output is the last one. Every task is told its name."""
+    """The graph of plain nodes; its output is the last one. Every task is told its name and how to end."""
     spec = TaskSpec(name=task, queue="default")
     numbers: list[int] = []
     nodes: list[Node] = []
@@ -39,7 +39,7 @@ def graph_of(plain: list[dict[str, Any]], *, name: str = "random", task: str = "
                         task=spec,
                         member_of=number,
                         quorum=each["quorum"],
-                        args=json.dumps({"name": one["name"]}),
+                        args=_told(one, one["name"]) + "}",
                     )
                     for one in members
                 ]
@@ -56,12 +56,17 @@ def graph_of(plain: list[dict[str, Any]], *, name: str = "random", task: str = "
 
 
 def _task(each: dict[str, Any], plain: list[dict[str, Any]], numbers: list[int], spec: TaskSpec) -> Node:
-    template: list[str | Hole] = ['{"name":' + json.dumps(each["name"])]
+    template: list[str | Hole] = [_told(each, each["value"]) + ',"given":{']
     for parent, mode in each["needs"]:
         if mode in ("value", "outcome"):
-            template[-1] += f',"from {plain[parent]["name"]}":'
+            comma = "" if len(template) == 1 else ","
+            template[-1] = f'{template[-1]}{comma}"from {plain[parent]["name"]}":'
             template += [Hole(numbers[parent], mode), ""]
-    template[-1] += "}"
+    template[-1] = f"{template[-1]}}}}}"
     if len(template) == 1:
         return Node(name=each["name"], task=spec, quorum=each["quorum"], args=str(template[0]))
     return Node(name=each["name"], task=spec, quorum=each["quorum"], template=tuple(template))
+
+
+def _told(task: dict[str, Any], value: Any) -> str:
+    return json.dumps({"name": task["name"], "fails": task["fails"], "value": value})[:-1]

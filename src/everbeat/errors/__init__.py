@@ -12,6 +12,8 @@ from uuid import UUID
 from msgspec import Struct
 
 from everbeat.errors.base import EverbeatError as EverbeatError
+from everbeat.errors.building import NoSuchPart as NoSuchPart
+from everbeat.errors.building import PlaceholderUsed as PlaceholderUsed
 from everbeat.errors.of_workflows import NodeNotEnded as NodeNotEnded
 from everbeat.errors.of_workflows import WorkflowNotFound as WorkflowNotFound
 from everbeat.errors.of_workflows import WorkflowNotRetryable as WorkflowNotRetryable

@@ -54,7 +54,7 @@ with watched as materialized (
         started_at = case when h.action in ('fail', 'cancel') then t.started_at end
     from held h
     where t.id = h.id
-    returning t.id, t.state, t.queue, t.serial, t.retry_count, t.crash_count, t.loss_count
+    returning t.id, t.state, t.queue, t.serial, t.retry_count, t.crash_count, t.loss_count, t.workflow_id
 ), history as (
     insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry, error)
     select h.id, h.attempt, h.claim_id, h.fence, h.claimed_by_worker_id, h.claimed_at, h.started_at, h.outcome,

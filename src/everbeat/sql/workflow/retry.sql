@@ -33,6 +33,7 @@ with recursive root as (
     set state = 'OPEN'
     from again a
     where e.workflow_id = a.workflow_id and e.parent = a.number and e.state <> 'OPEN'
+      and exists (select from again b where b.workflow_id = e.workflow_id and b.number = e.child)
 ), happened as (
     insert into {schema}.outbox (workflow_id, node) select t.id, null from tree t
 )
