@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from everbeat.client.workflow_node import Node, Nodes, outcomes, results
     from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
     from everbeat.domain.commit import Completion
-    from everbeat.domain.explanation import Explanation, Reason, ReasonCode
+    from everbeat.domain.explanation import Explanation, Reason, ReasonCode, WorkflowExplanation
     from everbeat.domain.hooks import (
         Default,
         FailWithBackoff,
@@ -91,7 +91,7 @@ _ROOMS: Final = {
     "everbeat.client.workflow": ("Workflow", "WorkflowDefinition"),
     "everbeat.client.workflow_node": ("Node", "Nodes", "outcomes", "results"),
     "everbeat.config": ("QueueConfig", "RecoveryConfig", "WorkerConfig"),
-    "everbeat.domain.explanation": ("Explanation", "Reason", "ReasonCode"),
+    "everbeat.domain.explanation": ("Explanation", "Reason", "ReasonCode", "WorkflowExplanation"),
     "everbeat.domain.hooks": (
         "Default",
         "FailWithBackoff",
@@ -245,6 +245,7 @@ __all__ = [
     "WorkerStateInfo",
     "Workflow",
     "WorkflowDefinition",
+    "WorkflowExplanation",
     "outcomes",
     "results",
 ]

@@ -10,7 +10,7 @@ def test_every_reason_is_there() -> None:
     rows = table("operations.md", "Code", "Of", "Means")
     assert [row["Code"] for row in rows] == [code.value for code in ReasonCode]
     named = {each for row in rows for each in row["Of"].split(", ")}
-    assert named == {state.value for state in TaskState} | {"second run"}
+    assert named == {state.value for state in TaskState} | {"second run", "workflow", "node"}
 
 
 def test_every_check_is_there() -> None:

@@ -43,7 +43,7 @@ MEANINGS: Final = {
     ExitCode.FAILED: "it failed, or what was asked for has problems",
     ExitCode.USAGE: "wrong options, arguments or settings",
     ExitCode.DATABASE: "the database is unreachable or does not fit",
-    ExitCode.NOT_FOUND: "no such app, task, recovery or other name",
+    ExitCode.NOT_FOUND: "no such app, task, workflow, recovery or other name",
     ExitCode.TIMEOUT: "the time to wait was over",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
 }
@@ -61,6 +61,7 @@ _OF_KIND: Final[dict[type[EverbeatError], ExitCode]] = {
     UnknownName: ExitCode.NOT_FOUND,
     UnknownTask: ExitCode.NOT_FOUND,
     WaitTimeout: ExitCode.TIMEOUT,
+    WorkflowNotFound: ExitCode.NOT_FOUND,
 }
 
 

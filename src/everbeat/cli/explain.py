@@ -3,38 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from everbeat.cli.output import data_console, moment, show_heading, show_json, show_pairs, state
+from everbeat.app import App
+from everbeat.cli.output import amount, data_console, moment, say, show_heading, show_json, show_pairs, state
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
-from everbeat.domain.explanation import Explanation, Reason
+from everbeat.domain.explanation import Explanation, Reason, WorkflowExplanation
+from everbeat.errors import TaskNotFound, WorkflowNotFound
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @commands.command()
 def explain(
-    task_id: Annotated[str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)],
+    task_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The id of a task or of a workflow.", show_default=False)
+    ],
     *,
     url: UrlOption = None,
     schema: SchemaOption = None,
     app: AppOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a task is not running, or why it was run again.
+    """Say why a task is not running, or why it was run again; or why a workflow has not ended.
 
     Each reason with its code, since when, until when, and the command that helps. With --app the thresholds are those of
     the app's RecoveryConfig.
     """
     with selected_app(url=url, schema=schema, locator=app) as chosen:
-        found = chosen.explain(task_id)
+        found = _explained(chosen, task_id)
     if as_json:
         show_json({"explanation": found})
-    else:
+    elif isinstance(found, Explanation):
         _show(found)
+    else:
+        _show_workflow(found)
+
+
+def _explained(app: App, given: str) -> Explanation | WorkflowExplanation:
+    """The explanation of whatever has this id; raises TaskNotFound if that is neither a task nor a workflow."""
+    try:
+        return app.explain(given)
+    except TaskNotFound:
+        with suppress(WorkflowNotFound):
+            return app.workflow_handle(given).explain()
+        raise
 
 
 def _show(found: Explanation) -> None:
@@ -44,6 +61,8 @@ def _show(found: Explanation) -> None:
             ("name", found.name),
             ("queue", found.queue),
             ("state", state(found.state)),
+            ("workflow", _workflow(found)),
+            ("node", found.node),
             ("seen at", moment(found.at)),
         ]
     )
@@ -51,6 +70,28 @@ def _show(found: Explanation) -> None:
     if found.second_runs:
         show_heading("Taken up again, because")
         show_reasons(found.second_runs)
+
+
+def _workflow(found: Explanation) -> str | None:
+    if found.workflow_id is None:
+        return None
+    return f"{found.workflow_id}" if found.workflow is None else f"{found.workflow_id} ({found.workflow})"
+
+
+def _show_workflow(found: WorkflowExplanation) -> None:
+    show_pairs(
+        [
+            ("workflow", str(found.workflow_id)),
+            ("name", found.name),
+            ("state", state(found.state)),
+            ("seen at", moment(found.at)),
+        ]
+    )
+    show_reasons(found.reasons)
+    if found.left_out:
+        say(
+            f"{amount(found.left_out, 'more node')} have not ended either: everbeat workflows show {found.workflow_id}"
+        )
 
 
 def show_reasons(reasons: Sequence[Reason]) -> None:

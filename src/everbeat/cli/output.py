@@ -19,17 +19,23 @@ from rich.text import Text
 
 from everbeat.domain.outcome import TaskError
 from everbeat.domain.states import TaskState
+from everbeat.domain.workflow_info import NodeState, WorkflowState
 from everbeat.runtime.clock import SystemClock
 
 _PIPE_WIDTH = 1_000  # what reads a pipe wants whole lines
 _STATE_STYLES = {
-    TaskState.PENDING: "cyan",
-    TaskState.CLAIMED: "blue",
-    TaskState.RUNNING: "yellow",
-    TaskState.COMPLETED: "green",
-    TaskState.FAILED: "red",
-    TaskState.CANCELLED: "magenta",
-    TaskState.EXPIRED: "magenta",
+    "PENDING": "cyan",
+    "READY": "cyan",
+    "ENQUEUED": "blue",
+    "CLAIMED": "blue",
+    "RUNNING": "yellow",
+    "PAUSED": "cyan",
+    "CANCELLING": "magenta",
+    "COMPLETED": "green",
+    "FAILED": "red",
+    "CANCELLED": "magenta",
+    "EXPIRED": "magenta",
+    "SKIPPED": "bright_black",
 }
 
 
@@ -125,9 +131,14 @@ def show_heading(text: str) -> None:
     data_console().print(Text(f"\n{text}", style="bold underline"))
 
 
-def state(value: TaskState) -> Text:
+def state(value: TaskState | WorkflowState | NodeState) -> Text:
     """A state in its colour."""
-    return Text(value.value, style=_STATE_STYLES[value])
+    return Text(value.value, style=state_style(value))
+
+
+def state_style(value: TaskState | WorkflowState | NodeState) -> str:
+    """The colour of a state."""
+    return _STATE_STYLES[value.value]
 
 
 def moment(value: datetime | None) -> str:

@@ -54,6 +54,8 @@ def _facts(task: TaskInfo) -> Iterator[tuple[str, str | Text | None]]:
     yield "id", str(task.id)
     yield "name", task.name
     yield "queue", task.queue
+    yield "workflow", None if task.workflow_id is None else str(task.workflow_id)
+    yield "node", task.node
     yield "state", state(task.state)
     yield (
         "waits because",

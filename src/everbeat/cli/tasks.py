@@ -11,6 +11,7 @@ from everbeat.cli.pauses import add_listing, add_pausing
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.several import Done, for_each
 from everbeat.cli.task_page import show_task, task_document
+from everbeat.cli.typed import typed_as
 from everbeat.client.control import CancelVerdict
 from everbeat.domain.inspection import TaskSummary
 from everbeat.domain.states import TaskState
@@ -42,6 +43,9 @@ def list_tasks(
     ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="TASK", help="Of this task function.")] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="In this queue.")] = None,
+    workflow: Annotated[
+        str | None, typer.Option("--workflow", metavar="ID", help="Of the nodes of this workflow.")
+    ] = None,
     before: Annotated[
         str | None, typer.Option("--before", metavar="ID", help="Older than this one: the next page.")
     ] = None,
@@ -52,8 +56,11 @@ def list_tasks(
     as_json: JsonOption = False,
 ) -> None:
     """List tasks, newest first."""
-    with selected_app(url=url, schema=schema, locator=app) as chosen:
-        found = chosen.list_tasks(state=states or None, name=name, queue=queue, before=before, limit=limit)
+    options = {"workflow_id": "--workflow"}
+    with selected_app(url=url, schema=schema, locator=app) as chosen, typed_as(options):
+        found = chosen.list_tasks(
+            state=states or None, name=name, queue=queue, workflow=workflow, before=before, limit=limit
+        )
     if as_json:
         show_json({"tasks": [task_document(task) for task in found]})
         return

@@ -18,7 +18,7 @@ from everbeat.domain.second_runs import why_again, why_ended
 from everbeat.domain.states import TaskState
 from everbeat.domain.waiting import why_waiting
 from everbeat.errors import TaskNotFound
-from everbeat.store import explanation, inspect
+from everbeat.store import explanation, inspect, workflow_control
 from everbeat.store.inspect import StoredTask
 from everbeat.store.plan import Plan, ask
 
@@ -54,6 +54,8 @@ def explained(task_id: UUID, *, rules: SilenceRules, alive_within_ms: int) -> Pl
         if holding is None:  # it was settled since the first question
             return (yield from explained(task_id, rules=rules, alive_within_ms=alive_within_ms))
         reasons = why_held(task, holding, policy=stored.policy, rules=rules, at=stored.at)
+    ends = {} if task.workflow_id is None else (yield from ask(workflow_control.ends([task.workflow_id])))
+    workflow = None if task.workflow_id is None else ends.get(task.workflow_id)
     return Explanation(
         task_id=task.id,
         name=task.name,
@@ -62,6 +64,9 @@ def explained(task_id: UUID, *, rules: SilenceRules, alive_within_ms: int) -> Pl
         at=stored.at,
         reasons=reasons,
         second_runs=why_again(attempts=attempts, recoveries=recoveries, task=task),
+        workflow_id=task.workflow_id,
+        workflow=None if workflow is None else workflow.name,
+        node=task.node,
     )
 
 

@@ -14,6 +14,7 @@ from msgspec import structs
 from everbeat.client.control import to_task_id
 from everbeat.client.door import Door
 from everbeat.client.twins import awaiting, blocking
+from everbeat.client.workflow_control import to_workflow_id
 from everbeat.domain.checks import remark, whole
 from everbeat.domain.duration import Duration, When, to_milliseconds, to_when
 from everbeat.domain.inspection import (
@@ -54,10 +55,11 @@ class Inspection:
         state: str | Sequence[str] | None = None,
         name: str | None = None,
         queue: str | None = None,
+        workflow: UUID | str | None = None,
         before: UUID | str | None = None,
         limit: int = 100,
     ) -> Plan[list[TaskSummary]]:
-        """Tasks, newest first: of these states, this name, this queue. `before` an id continues a page.
+        """Tasks, newest first: of these states, this name, this queue, the nodes of one workflow. `before` an id continues a page.
 
         app.list_tasks(state="FAILED", queue="mail", limit=20)
         """
@@ -66,6 +68,7 @@ class Inspection:
                 states=None if state is None else _states(state),
                 name=name,
                 queue=queue,
+                workflow=None if workflow is None else to_workflow_id(workflow),
                 before=None if before is None else to_task_id(before),
                 limit=_limit(limit, subject="limit"),
             )

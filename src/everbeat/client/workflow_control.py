@@ -13,6 +13,7 @@ import msgspec
 
 from everbeat.domain.failure import error_from_json
 from everbeat.domain.outcome import TaskError
+from everbeat.domain.settings import refused
 from everbeat.domain.workflow_info import NodeInfo, NodeState, StuckWorkflow, WorkflowInfo, WorkflowState
 from everbeat.errors import UnknownName, WorkflowNotFound, WorkflowNotRetryable
 from everbeat.store import workflow_control as store
@@ -25,6 +26,19 @@ from everbeat.store.workflow_control import EdgeRow, NodeRow, StuckNode, Workflo
 _MOST_STEPS: Final = 20
 """What a command means for nodes and tasks is done here and now, if no worker is faster; no more than this of what others left."""
 _PAGE: Final = 10_000
+
+
+def to_workflow_id(value: object) -> UUID:
+    """A workflow's id, given as UUID or as text; raises ConfigurationError for anything else."""
+    if isinstance(value, UUID):
+        return value
+    if isinstance(value, str):
+        try:
+            return UUID(value)
+        except ValueError:
+            pass
+    rule, fix = "must be a UUID, or its text", "pass handle.id, as start() gave it"
+    raise refused(value, subject="workflow_id", code="WRONG_TYPE", rule=rule, fix=fix)
 
 
 def status(workflow_id: UUID) -> Plan[WorkflowState]:
@@ -107,6 +121,12 @@ def node_task(workflow_id: UUID, name: str) -> Plan[NodeRow]:
         raise UnknownName("node", [name], known=names)
     (row,) = yield from ask(store.nodes(workflow_id, after=found[0] - 1, limit=1))
     return row
+
+
+def stuck(workflow_id: UUID, *, grace_ms: int = GRACE_MS) -> Plan[list[StuckWorkflow]]:
+    """What should have happened in this workflow and has not; nothing is done about it."""
+    found = yield from find_stuck(grace_ms=grace_ms, only=workflow_id)
+    return [_stuck(each) for each in found]
 
 
 def recover_stuck(

@@ -12,26 +12,13 @@ from everbeat.client import workflow_control
 from everbeat.client.control import Control
 from everbeat.client.pausing import Pausing
 from everbeat.client.twins import awaiting, blocking
+from everbeat.client.workflow_control import to_workflow_id
 from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.domain.checks import one_of, whole
-from everbeat.domain.settings import refused
 from everbeat.domain.workflow_info import StuckWorkflow, WorkflowInfo, WorkflowState
 from everbeat.store.plan import Plan
 
 MOST_LISTED = 10_000
-
-
-def to_workflow_id(value: object) -> UUID:
-    """A workflow's id, given as UUID or as text; raises ConfigurationError for anything else."""
-    if isinstance(value, UUID):
-        return value
-    if isinstance(value, str):
-        try:
-            return UUID(value)
-        except ValueError:
-            pass
-    rule, fix = "must be a UUID, or its text", "pass handle.id, as start() gave it"
-    raise refused(value, subject="workflow_id", code="WRONG_TYPE", rule=rule, fix=fix)
 
 
 class WorkflowDesk(Pausing):

@@ -16,6 +16,7 @@ from everbeat.client.control import Control
 from everbeat.client.door import Door
 from everbeat.client.twins import awaiting, blocking
 from everbeat.domain.duration import Duration
+from everbeat.domain.explanation import WorkflowExplanation
 from everbeat.domain.failure import error_from_json
 from everbeat.domain.graph import Hole, fill
 from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, Completed, Failed, TaskError, TaskFailed
@@ -125,6 +126,13 @@ class WorkflowHandle(Generic[R_co]):
         self._seen = None
         return answer
 
+    def _explain(self) -> Plan[WorkflowExplanation]:
+        """Why it has not ended, or how it ended: what is paused or stuck, and what its open nodes wait for; raises WorkflowNotFound.
+
+        handle.explain().reasons[0].text
+        """
+        return self._control.explain_workflow(self.id)
+
     status = blocking(_status)
     astatus = awaiting(_status)
     info = blocking(_info)
@@ -139,6 +147,8 @@ class WorkflowHandle(Generic[R_co]):
     acancel = awaiting(_cancel)
     retry = blocking(_retry)
     aretry = awaiting(_retry)
+    explain = blocking(_explain)
+    aexplain = awaiting(_explain)
 
     @overload
     def result_of(self, node: NodeOf[T], /) -> T: ...

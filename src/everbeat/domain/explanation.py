@@ -17,6 +17,7 @@ import msgspec
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.domain.pauses import Pause
 from everbeat.domain.states import TaskState
+from everbeat.domain.workflow_info import WorkflowState
 
 
 class ReasonCode(StrEnum):
@@ -55,12 +56,18 @@ class ReasonCode(StrEnum):
     RECOVERED = "RECOVERED"
     HANDED_BACK = "HANDED_BACK"
     RETRIED_BY_OPERATOR = "RETRIED_BY_OPERATOR"
+    WORKFLOW_PAUSED = "WORKFLOW_PAUSED"
+    WORKFLOW_CANCELLING = "WORKFLOW_CANCELLING"
+    NOT_ADVANCED = "NOT_ADVANCED"
+    STUCK = "STUCK"
+    WAITS_FOR_NODES = "WAITS_FOR_NODES"
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """One reason: since when, until when if that is known, what stands in the way, and the command that helps.
 
-    `blocked_by` is the id of a task or worker, or the name of what is paused; times are the database's.
+    `blocked_by` is the id of a task, workflow or worker, or the name of what is paused; times are the database's. `node`: of a workflow's
+    reasons, the name of the node it is about.
     """
 
     code: ReasonCode
@@ -69,12 +76,14 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime | None = None
     blocked_by: str | None = None
     command: str | None = None
+    node: str | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps a task from running, what it does or how it ended (`reasons`), and why it ran again (`second_runs`).
 
-    `at` is the database's time of the look; `second_runs` has one reason for each time it was taken up again, oldest first.
+    `at` is the database's time of the look; `second_runs` has one reason for each time it was taken up again, oldest first. Of a
+    workflow's task: the workflow, and the name of the node.
     """
 
     task_id: UUID
@@ -84,6 +93,24 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     reasons: tuple[Reason, ...]
     second_runs: tuple[Reason, ...]
+    workflow_id: UUID | None = None
+    workflow: str | None = None
+    node: str | None = None
+
+
+class WorkflowExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a workflow has not ended, or how it ended: reasons about it as a whole, then about open nodes, the deepest causes first.
+
+    Reasons about nodes have the `node` and, of its task, the code that the task's own explanation has; nodes that are alike share one.
+    `left_out`: how many open nodes are not told of. `at` is the database's time of the look.
+    """
+
+    workflow_id: UUID
+    name: str
+    state: WorkflowState
+    at: datetime
+    reasons: tuple[Reason, ...]
+    left_out: int
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

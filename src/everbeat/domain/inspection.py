@@ -95,6 +95,7 @@ class TaskSummary(msgspec.Struct, frozen=True):
     """One task as a list shows it. All times are the database's; `attempt` counts the attempts that started.
 
     `serial` is the line it waits in, of which one task runs at a time; `suspect`: it may kill its worker, so it runs alone.
+    Of a workflow's task, `workflow_id` and the name of its `node`.
     """
 
     id: UUID
@@ -125,6 +126,8 @@ class TaskSummary(msgspec.Struct, frozen=True):
     progress_at: datetime | None
     serial: str | None
     suspect: bool
+    workflow_id: UUID | None
+    node: str | None
 
     @property
     def claimed(self) -> bool:

@@ -1,4 +1,5 @@
-"""Statements that find out why a task is not running: what a PENDING one waits for, and who holds a CLAIMED or RUNNING one."""
+"""Statements that find out why a task is not running, and a workflow does not move: what a PENDING task waits for, who holds a CLAIMED or
+RUNNING one, who lives to act on what happened."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import msgspec
 from everbeat.domain.explanation import Holding, Waiting
 from everbeat.domain.pauses import Pause
 from everbeat.domain.states import TaskState
+from everbeat.domain.workflow_explanation import Movement
 from everbeat.store.statement import Row, Statement
 
 
@@ -32,6 +34,12 @@ def known_names(*, stale_ms: int) -> Statement[tuple[tuple[str, ...], tuple[str,
         return tasks, tuple(row[1] for row in found if row[0] == "queue")
 
     return Statement("inspect/known_names", {"stale_ms": stale_ms}, read)
+
+
+def movement(workflow_id: UUID, *, stale_ms: int) -> Statement[Movement]:
+    """Whether anybody moves the workflow on. A worker without a beat for `stale_ms` does not live."""
+    parameters = {"id": workflow_id, "stale_ms": stale_ms}
+    return Statement("inspect/movement", parameters, lambda found: Movement(*found[0]))
 
 
 def _waiting(found: Sequence[Row]) -> Waiting | None:

@@ -28,7 +28,8 @@ from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TaskState
 from everbeat.store.statement import Row, Statement
 
-_SUMMARY_COLUMNS = 28
+_SUMMARY_COLUMNS = 30
+_LAST_ID = UUID(int=2**128 - 1)
 
 
 class StoredTask(Struct, frozen=True, kw_only=True):
@@ -66,13 +67,24 @@ def tasks(
     states: Sequence[TaskState] | None = None,
     name: str | None = None,
     queue: str | None = None,
+    workflow: UUID | None = None,
     before: UUID | None = None,
     limit: int,
 ) -> Statement[list[TaskSummary]]:
     """Tasks, newest id first; None takes all, `before` continues a page."""
     chosen = None if states is None else [state.value for state in states]
-    parameters = {"states": chosen, "name": name, "queue": queue, "before": before, "limit": limit}
+    first, last = (UUID(int=0), _LAST_ID) if workflow is None else _ids_in(workflow)
+    parameters = {
+        "states": chosen, "name": name, "queue": queue, "before": before, "limit": limit,
+        "workflow": workflow, "first_id": first, "last_id": last,
+    }  # fmt: skip
     return Statement("inspect/tasks", parameters, lambda found: [_summary(row) for row in found])
+
+
+def _ids_in(workflow: UUID) -> tuple[UUID, UUID]:
+    """Between which ids the tasks of a workflow are: they begin with the same time."""
+    time = workflow.int >> 80 << 80
+    return UUID(int=time), UUID(int=time + 2**80 - 1)
 
 
 def attempts(task_id: UUID) -> Statement[tuple[AttemptInfo, ...]]:

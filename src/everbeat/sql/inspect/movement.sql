@@ -1,0 +1,14 @@
+-- Whether a workflow is moved on: what has happened to it that nobody has acted on yet, the oldest of that, and who lives to do so.
+-- Counts of what has happened stop at 1,001.
+with happened as materialized (
+    select o.at from {schema}.outbox o where o.workflow_id = %(id)s order by o.id limit 1001
+), living as (
+    select w.id
+    from {schema}.workers w
+    join {schema}.supervisors s on s.id = w.supervisor_id
+    where w.ended_at is null and s.ended_at is null and not s.draining
+      and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+)
+select
+    statement_timestamp() as at, (select count(*) from happened) as unmoved, (select min(h.at) from happened h) as unmoved_since,
+    (select count(*) from living) as alive, (select max(s.last_beat_at) from {schema}.supervisors s) as last_beat_at

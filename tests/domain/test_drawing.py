@@ -1,0 +1,137 @@
+"""What is drawn of a workflow: folded maps and twins, and the words on each box."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from everbeat.domain.drawing import Drawn, blockers, folded, named, picture, printable, spoken
+from everbeat.domain.workflow_info import NodeInfo, NodeState
+from tests.domain.drawn_nodes import AT, CHILD, mapped, node
+
+
+def boxes(nodes: list[NodeInfo], *, limit: int = 300) -> dict[str, Drawn]:
+    return {box.key: box for box in folded(nodes, at=AT, limit=limit)}
+
+
+def test_members_of_a_map_are_one_box_that_counts_them() -> None:
+    nodes = [
+        node("load", state="COMPLETED"),
+        *mapped("measure", "load", states={"COMPLETED": 9_812, "RUNNING": 188}),
+        node("sum", "measure"),
+    ]
+    drawn = boxes(nodes)
+    assert list(drawn) == ["load", "measure", "sum"]
+    assert drawn["measure"].label == "measure[0..9999]"
+    assert drawn["measure"].status == "9,812 COMPLETED, 188 RUNNING"
+    assert drawn["measure"].state is NodeState.RUNNING
+    assert drawn["measure"].needs == ("load",)
+    assert drawn["sum"].needs == ("measure",)
+
+
+def test_who_waits_for_one_member_waits_for_the_box() -> None:
+    drawn = boxes([*mapped("measure", states={"RUNNING": 2}), node("look", "measure[1]")])
+    assert drawn["look"].needs == ("measure",)
+    assert drawn["look"].blockers == ("measure (ENQUEUED 12 s)",)
+
+
+def test_a_map_before_and_after_its_members_run() -> None:
+    assert boxes(mapped("m", states={}, state="PENDING"))["m"].label == "m[]"
+    assert boxes(mapped("m", states={"COMPLETED": 1}))["m"].label == "m[0]"
+    about_to_end = boxes(mapped("m", states={"COMPLETED": 3}))["m"]
+    assert (about_to_end.state, about_to_end.status) == (NodeState.ENQUEUED, "3 COMPLETED")
+    failed = boxes(mapped("m", states={"COMPLETED": 3, "FAILED": 1}, state="FAILED"))["m"]
+    assert (failed.state, failed.status) == (NodeState.FAILED, "3 COMPLETED, 1 FAILED")
+
+
+def test_twins_are_folded_only_where_there_are_too_many() -> None:
+    nodes = [
+        node("a", state="COMPLETED"),
+        *(node(f"b{number}", "a", state="RUNNING") for number in range(6)),
+        node("other", "a", task="other"),
+        node("c", *(f"b{number}" for number in range(6))),
+        node("d", "b0"),
+    ]
+    assert len(boxes(nodes, limit=10)) == 10
+    drawn = boxes(nodes, limit=9)
+    assert list(drawn) == ["a", "b0", "b1", "other", "c", "d"], (
+        "d waits for b0 alone, so b0 is no twin of the rest"
+    )
+    assert (drawn["b1"].label, drawn["b1"].status) == ("b1 … b5", "5 RUNNING")
+    assert drawn["c"].needs == ("b0", "b1")
+
+
+def test_what_is_still_too_much_is_left_out_and_said() -> None:
+    chain = [node("n0"), *(node(f"n{number}", f"n{number - 1}") for number in range(1, 9))]
+    drawn = picture(chain, at=AT, limit=5)
+    assert [box.key for box in drawn.boxes] == ["n0", "n1", "n2", "n3", "n4"]
+    assert drawn.left_out == 4
+    backwards = picture([node("last", "n8"), *chain], at=AT, limit=5)
+    assert backwards.boxes[0].needs == (), "no line leads to what is not drawn"
+    assert picture(chain, at=AT).left_out == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "waiting"),
+    [
+        (node("n", state="RUNNING", attempt=2), "RUNNING 12 s, attempt 2", ""),
+        (node("n", state="COMPLETED", ago_s=1.7), "COMPLETED 1.2 s", ""),
+        (node("n", state="FAILED", attempt=3), "FAILED 12 s, attempt 3", ""),
+        (node("n", state="ENQUEUED"), "ENQUEUED", "waits for a worker"),
+        (node("n", state="READY"), "READY", "waits to be enqueued"),
+        (node("n", state="ENQUEUED", kind="workflow"), "ENQUEUED 12 s", ""),
+        (node("n"), "PENDING", ""),
+        (node("n", state="SKIPPED", started_at=None), "SKIPPED", ""),
+    ],
+)
+def test_a_box_says_its_state_since_when_and_what_it_waits_for(
+    given: NodeInfo, status: str, waiting: str
+) -> None:
+    (box,) = boxes([given]).values()
+    assert (box.status, box.waiting) == (status, waiting)
+
+
+def test_a_box_names_what_is_open_among_what_it_needs() -> None:
+    nodes = [
+        node("done", state="COMPLETED"),
+        node("charge", state="RUNNING", attempt=2),
+        *mapped("m", states={"PENDING": 5}),
+        node("ship", "done", "charge", "m[0]", "m[1]"),
+    ]
+    by_name = {each.name: each for each in nodes}
+    found = blockers(by_name["ship"], by_name, at=AT)
+    assert found == ("charge (RUNNING 12 s, attempt 2)", "m (ENQUEUED 12 s)")
+    assert boxes(nodes)["ship"].waiting == f"waits for {found[0]}, {found[1]}"
+    assert blockers(by_name["charge"], by_name, at=AT) == ()
+    assert named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    assert named(["a", "b", "c"]) == "a, b, c"
+
+
+def test_a_workflow_in_a_workflow_names_its_child() -> None:
+    (box,) = boxes([node("ship", state="ENQUEUED", kind="workflow", task_id=CHILD)]).values()
+    assert box.child == f"workflow {CHILD}"
+    (not_yet,) = boxes([node("ship", kind="workflow")]).values()
+    assert not_yet.child is None
+    (task,) = boxes([node("ship", state="RUNNING", task_id=UUID(int=8))]).values()
+    assert task.child is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 ms"), (0.85, "850 ms"), (1.24, "1.2 s"), (12.4, "12 s"), (119, "119 s"), (120, "2.0 min"), (3_600, "60 min"),
+        (7_200, "2.0 h"), (172_800, "2.0 d"),
+    ],
+)  # fmt: skip
+def test_lengths_of_time_are_short(seconds: float, text: str) -> None:
+    assert spoken(seconds) == text
+
+
+def test_a_clock_that_is_behind_gives_no_negative_time() -> None:
+    (box,) = boxes([node("n", state="RUNNING", ago_s=-5)]).values()
+    assert box.status == "RUNNING 0 ms"
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    assert printable("a\x1b[31m\nb") == "a�[31m�b"
