@@ -61,7 +61,6 @@ _OF_KIND: Final[dict[type[EverbeatError], ExitCode]] = {
     UnknownName: ExitCode.NOT_FOUND,
     UnknownTask: ExitCode.NOT_FOUND,
     WaitTimeout: ExitCode.TIMEOUT,
-    WorkflowNotFound: ExitCode.NOT_FOUND,
 }
 
 
