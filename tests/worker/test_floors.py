@@ -9,7 +9,7 @@ import pytest
 
 from everbeat.store.leases import Claimed
 from everbeat.testing.clock import ManualClock
-from everbeat.worker import claimer, floors
+from everbeat.worker import floors, portion
 from everbeat.worker.floors import TRUSTED_S, Floors
 from tests.worker.deeds import gate
 from tests.worker.stand import Stand
@@ -75,8 +75,8 @@ async def test_what_appears_before_the_place_is_found_while_the_worker_is_busy(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand wait behind it, and claims are small."""
-    monkeypatch.setattr(claimer, "FIRST_CLAIM", 5)
-    monkeypatch.setattr(claimer, "MOST_CLAIMED", 5)
+    monkeypatch.setattr(portion, "FIRST_CLAIM", 5)
+    monkeypatch.setattr(portion, "MOST_CLAIMED", 5)
     used: list[int] = []
     now = Floors.now
 

@@ -17,7 +17,8 @@ class Claimed(Struct, frozen=True):
     """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts that began.
 
     `suspect`: it may kill its process, so it runs alone in one. `started_at`: its attempt has begun with the claim.
-    `in_line`: it is one of a serial line.
+    `in_line`: it is one of a serial line. `is_cut`: its claim would have brought more, had that not been too large together;
+    None too for what a repeated claim answers.
     """
 
     id: UUID
@@ -38,6 +39,7 @@ class Claimed(Struct, frozen=True):
     checkpoint: str | None = None
     started_at: datetime | None = None
     in_line: bool = False
+    is_cut: bool | None = None
 
 
 class Lease(Struct, frozen=True):
