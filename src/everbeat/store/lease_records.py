@@ -18,7 +18,7 @@ class Claimed(Struct, frozen=True):
 
     `suspect`: it may kill its process, so it runs alone in one. `started_at`: its attempt has begun with the claim.
     `in_line`: it is one of a serial line. `is_cut`: its claim would have brought more, had that not been too large together;
-    None too for what a repeated claim answers.
+    `looked_s`: how long that claim looked for tasks, where it was long. Both are None for what a repeated claim answers.
     """
 
     id: UUID
@@ -39,6 +39,7 @@ class Claimed(Struct, frozen=True):
     checkpoint: str | None = None
     started_at: datetime | None = None
     in_line: bool = False
+    looked_s: float | None = None
     is_cut: bool | None = None
 
 

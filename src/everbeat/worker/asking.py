@@ -104,11 +104,9 @@ class Asking:
         finally:
             self._is_asking = False
         self.portion.answered(claimed, took_s=self._clock.monotonic() - asked_at)
-        is_cut = bool(claimed and claimed[-1].is_cut)
-        is_full, used = is_cut or len(claimed) >= limit, bool(places)
-        # An outage says nothing about how long a look from the start takes.
-        took_s = self._clock.monotonic() - asked_at if self._session.tries == tries + 1 else 0.0
-        floors.learn(claimed, is_full=is_full, used=used, took_s=took_s)
+        is_cut, looked_s = (claimed[-1].is_cut, claimed[-1].looked_s) if claimed else (None, None)
+        is_full, used = is_cut is True or len(claimed) >= limit, bool(places)
+        floors.learn(claimed, is_full=is_full, used=used, looked_s=looked_s or 0.0)
         # A repeated claim does not say whether it left anything.
         has_more = is_full or used or self._session.tries > tries + 1
         return Batch(claimed, worker_id, has_more=has_more)

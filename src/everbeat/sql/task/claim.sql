@@ -3,6 +3,7 @@
 -- random (a random number of its own took the server a fifth of the claim).
 -- A repeated call (same claim_call) answers what the first one took; an ended worker gets nothing; what is paused is left alone.
 -- Lanes, i.e. distinct (queue, priority), and serial lines are found by skipping through their indexes; the best is emptied first.
+-- How long the look took, if longer than 50 ms, is answered with each: whoever waits for the answer also waits for the network and itself.
 -- Of a lane with a floor only what stands behind it is looked at: what is before it has been claimed, and while a snapshot of somebody
 -- is old its dead entries would be walked through by every claim.
 -- It ends before arguments and checkpoints grow beyond `most_bytes` in all, as they are sent, but for the first task: an answer that takes
@@ -160,10 +161,11 @@ with recursive caller as materialized (
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null
 )
 select taken.*,
+    (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05),
     (select true from light where rows > (select count(*) from numbered))
 from taken
 union all
 select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
     t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null,
-    null
+    null, null
 from {schema}.tasks t join again a on a.id = t.id
