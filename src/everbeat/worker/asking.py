@@ -38,6 +38,11 @@ class Batch(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.claimed)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether all of it begins with the claim."""
+        return not self.claimed or self.claimed[-1].started_at is not None
+
 
 class Asking:
     """`asked` counts the questions, `known` those whose tasks are in the table of leases, or will never be: while it is less, the

@@ -108,7 +108,6 @@ class Claimer:
             if self._lookout.is_time():
                 self.look()
             await self._give_back_broken()
-            await self._start_waiting()
             asked_at = self._clock.monotonic()
             idle = await self._claim_all()
             await self._start_waiting()
@@ -143,7 +142,9 @@ class Claimer:
         """One claim for each lane with room; answers the lanes that have nothing more to claim for now."""
         idle: list[Lane] = []
         for lane in self._lanes:
-            limit = min(lane.wanted, self._asking.portion.rows)
+            while lane.startable and self._may_start():
+                await self._start_waiting()
+            limit = self._room(lane)
             now = self._clock.monotonic()
             if not lane.has_more or limit <= 0 or now < lane.paused_until or not self._may_ask():
                 continue
@@ -165,8 +166,11 @@ class Claimer:
                 idle.append(lane)
         return idle
 
+    def _may_start(self) -> bool:
+        return not self.is_closed and self._rules.may_start()
+
     def _may_ask(self) -> bool:
-        return not self.is_closed and self._rules.may_claim() and self._rules.may_start()
+        return self._may_start() and self._rules.may_claim()
 
     async def _is_worth_it(self, lane: Lane) -> bool:
         """Not to be asked of the claim: it would go through all that waits to find that no suspect does."""
@@ -179,9 +183,11 @@ class Claimer:
         batch = await self._asking.ask(lane, limit)
         taken = len(batch)
         for _ in range(MOST_AHEAD):
-            room = min(lane.wanted - len(batch), self._asking.portion.rows)
+            room = self._room(lane, unbegun=len(batch))
             if len(batch) < limit or room < LEAST_AHEAD or not self._may_ask():
                 break
+            if lane.startable or not batch.has_begun:
+                break  # what another claim starts would overtake what waits
             limit = room
             # In this order: the question is on its way before the code of the batch begins.
             batch = await self._nursery.beside(
@@ -191,6 +197,11 @@ class Claimer:
         self._begin(lane, batch)
         lane.has_more |= batch.has_more
         return taken
+
+    def _room(self, lane: Lane, *, unbegun: int = 0) -> int:
+        """How many the next claim takes: while many can begin, none ahead of a slot, for which they would have to be started later."""
+        spare = lane.spare - unbegun
+        return min(spare if spare >= LEAST_AHEAD else lane.wanted - unbegun, self._asking.portion.rows)
 
     def _begin(self, lane: Lane, batch: Batch) -> None:
         """What the claim has started runs from now on, the rest waits."""
@@ -223,7 +234,7 @@ class Claimer:
         )
 
     async def _start_waiting(self) -> None:
-        if not self._rules.may_start() or self.is_closed:
+        if not self._may_start():
             return
         batch = [attempt for lane in self._lanes for attempt in lane.take()]
         if not batch:
