@@ -24,6 +24,9 @@ Place: TypeAlias = tuple[datetime, UUID]
 """Where a task stands in its lane: by the time it was enqueued, then by its id."""
 NO_FLOORS: Final[Mapping[tuple[str, int], Place]] = MappingProxyType({})
 
+CLAIM_BYTES: Final = 16 * 1024 * 1024
+"""So much of arguments and checkpoints one claim brings at most, unless a single task has more."""
+
 AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
 
 
@@ -59,15 +62,17 @@ def claim(
     policies: bytes | None = None,
     alone: bool = False,
     floors: Mapping[tuple[str, int], Place] = NO_FLOORS,
+    most_bytes: int = CLAIM_BYTES,
 ) -> Statement[list[Claimed]]:
     """Takes up to `limit` due tasks of these names, in order: queue priority, priority, first in first out.
 
     `suspects`: True takes only suspects, False only others, None both. The first `starts` of them begin at once: `policies` (a JSON
     object by name) and `alone` are as for `start`. `floors`: of a (queue, priority) only what stands behind this place.
+    It ends before arguments and checkpoints exceed `most_bytes` together, but for the first task.
     """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
-        "queues": None if queues is None else list(queues),
+        "most_bytes": most_bytes, "queues": None if queues is None else list(queues),
         "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()), "suspects": suspects,
         "starts": starts, "policies": None if policies is None else policies.decode(), "alone": alone,
         "floor_queues": [queue for queue, _ in floors], "floor_priorities": integers([priority for _, priority in floors]),
