@@ -46,12 +46,19 @@ def test_the_figures_are_of_tasks_that_ran_once(database_url: str) -> None:
     assert len(figures) == 9
     assert all(one["value"] > 0 for one in figures.values())
     assert "PostgreSQL" in told["server"]
-    assert f"server: {told['server']}" in done.stderr
     assert "warning: with fewer than 5,000 tasks" in done.stderr
     drain = figures["drain, 1 worker process"]
     assert (drain["target"]["of"], drain["target"]["at_least"]) == ("ratio", 0.55)
     assert drain["target"]["met"] is (drain["ratio"] >= 0.55)
     assert drain["ratio"] == pytest.approx(drain["value"] / figures[drain["beside"]]["value"])
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_people_are_told_which_server_it_is(database_url: str) -> None:
+    done = run("--tasks", "5000", "--not-durable", "--url", database_url, "--only", "plain")
+    assert done.returncode == 0, done.stderr
+    assert "server: PostgreSQL" in done.stderr
+    assert "warning" not in done.stderr
 
 
 @pytest.mark.long

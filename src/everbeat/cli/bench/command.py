@@ -88,12 +88,12 @@ def bench(
     app = program.app
     measured = partial(_samples, program, parts=parts, tasks=tasks, rows=rows, watch_s=watch_s)
     with interruptible(), closing(app), app.door.target.connect("everbeat bench") as connection:
-        server = _tell_server(app, connection)
         durable = _require_durable(connection, app.schema, not_durable=not_durable)
-        _warn_of_few(tasks, parts)
         reserve(connection, app.door.target)
         remove_leftovers(connection, app.door.target)
+        server = _server(app, connection)
         with own_schema(app), installed(others) as queues:
+            _announce(server, tasks=tasks, parts=parts, as_json=as_json)
             runs = [[*measured(connection, queues)] for _ in range(repeats)]
     figures = gathered(runs)
     if as_json:
@@ -154,17 +154,17 @@ def _samples(
         yield from contest_figures(queues, program.app.door.target, jobs=tasks, parts=parts)
 
 
-def _tell_server(app: App, connection: Plain) -> str:
-    """Which server is measured, in words, which go to stderr, too."""
+def _server(app: App, connection: Plain) -> str:
+    """Which server is measured, in words."""
     folder = app.door.address.folder
     row = connection.execute(compose("bench/server", app.schema)).fetchone()
     where = app.door.target.shown if folder is None else f"embedded in {folder}"
-    server = f"PostgreSQL {row[0] if row else '?'}, {where}"
-    say(f"server: {server}")
-    return server
+    return f"PostgreSQL {row[0] if row else '?'}, {where}"
 
 
-def _warn_of_few(tasks: int, parts: Sequence[str]) -> None:
+def _announce(server: str, *, tasks: int, parts: Sequence[str], as_json: bool) -> None:
+    if not as_json:
+        say(f"server: {server}")
     if tasks < FEW_TASKS and {*parts} & {"plain", "send", "drain", "growth"}:
         say(
             f"warning: with fewer than {FEW_TASKS:,} tasks most of a figure is its beginning and its end; it misleads."
