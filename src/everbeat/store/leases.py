@@ -94,18 +94,29 @@ def claim(
     return Statement("task/claim", parameters, read)
 
 
+class Prospect(Struct, frozen=True):
+    """What there is to wait for: `due_in_ms` until the next scheduled task becomes due (negative: it just did; None: there is none), and
+    whether something has `happened` to workflows."""
+
+    due_in_ms: float | None
+    happened: bool
+
+
 def next_due(
     *, names: Sequence[str], queues: Sequence[str] | None, margin_ms: int = 0
-) -> Statement[float | None]:
-    """Milliseconds until the next scheduled task of these names becomes due; negative for one that did within the margin."""
+) -> Statement[Prospect]:
+    """What a worker with nothing to do asks, of tasks of these names; what became due within the margin counts."""
     parameters = {
         "names": list(names),
         "queues": None if queues is None else list(queues),
         "margin_ms": margin_ms,
     }
-    return Statement(
-        "task/next_due", parameters, lambda found: None if found[0][0] is None else float(found[0][0])
-    )
+
+    def read(found: Sequence[Row]) -> Prospect:
+        due_in_ms, happened = found[0]
+        return Prospect(None if due_in_ms is None else float(due_in_ms), happened)
+
+    return Statement("task/next_due", parameters, read)
 
 
 def start(

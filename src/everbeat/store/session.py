@@ -92,7 +92,7 @@ class Session:
 
         Raises DatabaseUnreachable when patience ends, DatabaseError or psycopg.DataError when the server refuses the statement.
         """
-        return await self._repeated(lambda: self._once(statement), patience_s)
+        return await self._repeated(lambda: self._once(statement), patience_s, goes_on)
 
     async def transact(self, body: Callable[[Run], Awaitable[T]], *, patience_s: float | None = None) -> T:
         """Runs the statements of `body` in one transaction, all of it again after a lost reply, as `run` does with one statement.
@@ -101,7 +101,12 @@ class Session:
         """
         return await self._repeated(lambda: self._transacted(body), patience_s)
 
-    async def _repeated(self, once: Callable[[], Awaitable[T]], patience_s: float | None) -> T:
+    async def _repeated(
+        self,
+        once: Callable[[], Awaitable[T]],
+        patience_s: float | None,
+        goes_on: Callable[[float], bool] | None = None,
+    ) -> T:
         give_up_at = None if patience_s is None else monotonic() + patience_s
         pause = min(_FIRST_PAUSE_S, self._longest_pause_s)
         while True:

@@ -305,9 +305,11 @@ class Claimer:
         # What became due while the claim ran was missed by it, and is in the past by now.
         margin_ms = math.ceil((self._clock.monotonic() - asked_at) * 1_000) + 1
         statement = leases.next_due(names=names, queues=self._queues, margin_ms=margin_ms)
-        due_in_ms = await self._session.run(statement)
-        if due_in_ms is not None:
-            self._lookout.expect(due_in_ms)
+        prospect = await self._session.run(statement)
+        if prospect.due_in_ms is not None:
+            self._lookout.expect(prospect.due_in_ms)
+        if prospect.happened:
+            self._rules.on_happened()
 
     def _rest_s(self) -> float:
         now = self._clock.monotonic()

@@ -301,6 +301,7 @@ class Worker:
                 launch=self._launch,
                 not_started=self._conductor.not_started,
                 on_claimed=self._leases.claimed,
+                on_happened=lambda: self._advancer.look(),
             ),
         )
 
