@@ -218,6 +218,9 @@ class Worker:
         self._link.tell(Retiring(reason, tasks, rss_bytes))
         self._departure.retire()
 
+    def _look_at_workflows(self) -> None:
+        self._advancer.look()
+
     def _on_lost(self, attempt: Attempt) -> None:
         self._conductor.lose([attempt], "the database says so")
 
@@ -301,7 +304,7 @@ class Worker:
                 launch=self._launch,
                 not_started=self._conductor.not_started,
                 on_claimed=self._leases.claimed,
-                on_happened=lambda: self._advancer.look(),
+                on_happened=self._look_at_workflows,
             ),
         )
 
