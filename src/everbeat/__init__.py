@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from everbeat.app import App
-    from everbeat.client.context import Context, OutsideTask, TaskStopped
+    from everbeat.client.context import (
+        Context,
+        NamedStep,
+        OutsideTask,
+        OutsideWorker,
+        TaskStopped,
+        TaskSuspended,
+    )
     from everbeat.client.control import CancelResult, CancelVerdict
     from everbeat.client.handle import Handle
     from everbeat.client.task import AsyncTask, Call, SyncTask, Task
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
     )
     from everbeat.domain.outcome import (
         ARGUMENTS_INVALID,
+        EVENT_TIMEOUT,
         RESULT_NOT_AVAILABLE,
         RESULT_UNSERIALISABLE,
         TASK_CANCELLED,
@@ -50,6 +58,7 @@ if TYPE_CHECKING:
         UNHANDLED_EXCEPTION,
         WORKER_CRASHED,
         Completed,
+        EventTimeout,
         Failed,
         TaskError,
         TaskFailed,
@@ -70,6 +79,7 @@ if TYPE_CHECKING:
         PayloadError,
         RegistrationError,
         SendError,
+        SignalRefused,
         TaskNotFound,
         TaskNotRetryable,
         UnknownName,
@@ -82,7 +92,14 @@ __version__ = "0.1.0"
 
 _ROOMS: Final = {
     "everbeat.app": ("App",),
-    "everbeat.client.context": ("Context", "OutsideTask", "TaskStopped"),
+    "everbeat.client.context": (
+        "Context",
+        "NamedStep",
+        "OutsideTask",
+        "OutsideWorker",
+        "TaskStopped",
+        "TaskSuspended",
+    ),
     "everbeat.client.control": ("CancelResult", "CancelVerdict"),
     "everbeat.client.handle": ("Handle",),
     "everbeat.client.task": ("AsyncTask", "Call", "SyncTask", "Task"),
@@ -113,6 +130,7 @@ _ROOMS: Final = {
     ),
     "everbeat.domain.outcome": (
         "ARGUMENTS_INVALID",
+        "EVENT_TIMEOUT",
         "RESULT_NOT_AVAILABLE",
         "RESULT_UNSERIALISABLE",
         "TASK_CANCELLED",
@@ -122,6 +140,7 @@ _ROOMS: Final = {
         "UNHANDLED_EXCEPTION",
         "WORKER_CRASHED",
         "Completed",
+        "EventTimeout",
         "Failed",
         "TaskError",
         "TaskFailed",
@@ -142,6 +161,7 @@ _ROOMS: Final = {
         "PayloadError",
         "RegistrationError",
         "SendError",
+        "SignalRefused",
         "TaskNotFound",
         "TaskNotRetryable",
         "UnknownName",
@@ -167,6 +187,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ARGUMENTS_INVALID",
+    "EVENT_TIMEOUT",
     "RESULT_NOT_AVAILABLE",
     "RESULT_UNSERIALISABLE",
     "TASK_CANCELLED",
@@ -191,6 +212,7 @@ __all__ = [
     "Context",
     "DatabaseError",
     "Default",
+    "EventTimeout",
     "EverbeatError",
     "Explanation",
     "FailWithBackoff",
@@ -198,8 +220,10 @@ __all__ = [
     "Handle",
     "HeartbeatInfo",
     "LeaseLost",
+    "NamedStep",
     "NotPaused",
     "OutsideTask",
+    "OutsideWorker",
     "Pause",
     "PayloadError",
     "Progress",
@@ -214,6 +238,7 @@ __all__ = [
     "Reschedule",
     "RetryPolicy",
     "SendError",
+    "SignalRefused",
     "Skip",
     "SupervisorInfo",
     "SweepResult",
@@ -230,6 +255,7 @@ __all__ = [
     "TaskState",
     "TaskStopped",
     "TaskSummary",
+    "TaskSuspended",
     "UnknownName",
     "UnknownTask",
     "WaitTimeout",

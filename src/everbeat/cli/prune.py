@@ -19,6 +19,8 @@ _KEPT_BY = {
     "tasks": "terminal_record_retention_hours",
     "attempts": "terminal_record_retention_hours",
     "recoveries": "terminal_record_retention_hours",
+    "steps": "terminal_record_retention_hours",
+    "signals": "terminal_record_retention_hours",
     "beats": "heartbeat_retention_hours",
     "worker_states": "worker_state_retention_hours",
     "workers": "worker_state_retention_hours",
@@ -40,7 +42,7 @@ def prune(
     ] = False,
     terminal_records: Annotated[
         int | None,
-        typer.Option(metavar="HOURS", help="Keep ended tasks, with their attempts and recoveries, so long."),
+        typer.Option(metavar="HOURS", help="Keep ended tasks, with all that is stored of them, so long."),
     ] = None,
     worker_states: Annotated[
         int | None, typer.Option(metavar="HOURS", help="Keep snapshots and ended workers so long.")

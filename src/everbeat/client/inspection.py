@@ -55,9 +55,10 @@ class Inspection:
         name: str | None = None,
         queue: str | None = None,
         before: UUID | str | None = None,
+        parent: UUID | str | None = None,
         limit: int = 100,
     ) -> Plan[list[TaskSummary]]:
-        """Tasks, newest first: of these states, this name, this queue. `before` an id continues a page.
+        """Tasks, newest first: of these states, this name, this queue, the children of this `parent`. `before` an id continues a page.
 
         app.list_tasks(state="FAILED", queue="mail", limit=20)
         """
@@ -67,6 +68,7 @@ class Inspection:
                 name=name,
                 queue=queue,
                 before=None if before is None else to_task_id(before),
+                parent=None if parent is None else to_task_id(parent),
                 limit=_limit(limit, subject="limit"),
             )
         )

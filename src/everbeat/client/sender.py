@@ -22,6 +22,7 @@ from everbeat.client.task import Call, Task
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.policy import OnCrash, TaskOptions
+from everbeat.domain.recorded import NewChild
 from everbeat.domain.settings import refused, shown
 from everbeat.errors import PayloadError, SendError, nearest
 from everbeat.runtime.clock import Clock
@@ -103,6 +104,31 @@ class CallSender:
         given = [*calls]
         return await self._arun(self._send_many(given), _one_connection(given, connection), twin="send_many")
 
+    def as_child(self, call: Call[Any], /) -> NewChild:
+        """What a running task sends for a call; raises PayloadError for one that belongs to a transaction."""
+        if call.connection is not None:
+            raise PayloadError(
+                f"The call of {call.name!r} belongs to the transaction of a connection, and a child is sent by the worker.",
+                parameter="call",
+                fix="leave with_options(connection=...) out, or send it as a task of its own: task.send(...).",
+            )
+        task = self._new_task(call)
+        return NewChild(
+            name=task.name,
+            queue=task.queue,
+            priority=task.priority,
+            args=task.args.decode(),
+            key=task.key,
+            policy=None if task.policy is None else task.policy.decode(),
+            flags=None if task.flags is None else task.flags.decode(),
+            good_until=task.good_until,
+            serial=task.serial,
+        )
+
+    def fresh_id(self) -> UUID:
+        """A fresh id, above those before."""
+        return self._ids.next()
+
     def _run(self, plan: Plan[T], connection: object, *, name: str, twin: str) -> T:
         if connection is None:
             return self.door.run(plan, name=name, twin=twin)
@@ -121,7 +147,7 @@ class CallSender:
         for _ in range(_MOST_TRIES):
             sent = yield from ask(insert_task(task, channel=self.door.channel))
             if sent is not None:
-                return self._handle(call, sent.id)
+                return self.handle(call, sent.id)
         raise _key_moves([task])
 
     def _send_many(self, calls: Sequence[Call[R]]) -> Plan[list[Handle[R]]]:
@@ -133,10 +159,11 @@ class CallSender:
             ids = yield from ask(insert_tasks(new, channel=self.door.channel))
             sent = [task_id for task_id in ids if task_id is not None]
             if len(sent) == len(calls):
-                return [self._handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
+                return [self.handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
         raise _key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
 
-    def _handle(self, call: Call[R], task_id: UUID) -> Handle[R]:
+    def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]:
+        """The handle of what was sent for a call."""
         if call.task is None:
             return Handle(task_id, name=call.name, control=self._control)
         decode: Callable[[str], Any] = call.task.definition.codec.decode_result

@@ -29,7 +29,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptInfo(msgspec.Struct, frozen=True):
-    """One ended attempt. `outcome` is COMPLETED, FAILED, CANCELLED, RELEASED (handed back), CRASHED or LOST."""
+    """One ended attempt. `outcome` is COMPLETED, FAILED, CANCELLED, RELEASED (handed back), SUSPENDED, CRASHED or LOST."""
 
     attempt: int
     claim_id: UUID
@@ -95,6 +95,7 @@ class TaskSummary(msgspec.Struct, frozen=True):
     """One task as a list shows it. All times are the database's; `attempt` counts the attempts that started.
 
     `serial` is the line it waits in, of which one task runs at a time; `suspect`: it may kill its worker, so it runs alone.
+    `parent_id`: the task whose code sent it. A suspended task sleeps until `wake_at`, or `waits_for` an event until then.
     """
 
     id: UUID
@@ -125,6 +126,9 @@ class TaskSummary(msgspec.Struct, frozen=True):
     progress_at: datetime | None
     serial: str | None
     suspect: bool
+    parent_id: UUID | None
+    waits_for: str | None
+    wake_at: datetime | None
 
     @property
     def claimed(self) -> bool:

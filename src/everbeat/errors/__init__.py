@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from everbeat.errors.base import EverbeatError as EverbeatError
 from everbeat.errors.operating import NotPaused as NotPaused
+from everbeat.errors.operating import SignalRefused as SignalRefused
 from everbeat.errors.operating import UnknownName as UnknownName
 from everbeat.errors.wording import nearest as nearest
 from everbeat.errors.wording import redact_url as redact_url

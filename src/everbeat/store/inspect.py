@@ -28,7 +28,7 @@ from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TaskState
 from everbeat.store.statement import Row, Statement
 
-_SUMMARY_COLUMNS = 28
+_SUMMARY_COLUMNS = 31
 
 
 class StoredTask(Struct, frozen=True, kw_only=True):
@@ -67,11 +67,14 @@ def tasks(
     name: str | None = None,
     queue: str | None = None,
     before: UUID | None = None,
+    parent: UUID | None = None,
     limit: int,
 ) -> Statement[list[TaskSummary]]:
     """Tasks, newest id first; None takes all, `before` continues a page."""
     chosen = None if states is None else [state.value for state in states]
-    parameters = {"states": chosen, "name": name, "queue": queue, "before": before, "limit": limit}
+    parameters = {
+        "states": chosen, "name": name, "queue": queue, "before": before, "parent": parent, "limit": limit,
+    }  # fmt: skip
     return Statement("inspect/tasks", parameters, lambda found: [_summary(row) for row in found])
 
 
