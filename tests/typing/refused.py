@@ -104,3 +104,28 @@ def operating() -> None:
     Reschedule(3)  # mistake 44: a number is no moment
     app.release_workers([1])  # mistake 45: workers have names
     app.resume_task("render", reason="fixed")  # mistake 46: a resume has no reason
+
+
+def amount(number: int, currency: str = "EUR") -> int:
+    return number + len(currency)
+
+
+async def name(number: int, text: str) -> str:
+    return text * number
+
+
+async def durable(context: Context) -> None:
+    context.step(amount, "x")  # mistake 47: wrong type of an argument
+    context.step(amount)  # mistake 48: missing
+    context.step(amount, 1, curency="EUR")  # mistake 49: misspelt
+    context.named("n").step(amount, "x")  # mistake 50: wrong type under a name
+    await context.astep(name, "x", "y")  # mistake 51: wrong type of an async step
+    text: str = context.step(amount, 1)  # mistake 52: wrong type of the result
+    context.named(1)  # mistake 53: a number is no name
+    context.sleep(None)  # mistake 54: no length of time
+    flag: bool = context.wait_event("decided", type=int)  # mistake 55: wrong type of the value
+    context.send(welcome.send(1))  # mistake 56: a handle is no call
+    context.send(welcome)  # mistake 57: a task is no call
+    app.signal(1, "decided")  # mistake 58: a number is no id
+    app.signal(welcome.send(1))  # mistake 59: an event has a name
+    print(text, flag)
