@@ -24,7 +24,7 @@ Place: TypeAlias = tuple[datetime, UUID]
 """Where a task stands in its lane: by the time it was enqueued, then by its id."""
 NO_FLOORS: Final[Mapping[tuple[str, int], Place]] = MappingProxyType({})
 
-AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
+AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED", "SUSPENDED"]
 
 
 class Started(Struct, frozen=True):
@@ -36,7 +36,9 @@ class Started(Struct, frozen=True):
 
 
 class Settlement(Struct, frozen=True, kw_only=True):
-    """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now."""
+    """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now.
+
+    What is SUSPENDED is due when its row says so: `store.steps` has written it there."""
 
     id: UUID
     claim_id: UUID
