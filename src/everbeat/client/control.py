@@ -76,17 +76,28 @@ class Control:
         self._silence = silence
 
     def cancel(self, task_id: UUID) -> Plan[CancelResult]:
-        """Cancels a task, or asks its worker to; raises TaskNotFound."""
+        """Cancels a task, or asks its worker to, and its children with it; raises TaskNotFound."""
         found = yield from ask(tasks.cancel(task_id, channel=self.door.channel))
         match found:
             case None:
                 raise TaskNotFound(task_id)
             case _, was if was.is_terminal:
+                if (
+                    was is TaskState.CANCELLED
+                ):  # whoever cancelled it may have been cut off before its children
+                    yield from self._cancel_children(task_id)
                 return CancelResult(CancelVerdict.ALREADY_ENDED, was)
             case "REQUESTED", was:
+                yield from self._cancel_children(task_id)
                 return CancelResult(CancelVerdict.REQUESTED, was)
             case _:
+                yield from self._cancel_children(task_id)
                 return CancelResult(CancelVerdict.CANCELLED, TaskState.CANCELLED)
+
+    def _cancel_children(self, task_id: UUID) -> Plan[None]:
+        """Until nothing is left to cancel: what a child has sent meanwhile is found by the next look."""
+        while (yield from ask(tasks.cancel_children(task_id, channel=self.door.channel))):
+            pass
 
     def retry(self, task_id: UUID) -> Plan[None]:
         """Runs an ended task again, now and with fresh budgets; raises TaskNotFound or TaskNotRetryable."""

@@ -17,6 +17,7 @@ from everbeat.client.many import ahandles_of, handles_of
 from everbeat.client.options import SendOptions
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender
+from everbeat.client.signalling import signalled, to_target
 from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
 from everbeat.client.workflow import Workflow, WorkflowDecorator, WorkflowDefinition
@@ -36,7 +37,7 @@ R = TypeVar("R")
 
 
 class Desk(WorkflowDesk):
-    """Sends, cancels, retries; every blocking method has a twin to await, named with a leading `a`."""
+    """Sends, signals, cancels, retries; every blocking method has a twin to await, named with a leading `a`."""
 
     def __init__(
         self, control: Control, *, sender: CallSender, registry: Registry, queue_priorities: Mapping[str, int]
@@ -179,8 +180,20 @@ class Desk(WorkflowDesk):
         return Handle(known, name=task.name, control=self._control, decode=decode)
 
     def _cancel(self, task_id: UUID | str, /) -> Plan[CancelResult]:
-        """Cancels the task at once if it waits, asks its worker if it runs; raises TaskNotFound."""
+        """Cancels the task at once if it waits, asks its worker if it runs, and its children with it; raises TaskNotFound."""
         return self._control.cancel(to_task_id(task_id))
+
+    def _signal(self, target: UUID | str | Handle[Any], name: str, value: object = None, /) -> Plan[None]:
+        """Tells a task, or all tasks of a workflow, of an event: whoever waits for it goes on, and it is kept for who waits later.
+
+        `target` is a handle or an id; `value` is plain JSON of at most 1 MB. Raises SignalRefused for what has ended, TaskNotFound,
+        PayloadError.
+
+        app.signal(handle, "approved", {"by": "ann"})
+        """
+        return signalled(
+            self._control.door, to_target(target), name, value, signal_id=self._sender.ids.next()
+        )
 
     def _retry(self, task_id: UUID | str, /) -> Plan[None]:
         """Runs an ended task again, now and with fresh budgets; raises TaskNotRetryable, TaskNotFound."""
@@ -199,6 +212,8 @@ class Desk(WorkflowDesk):
 
     cancel = blocking(_cancel)
     acancel = awaiting(_cancel)
+    signal = blocking(_signal)
+    asignal = awaiting(_signal)
     retry = blocking(_retry)
     aretry = awaiting(_retry)
     info = blocking(_info)

@@ -24,8 +24,9 @@ from everbeat.domain.duration import milliseconds
 from everbeat.domain.graph import TaskSpec
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.policy import OnCrash, TaskOptions
+from everbeat.domain.recorded import NewChild
 from everbeat.domain.settings import refused
-from everbeat.errors import SendError, nearest
+from everbeat.errors import PayloadError, SendError, nearest
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.joined import arun_joined, run_joined
@@ -112,6 +113,27 @@ class CallSender:
         given = await acalls_of(calls, name="asend_many")
         return await self.arun(self._send_many(given), _one_connection(given, connection), twin="send_many")
 
+    def as_child(self, call: Call[Any], /) -> NewChild:
+        """What a running task sends for a call; raises PayloadError for one that belongs to a transaction."""
+        if call.connection is not None:
+            raise PayloadError(
+                f"The call of {call.name!r} belongs to the transaction of a connection, and a child is sent by the worker.",
+                parameter="call",
+                fix="leave with_options(connection=...) out, or send it as a task of its own: task.send(...).",
+            )
+        task = self._new_task(call)
+        return NewChild(
+            name=task.name,
+            queue=task.queue,
+            priority=task.priority,
+            args=task.args.decode(),
+            key=task.key,
+            policy=None if task.policy is None else task.policy.decode(),
+            flags=None if task.flags is None else task.flags.decode(),
+            good_until=task.good_until,
+            serial=task.serial,
+        )
+
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
         """How a node of a workflow sends this task. Raises ConfigurationError, as a send does."""
         new = self._new_task(Call(name=task.name, payload=b"", settings=task.settings, task=task))
@@ -145,7 +167,7 @@ class CallSender:
         for _ in range(_MOST_TRIES):
             sent = yield from ask(insert_task(task, channel=self.door.channel))
             if sent is not None:
-                return self._handle(call, sent.id)
+                return self.handle(call, sent.id)
         raise _key_moves([task])
 
     def _send_many(self, calls: Sequence[Call[R]]) -> Plan[list[Handle[R]]]:
@@ -157,10 +179,11 @@ class CallSender:
             ids = yield from ask(insert_tasks(new, channel=self.door.channel))
             sent = [task_id for task_id in ids if task_id is not None]
             if len(sent) == len(calls):
-                return [self._handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
+                return [self.handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
         raise _key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
 
-    def _handle(self, call: Call[R], task_id: UUID) -> Handle[R]:
+    def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]:
+        """The handle of what was sent for a call."""
         if call.task is None:
             return Handle(task_id, name=call.name, control=self._control)
         decode: Callable[[str], Any] = call.task.definition.codec.decode_result

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from msgspec import Struct
 
@@ -19,7 +19,8 @@ from everbeat.client.options import SendOptions, SendSettings
 from everbeat.domain.context import Context
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.duration import When, to_when
-from everbeat.errors import ConfigurationError, Problem
+from everbeat.domain.recorded import NewChild
+from everbeat.errors import ConfigurationError, PayloadError, Problem
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,6 +41,23 @@ class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
     connection: object = None
     """Whose transaction it is sent in; None: one of its own."""
 
+    def as_child(self) -> NewChild:
+        """What a running task sends for it, by `Context.send`; raises PayloadError for a call by name, and one with a connection."""
+        return self._known().as_child(self)
+
+    def child_handle(self, task_id: UUID, /) -> Handle[R_co]:
+        """The handle of the child that was sent."""
+        return self._known().handle(self, task_id)
+
+    def _known(self) -> Sender:
+        if self.task is None:
+            raise PayloadError(
+                f"The call of {self.name!r} was made by name, and cannot be sent as a child.",
+                parameter="call",
+                fix="make it with task.call(...).",
+            )
+        return self.task.sender
+
 
 class Sender(Protocol):
     """What the app does with calls; the blocking half refuses to run inside an event loop."""
@@ -53,6 +71,10 @@ class Sender(Protocol):
     async def asend_many(
         self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, *, connection: object = None
     ) -> list[Handle[R]]: ...
+
+    def as_child(self, call: Call[Any], /) -> NewChild: ...
+
+    def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]: ...
 
 
 class Task(Generic[P, R_co]):
@@ -79,6 +101,11 @@ class Task(Generic[P, R_co]):
             f", {name}={value!r}" for name, value in self._options.items() if name != "connection"
         )
         return f"<{type(self).__name__} {self.name!r}{options}>"
+
+    @property
+    def sender(self) -> Sender:
+        """What the app does with calls of it."""
+        return self._sender
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ from everbeat.errors.of_workflows import NodeNotEnded as NodeNotEnded
 from everbeat.errors.of_workflows import WorkflowNotFound as WorkflowNotFound
 from everbeat.errors.of_workflows import WorkflowNotRetryable as WorkflowNotRetryable
 from everbeat.errors.operating import NotPaused as NotPaused
+from everbeat.errors.operating import SignalRefused as SignalRefused
 from everbeat.errors.operating import UnknownName as UnknownName
 from everbeat.errors.wording import nearest as nearest
 from everbeat.errors.wording import redact_url as redact_url

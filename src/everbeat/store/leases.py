@@ -27,7 +27,7 @@ NO_FLOORS: Final[Mapping[tuple[str, int], Place]] = MappingProxyType({})
 CLAIM_BYTES: Final = 16 * 1024 * 1024
 """So much of arguments and checkpoints one claim brings at most, unless a single task has more."""
 
-AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
+AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED", "SUSPENDED"]
 
 
 class Started(Struct, frozen=True):
@@ -39,7 +39,9 @@ class Started(Struct, frozen=True):
 
 
 class Settlement(Struct, frozen=True, kw_only=True):
-    """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now."""
+    """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now.
+
+    What is SUSPENDED is due when its row says so: `store.steps` has written it there."""
 
     id: UUID
     claim_id: UUID

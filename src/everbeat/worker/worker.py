@@ -135,8 +135,7 @@ class Worker:
         self._recycling = Recycling(Limits.of(plan.config), events=events, on_due=self._retire)
         self._reach = Reach(
             plan.target, lambda: self._session_name, table=self._table, recovery=plan.recovery, clock=clock,
-            answers=lambda: self._taking.answers + self._giving.answers,
-        )  # fmt: skip
+            answers=lambda: self._taking.answers + self._giving.answers)  # fmt: skip
         self._loop_watch = make_loop_watch(plan, self._executors, events=events)
         self._reporter = self._make_reporter()
 
