@@ -97,6 +97,53 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
            having count(a.task_id) <> t.attempt - (t.state = 'RUNNING')::integer or coalesce(max(a.attempt), 0) > t.attempt""",
     ),
     (
+        "I21",
+        "node and task agree",
+        """select n.workflow_id, n.name, n.state, t.state from {schema}.nodes n join {schema}.tasks t on t.id = n.task_id
+           where n.kind = 'task' and n.error is null and n.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+             and n.state <> t.state""",
+    ),
+    (
+        "I21",
+        "a node is enqueued at most once per iteration",
+        """select t.workflow_id, t.node, count(*) from {schema}.tasks t
+           join {schema}.nodes n on n.workflow_id = t.workflow_id and n.number = t.node
+           group by t.workflow_id, t.node, n.iteration having count(*) > n.iteration""",
+    ),
+    (
+        "I21",
+        "no node begins before its dependencies",
+        """select n.workflow_id, n.name, e.parent from {schema}.nodes n
+           join {schema}.edges e on e.workflow_id = n.workflow_id and e.child = n.number and not e.joins and e.state <> 'MET'
+           where n.task_id is not null and n.state in ('ENQUEUED', 'COMPLETED', 'FAILED', 'EXPIRED')""",
+    ),
+    (
+        "I22",
+        "a workflow is final exactly when all its nodes are",
+        """select w.id, w.state from {schema}.workflows w
+           where exists (
+               select from {schema}.nodes n where n.workflow_id = w.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
+           ) = (w.state in ('COMPLETED', 'FAILED', 'CANCELLED'))
+             and w.state <> 'PAUSED' and not exists (select from {schema}.outbox o where o.workflow_id = w.id)""",
+    ),
+    (
+        "I25",
+        "what ended stands in the outbox until its node has ended, too",
+        """select n.workflow_id, n.name, t.state from {schema}.nodes n join {schema}.tasks t on t.id = n.task_id
+           where n.kind = 'task' and n.state = 'ENQUEUED' and t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+             and not exists (
+                 select from {schema}.outbox o where o.workflow_id = n.workflow_id and (o.node = n.number or o.node is null)
+             )""",
+    ),
+    (
+        "I25",
+        "the outbox tells of nodes that are there",
+        """select o.id from {schema}.outbox o
+           where o.node >= 0 and not exists (
+               select from {schema}.nodes n where n.workflow_id = o.workflow_id and n.number = o.node
+           )""",
+    ),
+    (
         "I26",
         "no lease of an ended worker",
         """select t.id, t.claimed_by_worker_id from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from everbeat.client.control import CancelResult, CancelVerdict
     from everbeat.client.handle import Handle
     from everbeat.client.task import AsyncTask, Call, SyncTask, Task
+    from everbeat.client.workflow import Workflow, WorkflowDefinition
+    from everbeat.client.workflow_node import Node, Nodes, outcomes, results
     from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
     from everbeat.domain.commit import Completion
     from everbeat.domain.explanation import Explanation, Reason, ReasonCode
@@ -86,6 +88,8 @@ _ROOMS: Final = {
     "everbeat.client.control": ("CancelResult", "CancelVerdict"),
     "everbeat.client.handle": ("Handle",),
     "everbeat.client.task": ("AsyncTask", "Call", "SyncTask", "Task"),
+    "everbeat.client.workflow": ("Workflow", "WorkflowDefinition"),
+    "everbeat.client.workflow_node": ("Node", "Nodes", "outcomes", "results"),
     "everbeat.config": ("QueueConfig", "RecoveryConfig", "WorkerConfig"),
     "everbeat.domain.explanation": ("Explanation", "Reason", "ReasonCode"),
     "everbeat.domain.hooks": (
@@ -198,6 +202,8 @@ __all__ = [
     "Handle",
     "HeartbeatInfo",
     "LeaseLost",
+    "Node",
+    "Nodes",
     "NotPaused",
     "OutsideTask",
     "Pause",
@@ -237,4 +243,8 @@ __all__ = [
     "WorkerError",
     "WorkerInfo",
     "WorkerStateInfo",
+    "Workflow",
+    "WorkflowDefinition",
+    "outcomes",
+    "results",
 ]

@@ -43,6 +43,7 @@ def tasks_left(database_url: str, schema: str) -> int:
 def test_by_the_settings_of_an_app(everbeat: Command, aged: Aged, database_url: str, schema: str) -> None:
     old = {
         "tasks": 50, "attempts": 50, "recoveries": 10, "beats": 30, "worker_states": 40, "workers": 3, "supervisors": 3,
+        "workflows": 0, "nodes": 0, "edges": 0,
     }  # fmt: skip
     counted = everbeat("prune", "--dry-run", "--app", "shop:app", "--json").assert_code(0).document
     assert (counted["dry_run"], counted["total"], rows_of(counted)) == (True, sum(old.values()), old)

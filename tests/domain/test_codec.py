@@ -100,6 +100,14 @@ CARRIED = [
     (Annotated[int, msgspec.Meta(gt=3)], 4),
     (TaskResult[Address], Completed(Address("a"))),
     (TaskResult[Address], Failed(TaskError("DECLINED", "no money", {"need": 3}))),
+    (TaskResult[None], Completed(None)),
+    (TaskResult[Any], Completed({"a": 1})),
+    (TaskResult[int] | None, None),
+    (list[TaskResult[Decimal]], [Completed(Decimal("1.5")), Failed(TaskError("DECLINED"))]),
+    (dict[int, TaskResult[date]], {1: Completed(date(2024, 1, 1))}),
+    (tuple[TaskResult[int], ...], (Completed(1), Failed(TaskError("X")))),
+    (TaskResult[list[TaskResult[int]]], Completed([Completed(1), Failed(TaskError("X"))])),
+    (Annotated[TaskResult[int], "an outcome"], Completed(1)),
 ]
 
 

@@ -37,6 +37,10 @@ class Hands:
     def text(self, name: str) -> bytes:
         return compose(name, self.target.schema)
 
+    def plain(self, text: str) -> bytes:
+        """A question of a test, for this schema."""
+        return sql.SQL(text).format(schema=sql.Identifier(self.target.schema)).as_bytes(None)  # type: ignore[arg-type]
+
     def send(self, name: str = "work", **options: Any) -> UUID:
         task = tasks.NewTask(
             id=uuid4(),

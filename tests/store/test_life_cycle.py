@@ -327,10 +327,12 @@ def test_an_operators_retry_runs_again_with_fresh_budgets(hands: Hands) -> None:
     claimed = hands.running()
     hands.settle(claimed, "FAILED", error=b'{"code": "X"}')
     assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4())) == (
+        None,
         TaskState.FAILED,
         True,
     )
     assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4())) == (
+        None,
         TaskState.PENDING,
         False,
     )

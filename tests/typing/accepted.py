@@ -17,6 +17,8 @@ from everbeat import (
     Failed,
     FailWithBackoff,
     Handle,
+    Node,
+    Nodes,
     Pause,
     RecoveryContext,
     Reschedule,
@@ -28,29 +30,51 @@ from everbeat import (
     Task,
     TaskError,
     TaskState,
+    WorkflowDefinition,
+    results,
 )
+from everbeat import (
+    outcomes as outcomes_of,
+)
+from everbeat.domain.graph import Graph
 from tests.typing.declared import (
+    Order,
     Payment,
     Receipt,
+    alternatives,
     any_first,
     any_first_async,
     app,
+    charge,
     context_async,
     context_only,
     decorated,
     decorated_async,
     dict_first,
+    floating,
+    is_fragile,
+    list_orders,
+    many,
     named_like_options,
     nothing,
     object_first,
     optional_context,
+    pack,
+    parcel,
+    perhaps,
     plain,
     positional_only,
+    read_all,
     render,
     report,
+    ship,
+    silent,
+    sum_all,
+    two,
     variadic,
     variadic_any,
     welcome,
+    wide,
 )
 
 
@@ -108,7 +132,7 @@ def options() -> None:
     )
 
 
-def many() -> None:
+def in_batches() -> None:
     assert_type(welcome.call(1), Call[Receipt])
     assert_type(app.send_many([welcome.call(1), welcome.call(2, "x")]), list[Handle[Receipt]])
     assert_type(welcome.send_many(welcome.call(n) for n in range(3)), list[Handle[Receipt]])
@@ -213,3 +237,67 @@ async def operating_on_a_loop() -> None:
 
 def context_of() -> RecoveryContext:
     raise NotImplementedError
+
+
+def workflows() -> None:
+    wf = app.workflow("order", on_error="fail")
+    paid = wf.add(charge, Order(1))
+    assert_type(paid, Node[Payment])
+    assert_type(paid.result, Payment)
+    assert_type(paid.outcome, Completed[Payment] | Failed)
+    packed = wf.add(pack, paid.result, fragile=True)
+    assert_type(packed, Node[str])
+    assert_type(wf.add(ship, packed.result, after="x"), Node[None])
+    mapped = wf.map(charge, [Order(1)])
+    assert_type(wf.add(ship, packed.result, after="x").after(paid, mapped, join="any"), Node[None])
+    assert_type(wf.add(ship, packed.result, after="x").after(paid, *mapped, join=2), Node[None])
+    assert_type(wf.add(report, paid.outcome), Node[str])
+    assert_type(wf.add(plain, paid.result.amount), Node[int])
+    later = charge.with_options(queue="pay", good_until=datetime.now(UTC))
+    assert_type(wf.add(later, Order(1)), Node[Payment])
+    nodes = [wf.add(charge, Order(i)) for i in range(3)]
+    assert_type(results(nodes), list[Payment])
+    assert_type(outcomes_of(nodes), list[Completed[Payment] | Failed])
+    assert_type(wf.add(sum_all, results(nodes)), Node[int])
+    assert_type(wf.add(sum_all, [each.result for each in nodes]), Node[int])
+    assert_type(wf.add(read_all, outcomes_of(nodes)), Node[int])
+    fragile = wf.add(is_fragile, Order(1))
+    packed.named("pack").allow_failed().when(fragile.result).unless(fragile.result)
+    wf.succeeds_when(packed, mapped)
+    assert_type(wf.graph(packed), Graph)
+    assert_type(wf.graph(), Graph)
+
+
+def maps() -> None:
+    wf = app.workflow("order")
+    mapped = wf.map(charge, [Order(1)])
+    assert_type(mapped, Nodes[Payment])
+    assert_type(mapped[0], Node[Payment])
+    assert_type(mapped.results, list[Payment])
+    assert_type(mapped.outcomes, list[Completed[Payment] | Failed])
+    assert_type(results(mapped), list[Payment])
+    assert_type(mapped.named("all").after(wf.add(nothing)), Nodes[Payment])
+    assert_type(wf.map(charge, wf.add(list_orders).result), Nodes[Payment])
+    assert_type(wf.map(welcome, [1, 2]), Nodes[Receipt])
+    assert_type(wf.map(welcome, (1, 2), locale="de"), Nodes[Receipt])
+    assert_type(wf.map(pack, [Payment(1)], fragile=True), Nodes[str])
+    assert_type(wf.map(two, [1, 2], "shared"), Nodes[str])
+    assert_type(wf.map(two, [1, 2], b=wf.add(pack, Payment(1)).result), Nodes[str])
+    assert_type(wf.map(wide, [[1], [2]]), Nodes[str])
+    assert_type(wf.map(floating, [1, 2]), Nodes[str])
+    assert_type(wf.map(floating, range(3)), Nodes[str])
+    assert_type(wf.map(alternatives, [1, 2]), Nodes[str])
+    assert_type(wf.add(sum_all, mapped.results), Node[int])
+
+
+def definitions() -> None:
+    anything: WorkflowDefinition[..., str] = parcel
+    assert_type(anything.name, str)
+    assert_type(parcel.build(Order(1), label="y"), Graph)
+    assert_type(silent.build(), Graph)
+    wf = app.workflow("orders")
+    assert_type(wf.add(parcel, Order(1)), Node[str])
+    assert_type(wf.add(perhaps, order=Order(1)), Node[Payment])
+    assert_type(wf.add(silent), Node[None])
+    assert_type(wf.add(many, wf.add(list_orders).result), Node[list[Payment]])
+    assert_type(wf.add(many, [Order(1)]).outcome, Completed[list[Payment]] | Failed)

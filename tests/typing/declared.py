@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from everbeat import WORKER_CRASHED, App, Context, RetryPolicy, TaskResult
+from everbeat import WORKER_CRASHED, App, Context, Node, Nodes, RetryPolicy, TaskResult, Workflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -136,3 +136,82 @@ def decorated(n: int) -> int:
 @logged
 async def decorated_async(n: int) -> int:
     return n
+
+
+@dataclass
+class Order:
+    id: int
+
+
+@app.task
+def charge(order: Order) -> Payment:
+    return Payment(order.id)
+
+
+@app.task
+async def pack(context: Context, payment: Payment, fragile: bool = False) -> str:
+    return str(payment.amount)
+
+
+@app.task
+def ship(label: str, after: str) -> None: ...
+
+
+@app.task
+def sum_all(payments: list[Payment]) -> int:
+    return sum(each.amount for each in payments)
+
+
+@app.task
+def read_all(reports: list[TaskResult[Payment]]) -> int:
+    return len(reports)
+
+
+@app.task
+def list_orders() -> list[Order]:
+    return []
+
+
+@app.task
+def two(a: int, b: str) -> str:
+    return b * a
+
+
+@app.task
+def wide(a: Sequence[int]) -> str:
+    return str(a)
+
+
+@app.task
+def floating(a: float) -> str:
+    return str(a)
+
+
+@app.task
+def alternatives(a: int | str | None) -> str:
+    return str(a)
+
+
+@app.task
+def is_fragile(order: Order) -> bool:
+    return order.id > 1
+
+
+@app.define_workflow("parcel", on_error="pause")
+def parcel(wf: Workflow, order: Order, label: str = "x") -> Node[str]:
+    return wf.add(pack, wf.add(charge, order).result)
+
+
+@app.define_workflow("perhaps")
+def perhaps(wf: Workflow, order: Order) -> Node[Payment] | None:
+    return wf.add(charge, order) if order.id else None
+
+
+@app.define_workflow("silent")
+def silent(wf: Workflow) -> None:
+    wf.add(nothing)
+
+
+@app.define_workflow("many")
+def many(wf: Workflow, orders: list[Order]) -> Nodes[Payment]:
+    return wf.map(charge, orders)

@@ -5,16 +5,33 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import uuid4
 
-from everbeat import Completed, Context, Failed, RecoveryContext, Reschedule, RetryPolicy, Skip, Task
+from everbeat import (
+    Completed,
+    Context,
+    Failed,
+    RecoveryContext,
+    Reschedule,
+    RetryPolicy,
+    Skip,
+    Task,
+    Workflow,
+)
 from tests.typing.declared import (
+    Order,
     app,
+    charge,
     context_async,
     context_only,
     nothing,
+    pack,
+    parcel,
     plain,
     positional_only,
     render,
     report,
+    ship,
+    silent,
+    two,
     welcome,
 )
 
@@ -104,3 +121,48 @@ def operating() -> None:
     Reschedule(3)  # mistake 44: a number is no moment
     app.release_workers([1])  # mistake 45: workers have names
     app.resume_task("render", reason="fixed")  # mistake 46: a resume has no reason
+
+
+def workflows() -> None:
+    wf = app.workflow("order")
+    paid = wf.add(charge, Order(1))
+    packed = wf.add(pack, paid.result)
+    wf.add(pack, paid)  # mistake 47: a node instead of its result
+    wf.add(ship, paid.result, "x")  # mistake 48: wrong type of a result
+    wf.add(pack, paid.outcome)  # mistake 49: an outcome where a value is wanted
+    wf.add(report, paid.result)  # mistake 50: a value where an outcome is wanted
+    wf.add(charge)  # mistake 51: missing
+    wf.add(charge, Order(1), queue="x")  # mistake 52: an option is no argument
+    wf.map(charge, [1, 2])  # mistake 53: wrong type of the items
+    wf.map(charge, paid.result)  # mistake 54: one value is no items
+    wf.add(len, [1])  # mistake 55: a function is no task
+    packed.after(charge)  # mistake 56: a task is no node
+    wf.map(two, [1])  # mistake 57: the second argument is missing
+    packed.after(paid, join="some")  # mistake 58: unknown join
+    packed.when(paid.result)  # mistake 59: no bool
+    packed.when(paid)  # mistake 60: a node is no bool
+    packed.named(1)  # mistake 61: a number is no name
+    print(paid.result.amont)  # mistake 62: misspelt
+    app.workflow("order", on_error="skip")  # mistake 63: unknown choice
+    wf.graph(paid.result)  # mistake 64: a result is no node
+    wf.succeeds_when(charge)  # mistake 65: a task is no node
+
+
+def definitions() -> None:
+    wf = app.workflow("order")
+    wf.add(parcel, 1)  # mistake 66: wrong type of an argument of a workflow
+    wf.add(parcel)  # mistake 67: missing argument of a workflow
+    wf.add(silent, 1)  # mistake 68: nothing to give
+    wf.map(parcel, [Order(1)])  # mistake 69: only tasks are mapped
+    parcel.build("x")  # mistake 70: wrong type
+    number: int = wf.add(parcel, Order(1)).result  # mistake 71: wrong type of a workflow's result
+    print(number)
+
+
+@app.define_workflow("wrong")  # mistake 72: a number is no node
+def wrong(wf: Workflow) -> int:
+    return 1
+
+
+@app.define_workflow("lost")  # mistake 73: the workflow comes first
+def lost(order_id: int) -> None: ...

@@ -6,7 +6,8 @@ What lives here: `Desk`, which gives each wish to the part that grants it. What 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar, Unpack, overload
+from types import MappingProxyType
+from typing import Any, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
 from everbeat.client.by_name import call_by_name
@@ -14,22 +15,27 @@ from everbeat.client.control import CancelResult, Control, to_task_id
 from everbeat.client.handle import Handle
 from everbeat.client.many import ahandles_of, handles_of
 from everbeat.client.options import SendOptions
-from everbeat.client.pausing import Pausing
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender
 from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
+from everbeat.client.workflow import Workflow, WorkflowDecorator, WorkflowDefinition
+from everbeat.client.workflow_desk import WorkflowDesk
+from everbeat.client.workflow_sender import WorkflowSender
 from everbeat.domain.duration import Duration, When
 from everbeat.domain.explanation import Explanation
+from everbeat.domain.gathering import StandIn, attempt
+from everbeat.domain.graph import OnError
 from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.outcome import Completed, Failed
 from everbeat.domain.pauses import PauseKind
+from everbeat.errors import RegistrationError
 from everbeat.store.plan import Plan
 
 R = TypeVar("R")
 
 
-class Desk(Pausing):
+class Desk(WorkflowDesk):
     """Sends, cancels, retries; every blocking method has a twin to await, named with a leading `a`."""
 
     def __init__(
@@ -41,6 +47,8 @@ class Desk(Pausing):
         self._control = control
         self._sender = sender
         self._registry = registry
+        self._workflow_sender = WorkflowSender(control, sender=sender)
+        self._workflows: dict[str, WorkflowDefinition[..., Any]] = {}
 
     def _names_here(self, kind: PauseKind) -> Collection[str]:
         return super()._names_here(kind) if kind == "queue" else self._registry
@@ -55,6 +63,47 @@ class Desk(Pausing):
     async def asend_many(self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /) -> list[Handle[R]]:
         """As `send_many`, to await; takes async iterables, too."""
         return await self._sender.asend_many(calls)
+
+    def workflow(self, name: str, *, on_error: OnError = "fail") -> Workflow:
+        """A workflow to add nodes to. Raises ConfigurationError.
+
+        `on_error`: "fail" lets what does not depend on a failed node finish and then fails, "pause" stops at once, "continue" passes over failures.
+
+        wf = app.workflow("order")
+        wf.add(pack, wf.add(charge, order).result)
+        """
+        return Workflow(name, on_error=on_error, backend=self._workflow_sender)
+
+    def define_workflow(self, name: str, *, on_error: OnError = "fail") -> WorkflowDecorator:
+        """The decorator of a function that adds the nodes of a workflow; one of a name. Raises RegistrationError, ConfigurationError.
+
+        @app.define_workflow("order")
+        def order(wf: Workflow, order_id: int) -> Node[str]:
+            return wf.add(pack, wf.add(charge, order_id).result)
+        """
+
+        def define(function: Callable[..., Any], /) -> object:
+            return attempt(lambda: self._define(function, name, on_error), otherwise=StandIn())
+
+        return cast(WorkflowDecorator, define)
+
+    @property
+    def workflows(self) -> Mapping[str, WorkflowDefinition[..., Any]]:
+        """The defined workflows by name."""
+        return MappingProxyType(self._workflows)
+
+    def _define(
+        self, function: Callable[..., Any], name: str, on_error: OnError
+    ) -> WorkflowDefinition[..., Any]:
+        definition = WorkflowDefinition[..., Any](
+            function, name=name, on_error=on_error, backend=self._workflow_sender
+        )
+        other = self._workflows.get(definition.name)
+        if other is not None:
+            reason = f"Workflow {name!r} is already defined, by {other.where}."
+            raise RegistrationError(reason, fix="give one of them another name.", where=definition.where)
+        self._workflows[definition.name] = definition
+        return definition
 
     def outcomes(
         self, handles: Iterable[Handle[R]], /, *, timeout: Duration | None = None

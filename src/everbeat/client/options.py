@@ -34,7 +34,8 @@ class SendOptions(TypedDict, total=False):
     """The task is sent inside the transaction of this connection, which must not be None; see docs/tasks.md."""
 
 
-def _key(value: object, /, *, subject: str) -> str:
+def key_of(value: object, /, *, subject: str) -> str:
+    """A key; raises ConfigurationError for what cannot be one."""
     rule = f"must be a text of 1 to {_LONGEST_KEY_BYTES} bytes without NUL and lone surrogates"
     if isinstance(value, str) and "\x00" not in value:
         encoded = value.encode("utf-8", errors="replace")
@@ -47,7 +48,7 @@ def _serial(value: object, /, *, subject: str) -> str | bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _key(value, subject=subject)
+        return key_of(value, subject=subject)
     rule = 'must be a key such as "customer-42", True for the task function\'s own line, or False for none'
     raise refused(value, subject=subject, code="WRONG_SERIAL", rule=rule, fix='use serial="customer-42"')
 
@@ -64,7 +65,7 @@ class SendSettings(Settings):
 
     queue: str = field(default="default", metadata=by(queue_name))
     priority: int = field(default=0, metadata=by(whole(LOWEST_PRIORITY, HIGHEST_PRIORITY)))
-    key: str | None = field(default=None, metadata=by(optional(_key, none="sets no key")))
+    key: str | None = field(default=None, metadata=by(optional(key_of, none="sets no key")))
     good_until: datetime | None = field(default=None, metadata=by(optional(to_utc, none="sets no deadline")))
     timeout: Duration | None = field(
         default=None, metadata=by(optional(span(0.1, LONGEST_TIMEOUT_S), none="sets no limit"))

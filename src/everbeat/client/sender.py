@@ -21,6 +21,7 @@ from everbeat.client.handle import Handle
 from everbeat.client.many import acalls_of, calls_of
 from everbeat.client.task import Call, Task
 from everbeat.domain.duration import milliseconds
+from everbeat.domain.graph import TaskSpec
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.policy import OnCrash, TaskOptions
 from everbeat.domain.settings import refused
@@ -81,39 +82,59 @@ class CallSender:
         )
 
     @property
+    def ids(self) -> TaskIds:
+        """Where ids come from."""
+        return self._ids
+
+    @property
     def door(self) -> Door:
         """The way to the database."""
         return self._control.door
 
     def send(self, call: Call[R], /) -> Handle[R]:
         """Stores one task. Raises BlockingCallInLoop, ConfigurationError, a DatabaseError."""
-        return self._run(self._send(call), call.connection, name="send", twin="asend")
+        return self.run(self._send(call), call.connection, name="send", twin="asend")
 
     async def asend(self, call: Call[R], /) -> Handle[R]:
         """The twin of `send`."""
-        return await self._arun(self._send(call), call.connection, twin="send")
+        return await self.arun(self._send(call), call.connection, twin="send")
 
     def send_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]:
         """Stores many tasks in one statement: all of them, or none."""
         given = calls_of(calls, name="send_many")
         joined = _one_connection(given, connection)
-        return self._run(self._send_many(given), joined, name="send_many", twin="asend_many")
+        return self.run(self._send_many(given), joined, name="send_many", twin="asend_many")
 
     async def asend_many(
         self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, *, connection: object = None
     ) -> list[Handle[R]]:
         """The twin of `send_many`."""
         given = await acalls_of(calls, name="asend_many")
-        return await self._arun(self._send_many(given), _one_connection(given, connection), twin="send_many")
+        return await self.arun(self._send_many(given), _one_connection(given, connection), twin="send_many")
 
-    def _run(self, plan: Plan[T], connection: object, *, name: str, twin: str) -> T:
+    def spec(self, task: Task[..., Any], /) -> TaskSpec:
+        """How a node of a workflow sends this task. Raises ConfigurationError, as a send does."""
+        new = self._new_task(Call(name=task.name, payload=b"", settings=task.settings, task=task))
+        return TaskSpec(
+            name=new.name,
+            queue=new.queue,
+            priority=new.priority,
+            policy=None if new.policy is None else new.policy.decode(),
+            flags=None if new.flags is None else new.flags.decode(),
+            good_until=None if new.good_until is None else new.good_until.isoformat(),
+            serial=new.serial,
+        )
+
+    def run(self, plan: Plan[T], connection: object, *, name: str, twin: str) -> T:
+        """A plan in this thread, in a transaction of `connection` if there is one; raises BlockingCallInLoop."""
         if connection is None:
             return self.door.run(plan, name=name, twin=twin)
         refuse_in_loop(name, twin=twin)
         schema = self.door.address.schema
         return perform(plan, lambda step: run_joined(connection, step, schema=schema, twin=twin))
 
-    async def _arun(self, plan: Plan[T], connection: object, *, twin: str) -> T:
+    async def arun(self, plan: Plan[T], connection: object, *, twin: str) -> T:
+        """The twin of `run`."""
         if connection is None:
             return await self.door.arun(plan)
         schema = self.door.address.schema

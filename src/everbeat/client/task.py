@@ -85,6 +85,11 @@ class Task(Generic[P, R_co]):
         """The name that is stored with every task, by which workers find the function."""
         return self.definition.name
 
+    @property
+    def connection(self) -> object:
+        """Whose transaction its sends are part of; None: one of their own."""
+        return self._connection
+
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         """Stores one task to run now; raises PayloadError for arguments that do not fit.
 

@@ -13,6 +13,7 @@ from typing import Any, Final, final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from everbeat.domain.outcome_json import carried
 from everbeat.domain.signature import TaskSignature
 
 _POSITIONAL_ONLY: Final = inspect.Parameter.POSITIONAL_ONLY
@@ -120,7 +121,7 @@ def _struct(signature: TaskSignature, *, name: str, keywords_only: bool) -> type
     positional: list[Any] = []
     named: list[Any] = []
     for each in signature.parameters:
-        annotation = signature.annotations[each.name]
+        annotation = carried(signature.annotations[each.name])
         required = each.default is each.empty and each.kind not in (_REST, _NAMED_REST)
         fields = named if keywords_only or each.kind is _KEYWORD_ONLY else positional
         fields.append((each.name, annotation) if required else (each.name, annotation | UnsetType, UNSET))

@@ -24,9 +24,10 @@ import msgspec
 
 from everbeat.domain.binding import Binding
 from everbeat.domain.fidelity import Misfit
+from everbeat.domain.outcome_json import carried, received, sent
 from everbeat.domain.settings import shown
-from everbeat.domain.signature import read_signature
-from everbeat.domain.typed_json import TypedJson, encode_untyped
+from everbeat.domain.signature import TaskSignature, read_signature
+from everbeat.domain.typed_json import TypedJson, encode_untyped, typed_json
 from everbeat.errors import PayloadError, nearest
 
 _UNKNOWN_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -44,47 +45,87 @@ class CallCodec:
     __slots__ = (
         "_arguments",
         "_binding",
+        "_name",
+        "_outcomes",
         "_result",
-        "_task_name",
+        "_results_in_outcomes",
+        "annotations",
+        "owner",
         "parameters",
+        "returns",
         "signature",
         "takes_context",
+        "usage",
     )
 
-    def __init__(self, function: Callable[..., Any], /, *, task_name: str) -> None:
-        read = read_signature(function, task_name=task_name)
+    def __init__(self, read: TaskSignature, /, *, owner: str, name: str) -> None:
         self.takes_context = read.takes_context
+        self.annotations = read.annotations
+        self.returns = read.returns
         self.parameters = tuple(read.annotations)
-        self._task_name = task_name
+        self.owner = owner
         self.signature = str(read.bindable)
+        self._name = name
         self._binding = Binding(read, name="Arguments")
         self._arguments = TypedJson(self._binding.struct)
-        self._result = TypedJson(read.returns)
+        self._result = TypedJson(carried(read.returns))
+        self._outcomes = [
+            name for name, annotation in read.annotations.items() if carried(annotation) is not annotation
+        ]
+        self._results_in_outcomes = carried(read.returns) is not read.returns
+        self.usage = f"call it as {name}{self.signature}"
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], /, *, task_name: str) -> CallCodec:
         """The codec of a function; raises RegistrationError that says what cannot be sent, and where it is
         written.
         """
-        return cls(function, task_name=task_name)
+        read = read_signature(function, owner=f"Task {task_name!r}")
+        return cls(read, owner=f"task {task_name!r}", name=task_name)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """The arguments as one JSON object by parameter name; raises PayloadError naming the wrong one."""
+        return self.encode_bound(self.bind(args, kwargs))
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> msgspec.Struct:
+        """The arguments as a struct of the parameters, their values unseen; raises PayloadError for a call that cannot be."""
         try:
-            bound = self._binding.bind(*args, **kwargs)
+            return self._binding.bind(*args, **kwargs)
         except TypeError:
             raise self._unbindable(args, kwargs) from None
+
+    def encode_bound(self, bound: msgspec.Struct) -> bytes:
+        """Bound arguments as one JSON object; raises PayloadError naming the wrong one."""
+        for name in self._outcomes:
+            setattr(bound, name, sent(getattr(bound, name)))
         try:
             return self._arguments.encode(bound)
         except Misfit as misfit:
-            raise self._unsendable(bound, misfit) from None
+            guilty = getattr(bound, _first_name(misfit.path), None)
+            raise self._unsendable(guilty, misfit) from None
+
+    def encode_part(self, value: Any, annotation: Any, place: str) -> bytes:
+        """An argument, or a part of one, alone; `place` begins with the name of its parameter. Raises PayloadError."""
+        single = typed_json(carried(annotation))
+        try:
+            return single.encode(sent(value) if carried(annotation) is not annotation else value)
+        except Misfit as misfit:
+            joint = "" if not misfit.path or misfit.path.startswith(("[", ".")) else "."
+            misfit.path = f"{place}{joint}{misfit.path}"
+            raise self._unsendable(value, misfit) from None
+
+    def call(self, bound: msgspec.Struct) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Bound arguments to pass to the function; raises TypeError if further keywords repeat a parameter."""
+        for name in self._outcomes:
+            setattr(bound, name, received(getattr(bound, name)))
+        return self._binding.call(bound)
 
     def decode(self, data: bytes | str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments for the function; raises PayloadError if they do not fit it (any
         more).
         """
         try:
-            return self._binding.call(self._arguments.decode(data))
+            return self.call(self._arguments.decode(data))
         except (Misfit, TypeError) as error:
             raise self._unreadable(error) from None
 
@@ -93,21 +134,20 @@ class CallCodec:
         it.
         """
         try:
-            return self._result.encode(value)
+            return self._result.encode(sent(value) if self._results_in_outcomes else value)
         except Misfit as misfit:
             place = f" at {misfit.path.lstrip('.')}" if misfit.path else ""
-            message = f"The result of task {self._task_name!r}{place} {_predicate(misfit)}."
+            message = f"The result of {self.owner}{place} {_predicate(misfit)}."
             fix = misfit.fix or "return what the function's annotation says"
             raise PayloadError(message, parameter="return", fix=f"{fix}.") from None
 
     def decode_result(self, data: bytes | str) -> Any:
         """The value that the function returned; raises PayloadError if its annotation no longer fits."""
         try:
-            return self._result.decode(data)
+            value = self._result.decode(data)
+            return received(value) if self._results_in_outcomes else value
         except Misfit as misfit:
-            message = (
-                f"The stored result of task {self._task_name!r} does not fit its annotation: {misfit.reason}."
-            )
+            message = f"The stored result of {self.owner} does not fit its annotation: {misfit.reason}."
             fix = "read it with the code that wrote it, or keep the annotation compatible."
             raise PayloadError(message, parameter="return", fix=fix) from None
 
@@ -117,18 +157,18 @@ class CallCodec:
         parameter = named[1] if named else None
         unknown = _UNKNOWN_KEYWORD.search(mistake)
         guess = nearest(unknown[1], self.parameters) if unknown else None
-        fix = f"did you mean {guess!r}?" if guess else f"call it as {self._task_name}{self.signature}."
-        message = f"Task {self._task_name!r} cannot be called like this: {mistake}."
+        fix = f"did you mean {guess!r}?" if guess else f"{self.usage}."
+        message = f"{_capital(self.owner)} cannot be called like this: {mistake}."
         return PayloadError(message, parameter=parameter, fix=fix)
 
-    def _unsendable(self, bound: msgspec.Struct, misfit: Misfit) -> PayloadError:
+    def _unsendable(self, guilty: object, misfit: Misfit) -> PayloadError:
         path = misfit.path.lstrip(".")
-        parameter = re.match(r"\w*", path)[0]  # type: ignore[index]
-        value = f" = {shown(getattr(bound, parameter))}" if parameter else ""
+        parameter = _first_name(path)
+        value = f" = {shown(guilty)}" if parameter else ""
         place = f" (at {path})" if path != parameter else ""
         subject = f"Argument {parameter!r}{value}" if parameter else "The arguments"
-        message = f"{subject} of task {self._task_name!r} {_predicate(misfit)}{place}."
-        fix = misfit.fix or f"call it as {self._task_name}{self.signature}"
+        message = f"{subject} of {self.owner} {_predicate(misfit)}{place}."
+        fix = misfit.fix or self.usage
         return PayloadError(message, parameter=parameter or None, fix=f"{fix}.")
 
     def _unreadable(self, error: Misfit | TypeError) -> PayloadError:
@@ -136,10 +176,8 @@ class CallCodec:
         reason, path = (error.reason, error.path) if isinstance(error, Misfit) else (str(error), "")
         named = re.match(r"(\w+)", path) or _REPEATED.match(reason) or _FIELD.search(reason)
         place = f" (at {path})" if path else ""
-        message = (
-            f"The stored arguments of task {self._task_name!r} do not fit its signature: {reason}{place}."
-        )
-        fix = f"keep the signature compatible while tasks wait; it is now {self._task_name}{self.signature}."
+        message = f"The stored arguments of {self.owner} do not fit its signature: {reason}{place}."
+        fix = f"keep the signature compatible while tasks wait; it is now {self._name}{self.signature}."
         return PayloadError(message, parameter=named[1] if named else None, fix=fix)
 
 
@@ -161,6 +199,14 @@ def encode_any(arguments: Mapping[str, Any], /, *, task_name: str) -> bytes:
         fix = f"{misfit.fix}." if misfit.fix else None
         message = f"{subject} of task {task_name!r} {_predicate(misfit)}{place}."
         raise PayloadError(message, parameter=name, fix=fix) from None
+
+
+def _first_name(path: str) -> str:
+    return re.match(r"\w*", path.lstrip("."))[0]  # type: ignore[index]
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _predicate(misfit: Misfit) -> str:

@@ -65,11 +65,11 @@ def error_to_json(error: TaskError) -> bytes:
 
 
 class _StoredError(msgspec.Struct):
-    code: str
-    message: str = ""
+    code: str | None = None
+    message: str | None = None
     data: Any = None
-    type: str = ""
-    traceback: str = ""
+    type: str | None = None
+    traceback: str | None = None
 
 
 _stored_error = msgspec.json.Decoder(_StoredError)
@@ -77,14 +77,22 @@ _stored_error = msgspec.json.Decoder(_StoredError)
 
 def error_from_json(data: bytes | str) -> TaskError:
     """The error that was stored; what cannot be read becomes a RESULT_NOT_AVAILABLE error that shows its
-    start.
+    start. A member that is missing or null is empty.
     """
     try:
         stored = _stored_error.decode(data)
+        if stored.code is None and not stored.message:
+            raise msgspec.ValidationError("Object has neither `code` nor `message`")
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as problem:
         shown = safe_text(data[:400], limit=400, render=repr)
         return TaskError(RESULT_NOT_AVAILABLE, f"The stored error cannot be read ({problem}): {shown}")
-    return TaskError(stored.code, stored.message, stored.data, type=stored.type, traceback=stored.traceback)
+    return TaskError(
+        stored.code or RESULT_NOT_AVAILABLE,
+        stored.message or "",
+        stored.data,
+        type=stored.type or "",
+        traceback=stored.traceback or "",
+    )
 
 
 def _mapped_code(exception: BaseException, codes: Mapping[type[BaseException], str]) -> str:

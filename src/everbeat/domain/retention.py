@@ -19,6 +19,9 @@ class PruneResult(Struct, frozen=True):
     worker_states: int = 0
     workers: int = 0
     supervisors: int = 0
+    workflows: int = 0
+    nodes: int = 0
+    edges: int = 0
 
     def by_table(self) -> dict[str, int]:
         """The numbers by the names of their tables."""

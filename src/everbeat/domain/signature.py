@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from everbeat.domain.codable import refusal
 from everbeat.domain.context import Context
+from everbeat.domain.outcome_json import carried
 from everbeat.errors import RegistrationError
 
 
@@ -51,46 +52,50 @@ def location_of(function: Callable[..., Any]) -> str | None:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
 
 
-def read_signature(function: Callable[..., Any], *, task_name: str) -> TaskSignature:
+def read_signature(
+    function: Callable[..., Any], *, owner: str, leading: type = Context, sends_result: bool = True
+) -> TaskSignature:
     """The signature of a task function; raises RegistrationError that names every parameter that cannot be
     sent.
+
+    `owner` is what messages call it; `leading`: of what class the first parameter may be, which is not sent.
     """
     where = location_of(function)
     if not inspect.isroutine(function):
-        reason = f"Task {task_name!r} must be a function, not a {type(function).__name__}."
+        reason = f"{owner} must be a function, not a {type(function).__name__}."
         raise RegistrationError(reason, fix="write `def` or `async def` around it.", where=where)
     unwrapped = inspect.unwrap(function)
     if inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(unwrapped):
-        reason = f"Task {task_name!r} is a generator function, whose result is no value."
+        reason = f"{owner} is a generator function, whose result is no value."
         raise RegistrationError(reason, fix="return a list, or send one task for each item.", where=where)
     try:
         signature = inspect.signature(function)
     except ValueError:
-        reason = f"Task {task_name!r} has no signature that Python can read."
+        reason = f"{owner} has no signature that Python can read."
         raise RegistrationError(reason, fix="write `def` or `async def` around it.", where=where) from None
-    hints = _hints(function, signature, task_name=task_name, where=where)
+    hints = _hints(function, signature, owner=owner, where=where)
     parameters = [
         each.replace(annotation=hints.get(each.name, each.empty)) for each in signature.parameters.values()
     ]
     if parameters and _is_bound_later(parameters[0], function):
-        reason = f"Task {task_name!r} is a method, and a worker has no object to call it on."
+        reason = f"{owner} is a method, and a worker has no object to call it on."
         fix = "write a function at the top level of the module, or make it a @staticmethod."
         raise RegistrationError(reason, fix=fix, where=where)
-    takes_context = bool(parameters) and _is_context_first(parameters[0], hints)
+    takes_context = bool(parameters) and _is_first(parameters[0], hints, leading)
     if takes_context:
         parameters = parameters[1:]
     read = TaskSignature(
         bindable=signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty),
         annotations={each.name: _annotation(each, hints.get(each.name, Any)) for each in parameters},
-        returns=_returned(hints.get("return", Any)),
+        returns=_returned(hints.get("return", Any)) if sends_result else None,
         takes_context=takes_context,
     )
-    _require_codable(read, task_name=task_name, where=where)
+    _require_codable(read, owner=owner, where=where)
     return read
 
 
 def _hints(
-    function: Callable[..., Any], signature: inspect.Signature, *, task_name: str, where: str | None
+    function: Callable[..., Any], signature: inspect.Signature, *, owner: str, where: str | None
 ) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
@@ -103,7 +108,7 @@ def _hints(
         else:
             reason = f"{subject} has an annotation that cannot be read: {type(error).__name__}: {error}."
             fix = "mend the annotation."
-        message = f"Task {task_name!r}: {reason}"
+        message = f"{owner}: {reason}"
         raise RegistrationError(message, fix=fix, where=where) from None
 
 
@@ -123,17 +128,17 @@ def _is_bound_later(first: inspect.Parameter, function: Callable[..., Any]) -> b
     return in_class and first.name in ("self", "cls") and first.annotation is first.empty
 
 
-def _is_context_first(first: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+def _is_first(first: inspect.Parameter, hints: Mapping[str, Any], leading: type) -> bool:
     positional = first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
-    return positional and _means_context(hints.get(first.name))
+    return positional and _means(leading, hints.get(first.name))
 
 
-def _means_context(annotation: Any) -> bool:
+def _means(leading: type, annotation: Any) -> bool:
     if typing.get_origin(annotation) is typing.Annotated:
-        return _means_context(typing.get_args(annotation)[0])
+        return _means(leading, typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return any(_means_context(each) for each in typing.get_args(annotation))
-    return annotation is Context
+        return any(_means(leading, each) for each in typing.get_args(annotation))
+    return annotation is leading
 
 
 def _annotation(parameter: inspect.Parameter, hint: Any) -> Any:
@@ -156,27 +161,27 @@ def _returned(hint: Any) -> Any:
     return hint
 
 
-def _require_codable(read: TaskSignature, *, task_name: str, where: str | None) -> None:
+def _require_codable(read: TaskSignature, *, owner: str, where: str | None) -> None:
     found = [
         (f"parameter {name!r}", refused)
         for name, annotation in read.annotations.items()
         if (refused := _refusal(name, annotation)) is not None
     ]
-    returned = refusal(read.returns)
+    returned = refusal(carried(read.returns))
     if returned is not None:
         found.append(("its result", (returned.reason, returned.fix)))
     if found:
         reasons = "; ".join(f"{subject}: {reason}" for subject, (reason, _) in found)
-        message = f"Task {task_name!r} cannot be sent: {reasons}."
+        message = f"{owner} cannot be sent: {reasons}."
         raise RegistrationError(message, fix=f"{_unique(fix for _, (_, fix) in found)}.", where=where)
 
 
 def _refusal(name: str, annotation: Any) -> tuple[str, str] | None:
     if name.startswith("__"):
         return "its name starts with two underscores, which Python mangles", "rename it"
-    if _means_context(annotation):
+    if _means(Context, annotation):
         return "Context is only passed as the first positional parameter", "make it the first parameter"
-    found = refusal(annotation)
+    found = refusal(carried(annotation))
     return None if found is None else (found.reason, found.fix)
 
 

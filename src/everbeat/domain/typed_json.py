@@ -7,6 +7,7 @@ signatures (`signature`), names of tasks.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -52,6 +53,19 @@ class TypedJson:
             return self._read(data)
         except Exception as error:  # noqa: BLE001 - __post_init__ and validators are user code and fail in any way
             raise _unreadable(error) from None
+
+
+def typed_json(annotation: Any) -> TypedJson:
+    """The JSON of an annotation, made once for those that are asked for often."""
+    try:
+        return _typed_json(annotation)
+    except TypeError:  # unhashable
+        return TypedJson(annotation)
+
+
+@lru_cache(maxsize=256)
+def _typed_json(annotation: Any) -> TypedJson:
+    return TypedJson(annotation)
 
 
 def encode_untyped(value: Any) -> bytes:

@@ -10,8 +10,13 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from everbeat.errors.base import EverbeatError as EverbeatError
+from everbeat.errors.building import NoSuchPart as NoSuchPart
+from everbeat.errors.building import PlaceholderUsed as PlaceholderUsed
 from everbeat.errors.configuration import ConfigurationError as ConfigurationError
 from everbeat.errors.configuration import Problem as Problem
+from everbeat.errors.of_workflows import NodeNotEnded as NodeNotEnded
+from everbeat.errors.of_workflows import WorkflowNotFound as WorkflowNotFound
+from everbeat.errors.of_workflows import WorkflowNotRetryable as WorkflowNotRetryable
 from everbeat.errors.operating import NotPaused as NotPaused
 from everbeat.errors.operating import UnknownName as UnknownName
 from everbeat.errors.wording import nearest as nearest
@@ -87,11 +92,14 @@ class TaskNotRetryable(EverbeatError):
 
     code = "TASK_NOT_RETRYABLE"
 
-    def __init__(self, task_id: UUID | str, *, state: str) -> None:
-        super().__init__(
-            f"Task {task_id} is {state}; only FAILED, CANCELLED and EXPIRED tasks can be retried.",
-            fix="send it anew." if state == "COMPLETED" else "wait until it ends, or cancel it first.",
-        )
+    def __init__(self, task_id: UUID | str, *, state: str, workflow_id: UUID | None = None) -> None:
+        if workflow_id is None:
+            reason = f"is {state}; only FAILED, CANCELLED and EXPIRED tasks can be retried"
+            fix = "send it anew." if state == "COMPLETED" else "wait until it ends, or cancel it first."
+        else:
+            reason = f"is a node of workflow {workflow_id}, and is retried with what depends on it"
+            fix = f"retry the workflow: app.workflow_handle('{workflow_id}').retry(), or 'everbeat workflows retry {workflow_id}'."
+        super().__init__(f"Task {task_id} {reason}.", fix=fix)
         self.task_id = task_id
         self.state = state
 

@@ -17,9 +17,10 @@ from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.identity import ProcessIdentity
 from everbeat.runtime.service import Service
 from everbeat.services.expirer import Expirer
-from everbeat.services.observer import Observer, Statements
+from everbeat.services.observer import Observer
 from everbeat.services.pruner import Pruner, SpareStatements
 from everbeat.services.reaper import Reaper
+from everbeat.services.reconciler import Reconciler, Transactions
 from everbeat.services.recovery import Recoverer
 from everbeat.services.session_watch import SessionWatch
 from everbeat.services.slot import SlotKeeper
@@ -44,7 +45,7 @@ class Caretakers:
 
     def __init__(
         self,
-        statements: Statements,
+        statements: Transactions,
         config: RecoveryConfig,
         *,
         channel: str,
@@ -85,6 +86,7 @@ class Caretakers:
             *(by_progress if config.auto_fail_stale_running else ()),
             *(by_slot if self.is_reconciling and slot is not None else ()),
             Expirer(statements, config, channel=channel, observer=observer),
+            Reconciler(statements, config, channel=channel, observer=observer, events=events),
             Snapshots(statements, config, states=states),
             Pruner(statements, config, observer=observer, open_spare=open_spare, events=events, clock=clock),
         )

@@ -6,7 +6,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -16,8 +17,8 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 
 from everbeat.errors import DatabaseUnreachable
-from everbeat.store.session import is_alive
-from everbeat.store.statement import Statement, compose
+from everbeat.store.session import Run, is_alive
+from everbeat.store.statement import Row, Statement, compose
 from everbeat.store.target import Target, is_repeatable
 
 T = TypeVar("T")
@@ -48,21 +49,36 @@ class Database:
 
     def run(self, statement: Statement[T]) -> T:
         """Runs one statement. Raises a DatabaseError that says what to do."""
+        return self._repeated(lambda: self._once(statement))
+
+    def transact(self, body: Callable[[Callable[[Statement[Any]], Any]], T]) -> T:
+        """Runs the statements of `body` in one transaction, all of it again after a lost reply; `body` gives each of them to what it is
+        called with. Raises a DatabaseError."""
+        return self._repeated(lambda: self._transacted(body))
+
+    async def arun(self, statement: Statement[T]) -> T:
+        """The twin of `run` for event loops."""
+        return await self._arepeated(lambda: self._aonce(statement))
+
+    async def atransact(self, body: Callable[[Run], Awaitable[T]]) -> T:
+        """The twin of `transact` for event loops."""
+        return await self._arepeated(lambda: self._atransacted(body))
+
+    def _repeated(self, once: Callable[[], T]) -> T:
         give_up_at, pause = monotonic() + self._patience_s, _FIRST_PAUSE_S
         while True:
             try:
-                return self._once(statement)
+                return once()
             except (psycopg.Error, DatabaseUnreachable) as problem:
                 self._judge(problem, give_up_at)
             time.sleep(pause * (0.5 + self._random.random()))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    async def arun(self, statement: Statement[T]) -> T:
-        """The twin of `run` for event loops."""
+    async def _arepeated(self, once: Callable[[], Awaitable[T]]) -> T:
         give_up_at, pause = monotonic() + self._patience_s, _FIRST_PAUSE_S
         while True:
             try:
-                return await self._aonce(statement)
+                return await once()
             except (psycopg.Error, DatabaseUnreachable) as problem:
                 self._judge(problem, give_up_at)
             await asyncio.sleep(pause * (0.5 + self._random.random()))
@@ -76,17 +92,28 @@ class Database:
             raise self.target.explain(problem) from problem
 
     def _once(self, statement: Statement[T]) -> T:
+        with self._connection() as connection:
+            return statement.read(self._rows(connection, statement))
+
+    def _transacted(self, body: Callable[[Callable[[Statement[Any]], Any]], T]) -> T:
+        with self._connection() as connection, connection.transaction():
+            return body(lambda statement: statement.read(self._rows(connection, statement)))
+
+    def _rows(self, connection: Connection[Any], statement: Statement[Any]) -> Sequence[Row]:
+        cursor = connection.execute(compose(statement.name, self.target.schema), statement.parameters)
+        return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection[Any]]:
         if self._pid != os.getpid():
             self._new_process()
-        text = compose(statement.name, self.target.schema)
         with self._free:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 connection = self.target.connect(self._application_name)
             try:
-                cursor = connection.execute(text, statement.parameters)
-                found = cursor.fetchall() if cursor.description else []
+                yield connection
             except BaseException as problem:
                 if connection.closed or not is_alive(problem):
                     connection.close()
@@ -94,27 +121,41 @@ class Database:
                     self._idle.append(connection)
                 raise
             self._idle.append(connection)
-        return statement.read(found)
 
     async def _aonce(self, statement: Statement[T]) -> T:
+        async with self._aconnection() as connection:
+            return statement.read(await self._arows(connection, statement))
+
+    async def _atransacted(self, body: Callable[[Run], Awaitable[T]]) -> T:
+        async with self._aconnection() as connection:
+
+            async def run(statement: Statement[Any]) -> Any:
+                return statement.read(await self._arows(connection, statement))
+
+            async with connection.transaction():
+                return await body(run)
+
+    async def _arows(self, connection: AsyncConnection[Any], statement: Statement[Any]) -> Sequence[Row]:
+        cursor = await connection.execute(compose(statement.name, self.target.schema), statement.parameters)
+        return await cursor.fetchall() if cursor.description else []
+
+    @asynccontextmanager
+    async def _aconnection(self) -> AsyncIterator[AsyncConnection[Any]]:
         if self._pid != os.getpid():
             self._new_process()
-        text = compose(statement.name, self.target.schema)
         pool = self._loops.get(asyncio.get_running_loop()) or await self._new_pool()
         async with pool.free:
             connection = pool.idle.pop() if pool.idle else None
             if connection is None:
                 connection = await self.target.aconnect(self._application_name)
             try:
-                cursor = await connection.execute(text, statement.parameters)
-                found = await cursor.fetchall() if cursor.description else []
+                yield connection
             except BaseException as problem:
                 if not is_alive(problem):
                     await connection.close()
                 await pool.put_back(connection)
                 raise
             await pool.put_back(connection)
-        return statement.read(found)
 
     async def _new_pool(self) -> _LoopConnections:
         for other in [other for other in self._loops if other.is_closed()]:

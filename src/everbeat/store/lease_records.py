@@ -17,7 +17,7 @@ class Claimed(Struct, frozen=True):
     """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts that began.
 
     `suspect`: it may kill its process, so it runs alone in one. `started_at`: its attempt has begun with the claim.
-    `in_line`: it is one of a serial line.
+    `in_line`: it is one of a serial line. `workflow_id`: it is a node's.
     """
 
     id: UUID
@@ -38,6 +38,7 @@ class Claimed(Struct, frozen=True):
     checkpoint: str | None = None
     started_at: datetime | None = None
     in_line: bool = False
+    workflow_id: UUID | None = None
 
 
 class Lease(Struct, frozen=True):

@@ -29,12 +29,24 @@ class Errand(Struct, Generic[T], frozen=True):
     arun: Callable[[], Awaitable[T]]
 
 
-Plan: TypeAlias = Generator[Statement[Any] | Errand[Any], Any, T]
+class Transaction(Struct, Generic[T], frozen=True):
+    """A plan of statements only, in one transaction: `make` is called again where it has to be repeated."""
+
+    make: Callable[[], Generator[Any, Any, T]]
+
+
+Plan: TypeAlias = Generator[Statement[Any] | Errand[Any] | Transaction[Any], Any, T]
 
 
 def ask(statement: Statement[T]) -> Plan[T]:
     """One statement as a plan; `yield from ask(...)` gives its typed answer."""
     answer: T = yield statement
+    return answer
+
+
+def together(make: Callable[[], Plan[T]]) -> Plan[T]:
+    """A plan of statements only, as one transaction: all of it happens, or nothing."""
+    answer: T = yield Transaction(make)
     return answer
 
 
@@ -100,10 +112,30 @@ async def aperform(plan: Generator[Any, Any, T], do: Callable[[Any], Awaitable[A
 
 
 def run_plan(database: Database, plan: Plan[T]) -> T:
-    """Runs a plan of statements and errands in this thread."""
-    return perform(plan, lambda step: step.run() if isinstance(step, Errand) else database.run(step))
+    """Runs a plan of statements, errands and transactions in this thread."""
+
+    def do(step: Any) -> Any:
+        match step:
+            case Errand():
+                return step.run()
+            case Transaction():
+                return database.transact(lambda run: perform(step.make(), run))
+            case _:
+                return database.run(step)
+
+    return perform(plan, do)
 
 
 async def arun_plan(database: Database, plan: Plan[T]) -> T:
-    """Runs a plan of statements and errands on the running event loop."""
-    return await aperform(plan, lambda step: step.arun() if isinstance(step, Errand) else database.arun(step))
+    """Runs a plan of statements, errands and transactions on the running event loop."""
+
+    async def do(step: Any) -> Any:
+        match step:
+            case Errand():
+                return await step.arun()
+            case Transaction():
+                return await database.atransact(lambda run: aperform(step.make(), run))
+            case _:
+                return await database.arun(step)
+
+    return await aperform(plan, do)

@@ -44,6 +44,12 @@ def prune_tasks(*, hours: int, limit: int, after: UUID, until: UUID) -> Statemen
     return Statement("retention/prune_tasks", parameters, _step("tasks", "attempts", "recoveries"))
 
 
+def prune_workflows(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[Step[UUID]]:
+    """Deletes workflows that ended more than `hours` ago with their nodes and edges, of `limit` workflows between two ids."""
+    parameters = {"hours": hours, "limit": limit, "after": after, "until": until}
+    return Statement("retention/prune_workflows", parameters, _step("workflows", "nodes", "edges"))
+
+
 def prune_stray_attempts(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[Step[UUID]]:
     """Deletes attempts that ended more than `hours` ago and have no task, of `limit` between two ids of tasks."""
     parameters = {"hours": hours, "limit": limit, "after": after, "until": until}

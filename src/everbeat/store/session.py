@@ -7,11 +7,11 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -21,6 +21,8 @@ from everbeat.store.statement import Statement, compose
 from everbeat.store.target import Target, is_pooled, is_repeatable
 
 T = TypeVar("T")
+Run: TypeAlias = Callable[[Statement[Any]], Awaitable[Any]]
+"""Runs a statement of a transaction."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _ON_THE_WAY_S: Final = 5.0
@@ -81,12 +83,22 @@ class Session:
 
         Raises DatabaseUnreachable when patience ends, DatabaseError or psycopg.DataError when the server refuses the statement.
         """
+        return await self._repeated(lambda: self._once(statement), patience_s)
+
+    async def transact(self, body: Callable[[Run], Awaitable[T]], *, patience_s: float | None = None) -> T:
+        """Runs the statements of `body` in one transaction, all of it again after a lost reply, as `run` does with one statement.
+
+        `body` may be called several times, and gives each of its statements to what it is called with.
+        """
+        return await self._repeated(lambda: self._transacted(body), patience_s)
+
+    async def _repeated(self, once: Callable[[], Awaitable[T]], patience_s: float | None) -> T:
         give_up_at = None if patience_s is None else monotonic() + patience_s
         pause = min(_FIRST_PAUSE_S, self._longest_pause_s)
         while True:
             try:
                 async with self._turn:
-                    return await self._once(statement)
+                    return await once()
             except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly, TimeoutError) as problem:
                 if isinstance(problem, psycopg.Error):
                     if isinstance(problem, psycopg.DataError):
@@ -109,20 +121,37 @@ class Session:
         )
 
     async def _once(self, statement: Statement[T]) -> T:
+        async with self._trying() as connection:
+            return await self._answer(connection, statement)
+
+    async def _transacted(self, body: Callable[[Run], Awaitable[T]]) -> T:
+        async with self._trying() as connection:
+
+            async def run(statement: Statement[Any]) -> Any:
+                return await self._answer(connection, statement)
+
+            async with connection.transaction():
+                return await body(run)
+
+    async def _answer(self, connection: AsyncConnection[Any], statement: Statement[T]) -> T:
+        with self._bounded(connection):
+            cursor = await connection.execute(
+                compose(statement.name, self.target.schema), statement.parameters
+            )
+            found = await cursor.fetchall() if cursor.description else []
+            self.answers += 1
+        return statement.read(found)
+
+    @asynccontextmanager
+    async def _trying(self) -> AsyncIterator[AsyncConnection[Any]]:
         self.tries += 1
         connection = await self.connection()
         try:
-            with self._bounded(connection):
-                cursor = await connection.execute(
-                    compose(statement.name, self.target.schema), statement.parameters
-                )
-                found = await cursor.fetchall() if cursor.description else []
-                self.answers += 1
+            yield connection
         except psycopg.Error as problem:
             if connection.closed or connection.broken or not is_alive(problem):
                 await self.drop()
             raise
-        return statement.read(found)
 
     @contextmanager
     def _bounded(self, connection: AsyncConnection[Any]) -> Iterator[None]:

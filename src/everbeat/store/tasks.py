@@ -115,12 +115,15 @@ def cancel(task_id: UUID, *, channel: str) -> Statement[tuple[str, TaskState] | 
     )
 
 
-def retry(task_id: UUID, *, channel: str, call: UUID) -> Statement[tuple[TaskState, bool] | None]:
-    """An operator's retry, repeatable by its `call`; answers the state before and whether it was retried; None: no such task."""
+def retry(
+    task_id: UUID, *, channel: str, call: UUID
+) -> Statement[tuple[UUID | None, TaskState, bool] | None]:
+    """An operator's retry, repeatable by its `call`; answers of which workflow it is a node's, the state before and whether it was
+    retried; None: no such task."""
     return Statement(
         "task/retry",
         {"id": task_id, "call": call, "channel": channel},
-        lambda found: (TaskState(found[0][0]), bool(found[0][1])) if found else None,
+        lambda found: (found[0][0], TaskState(found[0][1]), bool(found[0][2])) if found else None,
     )
 
 

@@ -4,7 +4,7 @@ What lives here: the kinds of hints, their payloads, reading them back. What may
 hint may be lost, repeated or late, and whoever gets one looks into the database.
 
 The statements that end, cancel or take tasks write the same payloads: `t:<queue>`, `d:<id>,<id>`, `c:<id>`,
-`l:<id>,<id>`, and `*` for all there may be.
+`l:<id>,<id>`, `w`, and `*` for all there may be.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class Everything(Struct, frozen=True):
     """Anything may have happened: hints may have been missed, so look at all that is waited for."""
 
 
-Hint = TasksReady | TaskEnded | CancelAsked | LeaseLost | Everything
+class WorkflowsMoved(Struct, frozen=True):
+    """Something may have happened to workflows."""
+
+
+Hint = TasksReady | TaskEnded | CancelAsked | LeaseLost | WorkflowsMoved | Everything
 
 
 def encode(hint: Hint) -> tuple[str, ...]:
@@ -65,6 +69,8 @@ def encode(hint: Hint) -> tuple[str, ...]:
             return (f"c:{task_id}",)
         case LeaseLost(ids):
             return tuple(_encode_ids("l", ids))
+        case WorkflowsMoved():
+            return ("w",)
         case Everything():
             return ("*",)
 
@@ -73,6 +79,8 @@ def decode(payload: str) -> Hint | None:
     """The hint in a payload; None for one that says nothing understandable, which is no error."""
     if payload == "*":
         return Everything()
+    if payload == "w":
+        return WorkflowsMoved()
     kind, _, subject = payload.partition(":")
     if not subject:
         return None

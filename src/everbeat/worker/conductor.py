@@ -66,6 +66,8 @@ class Conductor:
         self.executors: dict[LaneName, Executor] = {}
         self.settler: Settler
         self.clerk: Clerk
+        self.advance: Callable[[], None]
+        """Something may have happened to workflows."""
         self.trailing: set[Attempt] = set()
         """Attempts that a commit of their own has completed, and whose code has not ended yet."""
         self.astray: set[Attempt] = set()
@@ -296,6 +298,8 @@ class Conductor:
             self.unsettled[attempt.lane] -= 1
         self._table.remove(attempt)
         self.progress.forget(attempt)
+        if attempt.task.workflow_id is not None:
+            self.advance()
         self._on_change(attempt)
 
     def _later(self, attempt: Attempt, seconds: float, act: Callable[[], None]) -> None:

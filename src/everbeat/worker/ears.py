@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from everbeat.runtime.nursery import Nursery
 from everbeat.wake import Wake
-from everbeat.wake.topics import Everything, Hint, TasksReady
+from everbeat.wake.topics import Everything, Hint, TasksReady, WorkflowsMoved
+from everbeat.worker.advancer import Advancer
 from everbeat.worker.claimer import Claimer
 from everbeat.worker.lease_watch import LeaseWatch
 
@@ -24,11 +25,13 @@ class Ears:
         *,
         claimer: Claimer,
         leases: LeaseWatch,
+        advancer: Advancer,
         nursery: Nursery,
     ) -> None:
         self._make_wake = make_wake
         self._claimer = claimer
         self._leases = leases
+        self._advancer = advancer
         self._nursery = nursery
         self._wake: asyncio.Task[None] | None = None
 
@@ -43,8 +46,11 @@ class Ears:
         match hint:
             case TasksReady(queue):
                 self._claimer.look(queue)
+            case WorkflowsMoved():
+                self._advancer.look()
             case Everything():
                 self._claimer.look()
+                self._advancer.look()
             case _:
                 pass
         self._leases.heard(hint)

@@ -18,6 +18,7 @@ from everbeat.runtime.nursery import Nursery, end_process
 from everbeat.runtime.service import Service, ServiceRunner
 from everbeat.store.session import Session
 from everbeat.wake import Wake
+from everbeat.worker.advancer import Advancer
 from everbeat.worker.attempt import ALONE, Attempt, LaneName
 from everbeat.worker.changes import Changes
 from everbeat.worker.claim_rules import ClaimRules
@@ -96,16 +97,9 @@ class Worker:
         self._taking = Session(plan.target, self._session_name, random=random, keyed=True)
         self._giving = Session(plan.target, self._session_name, random=random, keyed=True)
         self._conductor = Conductor(
-            table=self._table,
-            events=events,
-            clock=clock,
-            random=random,
-            nursery=self._nursery,
-            recover_crashed=recover_crashed,
-            recover_stalled=recover_stalled,
-            on_change=Changes(self._on_changes).note,
-            on_broken=self._on_broken,
-        )
+            table=self._table, events=events, clock=clock, random=random, nursery=self._nursery, recover_crashed=recover_crashed,
+            recover_stalled=recover_stalled, on_change=Changes(self._on_changes).note, on_broken=self._on_broken,
+        )  # fmt: skip
         self._progress = ProgressRecorder(self._giving, clock=clock, on_lost=self._on_lost)
         self._executors = make_executors(
             plan,
@@ -132,7 +126,11 @@ class Worker:
         )
         self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
-        self._ears = Ears(make_wake, claimer=self._claimer, leases=self._leases, nursery=self._nursery)
+        self._advancer = Advancer(self._giving, on_enqueued=self._claimer.look)
+        self._conductor.advance = self._advancer.look
+        self._ears = Ears(
+            make_wake, claimer=self._claimer, leases=self._leases, advancer=self._advancer, nursery=self._nursery
+        )  # fmt: skip
         self._departure = self._make_departure()
         self._recycling = Recycling(Limits.of(plan.config), events=events, on_due=self._retire)
         self._reach = Reach(
@@ -189,6 +187,7 @@ class Worker:
         services: tuple[Part, ...] = (
             self._claimer,
             self._settler,
+            self._advancer,
             self._progress,
             self._leases,
             self._conductor.stall_watch,

@@ -75,8 +75,8 @@ class Cast:
     def retry(self, entry: Entry) -> None:
         """An operator's retry."""
         answer = self.stage.run(tasks.retry(entry.id, channel=self.stage.target.channel, call=uuid4()))
-        assert answer == (entry.state, entry.state in ("FAILED", "CANCELLED", "EXPIRED"))
-        if answer[1]:
+        assert answer == (None, entry.state, entry.state in ("FAILED", "CANCELLED", "EXPIRED"))
+        if answer[2]:
             self.ledger.retried(entry)
 
     def deadline(self, entry: Entry) -> None:

@@ -9,6 +9,11 @@ with age as materialized (
     where t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
       and greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) < (select terminal from age)
       and (t.id < %(old_id)s or t.id > %(now_id)s)
+      and not exists (select from {schema}.workflows w where w.id = t.workflow_id and w.ended_at is null)
+), old_workflows as materialized (
+    select w.id from {schema}.workflows w
+    where w.ended_at < (select terminal from age) and (w.id < %(old_id)s or w.id > %(now_id)s)
+      and not exists (select from {schema}.workflows p where p.id = w.parent_id and p.ended_at is null)
 ), old_workers as materialized (
     select w.id from {schema}.workers w
     where w.ended_at < (select worker from age)
@@ -37,4 +42,7 @@ select
               select from {schema}.workers w
               where w.supervisor_id = s.id and not exists (select from old_workers o where o.id = w.id)
           )
-    ) as supervisors
+    ) as supervisors,
+    (select count(*) from old_workflows) as workflows,
+    (select count(*) from {schema}.nodes n where exists (select from old_workflows o where o.id = n.workflow_id)) as nodes,
+    (select count(*) from {schema}.edges e where exists (select from old_workflows o where o.id = e.workflow_id)) as edges

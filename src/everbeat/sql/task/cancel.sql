@@ -9,7 +9,7 @@ with held as materialized (
             'code', 'TASK_CANCELLED',
             'message', case when h.attempt = 0 then 'cancelled before its code started' else 'cancelled before its code started again' end)
     from held h where t.id = h.id and h.state in ('PENDING', 'CLAIMED')
-    returning t.id, t.queue, t.serial
+    returning t.id, t.queue, t.serial, t.workflow_id
 ), asked as (
     update {schema}.tasks t
     set cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp())
@@ -20,6 +20,7 @@ select
     case when e.id is not null then 'CANCELLED' when a.id is not null then 'REQUESTED' else h.state end as verdict,
     h.state as was,
     case when e.id is not null then pg_notify(%(channel)s, 'd:' || h.id) end,
+    case when e.workflow_id is not null then pg_notify(%(channel)s, 'w') end,
     case when e.serial is not null then pg_notify(%(channel)s, 't:' || e.queue) end,
     case when e.id is not null and h.state = 'CLAIMED' then pg_notify(%(channel)s, 'l:' || h.id) end,
     case when a.id is not null then pg_notify(%(channel)s, 'c:' || h.id) end

@@ -10,13 +10,15 @@ with late as materialized (
     set state = 'EXPIRED', expired_at = statement_timestamp(), next_retry_at = null,
         error = json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed before a worker claimed the task')
     from late l where t.id = l.id
-    returning t.id, t.queue, t.serial
+    returning t.id, t.queue, t.serial, t.workflow_id
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
         select 'd:' || string_agg(e.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from expired) e group by e.part
         union
         select 't:' || e.queue from expired e where e.serial is not null
+        union
+        select 'w' from expired e where e.workflow_id is not null
     ) hints
 )
 select e.id, (select hints from hint) as hints from expired e

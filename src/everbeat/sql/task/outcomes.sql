@@ -1,4 +1,10 @@
--- The state, result and error of these tasks; unknown ids are missing from the answer.
+-- The state, result and error of these tasks, and of workflows, whose states that are not final are all RUNNING here; unknown ids are
+-- missing from the answer.
 select t.id, t.name, t.state, t.result::text, t.error::text
 from {schema}.tasks t
 where t.id = any(%(ids)s::uuid[])
+union all
+select
+    w.id, w.name, case when w.state in ('COMPLETED', 'FAILED', 'CANCELLED') then w.state else 'RUNNING' end, w.result::text, w.error::text
+from {schema}.workflows w
+where w.id = any(%(ids)s::uuid[])

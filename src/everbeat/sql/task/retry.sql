@@ -1,5 +1,5 @@
 -- An operator's retry: FAILED | CANCELLED | EXPIRED -> PENDING, due now, with fresh budgets; repeatable by the id of the call.
--- Attempts go on counting, and finished parts of the work stay finished. In a serial line it goes to the end.
+-- A node's task is not retried by itself: its workflow is. Attempts go on counting, and finished parts of the work stay finished. In a serial line it goes to the end.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s for no key update
 ), again as (
@@ -9,8 +9,8 @@ with held as materialized (
         failed_at = null, cancelled_at = null, expired_at = null, error = null, progress = null,
         claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false, retry_call = %(call)s,
         serial_at = case when t.serial is not null then statement_timestamp() end
-    from held h where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED')
+    from held h where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null
     returning t.id, t.queue
 )
-select h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, case when a.id is not null then pg_notify(%(channel)s, 't:' || a.queue) end
+select h.workflow_id, h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, case when a.id is not null then pg_notify(%(channel)s, 't:' || a.queue) end
 from held h left join again a on a.id = h.id

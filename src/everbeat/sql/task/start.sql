@@ -29,13 +29,15 @@ with asked as (
         error = json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed while the task was claimed, before its code started')
     from held h
     where t.id = h.id and h.change = 'expired'
-    returning t.id, t.queue, t.serial
+    returning t.id, t.queue, t.serial, t.workflow_id
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
         select 'd:' || string_agg(e.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from expired) e group by e.part
         union
         select 't:' || e.queue from expired e where e.serial is not null
+        union
+        select 'w' from expired e where e.workflow_id is not null
     ) hints
 )
 select

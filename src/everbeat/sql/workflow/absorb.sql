@@ -1,6 +1,6 @@
 -- What happened to locked workflows: nodes whose task or child has ended, end as it did; edges of ended nodes are met or not.
 -- A result or error that should be there and is not is said to be missing. Answers nodes that may have something to do now, nodes that
--- ended badly, and whether more has happened than one step takes.
+-- are READY (no more than one step takes), nodes that ended badly, and the workflows that are to be looked at as a whole.
 with taken as materialized (
     delete from {schema}.outbox o
     where o.id = any(array(
@@ -64,21 +64,32 @@ with taken as materialized (
     where e.workflow_id = c.workflow_id and e.parent = c.number and e.state = 'OPEN'
       and c.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED')
     returning e.workflow_id, e.child
+), marked as materialized (
+    select distinct t.workflow_id from taken t where t.node = -1 or t.node is null
+), ready as materialized (
+    select n.* from marked m
+    cross join lateral (
+        select n.workflow_id, n.number, n.kind, n.template is not null or n.items is not null or n.graph is not null as composed
+        from {schema}.nodes n where n.workflow_id = m.workflow_id and n.state = 'READY' order by n.number limit %(limit)s
+    ) n
+    limit %(limit)s
+), again as (
+    insert into {schema}.outbox (workflow_id, node)
+    select m.workflow_id, -1 from marked m where (select count(*) from ready) = %(limit)s
 )
-select 'look' as what, c.workflow_id, c.child as number from closed c
+select 'look' as what, c.workflow_id, c.child as number, null as kind, null::boolean as composed from closed c
 union
-select 'look', e.workflow_id, e.member_of from ended e where e.member_of is not null
+select 'look', e.workflow_id, e.member_of, null, null from ended e where e.member_of is not null
 union
-select 'look', n.workflow_id, n.member_of from concerned c
+select 'look', n.workflow_id, n.member_of, null, null from concerned c
 join {schema}.nodes n on n.workflow_id = c.workflow_id and n.number = c.number and n.member_of is not null
 union
-select 'look', n.workflow_id, n.number from (select distinct t.workflow_id from taken t where t.node = -1 or t.node is null) t
-join {schema}.nodes n on n.workflow_id = t.workflow_id and n.state = 'READY'
+select 'look', n.workflow_id, n.number, null, null from whole w join {schema}.nodes n on n.workflow_id = w.workflow_id and n.state = 'PENDING'
 union
-select 'look', n.workflow_id, n.number from whole w join {schema}.nodes n on n.workflow_id = w.workflow_id and n.state = 'PENDING'
+select 'look', k.workflow_id, k.number, null, null from known k where k.kind = 'map' and k.state = 'ENQUEUED'
 union
-select 'look', k.workflow_id, k.number from known k where k.kind = 'map' and k.state = 'ENQUEUED'
+select 'ready', r.workflow_id, r.number, r.kind, r.composed from ready r
 union
-select 'failed', e.workflow_id, e.number from ended e where e.state <> 'COMPLETED'
+select 'failed', e.workflow_id, e.number, null, null from ended e where e.state <> 'COMPLETED'
 union all
-select 'more', null, null where (select count(*) from taken) = %(limit)s
+select 'whole', w.workflow_id, 0, null, null from whole w

@@ -1,5 +1,6 @@
 -- Sends the tasks of ready nodes: PENDING | READY -> ENQUEUED, and nothing -> PENDING. The id of a task is made of its workflow, node and
 -- iteration, with the time of the workflow before it, as in a UUIDv7: sent twice it is sent once.
+-- The state is compared as an expression, so that each node is found by its key and not among all that are open.
 with asked as materialized (
     select a.workflow_id, a.number, nullif(a.args::text, 'null')::json as args
     from rows from (
@@ -16,7 +17,7 @@ with asked as materialized (
             'hex'
         )::uuid
     from asked a
-    where n.workflow_id = a.workflow_id and n.number = a.number and n.state in ('PENDING', 'READY') and n.kind = 'task'
+    where n.workflow_id = a.workflow_id and n.number = a.number and n.state || '' in ('PENDING', 'READY') and n.kind = 'task'
     returning n.workflow_id, n.number, n.task_id, n.task, n.queue, n.priority, n.options, coalesce(a.args, n.args) as args
 ), sent as (
     insert into {schema}.tasks (

@@ -37,6 +37,7 @@ with asked as (
         name, kind, state, member_of, first_member, members, quorum, spec, args, template, items, graph, number
     )
     left join kind k on k.kind = n.spec
+    returning workflow_id, number, members
 ), edge as (
     insert into {schema}.edges (workflow_id, parent, child, number, joins, tolerates, path, expects)
     select i.id, e.parent, e.child, e.number, e.joins, e.tolerates, array(select json_array_elements_text(e.path)), e.expects
@@ -49,7 +50,8 @@ with asked as (
         json_array_elements(%(paths)s::text::json)
     ) as e (parent, child, number, joins, tolerates, expects, path)
 ), happened as (
-    insert into {schema}.outbox (workflow_id, node) select i.id, -1 from inserted i
+    insert into {schema}.outbox (workflow_id, node)
+    select i.id, -1 from inserted i union all select n.workflow_id, n.number from node n where n.members = 0
 )
 select
     coalesce(

@@ -2,13 +2,15 @@
 -- met, and SKIPPED as soon as that cannot be any more. A map has ended when its members have. What is decided here happens to others
 -- in turn: it stands in the outbox. Answers the nodes that are ready. A quorum stops counting where it is met.
 with candidate as materialized (
-    select n.workflow_id, n.number, n.kind, n.state, n.quorum
+    select
+        n.workflow_id, n.number, n.kind, n.state, n.quorum,
+        n.template is not null or n.items is not null or n.graph is not null as composed
     from (select distinct a.* from unnest(%(ids)s::text::uuid[], %(numbers)s::text::integer[]) as a (workflow_id, number)) a
     join {schema}.nodes n on n.workflow_id = a.workflow_id and n.number = a.number
-    where n.state in ('PENDING', 'READY') or (n.state = 'ENQUEUED' and n.kind = 'map')
+    where n.state || '' = 'PENDING' or (n.state || '' = 'ENQUEUED' and n.kind = 'map')
 ), judged as materialized (
     select
-        c.workflow_id, c.number, c.kind, c.state,
+        c.workflow_id, c.number, c.kind, c.composed,
         exists (
             select from {schema}.edges e
             where e.workflow_id = c.workflow_id and e.child = c.number and e.state = 'UNMET' and not e.joins
@@ -51,6 +53,12 @@ with candidate as materialized (
     from judged j
     where n.workflow_id = j.workflow_id and n.number = j.number and (j.fails or j.met + j.open < j.quorum)
     returning n.workflow_id, n.number
+), complete as materialized (
+    select c.workflow_id, c.number from candidate c
+    where c.state = 'ENQUEUED' and not exists (
+        select from {schema}.nodes m
+        where m.workflow_id = c.workflow_id and m.member_of = c.number and m.state in ('PENDING', 'READY', 'ENQUEUED')
+    )
 ), collected as (
     update {schema}.nodes n
     set state = m.came_to, ended_at = statement_timestamp(),
@@ -61,7 +69,7 @@ with candidate as materialized (
         select
             c.workflow_id, c.number, bad.name, bad.state, bad.task_id,
             case when bad.state is null then 'COMPLETED' when bad.state = 'SKIPPED' then 'SKIPPED' else 'FAILED' end as came_to
-        from candidate c
+        from complete c
         left join lateral (
             select m.name, m.state, m.task_id
             from {schema}.nodes n
@@ -69,11 +77,6 @@ with candidate as materialized (
             where n.workflow_id = c.workflow_id and n.number = c.number and m.state <> 'COMPLETED'
             order by m.state = 'SKIPPED', m.number limit 1
         ) bad on true
-        where c.state = 'ENQUEUED'
-          and not exists (
-              select from {schema}.nodes m
-              where m.workflow_id = c.workflow_id and m.member_of = c.number and m.state in ('PENDING', 'READY', 'ENQUEUED')
-          )
     ) m
     where n.workflow_id = m.workflow_id and n.number = m.number
     returning n.workflow_id, n.number, n.state
@@ -81,6 +84,6 @@ with candidate as materialized (
     insert into {schema}.outbox (workflow_id, node)
     select s.workflow_id, s.number from skipped s union all select c.workflow_id, c.number from collected c
 )
-select j.workflow_id, j.number, j.kind
+select j.workflow_id, j.number, j.kind, j.composed
 from judged j
 where not j.fails and not j.waits and (j.quorum is null or j.met >= j.quorum)

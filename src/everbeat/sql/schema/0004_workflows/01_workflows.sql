@@ -16,6 +16,7 @@ create table {schema}.workflows (
     sent_at              timestamptz not null default statement_timestamp(),
     paused_at            timestamptz,
     cancel_requested_at  timestamptz,
+    retry_call           uuid,
     ended_at             timestamptz,
     result               json,
     error                json

@@ -1,0 +1,185 @@
+"""What can be asked of one workflow, whoever holds its id.
+
+What lives here: these questions as plans. What may not: waiting (`control`), types of results (`workflow_handle`), building (`workflow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID, uuid4
+
+import msgspec
+
+from everbeat.domain.failure import error_from_json
+from everbeat.domain.outcome import TaskError
+from everbeat.domain.workflow_info import NodeInfo, NodeState, StuckWorkflow, WorkflowInfo, WorkflowState
+from everbeat.errors import UnknownName, WorkflowNotFound, WorkflowNotRetryable
+from everbeat.store import workflow_control as store
+from everbeat.store.advance import step
+from everbeat.store.plan import Plan, ask, together
+from everbeat.store.reconcile import GRACE_MS, PAGE, find_stuck, move_on
+from everbeat.store.statement import Statement
+from everbeat.store.workflow_control import EdgeRow, NodeRow, StuckNode, WorkflowRow
+
+_MOST_STEPS: Final = 20
+"""What a command means for nodes and tasks is done here and now, if no worker is faster; no more than this of what others left."""
+_PAGE: Final = 10_000
+
+
+def status(workflow_id: UUID) -> Plan[WorkflowState]:
+    """Its state; raises WorkflowNotFound."""
+    found = yield from ask(store.ends([workflow_id]))
+    if workflow_id not in found:
+        raise WorkflowNotFound(workflow_id)
+    return WorkflowState(found[workflow_id].state)
+
+
+def info(workflow_id: UUID) -> Plan[WorkflowInfo]:
+    """The workflow as it is now; raises WorkflowNotFound."""
+    found = yield from ask(store.info([workflow_id]))
+    if not found:
+        raise WorkflowNotFound(workflow_id)
+    return _info(found[0])
+
+
+def listing(
+    *, name: str | None, state: WorkflowState | None, key: str | None, children: bool, limit: int
+) -> Plan[list[WorkflowInfo]]:
+    """The latest workflows, the latest first, without their results."""
+    found = yield from ask(
+        store.listing(
+            name=name, state=None if state is None else state.value, key=key, roots=not children, limit=limit
+        )
+    )
+    return [_info(row) for row in found]
+
+
+def nodes(workflow_id: UUID) -> Plan[list[NodeInfo]]:
+    """Its nodes, in the order they were added; raises WorkflowNotFound."""
+    yield from status(workflow_id)
+    rows: list[NodeRow] = []
+    page = yield from ask(store.nodes(workflow_id, limit=_PAGE))
+    while page:
+        rows.extend(page)
+        page = (
+            (yield from ask(store.nodes(workflow_id, after=page[-1].number, limit=_PAGE)))
+            if len(page) == _PAGE
+            else []
+        )
+    edges = yield from ask(store.edges(workflow_id))
+    return _nodes(rows, edges)
+
+
+def pause(workflow_id: UUID, *, channel: str) -> Plan[WorkflowState]:
+    """Pauses a running workflow, its children too; answers its state now. Raises WorkflowNotFound."""
+    return (yield from _ordered(store.pause(workflow_id, channel=channel), workflow_id, channel))
+
+
+def resume(workflow_id: UUID, *, channel: str) -> Plan[WorkflowState]:
+    """Lets a paused workflow go on; answers its state now. Raises WorkflowNotFound."""
+    return (yield from _ordered(store.resume(workflow_id, channel=channel), workflow_id, channel))
+
+
+def cancel(workflow_id: UUID, *, channel: str) -> Plan[WorkflowState]:
+    """Cancels a workflow that has not ended; answers its state now. Raises WorkflowNotFound."""
+    return (yield from _ordered(store.cancel(workflow_id, channel=channel), workflow_id, channel))
+
+
+def retry(workflow_id: UUID, *, channel: str) -> Plan[WorkflowState]:
+    """Begins again what did not complete; answers its state now. Raises WorkflowNotFound, WorkflowNotRetryable."""
+    found = yield from ask(store.retry(workflow_id, call=uuid4(), channel=channel))
+    if found is None:
+        raise WorkflowNotFound(workflow_id)
+    was, is_child, retried = found
+    if not retried:
+        raise WorkflowNotRetryable(workflow_id, state=was, is_child=is_child)
+    yield from _advanced(channel)
+    return (yield from status(workflow_id))
+
+
+def node_task(workflow_id: UUID, name: str) -> Plan[NodeRow]:
+    """The node of this name; raises WorkflowNotFound, UnknownName."""
+    found = yield from ask(store.node(workflow_id, name))
+    if found is None:
+        yield from status(workflow_id)
+        names = yield from ask(store.node_names(workflow_id))
+        raise UnknownName("node", [name], known=names)
+    (row,) = yield from ask(store.nodes(workflow_id, after=found[0] - 1, limit=1))
+    return row
+
+
+def recover_stuck(
+    *, channel: str, dry_run: bool, only: UUID | None = None, grace_ms: int = GRACE_MS
+) -> Plan[list[StuckWorkflow]]:
+    """Finds what should have happened in live workflows and has not, and does it."""
+    found = yield from find_stuck(grace_ms=grace_ms, only=only)
+    if found and not dry_run:
+        ids = sorted({each.workflow_id for each in found})
+        for first in range(0, len(ids), PAGE):
+            page = ids[first : first + PAGE]
+            yield from together(lambda page=page: move_on(page, channel=channel))  # type: ignore[misc]
+        yield from _advanced(channel)
+    return [_stuck(each) for each in found]
+
+
+def _ordered(statement: Statement[str | None], workflow_id: UUID, channel: str) -> Plan[WorkflowState]:
+    was = yield from ask(statement)
+    if was is None:
+        raise WorkflowNotFound(workflow_id)
+    yield from _advanced(channel)
+    return (yield from status(workflow_id))
+
+
+def _advanced(channel: str) -> Plan[None]:
+    for _ in range(_MOST_STEPS):
+        done = yield from together(lambda: step(channel=channel))
+        if not done.workflows:
+            return
+
+
+def _info(row: WorkflowRow) -> WorkflowInfo:
+    return WorkflowInfo(
+        id=row.id, name=row.name, key=row.key, state=WorkflowState(row.state), on_error=row.on_error,
+        counts={NodeState(state): count for state, count in row.counts.items()}, output=row.output_name, parent_id=row.parent_id,
+        sent_at=row.sent_at, paused_at=row.paused_at, cancel_requested_at=row.cancel_requested_at, ended_at=row.ended_at,
+        result=None if row.result is None else msgspec.json.decode(row.result), error=_error(row.error),
+    )  # fmt: skip
+
+
+def _nodes(rows: Sequence[NodeRow], edges: Sequence[EdgeRow]) -> list[NodeInfo]:
+    names = {row.number: row.name for row in rows}
+    needs: dict[int, list[str]] = {}
+    for edge in edges:
+        needed = needs.setdefault(edge.child, [])
+        if names[edge.parent] not in needed:
+            needed.append(names[edge.parent])
+    return [
+        NodeInfo(
+            name=row.name, kind=row.kind, state=_state(row), task=row.task or row.child_name, task_id=row.task_id,
+            needs=tuple(needs.get(row.number, ())), member_of=None if row.member_of is None else names[row.member_of],
+            quorum=row.quorum, attempt=row.attempt, enqueued_at=row.enqueued_at, started_at=row.started_at, ended_at=row.ended_at,
+            error=_error(row.error),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _state(row: NodeRow) -> NodeState:
+    if row.state == "ENQUEUED" and row.task_state == "RUNNING":
+        return NodeState.RUNNING
+    return NodeState(row.state)
+
+
+def _error(text: str | None) -> TaskError | None:
+    return None if text is None else error_from_json(text)
+
+
+def _stuck(found: StuckNode) -> StuckWorkflow:
+    return StuckWorkflow(
+        workflow_id=found.workflow_id,
+        workflow=found.workflow,
+        node=found.node,
+        task_id=found.task_id,
+        what=found.what,
+    )

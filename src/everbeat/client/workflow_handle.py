@@ -1,0 +1,199 @@
+"""What a start gives back: a way to wait for a workflow, to ask about it and its nodes, to stop it and to let it go on.
+
+What lives here: `WorkflowHandle`. What may not: the questions themselves (`workflow_control`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, overload
+from uuid import UUID
+
+import msgspec
+
+from everbeat.client import workflow_control
+from everbeat.client.control import Control
+from everbeat.client.door import Door
+from everbeat.client.twins import awaiting, blocking
+from everbeat.domain.duration import Duration
+from everbeat.domain.failure import error_from_json
+from everbeat.domain.graph import Hole, fill
+from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, Completed, Failed, TaskError, TaskFailed
+from everbeat.domain.states import TaskState
+from everbeat.domain.workflow_info import NodeInfo, NodeState, WorkflowInfo, WorkflowState
+from everbeat.errors import NodeNotEnded, TaskNotFound, WorkflowNotFound
+from everbeat.store.advance import known_of
+from everbeat.store.plan import Plan, ask
+from everbeat.store.tasks import StoredOutcome
+from everbeat.store.workflows import values
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+R_co = TypeVar("R_co", covariant=True)
+
+
+class NodeOf(Protocol[T_co]):
+    """A node as it was added: its name, and how its result is read."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read_result(self, text: str) -> T_co: ...
+
+
+class WorkflowHandle(Generic[R_co]):
+    """One started workflow, by its `id`; every blocking method has a twin to await, named with a leading `a`."""
+
+    def __init__(
+        self,
+        workflow_id: UUID,
+        *,
+        control: Control,
+        decode: Callable[[str], Any] = msgspec.json.decode,
+    ) -> None:
+        self.id = workflow_id
+        self._control = control
+        self._decode = decode
+        self._seen: Completed[R_co] | Failed | None = None
+
+    def __repr__(self) -> str:
+        return f"<WorkflowHandle {self.id}>"
+
+    @property
+    def door(self) -> Door:
+        """The way to the database."""
+        return self._control.door
+
+    def result(self, *, timeout: Duration | None = None) -> R_co:
+        """The value of the workflow's output; raises TaskFailed if it did not complete, or has none, WaitTimeout after `timeout`.
+
+        handle.result(timeout="5m")
+        """
+        return self._value(self.outcome(timeout=timeout))
+
+    async def aresult(self, *, timeout: Duration | None = None) -> R_co:
+        """As `result`, to await."""
+        return self._value(await self.aoutcome(timeout=timeout))
+
+    def outcome(self, *, timeout: Duration | None = None) -> Completed[R_co] | Failed:
+        """How the workflow ended; raises WaitTimeout after `timeout`, WorkflowNotFound."""
+        if self._seen is None:
+            try:
+                self._remember(self._control.wait(self.id, timeout=timeout, name="outcome"))
+            except TaskNotFound:
+                raise WorkflowNotFound(self.id) from None
+        assert self._seen is not None
+        return self._seen
+
+    async def aoutcome(self, *, timeout: Duration | None = None) -> Completed[R_co] | Failed:
+        """As `outcome`, to await."""
+        if self._seen is None:
+            try:
+                self._remember(await self._control.await_end(self.id, timeout=timeout))
+            except TaskNotFound:
+                raise WorkflowNotFound(self.id) from None
+        assert self._seen is not None
+        return self._seen
+
+    def _status(self) -> Plan[WorkflowState]:
+        """Its state now; raises WorkflowNotFound."""
+        return workflow_control.status(self.id)
+
+    def _info(self) -> Plan[WorkflowInfo]:
+        """The workflow as it is now; raises WorkflowNotFound."""
+        return workflow_control.info(self.id)
+
+    def _nodes(self) -> Plan[list[NodeInfo]]:
+        """Its nodes as they are now, in the order they were added; raises WorkflowNotFound."""
+        return workflow_control.nodes(self.id)
+
+    def _pause(self) -> Plan[WorkflowState]:
+        """Lets nothing more begin, children included; what runs ends. Answers the state now; raises WorkflowNotFound."""
+        return workflow_control.pause(self.id, channel=self.door.channel)
+
+    def _resume(self) -> Plan[WorkflowState]:
+        """Lets a paused workflow go on. Answers the state now; raises WorkflowNotFound."""
+        return workflow_control.resume(self.id, channel=self.door.channel)
+
+    def _cancel(self) -> Plan[WorkflowState]:
+        """Skips what has not begun, asks what runs to end, children included. Answers the state now; raises WorkflowNotFound."""
+        return workflow_control.cancel(self.id, channel=self.door.channel)
+
+    def _retry(self) -> Plan[WorkflowState]:
+        """Begins again what did not complete, with fresh budgets; what completed stays. Raises WorkflowNotRetryable, WorkflowNotFound."""
+        answer = yield from workflow_control.retry(self.id, channel=self.door.channel)
+        self._seen = None
+        return answer
+
+    status = blocking(_status)
+    astatus = awaiting(_status)
+    info = blocking(_info)
+    ainfo = awaiting(_info)
+    nodes = blocking(_nodes)
+    anodes = awaiting(_nodes)
+    pause = blocking(_pause)
+    apause = awaiting(_pause)
+    resume = blocking(_resume)
+    aresume = awaiting(_resume)
+    cancel = blocking(_cancel)
+    acancel = awaiting(_cancel)
+    retry = blocking(_retry)
+    aretry = awaiting(_retry)
+
+    @overload
+    def result_of(self, node: NodeOf[T], /) -> T: ...
+    @overload
+    def result_of(self, node: str, /) -> Any: ...
+    def result_of(self, node: NodeOf[Any] | str, /) -> Any:
+        """What this node returned: of a map a list; by its name plain JSON. Raises TaskFailed if it did not complete, NodeNotEnded, UnknownName.
+
+        handle.result_of("pack")
+        """
+        text = self.door.run(
+            self._result_text(_name(node)), name="WorkflowHandle.result_of", twin="WorkflowHandle.aresult_of"
+        )
+        return msgspec.json.decode(text) if isinstance(node, str) else node.read_result(text)
+
+    @overload
+    async def aresult_of(self, node: NodeOf[T], /) -> T: ...
+    @overload
+    async def aresult_of(self, node: str, /) -> Any: ...
+    async def aresult_of(self, node: NodeOf[Any] | str, /) -> Any:
+        """As `result_of`, to await."""
+        text = await self.door.arun(self._result_text(_name(node)))
+        return msgspec.json.decode(text) if isinstance(node, str) else node.read_result(text)
+
+    def _result_text(self, name: str) -> Plan[str]:
+        row = yield from workflow_control.node_task(self.id, name)
+        if not NodeState(row.state).is_final:
+            raise NodeNotEnded(self.id, name, state=row.state)
+        found = yield from ask(values([(self.id, row.number)]))
+        known = known_of(found)[self.id]
+        if row.state != "COMPLETED":
+            error = known[row.number].error
+            raise TaskFailed(
+                TaskError(RESULT_NOT_AVAILABLE, f"node {name} ended {row.state}")
+                if error is None
+                else error_from_json(error),
+                task_id=row.task_id,
+            )
+        return fill((Hole(row.number),), known)
+
+    def _value(self, outcome: Completed[R_co] | Failed) -> R_co:
+        match outcome:
+            case Completed(value):
+                return value
+            case Failed(error):
+                raise TaskFailed(error, task_id=self.id) from error
+
+    def _remember(self, stored: StoredOutcome) -> None:
+        if stored.state is TaskState.COMPLETED:
+            self._seen = Completed(self._decode("null" if stored.result is None else stored.result))
+        elif stored.error is not None:
+            self._seen = Failed(error_from_json(stored.error))
+        else:
+            self._seen = Failed(TaskError(f"WORKFLOW_{stored.state}", f"the workflow is {stored.state}"))
+
+
+def _name(node: NodeOf[Any] | str) -> str:
+    return node if isinstance(node, str) else node.name

@@ -1,0 +1,68 @@
+"""The start of a workflow that was built.
+
+What lives here: `Startable`, the types and options of a start. What may not: the graph (`workflow`), storing it (`workflow_sender`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from everbeat.client.workflow_adding import WorkflowBackend
+from everbeat.client.workflow_handle import WorkflowHandle
+from everbeat.client.workflow_node import Node, Nodes
+from everbeat.client.workflow_signature import checked_key
+from everbeat.domain.graph import Graph
+
+R = TypeVar("R")
+
+
+class Startable(ABC):
+    """What can be started once it is built."""
+
+    _backend: WorkflowBackend
+
+    @abstractmethod
+    def made(self, output: object) -> tuple[Graph, Callable[[str], Any]]:
+        """The graph, and how the value of its output is read; raises ConfigurationError."""
+
+    @overload
+    def start(
+        self, *, output: Nodes[R], key: str | None = None, connection: object = None
+    ) -> WorkflowHandle[list[R]]: ...
+    @overload
+    def start(
+        self, *, output: Node[R], key: str | None = None, connection: object = None
+    ) -> WorkflowHandle[R]: ...
+    @overload
+    def start(self, *, key: str | None = None, connection: object = None) -> WorkflowHandle[None]: ...
+    def start(
+        self, *, output: Any = None, key: str | None = None, connection: object = None
+    ) -> WorkflowHandle[Any]:
+        """Stores the workflow in one statement, and workers begin it; the value of `output` is its result. May be repeated: each is a new one.
+
+        `key`: of this name at most one workflow with this key lives; starting another finds that one. `connection`: it is part of that
+        connection's transaction. Raises ConfigurationError with everything that is wrong, BlockingCallInLoop, a DatabaseError.
+
+        handle = wf.start(output=packed, key=f"order-{order.id}")
+        """
+        graph, read = self.made(output)
+        return self._backend.start(graph, key=checked_key(key), connection=connection, decode=read)
+
+    @overload
+    async def astart(
+        self, *, output: Nodes[R], key: str | None = None, connection: object = None
+    ) -> WorkflowHandle[list[R]]: ...
+    @overload
+    async def astart(
+        self, *, output: Node[R], key: str | None = None, connection: object = None
+    ) -> WorkflowHandle[R]: ...
+    @overload
+    async def astart(self, *, key: str | None = None, connection: object = None) -> WorkflowHandle[None]: ...
+    async def astart(
+        self, *, output: Any = None, key: str | None = None, connection: object = None
+    ) -> WorkflowHandle[Any]:
+        """As `start`, to await."""
+        graph, read = self.made(output)
+        return await self._backend.astart(graph, key=checked_key(key), connection=connection, decode=read)

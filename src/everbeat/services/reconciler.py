@@ -1,0 +1,106 @@
+"""The reconciler: workflows in which something should have happened and has not, though everybody who could do it is told in three ways.
+
+What lives here: one pass over all live workflows, by whichever supervisor has the turn. What may not: what is done about them, which is
+the same step as ever (`store.advance`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeVar
+from uuid import UUID
+
+from everbeat.config import RecoveryConfig
+from everbeat.runtime.events import Event, EventBus
+from everbeat.services.observer import Observer, Statements
+from everbeat.store import workers
+from everbeat.store.plan import aperform
+from everbeat.store.reconcile import GRACE_MS, PAGE, move_on
+from everbeat.store.session import Run
+from everbeat.store.workflow_control import StuckNode, forget, stuck
+
+T = TypeVar("T")
+_ONE_TRY: Final = 0.0
+_LONGEST_INTERVAL_S: Final = 30.0
+_BATCH: Final = 1_000
+_AT_ONCE: Final = 20
+"""Beats share this connection."""
+_FIRST: Final = UUID(int=0)
+
+
+class WorkflowUnstuck(Event, frozen=True, kw_only=True):
+    """Something should have happened in a workflow and had not; it has been done now."""
+
+    room = "services"
+    level = logging.WARNING
+    workflow_id: UUID
+    workflow: str
+    node: str | None
+    what: str
+
+
+class Transactions(Statements, Protocol):
+    """Runs statements, also several in one transaction."""
+
+    async def transact(
+        self, body: Callable[[Run], Awaitable[T]], *, patience_s: float | None = None
+    ) -> T: ...
+
+
+class Reconciler:
+    """A service of every supervisor, of which one at a time has the turn. What moved within `grace_ms` is left alone."""
+
+    name = "reconciler"
+
+    def __init__(
+        self,
+        statements: Transactions,
+        config: RecoveryConfig,
+        *,
+        channel: str,
+        observer: Observer,
+        events: EventBus,
+        grace_ms: int = GRACE_MS,
+    ) -> None:
+        # Half: whoever has the turn may die right after taking it, and all others wait for their own next tick.
+        self.interval_s = min(config.check_interval_ms / 2_000, _LONGEST_INTERVAL_S)
+        self._statements = statements
+        self._channel = channel
+        self._observer = observer
+        self._events = events
+        self._grace_ms = grace_ms
+
+    async def tick(self) -> float | None:
+        """One pass."""
+        turn = workers.take_turn(
+            self.name, interval_ms=round(self.interval_s * 1_000), taken_by=self._observer.supervisor_id
+        )
+        if not await self._statements.run(turn, patience_s=_ONE_TRY):
+            return None
+        await self._statements.run(forget(limit=_BATCH), patience_s=_ONE_TRY)
+        after: UUID | None = _FIRST
+        while after is not None:
+            page = await self._statements.run(
+                stuck(after=after, limit=PAGE, grace_ms=self._grace_ms), patience_s=_ONE_TRY
+            )
+            if page.found:
+                await self._move_on(page.found)
+            after = page.next_after
+        return None
+
+    async def _move_on(self, found: Sequence[StuckNode]) -> None:
+        ids = sorted({each.workflow_id for each in found})
+        for first in range(0, len(ids), _AT_ONCE):
+            some = ids[first : first + _AT_ONCE]
+            await self._statements.transact(partial(self._moved_on, some), patience_s=_ONE_TRY)
+        for each in found:
+            self._events.emit(
+                WorkflowUnstuck(
+                    workflow_id=each.workflow_id, workflow=each.workflow, node=each.node, what=each.what
+                )
+            )
+
+    async def _moved_on(self, ids: Sequence[UUID], run: Run) -> None:
+        await aperform(move_on(ids, channel=self._channel), run)

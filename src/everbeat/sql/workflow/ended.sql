@@ -1,0 +1,33 @@
+-- Of locked workflows those of which nothing is left to wait for, and what they came to. Paused ones go on when they are resumed.
+with done as materialized (
+    select w.* from {schema}.workflows w
+    where w.id = any(%(ids)s::text::uuid[]) and w.state in ('RUNNING', 'CANCELLING')
+      and not exists (
+          select from {schema}.nodes n where n.workflow_id = w.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
+      )
+)
+select
+    w.id, w.state, w.on_error, w.success::text, w.output, o.state as output_state,
+    case when o.kind = 'map' then null else coalesce(t.result, c.result)::text end as output_result, o.kind = 'map' as output_is_map,
+    bad.name as bad_name, bad.state as bad_state, coalesce(bad.error, bt.error)::text as bad_error,
+    case when w.success is not null
+         then array(select n.number from {schema}.nodes n where n.workflow_id = w.id and n.state <> 'COMPLETED' order by n.number)
+    end as short
+from done w
+left join {schema}.nodes o on o.workflow_id = w.id and o.number = w.output
+left join {schema}.tasks t on o.kind = 'task' and t.id = o.task_id
+left join {schema}.workflows c on o.kind = 'workflow' and c.id = o.task_id
+left join lateral (
+    select n.number, n.name, n.state, n.error, n.task_id
+    from {schema}.nodes n
+    where n.workflow_id = w.id and n.state in ('FAILED', 'CANCELLED', 'EXPIRED') and (n.kind <> 'map' or n.members is null)
+      and (
+          w.success is null
+          or exists (
+              select from json_array_elements(w.success) c (numbers) cross join json_array_elements_text(c.numbers) r (number)
+              where r.number::integer in (n.number, n.member_of)
+          )
+      )
+    order by n.number limit 1
+) bad on true
+left join {schema}.tasks bt on bt.id = bad.task_id

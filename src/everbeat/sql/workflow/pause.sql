@@ -1,0 +1,11 @@
+-- RUNNING -> PAUSED, at once; what it has under way and has not begun is taken back by whoever advances it. Its children follow.
+with paused as (
+    update {schema}.workflows w
+    set state = 'PAUSED', paused_at = statement_timestamp()
+    where w.id = %(id)s and w.state = 'RUNNING'
+    returning w.id
+), happened as (
+    insert into {schema}.outbox (workflow_id, node) select p.id, null from paused p
+)
+select w.state as was, case when exists (select from paused) then pg_notify(%(channel)s, 'w') end
+from {schema}.workflows w where w.id = %(id)s

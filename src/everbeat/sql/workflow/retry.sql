@@ -1,0 +1,43 @@
+-- An operator's retry: FAILED | CANCELLED -> RUNNING, and PAUSED as well; repeatable by the id of the call. What completed stays completed.
+-- Nodes that ended badly begin again, nodes that were skipped for it wait again; a child that failed is retried in the same way.
+with recursive root as (
+    update {schema}.workflows w
+    set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, cancel_requested_at = null, retry_call = %(call)s
+    where w.id = %(id)s and w.state in ('FAILED', 'CANCELLED', 'PAUSED') and w.parent_id is null
+    returning w.id
+), tree as (
+    select r.id from root r
+    union all
+    select c.id
+    from tree t
+    join {schema}.nodes n on n.workflow_id = t.id and n.kind = 'workflow' and n.state in ('FAILED', 'CANCELLED')
+    join {schema}.workflows c on c.id = n.task_id and c.state in ('FAILED', 'CANCELLED')
+), child as (
+    update {schema}.workflows w
+    set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, cancel_requested_at = null
+    where w.id in (select t.id from tree t except select r.id from root r)
+    returning w.id
+), again as (
+    update {schema}.nodes n
+    set state = case
+            when n.kind = 'map' and n.members is not null then 'ENQUEUED'
+            when n.kind = 'workflow' and n.task_id in (select t.id from tree t) then 'ENQUEUED'
+            else 'PENDING'
+        end,
+        ended_at = null, error = null
+    from tree t
+    where n.workflow_id = t.id and n.state in ('FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED')
+    returning n.workflow_id, n.number
+), opened as (
+    update {schema}.edges e
+    set state = 'OPEN'
+    from again a
+    where e.workflow_id = a.workflow_id and e.parent = a.number and e.state <> 'OPEN'
+      and exists (select from again b where b.workflow_id = e.workflow_id and b.number = e.child)
+), happened as (
+    insert into {schema}.outbox (workflow_id, node) select t.id, null from tree t
+)
+select
+    w.state as was, w.parent_id is not null as is_child, (exists (select from root) or w.retry_call = %(call)s) is true as retried,
+    case when exists (select from root) then pg_notify(%(channel)s, 'w') end
+from {schema}.workflows w where w.id = %(id)s

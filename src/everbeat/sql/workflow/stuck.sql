@@ -1,0 +1,60 @@
+-- Live workflows in which something should have happened and has not: a page of them, by id. Those of which the outbox has something
+-- younger than the grace are moving. Paused ones wait for somebody, cancelled ones enqueue nothing.
+with page as materialized (
+    select w.id, w.name, w.state
+    from {schema}.workflows w
+    where w.state in ('RUNNING', 'PAUSED', 'CANCELLING') and w.id > %(after)s and (%(only)s::uuid is null or w.id = %(only)s::uuid)
+    order by w.id
+    limit %(limit)s
+), still as materialized (
+    select p.id, p.name, p.state from page p
+    where not exists (
+        select from {schema}.outbox o
+        where o.workflow_id = p.id and o.at > statement_timestamp() - %(grace_ms)s::bigint * interval '1 millisecond'
+    )
+), found as (
+    select s.id, n.number, n.name, n.task_id, 'TASK_ENDED' as what
+    from still s
+    join {schema}.nodes n on n.workflow_id = s.id and n.state = 'ENQUEUED' and n.kind = 'task'
+    left join {schema}.tasks t on t.id = n.task_id
+    where t.id is null or t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+    union all
+    select s.id, n.number, n.name, n.task_id, 'CHILD_ENDED'
+    from still s
+    join {schema}.nodes n on n.workflow_id = s.id and n.state = 'ENQUEUED' and n.kind = 'workflow'
+    left join {schema}.workflows w on w.id = n.task_id
+    where w.id is null or w.state in ('COMPLETED', 'FAILED', 'CANCELLED')
+    union all
+    select s.id, n.number, n.name, n.task_id, 'MEMBERS_ENDED'
+    from still s
+    join {schema}.nodes n on n.workflow_id = s.id and n.state = 'ENQUEUED' and n.kind = 'map'
+    where not exists (
+        select from {schema}.nodes m
+        where m.workflow_id = s.id and m.member_of = n.number and m.state in ('PENDING', 'READY', 'ENQUEUED')
+    )
+    union all
+    select s.id, n.number, n.name, n.task_id, 'NOT_ENQUEUED'
+    from still s
+    join {schema}.nodes n on n.workflow_id = s.id and n.state = 'READY'
+    where s.state = 'RUNNING'
+    union all
+    select s.id, n.number, n.name, n.task_id, 'NOT_RESOLVED'
+    from still s
+    join {schema}.nodes n on n.workflow_id = s.id and n.state = 'PENDING'
+    where not exists (
+        select from {schema}.edges e
+        join {schema}.nodes p on p.workflow_id = e.workflow_id and p.number = e.parent
+        where e.workflow_id = s.id and e.child = n.number and p.state in ('PENDING', 'READY', 'ENQUEUED')
+    )
+    union all
+    select s.id, null, null, null, 'NOT_FINISHED'
+    from still s
+    where s.state <> 'PAUSED' and not exists (
+        select from {schema}.nodes n where n.workflow_id = s.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
+    )
+)
+select 'found' as kind, f.id, s.name, f.number, f.name as node, f.task_id, f.what from found f join still s on s.id = f.id
+union all
+select 'page', max_id.id, null, null, null, null, null
+from (select p.id from page p order by p.id desc limit 1) max_id
+where (select count(*) from page) = %(limit)s

@@ -1,0 +1,206 @@
+"""One step of workflows: what has happened to some of them becomes what follows from it, in one transaction.
+
+What lives here: the order of the statements, under the lock of the workflows. What may not: when to take a step (`worker.advancer`),
+and transactions (`store.session`, `store.database`).
+
+A step that is repeated, or taken by two, changes nothing twice: whoever holds the lock finds in the outbox what is left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+from uuid import UUID
+
+from msgspec import Struct
+
+from everbeat.domain.graph import (
+    ITEM,
+    Hole,
+    Known,
+    Template,
+    decode_graph,
+    decode_template,
+    fill,
+    holes,
+    items_of,
+)
+from everbeat.domain.outcome import ARGUMENTS_INVALID
+from everbeat.domain.verdict import Ended, Verdict, verdict
+from everbeat.store import workflows
+from everbeat.store.plan import Plan, ask
+from everbeat.store.workflows import Composition, Locked, Place, ReadyNode, Value
+
+MOST_LOOKED_AT: Final = 2_000
+MOST_WORKFLOWS: Final = 100
+MOST_EVENTS: Final = 500
+MOST_ENQUEUED: Final = 500
+"""A step holds its locks for some tens of milliseconds."""
+
+
+class Step(Struct, frozen=True):
+    """What a step did: workflows it was at, nodes it enqueued, workflows it ended."""
+
+    workflows: int
+    enqueued: int = 0
+    ended: int = 0
+
+
+def step(*, channel: str, ids: Collection[UUID] | None = None) -> Plan[Step]:
+    """Takes one step: with the workflows that something happened to and nobody is at, or with these, waiting for whoever is at them."""
+    if ids is None:
+        locked = yield from ask(workflows.lock(look=MOST_LOOKED_AT, limit=MOST_WORKFLOWS))
+    else:
+        locked = yield from ask(workflows.lock_these(ids))
+    if not locked:
+        return Step(0)
+    states = {each.id: each.state for each in locked}
+    happened = yield from ask(workflows.absorb(states, limit=MOST_EVENTS))
+    stopping = yield from _pause(locked, states, happened.failed)
+    stopping |= {each for each in happened.whole if states[each] in ("PAUSED", "CANCELLING")}
+    if stopping:
+        yield from ask(workflows.withdraw(stopping, channel=channel))
+    ready = [*happened.ready]
+    if happened.look:
+        ready += yield from ask(workflows.resolve(happened.look))
+    enqueued = yield from _begin([each for each in ready if states[each.workflow_id] == "RUNNING"], channel)
+    waiting = [each.place for each in ready if states[each.workflow_id] == "PAUSED"]
+    if waiting:
+        yield from ask(workflows.hold(waiting, again=[False] * len(waiting)))
+    ended = yield from _end(states.keys() - {each.workflow_id for each in ready}, channel)
+    return Step(len(locked), enqueued, ended)
+
+
+def _pause(locked: Iterable[Locked], states: dict[UUID, str], failed: Sequence[Place]) -> Plan[set[UUID]]:
+    """Pauses those of which a node failed and that asked for it; answers which."""
+    hit = {place[0] for place in failed}
+    pausing = [
+        each.id for each in locked if each.id in hit and each.on_error == "pause" and each.state == "RUNNING"
+    ]
+    if not pausing:
+        return set()
+    paused = yield from ask(workflows.pause_failed(pausing))
+    states.update(dict.fromkeys(paused, "PAUSED"))
+    return set(paused)
+
+
+def _begin(ready: Sequence[ReadyNode], channel: str) -> Plan[int]:
+    """Sends tasks, makes members of maps, starts children."""
+    now, later = ready[:MOST_ENQUEUED], ready[MOST_ENQUEUED:]
+    if later:
+        yield from ask(workflows.hold([each.place for each in later], again=[True] * len(later)))
+    args: dict[Place, str | None] = {each.place: None for each in now if each.kind == "task"}
+    composed = [each.place for each in now if each.composed]
+    if composed:
+        parts = yield from ask(workflows.compositions(composed))
+        known = yield from _known(parts)
+        for part in parts:
+            place = part.workflow_id, part.number
+            try:
+                match part.kind:
+                    case "task":
+                        args[place] = _filled(part.template, part.args, known.get(part.workflow_id, {}))
+                    case "map":
+                        yield from ask(
+                            workflows.expand(place, _members(part, known.get(part.workflow_id, {})))
+                        )
+                    case _:
+                        yield from _start_child(part, known.get(part.workflow_id, {}), channel)
+            except (LookupError, ValueError) as problem:
+                args.pop(place, None)
+                message = f"the arguments of node {part.name} cannot be put together: {problem}"
+                yield from ask(workflows.refuse(place, code=ARGUMENTS_INVALID, message=message))
+    if args:
+        yield from ask(workflows.enqueue([*args], [*args.values()], channel=channel))
+    return len(args)
+
+
+def _known(parts: Iterable[Composition]) -> Plan[dict[UUID, dict[int, Known]]]:
+    """What the sources of all holes have come to."""
+    wanted = {(part.workflow_id, hole.source) for part in parts for hole in _sources(part)}
+    found: Sequence[Value] = ()
+    if wanted:
+        found = yield from ask(workflows.values(wanted))
+    return known_of(found)
+
+
+def known_of(found: Iterable[Value]) -> dict[UUID, dict[int, Known]]:
+    """Values by workflow and node; of maps with their members, in order."""
+    known: dict[UUID, dict[int, Known]] = {}
+    members: dict[Place, list[tuple[int, Known]]] = {}
+    maps: list[Value] = []
+    for value in found:
+        one = Known(value.state, value.result, value.error)
+        if value.place is not None:
+            members.setdefault((value.workflow_id, value.number), []).append((value.place, one))
+        elif value.is_map:
+            maps.append(value)
+        else:
+            known.setdefault(value.workflow_id, {})[value.number] = one
+    for value in maps:
+        parts = [
+            part for _, part in sorted(members.get((value.workflow_id, value.number), []), key=_by_place)
+        ]
+        known.setdefault(value.workflow_id, {})[value.number] = Known(
+            value.state, None, value.error, parts=parts
+        )
+    return known
+
+
+def _by_place(member: tuple[int, Known]) -> int:
+    return member[0]
+
+
+def _sources(part: Composition) -> list[Hole]:
+    texts = [text for text in (part.template, part.items) if text is not None]
+    return [hole for text in texts for hole in holes(decode_template(text)) if hole.source != ITEM]
+
+
+def _filled(template: str | None, args: str | None, known: dict[int, Known]) -> str | None:
+    return args if template is None else fill(decode_template(template), known)
+
+
+def _members(part: Composition, known: dict[int, Known]) -> list[str]:
+    """The arguments of a map's members."""
+    items = items_of(fill(decode_template(part.items or "[]"), known))
+    template: Template = decode_template(part.template or "[]")
+    return [fill(template, known | {ITEM: Known("COMPLETED", item)}) for item in items]
+
+
+def _start_child(part: Composition, known: dict[int, Known], channel: str) -> Plan[None]:
+    given = _filled(part.template, part.args, known)
+    graph = decode_graph(part.graph or "{}")
+    place = part.workflow_id, part.number
+    child = yield from ask(workflows.adopt(place))
+    if child is not None:
+        statement = workflows.insert(
+            child, graph, channel=channel, given=None if given is None else given.encode(), parent=place
+        )
+        yield from ask(statement)
+
+
+def _end(ids: Iterable[UUID], channel: str) -> Plan[int]:
+    candidates = [*ids]
+    if not candidates:
+        return 0
+    ended = yield from ask(workflows.ended(candidates))
+    if not ended:
+        return 0
+    verdicts: list[Verdict] = []
+    for each in ended:
+        complete = yield from _with_output(each)
+        verdicts.append(verdict(complete))
+    yield from ask(workflows.finish(verdicts, channel=channel))
+    return len(ended)
+
+
+def _with_output(ended: Ended) -> Plan[Ended]:
+    if not ended.output_is_map or ended.output is None or ended.output_state != "COMPLETED":
+        return ended
+    found = yield from ask(workflows.values([(ended.workflow_id, ended.output)]))
+    known = known_of(found)[ended.workflow_id]
+    return Ended(
+        workflow_id=ended.workflow_id, state=ended.state, on_error=ended.on_error, success=ended.success, output=ended.output,
+        output_state=ended.output_state, output_result=fill((Hole(ended.output),), known), bad_name=ended.bad_name,
+        bad_state=ended.bad_state, bad_error=ended.bad_error, short=ended.short,
+    )  # fmt: skip

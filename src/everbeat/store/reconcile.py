@@ -1,0 +1,36 @@
+"""Workflows in which something should have happened and has not: found, and moved on by the same step as all others.
+
+What lives here: the pass over all live workflows, as plans. What may not: when there is one (`services.reconciler`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+from uuid import UUID
+
+from everbeat.store.advance import step
+from everbeat.store.plan import Plan, ask
+from everbeat.store.workflow_control import StuckNode, look, stuck
+
+PAGE: Final = 200
+GRACE_MS: Final = 10_000
+"""What has happened so recently is on its way."""
+_FIRST: Final = UUID(int=0)
+
+
+def find_stuck(*, grace_ms: int, only: UUID | None = None) -> Plan[list[StuckNode]]:
+    """What is stuck, of all live workflows or of one."""
+    found: list[StuckNode] = []
+    after: UUID | None = _FIRST
+    while after is not None:
+        page = yield from ask(stuck(after=after, limit=PAGE, grace_ms=grace_ms, only=only))
+        found.extend(page.found)
+        after = page.next_after
+    return found
+
+
+def move_on(ids: Collection[UUID], *, channel: str) -> Plan[None]:
+    """In one transaction: everything of these workflows is looked at, and what follows is done."""
+    yield from ask(look(ids))
+    yield from step(channel=channel, ids=ids)

@@ -1,0 +1,43 @@
+"""Moves workflows on, whoever ended what they waited for: when this worker settled a node, when a hint says so, and now and then.
+
+What lives here: when a step is taken. What may not: what a step does (`store.advance`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from everbeat.store.advance import step
+from everbeat.store.plan import aperform
+from everbeat.store.session import Session
+
+POLL_S: Final = 5.0
+"""What nobody told of is found within this time: the hint was lost, or whoever settled it died before the next step."""
+
+
+class Advancer:
+    """A service. `on_enqueued()`: there are tasks to claim."""
+
+    name = "advancer"
+    interval_s = POLL_S
+
+    def __init__(self, session: Session, *, on_enqueued: Callable[[], None]) -> None:
+        self.wake = asyncio.Event()
+        self._session = session
+        self._on_enqueued = on_enqueued
+
+    def look(self) -> None:
+        """Something may have happened to workflows."""
+        self.wake.set()
+
+    async def tick(self) -> float | None:
+        """Steps until nothing is left that nobody is at."""
+        channel = self._session.target.channel
+        while True:
+            done = await self._session.transact(lambda run: aperform(step(channel=channel), run))
+            if done.enqueued:
+                self._on_enqueued()
+            if not done.workflows:
+                return None

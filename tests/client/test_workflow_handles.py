@@ -1,0 +1,195 @@
+"""Starting workflows and asking about them, through the app, with a worker in this program."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from everbeat import App, Failed, Node, Nodes, TaskError, Workflow
+from everbeat.domain.outcome import TaskFailed
+from everbeat.domain.workflow_info import WorkflowState
+from everbeat.errors import (
+    BlockingCallInLoop,
+    ConfigurationError,
+    NodeNotEnded,
+    TaskNotRetryable,
+    UnknownName,
+    WaitTimeout,
+    WorkflowNotFound,
+    WorkflowNotRetryable,
+)
+
+
+@dataclass
+class Payment:
+    amount: int
+
+
+@pytest.fixture
+def app(database_url: str, schema: str) -> Iterator[App]:
+    made = App(database_url, schema=schema)
+
+    @made.task
+    async def charge(order: int) -> Payment:
+        if order < 0:
+            raise TaskError("DECLINED", f"order {order}")
+        return Payment(order)
+
+    @made.task
+    async def pack(payment: Payment) -> str:
+        return f"packed for {payment.amount}"
+
+    @made.define_workflow("order")
+    def order(wf: Workflow, number: int) -> Node[str]:
+        return wf.add(pack, wf.add(charge, number).named("paid").result).named("packed")
+
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def working(app: App) -> Iterator[None]:
+    thread = threading.Thread(target=app.run_worker)
+    thread.start()
+    yield
+    app.stop_worker()
+    thread.join(30)
+
+
+@pytest.mark.usefixtures("working")
+def test_a_workflow_from_start_to_result(app: App) -> None:
+    handle = app.workflows["order"].start(17)
+    assert handle.result(timeout=30) == "packed for 17"
+    assert handle.status() is WorkflowState.COMPLETED
+    info = handle.info()
+    assert (info.name, info.output, info.result, info.counts) == (
+        "order",
+        "packed",
+        "packed for 17",
+        {"COMPLETED": 2},
+    )
+    paid, packed = handle.nodes()
+    assert (paid.name, paid.task, paid.needs, packed.needs) == ("paid", "charge", (), ("paid",))
+    assert packed.duration_s is not None
+    assert handle.result_of("paid") == {"amount": 17}
+    again = app.workflow_handle(str(handle.id))
+    assert again.result(timeout=1) == "packed for 17"
+
+
+@pytest.mark.usefixtures("working")
+def test_results_of_nodes_have_their_types(app: App) -> None:
+    wf = app.workflow("typed")
+
+    @app.task
+    async def double(order: int) -> Payment:
+        return Payment(2 * order)
+
+    each: Nodes[Payment] = wf.map(double, [1, 2])
+    handle = wf.start(output=each)
+    assert handle.result(timeout=30) == [Payment(2), Payment(4)]
+    assert handle.result_of(each) == [Payment(2), Payment(4)]
+    assert handle.result_of(each[1]) == Payment(4)
+
+
+@pytest.mark.usefixtures("working")
+def test_a_failure_names_its_node_and_can_be_retried(app: App) -> None:
+    handle = app.workflows["order"].start(-1)
+    outcome = handle.outcome(timeout=30)
+    assert isinstance(outcome, Failed)
+    assert (outcome.error.code, outcome.error.data["node"]) == ("DECLINED", "paid")
+    with pytest.raises(TaskFailed, match="order -1"):
+        handle.result_of("paid")
+    with pytest.raises(TaskFailed, match="it needs paid, which ended FAILED"):
+        handle.result_of("packed")
+    (paid, _) = handle.nodes()
+    assert paid.task_id is not None
+    with pytest.raises(TaskNotRetryable, match="retry the workflow"):
+        app.retry(paid.task_id)
+    assert handle.retry() is WorkflowState.RUNNING
+    assert isinstance(handle.outcome(timeout=30), Failed)
+    assert [each.attempt for each in handle.nodes()] == [1, None]
+
+
+def test_a_key_finds_the_one_that_lives(app: App) -> None:
+    order = app.workflows["order"]
+    first = order.with_options(key="order-1").start(1)
+    assert order.with_options(key="order-1").start(1).id == first.id
+    assert order.with_options(key="order-2").start(1).id != first.id
+    assert first.cancel() is WorkflowState.CANCELLED
+    assert order.with_options(key="order-1").start(1).id != first.id
+    with pytest.raises(ConfigurationError, match="key of the workflow"):
+        order.with_options(key="")
+
+
+def test_it_is_part_of_the_users_transaction(app: App, database_url: str) -> None:
+    app.migrate()
+    with psycopg.connect(database_url) as connection:
+        handle = app.workflows["order"].with_options(connection=connection).start(1)
+        with pytest.raises(WorkflowNotFound):
+            handle.status()
+        connection.rollback()
+        with pytest.raises(WorkflowNotFound):
+            handle.status()
+        handle = app.workflows["order"].with_options(connection=connection).start(1)
+        connection.commit()
+        assert handle.status() is WorkflowState.RUNNING
+
+
+def test_without_a_worker_it_is_stopped_and_asked_all_the_same(app: App) -> None:
+    handle = app.workflows["order"].start(1)
+    assert handle.pause() is WorkflowState.PAUSED
+    assert [node.state for node in handle.nodes()] == ["READY", "PENDING"]
+    with pytest.raises(NodeNotEnded, match="is READY"):
+        handle.result_of("paid")
+    assert handle.resume() is WorkflowState.RUNNING
+    assert [node.state for node in handle.nodes()] == ["ENQUEUED", "PENDING"]
+    with pytest.raises(WaitTimeout):
+        handle.result(timeout=0.1)
+    assert handle.cancel() is WorkflowState.CANCELLED
+    assert [node.state for node in handle.nodes()] == ["CANCELLED", "SKIPPED"]
+    assert handle.cancel() is WorkflowState.CANCELLED
+    assert handle.resume() is WorkflowState.CANCELLED
+
+
+def test_mistakes_are_named(app: App) -> None:
+    handle = app.workflows["order"].start(1)
+    with pytest.raises(UnknownName, match="did you mean 'packed'"):
+        handle.result_of("packd")
+    unknown = app.workflow_handle(uuid4())
+    for question in (
+        unknown.status,
+        unknown.info,
+        unknown.nodes,
+        unknown.pause,
+        unknown.cancel,
+        unknown.retry,
+    ):
+        with pytest.raises(WorkflowNotFound):
+            question()
+    with pytest.raises(WorkflowNotFound):
+        unknown.result(timeout=5)
+    with pytest.raises(WorkflowNotRetryable, match="is RUNNING"):
+        handle.retry()
+    with pytest.raises(ConfigurationError, match="workflow_id"):
+        app.workflow_handle("x")
+    with pytest.raises(ConfigurationError, match="is empty|no nodes|EMPTY"):
+        app.workflow("nothing").start()
+    assert app.recover_stuck_workflows(dry_run=True) == []
+
+
+async def test_blocking_calls_are_refused_in_a_loop(app: App) -> None:
+    with pytest.raises(BlockingCallInLoop, match="astart"):
+        app.workflows["order"].start(1)
+    handle = await app.workflows["order"].astart(1)
+    with pytest.raises(BlockingCallInLoop, match="astatus"):
+        handle.status()
+    assert await handle.astatus() is WorkflowState.RUNNING
+    assert [info.id for info in await app.alist_workflows(name="order")] == [handle.id]
+    assert await app.alist_workflows(state="FAILED") == []
+    assert await handle.acancel() is WorkflowState.CANCELLED
+    await app.aclose()

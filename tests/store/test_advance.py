@@ -1,0 +1,288 @@
+"""Workflows, step by step, at the statements: joins, skips, conditions, maps, children, ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from everbeat.domain.graph import INPUT, ITEM, Edge, Graph, Hole, Node, TaskSpec
+from tests.store.conftest import Hands
+from tests.store.flows import Flow, Script, after, task
+
+
+def failing(*names: str) -> Script:
+    return lambda name: ValueError("no") if name in names else name
+
+
+def test_a_chain_hands_results_on(hands: Hands) -> None:
+    flow = Flow.start(
+        hands,
+        [task("a"), task("b", template=('{"x":', Hole(0), ',"y":', Hole(0, path=("deep", 1)), "}"))],
+        after(1, 0),
+        output=1,
+    )
+    flow.play(lambda name: {"deep": [1, 2.50]} if name == "a" else "done")
+    assert flow.args("b") == {"x": {"deep": [1, 2.5]}, "y": 2.5}
+    assert flow.nodes() == {"a": "COMPLETED", "b": "COMPLETED"}
+    assert (flow.state, flow.column("result")) == ("COMPLETED", "done")
+
+
+def test_two_with_one_key_are_one_while_it_lives(hands: Hands) -> None:
+    first = Flow.start(hands, [task("a")], key="k")
+    assert Flow.start(hands, [task("a")], key="k").id == first.id
+    first.play()
+    assert Flow.start(hands, [task("a")], key="k").id != first.id
+
+
+@pytest.mark.parametrize(
+    ("join", "bad", "expected"),
+    [
+        ("all", (), "COMPLETED"),
+        ("all", ("p1",), "SKIPPED"),
+        ("any", ("p0", "p1"), "COMPLETED"),
+        ("any", ("p0", "p1", "p2"), "SKIPPED"),
+        (2, ("p0",), "COMPLETED"),
+        (2, ("p0", "p2"), "SKIPPED"),
+    ],
+)
+def test_joins(hands: Hands, join: Any, bad: tuple[str, ...], expected: str) -> None:  # W1
+    quorum = {"all": None, "any": 1}.get(join, join)
+    nodes = [task("p0"), task("p1"), task("p2"), task("joined", quorum=quorum), task("next")]
+    edges = [*after(3, 0, 1, 2, joins=join != "all"), *after(4, 3)]
+    flow = Flow.start(hands, nodes, edges)
+    flow.play(failing(*bad))
+    assert flow.nodes()["joined"] == flow.nodes()["next"] == expected
+    assert flow.state == ("FAILED" if bad else "COMPLETED")
+
+
+def test_an_impossible_quorum_is_skipped_at_once(hands: Hands) -> None:  # W1
+    nodes = [task("p0"), task("p1"), task("p2"), task("joined", quorum=2)]
+    flow = Flow.start(hands, nodes, after(3, 0, 1, 2, joins=True))
+    flow.settle_down()
+    claimed = flow.claim()
+    flow.end(claimed[:2], failing("p0", "p1", "p2"))
+    flow.settle_down()
+    assert flow.nodes()["joined"] == "SKIPPED"
+    assert sorted(flow.nodes().values()) == ["ENQUEUED", "FAILED", "FAILED", "SKIPPED"]
+
+
+def test_an_any_join_runs_with_the_first_and_once(hands: Hands) -> None:
+    nodes = [task("p0"), task("p1"), task("joined", quorum=1)]
+    flow = Flow.start(hands, nodes, after(2, 0, 1, joins=True))
+    flow.settle_down()
+    first, second = flow.claim()
+    flow.end([first], str)
+    flow.settle_down()
+    assert flow.nodes()["joined"] == "ENQUEUED"
+    flow.end([second, *flow.claim()], str)
+    flow.settle_down()
+    assert flow.state == "COMPLETED"
+    assert len(hands.table("attempts", "task_id")) == 3
+
+
+def test_whoever_asks_for_the_outcome_gets_the_error(hands: Hands) -> None:  # W1
+    outcome = ('{"told":', Hole(0, "outcome"), ',"skipped":', Hole(1, "outcome"), "}")
+    nodes = [task("bad"), task("never"), task("told", template=outcome)]
+    edges = [*after(1, 0), Edge(0, 2, tolerates=True), Edge(1, 2, tolerates=True)]
+    flow = Flow.start(hands, nodes, edges)
+    flow.play(failing("bad"))
+    args = flow.args("told")
+    assert args["told"]["failed"]["code"] == "BROKEN"
+    assert args["skipped"]["failed"]["code"] == "UPSTREAM_SKIPPED"
+    assert "needs bad, which ended FAILED" in args["skipped"]["failed"]["message"]
+    assert (flow.state, flow.column("error")["data"]["node"]) == ("FAILED", "bad")
+
+
+@pytest.mark.parametrize(
+    ("value", "yes", "no"), [(True, "COMPLETED", "SKIPPED"), (False, "SKIPPED", "COMPLETED")]
+)
+def test_conditions(hands: Hands, value: bool, yes: str, no: str) -> None:
+    nodes = [task("is_big"), task("yes"), task("no"), task("after yes")]
+    edges = [
+        Edge(0, 1, path=("big",), expects=True),
+        Edge(0, 2, path=("big",), expects=False),
+        *after(3, 1),
+    ]
+    flow = Flow.start(hands, nodes, edges)
+    flow.play(lambda name: {"big": value} if name == "is_big" else None)
+    assert (flow.nodes()["yes"], flow.nodes()["no"], flow.nodes()["after yes"]) == (yes, no, yes)
+    assert flow.state == "COMPLETED"
+
+
+def spread(count: int, *more: Node) -> list[Node]:
+    return [
+        Node(name="all", kind="map", first_member=1, members=count),
+        *(task(f"all[{n}]", member_of=0) for n in range(count)),
+        *more,
+    ]
+
+
+def test_a_map_is_the_list_of_its_members(hands: Hands) -> None:
+    nodes = spread(3, task("sum", template=('{"all":', Hole(0), "}")))
+    flow = Flow.start(hands, nodes, after(4, 0), output=0)
+    flow.play(lambda name: int(name[4]) if "[" in name else None)
+    assert flow.args("sum") == {"all": [0, 1, 2]}
+    assert (flow.state, flow.column("result")) == ("COMPLETED", [0, 1, 2])
+
+
+def test_a_map_fails_with_a_member_and_tells_all_outcomes(hands: Hands) -> None:
+    nodes = spread(
+        3,
+        task("sum", template=('{"all":', Hole(0), "}")),
+        task("told", template=('{"all":', Hole(0, "outcome"), "}")),
+    )
+    flow = Flow.start(hands, nodes, [*after(4, 0), *after(5, 0, tolerates=True)])
+    flow.play(failing("all[1]"))
+    states = flow.nodes()
+    assert (states["all"], states["sum"], states["told"]) == ("FAILED", "SKIPPED", "COMPLETED")
+    assert [next(iter(each)) for each in flow.args("told")["all"]] == ["completed", "failed", "completed"]
+    assert flow.column("error")["data"]["node"] == "all[1]"
+
+
+def test_an_empty_map_has_ended(hands: Hands) -> None:
+    nodes = spread(0, task("sum", template=('{"all":', Hole(0), "}")))
+    flow = Flow.start(hands, nodes, after(1, 0))
+    flow.play()
+    assert (flow.args("sum"), flow.state) == ({"all": []}, "COMPLETED")
+
+
+@pytest.mark.parametrize("items", [[], ["x"], ["x", "y", {"z": 1.50}]])
+def test_a_map_over_a_result(hands: Hands, items: list[Any]) -> None:
+    spec = TaskSpec(name="work", queue="default")
+    nodes = [
+        task("list"),
+        task("shared"),
+        Node(
+            name="each", kind="map", task=spec, items=(Hole(0, path=("files",)),),
+            template=('{"item":', Hole(ITEM), ',"shared":', Hole(1), "}"),
+        ),
+        task("sum", template=('{"all":', Hole(2), "}")),
+    ]  # fmt: skip
+    flow = Flow.start(hands, nodes, [*after(2, 0, 1), *after(3, 2)])
+    script: Mapping[str, Any] = {"list": {"files": items}, "shared": "s"}
+    flow.play(lambda name: script.get(name, name))
+    assert [flow.args(f"each[{n}]") for n in range(len(items))] == [
+        {"item": item, "shared": "s"} for item in items
+    ]
+    assert flow.args("sum") == {"all": [f"each[{n}]" for n in range(len(items))]}
+    assert flow.state == "COMPLETED"
+
+
+def test_a_map_over_what_is_no_list_fails(hands: Hands) -> None:
+    spec = TaskSpec(name="work", queue="default")
+    nodes = [task("list"), Node(name="each", kind="map", task=spec, items=(Hole(0),), template=("{}",))]
+    flow = Flow.start(hands, nodes, after(1, 0))
+    flow.play(lambda name: "text")
+    assert (flow.nodes()["each"], flow.state) == ("FAILED", "FAILED")
+    assert "no list" in flow.column("error")["message"]
+
+
+def test_children_get_input_and_give_their_output(hands: Hands) -> None:  # W5
+    leaf = Graph(
+        name="leaf", nodes=(task("deep", template=('{"n":', Hole(INPUT, path=("n",)), "}")),), output=0
+    )
+    child = Graph(
+        name="child",
+        nodes=(
+            task("first"),
+            Node(name="leaf", kind="workflow", graph=leaf, template=('{"n":', Hole(INPUT, path=("m",)), "}")),
+        ),
+        edges=(Edge(0, 1),),
+        output=1,
+    )
+    nodes = [
+        task("a"),
+        Node(name="child", kind="workflow", graph=child, template=('{"m":', Hole(0), "}")),
+        task("b", template=('{"got":', Hole(1), "}")),
+    ]
+    flow = Flow.start(hands, nodes, [*after(1, 0), *after(2, 1)])
+    flow.play(lambda name: {"a": 7, "deep": "from below"}.get(name, name))
+    assert (flow.state, flow.args("b")) == ("COMPLETED", {"got": "from below"})
+    found = hands.connection.execute(
+        hands.plain(
+            "select t.args from {schema}.tasks t join {schema}.nodes n on n.task_id = t.id where n.name = 'deep'"
+        )
+    ).fetchone()
+    assert found == ({"n": 7},)
+
+
+def test_a_failed_child_fails_its_node_and_says_which(hands: Hands) -> None:  # W5
+    child = Graph(name="child", nodes=(task("inner"),))
+    nodes = [Node(name="child", kind="workflow", graph=child), task("b")]
+    flow = Flow.start(hands, nodes, after(1, 0))
+    flow.play(failing("inner"))
+    assert flow.nodes() == {"child": "FAILED", "b": "SKIPPED"}
+    error = flow.column("error")
+    assert error["code"] == "SUBWORKFLOW_FAILED"
+    summary = error["data"]["error"]["data"]
+    assert (summary["name"], summary["error"]["code"]) == ("child", "BROKEN")
+    assert hands.table("workflows", "id, state").count((flow.id, "FAILED")) == 1
+
+
+def test_pausing_at_a_failure_and_going_on(hands: Hands) -> None:  # W2
+    nodes = [task("bad"), task("running"), task("waiting"), task("next")]
+    flow = Flow.start(hands, nodes, after(3, 1), on_error="pause")
+    flow.settle_down()
+    claimed = flow.by_name(hands.claim())
+    hands.start(claimed["bad"], claimed["running"])
+    flow.end([claimed["bad"]], failing("bad"))
+    flow.settle_down()
+    assert flow.state == "PAUSED"
+    assert flow.nodes() == {"bad": "FAILED", "running": "ENQUEUED", "waiting": "READY", "next": "PENDING"}
+    assert flow.claim() == []
+    flow.end([claimed["running"]], str)
+    flow.settle_down()
+    assert flow.nodes()["next"] == "READY"
+    assert flow.claim() == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "cases", "state", "code"),
+    [
+        (("a",), ((1,), (0, 2)), "COMPLETED", None),
+        (("a", "b"), ((1,), (0, 2)), "FAILED", "BROKEN"),
+        (("c",), ((0, 2),), "FAILED", "BROKEN"),
+    ],
+)
+def test_success_cases(
+    hands: Hands, bad: tuple[str, ...], cases: Any, state: str, code: str | None
+) -> None:  # W4
+    flow = Flow.start(hands, [task("a"), task("b"), task("c")], success=cases)
+    flow.play(failing(*bad))
+    assert flow.state == state
+    assert code is None or flow.column("error")["code"] == code
+
+
+def test_no_success_case_met_without_a_failure(hands: Hands) -> None:  # W4
+    nodes = [task("is_big"), task("big")]
+    flow = Flow.start(hands, nodes, [Edge(0, 1, path=(), expects=True)], success=((1,),))
+    flow.play(lambda name: False)
+    assert (flow.state, flow.column("error")["code"]) == ("FAILED", "WORKFLOW_SUCCESS_CASE_NOT_MET")
+
+
+def test_continue_passes_failures_over(hands: Hands) -> None:
+    flow = Flow.start(hands, [task("a"), task("b")], on_error="continue", output=1)
+    flow.play(failing("a"))
+    assert (flow.state, flow.column("result")) == ("COMPLETED", "b")
+
+
+def test_a_step_repeated_and_two_at_once_change_nothing_twice(hands: Hands) -> None:
+    nodes = [*(task(f"p{n}") for n in range(5)), task("join")]
+    flow = Flow.start(hands, nodes, after(5, 0, 1, 2, 3, 4))
+    flow.play(at_once=1)
+    assert flow.state == "COMPLETED"
+    assert not flow.step().workflows
+    hands.connection.execute(
+        hands.plain(
+            "insert into {schema}.outbox (workflow_id, node) select workflow_id, number from {schema}.nodes"
+        )
+    )
+    hands.connection.execute(
+        hands.plain("insert into {schema}.outbox (workflow_id, node) select id, null from {schema}.workflows")
+    )
+    flow.play()
+    assert len(hands.table("tasks", "id")) == 6
+    assert json.dumps(flow.nodes()).count("COMPLETED") == 6

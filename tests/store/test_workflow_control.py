@@ -1,0 +1,226 @@
+"""Workflows stopped, resumed, retried and put right, at the statements."""
+
+from __future__ import annotations
+
+import pytest
+
+from everbeat.domain.graph import Edge, Graph, Node
+from everbeat.store.plan import perform
+from everbeat.store.reconcile import find_stuck
+from tests.store.conftest import Hands
+from tests.store.flows import Flow, after, task
+from tests.store.test_advance import failing, spread
+
+
+def test_what_was_paused_goes_on_when_it_is_resumed(hands: Hands) -> None:  # W2
+    nodes = [task("bad"), task("running"), task("waiting"), task("next")]
+    flow = Flow.start(hands, nodes, after(3, 1), on_error="pause")
+    flow.settle_down()
+    claimed = flow.by_name(hands.claim())
+    hands.start(claimed["bad"], claimed["running"])
+    flow.end([claimed["bad"]], failing("bad"))
+    flow.settle_down()
+    flow.end([claimed["running"]], str)
+    flow.settle_down()
+    assert flow.nodes()["next"] == "READY"
+    flow.resume()
+    flow.play()
+    assert flow.nodes() == {
+        "bad": "FAILED",
+        "running": "COMPLETED",
+        "waiting": "COMPLETED",
+        "next": "COMPLETED",
+    }
+    assert flow.state == "FAILED"
+
+
+def test_a_claimed_task_of_a_paused_workflow_does_not_begin(hands: Hands) -> None:  # W2
+    flow = Flow.start(hands, [task("a")])
+    flow.settle_down()
+    (claimed,) = hands.claim()
+    flow.pause()
+    assert hands.start(claimed) == ["lost"]
+    flow.resume()
+    flow.play()
+    assert flow.state == "COMPLETED"
+    assert sorted(hands.table("tasks", "state")) == [("CANCELLED",), ("COMPLETED",)]
+
+
+def nested() -> list[Node]:
+    child = Graph(name="child", nodes=(task("inner"), task("inner next")), edges=(Edge(0, 1),))
+    return [task("a"), Node(name="child", kind="workflow", graph=child), task("b")]
+
+
+def test_children_pause_resume_and_cancel_with_their_parent(hands: Hands) -> None:  # W3
+    flow = Flow.start(hands, nested(), after(2, 1))
+    flow.settle_down()
+    flow.pause()
+    assert {state for (state,) in hands.table("workflows", "state")} == {"PAUSED"}
+    assert flow.claim() == []
+    flow.resume()
+    assert {state for (state,) in hands.table("workflows", "state")} == {"RUNNING"}
+    flow.settle_down()
+    flow.cancel()
+    assert {state for (state,) in hands.table("workflows", "state")} == {"CANCELLED"}
+    assert flow.claim() == []
+
+
+def test_a_cancel_skips_cancels_and_asks(hands: Hands) -> None:  # W3
+    nodes = [task("running"), task("queued"), task("next")]
+    flow = Flow.start(hands, nodes, after(2, 0))
+    flow.settle_down()
+    claimed = flow.by_name(hands.claim())
+    hands.start(claimed["running"])
+    flow.cancel()
+    assert flow.nodes() == {"running": "ENQUEUED", "queued": "CANCELLED", "next": "SKIPPED"}
+    assert flow.state == "CANCELLING"
+    assert hands.row(claimed["running"].id, "cancel_requested_at") is not None
+    flow.cancel()
+    flow.end([claimed["running"]], str)
+    flow.settle_down()
+    assert flow.nodes()["running"] == "COMPLETED", "a success that happened is never hidden"
+    assert flow.state == "CANCELLED"
+    flow.cancel()
+    flow.resume()
+    assert flow.state == "CANCELLED"
+
+
+def test_a_retry_begins_what_failed_and_keeps_what_completed(hands: Hands) -> None:
+    nodes = [
+        task("good"),
+        task("bad"),
+        task("next"),
+        *[each for each in nested() if each.name == "child"],
+        task("last"),
+    ]
+    flow = Flow.start(hands, nodes, [*after(2, 0, 1), *after(4, 2, 3)])
+    flow.play(failing("bad", "inner"))
+    assert flow.state == "FAILED"
+    assert flow.nodes() == {
+        "good": "COMPLETED",
+        "bad": "FAILED",
+        "next": "SKIPPED",
+        "child": "FAILED",
+        "last": "SKIPPED",
+    }
+    played: list[str] = []
+    flow.retry()
+    assert flow.state == "RUNNING"
+    flow.play(played.append)
+    assert set(flow.nodes().values()) == {"COMPLETED"}
+    assert flow.state == "COMPLETED"
+    assert sorted(played) == ["bad", "inner", "inner next", "last", "next"]
+
+
+def test_a_retry_of_members_of_a_map(hands: Hands) -> None:
+    flow = Flow.start(hands, spread(3), output=0)
+    flow.play(failing("all[1]"))
+    flow.retry()
+    flow.play(lambda name: name)
+    assert (flow.state, flow.column("result")) == ("COMPLETED", ["all[0]", "all[1]", "all[2]"])
+
+
+def chain(hands: Hands) -> Flow:
+    flow = Flow.start(hands, [task("a"), task("b")], after(1, 0))
+    flow.settle_down()
+    flow.end(flow.claim(), str)
+    return flow
+
+
+def hurt(hands: Hands, text: str) -> None:
+    hands.connection.execute(hands.plain(text))
+
+
+def test_a_task_that_ended_and_nothing_was_told(hands: Hands) -> None:  # W9
+    flow = chain(hands)
+    hurt(hands, "delete from {schema}.outbox")
+    assert flow.stuck() == [("a", "TASK_ENDED")]
+    flow.reconcile()
+    assert flow.nodes() == {"a": "COMPLETED", "b": "ENQUEUED"}
+    assert flow.stuck() == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        ("update {schema}.tasks set result = null", "RESULT_NOT_AVAILABLE"),
+        ("delete from {schema}.tasks", "RESULT_NOT_AVAILABLE"),
+        (
+            "with a as (update {schema}.attempts set outcome = 'FAILED') update {schema}.tasks set state = 'FAILED', result = null, error = null",
+            "WORKER_CRASHED",
+        ),
+        (
+            "with a as (update {schema}.attempts set outcome = 'CANCELLED') update {schema}.tasks set state = 'CANCELLED', result = null",
+            "TASK_CANCELLED",
+        ),
+    ],
+)
+def test_what_is_missing_is_said_and_nothing_hangs(hands: Hands, damage: str, code: str) -> None:  # W9
+    flow = chain(hands)
+    hands.connection.execute("set session_replication_role = replica")  # the damage is not history
+    hurt(hands, damage)
+    hands.connection.execute("reset session_replication_role")
+    hurt(hands, "delete from {schema}.outbox")
+    flow.reconcile()
+    assert (flow.nodes()["b"], flow.state, flow.column("error")["code"]) == ("SKIPPED", "FAILED", code)
+    assert flow.stuck() == []
+
+
+def test_a_node_whose_parents_have_ended_and_nobody_looked(hands: Hands) -> None:  # W9
+    flow = chain(hands)
+    flow.settle_down()
+    hurt(hands, "delete from {schema}.tasks where node = 1")
+    hurt(hands, "update {schema}.nodes set state = 'PENDING', task_id = null, iteration = 0 where name = 'b'")
+    assert flow.stuck() == [("b", "NOT_RESOLVED")]
+    flow.reconcile()
+    assert flow.nodes()["b"] == "ENQUEUED"
+
+
+def test_edges_of_an_ended_node_that_nobody_closed(hands: Hands) -> None:  # W9
+    flow = chain(hands)
+    flow.settle_down()
+    hurt(hands, "delete from {schema}.tasks where node = 1")
+    hurt(hands, "update {schema}.nodes set state = 'PENDING', task_id = null, iteration = 0 where name = 'b'")
+    hurt(hands, "update {schema}.edges set state = 'OPEN'")
+    assert flow.stuck() == [("b", "NOT_RESOLVED")]
+    flow.reconcile()
+    assert flow.nodes()["b"] == "ENQUEUED"
+
+
+def test_a_node_that_is_ready_and_nobody_enqueued(hands: Hands) -> None:  # W9
+    flow = Flow.start(hands, [task("a")])
+    hurt(hands, "delete from {schema}.outbox")
+    assert flow.stuck() == [("a", "NOT_ENQUEUED")]
+    flow.reconcile()
+    assert flow.nodes() == {"a": "ENQUEUED"}
+
+
+def test_a_child_that_ended_and_its_parent_was_not_told(hands: Hands) -> None:  # W9
+    flow = Flow.start(hands, nested(), after(2, 1))
+    flow.play()
+    assert flow.state == "COMPLETED"
+    hurt(
+        hands,
+        "with t as (delete from {schema}.tasks where node = 2 returning id) delete from {schema}.attempts a using t where a.task_id = t.id",
+    )
+    hurt(hands, "update {schema}.nodes set state = 'ENQUEUED' where name = 'child'")
+    hurt(hands, "update {schema}.nodes set state = 'PENDING', task_id = null, iteration = 0 where name = 'b'")
+    hurt(hands, "update {schema}.edges set state = 'OPEN' where parent = 1")
+    hurt(hands, "update {schema}.workflows set state = 'RUNNING', ended_at = null where parent_id is null")
+    assert flow.stuck() == [("child", "CHILD_ENDED")]
+    flow.reconcile()
+    assert flow.nodes() == {"a": "COMPLETED", "child": "COMPLETED", "b": "ENQUEUED"}
+
+
+def test_nothing_left_and_not_finished(hands: Hands) -> None:  # W9
+    flow = chain(hands)
+    flow.play()
+    hurt(hands, "update {schema}.workflows set state = 'RUNNING', ended_at = null")
+    assert flow.stuck() == [("", "NOT_FINISHED")]
+    flow.reconcile()
+    assert flow.state == "COMPLETED"
+
+
+def test_what_is_moving_is_left_alone(hands: Hands) -> None:
+    chain(hands)
+    assert perform(find_stuck(grace_ms=60_000), hands.run) == []

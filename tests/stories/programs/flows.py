@@ -1,0 +1,31 @@
+"""The user's program of the stories about workflows: tasks that do as they are told, and leave effects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+from everbeat import App, RecoveryConfig, TaskError
+from everbeat.config import WorkerConfig
+
+app = App(
+    os.environ["STORY_URL"],
+    schema=os.environ["STORY_SCHEMA"],
+    recovery=RecoveryConfig(**json.loads(os.environ.get("STORY_RECOVERY", "{}"))),
+    worker=WorkerConfig(**json.loads(os.environ.get("STORY_WORKER", "{}"))),
+    on_crash="retry",
+)
+
+
+@app.task(name="work", max_losses=100, max_crashes=100)
+async def work(
+    name: str, fails: bool = False, value: Any = None, pace: float = 0.0, given: dict[str, Any] | None = None
+) -> Any:
+    """Ends as it is told, after `pace` seconds."""
+    if pace:
+        await asyncio.sleep(pace)
+    if fails:
+        raise TaskError("BROKEN", f"{name} was told to")
+    return value

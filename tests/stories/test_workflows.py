@@ -1,0 +1,236 @@
+"""Workflows on real workers: they end as they should, whoever dies."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+from everbeat.client.workflow_handle import WorkflowHandle
+from everbeat.client.workflow_sender import WorkflowSender
+from everbeat.domain.graph import Edge, Graph, Hole, Node, TaskSpec
+from tests.stories.stage import FAST, SLACK, Stage
+from tests.workflows.graphs import graph_of
+from tests.workflows.plain import Ends, random_nodes
+
+pytestmark = [pytest.mark.story, pytest.mark.timeout(300)]
+
+WORK = TaskSpec(name="work", queue="default")
+
+
+@pytest.fixture
+def flows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The program as a sender imports it."""
+    for name, value in stage.environment(recovery={}, worker={}).items():
+        if name.startswith("STORY_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
+    import flows as program  # type: ignore[import-not-found]  # the environment must be there before
+
+    yield program
+    program.app.close()
+    sys.modules.pop("flows", None)
+
+
+class Starter:
+    """Starts graphs as a client does."""
+
+    def __init__(self, program: ModuleType) -> None:
+        self._sender: WorkflowSender = program.app._workflow_sender
+
+    def start(self, graph: Graph) -> WorkflowHandle[Any]:
+        return self._sender.start(graph, key=None, connection=None, decode=json.loads)
+
+
+def node(name: str, *, pace: float = 0.0, **more: Any) -> Node:
+    given = {} if "template" in more else {"args": json.dumps({"name": name, "value": name, "pace": pace})}
+    return Node(name=name, task=WORK, **given, **more)
+
+
+def diamond(*, pace: float = 0.0) -> Graph:
+    nodes = (
+        node("top", pace=pace),
+        node("left", pace=pace),
+        node("right", pace=pace),
+        node("bottom", pace=pace),
+    )
+    return Graph(
+        name="diamond", nodes=nodes, edges=(Edge(0, 1), Edge(0, 2), Edge(1, 3), Edge(2, 3)), output=3
+    )
+
+
+def chain(count: int, *, pace: float = 0.0) -> Graph:
+    nodes = tuple(node(f"n{index}", pace=pace) for index in range(count))
+    return Graph(
+        name="chain",
+        nodes=nodes,
+        edges=tuple(Edge(index, index + 1) for index in range(count - 1)),
+        output=count - 1,
+    )
+
+
+def join_of(parents: int) -> Graph:
+    nodes = (*(node(f"p{index}") for index in range(parents)), node("join"))
+    return Graph(
+        name="join",
+        nodes=nodes,
+        edges=tuple(Edge(index, parents) for index in range(parents)),
+        output=parents,
+    )
+
+
+@contextmanager
+def blows(stage: Stage, *, every_s: float, seed: int) -> Iterator[list[int]]:
+    """Kills a worker process of any tree now and then; gives the list of the killed."""
+    dice, over = random.Random(seed), threading.Event()
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not over.wait(every_s):
+            workers = [child for tree in stage.trees for child in psutil.Process(tree.pid).children()]
+            if workers:
+                victim = dice.choice(workers)
+                killed.append(victim.pid)
+                victim.send_signal(signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        killer.join(10)
+
+
+def test_a_killed_worker_does_not_stop_a_chain(stage: Stage, flows: ModuleType) -> None:  # W10
+    tree = stage.ready_tree(program="flows")
+    handle = Starter(flows).start(chain(3, pace=0.3))
+    stage.until(
+        lambda: stage.query("select 1 from {schema}.tasks where node = 1 and state = 'RUNNING'"),
+        within=30,
+        what="the middle runs",
+    )
+    (worker,) = psutil.Process(tree.pid).children()
+    worker.kill()
+    at = time.monotonic()
+    assert handle.result(timeout=60) == "n2"
+    took = time.monotonic() - at
+    print(f"completed {took:.2f} s after the kill")
+    assert took < 5 + SLACK
+
+
+def test_two_hundred_joins_run_once_each(stage: Stage, flows: ModuleType) -> None:  # W11
+    """A tenth of it in the quick run: joins of 20 parents, on two trees with two processes each."""
+    for _ in range(2):
+        stage.ready_tree(program="flows", worker={"processes": 2})
+    starter = Starter(flows)
+    handles = [starter.start(join_of(20)) for _ in range(20)]
+    assert [handle.result(timeout=120) for handle in handles] == ["join"] * 20
+    assert (
+        stage.query("select workflow_id from {schema}.tasks where node = 20 group by 1 having count(*) > 1")
+        == []
+    )
+
+
+@pytest.mark.long
+def test_two_hundred_joins_of_fifty(stage: Stage, flows: ModuleType) -> None:  # W11
+    for _ in range(2):
+        stage.ready_tree(program="flows", worker={"processes": 2})
+    starter = Starter(flows)
+    handles = [starter.start(join_of(50)) for _ in range(200)]
+    assert [handle.result(timeout=240) for handle in handles] == ["join"] * 200
+    assert (
+        stage.query("select workflow_id from {schema}.tasks where node = 50 group by 1 having count(*) > 1")
+        == []
+    )
+
+
+def test_a_thousand_nodes_fan_out_and_in(stage: Stage, flows: ModuleType) -> None:  # W7
+    stage.ready_tree(program="flows")
+    members = tuple(
+        Node(name=f"all[{n}]", task=WORK, member_of=0, args=json.dumps({"name": "x", "value": n}))
+        for n in range(1_000)
+    )
+    whole = Node(name="all", kind="map", first_member=1, members=1_000)
+    total = Node(name="sum", task=WORK, template=('{"name":"sum","value":', Hole(0), "}"))
+    graph = Graph(name="fan", nodes=(whole, *members, total), edges=(Edge(0, 1_001),), output=1_001)
+    began = time.monotonic()
+    handle = Starter(flows).start(graph)
+    started_s = time.monotonic() - began
+    assert handle.result(timeout=120) == [*range(1_000)]
+    print(f"started in {started_s:.3f} s, ended after {time.monotonic() - began:.2f} s")
+    assert started_s < 1.0 * SLACK
+    assert handle.info().counts == {"COMPLETED": 1_002}
+
+
+def test_random_workflows_under_fire(stage: Stage, flows: ModuleType) -> None:  # I21, I22, I25, W1, W5
+    fire(stage, flows, count=40, every_s=1.0, seed=7, within_s=120)
+
+
+@pytest.mark.long
+def test_many_random_workflows_under_fire(stage: Stage, flows: ModuleType) -> None:  # I21, I22, I25
+    fire(stage, flows, count=300, every_s=1.5, seed=8, within_s=280)
+
+
+def fire(stage: Stage, flows: ModuleType, *, count: int, every_s: float, seed: int, within_s: float) -> None:
+    dice = random.Random(seed)
+    for _ in range(2):
+        stage.ready_tree(program="flows", recovery=FAST, worker={"processes": 2})
+    starter = Starter(flows)
+    started: list[tuple[WorkflowHandle[Any], Ends, str]] = []
+    with blows(stage, every_s=every_s, seed=seed) as killed:
+        for _ in range(count):
+            plain = random_nodes(dice, count=dice.randrange(1, 15))
+            ends = Ends()
+            state = ends.workflow(plain)
+            started.append((starter.start(graph_of(plain)), ends, state))
+        stage.until(
+            lambda: not stage.query("select 1 from {schema}.workflows where ended_at is null limit 1"),
+            within=within_s,
+            what=f"{count} random workflows under fire",
+        )
+    print(f"{len(killed)} kills")
+    assert killed
+    for handle, ends, state in started:
+        found = stage.query(
+            """with recursive tree as (
+                   select %s::uuid as id union all select w.id from tree t join {schema}.workflows w on w.parent_id = t.id)
+               select n.name, n.state from tree t join {schema}.nodes n on n.workflow_id = t.id""",
+            handle.id,
+        )
+        assert handle.status() == state
+        assert {row["name"]: row["state"] for row in found} == ends.states
+
+
+def test_diamonds_under_fire(stage: Stage, flows: ModuleType) -> None:
+    """A tenth of it in the quick run."""
+    diamonds(stage, flows, count=50, every_s=1.0)
+
+
+@pytest.mark.long
+def test_five_hundred_diamonds_with_a_kill_every_two_seconds(stage: Stage, flows: ModuleType) -> None:
+    diamonds(stage, flows, count=500, every_s=2.0)
+
+
+def diamonds(stage: Stage, flows: ModuleType, *, count: int, every_s: float) -> None:
+    for _ in range(2):
+        stage.ready_tree(program="flows", recovery=FAST, worker={"processes": 2})
+    starter = Starter(flows)
+    with blows(stage, every_s=every_s, seed=3) as killed:
+        handles = [starter.start(diamond(pace=0.05)) for _ in range(count)]
+        assert {handle.result(timeout=200) for handle in handles} == {"bottom"}
+    print(f"{len(killed)} kills")
+    assert stage.query("select state, count(*) from {schema}.nodes group by 1") == [
+        {"state": "COMPLETED", "count": 4 * count}
+    ]

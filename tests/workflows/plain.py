@@ -1,0 +1,127 @@
+"""Random workflows as plain data, and what must become of them by a plain evaluation that shares no code with everbeat's.
+
+A node is a dict: `name`; `needs`, a list of (parent, mode), mode one of "done", "ended", "value", "outcome", "if", "unless"; `joins` and
+`quorum`; `kind` "task", "map" (with `members`, each a node) or "child" (with `nodes`). A task is told by `fails` how it ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+
+def random_nodes(random: Random, *, count: int, prefix: str = "", depth: int = 0) -> list[dict[str, Any]]:
+    """Nodes in an order in which parents come first."""
+    nodes: list[dict[str, Any]] = []
+    for index in range(count):
+        kind = random.choices(["task", "map", "child"], [8, 1, 1 if depth < 2 else 0])[0]
+        node: dict[str, Any] = {
+            "name": f"{prefix}{index}", "kind": kind, "fails": random.random() < 0.15, "value": random.random() < 0.5,
+            "needs": [], "joins": [], "quorum": None,
+        }  # fmt: skip
+        _draw_parents(random, node, nodes)
+        if kind == "map":
+            node["members"] = [
+                {"name": f"{node['name']}[{n}]", "fails": random.random() < 0.1}
+                for n in range(random.randrange(5))
+            ]
+        if kind == "child":
+            node["nodes"] = random_nodes(
+                random, count=random.randrange(1, 4), prefix=f"{node['name']}/", depth=depth + 1
+            )
+        nodes.append(node)
+    return nodes
+
+
+def _draw_parents(random: Random, node: dict[str, Any], before: list[dict[str, Any]]) -> None:
+    if not before:
+        return
+    parents = random.sample(range(len(before)), k=min(len(before), random.choice([0, 1, 1, 2, 3])))
+    for parent in parents:
+        modes = ["done", "ended", "value", "outcome"]
+        if before[parent]["kind"] == "task":
+            modes += ["if", "unless"]
+        node["needs"].append((parent, random.choice(modes)))
+    rest = [index for index in range(len(before)) if index not in parents]
+    if len(rest) >= 2 and random.random() < 0.3:
+        node["joins"] = random.sample(rest, k=random.randrange(2, min(len(rest), 5) + 1))
+        node["quorum"] = random.randrange(1, len(node["joins"]) + 1)
+
+
+@dataclass
+class Ends:
+    """What everything must come to: states by name, values by name, and what each task must be called with."""
+
+    states: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    called_with: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def workflow(self, nodes: list[dict[str, Any]]) -> str:
+        """Evaluates all nodes; answers how the workflow ends."""
+        for node in nodes:
+            self._node(node, nodes)
+        bad = any(self.states[node["name"]] == "FAILED" for node in nodes)
+        return "FAILED" if bad else "COMPLETED"
+
+    def _node(self, node: dict[str, Any], nodes: list[dict[str, Any]]) -> None:
+        name = node["name"]
+        if not self._may_run(node, nodes):
+            self._end(name, "SKIPPED", None)
+            for member in node.get("members", ()):
+                self._end(member["name"], "SKIPPED", None)
+            if node["kind"] == "map" and not node["members"]:
+                self._end(name, "COMPLETED", [])  # nobody was there to be skipped
+            return
+        match node["kind"]:
+            case "task":
+                self.called_with[name] = self._arguments(node, nodes)
+                self._run(name, node["fails"], node["value"])
+            case "map":
+                for member in node["members"]:
+                    self.called_with[member["name"]] = {}
+                    self._run(member["name"], member["fails"], member["name"])
+                states = [self.states[member["name"]] for member in node["members"]]
+                values = [self.values[member["name"]] for member in node["members"]]
+                self._end(name, "FAILED" if "FAILED" in states else "COMPLETED", values)
+            case _:
+                state = self.workflow(node["nodes"])
+                last = node["nodes"][-1]["name"]
+                self._end(name, state, self.values[last] if self.states[last] == "COMPLETED" else None)
+
+    def _may_run(self, node: dict[str, Any], nodes: list[dict[str, Any]]) -> bool:
+        for parent, mode in node["needs"]:
+            state, value = self.states[nodes[parent]["name"]], self.values[nodes[parent]["name"]]
+            if mode in ("done", "value") and state != "COMPLETED":
+                return False
+            if mode == "if" and not (state == "COMPLETED" and value is True):
+                return False
+            if mode == "unless" and not (state == "COMPLETED" and value is False):
+                return False
+        completed = sum(self.states[nodes[parent]["name"]] == "COMPLETED" for parent in node["joins"])
+        return completed >= (node["quorum"] or 0)
+
+    def _arguments(self, node: dict[str, Any], nodes: list[dict[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for parent, mode in node["needs"]:
+            name = nodes[parent]["name"]
+            if mode == "value":
+                found[f"from {name}"] = self.values[name]
+            elif mode == "outcome":
+                found[f"from {name}"] = self._outcome(nodes[parent])
+        return found
+
+    def _outcome(self, node: dict[str, Any]) -> Any:
+        if node["kind"] == "map":
+            return [self._told(member["name"]) for member in node["members"]]
+        return self._told(node["name"])
+
+    def _told(self, name: str) -> Any:
+        state = self.states[name]
+        return {"completed": self.values[name]} if state == "COMPLETED" else state
+
+    def _run(self, name: str, fails: bool, value: Any) -> None:
+        self._end(name, "FAILED" if fails else "COMPLETED", None if fails else value)
+
+    def _end(self, name: str, state: str, value: Any) -> None:
+        self.states[name], self.values[name] = state, value
