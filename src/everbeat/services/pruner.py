@@ -144,9 +144,9 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
         for first, until in ((_LOWEST_ID, bounds.old), (bounds.now, _HIGHEST_ID)):
             yield _Walk(first, partial(retention.prune_tasks, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_attempts, hours=hours, limit=rows, until=until))
+            yield _Walk(first, partial(retention.prune_workflows, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_steps, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_signals, hours=hours, limit=rows, until=until))
-            yield _Walk(first, partial(retention.prune_workflows, hours=hours, limit=rows, until=until))
         yield _Walk(0, partial(retention.prune_stray_recoveries, hours=hours, limit=rows))
 
 

@@ -47,9 +47,9 @@ def prune_tasks(*, hours: int, limit: int, after: UUID, until: UUID) -> Statemen
 
 
 def prune_workflows(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[Step[UUID]]:
-    """Deletes workflows that ended more than `hours` ago with their nodes and edges, of `limit` workflows between two ids."""
+    """Deletes workflows that ended more than `hours` ago with their nodes, edges and signals, of `limit` workflows between two ids."""
     parameters = {"hours": hours, "limit": limit, "after": after, "until": until}
-    return Statement("retention/prune_workflows", parameters, _step("workflows", "nodes", "edges"))
+    return Statement("retention/prune_workflows", parameters, _step("workflows", "nodes", "edges", "signals"))
 
 
 def prune_stray_attempts(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[Step[UUID]]:

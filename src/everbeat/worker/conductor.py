@@ -27,7 +27,7 @@ from everbeat.worker.attempt import ALONE, Attempt, Clerk, Died, Ended, LaneName
 from everbeat.worker.executor import Executor
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.progress import ProgressRecorder
-from everbeat.worker.settlement import failed_after_commit, settlement_of
+from everbeat.worker.settlement import failed_after_commit, settlement_of, state_after
 from everbeat.worker.settler import Settler
 from everbeat.worker.stall_watch import StallWatch, TaskStalled
 
@@ -38,12 +38,6 @@ RecoverStalled = Callable[[UUID, UUID, Stall, OnLeft], Awaitable[object]]
 SETTLE_AFTER_S: Final[Mapping[LaneName, float]] = {"async": 0.5, "thread": 0.5, "process": 0.9, "solo": 0.9}
 """How long code that was stopped may take to end before its attempt is settled without it."""
 _RECOVERY_PAUSE_S: Final = 1.0
-_ENDED_STATES: Final = {
-    "COMPLETED": "COMPLETED",
-    "CANCELLED": "CANCELLED",
-    "RELEASED": "PENDING",
-    "SUSPENDED": "PENDING",
-}
 
 _log = logging.getLogger("everbeat.worker")
 
@@ -233,10 +227,7 @@ class Conductor:
         if verdict == "lost":
             self._events.emit(ZombieRefused(task_id=attempt.id, verb="settle"))
             return
-        state = verdict
-        if verdict == "already":
-            retried = "PENDING" if settlement.retry_in_ms is not None else "FAILED"
-            state = _ENDED_STATES.get(settlement.outcome, retried)
+        state = state_after(settlement) if verdict == "already" else verdict
         duration_s = self._clock.monotonic() - attempt.launched_at
         self._events.emit(
             TaskFinished(task_id=attempt.id, name=attempt.task.name, state=state, duration_s=duration_s)

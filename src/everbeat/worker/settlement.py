@@ -79,6 +79,17 @@ def failed_after_commit(attempt: Attempt, ended: Failed | Died) -> CodeFailedAft
     )
 
 
+def state_after(settlement: Settlement) -> str:
+    """In which state a settlement that landed has left its task."""
+    match settlement.outcome:
+        case "COMPLETED" | "CANCELLED":
+            return settlement.outcome
+        case "RELEASED" | "SUSPENDED":
+            return "PENDING"
+        case _:
+            return "FAILED" if settlement.retry_in_ms is None else "PENDING"
+
+
 def refused_result(attempt: Settlement, reason: str) -> Settlement:
     """What is written instead of an outcome that the database cannot store."""
     error = TaskError(

@@ -41,6 +41,7 @@ select
     (
         select count(*) from {schema}.signals s
         where exists (select from old_tasks o where o.id = s.target)
+           or exists (select from old_workflows o where o.id = s.target)
            or (s.sent_at < (select terminal from age) and (s.id < %(old_id)s or s.id > %(now_id)s)
                and not exists (select from {schema}.tasks t where t.id = s.target)
                and not exists (select from {schema}.workflows w where w.id = s.target))

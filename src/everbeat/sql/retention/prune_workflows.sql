@@ -1,4 +1,4 @@
--- Deletes old ended workflows with their nodes and edges: one step of a walk over the primary key. A workflow that is a node of a live one
+-- Deletes old ended workflows with their nodes, edges and signals: one step of a walk over the primary key. A workflow that is a node of a live one
 -- stays with it. As many as have so many nodes together, at least one. Answers where the next step begins; null at the end.
 with looked as materialized (
     select w.id from {schema}.workflows w
@@ -22,10 +22,13 @@ with looked as materialized (
     delete from {schema}.nodes n where n.workflow_id = any(array(select g.id from gone g)) returning 1
 ), gone_edges as (
     delete from {schema}.edges e where e.workflow_id = any(array(select g.id from gone g)) returning 1
+), gone_signals as (
+    delete from {schema}.signals s where s.target = any(array(select g.id from gone g)) returning 1
 )
 select
     case
         when exists (select from counted c where c.before >= %(limit)s) then (select f.id from fit f order by f.id desc limit 1)
         when (select count(*) from looked) = %(limit)s then (select l.id from looked l order by l.id desc limit 1)
     end as next_after,
-    (select count(*) from gone) as workflows, (select count(*) from gone_nodes) as nodes, (select count(*) from gone_edges) as edges
+    (select count(*) from gone) as workflows, (select count(*) from gone_nodes) as nodes, (select count(*) from gone_edges) as edges,
+    (select count(*) from gone_signals) as signals

@@ -2,7 +2,7 @@
 -- wait has TIMED_OUT. Only for whoever holds the claim_id; zero rows is a lost lease. What has ended stays as it ended.
 -- Who is answered OPEN asks once more before it is suspended: a signal that was being stored when this statement began is not seen by
 -- it, but by the next one (see schema/0005_steps/08_send_signal). A mark that a signal has set meanwhile, wake_at, is kept.
--- Lock order: workflow, then task.
+-- Lock order: workflow, then task. `offset 0`: whether a signal was had is looked up by its id, not among all that the task has had.
 with whole as materialized (
     select w.id from {schema}.workflows w
     where w.id = (select t.workflow_id from {schema}.tasks t where t.id = %(id)s)
@@ -19,7 +19,7 @@ with whole as materialized (
         select s.id, s.value, s.sent_at from {schema}.signals s
         where s.target = target.id and s.name = %(event)s::text
           and not exists (
-              select from {schema}.steps taken where taken.task_id = h.id and taken.signal_id = s.id
+              select from {schema}.steps taken where taken.task_id = h.id and taken.signal_id = s.id offset 0
           )
         order by s.sent_at, s.id limit 1
     ) s
