@@ -1,4 +1,4 @@
-"""Retention of workflows: old ended ones go with their nodes and edges; nothing of a live one goes."""
+"""Retention of workflows: old ended ones go with their nodes, edges and signals; nothing of a live one goes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from everbeat.services.pruner import count_old, prune
 from tests.services.conftest import Onlooker
 from tests.store.conftest import Hands
 from tests.store.flows import Flow, after, task
+from tests.store.test_signals import send
 
 OLD, OLDER = UUID("01900000-0000-7000-8000-000000000001"), UUID("01900000-0000-7000-8000-000000000000")
 """Of 2024: ids tell the time."""
@@ -27,15 +28,17 @@ def age(hands: Hands, flow: Flow) -> None:
 
 async def test_old_workflows_go_with_all_that_is_theirs(onlooker: Onlooker, hands: Hands) -> None:  # H1
     old = Flow.start(hands, [task("a"), task("b")], after(1, 0), id=OLD)
+    send(hands, old.id)
     old.play()
     age(hands, old)
     young = Flow.start(hands, [task("a"), task("b")], after(1, 0), id=OLDER)
+    send(hands, young.id)
     young.play()
     before = await count_old(onlooker.session, CONFIG)
-    assert (before.workflows, before.nodes, before.edges, before.tasks) == (1, 2, 1, 2)
+    assert (before.workflows, before.nodes, before.edges, before.tasks, before.signals) == (1, 2, 1, 2, 1)
     found = await prune(onlooker.session, CONFIG, clock=onlooker.clock)
-    assert (found.workflows, found.nodes, found.edges, found.tasks) == (1, 2, 1, 2)
-    assert hands.table("workflows", "id") == [(young.id,)]
+    assert found == before
+    assert hands.table("workflows", "id") == hands.table("signals", "target") == [(young.id,)]
     assert len(hands.table("nodes")) == 2
 
 
