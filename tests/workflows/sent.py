@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from everbeat import App
-from everbeat.client.sender import TaskIds
 from everbeat.client.workflow_handle import WorkflowHandle
-from everbeat.client.workflow_sender import WorkflowSender
 from everbeat.domain.graph import Edge, Graph, Node
-from everbeat.runtime.clock import SystemClock
 from tests.store.conftest import Hands
 from tests.store.flows import Flow, task
 
@@ -22,8 +19,7 @@ def sent(
     """A workflow that was sent and taken as far as it goes without a worker; `advanced=False`: as it was sent."""
     key, advanced = more.pop("key", None), more.pop("advanced", True)
     graph = Graph(name=more.pop("name", "order"), nodes=tuple(nodes), edges=tuple(edges), **more)
-    sender = WorkflowSender(app._control, ids=TaskIds(SystemClock()))
-    handle = sender.start(graph, key=key, connection=None, decode=json.loads)
+    handle = app._workflow_sender.start(graph, key=key, connection=None, decode=json.loads)
     flow = Flow(hands, handle.id)
     if advanced:
         flow.settle_down()
