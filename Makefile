@@ -47,18 +47,31 @@ static: $(VENV)/.development
 	@$(VENV)/bin/lint-imports
 
 clean: ## remove what this file made; ./.everbeat (your data) stays
-	rm -rf $(VENV) .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@if [ -e $(VENV)/.created ] && ! grep -q found $(VENV)/.created; then rm -rf $(VENV); fi
+	rm -f $(VENV)/.created $(VENV)/.runtime $(VENV)/.development
+	rm -rf .venv-3.* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
+# One that is there is used as it is, whoever made it, and never cleared; `clean` removes only what was made here.
 $(VENV)/.created:
-	@python=$$(.ci/find-python 3.11+) || { \
+	@if [ -e $(VENV) ]; then \
+	  $(PYTHON_IN) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
+	    { $(PYTHON_IN) -m pip --version >/dev/null 2>&1 || $(PYTHON_IN) -m ensurepip >/dev/null 2>&1; } || { \
+	    echo "error: $(VENV) is there, and is no environment with Python 3.11 or newer and pip." >&2; \
+	    echo "  Fix: move it away, or name another one: make VENV=.venv-everbeat $(MAKECMDGOALS)" >&2; \
+	    exit 1; }; \
+	  echo "Using $(VENV), which is there"; \
+	  echo found > $@; \
+	  exit 0; \
+	fi; \
+	python=$$(.ci/find-python 3.11+) || { \
 	  echo "error: no working Python 3.11 or newer found." >&2; \
 	  echo "  Looked for: python3, python3.11 to python3.14 on PATH, and pyenv's versions." >&2; \
 	  echo "  Rule: it must start and have the venv and ensurepip modules (Debian, Ubuntu: package python3-venv)." >&2; \
 	  echo "  Fix: install one, or name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
 	  exit 1; }; \
 	echo "Making $(VENV) with $$python"; \
-	"$$python" -m venv --clear $(VENV)
-	@touch $@
+	"$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; \
+	echo made > $@
 
 $(VENV)/.runtime: pyproject.toml | $(VENV)/.created
 	@echo "Installing everbeat into $(VENV)"

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from everbeat.app import App
-    from everbeat.client.context import Context, OutsideTask, TaskStopped
+    from everbeat.client.context import (
+        Context,
+        NamedStep,
+        OutsideTask,
+        OutsideWorker,
+        TaskStopped,
+        TaskSuspended,
+    )
     from everbeat.client.control import CancelResult, CancelVerdict
     from everbeat.client.handle import Handle
     from everbeat.client.task import AsyncTask, Call, SyncTask, Task
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
     )
     from everbeat.domain.outcome import (
         ARGUMENTS_INVALID,
+        EVENT_TIMEOUT,
         RESULT_NOT_AVAILABLE,
         RESULT_UNSERIALISABLE,
         TASK_CANCELLED,
@@ -52,6 +60,7 @@ if TYPE_CHECKING:
         UNHANDLED_EXCEPTION,
         WORKER_CRASHED,
         Completed,
+        EventTimeout,
         Failed,
         TaskError,
         TaskFailed,
@@ -72,6 +81,7 @@ if TYPE_CHECKING:
         PayloadError,
         RegistrationError,
         SendError,
+        SignalRefused,
         TaskNotFound,
         TaskNotRetryable,
         UnknownName,
@@ -84,7 +94,14 @@ __version__ = "0.1.0"
 
 _ROOMS: Final = {
     "everbeat.app": ("App",),
-    "everbeat.client.context": ("Context", "OutsideTask", "TaskStopped"),
+    "everbeat.client.context": (
+        "Context",
+        "NamedStep",
+        "OutsideTask",
+        "OutsideWorker",
+        "TaskStopped",
+        "TaskSuspended",
+    ),
     "everbeat.client.control": ("CancelResult", "CancelVerdict"),
     "everbeat.client.handle": ("Handle",),
     "everbeat.client.task": ("AsyncTask", "Call", "SyncTask", "Task"),
@@ -117,6 +134,7 @@ _ROOMS: Final = {
     ),
     "everbeat.domain.outcome": (
         "ARGUMENTS_INVALID",
+        "EVENT_TIMEOUT",
         "RESULT_NOT_AVAILABLE",
         "RESULT_UNSERIALISABLE",
         "TASK_CANCELLED",
@@ -126,6 +144,7 @@ _ROOMS: Final = {
         "UNHANDLED_EXCEPTION",
         "WORKER_CRASHED",
         "Completed",
+        "EventTimeout",
         "Failed",
         "TaskError",
         "TaskFailed",
@@ -146,6 +165,7 @@ _ROOMS: Final = {
         "PayloadError",
         "RegistrationError",
         "SendError",
+        "SignalRefused",
         "TaskNotFound",
         "TaskNotRetryable",
         "UnknownName",
@@ -171,6 +191,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ARGUMENTS_INVALID",
+    "EVENT_TIMEOUT",
     "RESULT_NOT_AVAILABLE",
     "RESULT_UNSERIALISABLE",
     "TASK_CANCELLED",
@@ -195,6 +216,7 @@ __all__ = [
     "Context",
     "DatabaseError",
     "Default",
+    "EventTimeout",
     "EverbeatError",
     "Explanation",
     "FailWithBackoff",
@@ -202,10 +224,12 @@ __all__ = [
     "Handle",
     "HeartbeatInfo",
     "LeaseLost",
+    "NamedStep",
     "Node",
     "Nodes",
     "NotPaused",
     "OutsideTask",
+    "OutsideWorker",
     "Pause",
     "PayloadError",
     "Progress",
@@ -220,6 +244,7 @@ __all__ = [
     "Reschedule",
     "RetryPolicy",
     "SendError",
+    "SignalRefused",
     "Skip",
     "SupervisorInfo",
     "SweepResult",
@@ -236,6 +261,7 @@ __all__ = [
     "TaskState",
     "TaskStopped",
     "TaskSummary",
+    "TaskSuspended",
     "UnknownName",
     "UnknownTask",
     "WaitTimeout",

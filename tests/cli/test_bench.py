@@ -11,7 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from everbeat.cli.bench.figures import Sample, gathered
+from everbeat.cli.bench.figures import Figure, Sample, Target, gathered
+from everbeat.cli.bench.report import figure_document, show_figures
 from everbeat.cli.exit_codes import ExitCode
 
 pytestmark = pytest.mark.story
@@ -44,8 +45,20 @@ def test_the_figures_are_of_tasks_that_ran_once(database_url: str) -> None:
     assert (told["tasks"], told["repeats"], told["durable"], told["verified"]) == (300, 1, False, True)
     assert len(figures) == 9
     assert all(one["value"] > 0 for one in figures.values())
+    assert "PostgreSQL" in told["server"]
+    assert "warning: with fewer than 5,000 tasks" in done.stderr
     drain = figures["drain, 1 worker process"]
+    assert (drain["target"]["of"], drain["target"]["at_least"]) == ("ratio", 0.55)
+    assert drain["target"]["met"] is (drain["ratio"] >= 0.55)
     assert drain["ratio"] == pytest.approx(drain["value"] / figures[drain["beside"]]["value"])
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_people_are_told_which_server_it_is(database_url: str) -> None:
+    done = run("--tasks", "5000", "--not-durable", "--url", database_url, "--only", "plain")
+    assert done.returncode == 0, done.stderr
+    assert "server: PostgreSQL" in done.stderr
+    assert "warning" not in done.stderr
 
 
 @pytest.mark.long
@@ -65,7 +78,7 @@ def test_waiting_and_dying_are_measured_too(database_url: str) -> None:
 def test_a_server_that_may_lose_what_it_acknowledged_is_not_measured_unasked(database_url: str) -> None:
     done = run("--tasks", "100", "--url", database_url)
     assert done.returncode == ExitCode.USAGE
-    assert "fsync = off" in done.stderr
+    assert "fsync off" in done.stderr
     assert "--not-durable" in done.stderr
 
 
@@ -91,3 +104,54 @@ def test_a_ratio_is_of_medians_and_a_spread_of_all_repeats() -> None:
     assert (wall.value, wall.ratio, wall.values) == (110.0, None, (100.0, 200.0, 110.0))
     assert ours.ratio == pytest.approx(50 / 110)
     assert ours.spread == pytest.approx(50 / 50)
+
+
+def judged(**values: float) -> dict[str, Figure]:
+    """Two figures beside a wall of 100, either of whose targets is enough, and one without a wall."""
+    targets = {
+        "one": Target(at_least=1.3, unless="other"),
+        "other": Target(at_least=0.75, unless="one"),
+        "wait": Target(at_most=2),
+    }
+    beside = {"one": "wall", "other": "wall"}
+    samples = [
+        Sample(name=name, value=value, unit="ms", beside=beside.get(name), target=targets.get(name))
+        for name, value in values.items()
+    ]
+    return {one.name: one for one in gathered([samples])}
+
+
+def test_a_target_is_of_the_ratio_or_of_the_value_where_nothing_is_beside() -> None:
+    found = judged(wall=100, one=140, other=80, wait=2.5)
+    assert [found[name].is_met for name in ("wall", "one", "other", "wait")] == [None, True, True, False]
+    assert judged(wait=2.0)["wait"].is_met is True
+    assert judged(one=140)["one"].is_met is None  # the wall was not measured
+    assert judged(one=140)["one"].ratio is None
+
+
+def test_of_two_targets_one_is_enough() -> None:
+    assert judged(wall=100, one=100, other=80)["one"].is_met is True
+    assert judged(wall=100, one=140, other=70)["other"].is_met is True
+    found = judged(wall=100, one=100, other=70)
+    assert (found["one"].is_met, found["other"].is_met) == (False, False)
+
+
+def test_the_report_says_what_is_missed_and_what_its_columns_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = judged(wall=100, one=100, other=70, wait=1)
+    show_figures([*figures.values()])
+    table, legend = capsys.readouterr()
+    rows = {line.split()[0]: line for line in table.splitlines()}
+    assert "MISSED" in rows["one"]
+    assert "ratio >= 1.3 *" in rows["one"]
+    assert "<= 2 ms" in rows["wait"]
+    assert rows["wait"].endswith("yes")
+    for word in ("RATIO", "BESIDE", "TARGET", "* one of these two is enough"):
+        assert word in legend
+    assert "SPREAD" not in legend  # there was one repeat
+    assert figure_document(figures["other"])["target"] == {
+        "of": "ratio",
+        "at_least": 0.75,
+        "at_most": None,
+        "unless": "one",
+        "met": False,
+    }

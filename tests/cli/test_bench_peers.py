@@ -13,10 +13,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from everbeat.cli.bench.environments import PEERS, PeerFailed
+from everbeat.cli.bench.contest import contest_figures
+from everbeat.cli.bench.environments import PEERS, Peer, PeerFailed
 from everbeat.cli.bench.environments import run as run_in
 from everbeat.cli.bench.watch import until
 from everbeat.cli.exit_codes import ExitCode
+from everbeat.store.target import Target
 
 
 def bench(*words: str, timeout_s: float = 100, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -53,10 +55,37 @@ def test_an_unknown_queue_is_refused_before_anything_is_done() -> None:
     assert "installing" not in done.stderr
 
 
+def test_a_queue_of_which_no_part_is_to_be_measured_is_refused() -> None:
+    done = bench("--peer", "pgqueuer", "--only", "plain")
+    assert done.returncode == ExitCode.USAGE
+    assert "add --only send" in done.stderr
+    assert "installing" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("parts", "shown"),
+    [
+        (["plain", "send"], ["send, one at a time", "send of 7 at once"]),
+        (["drain"], ["drain, 1 worker process"]),
+    ],
+)
+def test_only_the_parts_that_are_asked_for_are_measured_of_others(
+    database_url: str, tmp_path: Path, parts: list[str], shown: list[str]
+) -> None:
+    # An adapter that prints what it was asked for, and everything else, too.
+    adapter = "import json, sys; open('asked', 'w').write(' '.join(sys.argv[1:])); print(json.dumps({name: 1.0 for name in names}))"
+    names = "names = ['bulk_per_s', 'single_per_s', 'drain_per_s', 'latency_p50_ms', 'latency_p99_ms']; "
+    command = (sys.executable, "-c", names + adapter)
+    peer = Peer(name="other", version="1", folder=tmp_path, command=command)
+    found = [*contest_figures([peer], Target(url=database_url), jobs=7, parts=parts)]
+    assert (tmp_path / "asked").read_text() == " ".join(["7", *(part for part in parts if part != "plain")])
+    assert [one.name for one in found] == [f"other: {name}" for name in shown]
+
+
 @pytest.mark.story
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_queue_that_cannot_be_installed_is_left_out_and_named(database_url: str, tmp_path: Path) -> None:
-    words = ("--tasks", "100", "--only", "plain", "--not-durable", "--json", "--peer", "graphile-worker")
+    words = ("--tasks", "100", "--only", "send", "--not-durable", "--json", "--peer", "graphile-worker")
     done = bench(*words, "--url", database_url, PATH=str(tmp_path))
     told = json.loads(done.stdout)
     assert "warning: graphile-worker is left out" in done.stderr
@@ -81,7 +110,7 @@ def test_a_queue_is_measured_beside_ours(database_url: str, peer: str) -> None:
         one["name"]: one for one in told["figures"] if one["name"].startswith(f"{peer}: ")
     }
     print({name: one["value"] for name, one in theirs.items()})
-    assert len(theirs) == 5
+    assert len(theirs) == 3  # of the parts that were asked for
     assert all(one["value"] > 0 for one in theirs.values())
     drain = theirs[f"{peer}: drain, 1 worker process"]
     ours = next(one for one in told["figures"] if one["name"] == drain["beside"])

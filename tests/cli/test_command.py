@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from everbeat.cli.exit_codes import MEANINGS, ExitCode
 from everbeat.cli.main import COMMANDS
 from tests.cli.conftest import Command
+from tests.cli.outside import until
 
 WRITTEN_ELSEWHERE = {"demo"}
 
@@ -100,10 +102,91 @@ def test_an_error_is_one_document_on_stderr_with_json(everbeat: Command) -> None
     assert "everbeat migrate" in answer.error["fix"]
 
 
+@pytest.mark.parametrize(
+    ("words", "told", "fix"),
+    [
+        (["bench", "--tasks", "0"], "--tasks", "everbeat bench --help"),
+        (["tasks", "list", "--state", "bad"], "'bad'", "everbeat tasks list --help"),
+        (["queues", "--bogus"], "--bogus", "everbeat queues list --help"),
+        (["taks"], "'taks'", "everbeat --help"),
+        (["send"], "NAME", "everbeat send --help"),
+    ],
+)
+def test_what_the_parser_refuses_is_such_a_document_too(
+    everbeat: Command, words: list[str], told: str, fix: str
+) -> None:
+    answer = everbeat(*words, "--json").assert_code(ExitCode.USAGE)
+    assert answer.out == ""
+    assert answer.error["code"] == "WRONG_USAGE"
+    assert told in answer.error["message"]
+    assert fix in answer.error["fix"]
+
+
+def test_a_setting_s_fix_and_value_stand_alone_in_the_document(everbeat: Command) -> None:
+    error = everbeat("bench", "--only", "drian", "--json").assert_code(ExitCode.USAGE).error
+    assert error["fix"] == "use 'drain'."
+    assert "Fix" not in error["message"]
+    assert error["problems"][0]["value"] == "drian"
+
+
+def test_several_problems_are_told_apart_from_what_helps(everbeat: Command) -> None:
+    wrong = ("--terminal-records", "-1", "--heartbeats", "-2")
+    error = everbeat("prune", "--dry-run", "--json", *wrong).assert_code(ExitCode.USAGE).error
+    assert len(error["problems"]) == 2
+    assert "Fix" not in error["message"]
+    assert error["fix"].splitlines() == [f"{problem['fix']}." for problem in error["problems"]]
+
+
+def test_an_interruption_is_130_with_json_too(everbeat: Command) -> None:
+    everbeat("migrate").assert_code(0)
+    url = everbeat.environment["EVERBEAT_DATABASE_URL"]
+    sent = subprocess.Popen(
+        everbeat.argv("send", "--json", "--wait", "--url", url, "nothing"),
+        cwd=everbeat.folder,
+        env=everbeat.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        # The task is there: now it is waited for.
+        until(lambda: everbeat("tasks", "list", "--json").document["tasks"], within_s=30)
+        sent.send_signal(signal.SIGINT)
+        assert sent.wait(timeout=10) == ExitCode.INTERRUPTED
+    finally:
+        sent.kill()
+        sent.communicate()
+
+
 def test_no_database_at_all_is_answered_with_both_ways(everbeat: Command) -> None:
     answer = everbeat("queues", EVERBEAT_DATABASE_URL=None).assert_code(ExitCode.DATABASE)
-    assert "EVERBEAT_DATABASE_URL" in answer.err
-    assert "embedded" in answer.err
+    for way in ("--url", "EVERBEAT_DATABASE_URL", "--app", "embedded"):
+        assert way in answer.err
+    assert "App(" not in answer.err
+
+
+@pytest.mark.parametrize("words", [["queues", "--schema", "a b"], ["migrate", "--sql", "--schema", "a b"]])
+def test_a_wrong_schema_name_is_a_wrong_setting(everbeat: Command, words: list[str]) -> None:
+    assert "--schema = 'a b': a schema name" in everbeat(*words).assert_code(ExitCode.USAGE).err
+    answer = everbeat(*[word for word in words if word not in ("--schema", "a b")], EVERBEAT_SCHEMA="a b")
+    assert "EVERBEAT_SCHEMA = 'a b': a schema name" in answer.assert_code(ExitCode.USAGE).err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["tasks", "show"], ["tasks", "cancel"], ["tasks", "retry"], ["explain"], ["recoveries", "--task"]],
+)
+def test_a_wrong_id_is_answered_with_where_ids_are_shown(everbeat: Command, words: list[str]) -> None:
+    answer = everbeat(*words, "123").assert_code(ExitCode.USAGE)
+    assert "everbeat tasks list" in answer.err
+    assert "handle.id" not in answer.err
+
+
+def test_slots_of_a_worker_are_named_by_their_options(everbeat: Command) -> None:
+    none = ("--threads", "0", "--concurrency", "0", "--task-processes", "0")
+    answer = everbeat("worker", "shop:app", *none).assert_code(ExitCode.USAGE)
+    assert "give --concurrency, --threads or --task-processes 1 or more" in answer.err
+    assert "_concurrency" not in answer.err
 
 
 def test_an_app_and_a_url_contradict_each_other(everbeat: Command) -> None:

@@ -7,18 +7,18 @@ import pty
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 import pytest
 
 from everbeat.cli.demo.plan import ACTS
 from everbeat.store.embedded import EmbeddedServer
 from tests.cli.conftest import Command
+from tests.cli.outside import processes_of, until
 
 LONGEST_S = 60.0
 STARTING_S = 30.0
@@ -40,25 +40,6 @@ def schemas(url: str) -> list[str]:
     with psycopg.connect(url) as connection:
         rows = connection.execute("select nspname from pg_namespace where nspname like 'everbeat_demo_%'")
         return [row[0] for row in rows.fetchall()]
-
-
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Everything of everbeat that works in a folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd() == str(folder) and "everbeat" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def until(truth: Callable[[], object], *, within_s: float) -> None:
-    since = time.monotonic()
-    while not truth():
-        assert time.monotonic() - since < within_s
-        time.sleep(0.05)  # another process is watched from outside
 
 
 def assert_sound(document: dict[str, Any], *, files: int) -> None:

@@ -42,7 +42,7 @@ def tasks_left(database_url: str, schema: str) -> int:
 
 def test_by_the_settings_of_an_app(everbeat: Command, aged: Aged, database_url: str, schema: str) -> None:
     old = {
-        "tasks": 50, "attempts": 50, "recoveries": 10, "beats": 30, "worker_states": 40, "workers": 3, "supervisors": 3,
+        "tasks": 50, "attempts": 50, "recoveries": 10, "steps": 25, "signals": 10, "beats": 30, "worker_states": 40, "workers": 3, "supervisors": 3,
         "workflows": 0, "nodes": 0, "edges": 0,
     }  # fmt: skip
     counted = everbeat("prune", "--dry-run", "--app", "shop:app", "--json").assert_code(0).document
@@ -51,7 +51,7 @@ def test_by_the_settings_of_an_app(everbeat: Command, aged: Aged, database_url: 
     assert tasks_left(database_url, schema) == 70
 
     done = everbeat("prune", "--app", "shop:app").assert_code(0)
-    assert done.err.endswith("Deleted 186 rows.\n")
+    assert done.err.endswith("Deleted 221 rows.\n")
     assert [line.split()[0] for line in done.out.splitlines()] == ["TABLE", *old]
     assert tasks_left(database_url, schema) == 20
 
@@ -76,4 +76,4 @@ def test_what_is_old_is_never_guessed(everbeat: Command, aged: Aged) -> None:
     assert refused.err.startswith("error: --terminal-records = 0:"), refused.err
     counted = everbeat("prune", "--dry-run", "--terminal-records", "720").assert_code(0)
     assert "for ever" in counted.out
-    assert "Dry run: 110 rows would be deleted." in counted.err
+    assert "Dry run: 145 rows would be deleted." in counted.err

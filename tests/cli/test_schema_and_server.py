@@ -51,8 +51,8 @@ def test_a_schema_from_the_future_is_refused(everbeat: Command, database_url: st
 
 
 def test_a_wrong_schema_name_is_refused(everbeat: Command) -> None:
-    assert "pg_x" in everbeat("migrate", "--schema", "pg_x").assert_code(ExitCode.DATABASE).err
-    assert "pg_x" in everbeat("migrate", "--sql", "--schema", "pg_x").assert_code(ExitCode.DATABASE).err
+    assert "pg_x" in everbeat("migrate", "--schema", "pg_x").assert_code(ExitCode.USAGE).err
+    assert "pg_x" in everbeat("migrate", "--sql", "--schema", "pg_x").assert_code(ExitCode.USAGE).err
 
 
 @pytest.fixture
@@ -106,3 +106,35 @@ def test_embedded_is_a_database_like_any_other(everbeat: Command, folder: Path) 
     assert (
         everbeat("db", "status", "--json", **environment).assert_code(ExitCode.FAILED).document["initialised"]
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tasks", "list"],
+        ["queues"],
+        ["workers"],
+        ["doctor"],
+        ["recoveries"],
+        ["migrate", "--status"],
+        ["send", "welcome", "--queue", "mail"],
+        ["tasks", "list", "--app", "shop:app"],
+    ],
+)
+def test_looking_makes_no_embedded_server(everbeat: Command, folder: Path, words: list[str]) -> None:
+    everbeat.write("shop.py", "from everbeat import App\napp = App()\n")
+    nowhere = folder / "nowhere"
+    environment = {"EVERBEAT_DATABASE_URL": "embedded", "EVERBEAT_EMBEDDED_DIR": str(nowhere)}
+    answer = everbeat(*words, **environment).assert_code(ExitCode.DATABASE)
+    assert f"There is no embedded PostgreSQL in {nowhere}" in answer.err
+    assert "everbeat migrate" in answer.err
+    assert not nowhere.exists()
+
+
+def test_a_program_s_send_makes_one(everbeat: Command, folder: Path) -> None:
+    everbeat.write(
+        "shop.py", "from everbeat import App\napp = App()\n\n@app.task\ndef welcome() -> None: ...\n"
+    )
+    environment = {"EVERBEAT_DATABASE_URL": "embedded", "EVERBEAT_EMBEDDED_DIR": str(folder)}
+    everbeat("send", "shop:app", "welcome", **environment).assert_code(0)
+    assert "welcome" in everbeat("tasks", "list", "--app", "shop:app", **environment).assert_code(0).out

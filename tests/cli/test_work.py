@@ -264,9 +264,9 @@ def test_wrong_settings_start_no_worker(everbeat: Command, option: tuple[str, st
     ("option", "said"),
     [
         (("--max-rss", "5"), "must be a size of 16MB to 1024TB: a number and its unit, KB, MB, GB or TB."),
-        (("--max-rss", "5MB"), "must be 16MB to 1024TB. Fix: use 16MB or more, or leave it out."),
-        (("--max-tasks-per-process", "2000000000"), "Fix: use 1000000000 or less, or leave it out."),
-        (("--grace", "soon"), 'Fix: write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m".'),
+        (("--max-rss", "5MB"), "must be 16MB to 1024TB.\nfix: use 16MB or more, or leave it out."),
+        (("--max-tasks-per-process", "2000000000"), "fix: use 1000000000 or less, or leave it out."),
+        (("--grace", "soon"), 'fix: write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m".'),
     ],
 )
 def test_what_helps_is_told_for_a_shell(everbeat: Command, option: tuple[str, str], said: str) -> None:

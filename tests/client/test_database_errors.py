@@ -14,6 +14,7 @@ from psycopg import conninfo, sql
 
 from everbeat import App
 from everbeat.errors import (
+    ConfigurationError,
     DatabaseError,
     DatabaseReadOnly,
     DatabaseTooOld,
@@ -53,7 +54,7 @@ def refused(app: App, kind: type[DatabaseError]) -> DatabaseError:
         ("host=db password=secret prot=1", "cannot be read"),
         ("embeded", "write 'embedded' or 'embedded:FOLDER'"),
         ("Embedded:folder", "write 'embedded' or 'embedded:FOLDER'"),
-        (5, "5"),
+        (5, "The database URL 5 is of type int"),
     ],
 )
 def test_a_wrong_url_is_refused_when_the_app_is_made(url: Any, said: str) -> None:
@@ -80,7 +81,7 @@ def test_the_url_may_come_from_the_environment(
 @pytest.mark.parametrize("schema", ["", "two words", "pg_everbeat", "x" * 64, 5])
 def test_a_wrong_schema_name_is_refused(database_url: str, schema: Any) -> None:
     for url in (database_url, "embedded"):
-        with pytest.raises(WrongDatabaseURL, match="schema name"):
+        with pytest.raises(ConfigurationError, match=r"^App.schema = .* a schema name is"):
             App(url, schema=schema)
 
 

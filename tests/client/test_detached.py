@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
-from everbeat import App, BlockingCallInLoop, CommitRefused, Context
+from everbeat import App, BlockingCallInLoop, CommitRefused, Context, OutsideWorker
 
 app = App("postgresql://nowhere.invalid/none")
 
@@ -84,3 +85,52 @@ def store_on(thing: object) -> None:
             pass
 
     work()
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+async def halve(number: int) -> float:
+    return number / 2
+
+
+@app.task
+def take_steps(ctx: Context) -> list[int]:
+    ctx.sleep("10ms")
+    return [ctx.step(double, number) for number in (1, 2)] + [ctx.named("again").step(double, 3)]
+
+
+@app.task
+async def take_steps_on_a_loop(ctx: Context) -> list[float]:
+    await ctx.asleep("10ms")
+    return [await ctx.astep(double, 4), await ctx.named("again").astep(halve, 3)]
+
+
+@app.task
+async def step_badly(ctx: Context) -> None:
+    ctx.step(double, 1)
+
+
+@app.task
+def wait(ctx: Context) -> None:
+    ctx.wait_event("approved", timeout="1s")
+
+
+@app.task
+def beget(ctx: Context) -> None:
+    ctx.send(look.call())
+
+
+async def test_steps_are_calls_and_a_sleep_is_slept() -> None:
+    assert await asyncio.to_thread(take_steps) == [2, 4, 6]
+    assert await take_steps_on_a_loop() == [8, 1.5]
+    with pytest.raises(BlockingCallInLoop, match=r"await Context.astep\(...\)"):
+        await step_badly()
+
+
+def test_there_are_no_signals_and_no_children() -> None:
+    with pytest.raises(OutsideWorker, match=r"Context.wait_event needs a task that a worker runs"):
+        wait()
+    with pytest.raises(OutsideWorker, match=r"Context.send needs a task"):
+        beget()

@@ -34,7 +34,7 @@ def test_a_paused_task_function_is_not_claimed_until_it_is_resumed(app: App, han
     )
     assert app.list_pauses() == [pause]
     assert hands.claim() == []
-    assert hands.run(leases.next_due(names=["work"], queues=None)) is None
+    assert hands.run(leases.next_due(names=["work"], queues=None)).due_in_ms is None
     assert app.resume_task("work") == pause
     assert app.list_pauses() == []
     (claimed,) = hands.claim()

@@ -15,7 +15,7 @@ from everbeat.cli.exit_codes import MEANINGS, exit_code_of
 from everbeat.cli.main import COMMANDS, load_command
 from everbeat.client.options import SendOptions, SendSettings
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
-from everbeat.domain.context import OutsideTask
+from everbeat.domain.context import OutsideTask, OutsideWorker
 from everbeat.domain.duration import to_seconds
 from everbeat.domain.outcome import BUILT_IN_CODES
 from everbeat.domain.policy import TaskOptions
@@ -140,8 +140,16 @@ class TestCommands:
         public = [each for each in subclasses(EverbeatError) if each.__module__.startswith("everbeat.errors")]
         assert {(row["Code"], row["Class"], row["Exit code"]) for row in rows} == {
             (each.code, each.__name__, exit_code_as_written(each))
-            for each in [*public, TaskFailed, OutsideTask]
+            for each in [*public, TaskFailed, OutsideTask, OutsideWorker]
         }
+
+    def test_where_each_error_is_imported_from_is_said(self) -> None:
+        sentence = re.search(
+            r"only in `everbeat.errors`: (.*?)\. A command", section("cli.md", "Errors"), re.DOTALL
+        )
+        assert sentence is not None
+        listed = {row["Class"] for row in table("cli.md", "Code", "Class", "Exit code", "Means")}
+        assert set(re.findall(r"`(\w+)`", sentence[1])) == listed - set(everbeat.__all__)
 
 
 class TestTasks:
@@ -155,7 +163,15 @@ class TestTasks:
             "message",
         }  # type: ignore[union-attr]
         public = {name for name in dir(Context) if not name.startswith("_")}
-        assert names == public - {"backend", "current", "current_or_none", "detached", "entered", "work"}
+        assert names == public - {
+            "backend",
+            "book",
+            "current",
+            "current_or_none",
+            "detached",
+            "entered",
+            "work",
+        }
 
 
 class TestLifeCycle:  # B1

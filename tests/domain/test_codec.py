@@ -282,6 +282,8 @@ MISCALLED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str | None, str]] = 
     (welcome, (), {}, "user_id", "missing a required argument: 'user_id'"),
     (welcome, (1, "en", 3), {}, None, "too many positional arguments"),
     (welcome, (1,), {"local": "de"}, "local", "did you mean 'locale'?"),
+    (welcome, (), {"usr_id": 1}, "usr_id", "unexpected keyword argument 'usr_id'"),
+    (welcome, (), {"usr_id": 1}, "usr_id", "did you mean 'user_id'?"),
     (welcome, (1,), {"colour": 1}, "colour", "call it as welcome(user_id: int, locale: str = 'en')"),
     (welcome, (1,), {"user_id": 2}, "user_id", "multiple values for argument 'user_id'"),
     (context_first, (1, 2), {}, None, "too many positional arguments"),

@@ -68,7 +68,9 @@ def test_the_text_is_the_message_and_the_fix() -> None:
 
 
 def test_one_problem_is_one_line_and_several_are_a_list() -> None:
-    assert str(ConfigurationError([PROBLEM])) == "a.b = 1: must be 2. Fix: use 2."
+    one = ConfigurationError([PROBLEM])
+    assert (one.message, one.fix) == ("a.b = 1: must be 2.", "use 2.")
+    assert str(one) == "a.b = 1: must be 2. Fix: use 2."
     assert str(ConfigurationError([PROBLEM, PROBLEM])).splitlines() == [
         "2 problems:",
         "  1. a.b = 1: must be 2. Fix: use 2.",

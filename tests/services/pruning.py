@@ -80,12 +80,24 @@ def ended(hands: Hands, *, hours: float, state: str = "COMPLETED", sent_hours: f
             outcome = {"COMPLETED": "COMPLETED", "FAILED": "FAILED"}.get(state)
             if outcome is not None:
                 hands.settle(claimed, outcome, **({"error": b"{}"} if outcome == "FAILED" else {}))  # type: ignore[arg-type]
+    record(hands, sent.id, hours=hours, random=Random(uuid4().int).randbytes(10), unix_ms=number)
     column = {"COMPLETED": "completed_at", "FAILED": "failed_at", "CANCELLED": "cancelled_at", "EXPIRED": "expired_at"}.get(state)  # fmt: skip
     if column is not None:
         backdate(hands, "tasks", column, hours, where=f"id = '{sent.id}'")
     backdate(hands, "attempts", "ended_at", hours, where=f"task_id = '{sent.id}'")
     backdate(hands, "recoveries", "noticed_at", hours, where=f"task_id = '{sent.id}'")
     return sent.id
+
+
+def record(hands: Hands, task_id: UUID, *, hours: float, random: bytes, unix_ms: int) -> None:
+    """A step of this task and a signal to it, of that age."""
+    steps = "insert into {}.steps (task_id, kind, name, attempt, recorded_at) values (%s, 'step', 'charge', 1, statement_timestamp() - %s)"
+    signals = "insert into {}.signals (id, target, name, value, sent_at) values (%s, %s, 'approved', '1', statement_timestamp() - %s)"
+    schema, age = sql.Identifier(hands.target.schema), timedelta(hours=hours)
+    hands.connection.execute(sql.SQL(steps).format(schema), [task_id, age])
+    hands.connection.execute(
+        sql.SQL(signals).format(schema), [uuid7(unix_ms=unix_ms, random=random), task_id, age]
+    )
 
 
 def backdate(hands: Hands, table: str, column: str, hours: float, *, where: str = "true") -> None:
@@ -120,11 +132,15 @@ def beat_and_snapshot(hands: Hands, *, hours: float) -> None:
 
 
 def ids(hands: Hands, table: str) -> set[Any]:
-    column = {"attempts": "task_id", "recoveries": "task_id", "beats": "seq"}.get(table, "id")
+    column = {"attempts": "task_id", "recoveries": "task_id", "steps": "task_id", "beats": "seq"}.get(
+        table, "id"
+    )
     return {row[0] for row in hands.table(table, column)}
 
 
 def everything(hands: Hands) -> dict[str, list[Any]]:
     """Every byte of the schema, and where each row lies."""
-    names = ("tasks", "attempts", "recoveries", "beats", "worker_states", "workers", "supervisors", "turns")
+    names = (
+        "tasks", "attempts", "recoveries", "steps", "signals", "beats", "worker_states", "workers", "supervisors", "turns",
+    )  # fmt: skip
     return {name: sorted(hands.table(name, "ctid, xmin, *"), key=str) for name in names}

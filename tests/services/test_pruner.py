@@ -36,7 +36,7 @@ KEEP = {
     "terminal_record_retention_hours": None,
 }
 ENDED_TASKS = KEEP | {"terminal_record_retention_hours": 720}
-HISTORY = ("tasks", "attempts", "recoveries")
+HISTORY = ("tasks", "attempts", "recoveries", "steps", "signals")
 HOLDERS = ("worker_states", "workers", "supervisors")
 
 

@@ -175,7 +175,7 @@ async def test_a_million_old_tasks_delay_neither_claims_nor_beats(
     beats = p99_ms(work.beats, *idle), p99_ms(work.beats, *busy)
     with capsys.disabled():
         print(
-            f"\n1,000,000 tasks pruned in {pruning_s:.1f} s, {one.steps} steps;"
+            f"\n1,000,000 tasks pruned in {pruning_s:.1f} s, {one.statements} statements;"
             f" claim p99 {claims[0]:.2f} ms idle, {claims[1]:.2f} ms meanwhile (x {claims[1] / claims[0]:.2f});"
             f" beat p99 {beats[0]:.2f} ms idle, {beats[1]:.2f} ms meanwhile (x {beats[1] / beats[0]:.2f})"
         )

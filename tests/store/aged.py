@@ -31,6 +31,12 @@ with moments as (
     select id, 1, gen_random_uuid(), 1, worker, at - interval '1 second', at - interval '1 second', at,
         case %(state)s when 'EXPIRED' then 'RELEASED' else %(state)s end, false
     from ids
+), stepped as (
+    insert into {{schema}}.steps (task_id, kind, name, attempt, begun_at, recorded_at)
+    select id, 'step', 'charge', 1, at, at from ids where n %% 2 = 0
+), told as (
+    insert into {{schema}}.signals (id, target, name, value, sent_at)
+    select {ID_AT.format(at="at", salt="%(salt)s || 's'")}, id, 'approved', '1', at from ids where n %% 5 = 0
 )
 insert into {{schema}}.recoveries (task_id, name, queue, fence, claim_id, attempt, worker_id, was, cause, noticed_by, noticed_at, action)
 select id, 'work', 'default', 1, gen_random_uuid(), 1, worker, 'CLAIMED', 'vanished', 'age', at - interval '1 second', 'requeue'
@@ -103,7 +109,9 @@ class Aged:
 
     def analyze(self) -> None:
         """Lets the planner know what is there."""
-        for table in ("tasks", "attempts", "recoveries", "beats", "worker_states", "workers", "supervisors"):
+        for table in (
+            "tasks", "attempts", "recoveries", "steps", "signals", "beats", "worker_states", "workers", "supervisors",
+        ):  # fmt: skip
             self._connection.execute(
                 sql.SQL("vacuum analyze {}.{}").format(sql.Identifier(self._schema), sql.Identifier(table))
             )

@@ -13,6 +13,8 @@ from everbeat.store.target import Target
 from tests.invariants import breaches, install_audit
 from tests.store import test_life_cycle as life
 from tests.store import test_recovery_statements as recovery
+from tests.store import test_signals as signals
+from tests.store import test_steps as steps
 from tests.store.conftest import Hands
 
 
@@ -139,6 +141,75 @@ MUTANTS = [
     Mutant(
         "a cancel that leaves the claim", "task/cancel", "claim_id = null, claim_call = null, next_retry_at = null,", "next_retry_at = null,",
         life.TestCancel().test_pending_and_claimed_end_at_once,
+    ),
+    Mutant(
+        "an unfenced step", "step/record", "and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null",
+        steps.TestRecord().test_a_zombie_records_and_reads_nothing,
+    ),
+    Mutant(
+        "a step of what never started", "step/record", "and t.state = 'RUNNING'", "",
+        steps.TestRecord().test_what_is_claimed_and_has_not_started_records_nothing,
+    ),
+    Mutant(
+        "unfenced reading", "step/load", "and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null",
+        steps.TestRecord().test_a_zombie_records_and_reads_nothing,
+    ),
+    Mutant(
+        "an unfenced sleep", "step/sleep", "and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null",
+        steps.TestRecord().test_a_zombie_records_and_reads_nothing,
+    ),
+    Mutant(
+        "an unfenced wait", "step/wait", "and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null",
+        steps.TestRecord().test_a_zombie_records_and_reads_nothing,
+    ),
+    Mutant(
+        "an unfenced child", "step/send_child", "and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null",
+        steps.TestRecord().test_a_zombie_records_and_reads_nothing,
+    ),
+    Mutant(
+        "a child sent behind a cancel", "step/send_child", "where not h.is_cancelled and not exists (select from known)\n    on conflict",
+        "where not exists (select from known)\n    on conflict", steps.TestChildren().test_who_is_asked_to_end_sends_no_more_children,
+    ),
+    Mutant(
+        "a sleep that begins anew", "step/sleep", "do update set recorded_at = s.recorded_at", "do update set due_at = excluded.due_at",
+        steps.TestSleep().test_its_moment_is_set_once,
+    ),
+    Mutant(
+        "a suspended task that expires", "task/settle",
+        "good_until = case when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then null else t.good_until end,", "",
+        steps.TestSleep().test_a_suspended_task_is_due_then_at_no_cost_and_begun_tasks_do_not_expire,
+    ),
+    Mutant(
+        "a retry that a signal hurries", "task/settle",
+        "waits_for = case when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then t.waits_for end,", "",
+        signals.test_a_signal_makes_nothing_due_that_does_not_wait,
+    ),
+    Mutant(
+        "a suspension that overlooks a signal", "task/settle", "coalesce(t.wake_at, statement_timestamp())",
+        "coalesce((select old.wake_at from {schema}.tasks old where old.id = t.id), statement_timestamp())",
+        signals.test_a_suspension_that_begins_while_a_signal_is_stored,
+    ),
+    Mutant(
+        "a second look that forgets the mark of a signal", "step/wait", "when w.is_known and t.waits_for", "when false and t.waits_for",
+        signals.test_a_second_look_that_begins_while_a_signal_is_stored,
+    ),
+    Mutant(
+        "a wait beside the signal of its workflow", "step/wait", "    for share\n", "",
+        signals.test_a_wait_that_begins_while_a_signal_is_stored,
+    ),
+    Mutant(
+        "a signal beside the wait of its target", "schema/0005_steps/08_send_signal",
+        "where t.id = target_id for no key update", "where t.id = target_id",
+        signals.test_a_wait_that_begins_while_a_signal_is_stored,
+    ),
+    Mutant(
+        "a signal that wakes only who sleeps already", "schema/0005_steps/08_send_signal",
+        "and t.waits_for = event and t.state in ('PENDING', 'CLAIMED', 'RUNNING')", "and t.waits_for = event and t.state = 'PENDING'",
+        signals.test_a_suspension_that_begins_while_a_signal_is_stored,
+    ),
+    Mutant(
+        "a signal that is had twice", "step/wait", "and taken.signal_id = s.id", "and taken.signal_id is null and s.id is not null",
+        signals.test_a_signal_that_came_before_is_had_at_once_and_once,
     ),
 ]  # fmt: skip
 

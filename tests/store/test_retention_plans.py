@@ -30,7 +30,17 @@ Whether it did depends on what else was open just then: 5 and 6.1 pages per beat
 MOST_PAGES = PAGES_PER_ROW * LIMIT
 LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
 LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
-TABLES = {"tasks", "attempts", "recoveries", "beats", "worker_states", "workers", "supervisors"}
+TABLES = {
+    "tasks",
+    "attempts",
+    "recoveries",
+    "steps",
+    "signals",
+    "beats",
+    "worker_states",
+    "workers",
+    "supervisors",
+}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +89,8 @@ def test_the_steps_of_tasks_and_attempts(aged: Hands, bounds: TaskIdBounds) -> N
     check_plan(aged, retention.prune_tasks(hours=720, limit=LIMIT, after=bounds.now, until=HIGHEST), pages=50)
     strays = partial(retention.prune_stray_attempts, hours=720, limit=LIMIT, until=bounds.old)
     check_plan(aged, strays(after=LOWEST), pages=MOST_PAGES)
+    for stray in (retention.prune_stray_steps, retention.prune_stray_signals):
+        check_plan(aged, stray(hours=720, limit=LIMIT, after=LOWEST, until=bounds.old), pages=MOST_PAGES)
 
 
 def test_a_step_over_living_tasks_looks_at_no_more_than_its_limit(aged: Hands, bounds: TaskIdBounds) -> None:

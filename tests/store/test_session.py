@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from everbeat.errors import DatabaseUnreachable, SchemaMissing, WrongDatabaseURL
+from everbeat.errors import ConfigurationError, DatabaseUnreachable, SchemaMissing, WrongDatabaseURL
 from everbeat.store import leases, tasks, workers
 from everbeat.store.database import Database
 from everbeat.store.leases import Settlement
@@ -117,7 +117,7 @@ def test_a_missing_schema_is_named(database_url: str, schema: str) -> None:
     ],
 )
 def test_a_wrong_url_or_schema_name_is_refused_at_once(url: str, schema: str, word: str) -> None:
-    with pytest.raises(WrongDatabaseURL, match=word):
+    with pytest.raises((WrongDatabaseURL, ConfigurationError), match=word):
         Target.parse(url, schema=schema)
 
 

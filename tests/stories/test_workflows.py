@@ -175,15 +175,18 @@ def test_a_thousand_nodes_fan_out_and_in(stage: Stage, flows: ModuleType) -> Non
 
 
 def test_random_workflows_under_fire(stage: Stage, flows: ModuleType) -> None:  # I21, I22, I25, W1, W5
-    fire(stage, flows, count=40, every_s=1.0, seed=7, within_s=120)
+    assert fire(stage, flows, count=40, every_s=1.0, seed=7, within_s=120) == []
 
 
 @pytest.mark.long
 def test_many_random_workflows_under_fire(stage: Stage, flows: ModuleType) -> None:  # I21, I22, I25
-    fire(stage, flows, count=300, every_s=1.5, seed=8, within_s=280)
+    assert fire(stage, flows, count=300, every_s=1.5, seed=8, within_s=280) == []
 
 
-def fire(stage: Stage, flows: ModuleType, *, count: int, every_s: float, seed: int, within_s: float) -> None:
+def fire(
+    stage: Stage, flows: ModuleType, *, count: int, every_s: float, seed: int, within_s: float
+) -> list[object]:
+    """Random workflows while workers die; answers those that did not come to what a plain evaluation says."""
     dice = random.Random(seed)
     for _ in range(2):
         stage.ready_tree(program="flows", recovery=FAST, worker={"processes": 2})
@@ -202,6 +205,7 @@ def fire(stage: Stage, flows: ModuleType, *, count: int, every_s: float, seed: i
         )
     print(f"{len(killed)} kills")
     assert killed
+    wrong: list[object] = []
     for handle, ends, state in started:
         found = stage.query(
             """with recursive tree as (
@@ -209,28 +213,31 @@ def fire(stage: Stage, flows: ModuleType, *, count: int, every_s: float, seed: i
                select n.name, n.state from tree t join {schema}.nodes n on n.workflow_id = t.id""",
             handle.id,
         )
-        assert handle.status() == state
-        assert {row["name"]: row["state"] for row in found} == ends.states
+        states = {row["name"]: row["state"] for row in found}
+        if (handle.status(), states) != (state, ends.states):
+            wrong.append((handle.id, states, ends.states))
+    return wrong
 
 
 def test_diamonds_under_fire(stage: Stage, flows: ModuleType) -> None:
     """A tenth of it in the quick run."""
-    diamonds(stage, flows, count=50, every_s=1.0)
+    assert diamonds(stage, flows, count=50, every_s=1.0) == {"bottom"}
 
 
 @pytest.mark.long
 def test_five_hundred_diamonds_with_a_kill_every_two_seconds(stage: Stage, flows: ModuleType) -> None:
-    diamonds(stage, flows, count=500, every_s=2.0)
+    assert diamonds(stage, flows, count=500, every_s=2.0) == {"bottom"}
 
 
-def diamonds(stage: Stage, flows: ModuleType, *, count: int, every_s: float) -> None:
+def diamonds(stage: Stage, flows: ModuleType, *, count: int, every_s: float) -> set[object]:
     for _ in range(2):
         stage.ready_tree(program="flows", recovery=FAST, worker={"processes": 2})
     starter = Starter(flows)
     with blows(stage, every_s=every_s, seed=3) as killed:
         handles = [starter.start(diamond(pace=0.05)) for _ in range(count)]
-        assert {handle.result(timeout=200) for handle in handles} == {"bottom"}
+        found = {handle.result(timeout=200) for handle in handles}
     print(f"{len(killed)} kills")
     assert stage.query("select state, count(*) from {schema}.nodes group by 1") == [
         {"state": "COMPLETED", "count": 4 * count}
     ]
+    return found

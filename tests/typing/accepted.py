@@ -17,6 +17,7 @@ from everbeat import (
     Failed,
     FailWithBackoff,
     Handle,
+    NamedStep,
     Node,
     Nodes,
     Pause,
@@ -193,6 +194,42 @@ async def partial_work_on_a_loop(context: Context, pages: AsyncIterator[bytes]) 
         assert_type(page, bytes)
     async with context.commit(object()) as completion:
         completion.result = None
+
+
+def bill(amount: int, currency: str = "EUR") -> Payment:
+    return Payment(amount + len(currency))
+
+
+async def abill(amount: int, name: str) -> bytes:
+    return name.encode() * amount
+
+
+def durable(context: Context, film: UUID) -> None:
+    assert_type(context.step(bill, 1), Payment)
+    assert_type(context.step(bill, 1, currency="USD"), Payment)
+    assert_type(context.named("deposit").step(bill, 1, currency="USD"), Payment)
+    assert_type(context.named("deposit"), NamedStep)
+    context.sleep("3d")
+    context.sleep(timedelta(days=3))
+    assert_type(context.wait_event("decided", timeout="7d", type=bool), bool)
+    assert_type(context.wait_event("decided", type=dict[str, int]), dict[str, int])
+    print(context.wait_event("decided")["any"])
+    assert_type(context.send(plain.call(1)), Handle[int])
+    assert_type(context.send(render.call(film)), Handle[str])
+    app.signal(film, "decided")
+    app.signal(str(film), "decided", {"by": "ann"})
+    app.signal(plain.send(1), "decided", True)
+
+
+async def durable_on_a_loop(context: Context) -> None:
+    assert_type(await context.astep(abill, 1, name="x"), bytes)
+    assert_type(await context.astep(bill, 1), Payment)
+    assert_type(await context.named("n").astep(abill, 1, "x"), bytes)
+    assert_type(await context.named("n").astep(bill, 1), Payment)
+    await context.asleep(3)
+    assert_type(await context.await_event("decided", type=Payment), Payment)
+    assert_type(await context.asend(welcome.call(1)), Handle[Receipt])
+    assert_type(await app.asignal(UUID(int=1), "decided"), None)
 
 
 def keeps_its_kind(one: SyncTask[[int], int], other: AsyncTask[[int], int]) -> None:

@@ -166,3 +166,28 @@ def wrong(wf: Workflow) -> int:
 
 @app.define_workflow("lost")  # mistake 73: the workflow comes first
 def lost(order_id: int) -> None: ...
+
+
+def amount(number: int, currency: str = "EUR") -> int:
+    return number + len(currency)
+
+
+async def name(number: int, text: str) -> str:
+    return text * number
+
+
+async def durable(context: Context) -> None:
+    context.step(amount, "x")  # mistake 74: wrong type of an argument
+    context.step(amount)  # mistake 75: missing
+    context.step(amount, 1, curency="EUR")  # mistake 76: misspelt
+    context.named("n").step(amount, "x")  # mistake 77: wrong type under a name
+    await context.astep(name, "x", "y")  # mistake 78: wrong type of an async step
+    text: str = context.step(amount, 1)  # mistake 79: wrong type of the result
+    context.named(1)  # mistake 80: a number is no name
+    context.sleep(None)  # mistake 81: no length of time
+    flag: bool = context.wait_event("decided", type=int)  # mistake 82: wrong type of the value
+    context.send(welcome.send(1))  # mistake 83: a handle is no call
+    context.send(welcome)  # mistake 84: a task is no call
+    app.signal(1, "decided")  # mistake 85: a number is no id
+    app.signal(welcome.send(1))  # mistake 86: an event has a name
+    print(text, flag)

@@ -152,7 +152,7 @@ async def test_an_adopted_worker_stops_its_code_and_goes_on_under_its_new_name(s
 
 
 async def test_large_arguments_are_claimed_few_at_a_time(stand: Stand) -> None:
-    # 40 MB of arguments in all, of which 32 MB may be claimed at once; what is watched is that all run.
+    # 40 MB of arguments in all, of which 16 MB may be claimed at once; what is watched is that all run.
     sent = [stand.send_with("note", {"word": "x" * 2_000_000}) for _ in range(20)]
     async with stand.worker() as running:
         await running.finished(*sent, timeout_s=60)

@@ -19,7 +19,8 @@ def sent(
     """A workflow that was sent and taken as far as it goes without a worker; `advanced=False`: as it was sent."""
     key, advanced = more.pop("key", None), more.pop("advanced", True)
     graph = Graph(name=more.pop("name", "order"), nodes=tuple(nodes), edges=tuple(edges), **more)
-    handle = app._workflow_sender.start(graph, key=key, connection=None, decode=json.loads)
+    sender = app._workflow_sender
+    handle = sender.start(graph, key=key, connection=None, decode=json.loads)
     flow = Flow(hands, handle.id)
     if advanced:
         flow.settle_down()

@@ -57,10 +57,10 @@ _OF_KIND: Final[dict[type[EverbeatError], ExitCode]] = {
     PayloadError: ExitCode.USAGE,
     RecoveryNotFound: ExitCode.NOT_FOUND,
     TaskNotFound: ExitCode.NOT_FOUND,
+    WorkflowNotFound: ExitCode.NOT_FOUND,
     UnknownName: ExitCode.NOT_FOUND,
     UnknownTask: ExitCode.NOT_FOUND,
     WaitTimeout: ExitCode.TIMEOUT,
-    WorkflowNotFound: ExitCode.NOT_FOUND,
 }
 
 

@@ -5,6 +5,7 @@ What lives here: the last word of a failed command. What may not: deciding what 
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -23,6 +24,20 @@ _MACHINERY: Final = str(Path(typer.__file__).parent)
 def wants_traceback() -> bool:
     """Whether EVERBEAT_DEBUG asks for the whole traceback."""
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+class WrongUsage(EverbeatError):
+    """What the parser of the command line refused."""
+
+    code = "WRONG_USAGE"
+
+
+def wrong_usage(problem: Exception) -> WrongUsage:
+    """The parser's error as one of ours."""
+    told: Any = problem
+    command = getattr(told.ctx, "command_path", "everbeat")
+    message = " ".join(str(told.format_message()).split())
+    return WrongUsage(message, fix=f"see what it takes: {command} --help.")
 
 
 def show_failure(error: EverbeatError, *, as_json: bool) -> None:
@@ -50,9 +65,12 @@ def _in_the_users_words(error: ConfigurationError) -> ConfigurationError:
 
 
 def failure_document(error: EverbeatError) -> dict[str, Any]:
-    """An error as programs read it."""
+    """An error as programs read it: what is wrong in `message`, what helps in `fix`."""
     document: dict[str, Any] = {"code": error.code, "message": error.message, "fix": error.fix}
     if isinstance(error, ConfigurationError):
+        if len(error.problems) > 1:
+            document["message"] = "\n".join(problem.finding() for problem in error.problems)
+            document["fix"] = "\n".join(f"{problem.fix}." for problem in error.problems)
         document["problems"] = [problem_document(problem) for problem in error.problems]
     return document
 
@@ -62,8 +80,17 @@ def problem_document(problem: Problem) -> dict[str, Any]:
     return {
         "code": problem.code,
         "subject": problem.subject,
-        "value": problem.value,
+        "value": _plain(problem.value),
         "rule": problem.rule,
         "fix": problem.fix,
         "where": problem.where,
     }
+
+
+def _plain(shown: str) -> str:
+    """A value as it was given: a text without the quotes that tell people where it ends."""
+    try:
+        value = ast.literal_eval(shown)
+    except (ValueError, SyntaxError):
+        return shown
+    return value if isinstance(value, str) else shown

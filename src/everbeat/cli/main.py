@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from everbeat import __version__
-from everbeat.cli.exit_codes import MEANINGS, exit_code_of
-from everbeat.cli.failures import show_failure, wants_traceback
+from everbeat.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
+from everbeat.cli.failures import show_failure, wants_traceback, wrong_usage
 from everbeat.errors import EverbeatError
 
 COMMANDS: Final = {
@@ -41,6 +41,10 @@ COMMANDS: Final = {
     "db": ("everbeat.cli.database", "Start, stop and enter the embedded PostgreSQL."),
 }
 """Where each command lives and its one line of help: enough for --help, without loading any of them."""
+
+
+# What the parser raises; it has lived in more than one package.
+_USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__base__)
 
 
 class LazyGroup(TyperGroup):
@@ -70,8 +74,9 @@ def load_command(name: str) -> Any:
 def _epilog() -> str:
     codes = "\n".join(f"  {code.value:<4} {meaning}" for code, meaning in MEANINGS.items())
     return (
-        "\b\nThe database of every command: --url or EVERBEAT_DATABASE_URL ('embedded' keeps one in ./.everbeat),\n"
+        "\b\nThe database of a command: --url or EVERBEAT_DATABASE_URL ('embedded' keeps one in ./.everbeat),\n"
         "or that of an app: --app module:app. The schema: --schema or EVERBEAT_SCHEMA.\n"
+        "A worker has those of its app. demo and bench heed --url alone and use the embedded server without it.\n"
         "Data is written to stdout, all else to stderr. NO_COLOR is respected; EVERBEAT_DEBUG=1 shows tracebacks.\n"
         "\n"
         f"\b\nExit codes:\n{codes}"
@@ -108,11 +113,19 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with one of `ExitCode`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in given
     command = typer.main.get_command(application)
     try:
-        command.main(args=given, prog_name="everbeat")
+        # Whoever wants documents gets the parser's own errors as one, too: it then raises them instead of printing.
+        code = command.main(args=given, prog_name="everbeat", standalone_mode=not as_json)
     except EverbeatError as error:
         if wants_traceback():
             raise
-        show_failure(error, as_json="--json" in given)
+        show_failure(error, as_json=as_json)
         sys.exit(exit_code_of(error))
+    except typer.Abort:
+        sys.exit(ExitCode.INTERRUPTED)
+    except _USAGE_ERROR as problem:
+        show_failure(wrong_usage(problem), as_json=True)
+        sys.exit(ExitCode.USAGE)
+    sys.exit(code)

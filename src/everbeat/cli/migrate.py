@@ -14,6 +14,7 @@ from everbeat.cli.selection import (
     SchemaOption,
     UrlOption,
     chosen_schema,
+    schema_as_typed,
     selected_app,
 )
 from everbeat.store.migrations import SchemaStatus, script
@@ -45,10 +46,11 @@ def migrate(
         raise typer.BadParameter("--status and --sql exclude each other.")
     if as_sql and app is None:
         name = chosen_schema(schema)
-        Target.parse("postgresql://", schema=name)  # refuses a name that cannot be a schema's
+        with schema_as_typed(schema):
+            Target.parse("postgresql://", schema=name)  # refuses a name that cannot be a schema's
         print(script(name), end="")
         return
-    with selected_app(url=url, schema=schema, locator=app) as chosen:
+    with selected_app(url=url, schema=schema, locator=app, may_make=not status) as chosen:
         if as_sql:
             print(script(chosen.schema), end="")
             return

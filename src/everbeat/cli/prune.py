@@ -19,6 +19,8 @@ _KEPT_BY = {
     "tasks": "terminal_record_retention_hours",
     "attempts": "terminal_record_retention_hours",
     "recoveries": "terminal_record_retention_hours",
+    "steps": "terminal_record_retention_hours",
+    "signals": "terminal_record_retention_hours",
     "workflows": "terminal_record_retention_hours",
     "nodes": "terminal_record_retention_hours",
     "edges": "terminal_record_retention_hours",
@@ -43,7 +45,7 @@ def prune(
     ] = False,
     terminal_records: Annotated[
         int | None,
-        typer.Option(metavar="HOURS", help="Keep ended tasks, with their attempts and recoveries, so long."),
+        typer.Option(metavar="HOURS", help="Keep ended tasks, with all that is stored of them, so long."),
     ] = None,
     worker_states: Annotated[
         int | None, typer.Option(metavar="HOURS", help="Keep snapshots and ended workers so long.")

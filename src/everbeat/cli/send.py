@@ -88,8 +88,10 @@ def send(
         queue=queue, priority=priority, key=key, serial=serial, good_until=good_until, timeout=timeout
     )
     when = None if delay is None else timedelta(seconds=to_seconds(delay, subject="--delay"))
-    with selected_app(url=url, schema=schema, locator=locator or app) as chosen:
-        if (locator or app) is not None and name not in chosen.tasks:
+    found = locator or app
+    # An app that is known migrates as its program does; whatever name is sent elsewhere needs a schema that is there.
+    with selected_app(url=url, schema=schema, locator=found, may_make=found is not None) as chosen:
+        if found is not None and name not in chosen.tasks:
             raise UnknownTask(name, known=chosen.tasks)
         arguments = _arguments(args, pairs)
         try:

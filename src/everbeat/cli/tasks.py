@@ -1,9 +1,10 @@
-"""`everbeat tasks list | show | cancel | retry | pause | resume | pauses`."""
+"""`everbeat tasks list | show | cancel | retry | signal | pause | resume | pauses`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
+import msgspec
 import typer
 
 from everbeat.cli.output import brief, brief_moment, say, show_json, show_table, state
@@ -46,6 +47,9 @@ def list_tasks(
     workflow: Annotated[
         str | None, typer.Option("--workflow", metavar="ID", help="Of the nodes of this workflow.")
     ] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", metavar="ID", help="Sent by this task, as its children.")
+    ] = None,
     before: Annotated[
         str | None, typer.Option("--before", metavar="ID", help="Older than this one: the next page.")
     ] = None,
@@ -59,7 +63,13 @@ def list_tasks(
     options = {"workflow_id": "--workflow"}
     with selected_app(url=url, schema=schema, locator=app) as chosen, typed_as(options):
         found = chosen.list_tasks(
-            state=states or None, name=name, queue=queue, workflow=workflow, before=before, limit=limit
+            state=states or None,
+            name=name,
+            queue=queue,
+            workflow=workflow,
+            parent=parent,
+            before=before,
+            limit=limit,
         )
     if as_json:
         show_json({"tasks": [task_document(task) for task in found]})
@@ -88,6 +98,8 @@ def _remark(task: TaskSummary) -> str:
     if task.progress is not None and task.state is TaskState.RUNNING:
         done = "" if task.progress.fraction is None else f" {task.progress.fraction:.0%}"
         return f"{task.progress.stage}{done} {task.progress.message}".rstrip()
+    if task.waits_for is not None:
+        return f"waits for event {task.waits_for}"
     if task.state is TaskState.PENDING and task.enqueued_at > SystemClock().wall():
         return f"due at {brief_moment(task.enqueued_at)}"
     return ""
@@ -150,6 +162,40 @@ def retry(
 
         refusals = (TaskNotFound, TaskNotRetryable)
         for_each(task_ids, one, refusals=refusals, key="id", listed_as="tasks", as_json=as_json)
+
+
+@commands.command()
+def signal(
+    target: Annotated[
+        str, typer.Argument(metavar="ID", help="The id of a task or a workflow.", show_default=False)
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the event.", show_default=False)],
+    value: Annotated[
+        str, typer.Argument(metavar="[JSON]", help="What is told with it, as JSON.", show_default=False)
+    ] = "null",
+    *,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    app: AppOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell a task, or all tasks of a workflow, of an event: whoever waits for it goes on."""
+    told = _json(value)
+    with selected_app(url=url, schema=schema, locator=app) as chosen:
+        chosen.signal(target, name, told)
+    if as_json:
+        show_json({"id": target, "name": name, "value": told})
+    else:
+        print(f"{target}  {name}  stored")
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise typer.BadParameter(
+            f"{text!r} is no JSON: {error}. Write a text in quotes of its own, such as '\"yes\"'."
+        ) from None
 
 
 add_pausing(commands, "task")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from typing import Annotated, Any, Final
 
@@ -31,6 +32,8 @@ _OPTIONS: Final = {
     "max_rss": "--max-rss",
     "WorkerConfig": "the options",
 }
+
+_SETTING: Final = re.compile(rf"\b({'|'.join(_OPTIONS)})\b")
 
 
 @commands.command()
@@ -80,7 +83,8 @@ def worker(
 ) -> None:
     """Run the tasks of an app until told to stop.
 
-    What is left out is as the app's WorkerConfig says. SIGTERM or Ctrl-C drains: nothing new is claimed, running tasks
+    Database and schema are the app's: what App(...) was given, else EVERBEAT_DATABASE_URL. What is left out here is as
+    the app's WorkerConfig says. SIGTERM or Ctrl-C drains: nothing new is claimed, running tasks
     may finish, what does not is handed back. A second signal stops at once. What happens is told on stderr.
     """
     overrides = _overrides(
@@ -111,7 +115,8 @@ def _overrides(**given: Any) -> dict[str, Any]:
 
 def _as_option(problem: Problem) -> Problem:
     setting = problem.subject.removeprefix("WorkerConfig.")
-    return replace(problem, subject=_OPTIONS.get(setting, f"--{setting}"))
+    fix = _SETTING.sub(lambda named: _OPTIONS[named[0]], problem.fix)
+    return replace(problem, subject=_OPTIONS.get(setting, f"--{setting}"), fix=fix)
 
 
 def _names(given: list[str] | None) -> list[str] | None:

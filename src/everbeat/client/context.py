@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from everbeat.domain.context import Context, OutsideTask, TaskStopped
+from everbeat.domain.context import Context, OutsideTask, OutsideWorker, TaskStopped, TaskSuspended
+from everbeat.domain.durable import NamedStep
 
-__all__ = ["Context", "OutsideTask", "TaskStopped"]
+__all__ = ["Context", "NamedStep", "OutsideTask", "OutsideWorker", "TaskStopped", "TaskSuspended"]

@@ -57,8 +57,14 @@ def to_task_id(value: object) -> UUID:
             return UUID(value)
         except ValueError:
             pass
-    rule, fix = "must be a UUID, or its text", "pass handle.id, as send() gave it"
-    raise refused(value, subject="task_id", code="WRONG_TYPE", rule=rule, fix=fix)
+    raise refused(
+        value,
+        subject="task_id",
+        code="WRONG_TYPE",
+        rule="must be a UUID, or its text",
+        fix="pass handle.id, as send() gave it",
+        shell_fix="give the whole id, as 'everbeat send' and 'everbeat tasks list' show it",
+    )
 
 
 class Control:
@@ -70,17 +76,28 @@ class Control:
         self._silence = silence
 
     def cancel(self, task_id: UUID) -> Plan[CancelResult]:
-        """Cancels a task, or asks its worker to; raises TaskNotFound."""
+        """Cancels a task, or asks its worker to, and its children with it; raises TaskNotFound."""
         found = yield from ask(tasks.cancel(task_id, channel=self.door.channel))
         match found:
             case None:
                 raise TaskNotFound(task_id)
             case _, was if was.is_terminal:
+                if (
+                    was is TaskState.CANCELLED
+                ):  # whoever cancelled it may have been cut off before its children
+                    yield from self._cancel_children(task_id)
                 return CancelResult(CancelVerdict.ALREADY_ENDED, was)
             case "REQUESTED", was:
+                yield from self._cancel_children(task_id)
                 return CancelResult(CancelVerdict.REQUESTED, was)
             case _:
+                yield from self._cancel_children(task_id)
                 return CancelResult(CancelVerdict.CANCELLED, TaskState.CANCELLED)
+
+    def _cancel_children(self, task_id: UUID) -> Plan[None]:
+        """Until nothing is left to cancel: what a child has sent meanwhile is found by the next look."""
+        while (yield from ask(tasks.cancel_children(task_id, channel=self.door.channel))):
+            pass
 
     def retry(self, task_id: UUID) -> Plan[None]:
         """Runs an ended task again, now and with fresh budgets; raises TaskNotFound or TaskNotRetryable."""
@@ -161,7 +178,8 @@ class Control:
             late = _given_up(ended)
         found = _known(ended)
         if late:
-            found |= _all_ended(late, database.run(tasks.outcomes(late)), waited_s=monotonic() - since)
+            last = database.run(tasks.outcomes(late))
+            found |= _all_ended(late, last, waited_for=len(ended), waited_s=monotonic() - since)
         return found
 
     async def await_all(self, ids: Iterable[UUID], *, timeout: Duration | None) -> dict[UUID, StoredOutcome]:
@@ -181,7 +199,8 @@ class Control:
                 each.add_done_callback(_is_read)
         found = _known(ended)
         if late:
-            found |= _all_ended(late, await database.arun(tasks.outcomes(late)), waited_s=monotonic() - since)
+            last = await database.arun(tasks.outcomes(late))
+            found |= _all_ended(late, last, waited_for=len(ended), waited_s=monotonic() - since)
         return found
 
 
@@ -202,14 +221,16 @@ def _is_read(future: asyncio.Future[StoredOutcome]) -> None:
 
 
 def _all_ended(
-    late: Sequence[UUID], last: dict[UUID, StoredOutcome], *, waited_s: float
+    late: Sequence[UUID], last: dict[UUID, StoredOutcome], *, waited_for: int, waited_s: float
 ) -> dict[UUID, StoredOutcome]:
-    """What ended at the last moment; raises for the first that did not."""
+    """What ended at the last moment; raises for the first that did not, and says how many did not."""
     for task_id in late:
         if task_id not in last:
             raise TaskNotFound(task_id)
-        if not last[task_id].state.is_terminal:
-            raise WaitTimeout(task_id, waited_s, state=last[task_id].state)
+    missing = [task_id for task_id in late if not last[task_id].state.is_terminal]
+    if missing:
+        state = last[missing[0]].state
+        raise WaitTimeout(missing[0], waited_s, state=state, missing=len(missing), waited_for=waited_for)
     return {task_id: last[task_id] for task_id in late}
 
 

@@ -5,7 +5,7 @@ What lives here: `Desk`, which gives each wish to the part that grants it. What 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar, Unpack, cast, overload
 from uuid import UUID
@@ -13,9 +13,11 @@ from uuid import UUID
 from everbeat.client.by_name import call_by_name
 from everbeat.client.control import CancelResult, Control, to_task_id
 from everbeat.client.handle import Handle
+from everbeat.client.many import ahandles_of, handles_of
 from everbeat.client.options import SendOptions
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender
+from everbeat.client.signalling import signalled, to_target
 from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
 from everbeat.client.workflow import Workflow, WorkflowDecorator, WorkflowDefinition
@@ -35,7 +37,7 @@ R = TypeVar("R")
 
 
 class Desk(WorkflowDesk):
-    """Sends, cancels, retries; every blocking method has a twin to await, named with a leading `a`."""
+    """Sends, signals, cancels, retries; every blocking method has a twin to await, named with a leading `a`."""
 
     def __init__(
         self, control: Control, *, sender: CallSender, registry: Registry, queue_priorities: Mapping[str, int]
@@ -59,8 +61,8 @@ class Desk(WorkflowDesk):
         """
         return self._sender.send_many(calls)
 
-    async def asend_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
-        """As `send_many`, to await."""
+    async def asend_many(self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /) -> list[Handle[R]]:
+        """As `send_many`, to await; takes async iterables, too."""
         return await self._sender.asend_many(calls)
 
     def workflow(self, name: str, *, on_error: OnError = "fail") -> Workflow:
@@ -111,23 +113,25 @@ class Desk(WorkflowDesk):
 
         app.outcomes(app.send_many(welcome.call(user) for user in users), timeout="1m")
         """
-        return Handle.all_outcomes([*handles], timeout=timeout)
+        return Handle.all_outcomes(handles_of(handles, name="outcomes"), timeout=timeout)
 
     async def aoutcomes(
-        self, handles: Iterable[Handle[R]], /, *, timeout: Duration | None = None
+        self, handles: Iterable[Handle[R]] | AsyncIterable[Handle[R]], /, *, timeout: Duration | None = None
     ) -> list[Completed[R] | Failed]:
-        """As `outcomes`, to await."""
-        return await Handle.await_outcomes([*handles], timeout=timeout)
+        """As `outcomes`, to await; takes async iterables, too."""
+        return await Handle.await_outcomes(await ahandles_of(handles, name="aoutcomes"), timeout=timeout)
 
     def results(self, handles: Iterable[Handle[R]], /, *, timeout: Duration | None = None) -> list[R]:
         """What all of these tasks returned, in their order; raises TaskFailed for the first that did not complete, once all have ended."""
-        given = [*handles]
+        given = handles_of(handles, name="results")
         self.outcomes(given, timeout=timeout)
         return [handle.result() for handle in given]
 
-    async def aresults(self, handles: Iterable[Handle[R]], /, *, timeout: Duration | None = None) -> list[R]:
-        """As `results`, to await."""
-        given = [*handles]
+    async def aresults(
+        self, handles: Iterable[Handle[R]] | AsyncIterable[Handle[R]], /, *, timeout: Duration | None = None
+    ) -> list[R]:
+        """As `results`, to await; takes async iterables, too."""
+        given = await ahandles_of(handles, name="aresults")
         await self.aoutcomes(given, timeout=timeout)
         return [await handle.aresult() for handle in given]
 
@@ -176,8 +180,20 @@ class Desk(WorkflowDesk):
         return Handle(known, name=task.name, control=self._control, decode=decode)
 
     def _cancel(self, task_id: UUID | str, /) -> Plan[CancelResult]:
-        """Cancels the task at once if it waits, asks its worker if it runs; raises TaskNotFound."""
+        """Cancels the task at once if it waits, asks its worker if it runs, and its children with it; raises TaskNotFound."""
         return self._control.cancel(to_task_id(task_id))
+
+    def _signal(self, target: UUID | str | Handle[Any], name: str, value: object = None, /) -> Plan[None]:
+        """Tells a task, or all tasks of a workflow, of an event: whoever waits for it goes on, and it is kept for who waits later.
+
+        `target` is a handle or an id; `value` is plain JSON of at most 1 MB. Raises SignalRefused for what has ended, TaskNotFound,
+        PayloadError.
+
+        app.signal(handle, "approved", {"by": "ann"})
+        """
+        return signalled(
+            self._control.door, to_target(target), name, value, signal_id=self._sender.ids.next()
+        )
 
     def _retry(self, task_id: UUID | str, /) -> Plan[None]:
         """Runs an ended task again, now and with fresh budgets; raises TaskNotRetryable, TaskNotFound."""
@@ -196,6 +212,8 @@ class Desk(WorkflowDesk):
 
     cancel = blocking(_cancel)
     acancel = awaiting(_cancel)
+    signal = blocking(_signal)
+    asignal = awaiting(_signal)
     retry = blocking(_retry)
     aretry = awaiting(_retry)
     info = blocking(_info)

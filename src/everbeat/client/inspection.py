@@ -57,9 +57,11 @@ class Inspection:
         queue: str | None = None,
         workflow: UUID | str | None = None,
         before: UUID | str | None = None,
+        parent: UUID | str | None = None,
         limit: int = 100,
     ) -> Plan[list[TaskSummary]]:
-        """Tasks, newest first: of these states, this name, this queue, the nodes of one workflow. `before` an id continues a page.
+        """Tasks, newest first: of these states, this name, this queue, the nodes of one workflow, the children of this `parent`.
+        `before` an id continues a page.
 
         app.list_tasks(state="FAILED", queue="mail", limit=20)
         """
@@ -70,6 +72,7 @@ class Inspection:
                 queue=queue,
                 workflow=None if workflow is None else to_workflow_id(workflow),
                 before=None if before is None else to_task_id(before),
+                parent=None if parent is None else to_task_id(parent),
                 limit=_limit(limit, subject="limit"),
             )
         )

@@ -31,7 +31,7 @@ class SendOptions(TypedDict, total=False):
     retry: RetryPolicy | None
     serial: str | bool
     connection: object
-    """The task is sent inside the transaction of this connection; see docs/tasks.md."""
+    """The task is sent inside the transaction of this connection, which must not be None; see docs/tasks.md."""
 
 
 def key_of(value: object, /, *, subject: str) -> str:
@@ -89,6 +89,15 @@ class SendSettings(Settings):
     @classmethod
     def of_options(cls, options: SendOptions, registered: SendSettings) -> SendSettings:
         """What a send uses that decides this much itself."""
+        if "connection" in options and options["connection"] is None:
+            # Most likely a connection that was never opened; sent outside its transaction the task would run without the row.
+            raise refused(
+                None,
+                subject="connection",
+                code="WRONG_TYPE",
+                rule="is no connection, and the task would be sent outside your transaction",
+                fix="pass the connection, or leave it out for a transaction of its own",
+            )
         own = {name: value for name, value in options.items() if name != "connection"}
         return registered.replace(**own) if own else registered
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -18,12 +18,14 @@ import msgspec
 from everbeat.client.control import Control
 from everbeat.client.door import Door, refuse_in_loop
 from everbeat.client.handle import Handle
+from everbeat.client.many import acalls_of, calls_of
 from everbeat.client.task import Call, Task
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.graph import TaskSpec
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.policy import OnCrash, TaskOptions
-from everbeat.domain.settings import refused, shown
+from everbeat.domain.recorded import NewChild
+from everbeat.domain.settings import refused
 from everbeat.errors import PayloadError, SendError, nearest
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import call_in_forked_child
@@ -100,14 +102,37 @@ class CallSender:
 
     def send_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]:
         """Stores many tasks in one statement: all of them, or none."""
-        given = [*calls]
+        given = calls_of(calls, name="send_many")
         joined = _one_connection(given, connection)
         return self.run(self._send_many(given), joined, name="send_many", twin="asend_many")
 
-    async def asend_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]:
+    async def asend_many(
+        self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, *, connection: object = None
+    ) -> list[Handle[R]]:
         """The twin of `send_many`."""
-        given = [*calls]
+        given = await acalls_of(calls, name="asend_many")
         return await self.arun(self._send_many(given), _one_connection(given, connection), twin="send_many")
+
+    def as_child(self, call: Call[Any], /) -> NewChild:
+        """What a running task sends for a call; raises PayloadError for one that belongs to a transaction."""
+        if call.connection is not None:
+            raise PayloadError(
+                f"The call of {call.name!r} belongs to the transaction of a connection, and a child is sent by the worker.",
+                parameter="call",
+                fix="leave with_options(connection=...) out, or send it as a task of its own: task.send(...).",
+            )
+        task = self._new_task(call)
+        return NewChild(
+            name=task.name,
+            queue=task.queue,
+            priority=task.priority,
+            args=task.args.decode(),
+            key=task.key,
+            policy=None if task.policy is None else task.policy.decode(),
+            flags=None if task.flags is None else task.flags.decode(),
+            good_until=task.good_until,
+            serial=task.serial,
+        )
 
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
         """How a node of a workflow sends this task. Raises ConfigurationError, as a send does."""
@@ -142,7 +167,7 @@ class CallSender:
         for _ in range(_MOST_TRIES):
             sent = yield from ask(insert_task(task, channel=self.door.channel))
             if sent is not None:
-                return self._handle(call, sent.id)
+                return self.handle(call, sent.id)
         raise _key_moves([task])
 
     def _send_many(self, calls: Sequence[Call[R]]) -> Plan[list[Handle[R]]]:
@@ -154,21 +179,17 @@ class CallSender:
             ids = yield from ask(insert_tasks(new, channel=self.door.channel))
             sent = [task_id for task_id in ids if task_id is not None]
             if len(sent) == len(calls):
-                return [self._handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
+                return [self.handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
         raise _key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
 
-    def _handle(self, call: Call[R], task_id: UUID) -> Handle[R]:
+    def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]:
+        """The handle of what was sent for a call."""
         if call.task is None:
             return Handle(task_id, name=call.name, control=self._control)
         decode: Callable[[str], Any] = call.task.definition.codec.decode_result
         return Handle(task_id, name=call.name, control=self._control, decode=decode)
 
     def _new_task(self, call: Call[Any]) -> NewTask:
-        if not isinstance(call, Call):
-            raise PayloadError(
-                f"{shown(call)} cannot be sent: it is no call of a task, but of type {type(call).__name__}.",
-                fix="make each with task.call(...).",
-            )
         settings = call.settings
         self.require_queue(settings.queue, subject=f"queue of task {call.name!r}")
         policy, flags = self._stored_options(call)
@@ -233,7 +254,7 @@ class CallSender:
 
 def _one_connection(calls: Sequence[Call[Any]], connection: object) -> object:
     """Whose transaction these are sent in: the one given, or that of all of them."""
-    own = [call.connection for call in calls if isinstance(call, Call)]
+    own = [call.connection for call in calls]
     given = own if connection is None else [connection, *(each for each in own if each is not None)]
     if any(each is not given[0] for each in given):
         raise refused(

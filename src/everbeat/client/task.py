@@ -6,10 +6,10 @@ What lives here: `Task` and its two kinds, one call of it (`Call`), and what it 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from msgspec import Struct
 
@@ -19,7 +19,8 @@ from everbeat.client.options import SendOptions, SendSettings
 from everbeat.domain.context import Context
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.duration import When, to_when
-from everbeat.errors import ConfigurationError, Problem
+from everbeat.domain.recorded import NewChild
+from everbeat.errors import ConfigurationError, PayloadError, Problem
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,6 +41,23 @@ class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
     connection: object = None
     """Whose transaction it is sent in; None: one of its own."""
 
+    def as_child(self) -> NewChild:
+        """What a running task sends for it, by `Context.send`; raises PayloadError for a call by name, and one with a connection."""
+        return self._known().as_child(self)
+
+    def child_handle(self, task_id: UUID, /) -> Handle[R_co]:
+        """The handle of the child that was sent."""
+        return self._known().handle(self, task_id)
+
+    def _known(self) -> Sender:
+        if self.task is None:
+            raise PayloadError(
+                f"The call of {self.name!r} was made by name, and cannot be sent as a child.",
+                parameter="call",
+                fix="make it with task.call(...).",
+            )
+        return self.task.sender
+
 
 class Sender(Protocol):
     """What the app does with calls; the blocking half refuses to run inside an event loop."""
@@ -48,11 +66,15 @@ class Sender(Protocol):
 
     async def asend(self, call: Call[R], /) -> Handle[R]: ...
 
-    def send_many(self, calls: Sequence[Call[R]], /, *, connection: object = None) -> list[Handle[R]]: ...
+    def send_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]: ...
 
     async def asend_many(
-        self, calls: Sequence[Call[R]], /, *, connection: object = None
+        self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, *, connection: object = None
     ) -> list[Handle[R]]: ...
+
+    def as_child(self, call: Call[Any], /) -> NewChild: ...
+
+    def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]: ...
 
 
 class Task(Generic[P, R_co]):
@@ -79,6 +101,11 @@ class Task(Generic[P, R_co]):
             f", {name}={value!r}" for name, value in self._options.items() if name != "connection"
         )
         return f"<{type(self).__name__} {self.name!r}{options}>"
+
+    @property
+    def sender(self) -> Sender:
+        """What the app does with calls of it."""
+        return self._sender
 
     @property
     def name(self) -> str:
@@ -121,11 +148,13 @@ class Task(Generic[P, R_co]):
 
     def send_many(self, calls: Iterable[Call[R_co]], /) -> list[Handle[R_co]]:
         """Stores many tasks in one statement: all of them, or none."""
-        return self._sender.send_many([*calls], connection=self._connection)
+        return self._sender.send_many(calls, connection=self._connection)
 
-    async def asend_many(self, calls: Iterable[Call[R_co]], /) -> list[Handle[R_co]]:
+    async def asend_many(
+        self, calls: Iterable[Call[R_co]] | AsyncIterable[Call[R_co]], /
+    ) -> list[Handle[R_co]]:
         """As `send_many`, to await."""
-        return await self._sender.asend_many([*calls], connection=self._connection)
+        return await self._sender.asend_many(calls, connection=self._connection)
 
     def with_options(self, **options: Unpack[SendOptions]) -> Self:
         """The same task with other options for what is sent through it; raises ConfigurationError for wrong

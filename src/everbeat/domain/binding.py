@@ -45,6 +45,11 @@ class Binding:
 
     def mistake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """What is wrong with a call that `bind` refused with TypeError, in Python's words."""
+        # A name that is mistyped is missing, too; what was written says more than what was not.
+        if not any(kind is _NAMED_REST for _, kind, _ in self._parameters):
+            for name in kwargs:
+                if name not in self._names:
+                    return f"got an unexpected keyword argument {name!r}"
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:

@@ -1,8 +1,7 @@
 """What a running task may know about itself and say to its worker.
 
-What lives here: `Context`, the errors of using it, and what it needs from a worker. It lies in this room
-because both workers make it and clients write it into signatures. What may not live here: how progress is
-stored and how a cancel arrives.
+What lives here: `Context`. It lies in this room because both workers make it and clients write it into
+signatures. What may not live here: how progress is stored and how a cancel arrives, steps and sleeps (`durable`).
 """
 
 from __future__ import annotations
@@ -12,85 +11,30 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, final
+from typing import Any, TypeVar, final
 from uuid import UUID
 
-from msgspec import Struct, field
+from msgspec import field
 
+from everbeat.domain.backend import ContextBackend as ContextBackend
 from everbeat.domain.checkpoint import Checkpoint, PartialWork, Steps
 from everbeat.domain.commit import TaskCommit
+from everbeat.domain.durable import DurableContext
 from everbeat.domain.steps import require_items, share_of
+from everbeat.domain.stops import OutsideTask as OutsideTask
+from everbeat.domain.stops import OutsideWorker as OutsideWorker
+from everbeat.domain.stops import StopReason as StopReason
+from everbeat.domain.stops import TaskStopped as TaskStopped
+from everbeat.domain.stops import TaskSuspended as TaskSuspended
 from everbeat.errors import EverbeatError
 
 T = TypeVar("T")
-
-StopReason: TypeAlias = Literal["cancelled", "lease_lost", "timed_out", "stalled", "shutting_down"]
-
-_WHY: Final[dict[StopReason, str]] = {
-    "cancelled": "somebody asked for it to be cancelled",
-    "lease_lost": "its lease was lost, so another attempt may be running and this one can change nothing",
-    "timed_out": "it ran longer than its timeout",
-    "stalled": "it reported no progress for its stall_timeout",
-    "shutting_down": "its worker is shutting down and hands it back",
-}
-
-
-class TaskStopped(BaseException):
-    """Raised by `Context.check_cancelled` when the task should end; `reason` says why.
-
-    Not an Exception, for the reason asyncio.CancelledError is none: an `except Exception` in the task must
-    not swallow it.
-    """
-
-    def __init__(self, reason: StopReason, *, task_id: UUID | None = None) -> None:
-        super().__init__(reason)
-        self.reason: StopReason = reason
-        self.task_id = task_id
-
-    def __str__(self) -> str:
-        return f"Task {self.task_id} should stop: {_WHY[self.reason]}."
-
-
-class OutsideTask(EverbeatError):
-    """`Context.current()` was called where no task runs."""
-
-    code = "OUTSIDE_TASK"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "No task runs here, so there is no current Context.",
-            fix="call it inside a task; a thread that a task starts itself needs the Context passed to it, "
-            "or contextvars.copy_context().run(...).",
-        )
-
-
-class ContextBackend(Protocol):
-    """What a Context needs from whoever runs the code. `report_progress` and `stop_reason` are called from any
-    thread and must not block.
-    """
-
-    def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None: ...
-
-    def stop_reason(self) -> StopReason | None: ...
-
-    def refuse_in_loop(self, name: str, *, instead: str) -> None:
-        """Raises BlockingCallInLoop where an event loop runs in this thread."""
-        ...
-
-    def store(self, checkpoint: Checkpoint) -> None:
-        """Returns when it is stored. Raises TaskStopped where that cannot be any more, a DatabaseError."""
-        ...
-
-    async def astore(self, checkpoint: Checkpoint) -> None: ...
-
-    def commit(self, connection: object) -> TaskCommit: ...
-
 
 _current: ContextVar[Context] = ContextVar("everbeat_context")
 
 
 @final
-class Context(Struct, frozen=True, kw_only=True, eq=False):
+class Context(DurableContext, frozen=True, kw_only=True, eq=False):
     """The attempt that is running: annotate a task's first parameter with it, or call `Context.current()`.
 
     `attempt` counts from 1. `fence` grows with every claim of the task: write `WHERE last_fence < fence`
@@ -98,15 +42,11 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     clock.
     """
 
-    task_id: UUID
-    name: str
     queue: str
-    attempt: int
     fence: int
     claim_id: UUID
     worker_id: str
     deadline: datetime | None = None
-    backend: ContextBackend
     work: PartialWork = field(default_factory=PartialWork)
 
     def __repr__(self) -> str:
@@ -163,14 +103,6 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
         shutting down.
         """
         return self.backend.stop_reason() is not None
-
-    def check_cancelled(self) -> None:
-        """Raises TaskStopped when the task should stop; call it now and then in threads, which nobody can
-        interrupt.
-        """
-        reason = self.backend.stop_reason()
-        if reason is not None:
-            raise TaskStopped(reason, task_id=self.task_id)
 
     @property
     def last_checkpoint(self) -> Any:

@@ -21,6 +21,8 @@ OnError: TypeAlias = Literal["fail", "pause", "continue"]
 
 INPUT: Final = -1
 """As the source of a hole: the arguments that the workflow itself was given."""
+_NO_ERROR: Final = '{"code":"RESULT_NOT_AVAILABLE","message":"it ended without an error"}'
+
 ITEM: Final = -2
 """As the source of a hole in the template of a map's members: the item of the member."""
 
@@ -128,7 +130,7 @@ def _filling(hole: Hole, known: Known) -> str:
     if hole.wants == "outcome":
         if known.state == "COMPLETED":
             return f'{{"completed":{known.result}}}'
-        return f'{{"failed":{known.error}}}'
+        return f'{{"failed":{known.error or _NO_ERROR}}}'
     return part_at(known.result or "null", hole.path)
 
 

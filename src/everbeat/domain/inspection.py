@@ -29,7 +29,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptInfo(msgspec.Struct, frozen=True):
-    """One ended attempt. `outcome` is COMPLETED, FAILED, CANCELLED, RELEASED (handed back), CRASHED or LOST."""
+    """One ended attempt. `outcome` is COMPLETED, FAILED, CANCELLED, RELEASED (handed back), SUSPENDED, CRASHED or LOST."""
 
     attempt: int
     claim_id: UUID
@@ -96,6 +96,7 @@ class TaskSummary(msgspec.Struct, frozen=True):
 
     `serial` is the line it waits in, of which one task runs at a time; `suspect`: it may kill its worker, so it runs alone.
     Of a workflow's task, `workflow_id` and the name of its `node`.
+    `parent_id`: the task whose code sent it. A suspended task sleeps until `wake_at`, or `waits_for` an event until then.
     """
 
     id: UUID
@@ -128,6 +129,9 @@ class TaskSummary(msgspec.Struct, frozen=True):
     suspect: bool
     workflow_id: UUID | None
     node: str | None
+    parent_id: UUID | None
+    waits_for: str | None
+    wake_at: datetime | None
 
     @property
     def claimed(self) -> bool:

@@ -35,9 +35,12 @@ RESULT_NOT_AVAILABLE: Final = "RESULT_NOT_AVAILABLE"
 """The task ended, but its result or error cannot be read."""
 ARGUMENTS_INVALID: Final = "ARGUMENTS_INVALID"
 """The stored arguments do not fit the function's signature, which may have changed since they were sent."""
+EVENT_TIMEOUT: Final = "EVENT_TIMEOUT"
+"""The event that the task waited for did not come in time."""
 
 BUILT_IN_CODES: Final = frozenset(
     {
+        EVENT_TIMEOUT,
         UNHANDLED_EXCEPTION,
         WORKER_CRASHED,
         TASK_TIMEOUT,
@@ -86,6 +89,16 @@ class TaskError(Exception):
 
     def __hash__(self) -> int:
         return hash((self.code, self.message))
+
+
+class EventTimeout(TaskError):
+    """The event that `Context.wait_event` waited for did not come within its timeout; a task that does not catch it fails."""
+
+    def __init__(self, event: str, *, timeout_s: float) -> None:
+        message = f"Event {event!r} did not come within {timeout_s:g} s."
+        super().__init__(EVENT_TIMEOUT, message, {"event": event, "timeout_s": timeout_s})
+        self.event = event
+        self.timeout_s = timeout_s
 
 
 # Tagged structs rather than dataclasses: only these can be told apart in JSON when a task takes `Completed

@@ -112,6 +112,12 @@ def _again(attempt: AttemptInfo, recovery: RecoveryInfo | None) -> Reason:
             since=attempt.ended_at,
             blocked_by=attempt.worker_id,
         )
+    if attempt.outcome == "SUSPENDED":
+        return Reason(
+            code=ReasonCode.SUSPENDED,
+            text=f"{number} gave its slot back, at no cost, to sleep or to wait for an event",
+            since=attempt.ended_at,
+        )
     return Reason(
         code=ReasonCode.RETRIED,
         text=f"{number} failed on worker {attempt.worker_id}: {attempt.error}",

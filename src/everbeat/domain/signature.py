@@ -10,11 +10,14 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
 
+from everbeat.domain.callables import is_async_function as is_async_function
+from everbeat.domain.callables import location_of as location_of
+from everbeat.domain.callables import returned_type
 from everbeat.domain.codable import refusal
 from everbeat.domain.context import Context
 from everbeat.domain.outcome_json import carried
@@ -35,21 +38,6 @@ class TaskSignature(Struct, frozen=True, kw_only=True):
     def parameters(self) -> tuple[inspect.Parameter, ...]:
         """The parameters in order."""
         return tuple(self.bindable.parameters.values())
-
-
-def is_async_function(function: Callable[..., Any]) -> bool:
-    """Whether calling the function gives something to await, also through decorators that wrap it."""
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inspect.unwrap(function)):
-        return True
-    returned = getattr(function, "__annotations__", {}).get("return")
-    origin = typing.get_origin(returned)
-    return isinstance(origin, type) and issubclass(origin, Awaitable)
-
-
-def location_of(function: Callable[..., Any]) -> str | None:
-    """`file:line` of the function's definition, or None for one that was not written in Python."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
 
 
 def read_signature(
@@ -87,7 +75,7 @@ def read_signature(
     read = TaskSignature(
         bindable=signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty),
         annotations={each.name: _annotation(each, hints.get(each.name, Any)) for each in parameters},
-        returns=_returned(hints.get("return", Any)) if sends_result else None,
+        returns=returned_type(hints.get("return", Any)) if sends_result else None,
         takes_context=takes_context,
     )
     _require_codable(read, owner=owner, where=where)
@@ -150,15 +138,6 @@ def _annotation(parameter: inspect.Parameter, hint: Any) -> Any:
             return typing.get_args(hint)[0] if unpacked else dict[str, hint]
         case _:
             return hint
-
-
-def _returned(hint: Any) -> Any:
-    if hint in (typing.NoReturn, typing.Never):
-        return None
-    origin = typing.get_origin(hint)
-    if isinstance(origin, type) and issubclass(origin, Awaitable):
-        return typing.get_args(hint)[-1]
-    return hint
 
 
 def _require_codable(read: TaskSignature, *, owner: str, where: str | None) -> None:

@@ -42,6 +42,7 @@ class Transition(Struct, frozen=True):
 TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(None, TaskState.PENDING, "task/insert_task", "sent"),
     Transition(None, TaskState.PENDING, "task/insert_tasks", "sent with others, all or none"),
+    Transition(None, TaskState.PENDING, "step/send_child", "sent by a task that runs, as its child"),
     Transition(TaskState.PENDING, TaskState.CLAIMED, "task/claim", "a worker took it"),
     Transition(
         TaskState.PENDING,
@@ -50,6 +51,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         "a worker with a free slot took it, and its code starts",
     ),
     Transition(TaskState.PENDING, TaskState.CANCELLED, "task/cancel", "cancelled before anybody took it"),
+    Transition(TaskState.PENDING, TaskState.CANCELLED, "task/cancel_children", "cancelled with its parent"),
     Transition(
         TaskState.PENDING, TaskState.EXPIRED, "task/expire", "good_until passed before anybody took it"
     ),
@@ -62,6 +64,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         TaskState.CLAIMED, TaskState.PENDING, "task/recover", "its worker died before its code started"
     ),
     Transition(TaskState.CLAIMED, TaskState.CANCELLED, "task/cancel", "cancelled before its code started"),
+    Transition(TaskState.CLAIMED, TaskState.CANCELLED, "task/cancel_children", "cancelled with its parent"),
     Transition(
         TaskState.CLAIMED, TaskState.CANCELLED, "task/recover", "its worker died; a cancel was requested"
     ),
@@ -72,7 +75,10 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(TaskState.RUNNING, TaskState.FAILED, "task/settle", "its code raised, or took too long"),
     Transition(TaskState.RUNNING, TaskState.CANCELLED, "task/settle", "its code was cancelled"),
     Transition(
-        TaskState.RUNNING, TaskState.PENDING, "task/settle", "a retry, or handed back by a worker that leaves"
+        TaskState.RUNNING,
+        TaskState.PENDING,
+        "task/settle",
+        "a retry, suspended until a time or an event, or handed back by a worker that leaves",
     ),
     Transition(
         TaskState.RUNNING, TaskState.PENDING, "task/recover", "its worker died; the policy runs it again"

@@ -5,6 +5,7 @@ What lives here: the reasons, hardest first. What may not: tasks in other states
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -17,6 +18,8 @@ from everbeat.domain.states import TaskState
 from everbeat.errors import nearest
 
 _NEAR: Final = timedelta(minutes=1)
+_ENDLESS_YEARS: Final = 90
+"""A wait without a timeout is due in a hundred years."""
 _ITS_TURN: Final = {ReasonCode.IN_LINE, ReasonCode.SLOTS_BUSY, ReasonCode.DEADLINE_NEAR}
 
 
@@ -123,6 +126,8 @@ def _not_due(
             blocked_by=last.worker_id,
             command=f"everbeat recoveries show {last.id}",
         )
+    elif task.wake_at is not None:
+        yield _suspension(task)
     elif task.next_retry_at is not None:
         failure = "it failed" if task.error is None else f"attempt {task.attempt} failed: {task.error}"
         yield Reason(
@@ -138,6 +143,20 @@ def _not_due(
             since=task.sent_at,
             until=task.enqueued_at,
         )
+
+
+def _suspension(task: TaskSummary) -> Reason:
+    endless = task.enqueued_at.year - task.sent_at.year >= _ENDLESS_YEARS
+    until = "" if endless else f" until {task.enqueued_at.isoformat(timespec='milliseconds')}"
+    if task.waits_for is None:
+        return Reason(code=ReasonCode.SLEEPING, text=f"it sleeps{until}", until=task.enqueued_at)
+    return Reason(
+        code=ReasonCode.WAITING_FOR_EVENT,
+        text=f"it waits for event {task.waits_for!r}{until}",
+        until=None if endless else task.enqueued_at,
+        blocked_by=task.waits_for,
+        command=f"everbeat tasks signal {task.id} {shlex.quote(task.waits_for)}",
+    )
 
 
 def _line(task: TaskSummary, waiting: Waiting, *, at: datetime) -> Iterator[Reason]:

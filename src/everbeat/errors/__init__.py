@@ -6,67 +6,23 @@ anything that decides, reads a clock or opens a connection. No message may hold 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from uuid import UUID
-
-from msgspec import Struct
 
 from everbeat.errors.base import EverbeatError as EverbeatError
 from everbeat.errors.building import NoSuchPart as NoSuchPart
 from everbeat.errors.building import PlaceholderUsed as PlaceholderUsed
+from everbeat.errors.configuration import ConfigurationError as ConfigurationError
+from everbeat.errors.configuration import Problem as Problem
 from everbeat.errors.of_workflows import NodeNotEnded as NodeNotEnded
 from everbeat.errors.of_workflows import WorkflowNotFound as WorkflowNotFound
 from everbeat.errors.of_workflows import WorkflowNotRetryable as WorkflowNotRetryable
 from everbeat.errors.operating import NotPaused as NotPaused
+from everbeat.errors.operating import SignalRefused as SignalRefused
 from everbeat.errors.operating import UnknownName as UnknownName
 from everbeat.errors.wording import nearest as nearest
 from everbeat.errors.wording import redact_url as redact_url
 from everbeat.errors.wording import some
-
-
-class Problem(Struct, frozen=True, kw_only=True):
-    """One broken rule of a configuration or a registration; `where` is `file:line` when known.
-
-    `shell_fix`: what helps whoever typed the value in a shell, where that is something else than in Python.
-    """
-
-    code: str
-    subject: str
-    value: str
-    rule: str
-    fix: str
-    where: str | None = None
-    shell_fix: str | None = None
-
-    def sentence(self) -> str:
-        """The problem without its place."""
-        return f"{self.subject} = {self.value}: {self.rule}. Fix: {self.fix}."
-
-    def __str__(self) -> str:
-        return self.sentence() if self.where is None else f"{self.where}: {self.sentence()}"
-
-
-class ConfigurationError(EverbeatError):
-    """Settings that cannot hold; `problems` lists every broken rule, not only the first."""
-
-    code = "CONFIGURATION_INVALID"
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
-        super().__init__(_listed(self.problems))
-
-
-def _listed(problems: tuple[Problem, ...]) -> str:
-    if len(problems) == 1:
-        return str(problems[0])
-    places = {problem.where for problem in problems}
-    if len(places) == 1 and None not in places:
-        heading = f"{problems[0].where}: {len(problems)} problems:"
-        lines = [problem.sentence() for problem in problems]
-    else:
-        heading = f"{len(problems)} problems:"
-        lines = [str(problem) for problem in problems]
-    return "\n".join([heading, *(f"  {number}. {line}" for number, line in enumerate(lines, 1))])
 
 
 class RegistrationError(EverbeatError):
@@ -163,19 +119,31 @@ class AppClosed(EverbeatError):
 
 
 class WaitTimeout(EverbeatError, TimeoutError):
-    """Waiting for a task ended before the task did; the task is untouched and may be waited for again."""
+    """Waiting ended before the task did, or before `missing` of `waited_for` tasks did; they may be waited for again."""
 
     code = "WAIT_TIMEOUT"
 
-    def __init__(self, task_id: UUID | str, waited_s: float, *, state: str | None = None) -> None:
+    def __init__(
+        self,
+        task_id: UUID | str,
+        waited_s: float,
+        *,
+        state: str | None = None,
+        missing: int = 1,
+        waited_for: int = 1,
+    ) -> None:
         seen = "not ended" if state is None else state
+        message = f"Task {task_id} is still {seen} after {waited_s:.3g} s of waiting."
+        if waited_for > 1:
+            message = f"{missing} of {waited_for} tasks have not ended. {message}"
         super().__init__(
-            f"Task {task_id} is still {seen} after {waited_s:.3g} s of waiting.",
-            fix="wait longer (timeout=...), or ask the handle's info() what holds it back.",
+            message, fix="wait longer (timeout=...), or ask the handle's info() what holds it back."
         )
         self.task_id = task_id
         self.waited_s = waited_s
         self.state = state
+        self.missing = missing
+        self.waited_for = waited_for
 
 
 class BlockingCallInLoop(EverbeatError):
@@ -265,7 +233,7 @@ class SchemaForbidden(DatabaseError):
 
 
 class EmbeddedUnavailable(DatabaseError):
-    """The embedded PostgreSQL is not installed or cannot run here."""
+    """The embedded PostgreSQL is not installed, cannot run here, or is not there where a command only looks."""
 
     code = "EMBEDDED_UNAVAILABLE"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from uuid import UUID
 
 from everbeat.errors.base import EverbeatError
 from everbeat.errors.wording import nearest, some
@@ -46,3 +47,18 @@ class NotPaused(EverbeatError):
         )
         self.kind = kind
         self.name = name
+
+
+class SignalRefused(EverbeatError):
+    """What has ended receives no signals any more; nothing was stored."""
+
+    code = "SIGNAL_REFUSED"
+
+    def __init__(self, target: UUID | str, *, kind: str, state: str, name: str) -> None:
+        super().__init__(
+            f"Signal {name!r} was not stored: {kind} {target} is {state}, and what has ended receives no signals any more.",
+            fix="check the id; signal what is still under way.",
+        )
+        self.target = target
+        self.kind = kind
+        self.state = state

@@ -40,7 +40,7 @@ Rest = Callable[[float], Awaitable[bool]]
 
 
 class Pruned(Event, frozen=True, kw_only=True):
-    """One pass of retention: rows deleted by table, in `steps` statements; one that found nothing is told quietly."""
+    """One pass of retention: rows deleted by table, in so many `statements`; one that found nothing is told quietly."""
 
     room = "services"
     tasks: int
@@ -49,11 +49,13 @@ class Pruned(Event, frozen=True, kw_only=True):
     beats: int
     worker_states: int
     workers: int
-    supervisors: int
     workflows: int
     nodes: int
     edges: int
     steps: int
+    signals: int
+    supervisors: int
+    statements: int
     duration_s: float
 
     @property
@@ -77,7 +79,7 @@ class PrunePass:
         clock: Clock,
         step_rows: int = STEP_ROWS,
     ) -> None:
-        self.steps = 0
+        self.statements = 0
         self._statements = statements
         self._config = config
         self._rest = rest
@@ -114,7 +116,7 @@ class PrunePass:
         while key is not None:
             began = self._clock.monotonic()
             step = await self._statements.run(walk.step(after=key), patience_s=_ONE_TRY)
-            self.steps += 1
+            self.statements += 1
             self._deleted.update(step.deleted)
             key = step.next_after
             # A database that suffers takes longer, and so gets more rest.
@@ -142,6 +144,8 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
         for first, until in ((_LOWEST_ID, bounds.old), (bounds.now, _HIGHEST_ID)):
             yield _Walk(first, partial(retention.prune_tasks, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_attempts, hours=hours, limit=rows, until=until))
+            yield _Walk(first, partial(retention.prune_stray_steps, hours=hours, limit=rows, until=until))
+            yield _Walk(first, partial(retention.prune_stray_signals, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_workflows, hours=hours, limit=rows, until=until))
         yield _Walk(0, partial(retention.prune_stray_recoveries, hours=hours, limit=rows))
 
@@ -219,7 +223,9 @@ class Pruner:
             await one.run()
         finally:
             counts = one.result.by_table()
-            self._events.emit(Pruned(**counts, steps=one.steps, duration_s=self._clock.monotonic() - began))
+            self._events.emit(
+                Pruned(**counts, statements=one.statements, duration_s=self._clock.monotonic() - began)
+            )
 
 
 async def prune(statements: Statements, config: RecoveryConfig, *, clock: Clock) -> PruneResult:

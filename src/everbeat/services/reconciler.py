@@ -64,8 +64,7 @@ class Reconciler:
         events: EventBus,
         grace_ms: int = GRACE_MS,
     ) -> None:
-        # Half: whoever has the turn may die right after taking it, and all others wait for their own next tick.
-        self.interval_s = min(config.check_interval_ms / 2_000, _LONGEST_INTERVAL_S)
+        self.interval_s = min(config.check_interval_ms / 1_000, _LONGEST_INTERVAL_S)
         self._statements = statements
         self._channel = channel
         self._observer = observer

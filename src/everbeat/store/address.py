@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from msgspec import Struct
 
-from everbeat.errors import WrongDatabaseURL
+from everbeat.errors import EmbeddedUnavailable, WrongDatabaseURL
 from everbeat.store import migrations
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.target import Target
@@ -35,7 +35,7 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, given: str | None, *, schema: str, environment: Mapping[str, str]) -> DatabaseAddress:
-        """Reads what was given, else EVERBEAT_DATABASE_URL; opens nothing. Raises WrongDatabaseURL."""
+        """Reads what was given, else EVERBEAT_DATABASE_URL; opens nothing. Raises WrongDatabaseURL, ConfigurationError."""
         url = environment.get(URL_VARIABLE) if given is None else given
         if url is None:
             raise WrongDatabaseURL(
@@ -49,6 +49,15 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
             folder = Path(named or environment.get(FOLDER_VARIABLE) or _embedded().DEFAULT_FOLDER)
             return cls(url=EMBEDDED, folder=folder.absolute(), schema=schema)
         return cls(url=Target.parse(url, schema=schema).url, folder=None, schema=schema)
+
+    def require_there(self) -> None:
+        """Raises EmbeddedUnavailable for an embedded server that was never made: for who only looks, and would look at nothing."""
+        if self.folder is None or _embedded().EmbeddedServer.status(self.folder).initialised:
+            return
+        raise EmbeddedUnavailable(
+            f"There is no embedded PostgreSQL in {self.folder}, and looking does not make one.",
+            fix="did you mean another folder? One is made by 'everbeat migrate', by a worker, and by a program that sends.",
+        )
 
     @property
     def portable(self) -> str:

@@ -63,11 +63,12 @@ def step(*, channel: str, ids: Collection[UUID] | None = None) -> Plan[Step]:
     ready = [*happened.ready]
     if happened.look:
         ready += yield from ask(workflows.resolve(happened.look))
-    enqueued = yield from _begin([each for each in ready if states[each.workflow_id] == "RUNNING"], channel)
+    begins = [each for each in ready if states[each.workflow_id] == "RUNNING"]
+    enqueued = yield from _begin(begins, channel)
     waiting = [each.place for each in ready if states[each.workflow_id] == "PAUSED"]
     if waiting:
         yield from ask(workflows.hold(waiting, again=[False] * len(waiting)))
-    ended = yield from _end(states.keys() - {each.workflow_id for each in ready}, channel)
+    ended = yield from _end(states.keys() - {each.workflow_id for each in begins}, channel)
     return Step(len(locked), enqueued, ended)
 
 

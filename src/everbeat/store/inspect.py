@@ -28,7 +28,7 @@ from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TaskState
 from everbeat.store.statement import Row, Statement
 
-_SUMMARY_COLUMNS = 30
+_SUMMARY_COLUMNS = 33
 _LAST_ID = UUID(int=2**128 - 1)
 
 
@@ -69,13 +69,14 @@ def tasks(
     queue: str | None = None,
     workflow: UUID | None = None,
     before: UUID | None = None,
+    parent: UUID | None = None,
     limit: int,
 ) -> Statement[list[TaskSummary]]:
     """Tasks, newest id first; None takes all, `before` continues a page."""
     chosen = None if states is None else [state.value for state in states]
     first, last = (UUID(int=0), _LAST_ID) if workflow is None else _ids_in(workflow)
     parameters = {
-        "states": chosen, "name": name, "queue": queue, "before": before, "limit": limit,
+        "states": chosen, "name": name, "queue": queue, "before": before, "parent": parent, "limit": limit,
         "workflow": workflow, "first_id": first, "last_id": last,
     }  # fmt: skip
     return Statement("inspect/tasks", parameters, lambda found: [_summary(row) for row in found])

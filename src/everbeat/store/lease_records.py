@@ -17,7 +17,8 @@ class Claimed(Struct, frozen=True):
     """A task this worker just claimed; `args`, `policy` and `checkpoint` are JSON text. `attempt` counts the attempts that began.
 
     `suspect`: it may kill its process, so it runs alone in one. `started_at`: its attempt has begun with the claim.
-    `in_line`: it is one of a serial line. `workflow_id`: it is a node's.
+    `in_line`: it is one of a serial line. `workflow_id`: it is a node's. `is_cut`: its claim would have brought more, had that not been
+    too large together; `looked_s`: how long that claim looked for tasks, where it was long. Both are None for what a repeated claim answers.
     """
 
     id: UUID
@@ -39,6 +40,8 @@ class Claimed(Struct, frozen=True):
     started_at: datetime | None = None
     in_line: bool = False
     workflow_id: UUID | None = None
+    looked_s: float | None = None
+    is_cut: bool | None = None
 
 
 class Lease(Struct, frozen=True):

@@ -24,7 +24,10 @@ Place: TypeAlias = tuple[datetime, UUID]
 """Where a task stands in its lane: by the time it was enqueued, then by its id."""
 NO_FLOORS: Final[Mapping[tuple[str, int], Place]] = MappingProxyType({})
 
-AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED"]
+CLAIM_BYTES: Final = 16 * 1024 * 1024
+"""So much of arguments and checkpoints one claim brings at most, unless a single task has more."""
+
+AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED", "SUSPENDED"]
 
 
 class Started(Struct, frozen=True):
@@ -36,7 +39,9 @@ class Started(Struct, frozen=True):
 
 
 class Settlement(Struct, frozen=True, kw_only=True):
-    """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now."""
+    """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now.
+
+    What is SUSPENDED is due when its row says so: `store.steps` has written it there."""
 
     id: UUID
     claim_id: UUID
@@ -59,15 +64,17 @@ def claim(
     policies: bytes | None = None,
     alone: bool = False,
     floors: Mapping[tuple[str, int], Place] = NO_FLOORS,
+    most_bytes: int = CLAIM_BYTES,
 ) -> Statement[list[Claimed]]:
     """Takes up to `limit` due tasks of these names, in order: queue priority, priority, first in first out.
 
     `suspects`: True takes only suspects, False only others, None both. The first `starts` of them begin at once: `policies` (a JSON
     object by name) and `alone` are as for `start`. `floors`: of a (queue, priority) only what stands behind this place.
+    It ends before arguments and checkpoints exceed `most_bytes` together, but for the first task.
     """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
-        "queues": None if queues is None else list(queues),
+        "most_bytes": most_bytes, "queues": None if queues is None else list(queues),
         "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()), "suspects": suspects,
         "starts": starts, "policies": None if policies is None else policies.decode(), "alone": alone,
         "floor_queues": [queue for queue, _ in floors], "floor_priorities": integers([priority for _, priority in floors]),
@@ -89,18 +96,29 @@ def claim(
     return Statement("task/claim", parameters, read)
 
 
+class Prospect(Struct, frozen=True):
+    """What there is to wait for: `due_in_ms` until the next scheduled task becomes due (negative: it just did; None: there is none), and
+    whether something has `happened` to workflows."""
+
+    due_in_ms: float | None
+    happened: bool
+
+
 def next_due(
     *, names: Sequence[str], queues: Sequence[str] | None, margin_ms: int = 0
-) -> Statement[float | None]:
-    """Milliseconds until the next scheduled task of these names becomes due; negative for one that did within the margin."""
+) -> Statement[Prospect]:
+    """What a worker with nothing to do asks, of tasks of these names; what became due within the margin counts."""
     parameters = {
         "names": list(names),
         "queues": None if queues is None else list(queues),
         "margin_ms": margin_ms,
     }
-    return Statement(
-        "task/next_due", parameters, lambda found: None if found[0][0] is None else float(found[0][0])
-    )
+
+    def read(found: Sequence[Row]) -> Prospect:
+        due_in_ms, happened = found[0]
+        return Prospect(None if due_in_ms is None else float(due_in_ms), happened)
+
+    return Statement("task/next_due", parameters, read)
 
 
 def start(

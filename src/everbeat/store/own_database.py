@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg import Connection
 
+from everbeat.errors import SchemaForbidden
 from everbeat.store.statement import compose
 from everbeat.store.target import Target
 
@@ -24,7 +25,13 @@ def own_database(target: Target, name: str) -> Iterator[str]:
     """The URL of a new, empty database, which is dropped afterwards. Raises a DatabaseError."""
     with target.connect(_APPLICATION) as connection:
         url = _url(connection, name)
-        _execute(connection, target, "bench/create_database", name)
+        try:
+            _execute(connection, target, "bench/create_database", name)
+        except SchemaForbidden as problem:
+            raise SchemaForbidden(
+                f"It needs a database of its own: {problem.message}",
+                fix=f'let the role make databases: ALTER ROLE "{connection.info.user}" CREATEDB.',
+            ) from None
     try:
         yield url
     finally:

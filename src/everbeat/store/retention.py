@@ -39,9 +39,11 @@ def task_id_bounds(*, hours: int) -> Statement[TaskIdBounds]:
 
 
 def prune_tasks(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[Step[UUID]]:
-    """Deletes tasks that ended more than `hours` ago with their attempts and recoveries, of `limit` tasks between two ids."""
+    """Deletes tasks that ended more than `hours` ago with all that is stored of them, of `limit` tasks between two ids."""
     parameters = {"hours": hours, "limit": limit, "after": after, "until": until}
-    return Statement("retention/prune_tasks", parameters, _step("tasks", "attempts", "recoveries"))
+    return Statement(
+        "retention/prune_tasks", parameters, _step("tasks", "attempts", "recoveries", "steps", "signals")
+    )
 
 
 def prune_workflows(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[Step[UUID]]:
@@ -54,6 +56,18 @@ def prune_stray_attempts(*, hours: int, limit: int, after: UUID, until: UUID) ->
     """Deletes attempts that ended more than `hours` ago and have no task, of `limit` between two ids of tasks."""
     parameters = {"hours": hours, "limit": limit, "after": after, "until": until}
     return Statement("retention/prune_stray_attempts", parameters, _step("attempts"))
+
+
+def prune_stray_steps(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[Step[UUID]]:
+    """Deletes steps recorded more than `hours` ago that have no task, of `limit` between two ids of tasks."""
+    parameters = {"hours": hours, "limit": limit, "after": after, "until": until}
+    return Statement("retention/prune_stray_steps", parameters, _step("steps"))
+
+
+def prune_stray_signals(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[Step[UUID]]:
+    """Deletes signals sent more than `hours` ago that have neither task nor workflow, of `limit` between two ids of signals."""
+    parameters = {"hours": hours, "limit": limit, "after": after, "until": until}
+    return Statement("retention/prune_stray_signals", parameters, _step("signals"))
 
 
 def prune_stray_recoveries(*, hours: int, limit: int, after: int) -> Statement[Step[int]]:

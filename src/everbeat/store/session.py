@@ -26,6 +26,7 @@ Run: TypeAlias = Callable[[Statement[Any]], Awaitable[Any]]
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _ON_THE_WAY_S: Final = 5.0
+_CANCEL_S: Final = 1.0
 _log = logging.getLogger("everbeat.store")
 
 KEYED: Final = b"""
@@ -78,12 +79,20 @@ class Session:
         self.application_name = application_name
         self._is_renamed = True
 
-    async def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
+    async def run(
+        self,
+        statement: Statement[T],
+        *,
+        patience_s: float | None = None,
+        goes_on: Callable[[float], bool] | None = None,
+    ) -> T:
         """Runs one statement, repeating it over reconnects for `patience_s` seconds (None: for ever; 0: one try).
+
+        `goes_on` is asked after a try that failed, with the seconds that it took: False ends the patience.
 
         Raises DatabaseUnreachable when patience ends, DatabaseError or psycopg.DataError when the server refuses the statement.
         """
-        return await self._repeated(lambda: self._once(statement), patience_s)
+        return await self._repeated(lambda: self._once(statement), patience_s, goes_on)
 
     async def transact(self, body: Callable[[Run], Awaitable[T]], *, patience_s: float | None = None) -> T:
         """Runs the statements of `body` in one transaction, all of it again after a lost reply, as `run` does with one statement.
@@ -92,10 +101,16 @@ class Session:
         """
         return await self._repeated(lambda: self._transacted(body), patience_s)
 
-    async def _repeated(self, once: Callable[[], Awaitable[T]], patience_s: float | None) -> T:
+    async def _repeated(
+        self,
+        once: Callable[[], Awaitable[T]],
+        patience_s: float | None,
+        goes_on: Callable[[float], bool] | None = None,
+    ) -> T:
         give_up_at = None if patience_s is None else monotonic() + patience_s
         pause = min(_FIRST_PAUSE_S, self._longest_pause_s)
         while True:
+            began_at = monotonic()
             try:
                 async with self._turn:
                     return await once()
@@ -105,7 +120,9 @@ class Session:
                         raise
                     if not is_repeatable(problem):
                         raise self.target.explain(problem) from problem
-                if give_up_at is not None and monotonic() >= give_up_at:
+                if (give_up_at is not None and monotonic() >= give_up_at) or (
+                    goes_on is not None and not goes_on(monotonic() - began_at)
+                ):
                     raise self._given_up(problem) from problem
             await asyncio.sleep(pause * (0.5 + self._random.random()))
             pause = min(pause * 2, self._longest_pause_s)
@@ -189,6 +206,13 @@ class Session:
             await connection.execute(f"set statement_timeout = {int(self._statement_timeout_ms)}".encode())
             if self._keyed:
                 await connection.execute(KEYED)
+
+    async def interrupt(self) -> None:
+        """Has the statement under way end at once, here and on the server: it fails, and is repeated where that was asked for."""
+        if (connection := self._connection) is not None:
+            with suppress(psycopg.Error, OSError):
+                await connection.cancel_safe(timeout=_CANCEL_S)
+            _hang_up(connection)
 
     async def drop(self) -> None:
         """Closes the connection; the next statement opens a new one."""

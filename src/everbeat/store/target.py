@@ -11,6 +11,7 @@ import psycopg
 from msgspec import Struct
 from psycopg import AsyncConnection, Connection, conninfo
 
+from everbeat.domain.settings import refused, shown
 from everbeat.errors import (
     DatabaseError,
     DatabaseReadOnly,
@@ -26,6 +27,7 @@ from everbeat.store.moments import read_every_moment
 
 OLDEST_SERVER: Final = 140_000
 CONNECT_TIMEOUT_S: Final = 5
+SCHEMA_SUBJECT: Final = "App.schema"
 
 # A connection that is silent is asked after 5 s, three times 2 s apart; unsent data is given up after 10 s.
 _KEEPALIVE: Final = {
@@ -61,19 +63,26 @@ class Target(Struct, frozen=True):
     def parse(cls, url: str, *, schema: str = "everbeat") -> Target:
         """Checks the URL and the schema's name, and adds what every connection needs.
 
-        Raises WrongDatabaseURL.
+        Raises WrongDatabaseURL, and ConfigurationError for the schema's name.
         """
         if (
             not isinstance(schema, str)
             or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]{0,62}", schema)
             or schema.lower().startswith("pg_")
         ):
-            raise WrongDatabaseURL(
-                f"The schema name {schema!r} cannot be used: a name is a letter or underscore, then up to 62 letters, "
-                "digits or underscores, and does not begin with pg_.",
-                fix="choose a plain name such as 'everbeat'.",
+            raise refused(
+                schema,
+                subject=SCHEMA_SUBJECT,
+                code="WRONG_NAME",
+                rule="a schema name is a letter or underscore, then up to 62 letters, digits or underscores, and does not begin with pg_",
+                fix="choose a plain name such as 'everbeat'",
             )
-        if not isinstance(url, str) or not url.strip():
+        if not isinstance(url, str):
+            raise WrongDatabaseURL(
+                f"The database URL {shown(url)} is of type {type(url).__name__}; a URL is a text.",
+                fix="give one like 'postgresql://user@host:5432/database', or 'embedded'.",
+            )
+        if not url.strip():
             raise WrongDatabaseURL(
                 f"The database URL {url!r} is empty.",
                 fix="give one like 'postgresql://user@host:5432/database', or 'embedded'.",

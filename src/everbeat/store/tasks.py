@@ -115,6 +115,13 @@ def cancel(task_id: UUID, *, channel: str) -> Statement[tuple[str, TaskState] | 
     )
 
 
+def cancel_children(task_id: UUID, *, channel: str) -> Statement[int]:
+    """Cancels what the task has sent, and that in turn; answers how many this call cancelled or asked. Repeat it until there are none."""
+    return Statement(
+        "task/cancel_children", {"id": task_id, "channel": channel}, lambda found: int(found[0][0])
+    )
+
+
 def retry(
     task_id: UUID, *, channel: str, call: UUID
 ) -> Statement[tuple[UUID | None, TaskState, bool] | None]:

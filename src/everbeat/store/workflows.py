@@ -150,6 +150,11 @@ def _next(numbers: dict[tuple[int, int], int], ends: tuple[int, int]) -> int:
     return number
 
 
+def happened() -> Statement[bool]:
+    """Whether anything stands in the outbox."""
+    return Statement("workflow/happened", {}, lambda found: bool(found[0][0]))
+
+
 def lock(*, look: int, limit: int) -> Statement[list[Locked]]:
     """Takes up to `limit` workflows of which something stands among the oldest `look` entries of the outbox, and nobody is at them."""
     return Statement(

@@ -12,9 +12,10 @@ from typing import Final
 from everbeat.store.advance import step
 from everbeat.store.plan import aperform
 from everbeat.store.session import Session
+from everbeat.store.workflows import happened
 
-POLL_S: Final = 5.0
-"""What nobody told of is found within this time: the hint was lost, or whoever settled it died before the next step."""
+POLL_S: Final = 10.0
+"""What nobody told of is found within this time even by a worker that is busy; an idle one asks whenever it looks for tasks."""
 
 
 class Advancer:
@@ -27,14 +28,19 @@ class Advancer:
         self.wake = asyncio.Event()
         self._session = session
         self._on_enqueued = on_enqueued
+        self._is_told = True
 
     def look(self) -> None:
         """Something may have happened to workflows."""
+        self._is_told = True
         self.wake.set()
 
     async def tick(self) -> float | None:
         """Steps until nothing is left that nobody is at."""
         channel = self._session.target.channel
+        if not self._is_told and not await self._session.run(happened()):
+            return None
+        self._is_told = False
         while True:
             done = await self._session.transact(lambda run: aperform(step(channel=channel), run))
             if done.enqueued:

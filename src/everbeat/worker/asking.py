@@ -6,12 +6,14 @@ What lives here: one question at a time. What may not: when to ask, for how many
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
 
 from everbeat.domain.policy import StoredPolicy
+from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.clock import Clock
 from everbeat.store import leases
 from everbeat.store.leases import Claimed
@@ -20,6 +22,10 @@ from everbeat.worker.attempt import ALONE, LaneName
 from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.floors import Floors
 from everbeat.worker.lane import Lane
+from everbeat.worker.portion import Portion
+
+TOO_LONG_S: Final = 10.0
+"""A claim is repeated for as long as its tries fail sooner: what takes longer would take as long again."""
 
 
 class Batch(Struct, frozen=True):
@@ -32,10 +38,15 @@ class Batch(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.claimed)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether all of it begins with the claim."""
+        return not self.claimed or self.claimed[-1].started_at is not None
+
 
 class Asking:
     """`asked` counts the questions, `known` those whose tasks are in the table of leases, or will never be: while it is less, the
-    database may hold in our name what nobody here knows yet.
+    database may hold in our name what nobody here knows yet. `portion`: how much the next one takes.
     """
 
     def __init__(
@@ -50,6 +61,9 @@ class Asking:
     ) -> None:
         self.asked = 0
         self.known = 0
+        self.portion = Portion()
+        self._is_over = False
+        self._is_asking = False
         self._session = session
         stored = {name: policy.to_json() for name, policy in policies.items()}
         documents = {name: msgspec.Raw(json) for name, json in stored.items() if json is not None}
@@ -61,7 +75,11 @@ class Asking:
         self._floors: dict[LaneName, Floors] = {}
 
     async def ask(self, lane: Lane, limit: int, *, unbegun: int = 0) -> Batch:
-        """One claim. `unbegun`: so many of an earlier one have their slots still before them."""
+        """One claim, repeated over reconnects. `unbegun`: so many of an earlier one have their slots still before them.
+
+        Raises DatabaseUnreachable or DatabaseReadOnly when it took too long, or is not wanted any more: what it took, if
+        anything, is to be given back.
+        """
         worker_id, asked_at, tries = self._rules.worker_id(), self._clock.monotonic(), self._session.tries
         floors = self._floors.setdefault(lane.name, Floors(self._clock))
         places = floors.now()
@@ -77,15 +95,33 @@ class Asking:
             policies=self._policies,
             alone=lane.name in ALONE,
             floors=places,
+            most_bytes=self.portion.most_bytes,
         )
         self.asked += 1
+        self._is_asking = True
         try:
-            claimed = await self._session.run(statement)
-        except BaseException:
+            claimed = await self._session.run(statement, goes_on=self._goes_on)
+        except BaseException as problem:
             self.known += 1
+            if isinstance(problem, DatabaseUnreachable | DatabaseReadOnly):
+                self.portion.unanswered()
             raise
-        is_full, used = len(claimed) >= limit, bool(places)
-        # An outage says nothing about how long a look from the start takes.
-        took_s = self._clock.monotonic() - asked_at if self._session.tries == tries + 1 else 0.0
-        floors.learn(claimed, is_full=is_full, used=used, took_s=took_s)
-        return Batch(claimed, worker_id, has_more=is_full or used)
+        finally:
+            self._is_asking = False
+        self.portion.answered(claimed, took_s=self._clock.monotonic() - asked_at)
+        is_cut, looked_s = (claimed[-1].is_cut, claimed[-1].looked_s) if claimed else (None, None)
+        is_full, used = is_cut is True or len(claimed) >= limit, bool(places)
+        floors.learn(claimed, is_full=is_full, used=used, looked_s=looked_s or 0.0)
+        # A repeated claim does not say whether it left anything.
+        has_more = is_full or used or self._session.tries > tries + 1
+        return Batch(claimed, worker_id, has_more=has_more)
+
+    async def end(self, *, patience_s: float) -> None:
+        """Nothing is repeated from now on, and what is under way after so many seconds ends without an answer."""
+        self._is_over = True
+        await self._clock.sleep(patience_s)
+        if self._is_asking:
+            await self._session.interrupt()
+
+    def _goes_on(self, took_s: float) -> bool:
+        return not self._is_over and took_s < TOO_LONG_S

@@ -90,7 +90,7 @@ class AsyncExecutor:
             call = self._invoker.call(definition, attempt.task.args, context)
             ended = call if isinstance(call, Failed) else self._invoker.returned(definition, await call())
         except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
-            ended = self._invoker.raised(definition, exception)
+            ended = self._invoker.ended_by(definition, exception)
         self._over(attempt, ended)
 
     def _over(self, attempt: Attempt, ended: Ended) -> None:

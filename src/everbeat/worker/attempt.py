@@ -1,6 +1,6 @@
 """One lease and what becomes of it: from the claim, through the code that runs under it, to the settled row.
 
-What lives here: `Attempt`, which is also what a task's Context talks to, and the three ways in which code ends. What may
+What lives here: `Attempt`, which is also what a task's Context talks to, and the ways in which code ends. What may
 not: who runs the code (the executors) and what is written (`settlement`).
 """
 
@@ -63,13 +63,17 @@ class Failed(Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
+class Suspended(Struct, frozen=True):
+    """The code gave its slot back until it is time."""
+
+
 class Died(Struct, frozen=True):
     """The task process ended under the code."""
 
     report: ExitReport
 
 
-Ended: TypeAlias = Succeeded | Failed | Died
+Ended: TypeAlias = Succeeded | Failed | Suspended | Died
 OnEnded: TypeAlias = Callable[["Attempt", Ended], None]
 
 
@@ -110,6 +114,8 @@ class Attempt(CodeSide):
     is_committing: bool = False
     """Its code settles it this very moment: what happens to it meanwhile waits in `after_commit`."""
     is_committed: bool = False
+    may_suspend: bool = False
+    """Its code was told to give its slot back; the row says until when."""
     after_commit: Sequence[Callable[[], None]] = ()
 
     def __init__(
@@ -133,6 +139,11 @@ class Attempt(CodeSide):
     @cached_property
     def checkpoint_turn(self) -> asyncio.Lock:
         """Held by whoever writes a checkpoint."""
+        return asyncio.Lock()
+
+    @cached_property
+    def wait_turn(self) -> asyncio.Lock:
+        """Held by whoever takes a signal: two waits of one code must not both take the same."""
         return asyncio.Lock()
 
     @property

@@ -16,7 +16,7 @@ from typing import Final
 
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.policy import StoredPolicy
-from everbeat.errors import PayloadError
+from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable, PayloadError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.nursery import Nursery
 from everbeat.store import leases
@@ -29,15 +29,14 @@ from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.lane import Lane
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.lookout import Lookout
-from everbeat.worker.phantoms import give_back
+from everbeat.worker.phantoms import give_back, give_back_unknown
 from everbeat.worker.protocol import Lease
 
-MOST_CLAIMED: Final = 500
-FIRST_CLAIM: Final = 100
 MOST_AHEAD: Final = 8
 """So many claims follow one another for a lane before the others have their turn."""
 LEAST_AHEAD: Final = 50
-CLAIM_BYTES: Final = 32 * 1024 * 1024
+CLOSE_PATIENCE_S: Final = 2.0
+"""So long a claim under way may hold up the end of the worker."""
 SUSPECTS_EVERY_S: Final = 1.0
 """Suspects are rare: hints make this worker look for them no more often than this."""
 _LONGEST_PAUSE_S: Final = 30.0
@@ -79,7 +78,6 @@ class Claimer:
         self._rules = rules
         self._nursery = nursery
         self._busy = asyncio.Lock()
-        self._limit = FIRST_CLAIM
 
     @property
     def interval_s(self) -> float:
@@ -110,7 +108,6 @@ class Claimer:
             if self._lookout.is_time():
                 self.look()
             await self._give_back_broken()
-            await self._start_waiting()
             asked_at = self._clock.monotonic()
             idle = await self._claim_all()
             await self._start_waiting()
@@ -124,7 +121,9 @@ class Claimer:
         """Claim no more; what waits is given back at no cost."""
         self.is_closed = True
         self.wake.set()
+        ending = self._nursery.start(self._asking.end(patience_s=CLOSE_PATIENCE_S), name="last claim")
         async with self._busy:
+            ending.cancel()
             waiting = [attempt for lane in self._lanes for attempt in lane.waiting]
             for lane in self._lanes:
                 lane.waiting.clear()
@@ -143,13 +142,21 @@ class Claimer:
         """One claim for each lane with room; answers the lanes that have nothing more to claim for now."""
         idle: list[Lane] = []
         for lane in self._lanes:
-            limit = min(lane.wanted, self._limit)
+            while lane.startable and self._may_start():
+                await self._start_waiting()
+            limit = self._room(lane)
             now = self._clock.monotonic()
             if not lane.has_more or limit <= 0 or now < lane.paused_until or not self._may_ask():
                 continue
+            worker_id = self._rules.worker_id()
             lane.has_more = False  # a hint that comes while the statement runs sets it again
             try:
                 taken = await self._claim(lane, limit) if await self._is_worth_it(lane) else 0
+            except (DatabaseUnreachable, DatabaseReadOnly):
+                # The next one takes less. What this one took, if it did, is nobody's here.
+                lane.has_more = True
+                await give_back_unknown(self._session, self._table, worker_id)
+                continue
             except BaseException:
                 lane.has_more = True
                 raise
@@ -159,8 +166,11 @@ class Claimer:
                 idle.append(lane)
         return idle
 
+    def _may_start(self) -> bool:
+        return not self.is_closed and self._rules.may_start()
+
     def _may_ask(self) -> bool:
-        return not self.is_closed and self._rules.may_claim() and self._rules.may_start()
+        return self._may_start() and self._rules.may_claim()
 
     async def _is_worth_it(self, lane: Lane) -> bool:
         """Not to be asked of the claim: it would go through all that waits to find that no suspect does."""
@@ -173,26 +183,25 @@ class Claimer:
         batch = await self._asking.ask(lane, limit)
         taken = len(batch)
         for _ in range(MOST_AHEAD):
-            self._fit(batch)
-            room = min(lane.wanted - len(batch), self._limit)
+            room = self._room(lane, unbegun=len(batch))
             if len(batch) < limit or room < LEAST_AHEAD or not self._may_ask():
                 break
+            if lane.startable or not batch.has_begun:
+                break  # what another claim starts would overtake what waits
             limit = room
             # In this order: the question is on its way before the code of the batch begins.
             batch = await self._nursery.beside(
                 self._asking.ask(lane, limit, unbegun=len(batch)), partial(self._begin, lane, batch), name="claim"
             )  # fmt: skip
             taken += len(batch)
-        self._fit(batch)
         self._begin(lane, batch)
         lane.has_more |= batch.has_more
         return taken
 
-    def _fit(self, batch: Batch) -> None:
-        """The next claim is to bring no more than it should, if its tasks are as large as these."""
-        if batch:
-            mean = sum(len(task.args) for task in batch.claimed) // len(batch)
-            self._limit = max(1, min(MOST_CLAIMED, CLAIM_BYTES // (mean + 1)))
+    def _room(self, lane: Lane, *, unbegun: int = 0) -> int:
+        """How many the next claim takes: while many can begin, none ahead of a slot, for which they would have to be started later."""
+        spare = lane.spare - unbegun
+        return min(spare if spare >= LEAST_AHEAD else lane.wanted - unbegun, self._asking.portion.rows)
 
     def _begin(self, lane: Lane, batch: Batch) -> None:
         """What the claim has started runs from now on, the rest waits."""
@@ -225,7 +234,7 @@ class Claimer:
         )
 
     async def _start_waiting(self) -> None:
-        if not self._rules.may_start() or self.is_closed:
+        if not self._may_start():
             return
         batch = [attempt for lane in self._lanes for attempt in lane.take()]
         if not batch:
@@ -296,9 +305,11 @@ class Claimer:
         # What became due while the claim ran was missed by it, and is in the past by now.
         margin_ms = math.ceil((self._clock.monotonic() - asked_at) * 1_000) + 1
         statement = leases.next_due(names=names, queues=self._queues, margin_ms=margin_ms)
-        due_in_ms = await self._session.run(statement)
-        if due_in_ms is not None:
-            self._lookout.expect(due_in_ms)
+        prospect = await self._session.run(statement)
+        if prospect.due_in_ms is not None:
+            self._lookout.expect(prospect.due_in_ms)
+        if prospect.happened:
+            self._rules.on_happened()
 
     def _rest_s(self) -> float:
         now = self._clock.monotonic()

@@ -1,26 +1,26 @@
 """What the worker does about the requests of running code: stores its checkpoints, and looks after its commits.
 
-What lives here: the answers, each at the hand of the database. What may not: the code's half (`code_side`), and what a
-stop or a loss means to an attempt (`conductor`).
+What lives here: the answers, each at the hand of the database. What may not: the code's half (`code_side`), its steps
+(`step_clerk`), and what a stop or a loss means to an attempt (`conductor`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Final, NoReturn, Protocol, TypeVar, assert_never
+from typing import Final, Protocol, TypeVar, assert_never
 from uuid import UUID
 
 from everbeat.domain.context import StopReason
-from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable, EverbeatError
+from everbeat.errors import EverbeatError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.partial_work import commit_outcome, installation, record_checkpoint
 from everbeat.store.session import Session, is_refused_data
 from everbeat.store.statement import Statement
-from everbeat.worker.attempt import Attempt, Stage
+from everbeat.worker.attempt import Attempt
+from everbeat.worker.inquiry import PATIENCE_S, Inquiry, Losses, Stopped
 from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.protocol import (
     Answer,
@@ -30,19 +30,19 @@ from everbeat.worker.protocol import (
     CommitTerms,
     Committing,
     Request,
+    StepRequest,
 )
+from everbeat.worker.step_clerk import StepClerk, Suspend
 
 T = TypeVar("T")
 
-_PATIENCE_S: Final = 1.0
-"""So often a request that waits for the database looks whether its attempt is still to be served."""
 _OPEN_PAUSE_S: Final = 0.1
 _MOST_UNCLEAR: Final = 5
 
 _log = logging.getLogger("everbeat.worker")
 
 
-class Commits(Protocol):
+class Commits(Losses, Protocol):
     """What becomes of an attempt whose code settles it by itself."""
 
     def commit_ended(self, attempt: Attempt) -> None:
@@ -50,17 +50,6 @@ class Commits(Protocol):
 
     def committed(self, attempt: Attempt) -> None:
         """It is settled: COMPLETED."""
-
-    def lose(self, attempts: Iterable[Attempt], reason: str) -> None:
-        """It is somebody else's."""
-
-
-class Stopped(Exception):
-    """The attempt is not to be served any more."""
-
-    def __init__(self, reason: StopReason) -> None:
-        super().__init__(reason)
-        self.reason: StopReason = reason
 
 
 class Clerk:
@@ -80,6 +69,8 @@ class Clerk:
         self._commits = commits
         self._nursery = nursery
         self._clock = clock
+        self._inquiry = Inquiry(session, losses=commits)
+        self._steps = StepClerk(self._inquiry, clock=clock)
         self._loop = asyncio.get_running_loop()
         self._installation: UUID | None = None
 
@@ -117,8 +108,14 @@ class Clerk:
                     return await self._committing(attempt, request)
                 case CommitEnds():
                     return await self._commit_ends(attempt, request)
+                case StepRequest():
+                    answer = await self._steps.answer(attempt, request.question)
+                    return Answer(request.claim_id, request.ticket, "yes", step=answer)
                 case _:
                     assert_never(request)
+        except Suspend:
+            attempt.may_suspend = True
+            return Answer(request.claim_id, request.ticket, "suspended")
         except Stopped as stopped:
             return self._stopped(request, stopped.reason)
         except EverbeatError as problem:
@@ -148,17 +145,17 @@ class Clerk:
             progress=progress,
         )
         try:
-            held = await self._ask(attempt, statement)
+            held = await self._inquiry.ask(attempt, statement)
         except BaseException:
             attempt.progress = attempt.progress or progress
             raise
         if not held:
-            self._lost(attempt)
+            self._inquiry.lost(attempt)
 
     async def _commit_begins(self, attempt: Attempt, request: CommitBegins) -> Answer:
         if self._installation is None:
-            self._installation = await self._ask(attempt, installation())
-        self._require_running(attempt)
+            self._installation = await self._inquiry.ask(attempt, installation())
+        self._inquiry.require_running(attempt)
         attempt.holds_progress = request.is_snapshot
         await self._write_progress(attempt)
         target = self._session.target
@@ -172,7 +169,7 @@ class Clerk:
 
     async def _committing(self, attempt: Attempt, request: Committing) -> Answer:
         await self._write_progress(attempt)
-        self._require_running(attempt)
+        self._inquiry.require_running(attempt)
         if attempt.stopped in ("timed_out", "stalled", "lease_lost"):
             raise Stopped(attempt.stopped)
         attempt.is_committing = attempt.holds_progress = True
@@ -197,7 +194,7 @@ class Clerk:
         attempt.release_progress()
         self._commits.commit_ended(attempt)
         if outcome == "lost":
-            self._lost(attempt)
+            self._inquiry.lost(attempt)
         return Answer(request.claim_id, request.ticket, "open" if outcome == "open" else "rolled_back")
 
     async def _outcome(self, attempt: Attempt, *, is_known: bool) -> str:
@@ -215,32 +212,13 @@ class Clerk:
                     return found
             await self._clock.sleep(_OPEN_PAUSE_S)
 
-    async def _ask(self, attempt: Attempt, statement: Statement[T]) -> T:
-        """The database's answer, for as long as the attempt is to be served."""
-        while True:
-            self._require_running(attempt)
-            try:
-                return await self._session.run(statement, patience_s=_PATIENCE_S)
-            except (DatabaseUnreachable, DatabaseReadOnly):
-                if attempt.stopped is not None:
-                    raise Stopped(attempt.stopped) from None
-
     async def _ask_until_answered(self, statement: Statement[T]) -> T:
         while True:
             try:
-                return await self._session.run(statement, patience_s=_PATIENCE_S)
+                return await self._session.run(statement, patience_s=PATIENCE_S)
             except EverbeatError as problem:
                 _log.warning("commit_outcome_unknown error=%s", problem)
-                await self._clock.sleep(_PATIENCE_S)
-
-    def _require_running(self, attempt: Attempt) -> None:
-        if attempt.stage is not Stage.RUNNING:
-            raise Stopped(attempt.stopped or "lease_lost")
-
-    def _lost(self, attempt: Attempt) -> NoReturn:
-        if attempt.stage is Stage.RUNNING:
-            self._commits.lose([attempt], "the database says so")
-        raise Stopped("lease_lost")
+                await self._clock.sleep(PATIENCE_S)
 
     @staticmethod
     def _stopped(request: Request, reason: StopReason) -> Answer:

@@ -1,21 +1,24 @@
 """The half of a Context's backend that is alike wherever code runs: it asks the worker, and makes errors of its answers.
 
-What lives here: checkpoints and the plan of a commit, as the code sees them. What may not: how a request reaches the
+What lives here: checkpoints, steps and the plan of a commit, as the code sees them. What may not: how a request reaches the
 worker (`attempt`, `task_process`), and what the worker does about it (`clerk`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 from uuid import UUID
 
+from everbeat.domain.backend import StepAnswer, StepQuestion
 from everbeat.domain.checkpoint import Checkpoint as Finished
 from everbeat.domain.codec import CallCodec
 from everbeat.domain.commit import RESULT, Completion, TaskCommit
-from everbeat.domain.context import TaskStopped
+from everbeat.domain.context import TaskStopped, TaskSuspended
 from everbeat.errors import CommitRefused, DatabaseError, PayloadError
 from everbeat.runtime.blocking import refuse_in_loop
 from everbeat.store.foreign import Ask, Do, Plan, Run, Transaction
@@ -38,7 +41,10 @@ from everbeat.worker.protocol import (
     Committing,
     Lease,
     Request,
+    StepRequest,
 )
+
+T = TypeVar("T")
 
 COMMIT_WITHIN_MS: Final = 10_000
 """So long a transaction may stand still between the outcome and its COMMIT."""
@@ -80,6 +86,18 @@ class CodeSide(ABC):
         """The twin of `store`."""
         self.check(await self.aask(self._checkpoint(checkpoint)))
 
+    def ask_step(self, question: StepQuestion) -> StepAnswer:
+        """What is known of it, or was done about it."""
+        return self._step(self.ask(StepRequest(self.lease[1], next(_TICKETS), question)))
+
+    async def aask_step(self, question: StepQuestion) -> StepAnswer:
+        """The twin of `ask_step`."""
+        return self._step(await self.aask(StepRequest(self.lease[1], next(_TICKETS), question)))
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Calls it in a thread, with the current context variables."""
+        return await asyncio.to_thread(call)
+
     def commit(self, connection: object) -> TaskCommit:
         """The block of a commit on this connection."""
         return Transaction(connection, AttemptCommit(self), line=self)
@@ -90,6 +108,8 @@ class CodeSide(ABC):
         match answer.verdict:
             case "stopped":
                 raise TaskStopped(answer.reason or "lease_lost", task_id=task_id)
+            case "suspended":
+                raise TaskSuspended(task_id=task_id)
             case "over":
                 raise CommitRefused(
                     f"Task {task_id} is completed: its Context.commit has ended, and nothing more is stored for it.",
@@ -99,6 +119,11 @@ class CodeSide(ABC):
                 raise DatabaseError(f"Task {task_id}: {answer.message}")
             case _:
                 return
+
+    def _step(self, answer: Answer) -> StepAnswer:
+        self.check(answer)
+        assert answer.step is not None
+        return answer.step
 
     def _checkpoint(self, checkpoint: Finished) -> Checkpoint:
         return Checkpoint(self.lease[1], next(_TICKETS), checkpoint.number, checkpoint.data.decode())

@@ -23,7 +23,7 @@ from everbeat.runtime.events import EventBus, LeasesLost, TaskFinished, ZombieRe
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.leases import Settlement
-from everbeat.worker.attempt import ALONE, Attempt, Clerk, Died, Ended, LaneName, Stage, Succeeded
+from everbeat.worker.attempt import ALONE, Attempt, Clerk, Died, Ended, LaneName, Stage, Succeeded, Suspended
 from everbeat.worker.executor import Executor
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.progress import ProgressRecorder
@@ -38,7 +38,12 @@ RecoverStalled = Callable[[UUID, UUID, Stall, OnLeft], Awaitable[object]]
 SETTLE_AFTER_S: Final[Mapping[LaneName, float]] = {"async": 0.5, "thread": 0.5, "process": 0.9, "solo": 0.9}
 """How long code that was stopped may take to end before its attempt is settled without it."""
 _RECOVERY_PAUSE_S: Final = 1.0
-_ENDED_STATES: Final = {"COMPLETED": "COMPLETED", "CANCELLED": "CANCELLED", "RELEASED": "PENDING"}
+_ENDED_STATES: Final = {
+    "COMPLETED": "COMPLETED",
+    "CANCELLED": "CANCELLED",
+    "RELEASED": "PENDING",
+    "SUSPENDED": "PENDING",
+}
 
 _log = logging.getLogger("everbeat.worker")
 
@@ -210,7 +215,7 @@ class Conductor:
         self.astray.discard(attempt)
         if attempt in self.trailing:
             self.trailing.discard(attempt)
-            if not isinstance(ended, Succeeded):
+            if not isinstance(ended, Succeeded | Suspended):
                 self._events.emit(failed_after_commit(attempt, ended))
         if attempt.stage is Stage.RUNNING:
             settlement = settlement_of(attempt, ended, random=self._random)

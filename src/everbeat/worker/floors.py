@@ -3,7 +3,7 @@
 What lives here: these places, and for how long they are believed. What may not: the statement.
 
 Tasks may still appear before such a place: given back, recovered, or sent by a transaction that took its time. They are found
-by the next claim without floors: at once when there is little to do, otherwise within a second or so.
+by the next claim without floors: at once when there is little to do, otherwise within a second, within four at most.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from everbeat.store.leases import NO_FLOORS, Claimed, Place
 
 TRUSTED_S: Final = 1.0
 _SHARE: Final = 0.05
-"""So much of the time, at most, goes into claims from the start: with many dead entries they take long."""
-_LONGEST_S: Final = 30.0
+"""So much of the time goes into claims from the start: with many dead entries they take long."""
+LONGEST_S: Final = 4.0
+"""What appears before a place waits no longer, even if that share grows."""
 _MOST: Final = 100
 
 
@@ -28,6 +29,7 @@ class Floors:
         self._clock = clock
         self._places: Mapping[tuple[str, int], Place] = NO_FLOORS
         self._until = 0.0
+        self._looked_s = 0.0
 
     def now(self) -> Mapping[tuple[str, int], Place]:
         """The last place taken of each (queue, priority); none when it is time for a look from the start."""
@@ -35,13 +37,15 @@ class Floors:
             self._places = NO_FLOORS
         return self._places
 
-    def learn(self, claimed: Sequence[Claimed], *, is_full: bool, used: bool, took_s: float) -> None:
-        """What a claim brought, in order; `used`: it had floors."""
+    def learn(self, claimed: Sequence[Claimed], *, is_full: bool, used: bool, looked_s: float) -> None:
+        """What a claim brought, in order; `used`: it had floors. `looked_s`: how long the server looked for it."""
         if not is_full:
             self._places = NO_FLOORS
             return
         if not used:
-            self._until = self._clock.monotonic() + min(_LONGEST_S, max(TRUSTED_S, took_s / _SHARE))
+            # A look may have waited for a lock: only what the last one took as well is what it costs.
+            costs_s, self._looked_s = min(looked_s, self._looked_s), looked_s
+            self._until = self._clock.monotonic() + min(LONGEST_S, max(TRUSTED_S, costs_s / _SHARE))
         # A serial line is served by its own order.
         reached = {
             (task.queue, task.priority): (task.enqueued_at, task.id) for task in claimed if not task.in_line

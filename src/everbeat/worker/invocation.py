@@ -18,8 +18,9 @@ from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.failure import error_from_exception, error_to_json
 from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_UNSERIALISABLE, UNHANDLED_EXCEPTION, TaskError
 from everbeat.domain.retry import reasons_of
+from everbeat.domain.stops import is_suspension
 from everbeat.errors import PayloadError
-from everbeat.worker.attempt import Ended, Failed, Succeeded
+from everbeat.worker.attempt import Ended, Failed, Succeeded, Suspended
 
 RESULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
 """PostgreSQL holds a value of 1 GB at most, and drops the connection on a longer one, which would be tried for ever."""
@@ -69,6 +70,13 @@ class Invoker(Struct, frozen=True):
         is_result = type(exception) is PayloadError and exception.parameter == RESULT
         return self._failed(definition, exception, code=RESULT_UNSERIALISABLE if is_result else None)
 
+    def ended_by(self, definition: TaskDefinition, exception: BaseException) -> Ended:
+        """What an exception out of the function means: a suspension, or a failure."""
+        try:
+            return Suspended() if is_suspension(exception) else self.raised(definition, exception)
+        except Exception:  # noqa: BLE001 - the exception's own class may break isinstance and more
+            return self.raised(definition, exception)
+
     def run(self, definition: TaskDefinition, args: str, context: Context) -> Ended:
         """The whole of it, blocking; in a context of its own, so that nothing a task sets is left to the next."""
         return contextvars.copy_context().run(self._run, definition, args, context)
@@ -84,7 +92,7 @@ class Invoker(Struct, frozen=True):
                     case call:
                         return self.returned(definition, call())
         except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
-            return self.raised(definition, exception)
+            return self.ended_by(definition, exception)
 
     def _failed(self, definition: TaskDefinition, exception: BaseException, *, code: str | None) -> Failed:
         try:

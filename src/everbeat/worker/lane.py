@@ -51,8 +51,8 @@ class Lane(Struct, kw_only=True):
 
     @property
     def spare(self) -> int:
-        """How many more could begin right now than wait."""
-        return max(0, self.executor.free - self._lag - len(self.waiting))
+        """How many more could begin right now: none while others wait, which would be overtaken."""
+        return 0 if self.waiting else max(0, self.executor.free - self._lag)
 
     @property
     def _lag(self) -> int:

@@ -19,7 +19,8 @@ from everbeat.runtime.frames import ChannelError
 from everbeat.runtime.identity import rss_bytes
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.process import spawn
-from everbeat.worker.attempt import Attempt, Died, Ended, Failed, OnEnded, Succeeded
+from everbeat.worker import protocol
+from everbeat.worker.attempt import Attempt, Died, Ended, Failed, OnEnded, Succeeded, Suspended
 from everbeat.worker.protocol import (
     FromTaskProcess,
     ProcessReady,
@@ -225,6 +226,8 @@ class ProcessExecutor:
                         self._nursery.start(self._answer(process, request), name="answer")
                     case Returned(claim_id, result):
                         self._ended(process, claim_id, Succeeded(result.encode()))
+                    case protocol.Suspended(claim_id):
+                        self._ended(process, claim_id, Suspended())
                     case Raised(claim_id, error, reasons):
                         self._ended(process, claim_id, Failed(error.encode(), reasons))
                     case _:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 
 from everbeat.domain.context import StopReason
 from everbeat.domain.hooks import HookScopes, RecoveryContext, SweepSummary
-
-Lease = tuple[UUID, UUID]
-"""(task id, claim_id)."""
+from everbeat.worker.requests import Answer as Answer
+from everbeat.worker.requests import Checkpoint as Checkpoint
+from everbeat.worker.requests import CommitBegins as CommitBegins
+from everbeat.worker.requests import CommitEnds as CommitEnds
+from everbeat.worker.requests import CommitTerms as CommitTerms
+from everbeat.worker.requests import Committing as Committing
+from everbeat.worker.requests import Lease as Lease
+from everbeat.worker.requests import Message
+from everbeat.worker.requests import Request as Request
+from everbeat.worker.requests import StepRequest as StepRequest
 
 REPORT_EVERY_S: Final = 1.0
 """So often a worker ticks, as long as its event loop turns."""
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages."""
 
 
 # From a worker process to its supervisor.
@@ -34,9 +37,9 @@ class Hello(Message, frozen=True):
     worker: dict[str, Any]
     queues: list[str] | None
     task_names: list[str]
-    on_loop: list[str] = []
+    on_loop: list[str] = msgspec.field(default_factory=list)
     hooks: HookScopes = HookScopes()
-    lanes: dict[str, Any] = {}
+    lanes: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Ready(Message, frozen=True):
@@ -227,6 +230,12 @@ class Returned(Message, frozen=True):
     result: str
 
 
+class Suspended(Message, frozen=True):
+    """The attempt's code gave its slot back until it is time."""
+
+    claim_id: UUID
+
+
 class Raised(Message, frozen=True):
     """The attempt's code raised; `error` is JSON text, `reasons` all that a policy may list it by."""
 
@@ -235,74 +244,9 @@ class Raised(Message, frozen=True):
     reasons: tuple[str, ...]
 
 
-# What running code asks of its worker, also where no process lies between them; each is answered, by its ticket.
-
-
-class Checkpoint(Message, frozen=True):
-    """Store what is finished (JSON text). One with a higher number holds everything that one with a lower number does."""
-
-    claim_id: UUID
-    ticket: int
-    number: int
-    checkpoint: str
-
-
-class CommitBegins(Message, frozen=True):
-    """The code opens a transaction that is to complete the task: where must it lead?
-
-    `is_snapshot`: it sees the task's row as it is now until its end, and bears no change of it meanwhile.
-    """
-
-    claim_id: UUID
-    ticket: int
-    is_snapshot: bool = False
-
-
-class Committing(Message, frozen=True):
-    """The outcome is written and committed next, by the code's own connection: from your answer on, let it be."""
-
-    claim_id: UUID
-    ticket: int
-
-
-class CommitEnds(Message, frozen=True):
-    """What the code saw of its commit: done, given up, refused by the fence, or not known. Say what became of it."""
-
-    claim_id: UUID
-    ticket: int
-    seen: Literal["landed", "rolled_back", "lost", "unknown"]
-
-
-Request = Checkpoint | CommitBegins | Committing | CommitEnds
-
-
-class CommitTerms(Message, frozen=True):
-    """Where a commit of the task must lead, and how its outcome is announced. `shown` is the URL without its password."""
-
-    installation: UUID
-    schema: str
-    channel: str
-    shown: str
-
-
-class Answer(Message, frozen=True):
-    """The answer to the request of this ticket. "stopped": the code should end, for this reason; "over": a commit has completed
-    the task; "refused": `message` says why.
-
-    "landed", "rolled_back" and "open" (some transaction still holds the task) answer the end of a commit.
-    """
-
-    claim_id: UUID
-    ticket: int
-    verdict: Literal["yes", "stopped", "over", "refused", "landed", "rolled_back", "open"]
-    reason: StopReason | None = None
-    message: str = ""
-    terms: CommitTerms | None = None
-
-
 FromWorker = Hello | Ready | Held | Tick | Refused | Retiring | Leaving
 FromSupervisor = Welcome | Beaten | Lost | Cancel | Phantoms | Adopt | Drain | Stop
 FromWorkerProcess = FromWorker | HookAnswers
 ToWorkerProcess = FromSupervisor | AskHooks | TellHooks
-FromTaskProcess = ProcessReady | Progress | Returned | Raised | Refused | Request
+FromTaskProcess = ProcessReady | Progress | Returned | Suspended | Raised | Refused | Request
 ToTaskProcess = Run | CancelRun | LeaveIdle | Answer

@@ -13,11 +13,11 @@ from uuid import UUID
 
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.failure import error_from_json, error_to_json
-from everbeat.domain.outcome import TASK_TIMEOUT, WORKER_CRASHED, TaskError
+from everbeat.domain.outcome import TASK_TIMEOUT, UNHANDLED_EXCEPTION, WORKER_CRASHED, TaskError
 from everbeat.domain.stored_text import storable
 from everbeat.runtime.events import Event
 from everbeat.store.leases import Settlement
-from everbeat.worker.attempt import Attempt, Died, Ended, Failed, Succeeded
+from everbeat.worker.attempt import Attempt, Died, Ended, Failed, Succeeded, Suspended
 
 _TOLD_BYTES: Final = 1_000
 
@@ -39,6 +39,10 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=result)
         case "cancelled", _:
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="CANCELLED")
+        case None | "shutting_down", Suspended() if attempt.may_suspend:
+            return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="SUSPENDED")
+        case None, Suspended():
+            return _failed(attempt, _suspended_itself(), reasons=(UNHANDLED_EXCEPTION,), random=random)
         case "shutting_down", _:
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED")
         case _, Failed(error, reasons):
@@ -104,6 +108,11 @@ def _timed_out(attempt: Attempt) -> bytes:
     limit_s = attempt.timeout_s or 0.0
     message = f"The attempt ran longer than its timeout of {limit_s:g} s."
     return error_to_json(TaskError(TASK_TIMEOUT, message, {"timeout_s": limit_s}))
+
+
+def _suspended_itself() -> bytes:
+    message = "The code raised TaskSuspended, and had not been told to give its slot back: only Context.sleep and Context.wait_event do."
+    return error_to_json(TaskError(UNHANDLED_EXCEPTION, message))
 
 
 def _self_fenced() -> bytes:

@@ -28,6 +28,7 @@ from everbeat.runtime.blocking_channel import BlockingChannel
 from everbeat.runtime.frames import ChannelClosed, FrameTooLarge
 from everbeat.runtime.parent import exit_orphaned
 from everbeat.runtime.stacks import coroutine_stack
+from everbeat.worker import attempt as ended_as
 from everbeat.worker.attempt import Ended, Failed, Succeeded, progress_json
 from everbeat.worker.code_side import CodeSide
 from everbeat.worker.farewell import leave
@@ -43,6 +44,7 @@ from everbeat.worker.protocol import (
     Request,
     Returned,
     Run,
+    Suspended,
     ToTaskProcess,
 )
 
@@ -103,7 +105,7 @@ class TaskProgram:
             running.raise_if_stopped()
             return contextvars.copy_context().run(self._call, definition, running, context)
         except BaseException as exception:  # noqa: BLE001 - a stop that comes between two steps of our own
-            return self._invoker.raised(definition, exception)
+            return self._invoker.ended_by(definition, exception)
         finally:
             running.is_interruptible = False
 
@@ -119,12 +121,14 @@ class TaskProgram:
                         return self._invoker.returned(definition, call())
         except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
             running.is_interruptible = False
-            return self._invoker.raised(definition, exception)
+            return self._invoker.ended_by(definition, exception)
 
     def _report(self, order: Run, ended: Ended) -> None:
         match ended:
             case Succeeded(result):
-                message: Returned | Raised = Returned(order.claim_id, result.decode())
+                message: Returned | Suspended | Raised = Returned(order.claim_id, result.decode())
+            case ended_as.Suspended():
+                message = Suspended(order.claim_id)
             case Failed(error, reasons):
                 message = Raised(order.claim_id, error.decode(), reasons)
             case _:

@@ -135,8 +135,7 @@ class Worker:
         self._recycling = Recycling(Limits.of(plan.config), events=events, on_due=self._retire)
         self._reach = Reach(
             plan.target, lambda: self._session_name, table=self._table, recovery=plan.recovery, clock=clock,
-            answers=lambda: self._taking.answers + self._giving.answers,
-        )  # fmt: skip
+            answers=lambda: self._taking.answers + self._giving.answers)  # fmt: skip
         self._loop_watch = make_loop_watch(plan, self._executors, events=events)
         self._reporter = self._make_reporter()
 
@@ -217,6 +216,9 @@ class Worker:
     def _retire(self, reason: str, tasks: int, rss_bytes: int) -> None:
         self._link.tell(Retiring(reason, tasks, rss_bytes))
         self._departure.retire()
+
+    def _look_at_workflows(self) -> None:
+        self._advancer.look()
 
     def _on_lost(self, attempt: Attempt) -> None:
         self._conductor.lose([attempt], "the database says so")
@@ -301,6 +303,7 @@ class Worker:
                 launch=self._launch,
                 not_started=self._conductor.not_started,
                 on_claimed=self._leases.claimed,
+                on_happened=self._look_at_workflows,
             ),
         )
 

@@ -5,36 +5,41 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from typing import Annotated, Any, Final, cast
 from uuid import uuid4
 
 import typer
 
+from everbeat import App
 from everbeat.cli.bench.ceiling import plain_figures
-from everbeat.cli.bench.contest import contest_figures, require_one
+from everbeat.cli.bench.contest import contest_figures, require_compared, require_one
 from everbeat.cli.bench.crew import PROGRAM, Program
 from everbeat.cli.bench.deaths import death_figures
 from everbeat.cli.bench.drains import drain_figures
 from everbeat.cli.bench.environments import PEERS, Peer, installed
-from everbeat.cli.bench.figures import Figure, Sample, gathered
+from everbeat.cli.bench.figures import Sample, gathered
 from everbeat.cli.bench.growth import growth_figures
 from everbeat.cli.bench.idle import idle_figures
+from everbeat.cli.bench.leftovers import PREFIX, remove_leftovers, reserve
+from everbeat.cli.bench.report import figure_document, show_figures
 from everbeat.cli.bench.sends import send_figures
 from everbeat.cli.bench.watch import Plain
+from everbeat.cli.interruption import interruptible
 from everbeat.cli.locate import load
-from everbeat.cli.output import show_json, show_table
-from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption
+from everbeat.cli.output import say, show_json
+from everbeat.cli.own_schema import own_schema
+from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption, OwnUrlOption
 from everbeat.domain.checks import one_of
 from everbeat.domain.settings import refused
-from everbeat.errors import DatabaseUnreachable
 from everbeat.store.address import EMBEDDED, URL_VARIABLE, DatabaseAddress
 from everbeat.store.statement import compose
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 PARTS: Final = ("plain", "send", "drain", "growth", "idle", "deaths")
+FEW_TASKS: Final = 5_000
 _SINGLES: Final = 500
 
 
@@ -64,10 +69,7 @@ def bench(
         float,
         typer.Option("--watch", min=1.0, max=600.0, metavar="SECONDS", help="How long idle cost is watched."),
     ] = 10.0,
-    url: Annotated[
-        str,
-        typer.Option("--url", metavar="URL", help="PostgreSQL URL, or 'embedded' for one in ./.everbeat."),
-    ] = EMBEDDED,
+    url: OwnUrlOption = EMBEDDED,
     not_durable: Annotated[
         bool, typer.Option("--not-durable", help="Measure although the server does not wait for its disk.")
     ] = False,
@@ -76,36 +78,42 @@ def bench(
     """Measure sends, drains, latency, idle cost and recovery, each beside what the bare server does in the same run.
 
     Figures of different machines, and of different runs, cannot be compared: only ratios can. Every drained task is
-    verified to have run once, with its attempt row. Works in a schema of its own and drops it.
+    verified to have run once, with its attempt row. Works in a schema of its own and drops it; the role needs CREATE on the
+    database, and CREATEDB for --peer. Takes about five minutes; --only and --rows shorten it.
     """
     parts = [one_of(*PARTS)(part, subject="--only") for part in only or PARTS]
     others = [one_of(*PEERS)(peer, subject="--peer") for peer in peers or ()]
+    require_compared(others, parts)
     program = _program_at(url)
     app = program.app
     measured = partial(_samples, program, parts=parts, tasks=tasks, rows=rows, watch_s=watch_s)
-    with closing(app):
-        try:
-            app.migrate()
-            with app.door.opened().target.connect("everbeat bench") as connection:
-                durable = _require_durable(connection, app.schema, not_durable=not_durable)
-                with installed(others) as queues:
-                    runs = [[*measured(connection, queues)] for _ in range(repeats)]
-        finally:
-            with suppress(DatabaseUnreachable):  # then nothing was made, or that very error is on its way
-                app.door.opened().drop()
+    with interruptible(), closing(app), app.door.target.connect("everbeat bench") as connection:
+        durable = _require_durable(connection, app.schema, not_durable=not_durable)
+        reserve(connection, app.door.target)
+        remove_leftovers(connection, app.door.target)
+        server = _server(app, connection)
+        with own_schema(app), installed(others) as queues:
+            _announce(server, tasks=tasks, parts=parts, as_json=as_json)
+            runs = [[*measured(connection, queues)] for _ in range(repeats)]
     figures = gathered(runs)
     if as_json:
-        head = {"tasks": tasks, "repeats": repeats, "durable": durable, "verified": "drain" in parts}
+        head = {
+            "server": server,
+            "tasks": tasks,
+            "repeats": repeats,
+            "durable": durable,
+            "verified": "drain" in parts,
+        }
         versions = {queue.name: queue.version for queue in queues}
-        show_json(head | {"peers": versions, "figures": [_document(one) for one in figures]})
+        show_json(head | {"peers": versions, "figures": [figure_document(one) for one in figures]})
     else:
-        _show_figures(figures)
+        show_figures(figures)
     require_one(others, [one.name for one in figures])
 
 
 def _program_at(url: str) -> Program:
     """The program, which works at this address in a schema of its own; and so does every process that is started from now on."""
-    schema = f"everbeat_bench_{uuid4().hex[:8]}"
+    schema = f"{PREFIX}{uuid4().hex[:8]}"
     address = DatabaseAddress.parse(url, schema=schema, environment=os.environ)
     os.environ.update({URL_VARIABLE: address.portable, SCHEMA_VARIABLE: schema})
     program: Program = cast(Any, load(PROGRAM))
@@ -143,7 +151,25 @@ def _samples(
         connection.execute(
             compose("bench/forget", program.app.schema)
         )  # others are spared the clean-up after us
-        yield from contest_figures(queues, program.app.door.target, jobs=tasks)
+        yield from contest_figures(queues, program.app.door.target, jobs=tasks, parts=parts)
+
+
+def _server(app: App, connection: Plain) -> str:
+    """Which server is measured, in words."""
+    folder = app.door.address.folder
+    row = connection.execute(compose("bench/server", app.schema)).fetchone()
+    where = app.door.target.shown if folder is None else f"embedded in {folder}"
+    return f"PostgreSQL {row[0] if row else '?'}, {where}"
+
+
+def _announce(server: str, *, tasks: int, parts: Sequence[str], as_json: bool) -> None:
+    if not as_json:
+        say(f"server: {server}")
+    if tasks < FEW_TASKS and {*parts} & {"plain", "send", "drain", "growth"}:
+        say(
+            f"warning: with fewer than {FEW_TASKS:,} tasks most of a figure is its beginning and its end; it misleads."
+        )
+        say("fix: leave --tasks out for figures that mean something.")
 
 
 def _require_durable(connection: Plain, schema: str, *, not_durable: bool) -> bool:
@@ -153,41 +179,11 @@ def _require_durable(connection: Plain, schema: str, *, not_durable: bool) -> bo
     off = [name for name, is_on in settings.items() if not is_on]
     if off and not not_durable:
         raise refused(
-            [f"{name} = off" for name in off],
-            subject="bench",
+            ", ".join(f"{name} off" for name in off),
+            subject="the server's settings",
             code="NOT_DURABLE",
-            rule="leaves a server that may lose what it acknowledged, whose speed says nothing",
+            rule="a server that may lose what it acknowledged is not measured, its speed says nothing",
             fix=f"switch {' and '.join(off)} on",
             shell_fix=f"switch {' and '.join(off)} on, or say --not-durable",
         )
     return not off
-
-
-def _show_figures(figures: Sequence[Figure]) -> None:
-    show_table(
-        ("WHAT", "VALUE", "UNIT", "SPREAD", "RATIO", "BESIDE", "TARGET"),
-        [_row(one) for one in figures],
-        numbers=("VALUE", "SPREAD", "RATIO"),
-        empty="",
-    )
-
-
-def _document(figure: Figure) -> dict[str, object]:
-    return {
-        "name": figure.name, "value": figure.value, "unit": figure.unit, "values": figure.values, "spread": figure.spread,
-        "ratio": figure.ratio, "beside": figure.beside, "target": figure.target,
-    }  # fmt: skip
-
-
-def _row(figure: Figure) -> tuple[str, ...]:
-    spread = f"{figure.spread:.0%}" if len(figure.values) > 1 else ""
-    ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
-    return (
-        figure.name,
-        f"{figure.value:,.1f}",
-        figure.unit,
-        spread,
-        ratio,
-        figure.beside or "",
-        figure.target or "",
-    )

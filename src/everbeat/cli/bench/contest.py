@@ -18,6 +18,7 @@ from everbeat.cli.bench.figures import Sample
 from everbeat.cli.bench.idle import P50, P99
 from everbeat.cli.bench.sends import AWAITED, bulk_name
 from everbeat.cli.output import say
+from everbeat.domain.settings import refused
 from everbeat.errors import DatabaseError
 from everbeat.store.own_database import own_database
 from everbeat.store.target import Target
@@ -25,26 +26,44 @@ from everbeat.store.target import Target
 _ADAPTER_S: Final = 960.0  # adapters give up themselves after 900 s
 
 
+COMPARED: Final = ("send", "drain", "idle")
+"""The parts that are measured of other queues, too."""
+
+
 class _Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What an adapter prints; None is what it cannot measure."""
+    """What an adapter prints; None is what it cannot measure, or was not asked for."""
 
-    bulk_per_s: float | None
-    single_per_s: float | None
-    drain_per_s: float | None
-    latency_p50_ms: float | None
-    latency_p99_ms: float | None
+    bulk_per_s: float | None = None
+    single_per_s: float | None = None
+    drain_per_s: float | None = None
+    latency_p50_ms: float | None = None
+    latency_p99_ms: float | None = None
 
 
-def contest_figures(peers: Sequence[Peer], target: Target, *, jobs: int) -> Iterator[Sample]:
+def require_compared(peers: Sequence[str], parts: Sequence[str]) -> None:
+    """Raises ConfigurationError where queues are named and no part of theirs is to be measured."""
+    if peers and not {*parts} & {*COMPARED}:
+        raise refused(
+            [*peers],
+            subject="--peer",
+            code="CONTRADICTION",
+            rule=f"is compared in {', '.join(COMPARED)}, none of which --only asks for",
+            fix=f"add --only {COMPARED[0]}, for example",
+        )
+
+
+def contest_figures(
+    peers: Sequence[Peer], target: Target, *, jobs: int, parts: Sequence[str]
+) -> Iterator[Sample]:
     """Of each queue, one after the other; what goes wrong with one is told, and that one left out."""
     for peer in peers:
         say(f"measuring: {peer.name} {peer.version}")
         try:
-            measured = _measured(peer, target, jobs)
+            measured = _measured(peer, target, jobs, parts)
         except (PeerFailed, DatabaseError) as problem:
             leave_out(peer.name, problem)
         else:
-            yield from _samples(peer.name, measured, jobs)
+            yield from _samples(peer.name, measured, jobs, parts)
 
 
 def require_one(peers: Sequence[str], figures: Sequence[str]) -> None:
@@ -55,12 +74,12 @@ def require_one(peers: Sequence[str], figures: Sequence[str]) -> None:
         )
 
 
-def _measured(peer: Peer, target: Target, jobs: int) -> _Measured:
+def _measured(peer: Peer, target: Target, jobs: int, parts: Sequence[str]) -> _Measured:
     database = f"everbeat_bench_{peer.name.replace('-', '_')}_{uuid4().hex[:8]}"
     with own_database(target, database) as url:
         # In the environment, not among the arguments, which every user of the machine can read.
         written = run(
-            [*peer.command, str(jobs)],
+            [*peer.command, str(jobs), *(part for part in COMPARED if part in parts)],
             folder=peer.folder,
             within_s=_ADAPTER_S,
             variables={"DATABASE_URL": url},
@@ -71,13 +90,13 @@ def _measured(peer: Peer, target: Target, jobs: int) -> _Measured:
         raise PeerFailed(f"Its adapter printed something else than figures: {problem}.") from problem
 
 
-def _samples(name: str, measured: _Measured, jobs: int) -> Iterator[Sample]:
-    for what, value, unit, beside in (
-        ("send, one at a time", measured.single_per_s, "jobs/s", AWAITED),
-        (f"send of {jobs:,} at once", measured.bulk_per_s, "jobs/s", bulk_name(jobs)),
-        ("drain, 1 worker process", measured.drain_per_s, "jobs/s", ONE),
-        ("idle, send to code: p50", measured.latency_p50_ms, "ms", P50),
-        ("idle, send to code: p99", measured.latency_p99_ms, "ms", P99),
+def _samples(name: str, measured: _Measured, jobs: int, parts: Sequence[str]) -> Iterator[Sample]:
+    for part, what, value, unit, beside in (
+        ("send", "send, one at a time", measured.single_per_s, "jobs/s", AWAITED),
+        ("send", f"send of {jobs:,} at once", measured.bulk_per_s, "jobs/s", bulk_name(jobs)),
+        ("drain", "drain, 1 worker process", measured.drain_per_s, "jobs/s", ONE),
+        ("idle", "idle, send to code: p50", measured.latency_p50_ms, "ms", P50),
+        ("idle", "idle, send to code: p99", measured.latency_p99_ms, "ms", P99),
     ):
-        if value is not None:
+        if value is not None and part in parts:
             yield Sample(name=f"{name}: {what}", value=value, unit=unit, beside=beside)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
 from everbeat import App, SyncTask
 from everbeat.cli.bench.watch import until
+from everbeat.cli.own_tree import start_own_tree
 from everbeat.errors import WorkerError
 
 PROGRAM: Final = "everbeat.cli.bench.program"
@@ -25,17 +25,23 @@ class Program(Protocol):
     nap: SyncTask[[float], None]
 
 
-def start_tree(*options: str) -> subprocess.Popen[bytes]:
-    """A supervisor in a session of its own; its database is in the environment."""
-    command = [sys.executable, "-m", "everbeat", "worker", f"{PROGRAM}:app", "--log-level", "warning"]
-    return subprocess.Popen([*command, *options], stdin=subprocess.DEVNULL, start_new_session=True)
+@contextmanager
+def started(*options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A tree that drains afterwards; where the bench itself is cut short the tree is, too. Its database is in the environment."""
+    tree = start_own_tree(f"{PROGRAM}:app", "--log-level", "warning", *options)
+    try:
+        yield tree
+        tree.terminate()
+        tree.wait()
+    finally:
+        tree.kill()  # its processes end with it
+        tree.wait()
 
 
 @contextmanager
 def workers(app: App, *, processes: int = 1) -> Iterator[subprocess.Popen[bytes]]:
     """A tree; inside, all of its workers claim."""
-    tree = start_tree("--processes", str(processes))
-    try:
+    with started("--processes", str(processes)) as tree:
         until(
             lambda: _are_ready(app, tree, processes),
             within_s=_START_S,
@@ -43,9 +49,6 @@ def workers(app: App, *, processes: int = 1) -> Iterator[subprocess.Popen[bytes]
             every_s=0.05,
         )
         yield tree
-    finally:
-        tree.terminate()
-        tree.wait()
 
 
 def _are_ready(app: App, tree: subprocess.Popen[bytes], processes: int) -> bool:

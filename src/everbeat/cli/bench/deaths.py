@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Final
 
-from everbeat import App
-from everbeat.cli.bench.crew import Program, start_tree, workers
-from everbeat.cli.bench.figures import Sample
+from everbeat import App, Handle
+from everbeat.cli.bench.crew import Program, started, workers
+from everbeat.cli.bench.figures import Sample, Target
 from everbeat.cli.bench.watch import Plain, timed, until
 from everbeat.store.statement import compose
 
@@ -22,59 +22,55 @@ def death_figures(program: Program, connection: Plain) -> Iterator[Sample]:
     app = program.app
     connection.execute(compose("bench/forget", app.schema))
     with workers(app):
-        pid = _pid_of_nap(program)
+        nap, pid = _sleeping(program)
         took_s = timed(lambda: _killed(app, [pid]))
+        nap.cancel()  # nobody need wait for it
         yield Sample(
-            name="kill -9 of a worker process, to the next start", value=took_s, unit="s", target="<= 1"
+            name="kill -9 of a worker process, to the next start",
+            value=took_s,
+            unit="s",
+            target=Target(at_most=1),
         )
     connection.execute(compose("bench/forget", app.schema))
-    tree = start_tree()
-    try:
+    with started() as tree:
         until(app.list_active_workers, within_s=_PATIENCE_S, what="a worker that is ready")
-        victim = _pid_of_nap(program)
+        nap, victim = _sleeping(program)
         with workers(app):
             took_s = timed(lambda: _killed(app, [tree.pid, victim]))
+            nap.cancel()
             yield Sample(
-                name="kill -9 of a whole tree, to the next start", value=took_s, unit="s", target="<= 3"
+                name="kill -9 of a whole tree, to the next start",
+                value=took_s,
+                unit="s",
+                target=Target(at_most=3),
             )
-    finally:
-        tree.kill()
-        tree.wait()
     connection.execute(compose("bench/forget", app.schema))
     program.begun.send()
-    yield from _start(program)
+    yield _start(program)
 
 
-def _start(program: Program) -> Iterator[Sample]:
-    tree: list[subprocess.Popen[bytes]] = []
-
+def _start(program: Program) -> Sample:
     def begin() -> None:
-        tree.append(start_tree())
+        tree.enter_context(started())
         until(
             lambda: program.app.list_tasks(state=["COMPLETED"], limit=1),
             within_s=_PATIENCE_S,
             what="the first task",
         )
 
-    try:
-        yield Sample(
-            name="start of everbeat worker to its first task's end",
-            value=timed(begin),
-            unit="s",
-            target="<= 1.5",
-        )
-    finally:
-        for each in tree:
-            each.terminate()
-            each.wait()
+    with ExitStack() as tree:
+        name = "start of everbeat worker to its first task's end"
+        return Sample(name=name, value=timed(begin), unit="s", target=Target(at_most=1.5))
 
 
-def _pid_of_nap(program: Program) -> int:
-    """Sends a long task, and answers in which process it runs."""
+def _sleeping(program: Program) -> tuple[Handle[None], int]:
+    """A long task, and in which process it runs."""
     nap = program.nap.send(600.0)
     until(lambda: nap.info().state == "RUNNING", within_s=_PATIENCE_S, what="a task that runs")
     worker_id = nap.info().claimed_by_worker_id
-    return next(worker.pid for worker in program.app.list_active_workers() if worker.worker_id == worker_id)
+    return nap, next(
+        worker.pid for worker in program.app.list_active_workers() if worker.worker_id == worker_id
+    )
 
 
 def _killed(app: App, pids: list[int]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from everbeat.cli.bench.crew import Program, workers
-from everbeat.cli.bench.figures import Sample, percentile
+from everbeat.cli.bench.figures import Sample, Target, percentile
 from everbeat.cli.bench.watch import Plain, pause, until
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.identity import cpu_seconds, rss_bytes
@@ -30,8 +30,8 @@ def idle_figures(program: Program, connection: Plain, *, rounds: int, watch_s: f
         for _ in range(rounds):
             asked_at = clock.monotonic()
             waits_ms.append((program.begun.send().result(timeout=_ANSWER_S) - asked_at) * 1_000)
-        yield Sample(name=P50, value=percentile(waits_ms, 50), unit="ms", target="<= 2")
-        yield Sample(name=P99, value=percentile(waits_ms, 99), unit="ms", target="<= 5")
+        yield Sample(name=P50, value=percentile(waits_ms, 50), unit="ms", target=Target(at_most=2))
+        yield Sample(name=P99, value=percentile(waits_ms, 99), unit="ms", target=Target(at_most=5))
         yield from _cost(program, connection, tree, watch_s=watch_s, when="idle")
         naps = app.send_many(program.nap.call(600.0) for _ in range(SLEEPERS))
         until(
@@ -60,10 +60,15 @@ def _cost(
     before = spent()
     pause(watch_s)
     transactions, wal, cpu_s = (after - then for after, then in zip(spent(), before, strict=True))
-    yield Sample(name=f"{when}: statements", value=transactions / watch_s, unit="1/s", target="<= 2")
+    yield Sample(
+        name=f"{when}: statements", value=transactions / watch_s, unit="1/s", target=Target(at_most=2)
+    )
     yield Sample(name=f"{when}: WAL", value=wal / watch_s * 60 / 1_000, unit="kB/min")
     yield Sample(
-        name=f"{when}: CPU of supervisor and worker", value=100 * cpu_s / watch_s, unit="%", target="<= 0.5"
+        name=f"{when}: CPU of supervisor and worker",
+        value=100 * cpu_s / watch_s,
+        unit="%",
+        target=Target(at_most=0.5),
     )
     memory = sum(rss_bytes(pid) or 0 for pid in pids) / 1_000_000
-    yield Sample(name=f"{when}: memory of both", value=memory, unit="MB", target="<= 100")
+    yield Sample(name=f"{when}: memory of both", value=memory, unit="MB", target=Target(at_most=100))

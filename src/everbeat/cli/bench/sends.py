@@ -8,7 +8,7 @@ from typing import Final
 
 from everbeat.cli.bench.ceiling import COPY, INSERT
 from everbeat.cli.bench.crew import Program
-from everbeat.cli.bench.figures import Sample
+from everbeat.cli.bench.figures import Sample, Target
 from everbeat.cli.bench.watch import timed
 
 AWAITED: Final = "await asend, one at a time"
@@ -23,7 +23,11 @@ def send_figures(program: Program, *, singles: int, bulk: int) -> Iterator[Sampl
     """Sends to a queue that nobody serves."""
     took_s = timed(lambda: _send(program, singles))
     yield Sample(
-        name="send, one at a time", value=singles / took_s, unit="tasks/s", beside=INSERT, target=">= 0.6"
+        name="send, one at a time",
+        value=singles / took_s,
+        unit="tasks/s",
+        beside=INSERT,
+        target=Target(at_least=0.6),
     )
     took_s = timed(lambda: asyncio.run(_asend(program, singles)))
     yield Sample(
@@ -31,10 +35,12 @@ def send_figures(program: Program, *, singles: int, bulk: int) -> Iterator[Sampl
         value=singles / took_s,
         unit="tasks/s",
         beside=INSERT,
-        target=">= 0.6",
+        target=Target(at_least=0.6),
     )
     took_s = timed(lambda: program.app.send_many(program.nothing.call(number) for number in range(bulk)))
-    yield Sample(name=bulk_name(bulk), value=bulk / took_s, unit="tasks/s", beside=COPY, target=">= 0.33")
+    yield Sample(
+        name=bulk_name(bulk), value=bulk / took_s, unit="tasks/s", beside=COPY, target=Target(at_least=0.33)
+    )
 
 
 def _send(program: Program, count: int) -> None:

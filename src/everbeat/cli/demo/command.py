@@ -6,12 +6,9 @@ What lives here: its options, and that it leaves nothing behind. What may not: t
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Final, cast
 from uuid import uuid4
 
@@ -25,10 +22,11 @@ from everbeat.cli.demo.source_files import FEWEST_FILES, SourceFiles, choose
 from everbeat.cli.demo.verdict import judge
 from everbeat.cli.demo.view import audience
 from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.interruption import interruptible
 from everbeat.cli.locate import load
-from everbeat.cli.output import say, show_json
-from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption
-from everbeat.errors import DatabaseUnreachable
+from everbeat.cli.output import show_json
+from everbeat.cli.own_schema import own_schema
+from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption, OwnUrlOption
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import EMBEDDED, URL_VARIABLE, DatabaseAddress
 
@@ -50,26 +48,20 @@ def demo(
     *,
     headless: Annotated[bool, typer.Option("--headless", help="Show nothing before the verdict.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the schema, to look at it afterwards.")] = False,
-    url: Annotated[
-        str,
-        typer.Option("--url", metavar="URL", help="PostgreSQL URL, or 'embedded' for one in ./.everbeat."),
-    ] = EMBEDDED,
+    url: OwnUrlOption = EMBEDDED,
     as_json: JsonOption = False,
 ) -> None:
     """Watch workers being killed and their work being finished.
 
     Three trees of workers count lines, functions, classes and imports, one task a file. Meanwhile one worker process is
     killed, one tree is frozen and thawed, one tree is killed. At the end the results in the database are compared with
-    an independent count. Lasts at most a minute; ends with 0 only if every promise held. Works in a schema of its own.
+    an independent count. Lasts at most a minute; ends with 0 only if every promise held. Works in a schema of its own,
+    for which the role needs CREATE on the database.
     """
     files = _chosen(path)
     console = Console(stderr=as_json, highlight=False, markup=False)
-    try:
-        with _terminable():
-            evidence = _performed(files, url=url, keep=keep, console=console, headless=headless)
-    except KeyboardInterrupt:
-        say("Interrupted; workers ended, everything cleared away.")
-        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    with interruptible():
+        evidence = _performed(files, url=url, keep=keep, console=console, headless=headless)
     verdict = judge(evidence)
     if as_json:
         show_json(document(evidence, verdict))
@@ -107,6 +99,7 @@ def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, he
         closing(program.app),
         tempfile.TemporaryDirectory(prefix="everbeat-demo-", ignore_cleanup_errors=True) as folder,
         audience(console, headless=headless) as watching,
+        own_schema(program.app, keep=keep),
     ):
         director = Director(
             program,
@@ -117,26 +110,5 @@ def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, he
             clock=clock,
             began=began,
         )
-        try:
-            program.app.migrate()
+        with closing(director):
             return director.perform()
-        finally:
-            director.close()
-            if not keep:
-                with suppress(DatabaseUnreachable):  # then nothing was made, or that very error is on its way
-                    program.app.door.opened().drop()
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Inside, SIGTERM ends the demo as Ctrl-C does: with everything cleared away."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -9,11 +9,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from everbeat.cli.own_tree import start_own_tree
 
 LOCATOR: Final = "everbeat.cli.demo.tasks:app"
 
@@ -28,15 +29,7 @@ class Tree:
         self.number = number
         self.log = folder / f"tree-{number}.log"
         with self.log.open("wb") as output:
-            # A session of its own: Ctrl-C is meant for the demo, which then ends its trees itself.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "everbeat", "worker", LOCATOR],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._process = start_own_tree(LOCATOR, environment=environment, output=output)
 
     @property
     def pid(self) -> int:

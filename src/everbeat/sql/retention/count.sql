@@ -32,6 +32,19 @@ select
         where exists (select from old_tasks o where o.id = r.task_id)
            or (r.noticed_at < (select terminal from age) and not exists (select from {schema}.tasks t where t.id = r.task_id))
     ) as recoveries,
+    (
+        select count(*) from {schema}.steps s
+        where exists (select from old_tasks o where o.id = s.task_id)
+           or (s.recorded_at < (select terminal from age) and (s.task_id < %(old_id)s or s.task_id > %(now_id)s)
+               and not exists (select from {schema}.tasks t where t.id = s.task_id))
+    ) as steps,
+    (
+        select count(*) from {schema}.signals s
+        where exists (select from old_tasks o where o.id = s.target)
+           or (s.sent_at < (select terminal from age) and (s.id < %(old_id)s or s.id > %(now_id)s)
+               and not exists (select from {schema}.tasks t where t.id = s.target)
+               and not exists (select from {schema}.workflows w where w.id = s.target))
+    ) as signals,
     (select count(*) from {schema}.beats b where b.sent_at < (select beat from age)) as beats,
     (select count(*) from {schema}.worker_states x where x.at < (select worker from age)) as worker_states,
     (select count(*) from old_workers) as workers,

@@ -1,4 +1,4 @@
--- Deletes old ended tasks, their attempts and their recoveries: one step of a walk over the primary key, which looks at a bounded
+-- Deletes old ended tasks, their attempts, recoveries, steps and signals: one step of a walk over the primary key, which looks at a bounded
 -- number of rows and steps over what is live, young or locked, or of a live
 -- workflow. Answers where the next step begins; null at the end.
 with looked as materialized (
@@ -22,7 +22,12 @@ with looked as materialized (
     delete from {schema}.attempts a where a.task_id = any(array(select g.id from gone g)) returning 1
 ), gone_recoveries as (
     delete from {schema}.recoveries r where r.task_id = any(array(select g.id from gone g)) returning 1
+), gone_steps as (
+    delete from {schema}.steps s where s.task_id = any(array(select g.id from gone g)) returning 1
+), gone_signals as (
+    delete from {schema}.signals s where s.target = any(array(select g.id from gone g)) returning 1
 )
 select
     case when (select count(*) from looked) = %(limit)s then (select id from last) end as next_after,
-    (select count(*) from gone) as tasks, (select count(*) from gone_attempts) as attempts, (select count(*) from gone_recoveries) as recoveries
+    (select count(*) from gone) as tasks, (select count(*) from gone_attempts) as attempts, (select count(*) from gone_recoveries) as recoveries,
+    (select count(*) from gone_steps) as steps, (select count(*) from gone_signals) as signals

@@ -3,8 +3,12 @@
 -- random (a random number of its own took the server a fifth of the claim).
 -- A repeated call (same claim_call) answers what the first one took; an ended worker gets nothing; what is paused is left alone.
 -- Lanes, i.e. distinct (queue, priority), and serial lines are found by skipping through their indexes; the best is emptied first.
+-- How long the look took, if longer than 50 ms, is answered with each: whoever waits for the answer also waits for the network and itself.
 -- Of a lane with a floor only what stands behind it is looked at: what is before it has been claimed, and while a snapshot of somebody
 -- is old its dead entries would be walked through by every claim.
+-- It ends before arguments and checkpoints grow beyond `most_bytes` in all, as they are sent, but for the first task: an answer that takes
+-- too long is never delivered. What is small even if it were compressed as far as that goes (255 : 1) is not measured one by one; of the
+-- others the stored size comes first, which needs no unpacking.
 -- Of a serial line only the head may be taken, and only while none of the line is held.
 with recursive caller as materialized (
     select id from {schema}.workers where id = %(worker_id)s and ended_at is null for key share
@@ -99,12 +103,12 @@ with recursive caller as materialized (
     left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = found.queue
     where (%(queues)s::text[] is null or found.queue = any(%(queues)s::text[])) and found.queue <> all(asked.closed)
 ), picked as materialized (
-    select due.id
+    select due.id, due.args, due.checkpoint
     from (select * from ready order by queue_priority, priority, enqueued_at) r
     cross join asked
     cross join lateral (
         select * from (
-            select t.id from {schema}.tasks t
+            select t.id, t.args, t.checkpoint from {schema}.tasks t
             where r.head is null and t.state = 'PENDING' and t.serial is null and t.queue = r.queue and t.priority = r.priority
               and (t.enqueued_at, t.id) > (r.at, r.id) and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
               and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
@@ -115,7 +119,7 @@ with recursive caller as materialized (
         ) of_lane
         union all
         select * from (
-            select t.id from {schema}.tasks t
+            select t.id, t.args, t.checkpoint from {schema}.tasks t
             where t.id = r.head and t.state = 'PENDING'
             limit 1
             for no key update skip locked
@@ -123,8 +127,23 @@ with recursive caller as materialized (
     ) due
     where exists (select from caller) and not exists (select from again)
     limit %(limit)s
+), light as materialized (
+    select sum(pg_column_size(p.args) + coalesce(pg_column_size(p.checkpoint), 0)) * 255 <= %(most_bytes)s as is_light, count(*) as rows
+    from picked p
+), placed as (
+    select p.*, row_number() over so_far as place,
+        sum(pg_column_size(p.args) + coalesce(pg_column_size(p.checkpoint), 0)) over so_far as stored
+    from picked p
+    where not (select is_light from light)
+    window so_far as (rows unbounded preceding)
+), measured as (
+    select p.id, p.place, sum(octet_length(p.args::text) + coalesce(octet_length(p.checkpoint::text), 0)) over (rows unbounded preceding) as size
+    from placed p
+    where p.place = 1 or p.stored <= %(most_bytes)s
 ), numbered as materialized (
-    select p.id, row_number() over () <= %(starts)s as begins from picked p
+    select p.id, row_number() over () <= %(starts)s as begins from picked p where (select is_light from light)
+    union all
+    select m.id, m.place <= %(starts)s from measured m where m.place = 1 or m.size <= %(most_bytes)s
 ), taken as (
     update {schema}.tasks t
     set state = case when p.begins then 'RUNNING' else 'CLAIMED' end,
@@ -141,8 +160,12 @@ with recursive caller as materialized (
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id
 )
-select * from taken
+select taken.*,
+    (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05),
+    (select true from light where rows > (select count(*) from numbered))
+from taken
 union all
 select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-    t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id
+    t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
+    null, null
 from {schema}.tasks t join again a on a.id = t.id

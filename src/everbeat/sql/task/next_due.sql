@@ -1,4 +1,4 @@
--- Milliseconds until the next task of these names and queues becomes due; null when none is scheduled. The margin covers what
+-- What a worker with nothing to do asks: whether workflows wait for somebody to move them on, and the milliseconds until the next task of these names and queues becomes due; null when none is scheduled. The margin covers what
 -- became due since the claim that found nothing (then the answer is negative). Of a serial line only the head can become due.
 with recursive lane (queue, priority) as (
     (select queue, priority from {schema}.tasks where state = 'PENDING' and serial is null order by queue, priority limit 1)
@@ -44,4 +44,5 @@ with recursive lane (queue, priority) as (
     where first.state = 'PENDING' and first.enqueued_at > statement_timestamp() - %(margin_ms)s::bigint * interval '1 millisecond'
       and first.name = any(%(names)s::text[]) and (%(queues)s::text[] is null or first.queue = any(%(queues)s::text[]))
 )
-select extract(epoch from min(soon.at) - statement_timestamp()) * 1000 as due_in_ms from soon
+select extract(epoch from min(soon.at) - statement_timestamp()) * 1000 as due_in_ms, exists (select from {schema}.outbox) as happened
+from soon

@@ -48,6 +48,7 @@ with watched as materialized (
         next_retry_at = case when h.action in ('retry', 'reschedule') then h.retry_at when h.action = 'requeue' then t.next_retry_at end,
         enqueued_at = case when h.action in ('retry', 'reschedule') then h.retry_at
                           when h.action = 'requeue' then greatest(t.enqueued_at, h.retry_at) else t.enqueued_at end,
+        waits_for = case when h.action = 'requeue' then t.waits_for end, wake_at = case when h.action = 'requeue' then t.wake_at end,
         claim_id = null, claim_call = null,
         claimed_at = case when h.action in ('fail', 'cancel') then t.claimed_at end,
         claimed_by_worker_id = case when h.action in ('fail', 'cancel') then t.claimed_by_worker_id end,

@@ -1,5 +1,6 @@
 -- An operator's retry: FAILED | CANCELLED | EXPIRED -> PENDING, due now, with fresh budgets; repeatable by the id of the call.
--- A node's task is not retried by itself: its workflow is. Attempts go on counting, and finished parts of the work stay finished. In a serial line it goes to the end.
+-- A node's task is not retried by itself: its workflow is. Attempts go on counting, and finished parts of the work stay finished, but for a
+-- wait that ended the task by its timeout: it waits anew. In a serial line it goes to the end.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s for no key update
 ), again as (
@@ -7,10 +8,18 @@ with held as materialized (
     set state = 'PENDING', enqueued_at = statement_timestamp(), next_retry_at = null, good_until = null,
         counted_from = t.attempt, retry_count = 0, crash_count = 0, loss_count = 0, cancel_requested_at = null,
         failed_at = null, cancelled_at = null, expired_at = null, error = null, progress = null,
-        claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false, retry_call = %(call)s,
+        claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false, waits_for = null, wake_at = null, retry_call = %(call)s,
         serial_at = case when t.serial is not null then statement_timestamp() end
     from held h where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null
     returning t.id, t.queue
+), anew as (
+    delete from {schema}.steps s
+    using again a, held h
+    where s.task_id = a.id and h.error ->> 'code' = 'EVENT_TIMEOUT' and s.kind = 'event' and s.state = 'TIMED_OUT'
+      and not exists (
+          select from {schema}.steps later
+          where later.task_id = s.task_id and later.kind = 'event' and later.state = 'TIMED_OUT' and later.recorded_at > s.recorded_at
+      )
 )
 select h.workflow_id, h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, case when a.id is not null then pg_notify(%(channel)s, 't:' || a.queue) end
 from held h left join again a on a.id = h.id

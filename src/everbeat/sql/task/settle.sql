@@ -1,5 +1,6 @@
--- Settles attempts: RUNNING -> COMPLETED | FAILED | CANCELLED | PENDING (a retry, or a release at no cost).
+-- Settles attempts: RUNNING -> COMPLETED | FAILED | CANCELLED | PENDING (a retry, a release at no cost, or suspended until wake_at).
 -- Only for whoever holds the claim_id. A settle that landed before answers "already"; zero rows is a lost lease.
+-- What was suspended has begun: good_until is no matter of its any more, and a signal may have moved its wake_at until this very moment.
 -- A success that happened is never hidden; after a cancel request anything else ends CANCELLED, never in a retry.
 -- JSON arrays: quoting a large result as an element of a text array takes minutes. All parameters are texts, for whatever driver the
 -- code brings to its own commit.
@@ -23,7 +24,7 @@ with asked as (
             when t.id is null then null
             when a.outcome = 'COMPLETED' then 'COMPLETED'
             when t.cancel_requested_at is not null or a.outcome = 'CANCELLED' then 'CANCELLED'
-            when a.outcome = 'RELEASED' then 'PENDING'
+            when a.outcome in ('RELEASED', 'SUSPENDED') then 'PENDING'
             when a.retry_in_ms is not null
                  and (t.good_until is null or t.good_until > statement_timestamp() + a.retry_in_ms * interval '1 millisecond') then 'PENDING'
             else 'FAILED'
@@ -37,7 +38,7 @@ with asked as (
     update {schema}.tasks t
     set state = h.next_state,
         result = case when h.next_state = 'COMPLETED' then h.result end,
-        error = case when h.next_state = 'COMPLETED' or h.outcome = 'RELEASED' then null
+        error = case when h.next_state = 'COMPLETED' or h.outcome in ('RELEASED', 'SUSPENDED') then null
                      when h.next_state = 'CANCELLED'
                      then coalesce(h.error, json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled while running'))
                      else h.error end,
@@ -46,7 +47,14 @@ with asked as (
         cancelled_at = case when h.next_state = 'CANCELLED' then statement_timestamp() end,
         retry_count = t.retry_count + (h.next_state = 'PENDING' and h.outcome = 'FAILED')::integer,
         next_retry_at = case when h.next_state = 'PENDING' and h.outcome = 'FAILED' then h.retry_at end,
-        enqueued_at = case when h.next_state = 'PENDING' and h.outcome = 'FAILED' then h.retry_at else t.enqueued_at end,
+        enqueued_at = case
+            when h.next_state = 'PENDING' and h.outcome = 'FAILED' then h.retry_at
+            when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then coalesce(t.wake_at, statement_timestamp())
+            else t.enqueued_at
+        end,
+        good_until = case when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then null else t.good_until end,
+        waits_for = case when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then t.waits_for end,
+        wake_at = case when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then t.wake_at end,
         claim_id = null, claim_call = null,
         claimed_at = case when h.next_state = 'PENDING' then null else t.claimed_at end,
         claimed_by_worker_id = case when h.next_state = 'PENDING' then null else t.claimed_by_worker_id end,

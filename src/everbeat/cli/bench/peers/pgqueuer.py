@@ -44,39 +44,41 @@ class Runs:
         self.begun.put_nowait(perf_counter())
 
 
-async def measure(url: str, jobs: int) -> dict[str, object]:
-    """The whole measurement, in an empty database."""
+async def measure(url: str, jobs: int, parts: set[str]) -> dict[str, float]:
+    """These parts, in an empty database. What was sent for one of them is drained before the latency is measured."""
     sender, served = await asyncpg.connect(url), await asyncpg.connect(url)
     queries = Queries.from_asyncpg_connection(sender)
     await queries.install()
+    found = {}
+    if parts & {"send", "drain"}:
+        found = await sent(queries, jobs)
+        await sender.execute("analyze")
+    runs = Runs(jobs + SINGLES)
+    worker = PgQueuer.from_asyncpg_connection(served)
+    worker.entrypoint("nothing")(runs.nothing)
+    worker.entrypoint("begin")(runs.begin)
+    if parts & {"drain", "idle"}:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(worker.run(batch_size=BATCH))
+            if found:
+                found["drain_per_s"] = (jobs + SINGLES) / await drained(runs, sender)
+            if "idle" in parts:
+                found |= await latencies(runs, queries)
+            worker.shutdown.set()
+    await sender.close()
+    await served.close()
+    return found
+
+
+async def sent(queries: Queries, jobs: int) -> dict[str, float]:
+    """How fast jobs are sent, one at a time and at once."""
     began = perf_counter()
     for _ in range(SINGLES):
         await queries.enqueue("nothing", PAYLOAD)
     single_s = perf_counter() - began
     began = perf_counter()
     await queries.enqueue(["nothing"] * jobs, [PAYLOAD] * jobs, [0] * jobs)
-    bulk_s = perf_counter() - began
-    await sender.execute("analyze")
-
-    runs = Runs(jobs + SINGLES)
-    worker = PgQueuer.from_asyncpg_connection(served)
-    worker.entrypoint("nothing")(runs.nothing)
-    worker.entrypoint("begin")(runs.begin)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(worker.run(batch_size=BATCH))
-        drain_s = await drained(runs, sender)
-        waits_ms = await latencies(runs, queries)
-        worker.shutdown.set()
-    await sender.close()
-    await served.close()
-    percentiles = quantiles(waits_ms, n=100)
-    return {
-        "bulk_per_s": jobs / bulk_s,
-        "single_per_s": SINGLES / single_s,
-        "drain_per_s": (jobs + SINGLES) / drain_s,
-        "latency_p50_ms": percentiles[49],
-        "latency_p99_ms": percentiles[98],
-    }
+    return {"single_per_s": SINGLES / single_s, "bulk_per_s": jobs / (perf_counter() - began)}
 
 
 async def drained(runs: Runs, sender: Any) -> float:
@@ -90,7 +92,7 @@ async def drained(runs: Runs, sender: Any) -> float:
     return float(took.total_seconds())
 
 
-async def latencies(runs: Runs, queries: Any) -> list[float]:
+async def latencies(runs: Runs, queries: Any) -> dict[str, float]:
     """Milliseconds from the call that sends to the first line of the job, of an idle worker."""
     waits_ms = []
     for _ in range(WARM_UP + ROUNDS):
@@ -98,11 +100,10 @@ async def latencies(runs: Runs, queries: Any) -> list[float]:
         asked_at = perf_counter()
         await queries.enqueue("begin", PAYLOAD)
         waits_ms.append((await runs.begun.get() - asked_at) * 1_000)
-    return waits_ms[WARM_UP:]
+    percentiles = quantiles(waits_ms[WARM_UP:], n=100)
+    return {"latency_p50_ms": percentiles[49], "latency_p99_ms": percentiles[98]}
 
 
 if __name__ == "__main__":
-    found = uvloop.run(
-        asyncio.wait_for(measure(os.environ["DATABASE_URL"], int(sys.argv[1])), timeout=PATIENCE_S)
-    )
-    print(json.dumps(found))
+    measured = measure(os.environ["DATABASE_URL"], int(sys.argv[1]), {*sys.argv[2:]})
+    print(json.dumps(uvloop.run(asyncio.wait_for(measured, timeout=PATIENCE_S))))

@@ -45,38 +45,40 @@ class Runs:
         self.begun.put_nowait(perf_counter())
 
 
-async def measure(url: str, jobs: int) -> dict[str, object]:
-    """The whole measurement, in an empty database."""
+async def measure(url: str, jobs: int, parts: set[str]) -> dict[str, float]:
+    """These parts, in an empty database. What was sent for one of them is drained before the latency is measured."""
     app = App(connector=PsycopgConnector(conninfo=url, min_size=CONNECTIONS, max_size=CONNECTIONS))
     runs = Runs(jobs + SINGLES)
     nothing = app.task(name="nothing")(runs.nothing)
     begin = app.task(name="begin")(runs.begin)
+    found = {}
     async with app.open_async():
         await app.schema_manager.apply_schema_async()
-        began = perf_counter()
-        for number in range(SINGLES):
-            await nothing.defer_async(number=number, payload=PAYLOAD)
-        single_s = perf_counter() - began
-        began = perf_counter()
-        await nothing.batch_defer_async(
-            *({"number": SINGLES + number, "payload": PAYLOAD} for number in range(jobs))
-        )
-        bulk_s = perf_counter() - began
-        await app.connector.execute_query_async("analyze")
+        if parts & {"send", "drain"}:
+            found = await sent(nothing, jobs)
+            await app.connector.execute_query_async("analyze")
+        if parts & {"drain", "idle"}:
+            async with asyncio.TaskGroup() as group:
+                worker = group.create_task(served(app))
+                if found:
+                    found["drain_per_s"] = (jobs + SINGLES) / await drained(runs, app)
+                if "idle" in parts:
+                    found |= await latencies(runs, begin)
+                worker.cancel()
+    return found
 
-        async with asyncio.TaskGroup() as group:
-            worker = group.create_task(served(app))
-            drain_s = await drained(runs, app)
-            waits_ms = await latencies(runs, begin)
-            worker.cancel()
-    percentiles = quantiles(waits_ms, n=100)
-    return {
-        "bulk_per_s": jobs / bulk_s,
-        "single_per_s": SINGLES / single_s,
-        "drain_per_s": (jobs + SINGLES) / drain_s,
-        "latency_p50_ms": percentiles[49],
-        "latency_p99_ms": percentiles[98],
-    }
+
+async def sent(nothing: Any, jobs: int) -> dict[str, float]:
+    """How fast jobs are sent, one at a time and at once."""
+    began = perf_counter()
+    for number in range(SINGLES):
+        await nothing.defer_async(number=number, payload=PAYLOAD)
+    single_s = perf_counter() - began
+    began = perf_counter()
+    await nothing.batch_defer_async(
+        *({"number": SINGLES + number, "payload": PAYLOAD} for number in range(jobs))
+    )
+    return {"single_per_s": SINGLES / single_s, "bulk_per_s": jobs / (perf_counter() - began)}
 
 
 async def served(app: Any) -> None:
@@ -96,7 +98,7 @@ async def drained(runs: Runs, app: Any) -> float:
     return float(took.total_seconds())
 
 
-async def latencies(runs: Runs, begin: Any) -> list[float]:
+async def latencies(runs: Runs, begin: Any) -> dict[str, float]:
     """Milliseconds from the call that sends to the first line of the job, of an idle worker."""
     waits_ms = []
     for _ in range(WARM_UP + ROUNDS):
@@ -104,11 +106,10 @@ async def latencies(runs: Runs, begin: Any) -> list[float]:
         asked_at = perf_counter()
         await begin.defer_async(payload=PAYLOAD)
         waits_ms.append((await runs.begun.get() - asked_at) * 1_000)
-    return waits_ms[WARM_UP:]
+    percentiles = quantiles(waits_ms[WARM_UP:], n=100)
+    return {"latency_p50_ms": percentiles[49], "latency_p99_ms": percentiles[98]}
 
 
 if __name__ == "__main__":
-    found = asyncio.run(
-        asyncio.wait_for(measure(os.environ["DATABASE_URL"], int(sys.argv[1])), timeout=PATIENCE_S)
-    )
-    print(json.dumps(found))
+    measured = measure(os.environ["DATABASE_URL"], int(sys.argv[1]), {*sys.argv[2:]})
+    print(json.dumps(asyncio.run(asyncio.wait_for(measured, timeout=PATIENCE_S))))

@@ -1,0 +1,2 @@
+-- Which PostgreSQL is measured.
+select current_setting('server_version')

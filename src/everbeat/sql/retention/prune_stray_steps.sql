@@ -1,0 +1,18 @@
+-- Deletes old steps whose task is gone by other means than this: one step of a walk over the primary key.
+-- Answers where the next step begins; null at the end.
+with looked as materialized (
+    select s.task_id from {schema}.steps s
+    where s.task_id > %(after)s and s.task_id < %(until)s
+    order by s.task_id
+    limit %(limit)s
+), stray as materialized (
+    select l.task_id from looked l
+    where not exists (select from {schema}.tasks t where t.id = l.task_id)
+), gone as (
+    delete from {schema}.steps s
+    where s.task_id = any(array(select x.task_id from stray x)) and s.recorded_at < statement_timestamp() - %(hours)s * interval '1 hour'
+    returning 1
+)
+select
+    case when (select count(*) from looked) = %(limit)s then (select task_id from looked order by task_id desc limit 1) end as next_after,
+    (select count(*) from gone) as steps

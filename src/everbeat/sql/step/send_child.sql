@@ -1,0 +1,53 @@
+-- Sends a child of a running task, once in all its attempts; only for whoever holds the parent's claim_id: zero rows is a lost lease.
+-- The id is made of the parent's and the name of this step, with the time of the parent before it, as in a UUIDv7; a live task with the
+-- same name and key is answered instead, as by a send. Answers the verdict (sent, cancelled: the parent is asked to end, or again: ask once
+-- more, somebody changes the same rows) and the id.
+with held as materialized (
+    select t.id, t.attempt, t.cancel_requested_at is not null as is_cancelled,
+        encode(
+            substr(uuid_send(t.id), 1, 6)
+            || set_byte(set_byte(substr(sha256(uuid_send(t.id) || convert_to(%(step)s::text, 'UTF8')), 1, 10), 0, 112), 2, 128),
+            'hex'
+        )::uuid as child_id
+    from {schema}.tasks t
+    where t.id = %(id)s and t.claim_id = %(claim_id)s and t.state = 'RUNNING'
+    for no key update
+), known as materialized (
+    select (s.result #>> '{{}}')::uuid as id
+    from held h join {schema}.steps s on s.task_id = h.id and s.kind = 'child' and s.name = %(step)s::text
+), sent as (
+    insert into {schema}.tasks (
+        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, parent_id
+    )
+    select
+        h.child_id, %(name)s::text, %(queue)s::text, %(priority)s::smallint, %(args)s::text::json, %(key)s::text, %(policy)s::text::json,
+        %(flags)s::text::json, %(good_until)s::timestamptz, %(serial)s::text, statement_timestamp(), statement_timestamp(),
+        case when %(serial)s::text is not null then statement_timestamp() end, h.id
+    from held h
+    where not h.is_cancelled and not exists (select from known)
+    on conflict do nothing
+    returning id, queue
+), chosen as materialized (
+    select s.id from sent s
+    union all
+    (
+        select t.id from held h join {schema}.tasks t on t.id = h.child_id or (
+            %(key)s::text is not null and t.name = %(name)s::text and t.key = %(key)s::text and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+        )
+        where not h.is_cancelled and not exists (select from sent) and not exists (select from known)
+        order by t.id = h.child_id desc limit 1
+    )
+), recorded as (
+    insert into {schema}.steps as s (task_id, kind, name, result, attempt)
+    select h.id, 'child', %(step)s::text, to_json(c.id), h.attempt
+    from held h cross join chosen c
+    on conflict (task_id, kind, name) do update set recorded_at = s.recorded_at
+    returning (s.result #>> '{{}}')::uuid as id
+)
+select
+    case when k.id is not null or r.id is not null then 'sent' when h.is_cancelled then 'cancelled' else 'again' end as verdict,
+    coalesce(k.id, r.id) as id,
+    (select count(pg_notify(%(channel)s::text, 't:' || s.queue)) from sent s) as hints
+from held h
+left join known k on true
+left join recorded r on true

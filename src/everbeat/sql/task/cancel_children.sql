@@ -1,0 +1,40 @@
+-- Cancels what a task has sent and what that has sent in turn, as far as it has not ended: PENDING | CLAIMED -> CANCELLED at once;
+-- RUNNING is asked. Answers how many were cancelled or asked by this call: asked again until there are none, it leaves none out, because
+-- who is asked to end sends no more children.
+with recursive family (id) as (
+    select t.id from {schema}.tasks t where t.parent_id = %(id)s
+    union
+    select t.id from family f join {schema}.tasks t on t.parent_id = f.id
+), held as materialized (
+    select t.id, t.state, t.attempt from {schema}.tasks t
+    where t.id = any(array(select f.id from family f)) and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.cancel_requested_at is null
+    order by t.id
+    for no key update
+), ended as (
+    update {schema}.tasks t
+    set state = 'CANCELLED', cancelled_at = statement_timestamp(), cancel_requested_at = statement_timestamp(),
+        claim_id = null, claim_call = null, next_retry_at = null,
+        error = json_build_object(
+            'code', 'TASK_CANCELLED', 'message', 'cancelled with its parent ' || %(id)s::text
+        )
+    from held h where t.id = h.id and h.state in ('PENDING', 'CLAIMED')
+    returning t.id, t.queue, t.serial, h.state as was
+), asked as (
+    update {schema}.tasks t
+    set cancel_requested_at = statement_timestamp()
+    from held h where t.id = h.id and h.state = 'RUNNING'
+    returning t.id
+), hint as materialized (
+    select count(pg_notify(%(channel)s, payload)) as hints from (
+        select 'd:' || string_agg(e.id::text, ',') as payload
+        from (select id, (row_number() over () - 1) / 200 as part from ended) e group by e.part
+        union
+        select 't:' || e.queue from ended e where e.serial is not null
+        union
+        select 'l:' || string_agg(e.id::text, ',')
+        from (select id, (row_number() over () - 1) / 200 as part from ended where was = 'CLAIMED') e group by e.part
+        union
+        select 'c:' || a.id from asked a
+    ) hints
+)
+select (select count(*) from ended) + (select count(*) from asked) as changed, (select hints from hint) as hints

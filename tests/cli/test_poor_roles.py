@@ -1,0 +1,60 @@
+"""A role that may make neither schemas nor databases is told what it lacks, by its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import conninfo
+
+from everbeat.errors import SchemaForbidden
+from everbeat.store.own_database import own_database
+from everbeat.store.target import Target
+from tests.cli.conftest import Command
+
+
+@pytest.fixture
+def role(database_url: str) -> Iterator[str]:
+    """A role that may only log in."""
+    name = f"poor_{uuid4().hex[:8]}"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(f"create role {name} login")  # type: ignore[call-overload]
+        yield name
+        connection.execute(f"drop owned by {name} cascade")  # type: ignore[call-overload]
+        connection.execute(f"drop role {name}")  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def poor_url(database_url: str, role: str) -> str:
+    return conninfo.make_conninfo(database_url, user=role)
+
+
+def database_of(url: str) -> str:
+    with psycopg.connect(url) as connection:
+        return connection.info.dbname
+
+
+@pytest.mark.parametrize("words", [("bench", "--only", "plain", "--not-durable"), ("demo", "--headless")])
+def test_what_makes_its_own_schema_names_the_right_to_do_so(
+    everbeat: Command, database_url: str, role: str, poor_url: str, words: tuple[str, ...]
+) -> None:
+    grant = f'GRANT CREATE ON DATABASE "{database_of(poor_url)}" TO "{role}"'
+    error = everbeat(*words, "--json", "--url", poor_url).assert_code(3).error
+    assert error["code"] == "SCHEMA_FORBIDDEN"
+    assert grant in error["fix"]
+    assert "authorization" not in error["fix"]
+    if words[0] == "bench":
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(grant)  # type: ignore[call-overload]
+        everbeat(*words, "--tasks", "100", "--url", poor_url).assert_code(0)
+
+
+def test_a_database_of_its_own_names_the_right_to_make_one(role: str, poor_url: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(SchemaForbidden, match=rf'ALTER ROLE "{role}" CREATEDB'),
+        own_database(Target(url=poor_url), "never_made"),
+    ):
+        pytest.fail("it was made")

@@ -1,0 +1,156 @@
+"""Statements about steps, signals and children keep using their indexes beside 100,000 rows of each: few pages, no scan of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg import sql
+
+from everbeat.domain.recorded import NewChild
+from everbeat.store import inspect, retention, signals, steps, tasks
+from everbeat.store.foreign_statement import numbered
+from everbeat.store.session import KEYED
+from everbeat.store.statement import Statement
+from tests.store.conftest import Hands
+from tests.store.test_plans import filled, held, nodes, plan
+
+ROWS = 100_000
+
+# One task has 2,000 steps and 2,000 signals, one workflow 1,000 tasks that wait; the rest is spread over all.
+FILL = (
+    """insert into {schema}.steps (task_id, kind, name, result, attempt)
+       select t.id, 'step', 'charge', '1', 1 from (select id from {schema}.tasks limit %(rows)s) t""",
+    """insert into {schema}.signals (id, target, name, value)
+       select gen_random_uuid(), t.id, 'approved', '1' from (select id from {schema}.tasks limit %(rows)s) t""",
+    """insert into {schema}.steps (task_id, kind, name, result, attempt, signal_id)
+       select %(busy)s, case when n %% 2 = 0 then 'step' else 'event' end, 'n' || n, '1', 1, case when n %% 2 = 1 then gen_random_uuid() end
+       from generate_series(1, 2000) n""",
+    """insert into {schema}.signals (id, target, name, value)
+       select gen_random_uuid(), %(busy)s, 'n' || n, '1' from generate_series(1, 2000) n""",
+    """insert into {schema}.workflows (id, name, on_error, node_count)
+       select case when n = 1 then %(workflow)s else gen_random_uuid() end, 'w', 'fail', 1 from generate_series(1, 1000) n""",
+    """update {schema}.tasks set workflow_id = %(workflow)s, node = 1, waits_for = case when fence %% 1 = 0 then 'approved' end
+       where id in (select id from {schema}.tasks where state = 'PENDING' limit 1000)""",
+    """update {schema}.tasks set parent_id = %(busy)s
+       where id in (select id from {schema}.tasks where state = 'PENDING' and waits_for is null limit 100)""",
+    "vacuum analyze {schema}.tasks",
+    "vacuum analyze {schema}.steps",
+    "vacuum analyze {schema}.signals",
+    "vacuum analyze {schema}.workflows",
+)
+
+
+class Loaded:
+    """The hands, a running task with much behind it, and a workflow of which many wait."""
+
+    def __init__(self, hands: Hands) -> None:
+        self.hands = hands
+        self.task_id, self.claim_id = held(hands, 1)[0]
+        self.workflow = uuid4()
+        names = {"schema": sql.Identifier(hands.target.schema)}
+        given = {"rows": ROWS, "busy": self.task_id, "workflow": self.workflow}
+        for text in FILL:
+            used = {name: value for name, value in given.items() if f"%({name})s" in text}
+            hands.connection.execute(sql.SQL(text).format(**names), used or None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def loaded(database_url: str) -> Iterator[Loaded]:
+    with filled(database_url, rows=ROWS, in_flight=500) as hands:
+        yield Loaded(hands)
+
+
+def check_plan(loaded: Loaded, statement: Statement[Any], *, pages: int) -> None:
+    """Both as a client asks, and as a worker does: planned before anybody knows the values."""
+    hands = loaded.hands
+    text, names = numbered(statement.name, hands.target.schema)
+    given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
+    with hands.connection.transaction(force_rollback=True):
+        hands.connection.execute(KEYED.replace(b"set ", b"set local "))
+        hands.connection.execute(f"prepare as_a_worker_does as {text}".encode())
+        row = hands.connection.execute(
+            sql.SQL("explain (analyze, buffers, format json) execute as_a_worker_does ({})").format(given)
+        ).fetchone()
+        hands.connection.execute("deallocate as_a_worker_does")
+    assert row is not None
+    for found in (dict(row[0][0])["Plan"], plan(hands, statement)["Plan"]):
+        scans = [
+            node
+            for node in nodes(found)
+            if node["Node Type"] == "Seq Scan"
+            and node.get("Relation Name") in ("tasks", "steps", "signals", "workflows")
+        ]
+        assert scans == [], json.dumps(scans, indent=1)[:2000]
+        touched = found["Shared Hit Blocks"] + found["Shared Read Blocks"]
+        print(f"{statement.name}: {touched} pages")
+        assert touched <= pages, f"{statement.name} touched {touched} pages"
+
+
+def test_recording_and_reading_steps(loaded: Loaded) -> None:
+    lease = loaded.task_id, loaded.claim_id
+    check_plan(loaded, steps.record_step(*lease, name="new", result=b"1"), pages=60)
+    check_plan(loaded, steps.load_steps(*lease), pages=600)
+    check_plan(loaded, steps.load_steps(*lease, after=("step", "n1000")), pages=600)
+    check_plan(loaded, steps.begin_sleep(*lease, name="sleep", duration_ms=1_000), pages=60)
+
+
+def test_waiting_and_signalling(loaded: Loaded) -> None:
+    lease = loaded.task_id, loaded.claim_id
+    for event in ("approved", "unheard", "n77"):
+        check_plan(loaded, steps.wait_for_signal(*lease, name=event, event=event, timeout_ms=None), pages=120)
+    channel = loaded.hands.target.channel
+    one = signals.send_signal(uuid4(), target=loaded.task_id, name="approved", value=b"1", channel=channel)
+    check_plan(loaded, one, pages=200)
+    none_waits = signals.send_signal(
+        uuid4(), target=loaded.workflow, name="other", value=b"1", channel=channel
+    )
+    check_plan(loaded, none_waits, pages=200)
+    thousand = signals.send_signal(
+        uuid4(), target=loaded.workflow, name="approved", value=b"1", channel=channel
+    )
+    check_plan(loaded, thousand, pages=60_000)
+
+
+def test_children(loaded: Loaded) -> None:
+    child = NewChild(name="work", queue="default", priority=0, args="{}", key="k")
+    channel = loaded.hands.target.channel
+    sent = steps.send_child(loaded.task_id, loaded.claim_id, step="work", child=child, channel=channel)
+    check_plan(loaded, sent, pages=120)
+    check_plan(loaded, tasks.cancel_children(loaded.task_id, channel=channel), pages=8_000)
+    check_plan(loaded, tasks.cancel_children(uuid4(), channel=channel), pages=40)
+    with loaded.hands.connection.transaction(force_rollback=True):
+        listed = plan(loaded.hands, inspect.tasks(parent=loaded.task_id, limit=50))["Plan"]
+    assert listed["Shared Hit Blocks"] + listed["Shared Read Blocks"] < 300
+
+
+def test_retention(loaded: Loaded) -> None:
+    between: dict[str, Any] = {
+        "hours": 1, "limit": 1_000, "after": UUID(int=0), "until": UUID(int=2**128 - 1)
+    }  # fmt: skip
+    hands = loaded.hands
+    with hands.connection.transaction(force_rollback=True):
+        old = sql.SQL(
+            "update {schema}.tasks set completed_at = now() - interval '2 h'"
+            " where id in (select id from {schema}.tasks where state = 'COMPLETED' order by id limit 1000)"
+        )
+        hands.connection.execute(old.format(schema=sql.Identifier(hands.target.schema)))
+        for statement in (
+            retention.prune_tasks(**between),
+            retention.prune_stray_steps(**between),
+            retention.prune_stray_signals(**between),
+        ):
+            found = plan(hands, statement)["Plan"]
+            scans = {
+                node.get("Relation Name")
+                for node in nodes(found)
+                if node["Node Type"] == "Seq Scan"
+                and node.get("Relation Name") in ("tasks", "steps", "signals")
+            }
+            assert scans == set(), statement.name
+            touched = found["Shared Hit Blocks"] + found["Shared Read Blocks"]
+            print(f"{statement.name}: {touched} pages")
+            assert touched <= 40_000, statement.name
