@@ -124,7 +124,8 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
            where exists (
                select from {schema}.nodes n where n.workflow_id = w.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
            ) = (w.state in ('COMPLETED', 'FAILED', 'CANCELLED'))
-             and w.state <> 'PAUSED' and not exists (select from {schema}.outbox o where o.workflow_id = w.id)""",
+             and w.state <> 'PAUSED' and not exists (select from {schema}.outbox o where o.workflow_id = w.id)
+             and exists (select from {schema}.nodes n where n.workflow_id = w.id)""",
     ),
     (
         "I25",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import tracemalloc
@@ -40,6 +41,16 @@ class NoText(Exception):
     __repr__ = __str__
 
 
+class Leaves(Exception):
+    def __init__(self, how: type[BaseException]) -> None:
+        self.how = how
+
+    def __str__(self) -> str:
+        raise self.how
+
+    __repr__ = __str__
+
+
 class NotText(Exception):
     def __str__(self) -> Any:
         return 5  # noqa: PLE0307 - the mistake under test
@@ -56,8 +67,12 @@ class Broken(TaskError):
 
 
 class Unruly(Exception):
+    notes: Leaves | None = None
+
     @property
     def __notes__(self) -> Any:
+        if self.notes is not None:
+            raise self.notes.how
         return [NoText(), "a note"]
 
 
@@ -110,6 +125,21 @@ def test_exceptions_that_cannot_be_printed_are_recorded(exception: Exception, me
     assert message in error.traceback
     assert b"\\u0000" not in error_to_json(error)
     assert error_from_json(error_to_json(error)).message == message
+
+
+@pytest.mark.parametrize("how", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+def test_text_that_raises_what_is_no_exception_is_recorded_alike(how: type[BaseException]) -> None:
+    leaves = Leaves(how)
+    for each in (leaves, BaseExceptionGroup("many", [leaves, leaves]), ValueError(leaves)):
+        error = error_from_exception(raised(each))
+        assert how.__name__ in error.traceback
+    each = TaskError("CODE", "message", {"found": leaves})
+    stored = error_from_json(error_to_json(error_from_exception(raised(each))))
+    assert (stored.code, stored.message) == ("CODE", "message")
+    ruinous = Unruly("x")
+    ruinous.notes = leaves
+    error = error_from_exception(raised(ruinous))
+    assert error.message == "x"
 
 
 def test_two_hundred_megabytes_of_text_are_cut_without_being_copied() -> None:  # B3

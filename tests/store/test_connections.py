@@ -123,6 +123,13 @@ def test_an_idle_session_is_kept_whatever_the_role_says(database_url: str) -> No
         assert connection.execute("select 1").fetchone() == (1,)
 
 
+def test_a_list_holds_nulls_whatever_the_role_says(database_url: str) -> None:
+    """A failure without a retry has no moment of its next one, and stands in one list with others that do."""
+    with database_with(database_url, "array_nulls = off") as target, hands_in(target) as hands:
+        claimed = hands.running()
+        assert hands.settle(claimed, "FAILED", error=b'{"code": "OOPS"}') == "FAILED"
+
+
 @pytest.mark.parametrize(
     "blow", [lambda proxy: proxy.hold_reply(b"workers"), Proxy.stall], ids=["reply", "line"]
 )

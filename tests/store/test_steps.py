@@ -126,7 +126,7 @@ class TestSleep:
         assert (good_until, counts) == (None, [0, 0, 0])
         assert hands.table("attempts", "outcome, will_retry") == [("SUSPENDED", True)]
         assert hands.claim() == []
-        due_in_ms = hands.run(leases.next_due(names=["work"], queues=None))
+        due_in_ms = hands.run(leases.next_due(names=["work"], queues=None)).due_in_ms
         assert due_in_ms is not None
         assert 3_500_000 < due_in_ms <= 3_600_000
         make_due(hands, held.id)

@@ -63,6 +63,22 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+class Exits(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class IsCancelled(Exception):
+    def __str__(self) -> str:
+        raise asyncio.CancelledError
+
+
+class BreaksIsinstance(Exception):
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise GeneratorExit
+
+
 @task()
 async def double(x: int) -> int:
     return 2 * x
@@ -193,6 +209,12 @@ def _raise(kind: str) -> NoReturn:
             raise asyncio.CancelledError
         case "unprintable":
             raise Unprintable
+        case "exits when printed":
+            raise Exits
+        case "is cancelled when printed":
+            raise BaseExceptionGroup("a group", [IsCancelled(), Exits(), ZeroDivisionError()])
+        case "breaks isinstance":
+            raise BreaksIsinstance
         case "nul":
             raise ValueError("a\x00b")
         case "huge":

@@ -39,6 +39,8 @@ async def test_whatever_code_raises_ends_its_attempt_and_nothing_else(stand: Sta
         "stop iteration": ("UNHANDLED_EXCEPTION", ""),
         "cancelled": ("UNHANDLED_EXCEPTION", ""),
         "unprintable": ("UNHANDLED_EXCEPTION", "raised RuntimeError"),
+        "exits when printed": ("UNHANDLED_EXCEPTION", "raised SystemExit"),
+        "is cancelled when printed": ("UNHANDLED_EXCEPTION", "a group"),
         "nul": ("UNHANDLED_EXCEPTION", "a\\x00b"),
         "huge": ("UNHANDLED_EXCEPTION", "xxx"),
         "key": ("KEY_MISSING", "'k'"),
@@ -57,6 +59,18 @@ async def test_whatever_code_raises_ends_its_attempt_and_nothing_else(stand: Sta
         after = stand.send("double", x=2)
         assert (await running.finished(after))["result"] == 4
     assert running.crashes == []
+
+
+@pytest.mark.parametrize("name", ["raise_kind", "raise_in_thread", "raise_in_process"])
+async def test_an_exception_that_raises_when_it_is_looked_at_ends_its_attempt_and_nothing_else(
+    stand: Stand, name: str
+) -> None:
+    async with stand.worker() as running:
+        guilty = stand.send(name, kind="breaks isinstance")
+        row = await running.finished(guilty, stand.send("double", x=1))
+        assert (await running.finished(stand.send("double", x=2)))["result"] == 4
+    assert (row["state"], row["error"]["code"]) == ("FAILED", "UNHANDLED_EXCEPTION")
+    assert "could not be read: GeneratorExit" in row["error"]["message"]
 
 
 async def test_codes_are_given_by_the_task_then_by_the_app(stand: Stand) -> None:  # B3

@@ -111,7 +111,7 @@ def _data_to_json(data: object) -> bytes:
             b"null" in encoded and _holds_nan(msgspec.to_builtins(data, str_keys=True))
         ):
             return encoded
-    except Exception:  # noqa: BLE001, S110 - any class may refuse in its own way; its repr follows
+    except BaseException:  # noqa: BLE001, S110 - any class may refuse in its own way; its repr follows
         pass
     shown = safe_text(data, limit=MESSAGE_BYTES, render=repr)
     return msgspec.json.encode({"repr": shown, "note": f"{class_name(type(data))} {note}"})
@@ -132,7 +132,7 @@ def _holds_nan(plain: object) -> bool:
 def _traceback_text(exception: BaseException) -> str:
     try:
         text = "".join(_chain(exception, seen=set(), depth=0))
-    except Exception as problem:  # noqa: BLE001 - e.g. a source file whose lines cannot be read back
+    except BaseException as problem:  # noqa: BLE001 - e.g. a source file whose lines cannot be read back, or notes that exit
         text = f"<the traceback could not be formatted: {class_name(type(problem))}>"
     # The end tells most: the deepest frames and the exception itself.
     return storable(text, limit=TRACEBACK_BYTES, tail=TRACEBACK_BYTES * 3 // 4)

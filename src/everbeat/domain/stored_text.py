@@ -34,7 +34,7 @@ def safe_text(value: object, *, limit: int, render: Callable[[object], str] = st
         return storable(str.__str__(text), limit=limit)
     except RecursionError:
         return f"<{render.__name__}() of a {class_name(type(value))} is endless>"
-    except Exception as problem:  # noqa: BLE001 - user code renders itself, and may fail in any way
+    except BaseException as problem:  # noqa: BLE001 - user code renders itself, and may raise anything, even SystemExit
         return f"<{render.__name__}() of a {class_name(type(value))} raised {class_name(type(problem))}>"
 
 

@@ -274,7 +274,7 @@ def _value(value: object) -> str:
 def _safe_text(value: object) -> str:
     try:
         return str(value)
-    except Exception:  # noqa: BLE001 - the text of a foreign object runs foreign code
+    except BaseException:  # noqa: BLE001 - the text of a foreign object runs foreign code, which may even exit
         return "(its text cannot be made)"
 
 

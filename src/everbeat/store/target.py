@@ -42,12 +42,13 @@ _KEEPALIVE: Final = {
 _REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|55P03|25P0[234]")
 
 # What a role or database may have set otherwise, and no statement of ours could live with: rows locked while others change
-# them are read anew, dates are read back (near the year 10000 in no other zone), an idle session is kept. Answers nothing
+# them are read anew, dates are read back (near the year 10000 in no other zone), an idle session is kept, NULL in a list is none. Answers nothing
 # behind a transaction pooler, where settings would be left to strangers.
 _OWN_SETTINGS: Final = b"""
 select set_config(own.name, own.value, false)
 from (values
-    ('default_transaction_isolation', 'read committed'), ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('idle_session_timeout', '0')
+    ('default_transaction_isolation', 'read committed'), ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('idle_session_timeout', '0'),
+    ('array_nulls', 'on')
 ) as own (name, value)
 where pg_backend_pid() = %s
 """

@@ -19,6 +19,7 @@ from everbeat.domain.failure import error_from_exception, error_to_json
 from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_UNSERIALISABLE, UNHANDLED_EXCEPTION, TaskError
 from everbeat.domain.retry import reasons_of
 from everbeat.domain.stops import is_suspension
+from everbeat.domain.stored_text import class_name
 from everbeat.errors import PayloadError
 from everbeat.worker.attempt import Ended, Failed, Succeeded, Suspended
 
@@ -101,11 +102,13 @@ class Invoker(Struct, frozen=True):
             error = error_from_exception(exception, codes=codes)
             if code is not None:
                 error = TaskError(code, error.message, error.data, type=error.type, traceback=error.traceback)
-        except Exception as problem:  # noqa: BLE001 - the exception's own class may break isinstance and more
+            reasons = reasons_of(error.code, exception)
+        except BaseException as problem:  # noqa: BLE001 - the exception's own class may break isinstance and more
             error = TaskError(
-                code or UNHANDLED_EXCEPTION, f"The error could not be read: {type(problem).__name__}."
+                code or UNHANDLED_EXCEPTION, f"The error could not be read: {class_name(type(problem))}."
             )
-        return Failed(error_to_json(error), reasons_of(error.code, exception))
+            reasons = (error.code,)
+        return Failed(error_to_json(error), reasons)
 
     def _unstorable(self, definition: TaskDefinition, reason: str) -> Failed:
         error = TaskError(
