@@ -219,6 +219,7 @@ def durable(context: Context, film: UUID) -> None:
     app.signal(film, "decided")
     app.signal(str(film), "decided", {"by": "ann"})
     app.signal(plain.send(1), "decided", True)
+    app.signal(app.workflow_handle(film), "decided", True)
 
 
 async def durable_on_a_loop(context: Context) -> None:

@@ -22,6 +22,7 @@ from everbeat.client.task import Call, Task
 from everbeat.client.twins import awaiting, blocking
 from everbeat.client.workflow import Workflow, WorkflowDecorator, WorkflowDefinition
 from everbeat.client.workflow_desk import WorkflowDesk
+from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_sender import WorkflowSender
 from everbeat.domain.duration import Duration, When
 from everbeat.domain.explanation import Explanation
@@ -183,7 +184,9 @@ class Desk(WorkflowDesk):
         """Cancels the task at once if it waits, asks its worker if it runs, and its children with it; raises TaskNotFound."""
         return self._control.cancel(to_task_id(task_id))
 
-    def _signal(self, target: UUID | str | Handle[Any], name: str, value: object = None, /) -> Plan[None]:
+    def _signal(
+        self, target: UUID | str | Handle[Any] | WorkflowHandle[Any], name: str, value: object = None, /
+    ) -> Plan[None]:
         """Tells a task, or all tasks of a workflow, of an event: whoever waits for it goes on, and it is kept for who waits later.
 
         `target` is a handle or an id; `value` is plain JSON of at most 1 MB. Raises SignalRefused for what has ended, TaskNotFound,

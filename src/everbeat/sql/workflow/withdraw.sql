@@ -1,16 +1,30 @@
--- What a pause or a cancel takes back of locked workflows. Paused: tasks that have not begun are CANCELLED, and their nodes READY again.
--- Cancelled: nodes that were not enqueued are SKIPPED, tasks that have not begun are CANCELLED, those that run are asked. Children share
--- it: they stand in the outbox.
-with node as materialized (
+-- What a pause or a cancel takes back of locked workflows. Paused: tasks that have not begun are CANCELLED, and their nodes READY again; one
+-- that has recorded a step has begun, also while it is suspended, and goes on. Cancelled: nodes that were not enqueued are SKIPPED, tasks
+-- that wait are CANCELLED, those that run are asked, and so is what these tasks have sent. Child workflows share it: they stand in the
+-- outbox, and so does a workflow of which somebody was asked, who may have sent one more child meanwhile.
+with recursive node as materialized (
     select n.workflow_id, n.number, n.kind, n.state, n.task_id, w.state as doing
     from {schema}.workflows w
     join {schema}.nodes n on n.workflow_id = w.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
     where w.id = any(%(ids)s::text::uuid[]) and w.state in ('PAUSED', 'CANCELLING')
+), family (id, workflow_id) as (
+    select t.id, n.workflow_id
+    from {schema}.workflows w
+    join {schema}.nodes n on n.workflow_id = w.id and n.kind = 'task' and n.state in ('ENQUEUED', 'CANCELLED')
+    join {schema}.tasks t on t.parent_id = n.task_id
+    where w.id = any(%(ids)s::text::uuid[]) and w.state = 'CANCELLING'
+    union
+    select t.id, f.workflow_id from family f join {schema}.tasks t on t.parent_id = f.id
+), concerned (id, workflow_id, number, doing) as materialized (
+    select n.task_id, n.workflow_id, n.number, n.doing from node n where n.kind = 'task' and n.state = 'ENQUEUED'
+    union all
+    select f.id, f.workflow_id, null, 'CANCELLING' from family f
 ), held as materialized (
-    select t.id, t.state, t.attempt, t.queue, t.serial, n.workflow_id, n.number, n.doing
+    select t.id, t.state, t.attempt, t.queue, t.serial, t.cancel_requested_at is not null as is_asked, c.workflow_id, c.number, c.doing
     from {schema}.tasks t
-    join node n on n.task_id = t.id and n.kind = 'task' and n.state = 'ENQUEUED'
+    join concerned c on c.id = t.id
     where t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+      and (c.doing = 'CANCELLING' or not exists (select from {schema}.steps s where s.task_id = t.id))
     order by t.id
     for no key update of t
 ), ended as (
@@ -18,8 +32,12 @@ with node as materialized (
     set state = 'CANCELLED', cancelled_at = statement_timestamp(), cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp()),
         claim_id = null, claim_call = null, next_retry_at = null,
         error = json_build_object(
-            'code', case when h.doing = 'PAUSED' then 'WORKFLOW_PAUSED' else 'WORKFLOW_CANCELLED' end,
-            'message', case when h.doing = 'PAUSED' then 'its workflow was paused before it began' else 'its workflow was cancelled' end)
+            'code', case when h.number is null then 'TASK_CANCELLED' when h.doing = 'PAUSED' then 'WORKFLOW_PAUSED' else 'WORKFLOW_CANCELLED' end,
+            'message', case
+                when h.number is null then 'cancelled with its parent, whose workflow was cancelled'
+                when h.doing = 'PAUSED' then 'its workflow was paused before it began'
+                else 'its workflow was cancelled'
+            end)
     from held h
     where t.id = h.id and h.state in ('PENDING', 'CLAIMED')
     returning t.id, h.workflow_id, h.number, h.doing, h.state as was, t.queue, t.serial
@@ -28,7 +46,7 @@ with node as materialized (
     set cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp())
     from held h
     where t.id = h.id and h.state = 'RUNNING' and h.doing = 'CANCELLING'
-    returning t.id
+    returning t.id, h.workflow_id, h.is_asked
 ), again as (
     update {schema}.nodes n
     set state = 'READY', task_id = null
@@ -53,6 +71,8 @@ with node as materialized (
     select c.id, null from child c
     union all
     select distinct s.workflow_id, s.member_of from skipped s where s.member_of is not null
+    union all
+    select distinct a.workflow_id, null::integer from asked a where not a.is_asked
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
         select 'd:' || e.id as payload from ended e
