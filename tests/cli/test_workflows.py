@@ -117,11 +117,14 @@ def test_what_failed_or_runs_comes_first_where_lines_are_left_out(
     nodes = [task(f"n{number}") for number in range(150)]
     edges = [Edge(number, number + 1) for number in range(148)]
     handle, flow = sent(app, hands, nodes, edges)
-    flow.end(flow.claim(1), lambda _: 1)
+    flow.end(flow.claim(), lambda name: RuntimeError("torn") if name == "n149" else 1)
+    flow.settle_down()
     answer = everbeat("workflows", "show", str(handle.id)).assert_code(0)
     lines = answer.out.partition("\nNodes\n")[2].splitlines()
     assert len(lines) == 61
-    assert "ENQUEUED" in lines[1]
+    assert [line.split()[:2] for line in lines[1:4]] == [
+        ["n1", "ENQUEUED"], ["n149", "FAILED"], ["n0", "COMPLETED"]
+    ]  # fmt: skip
     assert answer.err == "90 lines are left out; what failed or runs comes first.\n"
     drawn = everbeat("workflows", "show", str(handle.id), "--graph").assert_code(0).out
     assert drawn.splitlines()[-1] == "… and 90 more nodes, which are not drawn"

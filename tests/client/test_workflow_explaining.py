@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from everbeat.domain.workflow_info import WorkflowState
 from everbeat.errors import WorkflowNotFound
 from tests.client.test_explaining import change, pause
 from tests.store.conftest import Hands
-from tests.store.flows import after, task
+from tests.store.flows import Flow, after, task
 from tests.workflows.sent import child, mapped, sent
 
 CHAIN = [task("a"), task("b"), task("c")]
@@ -234,6 +234,15 @@ def test_the_tasks_of_a_workflow_are_listed_those_of_earlier_runs_too(app: App, 
     assert app.list_tasks(workflow=handle.id, before=of_it[2].id) == of_it[3:]
     with pytest.raises(ConfigurationError, match="workflow_id"):
         app.list_tasks(workflow="first")
+
+
+def test_the_tasks_of_a_workflow_of_the_same_moment_are_not_listed(app: App, hands: Hands) -> None:
+    moment = uuid4().int >> 80 << 80
+    one, other = (Flow.start(hands, [task("a")], id=UUID(int=moment + number)) for number in (1, 2))
+    one.settle_down()
+    assert len(app.list_tasks()) == 2
+    assert [each.workflow_id for each in app.list_tasks(workflow=one.id)] == [one.id]
+    assert [each.workflow_id for each in app.list_tasks(workflow=other.id)] == [other.id]
 
 
 def test_the_twin_gives_the_same_and_an_unknown_id_is_refused(app: App, hands: Hands) -> None:

@@ -94,3 +94,27 @@ def test_a_cancel_reaches_the_children_of_one_that_sleeps(stage: Stage, durable:
     assert parent.cancel().verdict == "CANCELLED"
     assert {task.state for task in durable.app.list_tasks(parent=parent.id)} == {"CANCELLED"}
     assert tree.stop() == 0
+
+
+def test_a_signal_to_a_workflow_reaches_each_of_its_tasks_that_waits(
+    stage: Stage, durable: ModuleType
+) -> None:
+    doomed = stage.ready_tree(program="durable", worker=ALONE)
+    flow = durable.app.workflow("words")
+    first, second = flow.add(durable.wait_for_word), flow.add(durable.wait_for_word)
+    last = flow.add(durable.wait_for_word).after(first, second)
+    handle = flow.start(output=last)
+
+    def waiting() -> list[dict[str, Any]]:
+        return stage.query(
+            "select id from {schema}.tasks where workflow_id = %s and state = 'PENDING' and waits_for = 'word'",
+            handle.id,
+        )
+
+    stage.until(lambda: len(waiting()) == 2, within=20, what="two of them wait")
+    doomed.kill()
+    durable.app.signal(handle, "word", "go")
+    stage.ready_tree(program="durable", worker=ALONE)
+    assert handle.result(timeout=60) == "go", "the one that comes later has it, too"
+    heard = stage.effects("heard")
+    assert len({line["task"] for line in heard}) == len(heard) == 3

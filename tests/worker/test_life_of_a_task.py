@@ -6,10 +6,12 @@ import asyncio
 import os
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from everbeat.domain.policy import StoredPolicy
+from everbeat.worker.conductor import Conductor
 from tests.worker.deeds import gate
 from tests.worker.stand import Stand
 
@@ -148,6 +150,42 @@ async def test_a_policy_stored_with_the_task_replaces_the_functions(stand: Stand
         ended_at = stand.attempts(task_id)[0]["ended_at"]
     assert (row["state"], row["retry_count"], row["error"]["code"]) == ("PENDING", 1, "TASK_TIMEOUT")
     assert timedelta(seconds=2) <= row["next_retry_at"] - ended_at < timedelta(seconds=2.1)
+
+
+@pytest.mark.parametrize("limit", ["timeout_ms", "stall_timeout_ms"])
+async def test_a_limit_beyond_all_dates_holds_up_neither_its_task_nor_those_claimed_with_it(
+    stand: Stand, limit: str
+) -> None:
+    modes = ["double", "thread_nap", "process_pid"]
+    args: list[dict[str, Any]] = [{"x": 1}, {"seconds": 0}, {}]
+    sent = []
+    for name, given in zip(modes, args, strict=True):
+        for value in (None, 10**17, 10**400, None):
+            policy = None if value is None else f'{{"{limit}": {value}}}'.encode()
+            sent.append(stand.send_with(name, given, policy=policy))
+    async with stand.worker() as running:
+        await running.finished(*sent)
+    assert stand.states() == {"COMPLETED": len(sent)}
+
+
+async def test_a_launch_that_fails_in_the_midst_of_a_batch_holds_up_no_other(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([False] * 4 + [True])
+    later = Conductor._later
+
+    def fails_once(self: Conductor, *args: Any) -> None:
+        if next(failures, False):
+            raise MemoryError
+        later(self, *args)
+
+    monkeypatch.setattr(Conductor, "_later", fails_once)
+    sent = [stand.send_with("double", {"x": n}, policy=b'{"timeout_ms": 60000}') for n in range(12)]
+    async with stand.worker() as running:
+        await running.finished(*sent)
+        await running.until(lambda: stand.states() == {"COMPLETED": 12})
+    outcomes = sorted([each["outcome"] for each in stand.attempts(one)] for one in sent)
+    assert outcomes == [["COMPLETED"]] * 11 + [["RELEASED", "COMPLETED"]]
 
 
 async def test_tasks_run_by_queue_priority_then_priority_then_first_in_first_out(stand: Stand) -> None:  # B6

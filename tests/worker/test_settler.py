@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -150,3 +151,35 @@ async def test_the_first_outcome_of_an_attempt_stands_while_it_is_written(stand:
             assert len(one) == 1
         row = await running.finished(task_id)
     assert (row["state"], row["result"]) == ("COMPLETED", 1)
+
+
+async def outcomes_in_order(
+    stand: Stand, *, small: int, large: int
+) -> tuple[list[UUID], list[UUID], list[UUID]]:
+    """Of a first task, then large ones, then small ones, which all have ended before the first outcome is written."""
+    async with stand.worker(async_concurrency=small + large + 1) as running:
+        with stand.holding("lock table {schema}.attempts in share mode"):
+            first = stand.send("double", x=0)
+            await running.until(lambda: len(running.worker._settler._under_way) == 1)
+            much = [stand.send("echo", text="y" * 300_000) for _ in range(large)]
+            await running.until(lambda: len(running.worker._settler) == 1 + large)
+            little = stand.send_many("double", [{"x": n} for n in range(small)])
+            await running.until(lambda: len(running.worker._settler) == 1 + large + small)
+        await running.finished(first, *much, *little)
+        return much, little, [one.task_id for one in running.finishes()][1:]
+
+
+async def test_large_outcomes_are_written_after_the_small_ones_that_wait_with_them(stand: Stand) -> None:
+    large, small, order = await outcomes_in_order(stand, small=50, large=3)
+    assert set(order[:50]) == set(small)
+    assert order[50:] == large
+
+
+async def test_small_outcomes_that_keep_coming_do_not_hold_up_large_ones_for_ever(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settler, "MOST_ROWS", 1)
+    (large,), _, order = await outcomes_in_order(stand, small=3 * settler.MOST_AHEAD, large=1)
+    assert (
+        order.index(large) == settler.MOST_AHEAD - 2
+    )  # of those after the first one, which took the first turn

@@ -35,6 +35,8 @@ ALONE: Final[frozenset[LaneName]] = frozenset(("process", "solo"))
 """The lanes whose code runs one task at a time in a process of its own: it can always be ended, and dies alone."""
 
 _TEXT_BYTES: Final = 8_192
+_LONGEST_MS: Final = 100 * 365 * 24 * 3_600 * 1_000
+"""A limit that was stored by hand may be longer than any date can hold."""
 
 
 class Stage(Enum):
@@ -155,13 +157,13 @@ class Attempt(CodeSide):
     def timeout_s(self) -> float | None:
         """How long its code may run, by the policy; None without a limit."""
         limit_ms = self.policy.timeout_ms
-        return None if limit_ms is None else limit_ms / 1_000
+        return None if limit_ms is None else min(limit_ms, _LONGEST_MS) / 1_000
 
     @property
     def stall_timeout_s(self) -> float | None:
         """How long its code may say nothing, by the policy; None without a limit."""
         limit_ms = self.policy.stall_timeout_ms
-        return None if limit_ms is None else limit_ms / 1_000
+        return None if limit_ms is None else min(limit_ms, _LONGEST_MS) / 1_000
 
     @property
     def deadline(self) -> datetime | None:

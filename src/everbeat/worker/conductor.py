@@ -95,9 +95,9 @@ class Conductor:
         if executor.free <= 0 or not may_begin:
             self._settle(attempt, Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED"))
             return False
-        if (limit_s := attempt.timeout_s) is not None:
-            self._later(attempt, limit_s, lambda: self.stop(attempt, "timed_out"))
         try:
+            if (limit_s := attempt.timeout_s) is not None:
+                self._later(attempt, limit_s, lambda: self.stop(attempt, "timed_out"))
             executor.begin(attempt)
         except Exception as problem:  # noqa: BLE001 - a thread or process that the system refuses must not stop the others
             attempt.cancel_timers()

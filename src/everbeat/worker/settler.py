@@ -2,7 +2,8 @@
 
 What lives here: the queue of outcomes and the statement. What may not: deciding an outcome (`settlement`).
 
-Nothing waits for a timer: what has ended goes with the next statement, and what ends meanwhile makes the next batch.
+Nothing waits for a timer: what has ended goes with the next statement, and what ends meanwhile makes the next batch. Large
+outcomes, which take long, go after all small ones, or last in a tick.
 An outcome stays in memory, and its lease held, until the database has answered.
 """
 
@@ -29,6 +30,8 @@ MOST_ROWS: Final = 1000
 MOST_AHEAD: Final = 16
 """So many batches follow one another in a tick: a failure is not counted together with one long before it."""
 MOST_BYTES: Final = 8 * 1024 * 1024
+LARGE_BYTES: Final = 256 * 1024
+"""An outcome larger than this does not stand before smaller ones."""
 MOST_TIMEOUTS: Final = 2
 """So often a larger outcome may take the server longer than a statement may; then it is refused like one that cannot be stored."""
 
@@ -72,34 +75,40 @@ class Settler:
         self._on_settled = on_settled
         self._nursery = nursery
         self._waiting: dict[Attempt, Unsettled] = {}
+        self._large: dict[Attempt, Unsettled] = {}
         self._under_way: dict[Attempt, Unsettled] = {}
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._under_way)
+        return len(self._waiting) + len(self._large) + len(self._under_way)
 
     def put(self, attempt: Attempt, settlement: Settlement) -> None:
         """Write this outcome as soon as possible; the first one of an attempt stands."""
-        if attempt not in self._under_way:
-            self._waiting.setdefault(attempt, Unsettled(attempt, settlement))
-            self.wake.set()
+        if attempt in self._under_way or attempt in self._waiting or attempt in self._large:
+            return
+        one = Unsettled(attempt, settlement)
+        (self._large if one.size > LARGE_BYTES else self._waiting)[attempt] = one
+        self.wake.set()
 
     async def tick(self) -> float | None:
         """Write what waits: the server writes the next batch while the answers to this one are told."""
         answers: list[Answer] = []
-        for _ in range(MOST_AHEAD):
-            if not self._waiting:
+        for turn in range(MOST_AHEAD):
+            # Small ones that keep coming must not hold up the large ones for ever.
+            is_last = turn == MOST_AHEAD - 1
+            waiting = self._large or self._waiting if is_last else self._waiting or self._large
+            if not waiting:
                 break
             # In this order: the statement is on its way before anything else.
             answers = await self._nursery.beside(
-                self._answers(), partial(self._tell, answers), name="outcomes"
+                self._answers(waiting), partial(self._tell, answers), name="outcomes"
             )
         self._tell(answers)
-        return 0.0 if self._waiting else None
+        return 0.0 if self._waiting or self._large else None
 
-    async def _answers(self) -> list[Answer]:
-        """What became of the next batch. Should that stay unknown, it waits again, before all others."""
-        batch = self._next_batch()
-        taken = {one.attempt: self._waiting.pop(one.attempt) for one in batch}
+    async def _answers(self, waiting: dict[Attempt, Unsettled]) -> list[Answer]:
+        """What became of the next batch of these. Should that stay unknown, it waits again, before all others of its size."""
+        batch = self._next_batch(waiting)
+        taken = {one.attempt: waiting.pop(one.attempt) for one in batch}
         self._under_way |= taken
         try:
             for one in batch:
@@ -109,7 +118,9 @@ class Settler:
         except BaseException:
             for attempt in taken:
                 del self._under_way[attempt]
-            self._waiting = taken | self._waiting
+            others = dict(waiting)
+            waiting.clear()
+            waiting.update(taken | others)
             raise
 
     def _tell(self, answers: list[Answer]) -> None:
@@ -120,10 +131,11 @@ class Settler:
             except Exception:  # noqa: BLE001 - what follows from one must not keep the others from being told
                 _log.exception("settled_badly task_id=%s verdict=%s", one.attempt.id, verdict)
 
-    def _next_batch(self) -> list[Unsettled]:
+    @staticmethod
+    def _next_batch(waiting: dict[Attempt, Unsettled]) -> list[Unsettled]:
         batch: list[Unsettled] = []
         room = MOST_BYTES
-        for one in self._waiting.values():
+        for one in waiting.values():
             room -= one.size
             if batch and (room < 0 or len(batch) >= MOST_ROWS):
                 break
