@@ -135,10 +135,14 @@ async def test_a_claim_that_waited_for_a_lock_makes_them_believed_no_longer(
     monkeypatch.setattr(floors.Floors, "learn", watched)
     async with stand.worker(async_concurrency=5, prefetch=0, wake=stand.silent_wake) as running:
         await running.finished(stand.send("double", x=1))
+        claimer = running.worker._claimer
+        await running.until(
+            lambda: not claimer._busy.locked() and not any(lane.has_more for lane in claimer._lanes)
+        )
         with stand.holding("select from {schema}.workers for update"):
             stand.send_many("note", [{"word": str(n)} for n in range(200)])
-            running.worker._claimer.look()
-            await running.until(lambda: running.worker._claimer._asking._is_asking)
+            claimer.look()
+            await running.until(lambda: claimer._asking._is_asking)
             await asyncio.sleep(0.5)  # the claim waits for its worker's row meanwhile
         await running.until(lambda: len(gate.journal) == 200)
     assert max(looked) > 0.4
