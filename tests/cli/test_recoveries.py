@@ -137,9 +137,12 @@ def test_a_task_is_explained(everbeat: Command, app: App, hands: Hands) -> None:
     ):
         assert said in page, said
     found = everbeat("explain", str(task), "--json").assert_code(0).document["explanation"]
-    assert list(found) == ["task_id", "name", "queue", "state", "at", "reasons", "second_runs"]
+    assert list(found) == [
+        "task_id", "name", "queue", "state", "at", "reasons", "second_runs", "workflow_id", "workflow", "node",
+    ]  # fmt: skip
+    assert (found["workflow_id"], found["workflow"], found["node"]) == (None, None, None)
     (reason,) = found["reasons"]
-    assert list(reason) == ["code", "text", "since", "until", "blocked_by", "command"]
+    assert list(reason) == ["code", "text", "since", "until", "blocked_by", "command", "node"]
     assert (reason["code"], reason["blocked_by"], reason["until"]) == ("QUEUE_PAUSED", "mail", None)
     assert "queue 'mail' was paused" in everbeat("tasks", "show", str(task)).assert_code(0).out
 
