@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -64,10 +63,6 @@ async def test_whatever_code_raises_ends_its_attempt_and_nothing_else(stand: Sta
     assert running.crashes == []
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 12),
-    reason="from 3.12 on asyncio itself looks at an exception, and breaks of this one",
-)
 @pytest.mark.parametrize("name", ["raise_kind", "raise_in_thread", "raise_in_process"])
 async def test_an_exception_that_raises_when_it_is_looked_at_ends_its_attempt_and_nothing_else(
     stand: Stand, name: str

@@ -52,10 +52,18 @@ class TaskSuspended(BaseException):
 
 
 def is_suspension(exception: BaseException) -> bool:
-    """Whether nothing but a suspension ended the code, also out of a group of its parts."""
-    if isinstance(exception, BaseExceptionGroup):
-        return all(is_suspension(each) for each in exception.exceptions)
-    return isinstance(exception, TaskSuspended)
+    """Whether nothing but a suspension ended the code, also out of a group of its parts.
+
+    It looks at the class alone: the one of a user may answer `isinstance` with an exception of any kind.
+    """
+    pending = [exception]
+    while pending:
+        each = pending.pop()
+        if issubclass(type(each), BaseExceptionGroup):
+            pending.extend(BaseExceptionGroup.exceptions.__get__(each))
+        elif not issubclass(type(each), TaskSuspended):
+            return False
+    return True
 
 
 class OutsideTask(EverbeatError):

@@ -73,10 +73,7 @@ class Invoker(Struct, frozen=True):
 
     def ended_by(self, definition: TaskDefinition, exception: BaseException) -> Ended:
         """What an exception out of the function means: a suspension, or a failure."""
-        try:
-            return Suspended() if is_suspension(exception) else self.raised(definition, exception)
-        except Exception:  # noqa: BLE001 - the exception's own class may break isinstance and more
-            return self.raised(definition, exception)
+        return Suspended() if is_suspension(exception) else self.raised(definition, exception)
 
     def run(self, definition: TaskDefinition, args: str, context: Context) -> Ended:
         """The whole of it, blocking; in a context of its own, so that nothing a task sets is left to the next."""
