@@ -56,9 +56,21 @@ def recovered(everbeat: Command) -> bool:
     return "task_recovered" in (everbeat.folder / "bench.log").read_text()
 
 
+PARTS = ("drain", "idle", "deaths")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 @pytest.mark.story
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("part", ["drain", "idle", "deaths"])
+@pytest.mark.parametrize(
+    ("part", "number"),
+    [
+        pytest.param(
+            part, number, marks=() if PARTS.index(part) == SIGNALS.index(number) else pytest.mark.long
+        )
+        for part in PARTS
+        for number in SIGNALS
+    ],
+)
 def test_an_interrupted_bench_leaves_nothing_behind(
     everbeat: Command, database_url: str, part: str, number: signal.Signals
 ) -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from psycopg.pq import TransactionStatus
 
 from everbeat.domain.graph import INPUT, ITEM, Edge, Graph, Hole, Node, TaskSpec
+from everbeat.store import advance, tasks, workflows
+from everbeat.store.advance import Step
+from everbeat.store.plan import perform
 from tests.store.conftest import Hands
 from tests.store.flows import Flow, Script, after, task
+from tests.store.test_signals import begun, until_blocked
 
 
 def failing(*names: str) -> Script:
@@ -286,3 +293,109 @@ def test_a_step_repeated_and_two_at_once_change_nothing_twice(hands: Hands) -> N
     flow.play()
     assert len(hands.table("tasks", "id")) == 6
     assert json.dumps(flow.nodes()).count("COMPLETED") == 6
+
+
+def test_a_node_waits_for_all_of_its_parents(hands: Hands) -> None:  # W1
+    flow = Flow.start(hands, [task("p0"), task("p1"), task("joined")], after(2, 0, 1))
+    flow.settle_down()
+    first, second = flow.claim()
+    flow.end([first], str)
+    flow.settle_down()
+    assert flow.nodes()["joined"] == "PENDING"
+    flow.end([second], str)
+    flow.settle_down()
+    assert flow.nodes()["joined"] == "ENQUEUED"
+
+
+def test_a_quorum_is_waited_for(hands: Hands) -> None:  # W1
+    nodes = [*(task(f"p{n}") for n in range(3)), task("joined", quorum=2)]
+    flow = Flow.start(hands, nodes, after(3, 0, 1, 2, joins=True))
+    flow.settle_down()
+    seen = []
+    for one in flow.claim():
+        flow.end([one], str)
+        flow.settle_down()
+        seen.append(flow.nodes()["joined"])
+    assert seen == ["PENDING", "ENQUEUED", "ENQUEUED"]
+
+
+def test_none_of_many_workflows_waits_for_a_wide_one(hands: Hands) -> None:
+    """A step takes from each in turn: the others' ends are not behind thousands of its own."""
+    wide = Flow.start(hands, [task("first")])
+    fill = "insert into {schema}.outbox (workflow_id, node) select %s, 0 from generate_series(1, 3000)"
+    hands.connection.execute(hands.plain(fill), [wide.id])
+    narrow = [Flow.start(hands, [task("a")]) for _ in range(3)]
+    ids = [wide.id, *(each.id for each in narrow)]
+    step = advance.step(channel=hands.target.channel, ids=ids)
+    hands.database.transact(lambda run: perform(step, run))
+    assert [each.nodes() for each in narrow] == [{"a": "ENQUEUED"}] * 3
+    wide.settle_down()
+    assert wide.nodes() == {"first": "ENQUEUED"}
+
+
+def test_a_node_that_expires_fails_its_workflow_and_skips_what_needs_it(hands: Hands) -> None:  # W8
+    late = TaskSpec(name="work", queue="default", good_until=datetime.now(UTC) - timedelta(seconds=1))
+    outcome = ('{"got":', Hole(0, "outcome"), "}")
+    nodes = [Node(name="late", task=late, args="{}"), task("needs it"), task("told", template=outcome)]
+    flow = Flow.start(hands, nodes, [*after(1, 0), Edge(0, 2, tolerates=True)])
+    flow.settle_down()
+    hands.run(tasks.expire(limit=10, channel=hands.target.channel))
+    flow.play()
+    assert flow.nodes() == {"late": "EXPIRED", "needs it": "SKIPPED", "told": "COMPLETED"}
+    assert flow.args("told")["got"]["failed"]["code"] == "TASK_EXPIRED"
+    assert (flow.state, flow.column("error")["code"]) == ("FAILED", "TASK_EXPIRED")
+    assert flow.column("error")["data"]["node"] == "late"
+
+
+def test_who_is_at_a_workflow_is_alone_there(hands: Hands) -> None:
+    flow = Flow.start(hands, [task("a")])
+    with hands.target.connect("the other") as other:
+        begun(hands, other, workflows.lock(look=10, limit=10))
+        assert flow.step() == Step(0)
+        other.execute("commit")
+    assert flow.step().enqueued == 1
+
+
+def test_a_look_at_one_workflow_waits_for_whoever_is_there(hands: Hands) -> None:
+    flow = Flow.start(hands, [task("a")])
+    first = workflows.lock(look=10, limit=10)
+
+    def look() -> bool:
+        """Whether nobody else is at it any more."""
+        step = advance.step(channel=hands.target.channel, ids=[flow.id])
+        hands.database.transact(lambda run: perform(step, run))
+        return other.info.transaction_status is TransactionStatus.IDLE
+
+    with hands.target.connect("the other") as other, ThreadPoolExecutor(1) as pool:
+        begun(hands, other, first)
+        answer = pool.submit(look)
+        until_blocked(hands, answer)
+        assert not answer.done()
+        other.execute("commit")
+        assert answer.result(timeout=20)
+
+
+def test_what_is_enqueued_twice_is_sent_once(hands: Hands) -> None:
+    """Whoever is behind by a step finds nothing left to begin: neither a task, nor a child."""
+    child = Graph(name="child", nodes=(task("inner"),))
+    flow = Flow.start(hands, [task("a"), Node(name="child", kind="workflow", graph=child)])
+    flow.settle_down()
+    before = hands.table("nodes", "name, state, task_id, iteration"), len(hands.table("tasks", "id"))
+    hands.run(workflows.enqueue([(flow.id, 0)], [None], channel=hands.target.channel))
+    assert hands.run(workflows.adopt((flow.id, 1))) is None
+    assert before == (
+        hands.table("nodes", "name, state, task_id, iteration"),
+        len(hands.table("tasks", "id")),
+    )
+
+
+def test_a_task_that_was_sent_before_its_node_knew_is_not_sent_again(hands: Hands) -> None:
+    """The id of a task is made of its node and iteration, so even a node that forgot cannot send a second one."""
+    flow = Flow.start(hands, [task("a")])
+    flow.settle_down()
+    forgotten = "update {schema}.nodes set state = 'READY', iteration = 0, task_id = null"
+    hands.connection.execute(hands.plain(forgotten))
+    hands.run(workflows.enqueue([(flow.id, 0)], [None], channel=hands.target.channel))
+    assert len(hands.table("tasks", "id")) == 1
+    flow.play()
+    assert flow.state == "COMPLETED"

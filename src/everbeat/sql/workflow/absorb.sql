@@ -1,10 +1,17 @@
--- What happened to locked workflows: nodes whose task or child has ended, end as it did; edges of ended nodes are met or not.
+-- What happened to locked workflows, each in turn: nodes whose task or child has ended, end as it did; edges of ended nodes are met or not.
 -- A result or error that should be there and is not is said to be missing. Answers nodes that may have something to do now, nodes that
 -- are READY (no more than one step takes), nodes that ended badly, and the workflows that are to be looked at as a whole.
 with taken as materialized (
     delete from {schema}.outbox o
     where o.id = any(array(
-        select h.id from {schema}.outbox h where h.workflow_id = any(%(ids)s::text::uuid[]) order by h.id limit %(limit)s
+        select h.id
+        from unnest(%(ids)s::text::uuid[]) as w (id)
+        cross join lateral (
+            select o.id, row_number() over (order by o.id) as turn
+            from {schema}.outbox o where o.workflow_id = w.id order by o.id limit %(limit)s
+        ) h
+        order by h.turn
+        limit %(limit)s
     ))
     returning o.workflow_id, o.node
 ), whole as materialized (

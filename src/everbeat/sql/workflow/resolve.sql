@@ -20,18 +20,18 @@ with candidate as materialized (
             where e.workflow_id = c.workflow_id and e.child = c.number and e.state = 'OPEN' and not e.joins
         ) as waits,
         c.quorum,
-        (
+        case when c.quorum is not null then (
             select count(*) from (
                 select from {schema}.edges e
                 where e.workflow_id = c.workflow_id and e.child = c.number and e.state = 'MET' and e.joins limit c.quorum
             ) met
-        ) as met,
-        (
+        ) end as met,
+        case when c.quorum is not null then (
             select count(*) from (
                 select from {schema}.edges e
                 where e.workflow_id = c.workflow_id and e.child = c.number and e.state = 'OPEN' and e.joins limit c.quorum
             ) open
-        ) as open
+        ) end as open
     from candidate c
     where c.state <> 'ENQUEUED'
 ), skipped as (

@@ -12,7 +12,7 @@ with page as materialized (
         select from {schema}.outbox o
         where o.workflow_id = p.id and o.at > statement_timestamp() - %(grace_ms)s::bigint * interval '1 millisecond'
     )
-), found as (
+), found as materialized (
     select s.id, n.number, n.name, n.task_id, 'TASK_ENDED' as what
     from still s
     join {schema}.nodes n on n.workflow_id = s.id and n.state = 'ENQUEUED' and n.kind = 'task'

@@ -1,0 +1,178 @@
+"""Statements of workflows keep using their indexes beside 200,000 nodes and as many edges: few pages, no scan of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg import sql
+
+from everbeat.domain.graph import Edge, Graph
+from everbeat.domain.verdict import Verdict
+from everbeat.store import workflow_control as control
+from everbeat.store import workflows
+from everbeat.store.foreign_statement import numbered
+from everbeat.store.session import KEYED
+from everbeat.store.statement import Statement
+from tests.store.conftest import Hands
+from tests.store.flows import task
+from tests.store.test_plans import filled, nodes, plan
+
+TABLES = ("tasks", "workflows", "nodes", "edges", "outbox")
+WIDE = 10_000
+"""Nodes of the one workflow that all statements are asked about; node 0 has ended, and node 1 waits for all of them."""
+
+FILL = (
+    """insert into {schema}.workflows (id, name, key, state, on_error, node_count, sent_at)
+       select gen_random_uuid(), 'flow', 'k' || n, case when n %% 10 = 0 then 'RUNNING' else 'COMPLETED' end, 'fail', 10, now()
+       from generate_series(1, 20000) n""",
+    """insert into {schema}.workflows (id, name, key, on_error, node_count) values (%(wide)s, 'wide', 'wide', 'fail', 10000)""",
+    """insert into {schema}.nodes (workflow_id, number, name, kind, state, task_id, task, queue, priority, args)
+       select w.id, n, 'n' || n, 'task', case when w.state = 'RUNNING' and n %% 10 > 0 then 'PENDING' else 'COMPLETED' end,
+           gen_random_uuid(), 'work', 'default', 100, '{{}}'
+       from {schema}.workflows w cross join generate_series(0, 9) n where w.name = 'flow'""",
+    """insert into {schema}.edges (workflow_id, parent, child, state)
+       select n.workflow_id, n.number, n.number + 1, case when n.state = 'COMPLETED' then 'MET' else 'OPEN' end
+       from {schema}.nodes n where n.number < 9""",
+    """insert into {schema}.nodes (workflow_id, number, name, kind, state, task_id, task, queue, priority, args)
+       select %(wide)s, n, 'n' || n, 'task', case n when 0 then 'COMPLETED' when 1 then 'PENDING' else 'ENQUEUED' end,
+           gen_random_uuid(), 'work', 'default', 100, '{{}}'
+       from generate_series(0, 9999) n""",
+    """insert into {schema}.edges (workflow_id, parent, child, state)
+       select %(wide)s, n, 1, case n when 0 then 'MET' else 'OPEN' end from generate_series(0, 9999) n where n <> 1""",
+    """insert into {schema}.tasks (id, name, queue, priority, state, args, sent_at, enqueued_at, started_at, completed_at, result,
+           fence, attempt, workflow_id, node)
+       select n.task_id, 'work', 'default', 100, 'COMPLETED', '{{}}', now(), now(), now(), now(), '1', 1, 1, n.workflow_id, n.number
+       from {schema}.nodes n where n.workflow_id = %(wide)s""",
+    """insert into {schema}.outbox (workflow_id, node)
+       select n.workflow_id, n.number from {schema}.nodes n where n.workflow_id <> %(wide)s and n.state = 'COMPLETED' limit 20000""",
+    "insert into {schema}.outbox (workflow_id, node) select %(wide)s, n from generate_series(2, 9999) n",
+    *(f"vacuum analyze {{schema}}.{table}" for table in TABLES),
+)  # fmt: skip
+
+
+@dataclass
+class Loaded:
+    """The hands, and the id of the wide workflow."""
+
+    hands: Hands
+    wide: UUID
+
+    @property
+    def channel(self) -> str:
+        return self.hands.target.channel
+
+    def check(
+        self, statement: Statement[Any], *, pages: int, by: str = "both", tables: Sequence[str] = TABLES
+    ) -> None:
+        """As a client asks, or as a worker does: planned before anybody knows the values."""
+        asked = {
+            "client": lambda: plan(self.hands, statement)["Plan"],
+            "worker": lambda: self._unknowing(statement),
+        }
+        for found in (ask() for who, ask in asked.items() if by in (who, "both")):
+            scans = [
+                node
+                for node in nodes(found)
+                if node["Node Type"] == "Seq Scan" and node.get("Relation Name") in tables
+            ]
+            assert scans == [], f"{statement.name}: {json.dumps(scans, indent=1)[:2000]}"
+            # What changes rows and is not asked for its answer counts after the rest.
+            touched = max(node["Shared Hit Blocks"] + node["Shared Read Blocks"] for node in nodes(found))
+            print(f"{statement.name}: {touched} pages")
+            assert touched <= pages, f"{statement.name} touched {touched} pages"
+
+    def _unknowing(self, statement: Statement[Any]) -> dict[str, Any]:
+        connection = self.hands.connection
+        text, names = numbered(statement.name, self.hands.target.schema)
+        given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
+        with connection.transaction(force_rollback=True):
+            connection.execute(KEYED.replace(b"set ", b"set local "))
+            connection.execute(f"prepare as_a_worker_does as {text}".encode())
+            explain = sql.SQL("explain (analyze, buffers, format json) execute as_a_worker_does ({})")
+            row = connection.execute(explain.format(given)).fetchone()
+            connection.execute("deallocate as_a_worker_does")
+        assert row is not None
+        return dict(row[0][0]["Plan"])
+
+
+@pytest.fixture(scope="module")
+def loaded(database_url: str) -> Iterator[Loaded]:
+    with filled(database_url, rows=50_000, in_flight=10) as hands:
+        wide = uuid4()
+        for text in FILL:
+            used = {"wide": wide} if "%(wide)s" in text or "%%" in text else None
+            composed = sql.SQL(text).format(schema=sql.Identifier(hands.target.schema))  # type: ignore[arg-type]
+            hands.connection.execute(composed, used)
+        yield Loaded(hands, wide)
+
+
+def test_what_has_happened_is_found_and_absorbed(loaded: Loaded) -> None:
+    loaded.check(workflows.lock(look=2_000, limit=100), by="worker", pages=2_500)
+    loaded.check(workflows.lock_these([loaded.wide]), by="worker", pages=20)
+    loaded.check(workflows.absorb([loaded.wide], limit=500), by="worker", pages=25_000)
+    loaded.check(control.forget(limit=1_000), pages=12_000)
+
+
+def test_one_end_of_many_parents_costs_the_same_as_one_of_few(loaded: Loaded) -> None:
+    """A wide fan-in is linear: what one of 10,000 parents does to their child is one look."""
+    loaded.check(workflows.absorb([loaded.wide], limit=1), by="worker", pages=150)
+    loaded.check(workflows.resolve([(loaded.wide, 1)]), by="worker", pages=60)
+
+
+def test_nodes_begin(loaded: Loaded) -> None:
+    places = [(loaded.wide, number) for number in range(2, 502)]
+    loaded.check(workflows.resolve(places), by="worker", pages=12_000)
+    put_back = sql.SQL(
+        "update {}.nodes set state = 'PENDING', iteration = 7 where workflow_id = {} and number < 502"
+    )
+    with loaded.hands.connection.transaction(force_rollback=True):
+        schema = sql.Identifier(loaded.hands.target.schema)
+        loaded.hands.connection.execute(put_back.format(schema, sql.Literal(loaded.wide)))
+        loaded.check(
+            workflows.enqueue(places, [None] * 500, channel=loaded.channel), by="worker", pages=40_000
+        )
+        loaded.check(workflows.hold(places, again=[True] * 500), by="worker", pages=20_000)
+    loaded.check(workflows.values([(loaded.wide, 0), (loaded.wide, 9)]), by="worker", pages=60)
+    loaded.check(workflows.compositions(places), by="worker", pages=4_000)
+
+
+def test_workflows_begin_and_end(loaded: Loaded) -> None:
+    graph = Graph(
+        name="new",
+        nodes=tuple(task(f"n{n}") for n in range(100)),
+        edges=tuple(Edge(n, n + 1) for n in range(99)),
+    )
+    loaded.check(workflows.insert(uuid4(), graph, channel=loaded.channel, key="k10"), pages=3_000)
+    loaded.check(workflows.ended([loaded.wide]), pages=60)
+    verdict = Verdict(workflow_id=loaded.wide, state="COMPLETED", result="1")
+    loaded.check(workflows.finish([verdict], channel=loaded.channel), by="worker", pages=60)
+
+
+def test_looks_at_workflows(loaded: Loaded) -> None:
+    loaded.check(control.info([loaded.wide]), pages=800)
+    loaded.check(control.nodes(loaded.wide, limit=100), pages=1_500)
+    loaded.check(control.edges(loaded.wide), pages=800)
+    loaded.check(control.node(loaded.wide, "n77"), pages=800)
+    loaded.check(control.ends([loaded.wide]), pages=20)
+    loaded.check(control.listing(name=None, state=None, key=None, roots=True, limit=20), pages=2_000)
+
+
+def test_stopping_and_going_on(loaded: Loaded) -> None:
+    for verb in (control.pause, control.resume, control.cancel):
+        loaded.check(verb(loaded.wide, channel=loaded.channel), pages=60)
+    loaded.check(control.retry(loaded.wide, call=uuid4(), channel=loaded.channel), pages=60)
+    loaded.check(control.look([loaded.wide]), pages=20)
+
+
+def test_the_pass_of_the_reconciler(loaded: Loaded) -> None:
+    """A page of 200 live workflows, then one of which 10,000 tasks have ended. The outbox holds only what is under way: it may be read whole."""
+    kept = tuple(table for table in TABLES if table != "outbox")
+    loaded.check(control.stuck(after=UUID(int=0), limit=200, grace_ms=0), tables=kept, pages=80_000)
+    loaded.check(
+        control.stuck(after=UUID(int=0), limit=200, grace_ms=0, only=loaded.wide), tables=kept, pages=120_000
+    )
