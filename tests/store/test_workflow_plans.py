@@ -112,33 +112,33 @@ def loaded(database_url: str) -> Iterator[Loaded]:
 
 
 def test_what_has_happened_is_found_and_absorbed(loaded: Loaded) -> None:
-    loaded.check(workflows.lock(look=2_000, limit=100), by="worker", pages=2_500)
-    loaded.check(workflows.lock_these([loaded.wide]), by="worker", pages=20)
-    loaded.check(workflows.absorb([loaded.wide], limit=500), by="worker", pages=25_000)
-    loaded.check(control.forget(limit=1_000), pages=12_000)
+    loaded.check_plan(workflows.lock(look=2_000, limit=100), by="worker", pages=2_500)
+    loaded.check_plan(workflows.lock_these([loaded.wide]), by="worker", pages=20)
+    loaded.check_plan(workflows.absorb([loaded.wide], limit=500), by="worker", pages=25_000)
+    loaded.check_plan(control.forget(limit=1_000), pages=12_000)
 
 
 def test_one_end_of_many_parents_costs_the_same_as_one_of_few(loaded: Loaded) -> None:
     """A wide fan-in is linear: what one of 10,000 parents does to their child is one look."""
-    loaded.check(workflows.absorb([loaded.wide], limit=1), by="worker", pages=150)
-    loaded.check(workflows.resolve([(loaded.wide, 1)]), by="worker", pages=60)
+    loaded.check_plan(workflows.absorb([loaded.wide], limit=1), by="worker", pages=150)
+    loaded.check_plan(workflows.resolve([(loaded.wide, 1)]), by="worker", pages=60)
 
 
 def test_nodes_begin(loaded: Loaded) -> None:
     places = [(loaded.wide, number) for number in range(2, 502)]
-    loaded.check(workflows.resolve(places), by="worker", pages=12_000)
+    loaded.check_plan(workflows.resolve(places), by="worker", pages=12_000)
     put_back = sql.SQL(
         "update {}.nodes set state = 'PENDING', iteration = 7 where workflow_id = {} and number < 502"
     )
     with loaded.hands.connection.transaction(force_rollback=True):
         schema = sql.Identifier(loaded.hands.target.schema)
         loaded.hands.connection.execute(put_back.format(schema, sql.Literal(loaded.wide)))
-        loaded.check(
+        loaded.check_plan(
             workflows.enqueue(places, [None] * 500, channel=loaded.channel), by="worker", pages=40_000
         )
-        loaded.check(workflows.hold(places, again=[True] * 500), by="worker", pages=20_000)
-    loaded.check(workflows.values([(loaded.wide, 0), (loaded.wide, 9)]), by="worker", pages=60)
-    loaded.check(workflows.compositions(places), by="worker", pages=4_000)
+        loaded.check_plan(workflows.hold(places, again=[True] * 500), by="worker", pages=20_000)
+    loaded.check_plan(workflows.values([(loaded.wide, 0), (loaded.wide, 9)]), by="worker", pages=60)
+    loaded.check_plan(workflows.compositions(places), by="worker", pages=4_000)
 
 
 def test_workflows_begin_and_end(loaded: Loaded) -> None:
@@ -147,32 +147,32 @@ def test_workflows_begin_and_end(loaded: Loaded) -> None:
         nodes=tuple(task(f"n{n}") for n in range(100)),
         edges=tuple(Edge(n, n + 1) for n in range(99)),
     )
-    loaded.check(workflows.insert(uuid4(), graph, channel=loaded.channel, key="k10"), pages=3_000)
-    loaded.check(workflows.ended([loaded.wide]), pages=60)
+    loaded.check_plan(workflows.insert(uuid4(), graph, channel=loaded.channel, key="k10"), pages=3_000)
+    loaded.check_plan(workflows.ended([loaded.wide]), pages=60)
     verdict = Verdict(workflow_id=loaded.wide, state="COMPLETED", result="1")
-    loaded.check(workflows.finish([verdict], channel=loaded.channel), by="worker", pages=60)
+    loaded.check_plan(workflows.finish([verdict], channel=loaded.channel), by="worker", pages=60)
 
 
 def test_looks_at_workflows(loaded: Loaded) -> None:
-    loaded.check(control.info([loaded.wide]), pages=800)
-    loaded.check(control.nodes(loaded.wide, limit=100), pages=1_500)
-    loaded.check(control.edges(loaded.wide), pages=800)
-    loaded.check(control.node(loaded.wide, "n77"), pages=800)
-    loaded.check(control.ends([loaded.wide]), pages=20)
-    loaded.check(control.listing(name=None, state=None, key=None, roots=True, limit=20), pages=2_000)
+    loaded.check_plan(control.info([loaded.wide]), pages=800)
+    loaded.check_plan(control.nodes(loaded.wide, limit=100), pages=1_500)
+    loaded.check_plan(control.edges(loaded.wide), pages=800)
+    loaded.check_plan(control.node(loaded.wide, "n77"), pages=800)
+    loaded.check_plan(control.ends([loaded.wide]), pages=20)
+    loaded.check_plan(control.listing(name=None, state=None, key=None, roots=True, limit=20), pages=2_000)
 
 
 def test_stopping_and_going_on(loaded: Loaded) -> None:
     for verb in (control.pause, control.resume, control.cancel):
-        loaded.check(verb(loaded.wide, channel=loaded.channel), pages=60)
-    loaded.check(control.retry(loaded.wide, call=uuid4(), channel=loaded.channel), pages=60)
-    loaded.check(control.look([loaded.wide]), pages=20)
+        loaded.check_plan(verb(loaded.wide, channel=loaded.channel), pages=60)
+    loaded.check_plan(control.retry(loaded.wide, call=uuid4(), channel=loaded.channel), pages=60)
+    loaded.check_plan(control.look([loaded.wide]), pages=20)
 
 
 def test_the_pass_of_the_reconciler(loaded: Loaded) -> None:
     """A page of 200 live workflows, then one of which 10,000 tasks have ended. The outbox holds only what is under way: it may be read whole."""
     kept = tuple(table for table in TABLES if table != "outbox")
-    loaded.check(control.stuck(after=UUID(int=0), limit=200, grace_ms=0), tables=kept, pages=80_000)
-    loaded.check(
+    loaded.check_plan(control.stuck(after=UUID(int=0), limit=200, grace_ms=0), tables=kept, pages=80_000)
+    loaded.check_plan(
         control.stuck(after=UUID(int=0), limit=200, grace_ms=0, only=loaded.wide), tables=kept, pages=120_000
     )
