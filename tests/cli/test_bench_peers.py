@@ -90,7 +90,7 @@ def test_a_queue_that_cannot_be_installed_is_left_out_and_named(database_url: st
     told = json.loads(done.stdout)
     assert "warning: graphile-worker is left out" in done.stderr
     assert "node, which is not on PATH" in done.stderr
-    assert (told["peers"], len(told["figures"])) == ({}, 3)
+    assert (told["peers"], len(told["figures"])) == ({}, 4)
     assert done.returncode == ExitCode.FAILED  # all that was named is missing
 
 

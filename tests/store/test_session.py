@@ -6,18 +6,24 @@ import asyncio
 import os
 import threading
 from random import Random
+from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from everbeat.errors import ConfigurationError, DatabaseUnreachable, SchemaMissing, WrongDatabaseURL
-from everbeat.store import leases, tasks, workers
+from everbeat.store import leases, tasks, workers, workflows
 from everbeat.store.database import Database
+from everbeat.store.foreign_statement import numbered
 from everbeat.store.leases import Settlement
 from everbeat.store.session import Session
+from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from tests.store.conftest import Hands
+from tests.store.flows import Flow, task
+from tests.store.test_plans import nodes
 
 
 async def test_a_terminated_session_repeats_its_statement(hands: Hands) -> None:
@@ -160,3 +166,55 @@ async def test_one_database_serves_threads_loops_and_forked_children(hands: Hand
     assert os.waitstatus_to_exitcode(status) == 0
     assert database.run(tasks.outcomes([uuid4()])) == {}, "the parent's connections still work"
     await database.aclose()
+
+
+async def test_a_plan_for_a_small_table_does_not_outlive_its_growth(hands: Hands) -> None:
+    """Planned beside ten nodes, a look-up reads them all; a statement that was slow has all of the session planned anew."""
+    flow = Flow.start(hands, [task(f"n{number}") for number in range(10)])
+    flow.play()
+    hands.connection.execute(hands.plain("analyze {schema}.nodes"))
+    session = Session(hands.target, "everbeat test session", keyed=True)
+    statement = workflows.enqueue([(flow.id, 0)], [None], channel=hands.target.channel)
+    for _ in range(6):
+        await session.run(statement)
+    assert await looked_up(session, statement) == []
+    grow = (
+        "insert into {schema}.nodes (workflow_id, number, name, kind, state)"
+        " select gen_random_uuid(), n, 'n', 'task', 'READY' from generate_series(1, 10000) n"
+    )
+    hands.connection.execute(hands.plain(grow))
+    await session.run(statement)
+    assert await looked_up(session, statement) == [], "nothing tells the planner"
+    waits = (
+        "select 1 from pg_stat_activity where application_name = 'everbeat test session' and wait_event_type = 'Lock'"
+        " and clock_timestamp() - query_start > interval '0.2 s'"
+    )
+    with hands.target.connect("in its way") as other:
+        other.execute("begin")
+        other.execute(hands.plain("lock table {schema}.nodes"))
+        slow = asyncio.create_task(session.run(statement))
+        while not hands.connection.execute(waits.encode()).fetchone():
+            await asyncio.sleep(0.01)  # another session's lock is seen from outside only
+        other.execute("commit")
+        await slow
+    await session.run(statement)
+    (found,) = await looked_up(session, statement)
+    assert "workflow_id = " in found
+    assert "number = " in found
+    await session.drop()
+
+
+async def looked_up(session: Session, statement: Statement[Any]) -> list[str]:
+    """By what the session's kept plan of this statement finds nodes; nothing: it reads them all."""
+    connection = await session.connection()
+    text, names = numbered(statement.name, session.target.schema)
+    kept = "select name from pg_prepared_statements where statement = %s"
+    (name,) = await (await connection.execute(kept, [text])).fetchone() or ("",)
+    given = sql.SQL(", ").join(sql.Literal(statement.parameters[each]) for each in names)
+    explain = sql.SQL("explain (format json) execute {} ({})").format(sql.Identifier(name), given)
+    (found,) = await (await connection.execute(explain)).fetchone() or ([{}],)
+    return [
+        node["Index Cond"]
+        for node in nodes(found[0]["Plan"])
+        if node.get("Relation Name") == "nodes" and "Index Cond" in node
+    ]

@@ -18,7 +18,7 @@ from psycopg import AsyncConnection, Connection
 
 from everbeat.errors import DatabaseUnreachable
 from everbeat.store.session import Run, is_alive
-from everbeat.store.statement import Row, Statement, compose
+from everbeat.store.statement import Row, Statement, compose, has_rows
 from everbeat.store.target import Target, is_repeatable
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Database:
 
     def _rows(self, connection: Connection[Any], statement: Statement[Any]) -> Sequence[Row]:
         cursor = connection.execute(compose(statement.name, self.target.schema), statement.parameters)
-        return cursor.fetchall() if cursor.description else []
+        return cursor.fetchall() if has_rows(cursor) else []
 
     @contextmanager
     def _connection(self) -> Iterator[Connection[Any]]:
@@ -137,7 +137,7 @@ class Database:
 
     async def _arows(self, connection: AsyncConnection[Any], statement: Statement[Any]) -> Sequence[Row]:
         cursor = await connection.execute(compose(statement.name, self.target.schema), statement.parameters)
-        return await cursor.fetchall() if cursor.description else []
+        return await cursor.fetchall() if has_rows(cursor) else []
 
     @asynccontextmanager
     async def _aconnection(self) -> AsyncIterator[AsyncConnection[Any]]:

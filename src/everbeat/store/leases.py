@@ -97,11 +97,12 @@ def claim(
 
 
 class Prospect(Struct, frozen=True):
-    """What there is to wait for: `due_in_ms` until the next scheduled task becomes due (negative: it just did; None: there is none), and
-    whether something has `happened` to workflows."""
+    """What there is to wait for: `due_in_ms` until the next scheduled task becomes due (negative: it just did; None: there is none),
+    whether something has `happened` to workflows, and whether `suspects` are due."""
 
     due_in_ms: float | None
     happened: bool
+    suspects: bool
 
 
 def next_due(
@@ -115,8 +116,8 @@ def next_due(
     }
 
     def read(found: Sequence[Row]) -> Prospect:
-        due_in_ms, happened = found[0]
-        return Prospect(None if due_in_ms is None else float(due_in_ms), happened)
+        due_in_ms, happened, suspects = found[0]
+        return Prospect(None if due_in_ms is None else float(due_in_ms), happened, suspects)
 
     return Statement("task/next_due", parameters, read)
 

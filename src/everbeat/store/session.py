@@ -17,7 +17,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
-from everbeat.store.statement import Statement, compose
+from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.target import Target, is_pooled, is_repeatable
 
 T = TypeVar("T")
@@ -27,6 +27,8 @@ _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _ON_THE_WAY_S: Final = 5.0
 _CANCEL_S: Final = 1.0
+_SLOW_S: Final = 0.1
+_REPLAN_S: Final = 1.0
 _log = logging.getLogger("everbeat.store")
 
 KEYED: Final = b"""
@@ -71,6 +73,8 @@ class Session:
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
         self._is_renamed = False
+        self._was_slow = False
+        self._replan_at = 0.0
         self.answers = 0
         self.tries = 0
 
@@ -151,19 +155,30 @@ class Session:
                 return await body(run)
 
     async def _answer(self, connection: AsyncConnection[Any], statement: Statement[T]) -> T:
+        began_at = monotonic()
         with self._bounded(connection):
             cursor = await connection.execute(
                 compose(statement.name, self.target.schema), statement.parameters
             )
-            found = await cursor.fetchall() if cursor.description else []
+            found = await cursor.fetchall() if has_rows(cursor) else []
             self.answers += 1
+        self._was_slow |= monotonic() - began_at > _SLOW_S
         return statement.read(found)
+
+    async def _replan(self, connection: AsyncConnection[Any]) -> None:
+        # A plan that was made for a handful of rows may read all of a table that has grown since, and is kept until the table
+        # is analysed. None of these statements takes so long with a plan that fits (docs/performance.md).
+        if self._keyed and self._was_slow and not self.pooled and monotonic() >= self._replan_at:
+            self._was_slow, self._replan_at = False, monotonic() + _REPLAN_S
+            with self._bounded(connection):
+                await connection.execute(b"discard plans")
 
     @asynccontextmanager
     async def _trying(self) -> AsyncIterator[AsyncConnection[Any]]:
         self.tries += 1
         connection = await self.connection()
         try:
+            await self._replan(connection)
             yield connection
         except psycopg.Error as problem:
             if connection.closed or connection.broken or not is_alive(problem):

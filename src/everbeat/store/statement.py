@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
-from psycopg import sql
+from psycopg import AsyncCursor, Cursor, sql
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -33,6 +33,11 @@ def compose(name: str, schema: str) -> bytes:
     """The statement for one schema, whose name is quoted safely."""
     template = sql.SQL(source(name))  # from our own package, never from data
     return template.format(schema=sql.Identifier(schema)).as_bytes(None)
+
+
+def has_rows(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:
+    """Whether the statement answers with rows, be it none: `cursor.description` tells the same, and describes every column first."""
+    return cursor.pgresult is not None and cursor.pgresult.nfields > 0
 
 
 def rows(found: Sequence[Row]) -> Sequence[Row]:

@@ -29,16 +29,23 @@ class Advancer:
         self._session = session
         self._on_enqueued = on_enqueued
         self._is_told = True
+        self._is_asked = False
 
     def look(self) -> None:
         """Something may have happened to workflows."""
         self._is_told = True
         self.wake.set()
 
+    def asked(self, happened: bool) -> None:
+        """Somebody has just asked the database whether something has."""
+        self._is_asked = True
+        if happened:
+            self.look()
+
     async def tick(self) -> float | None:
         """Steps until nothing is left that nobody is at."""
         channel = self._session.target.channel
-        if not self._is_told and not await self._session.run(happened()):
+        if not self._is_told and (self._was_asked() or not await self._session.run(happened())):
             return None
         self._is_told = False
         while True:
@@ -47,3 +54,8 @@ class Advancer:
                 self._on_enqueued()
             if not done.workflows:
                 return None
+
+    def _was_asked(self) -> bool:
+        # Since the last look: each answer spares one question.
+        was_asked, self._is_asked = self._is_asked, False
+        return was_asked

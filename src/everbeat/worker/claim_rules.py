@@ -23,4 +23,4 @@ class ClaimRules(Struct, frozen=True, kw_only=True):
     launch: Callable[[LaneName, Sequence[Attempt]], None]
     not_started: Callable[[Attempt, str], None]
     on_claimed: Callable[[], None]
-    on_happened: Callable[[], None]
+    on_happened: Callable[[bool], None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -39,7 +39,6 @@ CLOSE_PATIENCE_S: Final = 2.0
 """So long a claim under way may hold up the end of the worker."""
 SUSPECTS_EVERY_S: Final = 1.0
 """Suspects are rare: hints make this worker look for them no more often than this."""
-_LONGEST_PAUSE_S: Final = 30.0
 
 
 class Claimer:
@@ -105,17 +104,18 @@ class Claimer:
         async with self._busy:
             if self.is_closed:
                 return None
+            hinted = [lane for lane in self._lanes if lane.has_more]
             if self._lookout.is_time():
                 self.look()
             await self._give_back_broken()
             asked_at = self._clock.monotonic()
-            idle = await self._claim_all()
+            idle, left_out = await self._claim_all(hinted)
             await self._start_waiting()
             if self._can_go_on():
                 return 0.0
             if idle:
-                await self._ask_next_due(idle, asked_at)
-            return self._rest_s()
+                await self._ask_next_due(idle, left_out, asked_at)
+            return 0.0 if self._can_go_on() else self._rest_s()
 
     async def close(self) -> None:
         """Claim no more; what waits is given back at no cost."""
@@ -138,15 +138,21 @@ class Claimer:
             await give_back(self._session, phantoms)
             self.look()
 
-    async def _claim_all(self) -> list[Lane]:
-        """One claim for each lane with room; answers the lanes that have nothing more to claim for now."""
+    async def _claim_all(self, hinted: Collection[Lane]) -> tuple[list[Lane], list[Lane]]:
+        """One claim for each lane with room; answers those that have nothing more to claim for now, and those that were left out: where
+        nothing hints at suspects, and a question is about to be asked anyway, it is asked with that."""
         idle: list[Lane] = []
+        left_out: list[Lane] = []
         for lane in self._lanes:
             while lane.startable and self._may_start():
                 await self._start_waiting()
             limit = self._room(lane)
             now = self._clock.monotonic()
             if not lane.has_more or limit <= 0 or now < lane.paused_until or not self._may_ask():
+                continue
+            if lane.suspects and idle and lane not in hinted:
+                lane.has_more = False
+                left_out.append(lane)
                 continue
             worker_id = self._rules.worker_id()
             lane.has_more = False  # a hint that comes while the statement runs sets it again
@@ -164,7 +170,7 @@ class Claimer:
                 lane.paused_until = self._clock.monotonic() + SUSPECTS_EVERY_S
             if not lane.has_more:
                 idle.append(lane)
-        return idle
+        return idle, left_out
 
     def _may_start(self) -> bool:
         return not self.is_closed and self._rules.may_start()
@@ -273,13 +279,7 @@ class Claimer:
         """A lane whose processes do not come up lets others have its tasks, and tries again later."""
         for lane in self._lanes:
             if lane.is_broken:
-                lane.is_broken = False
-                lane.failures += 1
-                pause = min(0.5 * 2.0 ** min(lane.failures - 1, 10), _LONGEST_PAUSE_S)
-                lane.paused_until = self._clock.monotonic() + pause
-                lane.has_more = True
-                waiting, lane.waiting = lane.waiting, []
-                await self._release(waiting)
+                await self._release(lane.rest(self._clock.monotonic()))
 
     async def _release(self, attempts: Sequence[Attempt]) -> None:
         held = [attempt for attempt in attempts if attempt.stage is Stage.CLAIMED]
@@ -300,16 +300,17 @@ class Claimer:
                 return True
         return False
 
-    async def _ask_next_due(self, idle: Sequence[Lane], asked_at: float) -> None:
-        names = [name for lane in idle for name in lane.names]
+    async def _ask_next_due(self, idle: Sequence[Lane], left_out: Sequence[Lane], asked_at: float) -> None:
+        names = sorted({name for lane in (*idle, *left_out) for name in lane.names})
         # What became due while the claim ran was missed by it, and is in the past by now.
         margin_ms = math.ceil((self._clock.monotonic() - asked_at) * 1_000) + 1
         statement = leases.next_due(names=names, queues=self._queues, margin_ms=margin_ms)
         prospect = await self._session.run(statement)
         if prospect.due_in_ms is not None:
             self._lookout.expect(prospect.due_in_ms)
-        if prospect.happened:
-            self._rules.on_happened()
+        for lane in left_out:
+            lane.has_more |= prospect.suspects
+        self._rules.on_happened(prospect.happened)
 
     def _rest_s(self) -> float:
         now = self._clock.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,6 +16,7 @@ from everbeat.worker.attempt import Attempt, LaneName, Stage
 from everbeat.worker.executor import Executor
 
 LOWEST_QUEUE_PRIORITY = 100
+_LONGEST_PAUSE_S: Final = 30.0
 
 
 class Lane(Struct, kw_only=True):
@@ -58,6 +60,14 @@ class Lane(Struct, kw_only=True):
     def _lag(self) -> int:
         # Memory stays bounded by two attempts a slot when outcomes cannot be written.
         return max(0, self.unsettled() - self.executor.slots)
+
+    def rest(self, now: float) -> list[Attempt]:
+        """Its processes do not come up: it claims nothing for a while, longer each time. Answers what waited."""
+        self.is_broken, self.has_more = False, True
+        self.failures += 1
+        self.paused_until = now + min(0.5 * 2.0 ** min(self.failures - 1, 10), _LONGEST_PAUSE_S)
+        waiting, self.waiting = self.waiting, []
+        return waiting
 
     def add(self, attempt: Attempt) -> None:
         """Queue a claimed attempt in the order of service: a later claim may have brought a more urgent one."""

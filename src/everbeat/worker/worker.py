@@ -217,8 +217,8 @@ class Worker:
         self._link.tell(Retiring(reason, tasks, rss_bytes))
         self._departure.retire()
 
-    def _look_at_workflows(self) -> None:
-        self._advancer.look()
+    def _asked_of_workflows(self, happened: bool) -> None:
+        self._advancer.asked(happened)
 
     def _on_lost(self, attempt: Attempt) -> None:
         self._conductor.lose([attempt], "the database says so")
@@ -303,7 +303,7 @@ class Worker:
                 launch=self._launch,
                 not_started=self._conductor.not_started,
                 on_claimed=self._leases.claimed,
-                on_happened=self._look_at_workflows,
+                on_happened=self._asked_of_workflows,
             ),
         )
 
