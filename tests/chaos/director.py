@@ -42,7 +42,10 @@ _AT_WORK: Final = """
     select count(distinct w.supervisor_id) from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id
     where t.state in ('RUNNING', 'COMPLETED')
 """
-_UNENDED: Final = "select count(*) from {}.tasks where state in ('PENDING', 'CLAIMED', 'RUNNING')"
+_UNENDED: Final = """
+    select (select count(*) from {0}.tasks where state in ('PENDING', 'CLAIMED', 'RUNNING'))
+        + (select count(*) from {0}.workflows where state in ('RUNNING', 'PAUSED', 'CANCELLING'))
+"""
 
 
 class Director:
@@ -213,7 +216,9 @@ class Director:
             self._await(is_over, QUIET_WITHIN_S, "the last task")
         left = self._count(query)
         if left:
-            self._say(f"{left} tasks have not ended, and nothing has moved for {moved.stopped_s():.0f} s")
+            self._say(
+                f"{left} tasks and workflows have not ended, and nothing has moved for {moved.stopped_s():.0f} s"
+            )
         return None if left else boot_s()
 
     def _count(self, query: sql.Composed) -> int:

@@ -6,7 +6,7 @@ What lives here: the values. What may not: gathering them (`gathering`) and judg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.chaos.plan import Kind, Plan
@@ -71,12 +71,13 @@ class Struck:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends:
     """What the producers know: the numbers they meant to send, with the task's name; the ids that were acknowledged; and of
-    each answered cancel the verdict and the time.
+    each answered cancel the verdict and the time; of acknowledged workflows the numbers of their tasks.
     """
 
     intended: Mapping[int, str]
     acknowledged: Mapping[int, str]
     cancels: Mapping[str, tuple[str, float]]
+    started: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,14 @@ class TaskRow:
     state: str
     attempt: int
     serial: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowRow:
+    """A workflow as it is in the end."""
+
+    id: str
+    state: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +164,7 @@ class Evidence:
     faults: Sequence[Struck]
     refusals: Sequence[Refusal]
     tasks: Sequence[TaskRow]
+    workflows: Sequence[WorkflowRow] = ()
     attempts: Sequence[AttemptRow]
     recoveries: Sequence[RecoveryRow]
     ends: Sequence[EndRow]

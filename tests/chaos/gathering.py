@@ -30,6 +30,7 @@ from tests.chaos.evidence import (
     Sends,
     Struck,
     TaskRow,
+    WorkflowRow,
 )
 from tests.chaos.plan import Kind, Plan
 from tests.invariants import breaches
@@ -79,6 +80,7 @@ def gather(director: Director, plan: Plan, course: Course, folder: Path) -> Evid
                 TaskRow,
                 "select id::text, name, (args ->> 'number')::bigint as number, state, attempt, serial from {schema}.tasks",
             ),
+            workflows=tables.read(WorkflowRow, "select id::text, state from {schema}.workflows"),
             attempts=tables.read(
                 AttemptRow,
                 "select task_id::text, attempt, claim_id::text, fence, outcome, will_retry from {schema}.attempts",
@@ -118,15 +120,18 @@ def _sends(folder: Path) -> Sends:
     intended: dict[int, str] = {}
     acknowledged: dict[int, str] = {}
     cancels: dict[str, tuple[str, float]] = {}
+    started: dict[str, list[int]] = {}
     for path in folder.glob("producer-*.jsonl"):
         for line in _lines(path):
             if "intends" in line:
                 intended |= dict(zip(line["intends"], line["names"], strict=True))
             if "sent" in line:
                 acknowledged |= dict(zip(line["sent"], line["ids"], strict=True))
+            if "started" in line:
+                started[line["started"]] = line["numbers"]
             if "cancelled" in line:
                 cancels[line["cancelled"]] = (line["verdict"], line["at"])
-    return Sends(intended=intended, acknowledged=acknowledged, cancels=cancels)
+    return Sends(intended=intended, acknowledged=acknowledged, cancels=cancels, started=started)
 
 
 def _faults(folder: Path) -> list[Struck]:

@@ -11,10 +11,11 @@ from typing import Final, TypeAlias
 from tests.chaos.evidence import Breach, Evidence
 from tests.chaos.task_oracles import TASK_ORACLES
 from tests.chaos.tree_oracles import TREE_ORACLES
+from tests.chaos.workflow_oracles import WORKFLOW_ORACLES
 
 Oracle: TypeAlias = Callable[[Evidence], Iterator[Breach]]
 
-ORACLES: Final[tuple[Oracle, ...]] = (*TASK_ORACLES, *TREE_ORACLES)
+ORACLES: Final[tuple[Oracle, ...]] = (*TASK_ORACLES, *TREE_ORACLES, *WORKFLOW_ORACLES)
 
 
 def breaches(evidence: Evidence) -> list[Breach]:

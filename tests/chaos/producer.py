@@ -15,10 +15,11 @@ from random import Random
 from typing import Any, Final, TextIO, TypeAlias
 from uuid import UUID
 
-from everbeat import EverbeatError, Handle, Task
+from everbeat import EverbeatError, Handle, Node, Task
 from tests.chaos.clock import boot_s
-from tests.chaos.program import LONGEST_S, WEIGHTS, app, cancelled, expiring, lined
+from tests.chaos.program import LONGEST_S, NODE_TASKS, WEIGHTS, app, cancelled, expiring, lined
 from tests.chaos.tree_oracles import CANARY
+from tests.chaos.workflow_oracles import BOTTOM, LEFT, NODES, RIGHT, TAIL, TOP
 
 Send: TypeAlias = tuple[Task[[int, float, str], str], int, float]
 """A task, its number and its seconds."""
@@ -26,6 +27,8 @@ Send: TypeAlias = tuple[Task[[int, float, str], str], int, float]
 _LONGEST_S: Final = 5.0
 _CANCEL_WITHIN_S: Final = 2.0
 _GOOD_FOR_S: Final = 3.0
+_WORKFLOWS: Final = 0.1
+"""How often a workflow is started instead."""
 
 
 class Producer:
@@ -39,7 +42,39 @@ class Producer:
         self._to_cancel: list[tuple[float, UUID]] = []
 
     def step(self) -> None:
-        """One send of one task or of several, and the cancels that are due."""
+        """One send of one task or of several, or the start of a workflow, and the cancels that are due."""
+        if self._dice.random() < _WORKFLOWS:
+            self._start()
+        else:
+            self._send_some()
+        self._cancel()
+
+    def _start(self) -> None:
+        """A diamond and a tail, of any tasks."""
+        workflow = app.workflow("diamond")
+        nodes: list[Node[str]] = []
+        numbers: list[int] = []
+        names: list[str] = []
+        for _ in range(NODES):
+            self._number += 1
+            task = self._dice.choice(NODE_TASKS)
+            seconds = LONGEST_S.get(task, 1.0) * self._dice.random() ** 2
+            nodes.append(workflow.add(task, self._number, seconds, CANARY))
+            numbers.append(self._number)
+            names.append(task.name)
+        nodes[LEFT].after(nodes[TOP])
+        nodes[RIGHT].after(nodes[TOP])
+        nodes[BOTTOM].after(nodes[LEFT], nodes[RIGHT])
+        nodes[TAIL].after(nodes[BOTTOM]).allow_failed()
+        self._write(intends=numbers, names=names)
+        try:
+            handle = workflow.start()
+        except EverbeatError as problem:
+            self._write(doubts=numbers, why=str(problem)[:200])
+        else:
+            self._write(started=str(handle.id), numbers=numbers)
+
+    def _send_some(self) -> None:
         sends = [self._next() for _ in range(self._dice.choice((1, 1, 1, 1, 1, 8)))]
         numbers = [number for _, number, _ in sends]
         self._write(intends=numbers, names=[task.name for task, _, _ in sends])
@@ -52,7 +87,6 @@ class Producer:
         for (task, _, _), handle in zip(sends, handles, strict=True):
             if task.name == cancelled.name:
                 self._to_cancel.append((boot_s() + self._dice.uniform(0, _CANCEL_WITHIN_S), handle.id))
-        self._cancel()
 
     def _send(self, sends: Sequence[Send]) -> list[Handle[Any]]:
         if len(sends) == 1:

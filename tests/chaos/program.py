@@ -212,6 +212,8 @@ WEIGHTS: Final = {
     ledgered: 3, lined: 2, poison: 0.2, rude: 0.1, flaky: 2, cancelled: 2, expiring: 1,
 }  # fmt: skip
 """How often a producer sends each."""
+NODE_TASKS: Final = (quick, again, again_in_thread, fails_when_lost, listed, flaky, stepped)
+"""What the nodes of workflows do."""
 LONGEST_S: Final = {
     quick: 0.1, flaky: 0.0, poison: 0.0, rude: 0.0, fails_when_lost: 2.0, again_in_process: 2.0, ledgered: 0.5, lined: 0.5,
 }  # fmt: skip

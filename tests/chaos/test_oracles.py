@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos import oracles
-from tests.chaos.evidence import Evidence, TaskRow
+from tests.chaos.evidence import Evidence, TaskRow, WorkflowRow
 from tests.chaos.plan import Kind
 from tests.chaos.scenery import attempt, deed, fault, recovery, sound, with_faults
 from tests.chaos.tree_oracles import CANARY
@@ -42,6 +42,22 @@ def beside(run: Evidence, *, number: int = 2, started: float = 109.5) -> Evidenc
         deeds=[deed("t2", 1, "start", started), deed("t1", 1, "start", 109.0), deed("t1", 1, "end", 110.0)],
         recoveries=[],
     )
+
+
+def diamond(ended: str, *states: str | None) -> Spoil:
+    """A workflow whose tasks came to this; None: it was not sent. Without an end it is not there."""
+    tasks = [
+        TaskRow(id=f"n{number}", name="again", number=number, state=state, attempt=0)
+        for number, state in enumerate(states, 11)
+        if state is not None
+    ]
+    there = [WorkflowRow(id="w1", state=ended)] if ended else []
+    return lambda run: replace(
+        run,
+        tasks=[*run.tasks, *tasks],
+        workflows=there,
+        sends=replace(run.sends, started={"w1": range(11, 16)}, intended={**run.sends.intended, **dict.fromkeys(range(11, 16), "again")}),
+    )  # fmt: skip
 
 
 SPOILT: list[tuple[str, str, Spoil]] = [
@@ -87,12 +103,30 @@ SPOILT: list[tuple[str, str, Spoil]] = [
     ("I24", "began while", lambda run: replace(beside(run), recoveries=[])),
     ("I24", "in the order [2, 1]", lambda run: beside(run, number=2, started=105.0)),
     ("I15", "after 3 crashes", lambda run: replace(task(name="rude")(run), attempts=[attempt("t1", n, "CRASHED") for n in (1, 2, 3)])),
+    ("I1", "workflow w1 was acknowledged", diamond("", *5 * ["COMPLETED"])),
+    ("L3", "workflow w1 is still PAUSED", diamond("PAUSED", *5 * ["COMPLETED"])),
+    ("I21", "sent the tasks of [0, 1, 2, 3, 4]", diamond("FAILED", "COMPLETED", "FAILED", "COMPLETED", "COMPLETED", "COMPLETED")),
+    ("I21", "not of [0, 1, 2, 4]", diamond("COMPLETED", "COMPLETED", "COMPLETED", None, None, "COMPLETED")),
+    ("I22", "ended COMPLETED", diamond("COMPLETED", "COMPLETED", "FAILED", "COMPLETED", None, "COMPLETED")),
     ("I7", "by query", lambda run: replace(run, breaches=[("I7", "found by query")])),
 ]  # fmt: skip
 
 
 def test_a_sound_run_breaks_nothing() -> None:
     assert oracles.breaches(sound()) == []
+
+
+@pytest.mark.parametrize(
+    ("ended", "states"),
+    [
+        ("COMPLETED", ["COMPLETED"] * 5),
+        ("FAILED", ["FAILED", None, None, None, "COMPLETED"]),
+        ("FAILED", ["COMPLETED", "COMPLETED", "FAILED", None, "FAILED"]),
+    ],
+)
+def test_a_sound_workflow_breaks_nothing(ended: str, states: list[str | None]) -> None:
+    found = {breach.number for breach in oracles.breaches(diamond(ended, *states)(sound()))}
+    assert found == set()
 
 
 @pytest.mark.parametrize(("number", "words", "spoil"), SPOILT, ids=[f"{one[0]} {one[1]}" for one in SPOILT])

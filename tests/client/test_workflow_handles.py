@@ -156,6 +156,23 @@ def test_without_a_worker_it_is_stopped_and_asked_all_the_same(app: App) -> None
     assert handle.resume() is WorkflowState.CANCELLED
 
 
+def test_a_node_says_what_decides_whether_it_runs(app: App) -> None:
+    @app.task
+    async def is_large(number: int) -> bool:
+        return number > 1
+
+    @app.task
+    async def insure() -> None:
+        return None
+
+    workflow = app.workflow("conditions")
+    asked = [workflow.add(is_large, number).named(f"asked-{number}") for number in range(3)]
+    workflow.add(insure).after(*asked, join=2).when(asked[0].result).unless(asked[1].result)
+    (insured,) = (node for node in workflow.start().nodes() if node.name == "insure")
+    assert insured.conditions == ("2 of asked-0, asked-1, asked-2", "if asked-0", "unless asked-1")
+    assert set(insured.needs) == {"asked-0", "asked-1", "asked-2"}
+
+
 def test_mistakes_are_named(app: App) -> None:
     handle = app.workflows["order"].start(1)
     with pytest.raises(UnknownName, match="did you mean 'packed'"):

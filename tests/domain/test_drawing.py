@@ -7,6 +7,9 @@ from uuid import UUID
 import pytest
 
 from everbeat.domain.drawing import Drawn, blockers, folded, named, picture, printable, spoken
+from everbeat.domain.drawing_mermaid import mermaid
+from everbeat.domain.drawing_svg import svg
+from everbeat.domain.drawing_text import draw
 from everbeat.domain.workflow_info import NodeInfo, NodeState
 from tests.domain.drawn_nodes import AT, CHILD, mapped, node
 
@@ -106,6 +109,18 @@ def test_a_box_names_what_is_open_among_what_it_needs() -> None:
     assert blockers(by_name["charge"], by_name, at=AT) == ()
     assert named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
     assert named(["a", "b", "c"]) == "a, b, c"
+
+
+def test_what_decides_whether_it_runs_is_said_in_every_drawing() -> None:
+    conditions = ("2 of left, right, up", "if paid.is_large")
+    nodes = [node("paid"), node("insure", "paid", conditions=conditions)]
+    plain, insure = boxes(nodes).values()
+    assert plain.rule is None
+    assert insure.rule == "2 of left, right, up, if paid.is_large"
+    whole = picture(nodes, at=AT)
+    text = "".join(span.text for line in draw(whole, width=100) for span in line)
+    for drawn in (text, mermaid(whole), svg(whole, title="")):
+        assert insure.rule in drawn
 
 
 def test_a_workflow_in_a_workflow_names_its_child() -> None:

@@ -66,7 +66,7 @@ class Loaded:
     def channel(self) -> str:
         return self.hands.target.channel
 
-    def check(
+    def check_plan(
         self, statement: Statement[Any], *, pages: int, by: str = "both", tables: Sequence[str] = TABLES
     ) -> None:
         """As a client asks, or as a worker does: planned before anybody knows the values."""

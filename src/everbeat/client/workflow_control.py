@@ -5,12 +5,13 @@ What lives here: these questions as plans. What may not: waiting (`control`), ty
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import UUID, uuid4
 
 import msgspec
 
+from everbeat.domain.drawing import named
 from everbeat.domain.failure import error_from_json
 from everbeat.domain.outcome import TaskError
 from everbeat.domain.settings import refused
@@ -170,6 +171,7 @@ def _info(row: WorkflowRow) -> WorkflowInfo:
 def _nodes(rows: Sequence[NodeRow], edges: Sequence[EdgeRow]) -> list[NodeInfo]:
     names = {row.number: row.name for row in rows}
     needs: dict[int, list[str]] = {}
+    conditions = _conditions(rows, edges, names)
     for edge in edges:
         needed = needs.setdefault(edge.child, [])
         if names[edge.parent] not in needed:
@@ -178,11 +180,28 @@ def _nodes(rows: Sequence[NodeRow], edges: Sequence[EdgeRow]) -> list[NodeInfo]:
         NodeInfo(
             name=row.name, kind=row.kind, state=_state(row), task=row.task or row.child_name, task_id=row.task_id,
             needs=tuple(needs.get(row.number, ())), member_of=None if row.member_of is None else names[row.member_of],
-            quorum=row.quorum, attempt=row.attempt, enqueued_at=row.enqueued_at, started_at=row.started_at, ended_at=row.ended_at,
-            error=_error(row.error),
+            quorum=row.quorum, conditions=conditions.get(row.number, ()), attempt=row.attempt, enqueued_at=row.enqueued_at, started_at=row.started_at,
+            ended_at=row.ended_at, error=_error(row.error),
         )
         for row in rows
     ]  # fmt: skip
+
+
+def _conditions(
+    rows: Sequence[NodeRow], edges: Sequence[EdgeRow], names: Mapping[int, str]
+) -> dict[int, tuple[str, ...]]:
+    joined: dict[int, list[str]] = {}
+    found: dict[int, list[str]] = {}
+    for edge in edges:
+        if edge.joins:
+            joined.setdefault(edge.child, []).append(names[edge.parent])
+        if edge.expects is not None:
+            said = ".".join((names[edge.parent], *edge.path))
+            found.setdefault(edge.child, []).append(f"{'if' if edge.expects else 'unless'} {said}")
+    for row in rows:
+        if row.quorum is not None and (parents := joined.get(row.number)):
+            found.setdefault(row.number, []).insert(0, f"{row.quorum} of {named(parents)}")
+    return {number: tuple(said) for number, said in found.items()}
 
 
 def _state(row: NodeRow) -> NodeState:

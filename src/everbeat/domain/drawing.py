@@ -60,6 +60,7 @@ class Drawn(Struct, frozen=True, kw_only=True):
     seconds: float | None
     needs: tuple[str, ...]
     blockers: tuple[str, ...]
+    conditions: tuple[str, ...] = ()
 
     @property
     def status(self) -> str:
@@ -78,6 +79,11 @@ class Drawn(Struct, frozen=True, kw_only=True):
         if self.state is NodeState.READY:
             return "waits to be enqueued"
         return "waits for a worker" if self.state is NodeState.ENQUEUED and self.kind == "task" else ""
+
+    @property
+    def rule(self) -> str | None:
+        """What decides whether it runs, where it is more than the completion of all it needs."""
+        return named(self.conditions) if self.conditions else None
 
     @property
     def child(self) -> str | None:
@@ -207,6 +213,7 @@ def _box(
         seconds=elapsed_s(node, at=at),
         needs=tuple(name for name in needs if name in by_name),
         blockers=tuple(text for text in waits if not text.startswith(f"{node.name} (")),
+        conditions=tuple(dict.fromkeys(text for each in group for text in each.conditions)),
     )
 
 

@@ -44,5 +44,5 @@ def escaped(text: str) -> str:
 
 def _shape(box: Drawn) -> str:
     left, right = _SHAPES[box.kind]
-    said = "<br/>".join(escaped(text) for text in (box.label, box.status, box.child) if text)
+    said = "<br/>".join(escaped(text) for text in (box.label, box.status, box.rule, box.child) if text)
     return f"{left}{said}{right}"

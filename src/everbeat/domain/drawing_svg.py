@@ -93,7 +93,14 @@ def _texts(box: Drawn) -> tuple[str, ...]:
     if len(label) <= 1:  # one long word
         label = f"{printable(box.label)[: _MOST_LETTERS - 1]}…"
     status = wrap(box.status, _MOST_LETTERS) or [""]
-    return (label, f"{SYMBOLS[box.state]} {status[0]}", *status[1:], *([box.child] if box.child else []))
+    rule = wrap(printable(box.rule or ""), _MOST_LETTERS)
+    return (
+        label,
+        f"{SYMBOLS[box.state]} {status[0]}",
+        *status[1:],
+        *rule,
+        *([box.child] if box.child else []),
+    )
 
 
 def _width(texts: Sequence[str]) -> float:
@@ -143,7 +150,7 @@ def _line(
 def _box(box: Drawn, texts: Sequence[str], *, left: float, top: float, width: float) -> Iterator[str]:
     height = _height(len(texts))
     told = ": ".join(
-        text for text in (box.label, "; ".join([box.status, *([box.waiting] if box.waiting else [])]))
+        text for text in (box.label, "; ".join(text for text in (box.status, box.rule, box.waiting) if text))
     )
     yield f'  <g class="{box.state.lower()}">'
     yield f"    <title>{_text(told)}</title>"

@@ -196,7 +196,7 @@ def _lines(box: Drawn, left: Span, gap: Span, further: Span, *, width: int) -> I
     first = (left, Span(symbol, box.state), Span(" "), gap, Span(f"{label}  "))
     used = sum(len(span.text) for span in first)
     room = max(20, width - len(further.text) - 2)
-    rest = [text for text in (box.child, printable(box.waiting)) if text]
+    rest = [text for text in (printable(box.rule or ""), box.child, printable(box.waiting)) if text]
     whole = "  ".join([box.status, *rest])
     if used + len(whole) <= width:
         after = whole[len(box.status) :]

@@ -64,7 +64,10 @@ _OPEN: Final = frozenset({NodeState.PENDING, NodeState.READY, NodeState.ENQUEUED
 
 
 class NodeInfo(Struct, frozen=True, kw_only=True):
-    """A node as it is now. `needs`: the names of the nodes it waits for; of `kind` "workflow" `task_id` is the id of the child."""
+    """A node as it is now. `needs`: the names of the nodes it waits for; of `kind` "workflow" `task_id` is the id of the child.
+
+    `conditions`: in words, what besides the completion of all of them decides whether it runs: `if paid.is_large`, `2 of left, right, up`.
+    """
 
     name: str
     kind: str
@@ -74,6 +77,7 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     needs: Sequence[str]
     member_of: str | None
     quorum: int | None
+    conditions: Sequence[str] = ()
     attempt: int | None
     enqueued_at: datetime | None
     started_at: datetime | None
