@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from everbeat.client.handle import Handle
     from everbeat.client.task import AsyncTask, Call, SyncTask, Task
     from everbeat.client.workflow import Workflow, WorkflowDefinition
+    from everbeat.client.workflow_handle import WorkflowHandle
     from everbeat.client.workflow_node import Node, Nodes, outcomes, results
     from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
     from everbeat.domain.commit import Completion
@@ -69,6 +70,13 @@ if TYPE_CHECKING:
     from everbeat.domain.pauses import Pause
     from everbeat.domain.retry import RetryPolicy
     from everbeat.domain.states import TASK_TERMINAL_STATES, TaskState
+    from everbeat.domain.workflow_info import (
+        NodeInfo,
+        NodeState,
+        StuckWorkflow,
+        WorkflowInfo,
+        WorkflowState,
+    )
     from everbeat.errors import (
         AppClosed,
         BlockingCallInLoop,
@@ -106,6 +114,7 @@ _ROOMS: Final = {
     "everbeat.client.handle": ("Handle",),
     "everbeat.client.task": ("AsyncTask", "Call", "SyncTask", "Task"),
     "everbeat.client.workflow": ("Workflow", "WorkflowDefinition"),
+    "everbeat.client.workflow_handle": ("WorkflowHandle",),
     "everbeat.client.workflow_node": ("Node", "Nodes", "outcomes", "results"),
     "everbeat.config": ("QueueConfig", "RecoveryConfig", "WorkerConfig"),
     "everbeat.domain.explanation": ("Explanation", "Reason", "ReasonCode", "WorkflowExplanation"),
@@ -153,6 +162,13 @@ _ROOMS: Final = {
     "everbeat.domain.pauses": ("Pause",),
     "everbeat.domain.retry": ("RetryPolicy",),
     "everbeat.domain.states": ("TASK_TERMINAL_STATES", "TaskState"),
+    "everbeat.domain.workflow_info": (
+        "NodeInfo",
+        "NodeState",
+        "StuckWorkflow",
+        "WorkflowInfo",
+        "WorkflowState",
+    ),
     "everbeat.errors": (
         "AppClosed",
         "BlockingCallInLoop",
@@ -226,6 +242,8 @@ __all__ = [
     "LeaseLost",
     "NamedStep",
     "Node",
+    "NodeInfo",
+    "NodeState",
     "Nodes",
     "NotPaused",
     "OutsideTask",
@@ -246,6 +264,7 @@ __all__ = [
     "SendError",
     "SignalRefused",
     "Skip",
+    "StuckWorkflow",
     "SupervisorInfo",
     "SweepResult",
     "SweepSummary",
@@ -272,6 +291,9 @@ __all__ = [
     "Workflow",
     "WorkflowDefinition",
     "WorkflowExplanation",
+    "WorkflowHandle",
+    "WorkflowInfo",
+    "WorkflowState",
     "outcomes",
     "results",
 ]

@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.architecture.source_tree import FunctionNode, Module, functions
+from tests.architecture.source_tree import FunctionNode, Module, functions, nodes
 
 MAX_FILE_LINES = 320
 MAX_FUNCTION_LINES = 70
@@ -46,7 +46,7 @@ def ambient_clock_and_dice(module: Module) -> Iterator[str]:
 
 def stray_tasks(module: Module) -> Iterator[str]:
     lines = {node.lineno for node, name in _qualified_names(module.tree) if name in STRAY_TASKS}
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         match node:
             case ast.Attribute(value=ast.Name(id=owner), attr="create_task") if owner.endswith("group"):
                 pass  # an asyncio.TaskGroup holds its tasks
@@ -84,7 +84,7 @@ def tests_without_assertion(module: Module) -> Iterator[str]:
 
 def sleeps_without_reason(module: Module) -> Iterator[str]:
     lines = module.text.splitlines()
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="time" | "asyncio"), attr="sleep")):
                 around = lines[max(0, node.lineno - 2) : node.end_lineno]
@@ -109,13 +109,13 @@ def _asserts(node: ast.AST) -> bool:
 def _qualified_names(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
     """Every dotted name that starts with an imported one, spelt from the import on."""
     imported: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.Import(names=names):
                 imported |= {alias.asname or alias.name: alias.name for alias in names}
             case ast.ImportFrom(module=str(source), names=names):
                 imported |= {alias.asname or alias.name: f"{source}.{alias.name}" for alias in names}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute | ast.Name):
             first, _, rest = _dotted(node).partition(".")
             if first in imported:

@@ -2,6 +2,7 @@
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -25,13 +26,21 @@ def parse(name: str, text: str) -> Module:
     return Module(name=name, text=text, tree=ast.parse(text, filename=name))
 
 
+@cache
 def modules(folder: Path) -> list[Module]:
     paths = sorted(folder.rglob("*.py"))
     return [parse(path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
 
 
+@cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    """All of a tree, walked once for all rules."""
+    return list(ast.walk(tree))
+
+
+@cache
 def functions(tree: ast.AST) -> list[FunctionNode]:
-    return [node for node in ast.walk(tree) if isinstance(node, FunctionNode)]
+    return [node for node in nodes(tree) if isinstance(node, FunctionNode)]
 
 
 def project_files() -> list[Path]:

@@ -65,10 +65,12 @@ def test_people_are_told_which_server_it_is(database_url: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("nothing_is_left")
 def test_waiting_and_dying_are_measured_too(database_url: str) -> None:
-    parts = [word for part in ("growth", "idle", "deaths") for word in ("--only", part)]
+    parts = [word for part in ("growth", "idle", "workflows", "deaths") for word in ("--only", part)]
     small = ("--tasks", "300", "--rows", "5000", "--watch", "1")
     figures = figures_of(run(*small, "--json", "--not-durable", "--url", database_url, *parts))
     print({name: one["value"] for name, one in figures.items()})
+    assert figures["10 workflows of 100 nodes and a join"]["value"] > 0
+    assert figures["chain of 100 nodes: from one to the next"]["value"] > 0
     assert figures["idle, send to code: p50"]["value"] < 1_000
     assert figures["idle: memory of both"]["value"] > 10
     assert 0 < figures["kill -9 of a worker process, to the next start"]["value"] < 60

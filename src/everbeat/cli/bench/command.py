@@ -26,6 +26,7 @@ from everbeat.cli.bench.leftovers import PREFIX, remove_leftovers, reserve
 from everbeat.cli.bench.report import figure_document, show_figures
 from everbeat.cli.bench.sends import send_figures
 from everbeat.cli.bench.watch import Plain
+from everbeat.cli.bench.workflows import workflow_figures
 from everbeat.cli.interruption import interruptible
 from everbeat.cli.locate import load
 from everbeat.cli.output import say, show_json
@@ -38,7 +39,7 @@ from everbeat.store.statement import compose
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-PARTS: Final = ("idle", "plain", "send", "drain", "growth", "deaths")
+PARTS: Final = ("idle", "plain", "send", "drain", "growth", "workflows", "deaths")
 """In this order: after all others the server has to clean up for a while, which would count as the cost of idling."""
 FEW_TASKS: Final = 5_000
 _SINGLES: Final = 1_000
@@ -144,6 +145,7 @@ def _samples(
             connect=lambda: program.app.door.opened().target.connect("everbeat bench"),
         ),
         "idle": lambda: idle_figures(program, connection, rounds=200, watch_s=watch_s),
+        "workflows": lambda: workflow_figures(program, connection, most=tasks),
         "deaths": lambda: death_figures(program, connection),
     }
     for part in parts:
