@@ -5,9 +5,11 @@ from __future__ import annotations
 from everbeat.domain.recorded import NewChild
 from everbeat.store import steps
 from everbeat.store.leases import Claimed
+from everbeat.store.partial_work import record_checkpoint
 from everbeat.store.statement import Statement
 from tests.store.conftest import Hands
 from tests.store.flows import Flow, after, task
+from tests.store.test_advance import failing
 from tests.store.test_signals import ask_twice, overlapping, send, suspension
 from tests.store.test_steps import again, loaded, record, send_child, sleep
 
@@ -38,6 +40,47 @@ def test_a_pause_takes_back_no_task_that_has_recorded_a_step(hands: Hands) -> No
     flow.resume()
     flow.play()
     assert flow.state == "COMPLETED"
+
+
+def test_a_retry_of_a_workflow_does_no_recorded_step_again(hands: Hands) -> None:
+    flow = Flow.start(hands, [task("pays")])
+    flow.settle_down()
+    (held,) = flow.claim(1)
+    assert record(hands, held)
+    assert hands.run(record_checkpoint(held.id, held.claim_id, b'{"row": 7}', number=1, progress=None))
+    flow.end([held], failing("pays"))
+    flow.play()
+    flow.retry()
+    resumed = again(hands)
+    assert resumed.id != held.id
+    assert [each.name for each in loaded(hands, resumed) or ()] == ["charge"]
+    assert resumed.checkpoint == '{"row": 7}'
+    flow.end([resumed], failing("pays"))
+    flow.settle_down()
+    flow.retry()
+    assert [each.name for each in loaded(hands, again(hands)) or ()] == ["charge"], (
+        "of the one before, however often"
+    )
+
+
+def test_a_wait_that_failed_a_node_begins_anew_when_the_workflow_is_retried(hands: Hands) -> None:
+    flow = Flow.start(hands, [task("first")])
+    flow.settle_down()
+    (held,) = flow.claim(1)
+    for name in ("early", "late"):
+        assert (
+            hands.run(steps.wait_for_signal(held.id, held.claim_id, name=name, event=name, timeout_ms=0))
+            is not None
+        )
+        hands.run(steps.wait_for_signal(held.id, held.claim_id, name=name, event=name, timeout_ms=0))
+    assert {each.state for each in loaded(hands, held) or ()} == {"TIMED_OUT"}
+    error = b'{"code": "EVENT_TIMEOUT", "message": "late"}'
+    hands.settle(held, "FAILED", error=error)
+    flow.settle_down()
+    flow.retry()
+    assert [each.name for each in loaded(hands, again(hands)) or ()] == ["early"], (
+        "that one was caught by the code"
+    )
 
 
 def test_a_node_that_sleeps_or_waits_is_not_stuck(hands: Hands) -> None:

@@ -148,6 +148,10 @@ MUTANTS = [
         "a retry that overlooks what it did before", "workflow/retry", "set state = 'OPEN'", "set state = e.state",
         control.test_a_retry_begins_what_failed_and_keeps_what_completed,
     ),
+    Mutant(
+        "a retry that pays once more", "workflow/enqueue", "where m.iteration > 1", "where false",
+        begun.test_a_retry_of_a_workflow_does_no_recorded_step_again,
+    ),
     *stuck(),
 ]  # fmt: skip
 
