@@ -84,6 +84,7 @@ def test_an_interrupted_bench_leaves_nothing_behind(
         until(lambda: processes_of(everbeat.folder) == [], within_s=2.0)
 
 
+@pytest.mark.long
 @pytest.mark.story
 def test_a_second_signal_does_not_keep_it_from_clearing_away(everbeat: Command, database_url: str) -> None:
     with benching(everbeat, database_url, "--only", "idle", "--watch", "60") as bench:

@@ -118,7 +118,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.story
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_an_interrupted_demo_leaves_nothing_behind(
     everbeat: Command, database_url: str, code: Path, terminal: tuple[int, int], number: signal.Signals
 ) -> None:
