@@ -83,7 +83,7 @@ class TestArguments:
 
 
 class TestOptions:
-    def test_a_node_is_sent_as_its_task_is(self, wf: Workflow) -> None:
+    def test_a_node_is_sent_as_its_task_is(self, wf: Workflow) -> None:  # W8
         until = datetime(2031, 1, 1, tzinfo=UTC)
         wf.add(pack.with_options(good_until=until, serial="c-1", priority=9), wf.add(charge, Order(1)).result)
         spec = wf.graph().nodes[1].task
@@ -94,7 +94,7 @@ class TestOptions:
         policy = StoredPolicy.from_json(spec.policy)
         assert (policy.timeout_ms, policy.retry_for) == (30_000, ("X",))
 
-    def test_the_line_of_a_serial_queue_is_kept(self, wf: Workflow) -> None:
+    def test_the_line_of_a_serial_queue_is_kept(self, wf: Workflow) -> None:  # W8
         wf.add(charge.with_options(queue="line", timeout="5s"), Order(1))
         spec = wf.graph().nodes[0].task
         assert spec is not None

@@ -1,4 +1,4 @@
-"""Mistakes are refused before anything is stored: arguments at once, everything else together."""
+"""Mistakes are refused before anything is stored (W6): arguments at once, everything else together."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestArguments:
         with pytest.raises((PayloadError, TypeError), match=says):
             add(wf, paid)
 
-    def test_what_is_no_task_is_refused_at_once(self, wf: Workflow) -> None:
+    def test_what_is_no_task_is_refused_at_once(self, wf: Workflow) -> None:  # W6
         for no_task in (len, "charge", charge.definition.function, charge.call(Order(1))):
             with pytest.raises(ConfigurationError, match=r"must be a task.*@app\.task"):
                 wf.add(no_task, 1)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ class TestArguments:
         ):
             pack.call(wf.add(charge, Order(1)).result)
 
-    def test_a_refused_argument_adds_nothing(self, wf: Workflow) -> None:
+    def test_a_refused_argument_adds_nothing(self, wf: Workflow) -> None:  # W6
         with pytest.raises(PayloadError):
             wf.add(charge, 1)  # type: ignore[arg-type]
         assert problems(wf) == [("EMPTY", "workflow 'order'")]
@@ -162,7 +162,7 @@ class TestWaiting:
         assert problems(wf) == [("UNKNOWN_CHOICE", "join of node 'is_open#2'")]
 
     @pytest.mark.parametrize("join", [0, -1, 3])
-    def test_an_impossible_quorum_is_told(self, wf: Workflow, join: int) -> None:
+    def test_an_impossible_quorum_is_told(self, wf: Workflow, join: int) -> None:  # W6
         first, second = wf.add(is_open), wf.add(is_open)
         wf.add(charge, Order(1)).after(first, second, second, join=join)
         assert problems(wf) == [("IMPOSSIBLE_QUORUM", "node 'charge' of workflow 'order'")]
@@ -182,7 +182,7 @@ class TestWaiting:
         wf.add(charge, Order(1)).after(first, join="any").after(second, join=1)
         assert problems(wf) == [("DUPLICATE", "join of node 'charge'")]
 
-    def test_what_is_no_node_of_this_workflow_is_told(self, wf: Workflow) -> None:
+    def test_what_is_no_node_of_this_workflow_is_told(self, wf: Workflow) -> None:  # W6
         elsewhere = app.workflow("other")
         elsewhere.map(welcome, range(9))
         other = elsewhere.add(charge, Order(1))
@@ -199,7 +199,7 @@ class TestWaiting:
             ("OTHER_WORKFLOW", "argument 'payment' of node 'pack'"),
         ]
 
-    def test_a_cycle_is_told_by_its_names(self, wf: Workflow) -> None:
+    def test_a_cycle_is_told_by_its_names(self, wf: Workflow) -> None:  # W6
         paid = wf.add(charge, Order(1))
         packed = wf.add(pack, paid.result)
         paid.after(wf.add(ship, packed.result))
@@ -264,10 +264,10 @@ class TestConditions:
 
 
 class TestWhole:
-    def test_an_empty_one_is_refused(self, wf: Workflow) -> None:
+    def test_an_empty_one_is_refused(self, wf: Workflow) -> None:  # W6
         assert problems(wf) == [("EMPTY", "workflow 'order'")]
 
-    def test_names_given_twice_are_told(self, wf: Workflow) -> None:
+    def test_names_given_twice_are_told(self, wf: Workflow) -> None:  # W6
         wf.add(is_open).named("a")
         wf.add(is_open).named("a")
         assert problems(wf) == [("DUPLICATE", "node 'a' of workflow 'order'")]
@@ -300,7 +300,7 @@ class TestWhole:
             ("UNKNOWN_NODE", "success case of workflow 'order'"),
         ]
 
-    def test_everything_is_told_at_once_and_where_it_was_written(self, wf: Workflow) -> None:
+    def test_everything_is_told_at_once_and_where_it_was_written(self, wf: Workflow) -> None:  # W6
         paid = wf.add(charge, Order(1)).named("a b")
         wf.add(ship, paid.result.amount).after(charge, join="som")  # type: ignore[arg-type]
         wf.add(is_open).named("x").after(paid, join=2)
