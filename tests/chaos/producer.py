@@ -28,7 +28,7 @@ _LONGEST_S: Final = 5.0
 _CANCEL_WITHIN_S: Final = 2.0
 _GOOD_FOR_S: Final = 3.0
 _WORKFLOWS: Final = 0.1
-"""How often a workflow is started instead."""
+"""How often a workflow is started, too."""
 
 
 class Producer:
@@ -37,16 +37,17 @@ class Producer:
     def __init__(self, log: TextIO, *, dice: Random, first: int) -> None:
         self._log = log
         self._dice = dice
+        # Of their own: a seed sends the same tasks whether there are workflows or not.
+        self._other_dice = Random(first)
         self._number = first
         self._line = f"line of {first}"
         self._to_cancel: list[tuple[float, UUID]] = []
 
     def step(self) -> None:
-        """One send of one task or of several, or the start of a workflow, and the cancels that are due."""
-        if self._dice.random() < _WORKFLOWS:
+        """One send of one task or of several, sometimes the start of a workflow, and the cancels that are due."""
+        self._send_some()
+        if self._other_dice.random() < _WORKFLOWS:
             self._start()
-        else:
-            self._send_some()
         self._cancel()
 
     def _start(self) -> None:
@@ -57,8 +58,8 @@ class Producer:
         names: list[str] = []
         for _ in range(NODES):
             self._number += 1
-            task = self._dice.choice(NODE_TASKS)
-            seconds = LONGEST_S.get(task, 1.0) * self._dice.random() ** 2
+            task = self._other_dice.choice(NODE_TASKS)
+            seconds = LONGEST_S.get(task, 1.0) * self._other_dice.random() ** 2
             nodes.append(workflow.add(task, self._number, seconds, CANARY))
             numbers.append(self._number)
             names.append(task.name)

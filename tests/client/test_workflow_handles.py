@@ -17,6 +17,7 @@ from everbeat.errors import (
     BlockingCallInLoop,
     ConfigurationError,
     NodeNotEnded,
+    RegistrationError,
     TaskNotRetryable,
     UnknownName,
     WaitTimeout,
@@ -94,6 +95,50 @@ def test_results_of_nodes_have_their_types(app: App) -> None:
     assert handle.result(timeout=30) == [Payment(2), Payment(4)]
     assert handle.result_of(each) == [Payment(2), Payment(4)]
     assert handle.result_of(each[1]) == Payment(4)
+
+
+@pytest.mark.usefixtures("working")
+def test_a_workflow_without_its_output_tells_why(app: App) -> None:
+    @app.task
+    async def no() -> bool:
+        return False
+
+    workflow = app.workflow("without")
+    asked = workflow.add(no).named("asked")
+    answer = workflow.add(no).when(asked.result).named("answer")
+    handle = workflow.start(output=answer)
+    outcome = handle.outcome(timeout=30)
+    assert isinstance(outcome, Failed)
+    assert outcome.error.code == "UPSTREAM_SKIPPED"
+    assert handle.status() is WorkflowState.COMPLETED
+    with pytest.raises(TaskFailed, match="node answer ended SKIPPED"):
+        handle.result(timeout=30)
+
+
+def test_what_a_start_cannot_be_part_of_is_refused(app: App) -> None:
+    workflow = app.workflow("w")
+    workflow.add(app.workflows["order"], 1)
+    for start in (
+        lambda: workflow.start(connection=None),
+        lambda: app.workflows["order"].with_options(connection=None),
+    ):
+        with pytest.raises(ConfigurationError, match="outside your transaction"):
+            start()
+
+
+def test_a_definition_is_checked(app: App) -> None:
+    with pytest.raises(RegistrationError, match="without parentheses"):
+        app.define_workflow(lambda wf: None)  # type: ignore[arg-type]
+
+    @app.define_workflow("promises")
+    def promises(wf: Workflow) -> Node[str]:
+        wf.add(app.workflows["order"], 1)  # type: ignore[return]
+
+    with pytest.raises(ConfigurationError, match="is not what its annotation says"):
+        promises.start()
+    around = app.workflow("around")
+    with pytest.raises(ConfigurationError, match="is not what its annotation says"):
+        around.add(promises)
 
 
 @pytest.mark.usefixtures("working")

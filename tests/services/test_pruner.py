@@ -199,7 +199,7 @@ async def test_a_pass_ends_when_somebody_else_has_the_turn(onlooker: Onlooker, h
 async def test_a_pass_that_dies_half_way_is_continued_by_the_next(onlooker: Onlooker, hands: Hands) -> None:
     old = {ended(hands, hours=800) for _ in range(5)}
     young = ended(hands, hours=1)
-    dying = Watched(Session(hands.target, "everbeat test pruner"), cut_after=3)
+    dying = Watched(Session(hands.target, "everbeat test pruner"), cut_after=4)
     pruner = a_pruner(onlooker, step_rows=1, spare=dying, **ENDED_TASKS)
     with pytest.raises(asyncio.CancelledError):
         await pruner.tick()
@@ -209,7 +209,7 @@ async def test_a_pass_that_dies_half_way_is_continued_by_the_next(onlooker: Onlo
     (event,) = onlooker.told(Pruned)
     assert isinstance(event, Pruned)
     assert (event.tasks, event.attempts, event.recoveries) == (2, 4, 2), (
-        "the answer to the third step never came"
+        "the answer to the third step of tasks never came"
     )
     await a_pruner(onlooker, step_rows=1).tick()
     assert ids(hands, "tasks") == {young}

@@ -30,7 +30,9 @@ def leaves(nodes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def told(value: Any) -> Any:
     """An outcome as the plain evaluation tells it."""
     match value:
-        case {"failed": {"code": "BROKEN" | "SUBWORKFLOW_FAILED"}}:
+        case {
+            "failed": {"code": "BROKEN" | "SUBWORKFLOW_FAILED" | "MEMBERS_FAILED" | "RESULT_NOT_AVAILABLE"}
+        }:
             return "FAILED"
         case {"failed": {"code": "UPSTREAM_SKIPPED" | "MEMBERS_SKIPPED"}}:
             return "SKIPPED"

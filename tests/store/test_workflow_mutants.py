@@ -48,10 +48,6 @@ MUTANTS = [
         advance.test_who_is_at_a_workflow_is_alone_there,
     ),
     Mutant(
-        "a second look that does not wait for the first", "workflow/lock_these", "for no key update", "",
-        advance.test_a_look_at_one_workflow_waits_for_whoever_is_there,
-    ),
-    Mutant(
         "an end that nobody is told of", "schema/0004_workflows/14_tasks_ended", "new.workflow_id is not null and", "false and",
         advance.test_a_chain_hands_results_on,
     ),

@@ -49,6 +49,13 @@ def _draw_parents(random: Random, node: dict[str, Any], before: list[dict[str, A
         node["quorum"] = random.randrange(1, len(node["joins"]) + 1)
 
 
+@dataclass(frozen=True)
+class Missing:
+    """The value of a workflow that completed, and whose last node did not; `told`: to who asks for its outcome."""
+
+    told: str
+
+
 @dataclass
 class Ends:
     """What everything must come to: states by name, values by name, and what each task must be called with."""
@@ -75,7 +82,11 @@ class Ends:
             return
         match node["kind"]:
             case "task":
-                self.called_with[name] = self._arguments(node, nodes)
+                arguments = self._arguments(node, nodes)
+                if any(isinstance(value, Missing) for value in arguments.values()):
+                    self._end(name, "FAILED", None)  # it cannot be called
+                    return
+                self.called_with[name] = arguments
                 self._run(name, node["fails"], node["value"])
             case "map":
                 for member in node["members"]:
@@ -87,7 +98,8 @@ class Ends:
             case _:
                 state = self.workflow(node["nodes"])
                 last = node["nodes"][-1]["name"]
-                self._end(name, state, self.values[last] if self.states[last] == "COMPLETED" else None)
+                value = self.values[last] if self.states[last] == "COMPLETED" else Missing(self.states[last])
+                self._end(name, state, value if state == "COMPLETED" else None)
 
     def _may_run(self, node: dict[str, Any], nodes: list[dict[str, Any]]) -> bool:
         for parent, mode in node["needs"]:
@@ -117,8 +129,10 @@ class Ends:
         return self._told(node["name"])
 
     def _told(self, name: str) -> Any:
-        state = self.states[name]
-        return {"completed": self.values[name]} if state == "COMPLETED" else state
+        state, value = self.states[name], self.values[name]
+        if isinstance(value, Missing):
+            return value.told
+        return {"completed": value} if state == "COMPLETED" else state
 
     def _run(self, name: str, fails: bool, value: Any) -> None:
         self._end(name, "FAILED" if fails else "COMPLETED", None if fails else value)

@@ -31,6 +31,7 @@ from everbeat.domain.graph import OnError
 from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.outcome import Completed, Failed
 from everbeat.domain.pauses import PauseKind
+from everbeat.domain.signature import location_of
 from everbeat.errors import RegistrationError
 from everbeat.store.plan import Plan
 
@@ -83,6 +84,14 @@ class Desk(WorkflowDesk):
         def order(wf: Workflow, order_id: int) -> Node[str]:
             return wf.add(pack, wf.add(charge, order_id).result)
         """
+
+        if callable(name):
+            reason = (
+                f"@app.define_workflow is used without parentheses for {getattr(name, '__name__', name)!r}."
+            )
+            raise RegistrationError(
+                reason, fix='write @app.define_workflow("name").', where=location_of(name)
+            )
 
         def define(function: Callable[..., Any], /) -> object:
             return attempt(lambda: self._define(function, name, on_error), otherwise=StandIn())

@@ -20,6 +20,18 @@ _LONGEST_KEY_BYTES = 500
 _REGISTERED = frozenset(each.name for each in fields(TaskOptions))
 
 
+def require_connection(connection: object) -> None:
+    """Raises ConfigurationError for None: most likely a connection that was never opened, outside whose transaction all would run."""
+    if connection is None:
+        raise refused(
+            None,
+            subject="connection",
+            code="WRONG_TYPE",
+            rule="is no connection, and it would be sent outside your transaction",
+            fix="pass the connection, or leave it out for a transaction of its own",
+        )
+
+
 class SendOptions(TypedDict, total=False):
     """The options of `Task.with_options`; what is left out stays as the task function was registered."""
 
@@ -89,15 +101,8 @@ class SendSettings(Settings):
     @classmethod
     def of_options(cls, options: SendOptions, registered: SendSettings) -> SendSettings:
         """What a send uses that decides this much itself."""
-        if "connection" in options and options["connection"] is None:
-            # Most likely a connection that was never opened; sent outside its transaction the task would run without the row.
-            raise refused(
-                None,
-                subject="connection",
-                code="WRONG_TYPE",
-                rule="is no connection, and the task would be sent outside your transaction",
-                fix="pass the connection, or leave it out for a transaction of its own",
-            )
+        if "connection" in options:
+            require_connection(options["connection"])
         own = {name: value for name, value in options.items() if name != "connection"}
         return registered.replace(**own) if own else registered
 

@@ -25,7 +25,13 @@ from everbeat.client.workflow_adding import (
 from everbeat.client.workflow_draft import Draft, NodeDraft
 from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_node import Node, Nodes, draft_of
-from everbeat.client.workflow_signature import checked_key, codec_of
+from everbeat.client.workflow_signature import (
+    OWN_TRANSACTION,
+    checked_connection,
+    checked_key,
+    codec_of,
+    require_promised,
+)
 from everbeat.client.workflow_starting import Startable
 from everbeat.domain.checks import one_of, task_name
 from everbeat.domain.gathering import place_of_caller
@@ -180,6 +186,7 @@ class Workflow(Startable):
             setattr(bound, name, Placeholder(promise))
         positional, named = codec.call(bound)
         output = definition.function(child, *positional, **named)
+        require_promised(definition.function, definition.name, output)
         found = draft_of(output, child._draft)
         node = self._draft.add(
             definition.name,
@@ -245,14 +252,14 @@ class WorkflowDefinition(Generic[P, R_co]):
         return f"<WorkflowDefinition {self.name!r}>"
 
     def with_options(
-        self, *, key: str | None = None, connection: object = None
+        self, *, key: str | None = None, connection: object = OWN_TRANSACTION
     ) -> WorkflowDefinition[P, R_co]:
         """The same definition with options for what is started through it, as those of `Workflow.start`; raises ConfigurationError.
 
         order.with_options(key="order-17").start(17)
         """
         chosen = copy(self)
-        chosen._key, chosen._connection = checked_key(key), connection
+        chosen._key, chosen._connection = checked_key(key), checked_connection(connection)
         return chosen
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R_co]:
@@ -282,7 +289,9 @@ class WorkflowDefinition(Generic[P, R_co]):
             )
         workflow = Workflow(self.name, on_error=self.on_error, backend=self._backend, within=(self,))
         positional, named = self.codec.call(bound)
-        return workflow.made(self.function(workflow, *positional, **named))
+        output = self.function(workflow, *positional, **named)
+        require_promised(self.function, self.name, output)
+        return workflow.made(output)
 
 
 class WorkflowDecorator(Protocol):

@@ -20,7 +20,7 @@ from everbeat.errors import UnknownName, WorkflowNotFound, WorkflowNotRetryable
 from everbeat.store import workflow_control as store
 from everbeat.store.advance import step
 from everbeat.store.plan import Plan, ask, together
-from everbeat.store.reconcile import GRACE_MS, PAGE, find_stuck, move_on
+from everbeat.store.reconcile import GRACE_MS, find_stuck, move_on
 from everbeat.store.statement import Statement
 from everbeat.store.workflow_control import EdgeRow, NodeRow, StuckNode, WorkflowRow
 
@@ -106,10 +106,10 @@ def retry(workflow_id: UUID, *, channel: str) -> Plan[WorkflowState]:
     found = yield from ask(store.retry(workflow_id, call=uuid4(), channel=channel))
     if found is None:
         raise WorkflowNotFound(workflow_id)
-    was, is_child, retried = found
+    was, is_child, retried, other = found
     if not retried:
-        raise WorkflowNotRetryable(workflow_id, state=was, is_child=is_child)
-    yield from _advanced(channel)
+        raise WorkflowNotRetryable(workflow_id, state=was, is_child=is_child, other=other)
+    yield from _advanced(workflow_id, channel)
     return (yield from status(workflow_id))
 
 
@@ -137,10 +137,9 @@ def recover_stuck(
     found = yield from find_stuck(grace_ms=grace_ms, only=only)
     if found and not dry_run:
         ids = sorted({each.workflow_id for each in found})
-        for first in range(0, len(ids), PAGE):
-            page = ids[first : first + PAGE]
-            yield from together(lambda page=page: move_on(page, channel=channel))  # type: ignore[misc]
-        yield from _advanced(channel)
+        for one in ids:
+            yield from together(lambda one=one: move_on([one], channel=channel))  # type: ignore[misc]
+            yield from _advanced(one, channel)
     return [_stuck(each) for each in found]
 
 
@@ -148,13 +147,14 @@ def _ordered(statement: Statement[str | None], workflow_id: UUID, channel: str) 
     was = yield from ask(statement)
     if was is None:
         raise WorkflowNotFound(workflow_id)
-    yield from _advanced(channel)
+    yield from _advanced(workflow_id, channel)
     return (yield from status(workflow_id))
 
 
-def _advanced(channel: str) -> Plan[None]:
+def _advanced(workflow_id: UUID, channel: str) -> Plan[None]:
+    # What others wait for is no business of this call, and what keeps them from going on is none of its errors.
     for _ in range(_MOST_STEPS):
-        done = yield from together(lambda: step(channel=channel))
+        done = yield from together(lambda: step(channel=channel, only=workflow_id))
         if not done.workflows:
             return
 

@@ -6,6 +6,7 @@ What lives here: `WorkflowHandle`. What may not: the questions themselves (`work
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar, overload
 from uuid import UUID
 
@@ -18,11 +19,11 @@ from everbeat.client.twins import awaiting, blocking
 from everbeat.domain.duration import Duration
 from everbeat.domain.explanation import WorkflowExplanation
 from everbeat.domain.failure import error_from_json
-from everbeat.domain.graph import Hole, fill
+from everbeat.domain.graph import Hole, ResultMissing, fill
 from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, Completed, Failed, TaskError, TaskFailed
 from everbeat.domain.states import TaskState
 from everbeat.domain.workflow_info import NodeInfo, NodeState, WorkflowInfo, WorkflowState
-from everbeat.errors import NodeNotEnded, TaskNotFound, WorkflowNotFound
+from everbeat.errors import NodeNotEnded, TaskNotFound, WaitTimeout, WorkflowNotFound
 from everbeat.store.advance import known_of
 from everbeat.store.plan import Plan, ask
 from everbeat.store.tasks import StoredOutcome
@@ -83,6 +84,8 @@ class WorkflowHandle(Generic[R_co]):
                 self._remember(self._control.wait(self.id, timeout=timeout, name="outcome"))
             except TaskNotFound:
                 raise WorkflowNotFound(self.id) from None
+            except WaitTimeout as late:
+                raise WaitTimeout(self.id, late.waited_s, what="Workflow") from None
         assert self._seen is not None
         return self._seen
 
@@ -93,6 +96,8 @@ class WorkflowHandle(Generic[R_co]):
                 self._remember(await self._control.await_end(self.id, timeout=timeout))
             except TaskNotFound:
                 raise WorkflowNotFound(self.id) from None
+            except WaitTimeout as late:
+                raise WaitTimeout(self.id, late.waited_s, what="Workflow") from None
         assert self._seen is not None
         return self._seen
 
@@ -179,15 +184,16 @@ class WorkflowHandle(Generic[R_co]):
             raise NodeNotEnded(self.id, name, state=row.state)
         found = yield from ask(values([(self.id, row.number)]))
         known = known_of(found)[self.id]
-        if row.state != "COMPLETED":
-            error = known[row.number].error
-            raise TaskFailed(
-                TaskError(RESULT_NOT_AVAILABLE, f"node {name} ended {row.state}")
-                if error is None
-                else error_from_json(error),
-                task_id=row.task_id,
-            )
-        return fill((Hole(row.number),), known)
+        if row.state == "COMPLETED":
+            with suppress(ResultMissing):
+                return fill((Hole(row.number),), known)
+        error = known[row.number].error
+        raise TaskFailed(
+            TaskError(RESULT_NOT_AVAILABLE, f"node {name} ended {row.state}, and its result is not there")
+            if error is None
+            else error_from_json(error),
+            task_id=row.task_id,
+        )
 
     def _value(self, outcome: Completed[R_co] | Failed) -> R_co:
         match outcome:
@@ -197,7 +203,7 @@ class WorkflowHandle(Generic[R_co]):
                 raise TaskFailed(error, task_id=self.id) from error
 
     def _remember(self, stored: StoredOutcome) -> None:
-        if stored.state is TaskState.COMPLETED:
+        if stored.state is TaskState.COMPLETED and (stored.result is not None or stored.error is None):
             self._seen = Completed(self._decode("null" if stored.result is None else stored.result))
         elif stored.error is not None:
             self._seen = Failed(error_from_json(stored.error))

@@ -9,8 +9,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
-from everbeat.client.options import key_of
+from everbeat.client.options import key_of, require_connection
 from everbeat.domain.codec import CallCodec
+from everbeat.domain.settings import refused, shown
 from everbeat.domain.signature import is_async_function, location_of, read_signature
 from everbeat.errors import RegistrationError
 
@@ -37,3 +38,28 @@ def codec_of(function: Callable[..., Any], name: str, *, leading: type[Any]) -> 
 def checked_key(key: str | None) -> str | None:
     """The key of a start; raises ConfigurationError for what cannot be one."""
     return None if key is None else key_of(key, subject="key of the workflow")
+
+
+OWN_TRANSACTION: Final = object()
+"""Where a start is not part of any transaction of the caller."""
+
+
+def checked_connection(connection: object) -> object | None:
+    """The connection of a start; None: it has a transaction of its own. Raises ConfigurationError for a connection that is None."""
+    if connection is OWN_TRANSACTION:
+        return None
+    require_connection(connection)
+    return connection
+
+
+def require_promised(function: Callable[..., Any], name: str, output: object) -> None:
+    """Raises ConfigurationError where the function returned nothing and its annotation says that it returns a node."""
+    promised = getattr(function, "__annotations__", {}).get("return")
+    if output is None and promised not in (None, "None", type(None)):
+        raise refused(
+            None,
+            subject=f"output of workflow {name!r}",
+            code="WRONG_TYPE",
+            rule=f"is not what its annotation says, {shown(promised)}",
+            fix="return the node whose value is the workflow's, or annotate -> None",
+        )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from everbeat.client.workflow_adding import WorkflowBackend
 from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_node import Node, Nodes
-from everbeat.client.workflow_signature import checked_key
+from everbeat.client.workflow_signature import OWN_TRANSACTION, checked_connection, checked_key
 from everbeat.domain.graph import Graph
 
 R = TypeVar("R")
@@ -29,16 +29,18 @@ class Startable(ABC):
 
     @overload
     def start(
-        self, *, output: Nodes[R], key: str | None = None, connection: object = None
+        self, *, output: Nodes[R], key: str | None = None, connection: object = OWN_TRANSACTION
     ) -> WorkflowHandle[list[R]]: ...
     @overload
     def start(
-        self, *, output: Node[R], key: str | None = None, connection: object = None
+        self, *, output: Node[R], key: str | None = None, connection: object = OWN_TRANSACTION
     ) -> WorkflowHandle[R]: ...
     @overload
-    def start(self, *, key: str | None = None, connection: object = None) -> WorkflowHandle[None]: ...
     def start(
-        self, *, output: Any = None, key: str | None = None, connection: object = None
+        self, *, key: str | None = None, connection: object = OWN_TRANSACTION
+    ) -> WorkflowHandle[None]: ...
+    def start(
+        self, *, output: Any = None, key: str | None = None, connection: object = OWN_TRANSACTION
     ) -> WorkflowHandle[Any]:
         """Stores the workflow in one statement, and workers begin it; the value of `output` is its result. May be repeated: each is a new one.
 
@@ -48,21 +50,27 @@ class Startable(ABC):
         handle = wf.start(output=packed, key=f"order-{order.id}")
         """
         graph, read = self.made(output)
-        return self._backend.start(graph, key=checked_key(key), connection=connection, decode=read)
+        return self._backend.start(
+            graph, key=checked_key(key), connection=checked_connection(connection), decode=read
+        )
 
     @overload
     async def astart(
-        self, *, output: Nodes[R], key: str | None = None, connection: object = None
+        self, *, output: Nodes[R], key: str | None = None, connection: object = OWN_TRANSACTION
     ) -> WorkflowHandle[list[R]]: ...
     @overload
     async def astart(
-        self, *, output: Node[R], key: str | None = None, connection: object = None
+        self, *, output: Node[R], key: str | None = None, connection: object = OWN_TRANSACTION
     ) -> WorkflowHandle[R]: ...
     @overload
-    async def astart(self, *, key: str | None = None, connection: object = None) -> WorkflowHandle[None]: ...
     async def astart(
-        self, *, output: Any = None, key: str | None = None, connection: object = None
+        self, *, key: str | None = None, connection: object = OWN_TRANSACTION
+    ) -> WorkflowHandle[None]: ...
+    async def astart(
+        self, *, output: Any = None, key: str | None = None, connection: object = OWN_TRANSACTION
     ) -> WorkflowHandle[Any]:
         """As `start`, to await."""
         graph, read = self.made(output)
-        return await self._backend.astart(graph, key=checked_key(key), connection=connection, decode=read)
+        return await self._backend.astart(
+            graph, key=checked_key(key), connection=checked_connection(connection), decode=read
+        )

@@ -22,6 +22,12 @@ OnError: TypeAlias = Literal["fail", "pause", "continue"]
 INPUT: Final = -1
 """As the source of a hole: the arguments that the workflow itself was given."""
 _NO_ERROR: Final = '{"code":"RESULT_NOT_AVAILABLE","message":"it ended without an error"}'
+_NO_RESULT: Final = '{"code":"RESULT_NOT_AVAILABLE","message":"it completed, and its result is gone"}'
+
+
+class ResultMissing(LookupError):
+    """What completed has no result: a child without its output, or one that somebody deleted."""
+
 
 ITEM: Final = -2
 """As the source of a hole in the template of a map's members: the item of the member."""
@@ -120,18 +126,25 @@ def holes(template: Template) -> list[Hole]:
 
 
 def fill(template: Template, known: Mapping[int, Known]) -> str:
-    """The template with its holes filled. Raises LookupError for a path that leads nowhere, naming hole and path."""
+    """The template with its holes filled. Raises LookupError for a path that leads nowhere, naming hole and path; ResultMissing."""
     return "".join(part if isinstance(part, str) else _filling(part, known[part.source]) for part in template)
 
 
 def _filling(hole: Hole, known: Known) -> str:
     if known.parts is not None:
+        if hole.wants == "outcome" and known.state != "COMPLETED" and not known.parts:
+            # Its list was never made: told as one that failed, or nobody could tell it from an empty one.
+            return f'[{{"failed":{known.error or _NO_ERROR}}}]'
         return "[" + ",".join(_filling(hole, part) for part in known.parts) + "]"
     if hole.wants == "outcome":
+        if known.state == "COMPLETED" and known.result is None:
+            return f'{{"failed":{known.error or _NO_RESULT}}}'
         if known.state == "COMPLETED":
             return f'{{"completed":{known.result}}}'
         return f'{{"failed":{known.error or _NO_ERROR}}}'
-    return part_at(known.result or "null", hole.path)
+    if known.result is None:
+        raise ResultMissing(known.error or _NO_RESULT)
+    return part_at(known.result, hole.path)
 
 
 def part_at(text: str, path: Sequence[str | int]) -> str:

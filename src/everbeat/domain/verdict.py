@@ -34,6 +34,8 @@ class Ended(Struct, frozen=True, kw_only=True):
     bad_state: str | None = None
     bad_error: str | None = None
     short: Sequence[int] = ()
+    output_name: str | None = None
+    output_error: str | None = None
 
 
 class Verdict(Struct, frozen=True):
@@ -46,8 +48,8 @@ class Verdict(Struct, frozen=True):
 
 
 def verdict(ended: Ended) -> Verdict:
-    """A cancelled workflow is CANCELLED whatever its nodes did. With a success policy it is COMPLETED when any case is met; otherwise
-    when no node failed, or failures were to be passed over (`on_error="continue"`)."""
+    """A cancelled workflow is CANCELLED whatever its nodes did. With a success policy it is COMPLETED when any case is met; otherwise when no
+    node failed, or failures were to be passed over (`on_error="continue"`). One that completes without its output says why it has none."""
     if ended.state == "CANCELLING":
         return Verdict(ended.workflow_id, "CANCELLED")
     if ended.success:
@@ -56,8 +58,10 @@ def verdict(ended: Ended) -> Verdict:
     else:
         is_met = ended.bad_name is None or ended.on_error == "continue"
     if is_met:
-        result = ended.output_result if ended.output_state == "COMPLETED" else None
-        return Verdict(ended.workflow_id, "COMPLETED", result=result)
+        if ended.output is None or ended.output_result is not None:
+            return Verdict(ended.workflow_id, "COMPLETED", result=ended.output_result)
+        error = _of_node(ended.output_name, ended.output_state, ended.output_error)
+        return Verdict(ended.workflow_id, "COMPLETED", error=_encoded(error))
     return Verdict(ended.workflow_id, "FAILED", error=_error(ended))
 
 
@@ -68,12 +72,20 @@ def _error(ended: Ended) -> str:
             "message": "no case of the success policy was met",
         }
     else:
-        of_node = _decoded(ended.bad_error)
-        error = {
-            "code": of_node.get("code", "UNHANDLED_EXCEPTION"),
-            "message": f"node {ended.bad_name} ended {ended.bad_state}: {of_node.get('message', '')}",
-            "data": {"node": ended.bad_name, "error": of_node},
-        }
+        error = _of_node(ended.bad_name, ended.bad_state, ended.bad_error)
+    return _encoded(error)
+
+
+def _of_node(name: str | None, state: str | None, text: str | None) -> dict[str, object]:
+    of_node = _decoded(text)
+    return {
+        "code": of_node.get("code", "UNHANDLED_EXCEPTION"),
+        "message": f"node {name} ended {state}: {of_node.get('message', '')}",
+        "data": {"node": name, "error": of_node},
+    }
+
+
+def _encoded(error: dict[str, object]) -> str:
     return msgspec.json.encode(error).decode()
 
 

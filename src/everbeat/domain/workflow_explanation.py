@@ -163,12 +163,13 @@ def _whole(
 ) -> Iterator[Reason]:
     if info.state is WorkflowState.PAUSED:
         failed = any(node.state in _FAILED for node in nodes)
+        failed = failed and info.on_error == "pause"
         why = ", as a node failed: a retry begins it again, a resume goes on without it" if failed else ""
         yield Reason(
             code=ReasonCode.WORKFLOW_PAUSED,
             text=f"it is paused and begins nothing until it is resumed{why}",
             since=info.paused_at,
-            command=_command("retry" if failed and info.on_error == "pause" else "resume", info),
+            command=_command("retry" if failed else "resume", info),
         )
     if info.state is WorkflowState.CANCELLING:
         running = sum(

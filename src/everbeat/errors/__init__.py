@@ -131,13 +131,15 @@ class WaitTimeout(EverbeatError, TimeoutError):
         state: str | None = None,
         missing: int = 1,
         waited_for: int = 1,
+        what: str = "Task",
     ) -> None:
         seen = "not ended" if state is None else state
-        message = f"Task {task_id} is still {seen} after {waited_s:.3g} s of waiting."
+        message = f"{what} {task_id} is still {seen} after {waited_s:.3g} s of waiting."
         if waited_for > 1:
             message = f"{missing} of {waited_for} tasks have not ended. {message}"
         super().__init__(
-            message, fix="wait longer (timeout=...), or ask the handle's info() what holds it back."
+            message,
+            fix=f"wait longer (timeout=...), or ask {'app.explain(id)' if what == 'Task' else 'handle.explain()'} what holds it back.",
         )
         self.task_id = task_id
         self.waited_s = waited_s

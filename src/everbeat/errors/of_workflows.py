@@ -21,12 +21,20 @@ class WorkflowNotFound(EverbeatError):
 
 
 class WorkflowNotRetryable(EverbeatError):
-    """Only a workflow that FAILED, was CANCELLED or is PAUSED can be retried, and none that is a node of another."""
+    """Only a workflow that FAILED, was CANCELLED or is PAUSED can be retried. One that is a node of another only where it paused by itself;
+    one with a key only while no other lives with it."""
 
     code = "WORKFLOW_NOT_RETRYABLE"
 
-    def __init__(self, workflow_id: UUID | str, *, state: str, is_child: bool) -> None:
-        if is_child:
+    def __init__(
+        self, workflow_id: UUID | str, *, state: str, is_child: bool, other: UUID | None = None
+    ) -> None:
+        if other is not None:
+            reason, fix = (
+                f"has a key with which workflow {other} lives now",
+                "wait until that one ends, or cancel it.",
+            )
+        elif is_child:
             reason, fix = (
                 "is a node of another workflow",
                 "retry that one: what failed in this one is retried with it.",

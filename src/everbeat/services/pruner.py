@@ -142,9 +142,10 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
         # What ended long ago was sent before that, so what was sent since then is not looked at. An id from beyond now does
         # not tell when its task was sent: the sender's clock was wrong, or the id is no UUIDv7.
         for first, until in ((_LOWEST_ID, bounds.old), (bounds.now, _HIGHEST_ID)):
+            # Workflows first: while one is there, its tasks are kept.
+            yield _Walk(first, partial(retention.prune_workflows, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_tasks, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_attempts, hours=hours, limit=rows, until=until))
-            yield _Walk(first, partial(retention.prune_workflows, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_steps, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_signals, hours=hours, limit=rows, until=until))
         yield _Walk(0, partial(retention.prune_stray_recoveries, hours=hours, limit=rows))

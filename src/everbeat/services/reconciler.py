@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
 from everbeat.config import RecoveryConfig
+from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.events import Event, EventBus
 from everbeat.services.observer import Observer, Statements
 from everbeat.store import workers
@@ -28,6 +29,7 @@ _BATCH: Final = 1_000
 _AT_ONCE: Final = 20
 """Beats share this connection."""
 _FIRST: Final = UUID(int=0)
+_log = logging.getLogger("everbeat.services")
 
 
 class WorkflowUnstuck(Event, frozen=True, kw_only=True):
@@ -93,13 +95,27 @@ class Reconciler:
         ids = sorted({each.workflow_id for each in found})
         for first in range(0, len(ids), _AT_ONCE):
             some = ids[first : first + _AT_ONCE]
-            await self._statements.transact(partial(self._moved_on, some), patience_s=_ONE_TRY)
+            try:
+                await self._statements.transact(partial(self._moved_on, some), patience_s=_ONE_TRY)
+            except (DatabaseUnreachable, DatabaseReadOnly):
+                raise
+            except Exception:  # noqa: BLE001 - one that cannot take its step must not keep all others from theirs
+                await self._one_by_one(some)
         for each in found:
             self._events.emit(
                 WorkflowUnstuck(
                     workflow_id=each.workflow_id, workflow=each.workflow, node=each.node, what=each.what
                 )
             )
+
+    async def _one_by_one(self, ids: Sequence[UUID]) -> None:
+        for one in ids:
+            try:
+                await self._statements.transact(partial(self._moved_on, [one]), patience_s=_ONE_TRY)
+            except (DatabaseUnreachable, DatabaseReadOnly):
+                raise
+            except Exception as problem:  # noqa: BLE001 - as above
+                _log.error("workflow_cannot_go_on workflow=%s error=%r", one, str(problem)[:500])
 
     async def _moved_on(self, ids: Sequence[UUID], run: Run) -> None:
         await aperform(move_on(ids, channel=self._channel), run)

@@ -8,7 +8,7 @@ A step that is repeated, or taken by two, changes nothing twice: whoever holds t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from everbeat.domain.graph import (
     ITEM,
     Hole,
     Known,
+    ResultMissing,
     Template,
     decode_graph,
     decode_template,
@@ -25,7 +26,7 @@ from everbeat.domain.graph import (
     holes,
     items_of,
 )
-from everbeat.domain.outcome import ARGUMENTS_INVALID
+from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_NOT_AVAILABLE
 from everbeat.domain.verdict import Ended, Verdict, verdict
 from everbeat.store import workflows
 from everbeat.store.plan import Plan, ask
@@ -36,6 +37,10 @@ MOST_WORKFLOWS: Final = 100
 MOST_EVENTS: Final = 500
 MOST_ENQUEUED: Final = 500
 """A step holds its locks for some tens of milliseconds."""
+MOST_BYTES: Final = 16_000_000
+"""Of arguments that were put together: nodes beyond are enqueued by the next step."""
+MOST_BYTES_OF_MEMBERS: Final = 128_000_000
+"""Of the arguments of all members of a map over a result, which are written in one statement."""
 
 
 class Step(Struct, frozen=True):
@@ -46,12 +51,23 @@ class Step(Struct, frozen=True):
     ended: int = 0
 
 
-def step(*, channel: str, ids: Collection[UUID] | None = None) -> Plan[Step]:
-    """Takes one step: with the workflows that something happened to and nobody is at, or with these, waiting for whoever is at them."""
+def step(
+    *,
+    channel: str,
+    ids: Collection[UUID] | None = None,
+    only: UUID | None = None,
+    without: Collection[UUID] = (),
+    most: int = MOST_WORKFLOWS,
+    on_locked: Callable[[Collection[UUID]], None] | None = None,
+) -> Plan[Step]:
+    """Takes one step: with the workflows that something happened to and nobody is at, `most` of them, or with these (`ids`).
+    `only`: none but this one and what is within it; `without`: none of those. `on_locked` is told which it is about to be at."""
     if ids is None:
-        locked = yield from ask(workflows.lock(look=MOST_LOOKED_AT, limit=MOST_WORKFLOWS))
+        locked = yield from ask(workflows.lock(look=MOST_LOOKED_AT, limit=most, only=only, without=without))
     else:
         locked = yield from ask(workflows.lock_these(ids))
+    if on_locked is not None:
+        on_locked([each.id for each in locked])
     if not locked:
         return Step(0)
     states = {each.id: each.state for each in locked}
@@ -61,6 +77,9 @@ def step(*, channel: str, ids: Collection[UUID] | None = None) -> Plan[Step]:
     if stopping:
         yield from ask(workflows.withdraw(stopping, channel=channel))
     ready = [*happened.ready]
+    going_on = [each for each in happened.whole if states[each] == "RUNNING"]
+    if going_on:
+        yield from ask(workflows.let_go(going_on))
     if happened.look:
         ready += yield from ask(workflows.resolve(happened.look))
     begins = [each for each in ready if states[each.workflow_id] == "RUNNING"]
@@ -95,22 +114,33 @@ def _begin(ready: Sequence[ReadyNode], channel: str) -> Plan[int]:
     if composed:
         parts = yield from ask(workflows.compositions(composed))
         known = yield from _known(parts)
+        spent, late = 0, list[Place]()
         for part in parts:
             place = part.workflow_id, part.number
+            if spent > MOST_BYTES:
+                args.pop(place, None)
+                late.append(place)
+                continue
             try:
                 match part.kind:
                     case "task":
-                        args[place] = _filled(part.template, part.args, known.get(part.workflow_id, {}))
-                    case "map":
-                        yield from ask(
-                            workflows.expand(place, _members(part, known.get(part.workflow_id, {})))
+                        filled = args[place] = _filled(
+                            part.template, part.args, known.get(part.workflow_id, {})
                         )
+                        spent += len(filled or "")
+                    case "map":
+                        members = _members(part, known.get(part.workflow_id, {}))
+                        spent += sum(map(len, members))
+                        yield from ask(workflows.expand(place, members))
                     case _:
                         yield from _start_child(part, known.get(part.workflow_id, {}), channel)
-            except (LookupError, ValueError) as problem:
+            except (LookupError, ValueError, RecursionError) as problem:
                 args.pop(place, None)
+                code = RESULT_NOT_AVAILABLE if isinstance(problem, ResultMissing) else ARGUMENTS_INVALID
                 message = f"the arguments of node {part.name} cannot be put together: {problem}"
-                yield from ask(workflows.refuse(place, code=ARGUMENTS_INVALID, message=message))
+                yield from ask(workflows.refuse(place, code=code, message=message))
+        if late:
+            yield from ask(workflows.hold(late, again=[True] * len(late)))
     if args:
         yield from ask(workflows.enqueue([*args], [*args.values()], channel=channel))
     return len(args)
@@ -162,10 +192,20 @@ def _filled(template: str | None, args: str | None, known: dict[int, Known]) -> 
 
 
 def _members(part: Composition, known: dict[int, Known]) -> list[str]:
-    """The arguments of a map's members."""
+    """The arguments of a map's members; raises ValueError where they are too much together."""
     items = items_of(fill(decode_template(part.items or "[]"), known))
     template: Template = decode_template(part.template or "[]")
-    return [fill(template, known | {ITEM: Known("COMPLETED", item)}) for item in items]
+    members: list[str] = []
+    size = 0
+    for item in items:
+        members.append(fill(template, known | {ITEM: Known("COMPLETED", item)}))
+        size += len(members[-1])
+        if size > MOST_BYTES_OF_MEMBERS:
+            raise ValueError(
+                f"those of its {len(items):,} members are more than {MOST_BYTES_OF_MEMBERS:,} characters together;"
+                " keep large data elsewhere, and hand on where"
+            )
+    return members
 
 
 def _start_child(part: Composition, known: dict[int, Known], channel: str) -> Plan[None]:
@@ -203,5 +243,5 @@ def _with_output(ended: Ended) -> Plan[Ended]:
     return Ended(
         workflow_id=ended.workflow_id, state=ended.state, on_error=ended.on_error, success=ended.success, output=ended.output,
         output_state=ended.output_state, output_result=fill((Hole(ended.output),), known), bad_name=ended.bad_name,
-        bad_state=ended.bad_state, bad_error=ended.bad_error, short=ended.short,
+        bad_state=ended.bad_state, bad_error=ended.bad_error, short=ended.short, output_name=ended.output_name, output_error=ended.output_error,
     )  # fmt: skip

@@ -113,11 +113,16 @@ def cancel(workflow_id: UUID, *, channel: str) -> Statement[str | None]:
     return Statement("workflow/cancel", {"id": workflow_id, "channel": channel}, _first)
 
 
-def retry(workflow_id: UUID, *, call: UUID, channel: str) -> Statement[tuple[str, bool, bool] | None]:
-    """Begins what failed again; answers the state before, whether it is a child, whether it was retried; None: no such workflow."""
+def retry(
+    workflow_id: UUID, *, call: UUID, channel: str
+) -> Statement[tuple[str, bool, bool, UUID | None] | None]:
+    """Begins what failed again; answers the state before, whether it is a child, whether it was retried, and which other lives with its
+    key; None: no such workflow."""
     parameters = {"id": workflow_id, "call": call, "channel": channel}
     return Statement(
-        "workflow/retry", parameters, lambda found: (found[0][0], found[0][1], found[0][2]) if found else None
+        "workflow/retry",
+        parameters,
+        lambda found: (found[0][0], found[0][1], found[0][2], found[0][3]) if found else None,
     )
 
 

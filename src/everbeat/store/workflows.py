@@ -155,15 +155,17 @@ def happened() -> Statement[bool]:
     return Statement("workflow/happened", {}, lambda found: bool(found[0][0]))
 
 
-def lock(*, look: int, limit: int) -> Statement[list[Locked]]:
-    """Takes up to `limit` workflows of which something stands among the oldest `look` entries of the outbox, and nobody is at them."""
-    return Statement(
-        "workflow/lock", {"look": look, "limit": limit}, lambda found: [Locked(*row) for row in found]
-    )
+def lock(
+    *, look: int, limit: int, only: UUID | None = None, without: Iterable[UUID] = ()
+) -> Statement[list[Locked]]:
+    """Takes up to `limit` workflows of which something stands among the oldest `look` entries of the outbox, and nobody is at them:
+    none but this one, or none of those."""
+    parameters = {"look": look, "limit": limit, "only": only, "without": uuids(without)}
+    return Statement("workflow/lock", parameters, lambda found: [Locked(*row) for row in found])
 
 
 def lock_these(ids: Iterable[UUID]) -> Statement[list[Locked]]:
-    """Takes these workflows, waiting for whoever is at them."""
+    """Takes these workflows, but for those that somebody is at."""
     return Statement(
         "workflow/lock_these", {"ids": uuids(ids)}, lambda found: [Locked(*row) for row in found]
     )
@@ -238,6 +240,11 @@ def pause_failed(ids: Iterable[UUID]) -> Statement[list[UUID]]:
     return Statement("workflow/pause_failed", {"ids": uuids(ids)}, lambda found: [row[0] for row in found])
 
 
+def let_go(ids: Iterable[UUID]) -> Statement[None]:
+    """Lets children go on that were paused with these workflows."""
+    return Statement("workflow/let_go", {"ids": uuids(ids)}, nothing)
+
+
 def withdraw(ids: Iterable[UUID], *, channel: str) -> Statement[None]:
     """Takes back what paused and cancelled workflows have under way and has not begun; asks what runs to end, if cancelled."""
     return Statement("workflow/withdraw", {"ids": uuids(ids), "channel": channel}, nothing)
@@ -263,6 +270,7 @@ def _ended(row: Row) -> Ended:
     return Ended(
         workflow_id=row[0], state=row[1], on_error=row[2], success=success, output=row[4], output_state=row[5],
         output_result=row[6], output_is_map=bool(row[7]), bad_name=row[8], bad_state=row[9], bad_error=row[10], short=row[11] or (),
+        output_name=row[12], output_error=row[13],
     )  # fmt: skip
 
 

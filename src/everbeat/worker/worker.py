@@ -126,7 +126,7 @@ class Worker:
         )
         self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
-        self._advancer = Advancer(self._giving, on_enqueued=self._claimer.look)
+        self._advancer = Advancer(self._giving, on_enqueued=self._claimer.look, clock=clock)
         self._conductor.advance = self._advancer.look
         self._ears = Ears(
             make_wake, claimer=self._claimer, leases=self._leases, advancer=self._advancer, nursery=self._nursery

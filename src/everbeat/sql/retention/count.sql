@@ -4,16 +4,18 @@ with age as materialized (
         statement_timestamp() - %(terminal_hours)s * interval '1 hour' as terminal,
         statement_timestamp() - %(worker_hours)s * interval '1 hour' as worker,
         statement_timestamp() - %(beat_hours)s * interval '1 hour' as beat
+), old_workflows as materialized (
+    select w.id from {schema}.workflows w
+    where w.ended_at < (select terminal from age) and (w.id < %(old_id)s or w.id > %(now_id)s)
+      and not exists (select from {schema}.workflows p where p.id = w.parent_id and p.ended_at is null)
 ), old_tasks as materialized (
     select t.id from {schema}.tasks t
     where t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
       and greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) < (select terminal from age)
       and (t.id < %(old_id)s or t.id > %(now_id)s)
-      and not exists (select from {schema}.workflows w where w.id = t.workflow_id and w.ended_at is null)
-), old_workflows as materialized (
-    select w.id from {schema}.workflows w
-    where w.ended_at < (select terminal from age) and (w.id < %(old_id)s or w.id > %(now_id)s)
-      and not exists (select from {schema}.workflows p where p.id = w.parent_id and p.ended_at is null)
+      and not exists (
+          select from {schema}.workflows w where w.id = t.workflow_id and not exists (select from old_workflows o where o.id = w.id)
+      )
 ), old_workers as materialized (
     select w.id from {schema}.workers w
     where w.ended_at < (select worker from age)

@@ -1,6 +1,5 @@
 -- Deletes old ended tasks, their attempts, recoveries, steps and signals: one step of a walk over the primary key, which looks at a bounded
--- number of rows and steps over what is live, young or locked, or of a live
--- workflow. Answers where the next step begins; null at the end.
+-- number of rows and steps over what is live, young or locked, or of a workflow that is there: while it is, it may be retried. Answers where the next step begins; null at the end.
 with looked as materialized (
     select t.id from {schema}.tasks t
     where t.id > %(after)s and t.id < %(until)s
@@ -13,7 +12,7 @@ with looked as materialized (
     where t.id > %(after)s and t.id <= (select id from last)
       and t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
       and greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) < statement_timestamp() - %(hours)s * interval '1 hour'
-      and not exists (select from {schema}.workflows w where w.id = t.workflow_id and w.ended_at is null)
+      and not exists (select from {schema}.workflows w where w.id = t.workflow_id)
     order by t.id
     for update of t skip locked
 ), gone as (

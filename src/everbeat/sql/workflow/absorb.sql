@@ -1,6 +1,6 @@
 -- What happened to locked workflows, each in turn: nodes whose task or child has ended, end as it did; edges of ended nodes are met or not.
 -- A result or error that should be there and is not is said to be missing. Answers nodes that may have something to do now, nodes that
--- are READY (no more than one step takes), nodes that ended badly, and the workflows that are to be looked at as a whole.
+-- are READY of workflows that run (no more than one step takes), nodes that ended badly, or were refused, and the workflows that are to be looked at as a whole.
 with taken as materialized (
     delete from {schema}.outbox o
     where o.id = any(array(
@@ -44,7 +44,7 @@ with taken as materialized (
              then json_build_object('code', 'RESULT_NOT_AVAILABLE', 'message', 'the workflow of this node is gone')
              when w.state in ('FAILED', 'CANCELLED')
              then json_build_object(
-                 'code', 'SUBWORKFLOW_' || w.state, 'message', 'the workflow ' || w.name || ' of this node ended ' || w.state,
+                 'code', 'SUBWORKFLOW_' || w.state, 'message', 'the workflow ' || w.name || ' of this node ended ' || w.state || coalesce(': ' || (replace(w.error::text, '\u0000', '\ufffd')::json ->> 'message'), ''),
                  'data', json_build_object('workflow_id', w.id, 'name', w.name, 'state', w.state, 'error', w.error))
         end as missing,
         coalesce(t.result, w.result) as result
@@ -64,7 +64,7 @@ with taken as materialized (
 ), closed as (
     update {schema}.edges e
     set state = case
-            when (c.state = 'COMPLETED' or e.tolerates) and (e.expects is null or (c.result #> e.path)::text = e.expects::text) then 'MET'
+            when (c.state = 'COMPLETED' or e.tolerates) and (e.expects is null or (replace(c.result::text, '\u0000', '\u0001')::json #> e.path)::text = e.expects::text) then 'MET'
             else 'UNMET'
         end
     from closing c
@@ -72,7 +72,9 @@ with taken as materialized (
       and c.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED')
     returning e.workflow_id, e.child
 ), marked as materialized (
-    select distinct t.workflow_id from taken t where t.node = -1 or t.node is null
+    select distinct t.workflow_id
+    from taken t join {schema}.workflows w on w.id = t.workflow_id and w.state = 'RUNNING'
+    where t.node = -1 or t.node is null
 ), ready as materialized (
     select n.* from marked m
     cross join lateral (
@@ -98,5 +100,9 @@ union
 select 'ready', r.workflow_id, r.number, r.kind, r.composed from ready r
 union
 select 'failed', e.workflow_id, e.number, null, null from ended e where e.state <> 'COMPLETED'
+union
+select 'failed', t.workflow_id, t.node, null, null
+from taken t join {schema}.nodes n on n.workflow_id = t.workflow_id and n.number = t.node
+where t.node >= 0 and n.state = 'FAILED' and n.task_id is null and (n.kind <> 'map' or n.members is null)
 union all
 select 'whole', w.workflow_id, 0, null, null from whole w

@@ -12,7 +12,8 @@ select
     bad.name as bad_name, bad.state as bad_state, coalesce(bad.error, bt.error)::text as bad_error,
     case when w.success is not null
          then array(select n.number from {schema}.nodes n where n.workflow_id = w.id and n.state <> 'COMPLETED' order by n.number)
-    end as short
+    end as short,
+    o.name as output_name, coalesce(o.error, t.error, c.error)::text as output_error
 from done w
 left join {schema}.nodes o on o.workflow_id = w.id and o.number = w.output
 left join {schema}.tasks t on o.kind = 'task' and t.id = o.task_id

@@ -1,4 +1,4 @@
--- Ends workflows: RUNNING -> COMPLETED | FAILED, CANCELLING -> CANCELLED. The parent's node hears of it by the outbox.
+-- Ends workflows (one that COMPLETED without its output has an error in place of its result): RUNNING -> COMPLETED | FAILED, CANCELLING -> CANCELLED. The parent's node hears of it by the outbox.
 with asked as (
     select a.*
     from rows from (
@@ -7,7 +7,7 @@ with asked as (
     ) as a (id, state, result, error)
 ), ended as (
     update {schema}.workflows w
-    set state = a.state, ended_at = statement_timestamp(), result = case when a.state = 'COMPLETED' then a.result end,
+    set state = a.state, ended_at = statement_timestamp(), result = case when a.state = 'COMPLETED' and a.error::text = 'null' then a.result end,
         error = nullif(a.error::text, 'null')::json
     from asked a
     where w.id = a.id and w.state in ('RUNNING', 'CANCELLING')

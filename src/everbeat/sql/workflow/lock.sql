@@ -1,8 +1,19 @@
--- Takes workflows that something has happened to, unless somebody else is at them: whoever is looks again when they have done.
+-- Takes workflows that something has happened to, unless somebody else is at them: whoever is looks again when they have done. `only`: none
+-- but this one and what is within it.
+with recursive tree (id) as (
+    select %(only)s::uuid where %(only)s::uuid is not null
+    union all
+    select c.id from tree t join {schema}.workflows c on c.parent_id = t.id
+)
 select w.id, w.state, w.on_error
 from {schema}.workflows w
 where w.id = any(array(
-    select distinct o.workflow_id from (select o.workflow_id from {schema}.outbox o order by o.id limit %(look)s) o
+    select distinct o.workflow_id
+    from (
+        select o.workflow_id from {schema}.outbox o
+        where o.workflow_id <> all(%(without)s::text::uuid[]) and (%(only)s::uuid is null or o.workflow_id in (select t.id from tree t))
+        order by o.id limit %(look)s
+    ) o
 ))
 order by w.id
 limit %(limit)s

@@ -1,12 +1,9 @@
--- PAUSED -> RUNNING, its children too.
-with recursive tree as (
-    select w.id, w.state from {schema}.workflows w where w.id = %(id)s
-    union all
-    select c.id, c.state from tree t join {schema}.workflows c on c.parent_id = t.id
-), resumed as (
+-- PAUSED -> RUNNING. What it holds of its children goes on when it is looked at, under its lock: a statement that read the tree here would
+-- not see what is being paused at this moment.
+with resumed as (
     update {schema}.workflows w
-    set state = 'RUNNING', paused_at = null
-    where w.id in (select t.id from tree t) and w.state = 'PAUSED' and (select t.state from tree t where t.id = %(id)s) = 'PAUSED'
+    set state = 'RUNNING', paused_at = null, is_held = false
+    where w.id = %(id)s and w.state = 'PAUSED'
     returning w.id
 ), happened as (
     insert into {schema}.outbox (workflow_id, node) select r.id, null from resumed r

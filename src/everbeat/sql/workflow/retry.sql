@@ -1,9 +1,16 @@
 -- An operator's retry: FAILED | CANCELLED -> RUNNING, and PAUSED as well; repeatable by the id of the call. What completed stays completed.
--- Nodes that ended badly begin again, nodes that were skipped for it wait again; a child that failed is retried in the same way.
+-- Nodes that ended badly begin again; nodes that were skipped for it, or were ready by it, wait again; a child that failed is retried in
+-- the same way. A child itself is retried only where it paused by itself, and its parent still waits for it. One key has one that lives.
 with recursive root as (
     update {schema}.workflows w
-    set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, cancel_requested_at = null, retry_call = %(call)s
-    where w.id = %(id)s and w.state in ('FAILED', 'CANCELLED', 'PAUSED') and w.parent_id is null
+    set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, is_held = false, cancel_requested_at = null,
+        retry_call = %(call)s
+    where w.id = %(id)s
+      and (w.state = 'PAUSED' and not w.is_held or w.state in ('FAILED', 'CANCELLED') and w.parent_id is null)
+      and not exists (
+          select from {schema}.workflows o
+          where o.name = w.name and o.key = w.key and o.id <> w.id and o.state in ('RUNNING', 'PAUSED', 'CANCELLING')
+      )
     returning w.id
 ), tree as (
     select r.id from root r
@@ -33,11 +40,25 @@ with recursive root as (
     set state = 'OPEN'
     from again a
     where e.workflow_id = a.workflow_id and e.parent = a.number and e.state <> 'OPEN'
-      and exists (select from again b where b.workflow_id = e.workflow_id and b.number = e.child)
+      and exists (
+          select from {schema}.nodes c
+          where c.workflow_id = e.workflow_id and c.number = e.child
+            and c.state in ('PENDING', 'READY', 'FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED')
+      )
+    returning e.workflow_id, e.child
+), waiting as (
+    update {schema}.nodes n
+    set state = 'PENDING'
+    from (select distinct o.workflow_id, o.child from opened o) o
+    where n.workflow_id = o.workflow_id and n.number = o.child and n.state = 'READY'
 ), happened as (
     insert into {schema}.outbox (workflow_id, node) select t.id, null from tree t
 )
 select
     w.state as was, w.parent_id is not null as is_child, (exists (select from root) or w.retry_call = %(call)s) is true as retried,
+    (
+        select o.id from {schema}.workflows o
+        where o.name = w.name and o.key = w.key and o.id <> w.id and o.state in ('RUNNING', 'PAUSED', 'CANCELLING')
+    ) as other,
     case when exists (select from root) then pg_notify(%(channel)s, 'w') end
 from {schema}.workflows w where w.id = %(id)s

@@ -47,6 +47,12 @@ with page as materialized (
         where e.workflow_id = s.id and e.child = n.number and p.state in ('PENDING', 'READY', 'ENQUEUED')
     )
     union all
+    select s.id, n.number, n.name, n.task_id, 'CHILD_HELD'
+    from still s
+    join {schema}.nodes n on n.workflow_id = s.id and n.state = 'ENQUEUED' and n.kind = 'workflow'
+    join {schema}.workflows w on w.id = n.task_id and w.state = 'PAUSED' and w.is_held
+    where s.state = 'RUNNING'
+    union all
     select s.id, null, null, null, 'NOT_FINISHED'
     from still s
     where s.state <> 'PAUSED' and not exists (

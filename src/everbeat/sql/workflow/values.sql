@@ -1,4 +1,4 @@
--- What nodes have come to: their results and errors as stored; of a map its members', too, with their places. The node -1 is the
+-- What nodes have come to: their results and errors as stored (a child that completed without its output has an error, too); of a map its members', too, with their places. The node -1 is the
 -- workflow's own input.
 with asked as materialized (
     select distinct a.workflow_id, a.number
@@ -14,7 +14,7 @@ with asked as materialized (
 )
 select
     n.workflow_id, n.of, n.place, n.state, coalesce(t.result, w.result)::text as result,
-    coalesce(n.error, t.error)::text as error, n.kind = 'map' as is_map
+    coalesce(n.error, t.error, case when w.result is null then w.error end)::text as error, n.kind = 'map' as is_map
 from node n
 left join {schema}.tasks t on n.kind = 'task' and t.id = n.task_id
 left join {schema}.workflows w on n.kind = 'workflow' and w.id = n.task_id

@@ -1,5 +1,5 @@
 -- What a pause or a cancel takes back of locked workflows. Paused: tasks that have not begun are CANCELLED, and their nodes READY again; one
--- that has recorded a step has begun, also while it is suspended, and goes on. Cancelled: nodes that were not enqueued are SKIPPED, tasks
+-- that has begun an attempt, recorded a step, or been sent a signal, goes on. Cancelled: nodes that were not enqueued are SKIPPED, tasks
 -- that wait are CANCELLED, those that run are asked, and so is what these tasks have sent. Child workflows share it: they stand in the
 -- outbox, and so does a workflow of which somebody was asked, who may have sent one more child meanwhile.
 with recursive node as materialized (
@@ -24,7 +24,11 @@ with recursive node as materialized (
     from {schema}.tasks t
     join concerned c on c.id = t.id
     where t.state in ('PENDING', 'CLAIMED', 'RUNNING')
-      and (c.doing = 'CANCELLING' or not exists (select from {schema}.steps s where s.task_id = t.id))
+      and (
+          c.doing = 'CANCELLING'
+          or t.attempt = 0 and t.checkpoint is null and not exists (select from {schema}.steps s where s.task_id = t.id)
+             and not exists (select from {schema}.signals s where s.target = t.id)
+      )
     order by t.id
     for no key update of t
 ), ended as (
@@ -61,7 +65,7 @@ with recursive node as materialized (
     returning n.workflow_id, n.number, n.member_of
 ), child as (
     update {schema}.workflows w
-    set state = n.doing, paused_at = case when n.doing = 'PAUSED' then statement_timestamp() else w.paused_at end,
+    set state = n.doing, is_held = n.doing = 'PAUSED', paused_at = case when n.doing = 'PAUSED' then statement_timestamp() else w.paused_at end,
         cancel_requested_at = case when n.doing = 'CANCELLING' then statement_timestamp() else w.cancel_requested_at end
     from node n
     where n.kind = 'workflow' and n.state = 'ENQUEUED' and w.id = n.task_id and w.state in ('RUNNING', 'PAUSED') and w.state <> n.doing
