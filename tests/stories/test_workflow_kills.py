@@ -91,3 +91,25 @@ def test_a_kill_at_that_very_point(stage: Stage, flows: ModuleType, point: str) 
     assert len(stage.query("select 1 from {schema}.tasks")) == 6
     assert stage.query("select 1 from {schema}.outbox") == []
     print(f"{took:.2f} s after the kill")
+
+
+def test_one_that_cannot_go_on_keeps_no_other_from_it(stage: Stage, flows: ModuleType) -> None:
+    """Whatever it is that refuses its step: the server does so here, for this workflow alone."""
+    starter = Starter(flows)
+    cursed, *others = [starter.start(winding()) for _ in range(5)]
+    stage.connection.execute(
+        f"""create function {stage.schema}.refuse() returns trigger language plpgsql as $$
+            begin raise exception 'not this one'; end $$"""
+    )
+    stage.connection.execute(
+        f"create trigger refuses before update on {stage.schema}.nodes for each row"
+        f" when (new.workflow_id = '{cursed.id}') execute function {stage.schema}.refuse()"
+    )
+    tree = stage.ready_tree(program="flows")
+    assert [handle.result(timeout=60) for handle in others] == [[1, 2, 3]] * 4
+    stage.until(lambda: f"workflow_cannot_go_on workflow={cursed.id}" in tree.output(), within=30)
+    assert others[0].cancel() == "COMPLETED", "what it suffers from is told to nobody else"
+    stage.connection.execute(f"drop function {stage.schema}.refuse() cascade")
+    next_tree = stage.ready_tree(program="flows")
+    assert cursed.result(timeout=60) == [1, 2, 3]
+    assert next_tree.process.poll() is None
