@@ -6,7 +6,8 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 PYTHON_IN := $(VENV)/bin/python
-INSTALL := $(PYTHON_IN) -m pip install --quiet --disable-pip-version-check
+# Not compiled: what is imported is compiled when it first is, and most never is.
+INSTALL := $(PYTHON_IN) -m pip install --quiet --disable-pip-version-check --no-compile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -98,6 +98,7 @@ def test_a_second_signal_does_not_keep_it_from_clearing_away(everbeat: Command, 
         until(lambda: processes_of(everbeat.folder) == [], within_s=2.0)
 
 
+@pytest.mark.long
 @pytest.mark.story
 def test_the_trees_of_a_bench_that_is_killed_end_and_the_next_one_removes_its_schema(
     everbeat: Command, database_url: str

@@ -123,6 +123,19 @@ def test_what_decides_whether_it_runs_is_said_in_every_drawing() -> None:
         assert insure.rule in drawn
 
 
+def test_a_suspended_task_waits_for_no_worker() -> None:
+    nodes = [
+        node("sleeps", state="ENQUEUED", wake_at=AT),
+        node("waits", state="ENQUEUED", wake_at=AT, waits_for="approved"),
+        node("queued", state="ENQUEUED"),
+    ]
+    assert [box.waiting for box in boxes(nodes).values()] == [
+        "sleeps",
+        "waits for event 'approved'",
+        "waits for a worker",
+    ]
+
+
 def test_a_workflow_in_a_workflow_names_its_child() -> None:
     (box,) = boxes([node("ship", state="ENQUEUED", kind="workflow", task_id=CHILD)]).values()
     assert box.child == f"workflow {CHILD}"

@@ -17,7 +17,7 @@ from tests.protocol.stateful.stage import Stage
 from tests.protocol.stateful.storm import storm
 
 QUICK = settings(
-    max_examples=50, stateful_step_count=30, derandomize=True, deadline=None, database=None,
+    max_examples=30, stateful_step_count=30, derandomize=True, deadline=None, database=None,
     suppress_health_check=list(HealthCheck), phases=(Phase.generate,),
 )  # fmt: skip
 LONG = settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from everbeat.domain.recorded import NewChild
 from everbeat.store import steps
+from everbeat.store import workflow_control as control
 from everbeat.store.leases import Claimed
 from everbeat.store.partial_work import record_checkpoint
 from everbeat.store.statement import Statement
@@ -90,6 +91,10 @@ def test_a_node_that_sleeps_or_waits_is_not_stuck(hands: Hands) -> None:
     sleep(hands, other)
     hands.run(suspension(other, hands))
     assert flow.stuck() == []
+    first, second = hands.run(control.nodes(flow.id))
+    assert {first.waits_for, second.waits_for} == {"approved", None}
+    assert first.wake_at is not None
+    assert second.wake_at is not None
 
 
 def test_a_cancel_takes_back_what_is_suspended_and_what_was_sent(hands: Hands) -> None:

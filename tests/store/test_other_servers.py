@@ -54,7 +54,9 @@ def plays(module: ModuleType) -> list[Callable[[Hands], None]]:
 
 
 @pytest.fixture(
-    params=sorted(SERVERS)
+    params=[
+        pytest.param(number, marks=pytest.mark.long if number != OLDEST else ()) for number in sorted(SERVERS)
+    ]
     or [pytest.param(0, marks=pytest.mark.skip(reason="NO OLDER POSTGRESQL IS INSTALLED"))]
 )
 def server(

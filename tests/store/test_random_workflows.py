@@ -42,7 +42,9 @@ def told(value: Any) -> Any:
             return value
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(15, 100))]
+)
 def test_random_workflows_end_as_a_plain_evaluation_says(hands: Hands, seed: int) -> None:  # W1, W5, I21, I22
     random = Random(seed)
     plain = random_nodes(random, count=random.randrange(1, 15))

@@ -152,7 +152,14 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        mutant if number % 4 == 0 else pytest.param(mutant, marks=pytest.mark.long)
+        for number, mutant in enumerate(MUTANTS)
+    ],
+    ids=lambda mutant: mutant.why,
+)
 def test_a_missing_guard_is_noticed(mutant: Mutant, stage: Callable[[Mutant | None], Hands]) -> None:
     assert not notices(mutant, stage(None)), "the protocol as it is passes its own test"
     assert notices(mutant, stage(mutant)), f"nobody noticed: {mutant.why}"

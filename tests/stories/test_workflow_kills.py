@@ -75,7 +75,13 @@ def somebody_waits(stage: Stage) -> bool:
     return waiting != []
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point",
+    [
+        point if number % 2 else pytest.param(point, marks=pytest.mark.long)
+        for number, point in enumerate(POINTS)
+    ],
+)
 def test_a_kill_at_that_very_point(stage: Stage, flows: ModuleType, point: str) -> None:  # W9, I21, I22, I25
     tree = stage.ready_tree(program="flows")
     with gate(stage, *POINTS[point]):

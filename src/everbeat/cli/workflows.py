@@ -42,6 +42,7 @@ IdArgument: TypeAlias = Annotated[
 IdsArgument: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="ID...", help="The workflows' ids.", show_default=False)
 ]
+_UNREAD: Final = ("output", "result")
 _LISTED: Final = {"list_workflows.limit": "--limit", "list_workflows.state": "--state"}
 
 
@@ -66,7 +67,11 @@ def list_workflows(
     with selected_app(url=url, schema=schema, locator=app) as chosen, typed_as(_LISTED):
         found = chosen.list_workflows(name=name, state=in_state, key=key, children=children, limit=limit)
     if as_json:
-        show_json({"workflows": [workflow_document(each) for each in found]})
+        # A list does not read results: nothing is better than a null that says there is none.
+        documents = [workflow_document(each) for each in found]
+        show_json(
+            {"workflows": [{name: one[name] for name in one if name not in _UNREAD} for one in documents]}
+        )
         return
     rows = [
         (

@@ -182,6 +182,7 @@ def _nodes(rows: Sequence[NodeRow], edges: Sequence[EdgeRow]) -> list[NodeInfo]:
             needs=tuple(needs.get(row.number, ())), member_of=None if row.member_of is None else names[row.member_of],
             quorum=row.quorum, conditions=conditions.get(row.number, ()), attempt=row.attempt, enqueued_at=row.enqueued_at, started_at=row.started_at,
             ended_at=row.ended_at, error=_error(row.error),
+            waits_for=row.waits_for if row.wake_at is not None else None, wake_at=row.wake_at,
         )
         for row in rows
     ]  # fmt: skip

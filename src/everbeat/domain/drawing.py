@@ -61,6 +61,7 @@ class Drawn(Struct, frozen=True, kw_only=True):
     needs: tuple[str, ...]
     blockers: tuple[str, ...]
     conditions: tuple[str, ...] = ()
+    suspended: str | None = None
 
     @property
     def status(self) -> str:
@@ -76,6 +77,8 @@ class Drawn(Struct, frozen=True, kw_only=True):
             return f"waits for {named(self.blockers)}"
         if self.counts:
             return ""
+        if self.suspended is not None:
+            return self.suspended
         if self.state is NodeState.READY:
             return "waits to be enqueued"
         return "waits for a worker" if self.state is NodeState.ENQUEUED and self.kind == "task" else ""
@@ -214,7 +217,15 @@ def _box(
         needs=tuple(name for name in needs if name in by_name),
         blockers=tuple(text for text in waits if not text.startswith(f"{node.name} (")),
         conditions=tuple(dict.fromkeys(text for each in group for text in each.conditions)),
+        suspended=_suspended(node),
     )
+
+
+def _suspended(node: NodeInfo) -> str | None:
+    """What a suspended task waits for, in words."""
+    if node.state is not NodeState.ENQUEUED or node.wake_at is None:
+        return None
+    return "sleeps" if node.waits_for is None else f"waits for event {node.waits_for!r}"
 
 
 def _label(node: NodeInfo, inner: Sequence[NodeInfo]) -> str:

@@ -83,7 +83,7 @@ def open_kinds(nodes: Sequence[NodeInfo]) -> list[Kind]:
         if node.kind == "map" and node.name in busy:
             continue  # its members say all of it
         waits = frozenset(by_name[name].member_of or name for name in node.needs if name in open_nodes)
-        own = (node.name,) if node.kind != "task" else ()
+        own = (node.name,) if node.kind != "task" else (node.waits_for, node.wake_at is None)
         chosen = first.setdefault((node.member_of, node.task, node.state, waits, own), node)
         counts[chosen.name] = counts.get(chosen.name, 0) + 1
     found = [Kind(node, counts[node.name]) for node in first.values()]
@@ -256,7 +256,11 @@ def _of_task(kind: Kind, told: Explanation, *, doing: str) -> Reason:
     if told.state.is_terminal:
         code, text = ReasonCode.NOT_ADVANCED, f"{whose} has ended {told.state}, and the node has not yet"
     elif told.state is TaskState.PENDING:
-        text = f"{whose} waits because {said}"
+        text = (
+            f"{whose} {said[3:]}"
+            if said.startswith(("it waits ", "it sleeps "))
+            else f"{whose} waits because {said}"
+        )
     else:
         text = said if kind.count == 1 else f"of {whose}, {said}"
     return Reason(

@@ -67,6 +67,7 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     """A node as it is now. `needs`: the names of the nodes it waits for; of `kind` "workflow" `task_id` is the id of the child.
 
     `conditions`: in words, what besides the completion of all of them decides whether it runs: `if paid.is_large`, `2 of left, right, up`.
+    Of a suspended task `waits_for` is the event it waits for, and `wake_at` when it is due at the latest.
     """
 
     name: str
@@ -83,6 +84,8 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     started_at: datetime | None
     ended_at: datetime | None
     error: TaskError | None
+    waits_for: str | None = None
+    wake_at: datetime | None = None
 
     @property
     def duration_s(self) -> float | None:

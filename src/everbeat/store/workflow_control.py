@@ -56,6 +56,8 @@ class NodeRow(Struct, frozen=True, kw_only=True):
     attempt: int | None
     child_name: str | None
     child_state: str | None
+    waits_for: str | None
+    wake_at: datetime | None
 
 
 class EdgeRow(Struct, frozen=True):
