@@ -28,7 +28,8 @@ test: static ## the whole gate: check, then every test that does not take minute
 	@$(PYTHON_IN) -m pytest -m 'not long and not alone' -n 5 --dist worksteal $(ARGS)
 
 test-long: $(VENV)/.development ## the tests that take minutes
-	@$(PYTHON_IN) -m pytest -m long $(ARGS)
+	@$(PYTHON_IN) -m pytest -m long --hypothesis-profile=thorough $(ARGS)
+	@$(PYTHON_IN) -m pytest -q tests/domain tests/runtime --hypothesis-profile=thorough $(ARGS) || [ $$? = 5 ]
 
 chaos: $(VENV)/.development ## real workers under a seeded plan of faults: make chaos SEED=1 SECONDS=600
 	@$(PYTHON_IN) -m tests.chaos --seed $(or $(SEED),1) --seconds $(or $(SECONDS),600) $(ARGS)

@@ -24,11 +24,12 @@ from everbeat.store.embedded import EmbeddedServer
 # Tests end before a power cut could matter to them.
 FAST_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
-# Examples may take their time: machines are shared.
-settings.register_profile(
-    "patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("patient")
+# Examples may take their time: machines are shared. pytest --hypothesis-profile=... chooses another one.
+for profile, examples in {"brief": 10, "usual": 40, "thorough": 400}.items():
+    settings.register_profile(
+        profile, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile("usual")
 
 
 def pytest_configure() -> None:

@@ -232,9 +232,10 @@ class TestWork:
         assert check.verdict is Verdict.OK
         assert "178 gaps between beats: median 10.00 s, p99 10.00 s, longest 10.00 s (s" in check.text
         change(
-            hands,
-            "insert into {schema}.beats (supervisor_id, seq, sent_at, held) values ('s1', 91, statement_timestamp(), 0)",
-        )
+            hands, """insert into {schema}.beats (supervisor_id, seq, sent_at, held)
+                select supervisor_id, 91, sent_at + interval '100 s', 0 from {schema}.beats
+                where supervisor_id = 's1' and seq = 90""",
+        )  # fmt: skip
         close = RecoveryConfig(
             claimed_stale_threshold_ms=150_000, running_stale_threshold_ms=150_000, heartbeat_retention_hours=None
         )  # fmt: skip

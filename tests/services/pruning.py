@@ -69,24 +69,24 @@ def ended(hands: Hands, *, hours: float, state: str = "COMPLETED", sent_hours: f
         case "EXPIRED":
             hands.run(tasks.expire(channel=hands.target.channel))
         case "CANCELLED":
-            assert hands.cancel(sent.id) == "CANCELLED"
+            assert hands.cancel(sent) == "CANCELLED"
         case _:
             (claimed,) = hands.claim(limit=1)
             assert hands.start(claimed) == ["started"]
-            (lease,) = [lease for lease in hands.leases() if lease.id == sent.id]
+            (lease,) = [lease for lease in hands.leases() if lease.id == sent]
             assert hands.recover(lease, "retry")
             (claimed,) = hands.claim(limit=1)
             assert hands.start(claimed) == ["started"]
             outcome = {"COMPLETED": "COMPLETED", "FAILED": "FAILED"}.get(state)
             if outcome is not None:
                 hands.settle(claimed, outcome, **({"error": b"{}"} if outcome == "FAILED" else {}))  # type: ignore[arg-type]
-    record(hands, sent.id, hours=hours, random=Random(uuid4().int).randbytes(10), unix_ms=number)
+    record(hands, sent, hours=hours, random=Random(uuid4().int).randbytes(10), unix_ms=number)
     column = {"COMPLETED": "completed_at", "FAILED": "failed_at", "CANCELLED": "cancelled_at", "EXPIRED": "expired_at"}.get(state)  # fmt: skip
     if column is not None:
-        backdate(hands, "tasks", column, hours, where=f"id = '{sent.id}'")
-    backdate(hands, "attempts", "ended_at", hours, where=f"task_id = '{sent.id}'")
-    backdate(hands, "recoveries", "noticed_at", hours, where=f"task_id = '{sent.id}'")
-    return sent.id
+        backdate(hands, "tasks", column, hours, where=f"id = '{sent}'")
+    backdate(hands, "attempts", "ended_at", hours, where=f"task_id = '{sent}'")
+    backdate(hands, "recoveries", "noticed_at", hours, where=f"task_id = '{sent}'")
+    return sent
 
 
 def record(hands: Hands, task_id: UUID, *, hours: float, random: bytes, unix_ms: int) -> None:

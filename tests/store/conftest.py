@@ -50,9 +50,11 @@ class Hands:
             args=b"{}",
             **options,
         )
-        sent = self.run(tasks.insert_task(task, channel=self.target.channel))
+        sent = self.run(tasks.insert_task(task, channel=self.target.channel)) or self.run(
+            tasks.sent_before(task)
+        )
         assert sent is not None
-        return sent.id
+        return sent
 
     def claim(
         self,

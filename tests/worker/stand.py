@@ -103,7 +103,7 @@ class Stand:
         )
         sent = self.run(tasks.insert_task(task, channel=self.target.channel))
         assert sent is not None
-        return sent.id
+        return sent
 
     def send_many(self, name: str, args: list[dict[str, Any]]) -> list[UUID]:
         many = [

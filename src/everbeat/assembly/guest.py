@@ -19,14 +19,8 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from everbeat.assembly.blueprint import Blueprint
-from everbeat.assembly.parts import (
-    Surroundings,
-    local_hooks,
-    make_supervision,
-    make_worker,
-    plan_of,
-    take_tree_lock,
-)
+from everbeat.assembly.parts import Surroundings, local_hooks, make_supervision, take_tree_lock
+from everbeat.assembly.worker_parts import make_worker, plan_of
 from everbeat.config import RecoveryConfig
 from everbeat.errors import WorkerError
 from everbeat.runtime.main_loop import run_through

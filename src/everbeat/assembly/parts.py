@@ -1,40 +1,27 @@
-"""The parts that are made alike wherever a worker runs: the worker itself, its supervision, its hints.
+"""The parts that are made alike wherever a worker runs: its supervision, and what all parts of a process share.
 
-What lives here: their making. What may not: processes, threads and loops.
+What lives here: their making. What may not: processes, threads and loops, and the worker itself (`worker_parts`), which a
+supervisor's process never loads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from random import Random
-from typing import Any
-from uuid import UUID
 
-from everbeat.assembly.blueprint import Blueprint
 from everbeat.config import RecoveryConfig
 from everbeat.domain.hooks import HookRunner, HookSet
-from everbeat.domain.stall import Stall
 from everbeat.runtime.clock import Clock, SystemClock
 from everbeat.runtime.events import EventBus, log_event
-from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.nursery import end_process
 from everbeat.runtime.tree_lock import TreeLock
 from everbeat.services.caretakers import Caretakers
 from everbeat.services.hooks import LocalHooks
-from everbeat.services.recovery import Recoverer
 from everbeat.store.session import Session
 from everbeat.store.target import Target
-from everbeat.wake import Wake
-from everbeat.wake.postgres import PostgresWake
-from everbeat.worker.conductor import OnLeft
-from everbeat.worker.link import Link
-from everbeat.worker.plan import WorkerPlan
-from everbeat.worker.protocol import Welcome
 from everbeat.worker.supervision import Supervision
-from everbeat.worker.worker import Worker
 
 OnFatal = Callable[[str, BaseException], None]
 
@@ -49,92 +36,6 @@ class Surroundings:
         self.random = Random()
         self.events = EventBus()
         self.events.subscribe(log_event)
-
-
-def plan_of(blueprint: Blueprint, target: Target) -> WorkerPlan:
-    """What a worker of this app is to do."""
-    return WorkerPlan(
-        target=target,
-        definitions=blueprint.definitions,
-        config=blueprint.worker,
-        recovery=blueprint.recovery,
-        queue_priorities=blueprint.queue_priorities,
-        exception_codes=blueprint.exception_codes,
-        on_crash=blueprint.on_crash,
-        task_process_argv=blueprint.task_process_argv(),
-        hooks=blueprint.hooks,
-    )
-
-
-def make_worker(
-    plan: WorkerPlan,
-    *,
-    welcome: Welcome,
-    link: Link,
-    around: Surroundings,
-    on_fatal: OnFatal = end_process,
-) -> Worker:
-    """A worker; called in the loop it will run on."""
-
-    def wake(application_name: str) -> Wake:
-        def connect() -> Any:
-            return plan.target.aconnect(application_name)
-
-        return PostgresWake(connect, plan.target.channel, tells_ends=False, random=around.random)
-
-    own_recovery = OwnRecovery(plan, welcome=welcome, around=around)
-    return Worker(
-        plan,
-        welcome=welcome,
-        link=link,
-        make_wake=wake,
-        recover_crashed=own_recovery.crashed,
-        recover_stalled=own_recovery.stalled,
-        events=around.events,
-        clock=around.clock,
-        random=around.random,
-        on_fatal=on_fatal,
-    )
-
-
-class OwnRecovery:
-    """How a worker settles what it lost itself, as a supervisor would; one connection is open while there is anything."""
-
-    def __init__(self, plan: WorkerPlan, *, welcome: Welcome, around: Surroundings) -> None:
-        self._session = Session(plan.target, f"{welcome.session_name} worker", random=around.random)
-        self._recoverer = Recoverer(
-            self._session,
-            plan.recovery,
-            channel=plan.target.channel,
-            observer_id=lambda: welcome.worker_id,
-            events=around.events,
-            clock=around.clock,
-            random=around.random,
-            hooks=local_hooks(plan.hooks, plan.recovery, around=around),
-        )
-        self._clock = around.clock
-        self._users = 0
-
-    async def crashed(self, task_id: UUID, claim_id: UUID, report: ExitReport, on_left: OnLeft) -> object:
-        """An attempt whose task process died; `on_left` is called whenever a hook lets it be."""
-        died_at = self._clock.monotonic()
-        async with self._connected():
-            return await self._recoverer.recover_lease(task_id, claim_id, report, on_left, died_at=died_at)
-
-    async def stalled(self, task_id: UUID, claim_id: UUID, stall: Stall, on_left: OnLeft) -> object:
-        """An attempt whose code fell silent."""
-        async with self._connected():
-            return await self._recoverer.recover_stalled(task_id, claim_id, stall, on_left)
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[None]:
-        self._users += 1
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if not self._users:
-                await self._session.drop()
 
 
 def local_hooks(

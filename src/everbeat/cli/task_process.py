@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from everbeat.assembly.tree import run_task_process
+from everbeat.assembly.processes import run_task_process
 from everbeat.cli.locate import locate
-from everbeat.cli.worker_process import EXIT_REFUSED, log_to_stderr
+from everbeat.cli.logs import log_to_stderr
+from everbeat.cli.worker_process import EXIT_REFUSED
 from everbeat.errors import EverbeatError
 from everbeat.worker.farewell import leave
 from everbeat.worker.worker_process import prepare_process, refuse_to_start

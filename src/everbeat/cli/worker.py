@@ -15,7 +15,7 @@ import typer
 from msgspec.structs import replace
 
 from everbeat.assembly.tree import supervise
-from everbeat.cli.worker_process import LOG_FORMAT, LOG_LEVEL_VARIABLE
+from everbeat.cli.logs import LOG_FORMAT, LOG_LEVEL_VARIABLE
 from everbeat.config import WorkerConfig
 from everbeat.errors import ConfigurationError, Problem
 

@@ -31,7 +31,7 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.joined import arun_joined, run_joined
 from everbeat.store.plan import Plan, aperform, ask, perform
-from everbeat.store.tasks import NewTask, insert_task, insert_tasks
+from everbeat.store.tasks import NewTask, insert_tasks, send_task
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -104,14 +104,17 @@ class CallSender:
         """Stores many tasks in one statement: all of them, or none."""
         given = calls_of(calls, name="send_many")
         joined = _one_connection(given, connection)
-        return self.run(self._send_many(given), joined, name="send_many", twin="asend_many")
+        return self.run(
+            self._send_many(given, joined is not None), joined, name="send_many", twin="asend_many"
+        )
 
     async def asend_many(
         self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, *, connection: object = None
     ) -> list[Handle[R]]:
         """The twin of `send_many`."""
         given = await acalls_of(calls, name="asend_many")
-        return await self.arun(self._send_many(given), _one_connection(given, connection), twin="send_many")
+        joined = _one_connection(given, connection)
+        return await self.arun(self._send_many(given, joined is not None), joined, twin="send_many")
 
     def as_child(self, call: Call[Any], /) -> NewChild:
         """What a running task sends for a call; raises PayloadError for one that belongs to a transaction."""
@@ -165,18 +168,18 @@ class CallSender:
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:
         task = self._new_task(call)
         for _ in range(_MOST_TRIES):
-            sent = yield from ask(insert_task(task, channel=self.door.channel))
+            sent = yield from send_task(task, channel=self.door.channel, joined=call.connection is not None)
             if sent is not None:
-                return self.handle(call, sent.id)
+                return self.handle(call, sent)
         raise _key_moves([task])
 
-    def _send_many(self, calls: Sequence[Call[R]]) -> Plan[list[Handle[R]]]:
+    def _send_many(self, calls: Sequence[Call[R]], is_joined: bool, /) -> Plan[list[Handle[R]]]:
         if not calls:
             return []
         new = [self._new_task(call) for call in calls]
         ids: list[UUID | None] = []
         for _ in range(_MOST_TRIES):
-            ids = yield from ask(insert_tasks(new, channel=self.door.channel))
+            ids = yield from ask(insert_tasks(new, channel=self.door.channel, joined=is_joined))
             sent = [task_id for task_id in ids if task_id is not None]
             if len(sent) == len(calls):
                 return [self.handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from everbeat.domain.states import TaskState
 from everbeat.store.literals import integers, json_array, uuids
+from everbeat.store.plan import Plan, ask
 from everbeat.store.statement import Row, Statement
 
 
@@ -39,13 +40,6 @@ _Kind: TypeAlias = tuple[
 ]
 
 
-class Sent(Struct, frozen=True):
-    """The answer to a send: the task's id, which is another's where a live task already had the key."""
-
-    id: UUID
-    inserted: bool
-
-
 class StoredOutcome(Struct, frozen=True):
     """What is stored of a task's end: `result` and `error` are JSON text."""
 
@@ -56,20 +50,38 @@ class StoredOutcome(Struct, frozen=True):
     error: str | None
 
 
-def insert_task(task: NewTask, *, channel: str) -> Statement[Sent | None]:
-    """Sends one task; None when a task with the same key ended at this very moment (send again)."""
+def send_task(task: NewTask, *, channel: str, joined: bool = False) -> Plan[UUID | None]:
+    """Sends one task, in somebody's own transaction if `joined`; its id, which is another's where a live task has the key. None when that one
+    ended at this very moment (send again)."""
+    inserted = yield from ask(insert_task(task, channel=channel, joined=joined))
+    if inserted is not None:
+        return inserted
+    return (yield from ask(sent_before(task)))
+
+
+def insert_task(task: NewTask, *, channel: str, joined: bool = False) -> Statement[UUID | None]:
+    """Sends one task; None where it was sent before, or a live task has its key."""
     parameters = {
         "id": task.id, "name": task.name, "queue": task.queue, "priority": task.priority, "args": _text(task.args), "key": task.key,
         "policy": _text(task.policy), "flags": _text(task.flags), "good_until": task.good_until, "run_at": task.run_at,
-        "delay_ms": task.delay_ms, "serial": task.serial, "channel": channel,
+        "delay_ms": task.delay_ms, "serial": task.serial, "channel": channel, "joined": joined,
     }  # fmt: skip
-    return Statement(
-        "task/insert_task", parameters, lambda found: Sent(_id(found[0][0]), found[0][1]) if found else None
-    )
+    return Statement("task/insert_task", parameters, _first_id)
 
 
-def insert_tasks(tasks: Sequence[NewTask], *, channel: str) -> Statement[list[UUID | None]]:
-    """Sends many tasks, all or none; the ids in the order asked (None: the key's holder ended at this very moment)."""
+def sent_before(task: NewTask) -> Statement[UUID | None]:
+    """What is there in the place of a task that could not be inserted."""
+    return Statement("task/sent", {"id": task.id, "name": task.name, "key": task.key}, _first_id)
+
+
+def _first_id(found: Sequence[Row]) -> UUID | None:
+    return _id(found[0][0]) if found else None
+
+
+def insert_tasks(
+    tasks: Sequence[NewTask], *, channel: str, joined: bool = False
+) -> Statement[list[UUID | None]]:
+    """Sends many tasks, all or none, as `insert_task`; the ids in the order asked (None: the key's holder ended at this very moment)."""
     kinds: dict[_Kind, int] = {}
     numbers = [kinds.setdefault(_kind(task), len(kinds) + 1) for task in tasks]
     names, queues, priorities, keys, policies, flags, good_until, run_at, delay_ms, serials = zip(
@@ -80,7 +92,7 @@ def insert_tasks(tasks: Sequence[NewTask], *, channel: str) -> Statement[list[UU
         "names": list(names), "queues": list(queues), "priorities": list(priorities), "keys": list(keys),
         "policies": [_text(each) for each in policies], "flags": [_text(each) for each in flags],
         "good_until": list(good_until), "run_at": list(run_at), "delay_ms": integers(delay_ms), "serials": list(serials),
-        "channel": channel,
+        "channel": channel, "joined": joined,
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[UUID | None]:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from everbeat.store.statement import Row, Statement, any_row
+from everbeat.store.statement import Row, Statement, any_row, nothing
 
 
 class SupervisorRow(Struct, frozen=True, kw_only=True):
@@ -142,6 +142,11 @@ def beat(
         )
 
     return Statement("worker/beat", parameters, read)
+
+
+def listen(worker_id: str, *, listens: bool) -> Statement[None]:
+    """A worker says whether it has use for hints that tasks are due."""
+    return Statement("worker/listen", {"worker_id": worker_id, "listens": listens}, nothing)
 
 
 def beat_worker(worker_id: str) -> Statement[bool]:

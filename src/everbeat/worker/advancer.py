@@ -21,6 +21,8 @@ from everbeat.store.workflows import happened
 
 POLL_S: Final = 10.0
 """What nobody told of is found within this time even by a worker that is busy; an idle one asks whenever it looks for tasks."""
+FIRST_PAUSE_S: Final = 0.1
+"""Before the second look at workflows that somebody was at; it doubles."""
 SET_ASIDE_S: Final = 60.0
 _log = logging.getLogger("everbeat.worker")
 
@@ -37,7 +39,8 @@ class Advancer:
         self._on_enqueued = on_enqueued
         self._clock = clock
         self._is_told = True
-        self._is_asked = False
+        self._asked_at = -POLL_S
+        self._pause_s = FIRST_PAUSE_S
         self._at: Collection[UUID] = ()
         self._set_aside: dict[UUID, float] = {}
 
@@ -48,16 +51,20 @@ class Advancer:
 
     def asked(self, happened: bool) -> None:
         """Somebody has just asked the database whether something has."""
-        self._is_asked = True
+        self._asked_at = self._clock.monotonic()
         if happened:
             self.look()
 
     async def tick(self) -> float | None:
         """Steps until nothing is left that nobody is at."""
-        if not self._is_told and (self._was_asked() or not await self._session.run(happened())):
-            return None
-        self._is_told = False
         now = self._clock.monotonic()
+        if not self._is_told:
+            # What somebody was answered a moment ago spares the question, until that answer is as old as one of our own may be.
+            if (rest_s := self._asked_at + POLL_S - now) > 0:
+                return rest_s
+            if not await self._session.run(happened()):
+                return None
+        self._is_told = False
         self._set_aside = {one: until for one, until in self._set_aside.items() if until > now}
         most = MOST_WORKFLOWS
         while True:
@@ -77,7 +84,17 @@ class Advancer:
             if done.enqueued:
                 self._on_enqueued()
             if not done.workflows:
-                return None
+                return await self._left_over()
+            self._pause_s = FIRST_PAUSE_S
+
+    async def _left_over(self) -> float | None:
+        """Somebody is at those that are left: another worker, which sees to them, or a signal that holds one for a moment."""
+        if not await self._session.run(happened()):
+            self._pause_s = FIRST_PAUSE_S
+            return None
+        self._is_told = True
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, POLL_S)
+        return pause_s
 
     async def _step(self, most: int) -> Step:
         channel = self._session.target.channel
@@ -99,8 +116,3 @@ class Advancer:
                 SET_ASIDE_S,
                 str(problem)[:500],
             )
-
-    def _was_asked(self) -> bool:
-        # Since the last look: each answer spares one question.
-        was_asked, self._is_asked = self._is_asked, False
-        return was_asked

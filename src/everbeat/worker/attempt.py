@@ -7,7 +7,7 @@ not: who runs the code (the executors) and what is written (`settlement`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import datetime, timedelta
 from enum import Enum, auto
@@ -23,6 +23,7 @@ from everbeat.domain.context import Context, StopReason, TaskStopped
 from everbeat.domain.definition import RunIn, TaskDefinition
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.stored_text import storable
+from everbeat.errors import PayloadError
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.store.leases import Claimed
 from everbeat.worker.code_side import CodeSide
@@ -238,3 +239,24 @@ def progress_json(*, stage: str, fraction: float | None, message: str) -> bytes:
     """Progress as it is stored; text that JSON cannot hold is escaped, long text is cut at 8 kB."""
     clean = (storable(text, limit=_TEXT_BYTES) for text in (stage, message))
     return msgspec.json.encode({"stage": next(clean), "fraction": fraction, "message": next(clean)})
+
+
+def attempt_of(
+    task: Claimed,
+    lane: LaneName,
+    definitions: Mapping[str, TaskDefinition],
+    policies: Mapping[str, StoredPolicy],
+    on_progress: Callable[[Attempt], None],
+) -> Attempt:
+    """The attempt of what was claimed, by its own policy, or its function's where it has none or one damaged by hand."""
+    try:
+        policy = None if task.policy is None else StoredPolicy.from_json(task.policy)
+    except PayloadError:
+        policy = None
+    return Attempt(
+        task=task,
+        lane=lane,
+        definition=definitions[task.name],
+        policy=policies[task.name] if policy is None else policy,
+        on_progress=on_progress,
+    )

@@ -16,15 +16,15 @@ from typing import Final
 
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.policy import StoredPolicy
-from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable, PayloadError
+from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.nursery import Nursery
 from everbeat.store import leases
-from everbeat.store.leases import Claimed
 from everbeat.store.session import Session
 from everbeat.store.suspects import suspects_wait
 from everbeat.worker.asking import Asking, Batch
-from everbeat.worker.attempt import ALONE, Attempt, LaneName, Stage
+from everbeat.worker.attempt import ALONE, Attempt, Stage, attempt_of
+from everbeat.worker.attention import LOOK_AGAIN_MS, Attention
 from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.lane import Lane
 from everbeat.worker.leases import LeaseTable
@@ -74,6 +74,7 @@ class Claimer:
         self._queues = queues
         self._clock = clock
         self._lookout = Lookout(poll_interval_s=poll_interval_s, is_deaf=rules.is_deaf, clock=clock)
+        self._attention = Attention(session, worker_id=rules.worker_id, clock=clock)
         self._rules = rules
         self._nursery = nursery
         self._busy = asyncio.Lock()
@@ -86,9 +87,12 @@ class Claimer:
     def look(self, queue: str | None = None) -> None:
         """Tasks may be due in this queue, or in any."""
         if queue is None or self._queues is None or queue in self._queues:
-            for lane in self._lanes:
-                lane.has_more = True
+            self._look_everywhere()
             self.wake.set()
+
+    def _look_everywhere(self) -> None:
+        for lane in self._lanes:
+            lane.has_more = True
 
     def slot_freed(self) -> None:
         """Something may be started, or claimed, that had no room before."""
@@ -105,15 +109,18 @@ class Claimer:
             if self.is_closed:
                 return None
             hinted = [lane for lane in self._lanes if lane.has_more]
-            if self._lookout.is_time():
-                self.look()
+            if self._lookout.is_time() or not self._attention.listens:
+                self._look_everywhere()
             await self._give_back_broken()
             asked_at = self._clock.monotonic()
             idle, left_out = await self._claim_all(hinted)
             await self._start_waiting()
-            if self._can_go_on():
-                return 0.0
-            if idle:
+            if not idle or self._can_go_on():
+                await self._attention.busy(self._lanes)
+            elif await self._attention.rests():
+                self.look()
+                self._lookout.expect(LOOK_AGAIN_MS)
+            else:
                 await self._ask_next_due(idle, left_out, asked_at)
             return 0.0 if self._can_go_on() else self._rest_s()
 
@@ -216,7 +223,7 @@ class Claimer:
             return  # claimed in a name that was declared dead meanwhile: it is recovered there
         begun: list[Attempt] = []
         for task in batch.claimed:
-            attempt = self._attempt(task, lane.name)
+            attempt = attempt_of(task, lane.name, self._definitions, self._policies, self._rules.on_progress)
             self._table.add(attempt)
             if task.started_at is None:
                 lane.add(attempt)
@@ -225,19 +232,6 @@ class Claimer:
                 begun.append(attempt)
         self._rules.launch(lane.name, begun)
         self._rules.on_claimed()
-
-    def _attempt(self, task: Claimed, lane: LaneName) -> Attempt:
-        try:
-            policy = None if task.policy is None else StoredPolicy.from_json(task.policy)
-        except PayloadError:
-            policy = None  # damaged by hand
-        return Attempt(
-            task=task,
-            lane=lane,
-            definition=self._definitions[task.name],
-            policy=self._policies[task.name] if policy is None else policy,
-            on_progress=self._rules.on_progress,
-        )
 
     async def _start_waiting(self) -> None:
         if not self._may_start():

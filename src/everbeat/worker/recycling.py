@@ -21,6 +21,7 @@ from everbeat.runtime.identity import rss_bytes
 Reason: TypeAlias = Literal["max_tasks_per_process", "max_rss"]
 
 _LOOK_EVERY_S: Final = 1.0
+_NEVER_S: Final = 3_600.0
 
 
 class ProcessRecycled(Event, frozen=True, kw_only=True):
@@ -102,7 +103,7 @@ class Recycling:
             self._is_fresh = False
             self._check_limit()
         self._look()
-        return None
+        return None if self._limits.rss_bytes is not None else _NEVER_S
 
     def _look(self) -> None:
         size = rss_bytes() or 0

@@ -19,6 +19,8 @@ from everbeat.store.workers import beat_worker
 
 _LOOKS_PER_INTERVAL: Final = 4
 _LONGEST_LOOK_S: Final = 1.0
+_LONGEST_REST_S: Final = 10.0
+_NEVER_S: Final = 3_600.0
 
 
 class Silence(Struct, frozen=True, kw_only=True):
@@ -94,7 +96,10 @@ class Vitality:
     async def tick(self) -> float | None:
         """Beat for ourselves while the supervisor is silent."""
         now = self._clock.monotonic()
-        if self.may_claim or now - self._tried_at < self._silence.beat_every_s:
+        if (rest_s := self._supervisor_beat_at + self._silence.supervisor_silent_s - now) > 0:
+            # Any beat until then only makes it later; but a machine may sleep, and this wait with it.
+            return min(rest_s, _LONGEST_REST_S)
+        if now - self._tried_at < self._silence.beat_every_s:
             return None
         self._tried_at = now
         try:
@@ -106,6 +111,11 @@ class Vitality:
         else:
             self._on_ended()
         return None
+
+    @property
+    def has_fence(self) -> bool:
+        """Whether running code is ever to be ended for silence."""
+        return self._silence.fence_s is not None
 
     def fence_when_due(self) -> float | None:
         """Fence if silence has lasted too long; answers in how many seconds it will have, None where it never will."""
@@ -137,4 +147,4 @@ class FenceWatch:
 
     async def tick(self) -> float | None:
         """One look; the next one at the very moment in which the fence is due."""
-        return self._vitality.fence_when_due()
+        return self._vitality.fence_when_due() if self._vitality.has_fence else _NEVER_S

@@ -69,7 +69,8 @@ class Cast:
             id=uuid4(), name="work", queue="default", priority=0, args=b"{}", policy=POLICIES[policy], serial=serial
         )  # fmt: skip
         for _ in range(2):
-            assert self.stage.run(tasks.insert_task(task, channel=self.stage.target.channel)) is not None
+            inserted = self.stage.run(tasks.insert_task(task, channel=self.stage.target.channel))
+            assert (inserted or self.stage.run(tasks.sent_before(task))) == task.id
         self.ledger.entries[task.id] = Entry(task.id, policy, serial)
 
     def retry(self, entry: Entry) -> None:

@@ -1,23 +1,15 @@
--- Sends one task: nothing -> PENDING. The id is the client's, so a repeated call answers the same.
--- A live task with the same name and key is answered instead of a new one.
-with inserted as (
-    insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at)
-    values (
-        %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::text::json, %(key)s, %(policy)s::text::json, %(flags)s::text::json, %(good_until)s, %(serial)s,
-        statement_timestamp(),
-        greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond'),
-        case when %(serial)s::text is not null
-            then greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond') end
-    )
-    on conflict do nothing
-    returning id, queue
+-- Sends one task: nothing -> PENDING. The id is the client's, so that it may be repeated. No row where the task is there already, or a
+-- live one of the same name has its key: then task/sent tells which. One insert and nothing around it, since this is most of what a send costs.
+-- Nobody is told while every worker is busy; in somebody's own transaction (`joined`) they are told all the same, since whoever begins
+-- to rest before its commit has not been seen resting.
+insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at)
+values (
+    %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::text::json, %(key)s, %(policy)s::text::json, %(flags)s::text::json, %(good_until)s, %(serial)s,
+    statement_timestamp(),
+    greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond'),
+    case when %(serial)s::text is not null
+        then greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond') end
 )
-select i.id, true as inserted, pg_notify(%(channel)s, 't:' || i.queue) from inserted i
-union all
-select t.id, t.id = %(id)s, null from {schema}.tasks t
-where t.id = %(id)s and not exists (select from inserted)
-union all
-select t.id, false, null from {schema}.tasks t
-where %(key)s::text is not null and t.name = %(name)s and t.key = %(key)s and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
-  and not exists (select from inserted)
-limit 1
+on conflict do nothing
+returning id, case when %(joined)s or exists (select from {schema}.workers w where w.listens and w.ended_at is null)
+    then pg_notify(%(channel)s, 't:' || queue) end

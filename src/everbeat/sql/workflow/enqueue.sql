@@ -57,5 +57,6 @@ with asked as materialized (
     returning queue
 ), hint as materialized (
     select count(pg_notify(%(channel)s, 't:' || queue)) as hints from (select distinct queue from sent) queues
+    where exists (select from {schema}.workers w where w.listens and w.ended_at is null)
 )
 select count(*) as moved, (select hints from hint) as hints from moved
