@@ -243,7 +243,7 @@ class TestWork:
             check = examine(tight)["BEATS"]
             assert check.verdict is Verdict.WARN  # the longest gap is 100 s
             assert check.fix is not None
-            assert "to 301 s or more" in check.fix
+            assert "to 300 s or more" in check.fix
         with other(app, recovery=RecoveryConfig(claimed_stale_threshold_ms=90_000)) as tighter:
             assert examine(tighter)["BEATS"].verdict is Verdict.FAIL
         change(hands, "delete from {schema}.beats")

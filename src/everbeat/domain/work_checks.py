@@ -5,6 +5,7 @@ What lives here: the judgements and their limits. What may not: reading the fact
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -60,15 +61,11 @@ def judge_beats(gaps: Gaps, *, rules: SilenceRules) -> Check:
     if gaps.longest_s < threshold_s / 2:
         return Check(CheckCode.BEATS, Verdict.OK, text)
     fix = (
-        f"raise the stale thresholds of RecoveryConfig to {_rounded(3 * gaps.longest_s):g} s or more, beat more often, or find"
+        f"raise the stale thresholds of RecoveryConfig to {math.ceil(3 * gaps.longest_s)} s or more, beat more often, or find"
         " what held that supervisor up: its machine, the network, the database."
     )
     verdict = Verdict.WARN if gaps.longest_s < threshold_s else Verdict.FAIL
     return Check(CheckCode.BEATS, verdict, text, fix)
-
-
-def _rounded(seconds: float) -> float:
-    return float(round(seconds + 0.5))
 
 
 def judge_sweeper(unswept: Unswept, *, rules: SilenceRules) -> Check:
