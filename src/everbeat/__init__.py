@@ -85,6 +85,10 @@ if TYPE_CHECKING:
         DatabaseError,
         EverbeatError,
         LeaseLost,
+        NatsError,
+        NatsNotInstalled,
+        NatsRefused,
+        NatsUnreachable,
         NotPaused,
         PayloadError,
         RegistrationError,
@@ -97,6 +101,7 @@ if TYPE_CHECKING:
         WaitTimeout,
         WorkerError,
     )
+    from everbeat.wake.options import NatsConfig
 
 __version__ = "0.1.0"
 
@@ -177,6 +182,10 @@ _ROOMS: Final = {
         "DatabaseError",
         "EverbeatError",
         "LeaseLost",
+        "NatsError",
+        "NatsNotInstalled",
+        "NatsRefused",
+        "NatsUnreachable",
         "NotPaused",
         "PayloadError",
         "RegistrationError",
@@ -189,6 +198,7 @@ _ROOMS: Final = {
         "WaitTimeout",
         "WorkerError",
     ),
+    "everbeat.wake.options": ("NatsConfig",),
 }
 _ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -241,6 +251,11 @@ __all__ = [
     "HeartbeatInfo",
     "LeaseLost",
     "NamedStep",
+    "NatsConfig",
+    "NatsError",
+    "NatsNotInstalled",
+    "NatsRefused",
+    "NatsUnreachable",
     "Node",
     "NodeInfo",
     "NodeState",

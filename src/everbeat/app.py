@@ -31,10 +31,12 @@ from everbeat.domain.gathering import attempt
 from everbeat.domain.inspection import SweepResult
 from everbeat.domain.policy import OnCrash, TaskOptions
 from everbeat.domain.settings import refused
+from everbeat.errors import ConfigurationError
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import NOWHERE, DatabaseAddress
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.plan import Plan
+from everbeat.wake.options import NatsConfig
 
 InterruptedT = TypeVar("InterruptedT", bound=InterruptedHook)
 RecoveredT = TypeVar("RecoveredT", bound=RecoveredHook)
@@ -57,8 +59,9 @@ class WorkerSettings(TypedDict, total=False):
 class App(Desk):
     """Tasks and the database they are kept in; safe to use from many threads and event loops, and after a fork.
 
-    `url` is a libpq URL, or "embedded" for a PostgreSQL in ./.everbeat; None reads EVERBEAT_DATABASE_URL. Nothing is
-    opened before the first use. Raises WrongDatabaseURL and ConfigurationError.
+    `url` is a libpq URL, or "embedded" for a PostgreSQL in ./.everbeat; None reads EVERBEAT_DATABASE_URL. `wake`: workers are
+    told of tasks by NATS JetStream there, "nats://host:4222" or a NatsConfig; None: by PostgreSQL. Nothing is opened before the
+    first use. Raises WrongDatabaseURL and ConfigurationError.
 
         app = App("postgresql://app@db.example.org/app")
     """
@@ -71,6 +74,7 @@ class App(Desk):
         recovery: RecoveryConfig | None = None,
         worker: WorkerConfig | None = None,
         queues: Sequence[QueueConfig] = (),
+        wake: str | NatsConfig | None = None,
         on_crash: OnCrash = "fail",
         exception_codes: Mapping[type[BaseException], str] | None = None,
         auto_migrate: bool = True,
@@ -79,6 +83,7 @@ class App(Desk):
         self.recovery = _settings(recovery, RecoveryConfig, subject="App.recovery")
         self.worker = _settings(worker, WorkerConfig, subject="App.worker")
         self.queue_configs = attempt(lambda: _distinct(queues), otherwise=())
+        self.nats = attempt(lambda: _nats(wake, self.recovery), otherwise=None)
         self.on_crash: OnCrash = attempt(
             lambda: one_of("fail", "retry")(on_crash, subject="App.on_crash"), otherwise="fail"
         )
@@ -246,6 +251,7 @@ class App(Desk):
             queue_priorities={queue.name: queue.priority for queue in self.queue_configs},
             locator=locator or self._locator(),
             hooks=self._hooks.hooks(),
+            nats=self.nats,
         )
 
     def _locator(self) -> str | None:
@@ -288,6 +294,13 @@ def _settings(given: S | None, kind: type[S], *, subject: str) -> S:
         if given is None
         else attempt(lambda: instance_of(kind)(given, subject=subject), otherwise=default)
     )
+
+
+def _nats(wake: str | NatsConfig | None, recovery: RecoveryConfig) -> NatsConfig | None:
+    found = NatsConfig.parse(wake)
+    if found is not None and (problems := found.problems(recovery)):
+        raise ConfigurationError(list(problems))
+    return found
 
 
 def _distinct(queues: Sequence[QueueConfig]) -> tuple[QueueConfig, ...]:

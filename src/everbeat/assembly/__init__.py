@@ -11,16 +11,30 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from everbeat.errors import NatsNotInstalled
+
 if TYPE_CHECKING:
     from everbeat.assembly.guest import Guest, run_guest
+    from everbeat.assembly.nats_parts import messenger_of, prepare_nats
     from everbeat.assembly.pruning import prune_plan
     from everbeat.assembly.sweep import release_plan, sweep_plan
     from everbeat.assembly.tree import supervise
 
-__all__ = ["Guest", "prune_plan", "release_plan", "run_guest", "supervise", "sweep_plan"]
+__all__ = [
+    "Guest",
+    "messenger_of",
+    "prepare_nats",
+    "prune_plan",
+    "release_plan",
+    "run_guest",
+    "supervise",
+    "sweep_plan",
+]
 
 _HOMES: Final = {
     "Guest": "guest",
+    "messenger_of": "nats_parts",
+    "prepare_nats": "nats_parts",
     "prune_plan": "pruning",
     "release_plan": "sweep",
     "run_guest": "guest",
@@ -32,4 +46,9 @@ _HOMES: Final = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as problem:
+        if problem.name != "nats":
+            raise
+        raise NatsNotInstalled from None

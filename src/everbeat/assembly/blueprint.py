@@ -15,6 +15,7 @@ from everbeat.domain.policy import OnCrash
 from everbeat.domain.settings import refused
 from everbeat.errors import WorkerError
 from everbeat.store.address import DatabaseAddress
+from everbeat.wake.options import NatsConfig
 
 
 class Blueprint(Struct, frozen=True, kw_only=True):
@@ -30,6 +31,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     queue_priorities: Mapping[str, int]
     locator: str | None
     hooks: HookSet = field(default_factory=HookSet)
+    nats: NatsConfig | None = None
 
     def check(self) -> None:
         """Raises WorkerError for an app that a worker can do nothing with."""

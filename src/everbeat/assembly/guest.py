@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from everbeat.assembly.blueprint import Blueprint
 from everbeat.assembly.parts import Surroundings, local_hooks, make_supervision, take_tree_lock
-from everbeat.assembly.worker_parts import make_worker, plan_of
+from everbeat.assembly.worker_parts import make_worker, plan_of, prepare
 from everbeat.config import RecoveryConfig
 from everbeat.errors import WorkerError
 from everbeat.runtime.main_loop import run_through
@@ -28,6 +28,7 @@ from everbeat.runtime.nursery import CriticalCancelled, Nursery
 from everbeat.runtime.threads import LastingExecutor
 from everbeat.store.target import Target
 from everbeat.worker.farewell import EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
+from everbeat.worker.messenger import MakeMessenger
 from everbeat.worker.protocol import Drain, FromSupervisor, FromWorker, Held, Leaving, Stop, Tick, Welcome
 from everbeat.worker.seat import Seat
 from everbeat.worker.worker import Worker
@@ -60,14 +61,14 @@ class Guest:
 
         The end of `asyncio.run` cancels everything on the loop: then what runs is handed back at once.
 
-        Raises WorkerError, a DatabaseError.
+        Raises WorkerError, a DatabaseError, a NatsError.
         """
         self._loop = asyncio.get_running_loop()
         self._blueprint.check()
         opened = await self._apart(self._blueprint.address.open)
         try:
-            await self._apart(lambda: opened.prepare(auto_migrate=self._blueprint.auto_migrate))
-            await self._work_on(opened.target)
+            make_messenger = await self._apart(lambda: prepare(self._blueprint, opened))
+            await self._work_on(opened.target, make_messenger)
         finally:
             await self._apart(opened.close)
         if self._failure is not None:
@@ -90,15 +91,16 @@ class Guest:
             with contextlib.suppress(RuntimeError):  # the loop is closed: it has left
                 self._loop.call_soon_threadsafe(self._stop)
 
-    async def _work_on(self, target: Target) -> None:
+    async def _work_on(self, target: Target, make_messenger: MakeMessenger) -> None:
         plan = replace(plan_of(self._blueprint, target), on_loop_ending=self._note_loop_ending)
         minder = Minder(target, self._blueprint.recovery, around=self._around, guest=self)
         try:
             welcome = asyncio.wrap_future(minder.start(self._blueprint))
             await self._until_done(welcome)
             self._worker = make_worker(
-                plan, welcome=welcome.result(), link=minder, around=self._around, on_fatal=self.fail
-            )
+                plan, welcome=welcome.result(), link=minder, around=self._around, on_fatal=self.fail,
+                make_messenger=make_messenger,
+            )  # fmt: skip
             for message in self._early:
                 self._worker.obey(message)
             if self._stops:

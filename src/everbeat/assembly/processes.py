@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from everbeat.assembly.blueprint import Blueprint
 from everbeat.assembly.parts import Surroundings, local_hooks
-from everbeat.assembly.worker_parts import make_worker, plan_of
+from everbeat.assembly.worker_parts import make_worker, plan_of, prepare
 from everbeat.worker.farewell import leave
 from everbeat.worker.link import Link
 from everbeat.worker.protocol import Hello, Welcome
@@ -20,15 +20,15 @@ from everbeat.worker.worker_process import run_worker_process as serve
 
 
 def run_worker_process(sock: socket.socket, blueprint: Blueprint) -> NoReturn:
-    """Works as a worker process until its supervisor says otherwise. Raises a DatabaseError or WorkerError before it begins."""
+    """Works as a worker process until its supervisor says otherwise. Raises a DatabaseError, NatsError or WorkerError before it begins."""
     blueprint.check()
     opened = blueprint.address.open()
-    opened.prepare(auto_migrate=blueprint.auto_migrate)
+    make_messenger = prepare(blueprint, opened)
     plan = plan_of(blueprint, opened.target)
     around = Surroundings()
 
     def worker(welcome: Welcome, link: Link) -> Worker:
-        return make_worker(plan, welcome=welcome, link=link, around=around)
+        return make_worker(plan, welcome=welcome, link=link, around=around, make_messenger=make_messenger)
 
     code = serve(
         sock,

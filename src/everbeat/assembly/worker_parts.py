@@ -7,18 +7,21 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
+from everbeat import assembly
 from everbeat.assembly.blueprint import Blueprint
 from everbeat.assembly.parts import OnFatal, Surroundings, local_hooks
 from everbeat.domain.stall import Stall
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.nursery import end_process
 from everbeat.services.recovery import Recoverer
+from everbeat.store.address import OpenDatabase
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from everbeat.wake import Wake
 from everbeat.wake.postgres import PostgresWake
 from everbeat.worker.conductor import OnLeft
 from everbeat.worker.link import Link
+from everbeat.worker.messenger import MakeMessenger, NoMessenger
 from everbeat.worker.plan import WorkerPlan
 from everbeat.worker.protocol import Welcome
 from everbeat.worker.worker import Worker
@@ -39,6 +42,18 @@ def plan_of(blueprint: Blueprint, target: Target) -> WorkerPlan:
     )
 
 
+def prepare(blueprint: Blueprint, opened: OpenDatabase) -> MakeMessenger:
+    """Makes the schema, and the stream of messages if the app wants one, fit for a worker; answers what tells it of tasks.
+
+    Not to be called where an event loop runs. Raises a DatabaseError, a NatsError.
+    """
+    opened.prepare(auto_migrate=blueprint.auto_migrate)
+    if blueprint.nats is None:
+        return NoMessenger
+    assembly.prepare_nats(blueprint, blueprint.nats, opened)
+    return assembly.messenger_of(blueprint, blueprint.nats)
+
+
 def make_worker(
     plan: WorkerPlan,
     *,
@@ -46,6 +61,7 @@ def make_worker(
     link: Link,
     around: Surroundings,
     on_fatal: OnFatal = end_process,
+    make_messenger: MakeMessenger = NoMessenger,
 ) -> Worker:
     """A worker; called in the loop it will run on."""
 
@@ -67,6 +83,7 @@ def make_worker(
         clock=around.clock,
         random=around.random,
         on_fatal=on_fatal,
+        make_messenger=make_messenger,
     )
 
 

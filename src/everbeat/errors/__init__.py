@@ -17,6 +17,10 @@ from everbeat.errors.configuration import Problem as Problem
 from everbeat.errors.of_workflows import NodeNotEnded as NodeNotEnded
 from everbeat.errors.of_workflows import WorkflowNotFound as WorkflowNotFound
 from everbeat.errors.of_workflows import WorkflowNotRetryable as WorkflowNotRetryable
+from everbeat.errors.operating import NatsError as NatsError
+from everbeat.errors.operating import NatsNotInstalled as NatsNotInstalled
+from everbeat.errors.operating import NatsRefused as NatsRefused
+from everbeat.errors.operating import NatsUnreachable as NatsUnreachable
 from everbeat.errors.operating import NotPaused as NotPaused
 from everbeat.errors.operating import SignalRefused as SignalRefused
 from everbeat.errors.operating import UnknownName as UnknownName

@@ -62,3 +62,33 @@ class SignalRefused(EverbeatError):
         self.target = target
         self.kind = kind
         self.state = state
+
+
+class NatsError(EverbeatError):
+    """Base of what can be wrong with the NATS servers that carry hints; the database works on without them."""
+
+    code = "NATS_ERROR"
+
+
+class NatsUnreachable(NatsError):
+    """No NATS server answered in time."""
+
+    code = "NATS_UNREACHABLE"
+
+
+class NatsRefused(NatsError):
+    """A NATS server answered, and will not or must not be used: credentials, TLS, no JetStream, or a stream of somebody else."""
+
+    code = "NATS_REFUSED"
+
+
+class NatsNotInstalled(NatsError):
+    """The app wants messages by NATS, and the package that speaks to NATS is missing."""
+
+    code = "NATS_NOT_INSTALLED"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "App(wake=...) wants messages by NATS, and the package nats-py is missing.",
+            fix="pip install 'everbeat[nats]', or leave wake out.",
+        )

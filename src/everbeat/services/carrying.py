@@ -5,10 +5,11 @@ What lives here: asking, deciding, the statement, and telling. What may not: not
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import TypeVar
+from typing import Final, TypeVar
 from uuid import UUID
 
 from msgspec import Struct, field
@@ -28,7 +29,7 @@ from everbeat.domain.recovery import Charge, RecoveryRules
 from everbeat.domain.states import TaskState
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus, TaskRecovered
-from everbeat.services.death import Death, DeathOf
+from everbeat.services.death import AGE, PROGRESS, STARTUP, SWEEP, Death, DeathOf
 from everbeat.services.observer import Statements
 from everbeat.services.orders import context_of, order_for
 from everbeat.services.type_brake import TypeBrake
@@ -36,6 +37,9 @@ from everbeat.store import leases
 from everbeat.store.leases import Lease, Recovered, RecoveryOrder
 
 V = TypeVar("V")
+
+NAMED: Final = 20
+_BY_SILENCE: Final = frozenset({AGE, SWEEP, PROGRESS})
 
 
 class RecoveryLeft(Event, frozen=True, kw_only=True):
@@ -45,6 +49,24 @@ class RecoveryLeft(Event, frozen=True, kw_only=True):
     task_id: UUID
     name: str
     worker_id: str
+
+
+class OrphanedTasksDetected(Event, frozen=True, kw_only=True):
+    """So many tasks of workers that were provably dead at the start of this supervisor are about to be recovered; the first are named."""
+
+    room = "services"
+    level = logging.WARNING
+    count: int
+    task_ids: tuple[UUID, ...]
+
+
+class StaleTasksDetected(Event, frozen=True, kw_only=True):
+    """So many tasks are about to be recovered because their holder, or their code, was silent for too long; the first are named."""
+
+    room = "services"
+    level = logging.WARNING
+    count: int
+    task_ids: tuple[UUID, ...]
 
 
 class Carried(Struct):
@@ -242,6 +264,7 @@ class Carrier:
         watched: tuple[str, int] | None,
         patience_s: float | None,
     ) -> list[Recovered]:
+        self._tell(orders, noticed_by=noticed_by)
         statement = leases.recover(
             orders,
             noticed_by=noticed_by,
@@ -265,6 +288,13 @@ class Carrier:
             {one.name for one in landed if one.outcome == "CRASHED"}, patience_s=patience_s
         )
         return landed
+
+    def _tell(self, orders: Sequence[RecoveryOrder], *, noticed_by: str) -> None:
+        named = tuple(order.id for order in orders[:NAMED])
+        if noticed_by == STARTUP:
+            self._events.emit(OrphanedTasksDetected(count=len(orders), task_ids=named))
+        elif noticed_by in _BY_SILENCE:
+            self._events.emit(StaleTasksDetected(count=len(orders), task_ids=named))
 
 
 def always(value: V) -> Callable[[Lease], V]:

@@ -33,6 +33,13 @@ class PredecessorsBuried(Event, frozen=True, kw_only=True):
     tasks: int
 
 
+class ReconciliationComplete(Event, frozen=True, kw_only=True):
+    """What was provably dead when this supervisor started is settled; so many tasks were recovered."""
+
+    room = "services"
+    orphaned_count: int
+
+
 class Reconciliation:
     """What one supervisor does once, when it starts."""
 
@@ -63,6 +70,7 @@ class Reconciliation:
         if self._buried:
             self._events.emit(PredecessorsBuried(supervisor_ids=tuple(self._buried), tasks=self._tasks))
         await self._tidy_up()
+        self._events.emit(ReconciliationComplete(orphaned_count=self._tasks))
         return self._buried
 
     async def _look(self) -> bool:

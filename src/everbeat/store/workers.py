@@ -79,7 +79,7 @@ class WatchedBeats(Struct, frozen=True):
 
 
 class WorkerState(Struct, frozen=True, kw_only=True):
-    """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms."""
+    """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms, its messages as JSON."""
 
     worker_id: str
     running: int
@@ -88,6 +88,7 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     rss_bytes: int
     cpu_percent: float
     loop_lag_ms: float
+    messages: str | None = None
 
 
 def register_supervisor(row: SupervisorRow) -> Statement[bool]:
@@ -210,5 +211,6 @@ def record_states(states: Sequence[WorkerState]) -> Statement[None]:
         "worker_ids": [one.worker_id for one in states], "running": [one.running for one in states], "claimed": [one.claimed for one in states],
         "slots": [one.slots for one in states], "rss_bytes": [one.rss_bytes for one in states],
         "cpu_percent": [one.cpu_percent for one in states], "loop_lag_ms": [one.loop_lag_ms for one in states],
+        "messages": [one.messages for one in states],
     }  # fmt: skip
     return Statement("worker/record_state", parameters, lambda _: None)

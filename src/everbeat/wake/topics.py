@@ -4,7 +4,7 @@ What lives here: the kinds of hints, their payloads, reading them back. What may
 hint may be lost, repeated or late, and whoever gets one looks into the database.
 
 The statements that end, cancel or take tasks write the same payloads: `t:<queue>`, `d:<id>,<id>`, `c:<id>`,
-`l:<id>,<id>`, `w`, and `*` for all there may be.
+`l:<id>,<id>`, `w`, and `*` for all there may be; the triggers of the message outbox `o:` and `o:<number>:<task id>:<queue>`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,15 @@ class WorkflowsMoved(Struct, frozen=True):
     """Something may have happened to workflows."""
 
 
-Hint = TasksReady | TaskEnded | CancelAsked | LeaseLost | WorkflowsMoved | Everything
+class MessagesWritten(Struct, frozen=True):
+    """The outbox has rows to be published. Of one that is all there is: its number, task and queue."""
+
+    number: int | None = None
+    task_id: UUID | None = None
+    queue: str | None = None
+
+
+Hint = TasksReady | TaskEnded | CancelAsked | LeaseLost | WorkflowsMoved | MessagesWritten | Everything
 
 
 def encode(hint: Hint) -> tuple[str, ...]:
@@ -71,6 +79,8 @@ def encode(hint: Hint) -> tuple[str, ...]:
             return tuple(_encode_ids("l", ids))
         case WorkflowsMoved():
             return ("w",)
+        case MessagesWritten(number, task_id, queue):
+            return (f"o:{number}:{task_id}:{queue}" if number is not None else "o:",)
         case Everything():
             return ("*",)
 
@@ -82,6 +92,8 @@ def decode(payload: str) -> Hint | None:
     if payload == "w":
         return WorkflowsMoved()
     kind, _, subject = payload.partition(":")
+    if kind == "o":
+        return _decode_written(subject)
     if not subject:
         return None
     match kind:
@@ -95,6 +107,15 @@ def decode(payload: str) -> Hint | None:
             return LeaseLost(ids)
         case _:
             return None
+
+
+def _decode_written(subject: str) -> MessagesWritten:
+    number, _, rest = subject.partition(":")
+    task_id, _, queue = rest.partition(":")
+    try:
+        return MessagesWritten(int(number), UUID(task_id), queue)
+    except ValueError:
+        return MessagesWritten()  # the rows will tell
 
 
 def _encode_ids(kind: str, ids: Sequence[UUID]) -> Iterator[str]:

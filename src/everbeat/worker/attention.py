@@ -3,7 +3,7 @@
 What lives here: when that is said. What may not: looking.
 
 Who commits a task in the very moment in which a worker says that it listens again may have read the word before: it looks once more
-right after that word, and again a little later.
+right after that word, and again a little later. A worker that messages tell of tasks has no use for hints either, as long as they do.
 """
 
 from __future__ import annotations
@@ -24,17 +24,28 @@ LOOK_AGAIN_MS: Final = 50.0
 class Attention:
     """`listens`: what this worker last said of itself; who is registered and has said nothing is believed to listen."""
 
-    def __init__(self, session: Session, *, worker_id: Callable[[], str], clock: Clock) -> None:
+    def __init__(
+        self, session: Session, *, worker_id: Callable[[], str], is_told: Callable[[], bool], clock: Clock
+    ) -> None:
         self.listens = True
+        self._is_told = is_told
         self._session = session
         self._worker_id = worker_id
         self._clock = clock
         self._said_by = worker_id()
         self._busy_since: float | None = None
 
+    @property
+    def is_blind(self) -> bool:
+        """Nobody tells this worker of tasks: it has to look."""
+        return not (self.listens or self._is_told())
+
     async def busy(self, lanes: Iterable[Lane]) -> None:
         """A look is followed by another one at once. For lanes that found nothing hints are wanted all the same."""
         self._know_myself()
+        if self._is_told():
+            await self._be_told()
+            return
         if any(lane.wanted and not lane.has_more for lane in lanes if not lane.suspects):
             self._busy_since = None
             return
@@ -48,10 +59,17 @@ class Attention:
         """There is nothing to do; answers whether to look once more before."""
         self._know_myself()
         self._busy_since = None
+        if self._is_told():
+            await self._be_told()
+            return False
         if self.listens:
             return False
         await self._say(True)
         return True
+
+    async def _be_told(self) -> None:
+        if self.listens:
+            await self._say(False)
 
     async def _say(self, listens: bool) -> None:
         await self._session.run(listen(self._said_by, listens=listens))

@@ -19,6 +19,7 @@ class ClaimRules(Struct, frozen=True, kw_only=True):
     may_claim: Callable[[], bool]
     may_start: Callable[[], bool]
     is_deaf: Callable[[], bool]
+    is_told: Callable[[], bool]
     on_progress: Callable[[Attempt], None]
     launch: Callable[[LaneName, Sequence[Attempt]], None]
     not_started: Callable[[Attempt, str], None]

@@ -74,7 +74,7 @@ class Claimer:
         self._queues = queues
         self._clock = clock
         self._lookout = Lookout(poll_interval_s=poll_interval_s, is_deaf=rules.is_deaf, clock=clock)
-        self._attention = Attention(session, worker_id=rules.worker_id, clock=clock)
+        self._attention = Attention(session, worker_id=rules.worker_id, is_told=rules.is_told, clock=clock)
         self._rules = rules
         self._nursery = nursery
         self._busy = asyncio.Lock()
@@ -109,7 +109,7 @@ class Claimer:
             if self.is_closed:
                 return None
             hinted = [lane for lane in self._lanes if lane.has_more]
-            if self._lookout.is_time() or not self._attention.listens:
+            if self._lookout.is_time() or self._attention.is_blind:
                 self._look_everywhere()
             await self._give_back_broken()
             asked_at = self._clock.monotonic()

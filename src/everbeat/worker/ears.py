@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 from everbeat.runtime.nursery import Nursery
 from everbeat.wake import Wake
-from everbeat.wake.topics import Everything, Hint, TasksReady, WorkflowsMoved
+from everbeat.wake.topics import Everything, Hint, MessagesWritten, TasksReady, WorkflowsMoved
 from everbeat.worker.advancer import Advancer
 from everbeat.worker.claimer import Claimer
 from everbeat.worker.lease_watch import LeaseWatch
+from everbeat.worker.messenger import Messenger
 
 
 class Ears:
@@ -26,12 +27,14 @@ class Ears:
         claimer: Claimer,
         leases: LeaseWatch,
         advancer: Advancer,
+        messenger: Messenger,
         nursery: Nursery,
     ) -> None:
         self._make_wake = make_wake
         self._claimer = claimer
         self._leases = leases
         self._advancer = advancer
+        self._messenger = messenger
         self._nursery = nursery
         self._wake: asyncio.Task[None] | None = None
 
@@ -48,7 +51,10 @@ class Ears:
                 self._claimer.look(queue)
             case WorkflowsMoved():
                 self._advancer.look()
+            case MessagesWritten():
+                self._messenger.written(hint)
             case Everything():
+                self._messenger.written(MessagesWritten())
                 self._claimer.look()
                 self._advancer.look()
             case _:

@@ -57,7 +57,7 @@ class Tick(Message, frozen=True):
     """Still going round, and what it looks like; CPU in percent of one core, lag in ms, names of running tasks.
 
     `cut_off_s`: for how long an outcome has waited while the database answered this worker nothing, in seconds. `astray`: how
-    many attempts are over while their code goes on in this very process.
+    many attempts are over while their code goes on in this very process. `messages`: how it stands with what carries its messages.
     """
 
     running: int
@@ -68,6 +68,7 @@ class Tick(Message, frozen=True):
     names: list[str]
     cut_off_s: float = 0.0
     astray: int = 0
+    messages: dict[str, Any] | None = None
 
 
 class Refused(Message, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sized
-from typing import Final
+from typing import Any, Final
 
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.identity import cpu_seconds
@@ -15,6 +15,10 @@ from everbeat.worker.link import Link
 from everbeat.worker.protocol import REPORT_EVERY_S, Held, Tick
 
 MOST_NAMES: Final = 20
+
+
+def _no_messages() -> None:
+    """A worker that the database tells of tasks."""
 
 
 class Reporter:
@@ -34,6 +38,7 @@ class Reporter:
         cut_off_s: Callable[[], float],
         astray: Sized,
         wake: asyncio.Event,
+        messages: Callable[[], dict[str, Any] | None] = _no_messages,
     ) -> None:
         self.wake = wake
         self._link = link
@@ -43,6 +48,7 @@ class Reporter:
         self._loop_lag_s = loop_lag_s
         self._cut_off_s = cut_off_s
         self._astray = astray
+        self._messages = messages
         self._looked_at = clock.monotonic()
         self._cpu_s = cpu_seconds() or 0.0
 
@@ -73,4 +79,5 @@ class Reporter:
             names=names[:MOST_NAMES],
             cut_off_s=self._cut_off_s(),
             astray=len(self._astray),
+            messages=self._messages(),
         )

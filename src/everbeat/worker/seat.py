@@ -109,6 +109,7 @@ class Seat:
             rss_bytes=rss_bytes(self.pid) or 0,
             cpu_percent=cpu_percent,
             loop_lag_ms=lag_ms,
+            messages=None if tick.messages is None else msgspec.json.encode(tick.messages).decode(),
         )
 
     def _cpu_percent_since_tick(self, now: float) -> float:

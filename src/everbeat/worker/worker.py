@@ -10,12 +10,11 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import Protocol
 
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, WorkerStarted
 from everbeat.runtime.nursery import Nursery, end_process
-from everbeat.runtime.service import Service, ServiceRunner
+from everbeat.runtime.service import ServiceRunner
 from everbeat.store.session import Session
 from everbeat.wake import Wake
 from everbeat.worker.advancer import Advancer
@@ -32,6 +31,7 @@ from everbeat.worker.farewell import EXIT_UNSETTLED
 from everbeat.worker.lease_watch import LeaseWatch
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.link import Link
+from everbeat.worker.messenger import MakeMessenger, NoMessenger, Part, Surroundings
 from everbeat.worker.plan import WorkerPlan
 from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.protocol import (
@@ -57,12 +57,6 @@ from everbeat.worker.vitality import FenceWatch, Silence, Vitality
 _log = logging.getLogger("everbeat.worker")
 
 
-class Part(Service, Protocol):
-    """A service of the worker that its other parts can wake."""
-
-    wake: asyncio.Event
-
-
 class Worker:
     """Made and run in a running event loop; `obey` is called in that loop's thread.
 
@@ -85,6 +79,7 @@ class Worker:
         clock: Clock,
         random: Random,
         on_fatal: Callable[[str, BaseException], None] = end_process,
+        make_messenger: MakeMessenger = NoMessenger,
     ) -> None:
         self._plan = plan
         self._welcome = welcome
@@ -102,14 +97,8 @@ class Worker:
         )  # fmt: skip
         self._progress = ProgressRecorder(self._giving, clock=clock, on_lost=self._on_lost)
         self._executors = make_executors(
-            plan,
-            worker_id=lambda: self.id,
-            on_ended=self._conductor.ended,
-            on_free=self._on_free,
-            on_broken=self._on_broken,
-            on_progress=self._progress.note,
-            on_recycled=events.emit,
-        )
+            plan, worker_id=lambda: self.id, on_ended=self._conductor.ended, on_free=self._on_free,
+            on_broken=self._on_broken, on_progress=self._progress.note, on_recycled=events.emit)  # fmt: skip
         self._conductor.executors = self._executors
         self._lanes = make_lanes(plan, self._executors, unsettled=self._conductor.unsettled.__getitem__)
         self._settler = Settler(self._giving, progress=self._progress, on_settled=self._conductor.settled, nursery=self._nursery)  # fmt: skip
@@ -126,11 +115,14 @@ class Worker:
         )
         self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
+        self._messenger = make_messenger(Surroundings(
+            plan=plan, session=self._giving, session_name=lambda: self._welcome.session_name, table=self._table,
+            lanes=tuple(self._lanes.values()), worker_id=lambda: self.id, look=self._claimer.look, events=events, clock=clock,
+            random=random, nursery=self._nursery))  # fmt: skip
         self._advancer = Advancer(self._giving, on_enqueued=self._claimer.look, clock=clock)
         self._conductor.advance = self._advancer.look
-        self._ears = Ears(
-            make_wake, claimer=self._claimer, leases=self._leases, advancer=self._advancer, nursery=self._nursery
-        )  # fmt: skip
+        self._ears = Ears(make_wake, claimer=self._claimer, leases=self._leases, advancer=self._advancer, messenger=self._messenger,
+            nursery=self._nursery)  # fmt: skip
         self._departure = self._make_departure()
         self._recycling = Recycling(Limits.of(plan.config), events=events, on_due=self._retire)
         self._reach = Reach(
@@ -164,6 +156,7 @@ class Worker:
             case Beaten(_, sent_at):
                 was_silent = not self._vitality.may_claim
                 self._vitality.beaten(sent_at)
+                self._messenger.beaten()
                 if was_silent:
                     self._claimer.look()
             case Lost(leases):
@@ -195,6 +188,7 @@ class Worker:
             self._recycling,
             self._reach,
             self._reporter,
+            *self._messenger.parts,
         )
         for service in services:
             runner = ServiceRunner(
@@ -202,6 +196,7 @@ class Worker:
             )
             self._nursery.start(runner.run(), name=service.name, critical=True)
         self._ears.listen(self._welcome.session_name)
+        self._messenger.start()
         self._loop_watch.start()
         self._link.tell(Ready())
         self._events.emit(WorkerStarted(worker_id=self.id, pid=os.getpid()))
@@ -217,21 +212,26 @@ class Worker:
         self._link.tell(Retiring(reason, tasks, rss_bytes))
         self._departure.retire()
 
-    def _asked_of_workflows(self, happened: bool) -> None:
-        self._advancer.asked(happened)
-
     def _on_lost(self, attempt: Attempt) -> None:
         self._conductor.lose([attempt], "the database says so")
 
     def _on_changes(self, lanes: Iterable[LaneName]) -> None:
         for lane in lanes:
             self._departure.changed(lane)
-        self._claimer.slot_freed()
+        self._slot_freed()
 
     def _on_free(self, lane: LaneName) -> None:
         if self._executors[lane].free:
             self._lanes[lane].failures = 0
+        self._slot_freed()
+
+    def _on_claimed(self) -> None:
+        self._leases.claimed()
+        self._messenger.room_changed()
+
+    def _slot_freed(self) -> None:
         self._claimer.slot_freed()
+        self._messenger.room_changed()
 
     def _on_broken(self, lane: LaneName, reason: str) -> None:
         _log.error("cannot_run_tasks lane=%s worker_id=%s reason=%s", lane, self.id, reason)
@@ -261,25 +261,20 @@ class Worker:
 
     def _make_reporter(self) -> Reporter:
         return Reporter(
-            self._link,
-            table=self._table,
-            executors=self._executors,
-            clock=self._clock,
-            loop_lag_s=self._loop_watch.lag_s,
-            cut_off_s=self._reach.cut_off_s,
-            astray=self._conductor.astray,
-            wake=self._conductor.went_astray,
-        )
+            self._link, table=self._table, executors=self._executors, clock=self._clock, loop_lag_s=self._loop_watch.lag_s,
+            cut_off_s=self._reach.cut_off_s, astray=self._conductor.astray, wake=self._conductor.went_astray,
+            messages=self._messenger.state,
+        )  # fmt: skip
 
     def _make_departure(self) -> Departure:
         return Departure(
-            table=self._table,
-            conductor=self._conductor,
-            executors=self._executors,
-            clock=self._clock,
-            own_grace_s=self._plan.config.grace_s,
-            give_back=lambda: self._nursery.start(self._claimer.close(), name="give back what waits"),
-        )
+            table=self._table, conductor=self._conductor, executors=self._executors, clock=self._clock,
+            own_grace_s=self._plan.config.grace_s, give_back=self._give_back_what_waits,
+        )  # fmt: skip
+
+    def _give_back_what_waits(self) -> asyncio.Task[None]:
+        self._nursery.start(self._messenger.leave(), name="leave messages to others")
+        return self._nursery.start(self._claimer.close(), name="give back what waits")
 
     def _make_claimer(self) -> Claimer:
         plan = self._plan
@@ -299,11 +294,12 @@ class Worker:
                 may_claim=lambda: self._vitality.may_claim,
                 may_start=lambda: self._vitality.may_start,
                 is_deaf=lambda: self._leases.is_deaf,
+                is_told=lambda: self._messenger.tells,
                 on_progress=self._progress.note,
                 launch=self._launch,
                 not_started=self._conductor.not_started,
-                on_claimed=self._leases.claimed,
-                on_happened=self._asked_of_workflows,
+                on_claimed=self._on_claimed,
+                on_happened=lambda happened: self._advancer.asked(happened),  # noqa: PLW0108 - made after it
             ),
         )
 
@@ -315,6 +311,7 @@ class Worker:
         self._is_closed = True
         self._loop_watch.stop()
         await asyncio.gather(*(executor.close() for executor in self._executors.values()))
+        await self._messenger.close()
         await self._nursery.close()
         await self._taking.drop()
         await self._giving.drop()

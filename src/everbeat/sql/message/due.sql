@@ -1,0 +1,56 @@
+-- What is to be published next: of each queue its first due rows, so many that no more than `window` are out, `portion` in all. Rows of tasks
+-- that are not PENDING any more, were claimed since, or are of a paused task function are deleted instead (who resumes that tells all workers);
+-- those of a paused queue wait. The first row tells the milliseconds until the next row is due, and how many were taken away.
+with recursive queue (name) as (
+    (select o.queue from {schema}.message_outbox o where o.place is null order by o.queue limit 1)
+    union all
+    select further.queue
+    from queue q
+    cross join lateral (
+        select o.queue from {schema}.message_outbox o where o.place is null and o.queue > q.name order by o.queue limit 1
+    ) further
+), open as materialized (
+    select q.name, greatest(0, %(window)s - (
+        select count(*) from (
+            select from {schema}.message_outbox o where o.place is not null and o.queue = q.name limit %(window)s
+        ) lying
+    ))::integer as room
+    from queue q
+    where not exists (select from {schema}.pauses p where p.kind = 'queue' and p.name = q.name)
+), found as materialized (
+    select first.id, first.task_id, first.queue, first.fence, first.times
+    from open
+    cross join lateral (
+        select * from {schema}.message_outbox o
+        where o.place is null and o.queue = open.name and o.due_at <= statement_timestamp()
+        order by o.due_at, o.id limit least(open.room, %(portion)s)
+    ) first
+    limit %(portion)s
+), judged as materialized (
+    select f.*, coalesce(
+        t.state = 'PENDING' and t.fence = f.fence and not exists (select from {schema}.pauses p where p.kind = 'task' and p.name = t.name), false
+    ) as waits
+    from found f
+    left join lateral (select * from {schema}.tasks t where t.id = f.task_id limit 1) t on true
+), gone as (
+    delete from {schema}.message_outbox o where o.id = any(array(select j.id from judged j where not j.waits)) returning o.id
+)
+select null::bigint as id, null::uuid as task_id, null::text as queue, null::bigint as fence, null::integer as times, null::text as reason,
+    (
+        select extract(epoch from min(next.due_at) - statement_timestamp()) * 1000
+        from queue q
+        cross join lateral (
+            select o.due_at from {schema}.message_outbox o
+            where o.place is null and o.queue = q.name and o.due_at > statement_timestamp() order by o.due_at limit 1
+        ) next
+    )::float8 as due_in_ms,
+    (select count(*) from gone)::integer as gone
+union all
+select j.id, j.task_id, j.queue, j.fence, j.times,
+    case when j.fence > 0 then (
+        select case r.noticed_by when 'startup' then 'Worker restarted' else 'Worker ' || r.worker_id || ' stopped responding' end
+        from {schema}.recoveries r where r.task_id = j.task_id and r.fence = j.fence limit 1
+    ) end,
+    null, null
+from judged j
+where j.waits

@@ -1,0 +1,21 @@
+-- What the rows say of tasks that messages speak of: the state, the fence, whether it is due, whether it is paused, whether its serial line
+-- keeps it back, its holder and how long that has been silent. No row: nobody knows it.
+select
+    t.id, t.state, t.fence, t.enqueued_at <= statement_timestamp() as due,
+    t.state = 'PENDING' and exists (
+        select from {schema}.pauses p where (p.kind = 'queue' and p.name = t.queue) or (p.kind = 'task' and p.name = t.name)
+    ) as paused,
+    t.state = 'PENDING' and t.serial is not null and exists (
+        select from {schema}.tasks other
+        where other.serial = t.serial and other.serial is not null and other.state in ('PENDING', 'CLAIMED', 'RUNNING')
+          and other.id <> t.id and (other.state <> 'PENDING' or (other.serial_at, other.id) < (t.serial_at, t.id))
+    ) as kept_back,
+    case when t.claim_id is not null then t.claimed_by_worker_id end as holder,
+    case when t.claim_id is not null then (
+        select w.ended_at is not null
+            or statement_timestamp() - greatest(s.last_beat_at, w.last_beat_at, t.claimed_at, t.started_at) > %(stale_ms)s * interval '1 millisecond'
+        from {schema}.workers w join {schema}.supervisors s on s.id = w.supervisor_id
+        where w.id = t.claimed_by_worker_id
+    ) end as stale
+from unnest(%(ids)s::uuid[]) as m (id)
+cross join lateral (select * from {schema}.tasks t where t.id = m.id limit 1) t

@@ -1,0 +1,26 @@
+-- For tasks that are sent, as many as one statement sends. The relay is told what to publish where that is one task, due now.
+create function {schema}.write_sent() returns trigger language plpgsql as $$
+declare
+    relay record;
+    written record;
+begin
+    select r.listens, r.channel into relay from {schema}.relay r where r.taken_until > statement_timestamp() - interval '1 hour';
+    if not found then
+        return null;
+    end if;
+    with fresh as (
+        insert into {schema}.message_outbox (task_id, queue, fence, due_at)
+        select s.id, s.queue, 0, s.enqueued_at from sent s where s.state = 'PENDING' and s.enqueued_at < 'infinity'
+        returning id, task_id, queue, due_at
+    )
+    select count(*) as rows, max(id) as id, max(task_id::text) as task_id, max(queue) as queue, max(due_at) as due_at into written from fresh;
+    if written.rows > 0 and relay.listens then
+        perform pg_notify(
+            relay.channel,
+            case when written.rows = 1 and written.due_at <= statement_timestamp()
+                then 'o:' || written.id || ':' || written.task_id || ':' || left(written.queue, 1000) else 'o:' end
+        );
+    end if;
+    return null;
+end
+$$

@@ -1,0 +1,21 @@
+-- From now on tasks are told by messages too: the triggers, which nobody pays for before the first worker asks for messages. Answers whether
+-- messages had been in use before.
+create function {schema}.use_messages(told_on text) returns boolean language plpgsql as $$
+declare
+    was boolean;
+begin
+    perform pg_advisory_xact_lock(hashtextextended(told_on || ' messages', 0));
+    select r.in_use into was from {schema}.relay r;
+    if was then
+        return was;
+    end if;
+    update {schema}.relay set in_use = true, channel = told_on;
+    create trigger tasks_written after insert on {schema}.tasks
+        referencing new table as sent for each statement execute function {schema}.write_sent();
+    create trigger tasks_written_again after update of state, enqueued_at on {schema}.tasks
+        for each row
+        when (new.state = 'PENDING' and (old.state <> 'PENDING' or new.enqueued_at < old.enqueued_at))
+        execute function {schema}.write_again();
+    return was;
+end
+$$

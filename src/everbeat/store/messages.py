@@ -1,0 +1,131 @@
+"""Statements of the message outbox: whose turn it is to publish, what is to be published, what became of it, and what a message is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from msgspec import Struct
+
+from everbeat.domain.delivery import Facts
+from everbeat.store.statement import Row, Statement, nothing
+
+
+class OutboxRow(Struct, frozen=True):
+    """One row of the outbox to be published; `reason`: it was taken from a worker that died."""
+
+    id: int
+    task_id: UUID
+    queue: str
+    fence: int
+    times: int
+    reason: str | None
+
+
+class Portion(Struct, frozen=True):
+    """What is to be published now, how many rows were taken away instead, and in how many ms the next row is due (None: none is)."""
+
+    rows: tuple[OutboxRow, ...]
+    gone: int
+    due_in_ms: float | None
+
+
+class Doubtful(Struct, frozen=True):
+    """One published row whose message may have been lost."""
+
+    id: int
+    place: int
+    task_id: UUID
+
+
+class Cleaned(Struct, frozen=True):
+    """How many rows were taken away, and how many were looked at."""
+
+    gone: int
+    lying: int
+
+
+def use_messages(*, channel: str) -> Statement[bool]:
+    """Turns messages on, for good: what is sent from now on is written to the outbox. Answers whether they had been in use before."""
+    return Statement("message/use", {"channel": channel}, lambda found: bool(found[0][0]))
+
+
+def hold_relay(holder: str, *, taken_ms: int, channel: str) -> Statement[bool]:
+    """Takes or keeps the turn to publish, for so many ms; answers whether the caller has it."""
+    parameters = {"holder": holder, "taken_ms": taken_ms, "channel": channel}
+    return Statement("message/hold", parameters, lambda found: bool(found[0][0]))
+
+
+def let_relay_go(holder: str) -> Statement[None]:
+    """Leaves the turn to others at once; nothing for whoever has it not."""
+    return Statement("message/let_go", {"holder": holder}, nothing)
+
+
+def relay_listens(holder: str, *, listens: bool) -> Statement[None]:
+    """Says whether the relay has use for being told of each new row."""
+    return Statement("message/listen", {"holder": holder, "listens": listens}, nothing)
+
+
+def due_messages(*, portion: int, window: int) -> Statement[Portion]:
+    """What is to be published now, at most `portion` rows, so that of each queue no more than `window` are out."""
+
+    def read(found: Sequence[Row]) -> Portion:
+        told = next(row for row in found if row[0] is None)
+        rows = tuple(OutboxRow(*row[:6]) for row in found if row[0] is not None)
+        return Portion(rows, gone=told[7], due_in_ms=told[6])
+
+    return Statement("message/due", {"portion": portion, "window": window}, read)
+
+
+def mark_published(places: Mapping[int, int]) -> Statement[None]:
+    """Notes at which place of the stream each row was put."""
+    return Statement("message/mark", {"ids": list(places), "places": list(places.values())}, nothing)
+
+
+def clean_outbox(*, limit: int) -> Statement[Cleaned]:
+    """Takes away published rows whose task waits no more; at most `limit` of each queue are looked at, oldest first."""
+    return Statement("message/clean", {"limit": limit}, lambda found: Cleaned(*found[0]))
+
+
+def doubtful_messages(*, older_ms: int, limit: int) -> Statement[list[Doubtful]]:
+    """Messages that were published so long ago and whose tasks wait all the same."""
+    parameters = {"older_ms": older_ms, "limit": limit}
+    return Statement("message/doubtful", parameters, lambda found: [Doubtful(*row) for row in found])
+
+
+def publish_again(places: Mapping[int, int]) -> Statement[list[UUID]]:
+    """Messages that are not at these places any more are to be published again; answers the tasks of those that still wait."""
+    parameters = {"ids": list(places), "places": list(places.values())}
+    return Statement("message/again", parameters, lambda found: [row[0] for row in found])
+
+
+def queues_told() -> Statement[list[str]]:
+    """The queues that have messages to be published, or out."""
+    return Statement("message/queues", {}, lambda found: [row[0] for row in found])
+
+
+def look_at(ids: Sequence[UUID], *, stale_ms: int) -> Statement[dict[UUID, Facts]]:
+    """What the rows say of these tasks, those left out that nobody knows. `stale_ms`: a holder silent for longer is no obstacle for long."""
+
+    def read(found: Sequence[Row]) -> dict[UUID, Facts]:
+        return {row[0]: Facts(*row[1:]) for row in found}
+
+    return Statement("message/look", {"ids": list(ids), "stale_ms": stale_ms}, read)
+
+
+def relay_state() -> Statement[Relay | None]:
+    """Who publishes, and what waits to be published; None where messages were never asked for."""
+    return Statement("message/state", {}, lambda found: Relay(*found[0]) if found else None)
+
+
+class Relay(Struct, frozen=True):
+    """`holder`: whoever has the turn to publish, None: nobody. `waiting`: rows that are due and not published, for `oldest_s` the first of them.
+
+    `lying`: rows that are published. `published_s`: seconds since the last publication.
+    """
+
+    holder: str | None
+    waiting: int
+    oldest_s: float | None
+    lying: int
+    published_s: float | None

@@ -1,0 +1,65 @@
+"""Whether the NATS servers and the stream can be used at all, asked once, before anything relies on them.
+
+What lives here: the check. What may not: staying connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Final
+
+from everbeat.errors import NatsUnreachable
+from everbeat.wake.nats_link import Link, NoResponders, first_of, reason_of
+from everbeat.wake.nats_problems import no_jetstream
+from everbeat.wake.nats_stream import TROUBLE, StreamKeeper
+from everbeat.wake.options import NatsConfig
+from everbeat.wake.stream_plan import StreamPlan
+
+CHECK_TIMEOUT_S: Final = 5.0
+
+_RETRY_S: Final = 0.25
+
+
+async def check(plan: StreamPlan, config: NatsConfig) -> None:
+    """The stream is there, or could be made; raises NatsUnreachable or NatsRefused, after about 5 s at the latest."""
+    random = Random()
+    problem: Exception | None = None
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            while True:
+                try:
+                    await _check_once(plan, config, random)
+                except TROUBLE as found:
+                    problem = found
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    return
+    except TimeoutError:
+        reason = "no answer in time" if problem is None else reason_of(problem)
+        if isinstance(problem, NoResponders):
+            raise no_jetstream(config.shown) from None
+        raise NatsUnreachable(
+            f"NATS at {config.shown} did not get stream {plan.stream!r} ready within {CHECK_TIMEOUT_S:.0f} s: {reason}.",
+            fix="see whether the servers are up and have elected a leader, or correct App(wake=...).",
+        ) from None
+
+
+async def _check_once(plan: StreamPlan, config: NatsConfig, random: Random) -> None:
+    link = await Link.open(config, name="everbeat check", random=random)
+    orderly = False
+    try:
+        async with asyncio.TaskGroup() as group:
+            carrying = group.create_task(link.carry(lambda: None))
+            await StreamKeeper(link, plan, random).ensure(())
+            orderly = True
+            carrying.cancel()
+    except BaseExceptionGroup as ended:
+        problem = first_of(ended)
+        if isinstance(problem, NoResponders) and link.is_alone_without_jetstream:
+            raise no_jetstream(link.server) from None
+        if isinstance(problem, TimeoutError) and link.last_reason is not None:
+            raise no_jetstream(link.server, link.last_reason) from None
+        raise problem from None
+    finally:
+        await link.close(orderly=orderly)

@@ -1,0 +1,328 @@
+"""One connection to a NATS server, from its beginning to its end: it never connects again by itself.
+
+What lives here: connecting, saying, asking, hearing answers, noticing that nobody answers any more. What may not: JetStream, and what to
+do about an end, which is the affair of whoever opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from random import Random
+from typing import Any, Final
+from uuid import uuid4
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as ClientError
+
+from everbeat.errors import NatsError, NatsRefused
+from everbeat.wake.nats_problems import NotEncrypted, of_connecting, of_files, of_nobody
+from everbeat.wake.options import NatsConfig, shown_server, user_info
+
+CONNECT_TIMEOUT_S: Final = 2.0
+ECHO_INTERVAL_S: Final = 1.0
+"""So often a link sends something to itself."""
+MOST_ECHOES_UNANSWERED: Final = 2
+"""With the next echo due and so many unanswered, nobody is there. Counted, not timed: a busy process is not a dead server."""
+_CLOSE_TIMEOUT_S: Final = 1.0
+
+OnMessage = Callable[[Msg], None]
+
+
+class LinkLost(Exception):
+    """The link ended before the answer came."""
+
+
+class NoResponders(Exception):
+    """The server knows nobody who listens there: the stream is gone, or JetStream is."""
+
+
+class _CarefulClient(Client):
+    """Speaks no word to a server without encryption where that is wanted: the next word would be a password."""
+
+    wants_tls: bool = False
+
+    def _connect_command(self) -> bytes:
+        if self.wants_tls and not self._server_info.get("tls_required"):
+            raise NotEncrypted
+        return super()._connect_command()
+
+
+class Link:
+    """Made by `open`; `carry` must run as long as it is used."""
+
+    def __init__(
+        self, client: _CarefulClient, server: str, ended: asyncio.Event, reasons: list[Exception]
+    ) -> None:
+        self.server = server
+        self._client = client
+        self._ended = ended
+        self._reasons = reasons
+        self._inbox = f"_INBOX.{uuid4().hex}"
+        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        self._number = 0
+        self._subscriptions: dict[str, Any] = {}
+        self._out: deque[tuple[str, bytes, str, dict[str, str] | None]] = deque()
+        self._something = asyncio.Event()
+        self._echoes_unanswered = 0
+        # Kept words between two echoes: what came before an echo that came back has arrived.
+        self._fresh: list[tuple[str, bytes]] = []
+        self._sent: deque[list[tuple[str, bytes]]] = deque()
+
+    @classmethod
+    async def open(cls, config: NatsConfig, *, name: str, random: Random) -> Link:
+        """Connect to one of the servers; raises NatsUnreachable, or NatsRefused where any of them answered and refused."""
+        with of_files(config):
+            context = _tls_context(config)
+        servers = list(config.servers)
+        random.shuffle(servers)
+        problems: list[NatsError] = []
+        for server in servers:
+            try:
+                return await cls._open_one(config, server, context, name=name)
+            except NatsError as problem:
+                problems.append(problem)
+        raise next((found for found in problems if isinstance(found, NatsRefused)), of_nobody(problems))
+
+    @classmethod
+    async def _open_one(
+        cls, config: NatsConfig, server: str, context: ssl.SSLContext | None, *, name: str
+    ) -> Link:
+        ended, reasons = asyncio.Event(), list[Exception]()
+
+        async def on_error(problem: Exception) -> None:
+            reasons.append(problem)
+            del reasons[:-10]
+            if isinstance(problem, OSError | EOFError) or "EOF" in str(problem):
+                ended.set()
+
+        async def on_closed() -> None:
+            ended.set()
+
+        client = _CarefulClient()
+        client.wants_tls = config.wants_tls
+        link = cls(client, shown_server(server), ended, reasons)
+        user, password, token = user_info(server)
+        try:
+            async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
+                await client.connect(
+                    [shown_server(server)],
+                    error_cb=on_error,
+                    closed_cb=on_closed,
+                    name=name,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=CONNECT_TIMEOUT_S,  # type: ignore[arg-type]  # it may be any number
+                    ping_interval=86_400,  # see `_watch`
+                    user=user,
+                    password=password,
+                    token=token,
+                    tls=context,
+                    user_credentials=config.credentials,
+                    nkeys_seed=config.nkey_seed,
+                )
+                ended.clear()  # it may have been an earlier attempt of its own
+                await link.subscribe("a", link._on_answer)
+        except Exception as problem:  # noqa: BLE001  # of files, TLS, names, sockets, the client, and of a key
+            await link.close(orderly=False)
+            raise of_connecting(server, problem, reasons, config) from None
+        except BaseException:
+            await link.close(orderly=False)
+            raise
+        return link
+
+    @property
+    def last_reason(self) -> Exception | None:
+        """What the client complained about last."""
+        return self._reasons[-1] if self._reasons else None
+
+    @property
+    def is_alone_without_jetstream(self) -> bool:
+        """Whether the server said so of itself, and has no neighbours who might have it."""
+        info: Mapping[str, Any] = self._client._server_info
+        return not info.get("jetstream") and not info.get("cluster")
+
+    async def subscribe(self, token: str, on_message: OnMessage) -> str:
+        """Hand what comes to the returned inbox, or below it, to `on_message`; raises LinkLost."""
+        inbox = f"{self._inbox}.{token}"
+
+        async def hear(message: Msg) -> None:
+            on_message(message)
+
+        try:
+            self._subscriptions[token] = await self._client.subscribe(f"{inbox}.>", cb=hear)
+        except (ClientError, OSError) as problem:
+            raise LinkLost(str(problem)) from None
+        return inbox
+
+    def unsubscribe(self, token: str) -> None:
+        """Hand it to nobody from now on."""
+        self._stop_hearing(self._subscriptions.pop(token, None))
+
+    def say(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        reply: str = "",
+        headers: dict[str, str] | None = None,
+        kept: bool = False,
+    ) -> None:
+        """Send, in the order of calls, without waiting. A `kept` word is among `unproved` until it is known to have arrived."""
+        if kept:
+            self._fresh.append((subject, data))
+        self._out.append((subject, data, reply, headers))
+        self._something.set()
+
+    def unproved(self) -> list[tuple[str, bytes]]:
+        """The kept words that may not have arrived."""
+        return [*(word for batch in self._sent for word in batch), *self._fresh]
+
+    def expect(
+        self, subject: str, data: bytes = b"", *, headers: dict[str, str] | None = None
+    ) -> asyncio.Future[Msg]:
+        """Send, and answer what will hold the reply; raises LinkLost when awaited, or NoResponders.
+
+        Whoever gives up must cancel it.
+        """
+        self._number += 1
+        token = f"{self._inbox}.a.{self._number}"
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        if self._ended.is_set():
+            _fail(future, LinkLost())
+            return future
+        self._answers[token] = future
+        future.add_done_callback(lambda _: self._answers.pop(token, None))
+        self.say(subject, data, reply=token, headers=headers)
+        return future
+
+    async def ask(self, subject: str, data: bytes = b"", *, timeout_s: float) -> Msg:
+        """The reply; raises LinkLost, NoResponders, TimeoutError."""
+        future = self.expect(subject, data)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        finally:
+            future.cancel()
+
+    async def carry(self, on_tick: Callable[[], None]) -> None:
+        """Send what is said, until nobody answers any more; `on_tick` is called every `ECHO_INTERVAL_S`. Raises LinkLost at the end."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send())
+                group.create_task(self._watch(on_tick))
+        except BaseExceptionGroup as ended:
+            raise first_of(ended) from None
+        finally:
+            self._ended.set()
+            for future in list(self._answers.values()):
+                _fail(future, LinkLost())
+
+    async def close(self, *, orderly: bool) -> None:
+        """End it; `orderly`: what was said is sent before. Waits for a second at most."""
+        self._ended.set()
+        client = self._client
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                if orderly:
+                    while self._out:
+                        subject, data, reply, headers = self._out.popleft()
+                        await client.publish(subject, data, reply=reply, headers=headers)
+                else:
+                    self._abort()
+                await client.close()
+        except (ClientError, OSError, TimeoutError, AssertionError):
+            pass  # it was over before, or never began
+        finally:
+            self._abort()
+            for subscription in self._subscriptions.values():
+                self._stop_hearing(subscription)
+            for future in list(self._answers.values()):
+                future.cancel()
+
+    def _abort(self) -> None:
+        """Hang up without a farewell, for which a frozen server would make the client wait."""
+        client: Any = self._client
+        with suppress(AttributeError):
+            client._pending, client._pending_data_size = [], 0
+            client._transport._io_writer.transport.abort()
+
+    async def _send(self) -> None:
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            while self._out:
+                subject, data, reply, headers = self._out.popleft()
+                try:
+                    await self._client.publish(subject, data, reply=reply, headers=headers)
+                except (ClientError, OSError) as problem:
+                    raise LinkLost(str(problem) or type(problem).__name__) from None
+
+    async def _watch(self, on_tick: Callable[[], None]) -> None:
+        inbox = f"{await self.subscribe('e', lambda _: self._on_echo())}.e"
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ECHO_INTERVAL_S):
+                    await self._ended.wait()
+            if self._ended.is_set() or self._client.is_closed:
+                raise LinkLost(str(self.last_reason or "the connection was closed"))
+            if self._echoes_unanswered >= MOST_ECHOES_UNANSWERED:
+                raise LinkLost(f"nothing was heard for {MOST_ECHOES_UNANSWERED * ECHO_INTERVAL_S:.0f} s")
+            self._echoes_unanswered += 1
+            self._sent.append(self._fresh)
+            self._fresh = []
+            self.say(inbox)
+            on_tick()
+
+    def _on_echo(self) -> None:
+        self._echoes_unanswered = 0
+        if self._sent:
+            self._sent.popleft()
+
+    def _on_answer(self, message: Msg) -> None:
+        future = self._answers.get(message.subject)
+        if future is None or future.done():
+            return
+        if (message.headers or {}).get("Status") == "503":
+            _fail(future, NoResponders())
+        else:
+            future.set_result(message)
+
+    @staticmethod
+    def _stop_hearing(subscription: Any) -> None:
+        # The client leaves its task alone when it fails on its way out.
+        with suppress(AttributeError):
+            subscription._stop_processing()
+
+
+def first_of(group: BaseExceptionGroup[Any]) -> BaseException:
+    """The exception that ended a group of tasks: what was cancelled because of it is not in there."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def reason_of(problem: Exception) -> str:
+    """Why something could not be said or asked, in words."""
+    if isinstance(problem, NoResponders):
+        return "nobody answers for JetStream"
+    return str(problem) or ("no answer in time" if isinstance(problem, TimeoutError) else "the link was lost")
+
+
+def _fail(future: asyncio.Future[Msg], problem: Exception) -> None:
+    if not future.done():
+        future.set_exception(problem)
+        future.exception()  # seen, should nobody wait any more
+
+
+def _tls_context(config: NatsConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=config.tls_ca)
+    if config.tls_cert is not None and config.tls_key is not None:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    return context

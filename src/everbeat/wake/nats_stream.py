@@ -1,0 +1,135 @@
+"""The stream and its consumers at the server: made, changed where they differ from the plan, made again where they are gone.
+
+What lives here: asking JetStream's API over one link. What may not: hints, and streams of somebody else, which are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from random import Random
+from typing import Any, Final
+
+from everbeat.wake.nats_link import Link, LinkLost, NoResponders
+from everbeat.wake.nats_problems import (
+    NO_STREAM,
+    STREAM_NAME_TAKEN,
+    ApiProblem,
+    of_api,
+    of_stream,
+)
+from everbeat.wake.stream_plan import StreamPlan
+
+API: Final = "$JS.API"
+API_TIMEOUT_S: Final = 4.0
+TROUBLE: Final = (ApiProblem, LinkLost, NoResponders, TimeoutError)
+"""What asking may raise, and what may pass."""
+
+_LAST_FIRST_PLACE: Final = 1 << 52  # as far as a number of JSON is exact everywhere, there is room after it
+
+
+def read(data: bytes) -> dict[str, Any]:
+    """An answer of the API; raises ApiProblem where it is an error, or none of its answers at all."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ApiProblem(500, 0, "an answer that is not understood")
+    error = answer.get("error")
+    if error is not None:
+        raise ApiProblem(
+            error.get("code", 500), error.get("err_code", 0), error.get("description", "no reason given")
+        )
+    return answer
+
+
+async def ask(link: Link, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The answer of the API; raises ApiProblem, LinkLost, NoResponders, TimeoutError."""
+    data = b"" if body is None else json.dumps(body).encode()
+    return read((await link.ask(f"{API}.{subject}", data, timeout_s=API_TIMEOUT_S)).data)
+
+
+class StreamKeeper:
+    """Sees to the stream over one link. What it made is remembered until somebody doubts it."""
+
+    def __init__(self, link: Link, plan: StreamPlan, random: Random) -> None:
+        self.link = link
+        self.plan = plan
+        self.created: str | None = None
+        """When the stream was made; another moment is another stream."""
+        self.generation = 0
+        """How often the stream has been looked at: who doubts says which look, so that a crowd doubts once."""
+        self._random = random
+        self._sure = False
+        self._made: set[str] = set()
+        self._lock = asyncio.Lock()
+
+    def doubt(self, generation: int) -> None:
+        """Something seems to be gone since this look."""
+        if generation == self.generation:
+            self._sure = False
+            self._made.clear()
+
+    def look_again(self) -> None:
+        """Look at the stream at the next opportunity; consumers are believed to be there if it is the same one."""
+        self._sure = False
+
+    async def ensure(self, queues: Iterable[str]) -> None:
+        """Stream and consumers of these queues are there; raises NatsRefused, ApiProblem, LinkLost, NoResponders, TimeoutError."""
+        async with self._lock:
+            if not self._sure:
+                created = await self._stream()
+                if created != self.created:
+                    self._made.clear()
+                self.created, self._sure = created, True
+                self.generation += 1
+            await asyncio.gather(*(self._consumer(queue) for queue in sorted({*queues} - self._made)))
+
+    async def _stream(self) -> str:
+        plan = self.plan
+        try:
+            found = await self._info()
+            if found is None:
+                found = await self._create()
+            settings = found["config"]
+            foreign = plan.foreign(settings)
+            if foreign is not None:
+                raise of_stream(plan.stream, self.link.server, foreign)
+            if plan.differs(settings):
+                await ask(self.link, f"STREAM.UPDATE.{plan.stream}", {**settings, **plan.stream_settings()})
+        except ApiProblem as problem:
+            if problem.may_pass:
+                raise
+            raise of_api(plan.stream, self.link.server, problem) from None
+        return str(found["created"])
+
+    async def _info(self) -> dict[str, Any] | None:
+        try:
+            return await ask(self.link, f"STREAM.INFO.{self.plan.stream}")
+        except ApiProblem as problem:
+            if problem.err_code != NO_STREAM:
+                raise
+            return None
+
+    async def _create(self) -> dict[str, Any]:
+        # A stream made anew begins elsewhere: no place of its predecessor, which somebody may ask for or acknowledge, means anything in it.
+        first = self._random.randrange(1, _LAST_FIRST_PLACE)
+        try:
+            return await ask(
+                self.link,
+                f"STREAM.CREATE.{self.plan.stream}",
+                {**self.plan.stream_settings(), "first_seq": first},
+            )
+        except ApiProblem as problem:
+            found = await self._info() if problem.err_code == STREAM_NAME_TAKEN else None
+            if found is None:
+                raise
+            return found  # somebody else made it meanwhile
+
+    async def _consumer(self, queue: str) -> None:
+        plan = self.plan
+        subject = f"CONSUMER.DURABLE.CREATE.{plan.stream}.{plan.consumer(queue)}"
+        await ask(self.link, subject, plan.consumer_settings(queue))
+        self._made.add(queue)

@@ -1,0 +1,89 @@
+"""Statements about messages keep using their indexes beside 100,000 rows of the outbox, as many tasks, and full windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+from psycopg import sql
+
+from everbeat.store import messages, tasks
+from everbeat.store.statement import Statement
+from tests.store.conftest import Hands
+from tests.store.test_plans import filled, held, nodes, plan
+
+ROWS = 100_000
+WINDOW = 1_000
+
+# Every PENDING task has a row, a thousand of each of two queues are out, and 20 further queues have a few rows each.
+FILL = (
+    "select {schema}.use_messages('told')",
+    "update {schema}.relay set holder = 'w1', taken_until = now() + interval '1 hour'",
+    """insert into {schema}.message_outbox (task_id, queue, fence, due_at)
+       select t.id, t.queue, t.fence, t.enqueued_at from {schema}.tasks t where t.state = 'PENDING'""",
+    """insert into {schema}.message_outbox (task_id, queue, fence, due_at)
+       select t.id, 'rare' || n %% 20, t.fence, t.enqueued_at from {schema}.tasks t, generate_series(1, 200) n where t.id = %(one)s""",
+    """update {schema}.message_outbox set place = id, published_at = now() - interval '1 minute' where id in (
+           select id from (select id, row_number() over (partition by queue order by due_at, id) as n from {schema}.message_outbox) o
+           where n <= %(window)s and id %% 2 = 0)""",
+    "vacuum analyze {schema}.message_outbox",
+)
+
+
+@pytest.fixture(scope="module")
+def loaded(database_url: str) -> Iterator[Hands]:
+    with filled(database_url, rows=ROWS, in_flight=500) as hands:
+        given = {"window": WINDOW, "one": held(hands, 1)[0][0]}
+        for text in FILL:
+            used = {name: value for name, value in given.items() if f"%({name})s" in text}
+            names = {"schema": sql.Identifier(hands.target.schema)}
+            hands.connection.execute(sql.SQL(text).format(**names), used or None)  # type: ignore[arg-type]
+        yield hands
+
+
+def check(hands: Hands, statement: Statement[Any], *, pages: int) -> None:
+    found = plan(hands, statement)
+    scans = [
+        node["Relation Name"]
+        for node in nodes(found["Plan"])
+        if node["Node Type"] == "Seq Scan"
+        and node.get("Relation Name") in ("tasks", "message_outbox", "recoveries")
+    ]
+    assert scans == []
+    touched = found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"]
+    print(f"{statement.name}: {touched} pages, {found['Execution Time']:.2f} ms")
+    assert touched <= pages, f"{statement.name} touched {touched} pages"
+
+
+def ids(hands: Hands, state: str, count: int) -> list[UUID]:
+    query = sql.SQL("select id from {}.tasks where state = {} limit {}")
+    found = hands.connection.execute(
+        query.format(sql.Identifier(hands.target.schema), sql.Literal(state), sql.Literal(count))
+    ).fetchall()
+    return [row[0] for row in found]
+
+
+def test_what_is_due(loaded: Hands) -> None:
+    check(loaded, messages.due_messages(portion=250, window=WINDOW), pages=9_000)
+
+
+def test_marking_cleaning_and_doubting(loaded: Hands) -> None:
+    rows = loaded.run(messages.due_messages(portion=250, window=WINDOW)).rows
+    assert len(rows) > 100
+    check(loaded, messages.mark_published({row.id: row.id for row in rows}), pages=10_000)
+    check(loaded, messages.clean_outbox(limit=WINDOW), pages=25_000)
+    check(loaded, messages.doubtful_messages(older_ms=1_500, limit=100), pages=4_000)
+    check(loaded, messages.publish_again({row.id: row.id for row in rows[:100]}), pages=2_000)
+
+
+def test_looking_at_tasks_and_queues(loaded: Hands) -> None:
+    some = [*ids(loaded, "PENDING", 200), *ids(loaded, "RUNNING", 200), *ids(loaded, "COMPLETED", 100)]
+    check(loaded, messages.look_at(some, stale_ms=1_000), pages=6_000)
+    check(loaded, messages.queues_told(), pages=800)
+
+
+def test_a_send_with_its_row(loaded: Hands) -> None:
+    new = tasks.NewTask(id=ids(loaded, "PENDING", 1)[0], name="work", queue="default", priority=0, args=b"{}")
+    check(loaded, tasks.insert_task(new, channel="told"), pages=60)
