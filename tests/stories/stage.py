@@ -104,6 +104,7 @@ class Stage:
         self.gates = folder / "gates"
         self.gates.mkdir()
         self.trees: list[Tree] = []
+        self.wake: Mapping[str, Any] | None = None
         self.target = Target.parse(url, schema=schema)
         self.connection = self.target.connect("everbeat story")
         migrations.migrate(self.connection, self.target)
@@ -115,7 +116,8 @@ class Stage:
     # Processes.
 
     def environment(self, *, recovery: Mapping[str, Any], worker: Mapping[str, Any]) -> dict[str, str]:
-        return os.environ | {
+        wake = {} if self.wake is None else {"STORY_WAKE": json.dumps(dict(self.wake))}
+        return os.environ | wake | {
             "STORY_URL": self.url, "STORY_SCHEMA": self.schema, "STORY_EFFECTS": str(self.effects_file), "STORY_GATES": str(self.gates),
             "STORY_RECOVERY": json.dumps(dict(recovery)), "STORY_WORKER": json.dumps(dict(worker)),
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "programs"), os.environ.get("PYTHONPATH", "")]),

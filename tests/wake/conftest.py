@@ -12,17 +12,28 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Protocol
 from uuid import uuid4
 
+import nats
 import psycopg
 import pytest
 
+from everbeat.wake import Wake
+from everbeat.wake.carrier import encode as encode_message
+from everbeat.wake.jetstream import JetStream
+from everbeat.wake.nats import NatsWake
 from everbeat.wake.postgres import PostgresWake, SyncPostgresWake
 from everbeat.wake.silent import SilentWake, SyncSilentWake
-from everbeat.wake.topics import Hint
+from everbeat.wake.topics import Hint, TasksReady, decode
+from tests.conftest import NewServer
+from tests.nats_server import NatsServer
+from tests.wake.stream_fixtures import message, plan_for
 
 PROMPT_S = 2.0
+TELLABLE = ("mail", "first", "second", "other")
+"""The queues whose hints are heard by NATS."""
 
 
 @dataclass
@@ -45,16 +56,35 @@ class Heard:
 
 
 class Listener:
-    """One kind of wake, run until the `async with` ends."""
+    """One kind of wake, run until the `async with` ends. `url` is where hints of this kind are told."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, url: str) -> None:
         self.kind = kind
+        self.url = url
+
+    async def tell(self, channel: str, *payloads: str, url: str | None = None) -> None:
+        """Tell these on `channel`; of hints by NATS those of `TELLABLE` have a queue, what is no hint comes with the first of them."""
+        if self.kind != "nats":
+            await asyncio.to_thread(notify, url or self.url, channel, *payloads)
+            return
+        plan = plan_for(url or self.url, channel)
+        client = await nats.connect(url or self.url, allow_reconnect=False)
+        for number, payload in enumerate(payloads):
+            hint = decode(payload)
+            queue = hint.queue if isinstance(hint, TasksReady) else TELLABLE[0]
+            body = (
+                encode_message(message(queue, number)) if isinstance(hint, TasksReady) else payload.encode()
+            )
+            await client.publish(plan.subject(queue), body)
+        await client.flush()
+        await client.close()
 
     @asynccontextmanager
     async def listening(
-        self, url: str, channel: str, *, fails: bool = False, **options: Any
+        self, channel: str, *, url: str | None = None, fails: bool = False, **options: Any
     ) -> AsyncIterator[Heard]:
-        """Listen on `channel`; with `fails` the callbacks raise after noting what they were told."""
+        """Listen on `channel`; with `fails` the callbacks raise after noting what they were told. `options` are PostgreSQL's."""
+        url = url or self.url
         heard = Heard()
         loop = asyncio.get_running_loop()
 
@@ -68,12 +98,16 @@ class Listener:
             loop.call_soon_threadsafe(heard.change.set)
             assert not fails, "meant by the test"
 
-        if self.kind in ("loop", "silent"):
-            wake = (
-                SilentWake()
-                if self.kind == "silent"
-                else PostgresWake(lambda: psycopg.AsyncConnection.connect(url), channel, **options)
-            )
+        if self.kind in ("loop", "silent", "nats"):
+            wake: Wake
+            if self.kind == "silent":
+                wake = SilentWake()
+            elif self.kind == "nats":
+                plan = plan_for(url, channel)
+                carrier = JetStream(plan, plan.config, name="tests", random=Random())
+                wake = NatsWake(carrier, TELLABLE, name=channel)
+            else:
+                wake = PostgresWake(lambda: psycopg.AsyncConnection.connect(url), channel, **options)
             task = asyncio.create_task(wake.run(on_hint, on_state))
             try:
                 yield heard
@@ -96,16 +130,54 @@ class Listener:
                     await asyncio.to_thread(thread.stop)
 
 
+def notify(url: str, channel: str, *payloads: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for payload in payloads:
+            connection.execute("select pg_notify(%s, %s)", (channel, payload))
+
+
+def _listener(request: pytest.FixtureRequest) -> Listener:
+    kind: str = request.param
+    if kind == "nats":
+        return Listener(kind, request.getfixturevalue("shared_nats").url)
+    return Listener(kind, request.getfixturevalue("database_url"))
+
+
 @pytest.fixture(params=["loop", "thread"])
+def postgres_listener(request: pytest.FixtureRequest) -> Listener:
+    """A listener that hears what PostgreSQL tells."""
+    return _listener(request)
+
+
+@pytest.fixture(params=["loop", "thread", "nats"])
 def listener(request: pytest.FixtureRequest) -> Listener:
     """A listener that hears."""
-    return Listener(request.param)
+    return _listener(request)
 
 
-@pytest.fixture(params=["loop", "thread", "silent", "silent thread"])
+@pytest.fixture(params=["loop", "thread", "nats", "silent", "silent thread"])
 def any_listener(request: pytest.FixtureRequest) -> Listener:
     """Any listener, also one that hears nothing."""
-    return Listener(request.param)
+    return _listener(request)
+
+
+@dataclass
+class OwnServer:
+    """A server of the listener's kind that nobody else uses; `restart` ends it at once where it runs."""
+
+    url: str
+    stop: Callable[[], object]
+    restart: Callable[[], None]
+
+
+@pytest.fixture
+def own_server(listener: Listener, request: pytest.FixtureRequest) -> OwnServer:
+    if listener.kind == "nats":
+        alone: NatsServer = request.getfixturevalue("nats_server")
+        return OwnServer(alone.url, alone.kill, lambda: alone.restart(kill=True))
+    new_server: NewServer = request.getfixturevalue("new_server")
+    server = new_server()
+    return OwnServer(server.url, lambda: server.stop("immediate"), lambda: server.restart("immediate"))
 
 
 @pytest.fixture
@@ -194,3 +266,32 @@ async def wire(wire_folder: Path, database_url: str) -> AsyncIterator[Wire]:
         server = f"{connection.info.host}/.s.PGSQL.{connection.info.port}"
     async with Wire(wire_folder, server).open() as wire:
         yield wire
+
+
+class BadLine(Protocol):
+    """What is between a listener and its server, or that server itself: it can fall silent without a word."""
+
+    @property
+    def url(self) -> str: ...
+    def freeze(self) -> None: ...
+    def thaw(self) -> None: ...
+
+
+@pytest.fixture
+def bad_line(listener: Listener, request: pytest.FixtureRequest) -> BadLine:
+    line: BadLine = request.getfixturevalue("nats_server" if listener.kind == "nats" else "wire")
+    return line
+
+
+@pytest.fixture(scope="session")
+def shared_nats() -> Iterator[NatsServer]:
+    """A server that nobody stops; each test has a schema of its own."""
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def nats_server() -> Iterator[NatsServer]:
+    """A server of the test's own."""
+    with NatsServer() as server:
+        yield server

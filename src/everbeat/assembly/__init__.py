@@ -15,13 +15,14 @@ from everbeat.errors import NatsNotInstalled
 
 if TYPE_CHECKING:
     from everbeat.assembly.guest import Guest, run_guest
-    from everbeat.assembly.nats_parts import messenger_of, prepare_nats
+    from everbeat.assembly.nats_parts import look_at_nats, messenger_of, prepare_nats
     from everbeat.assembly.pruning import prune_plan
     from everbeat.assembly.sweep import release_plan, sweep_plan
     from everbeat.assembly.tree import supervise
 
 __all__ = [
     "Guest",
+    "look_at_nats",
     "messenger_of",
     "prepare_nats",
     "prune_plan",
@@ -33,6 +34,7 @@ __all__ = [
 
 _HOMES: Final = {
     "Guest": "guest",
+    "look_at_nats": "nats_parts",
     "messenger_of": "nats_parts",
     "prepare_nats": "nats_parts",
     "prune_plan": "pruning",

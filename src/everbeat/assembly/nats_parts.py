@@ -9,11 +9,14 @@ import asyncio
 import logging
 
 from everbeat.assembly.blueprint import Blueprint
-from everbeat.errors import NatsUnreachable
+from everbeat.config import RecoveryConfig
+from everbeat.domain.nats_checks import NatsTrouble, StreamFacts
+from everbeat.errors import NatsError, NatsUnreachable
 from everbeat.store.address import OpenDatabase
 from everbeat.store.database import Database
 from everbeat.store.messages import relay_state, use_messages
 from everbeat.wake.jetstream import JetStream, check
+from everbeat.wake.nats_look import look
 from everbeat.wake.options import NatsConfig
 from everbeat.wake.stream_plan import StreamPlan
 from everbeat.worker.courier import Courier
@@ -51,6 +54,17 @@ def messenger_of(blueprint: Blueprint, nats: NatsConfig) -> MakeMessenger:
         return Courier(around, carrier, ack_wait_s=plan.ack_wait_s)
 
     return make
+
+
+def look_at_nats(schema: str, nats: NatsConfig, recovery: RecoveryConfig) -> StreamFacts | NatsTrouble:
+    """What NATS says of the stream of a schema, within about 5 s; changes nothing, and is not to be called where an event loop runs."""
+    plan = StreamPlan(schema, nats, nats.ack_wait_s(recovery))
+    try:
+        return asyncio.run(look(plan, nats))
+    except NatsError as problem:
+        return NatsTrouble(
+            refused=not isinstance(problem, NatsUnreachable), text=problem.message, fix=problem.fix
+        )
 
 
 def _plan(blueprint: Blueprint, nats: NatsConfig) -> StreamPlan:

@@ -5,23 +5,27 @@ What lives here: the order, and what follows when a question cannot be asked. Wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
+from everbeat import assembly
 from everbeat.app import App
 from everbeat.client.explaining import silence_rules
-from everbeat.domain import server_checks, work_checks
+from everbeat.domain import nats_checks, server_checks, work_checks
 from everbeat.domain.diagnosis import Check, CheckCode, Verdict
 from everbeat.domain.duration import spelled
-from everbeat.errors import DatabaseError, EverbeatError
+from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
+from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled
 from everbeat.runtime.clock import SystemClock
-from everbeat.store import diagnosis, migrations, pauses
+from everbeat.store import diagnosis, inspect, messages, migrations, pauses
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target, is_pooled
 
 T = TypeVar("T")
 _HEAR_WITHIN_S: Final = 3.0
+_MOST_SNAPSHOTS: Final = 10_000
+_MOST_WORKERS: Final = 100_000
 
 
 class Examination:
@@ -80,6 +84,7 @@ class Examination:
                 diagnosis.hear(target, within_s=_HEAR_WITHIN_S), is_pooled=pooled
             ),
         )
+        yield CheckCode.NATS, lambda: self._nats(database)
         yield CheckCode.CLOCK, lambda: self._clock(database)
         yield CheckCode.CONNECTIONS, asked(diagnosis.connections(), server_checks.judge_connections)
         yield (
@@ -129,6 +134,37 @@ class Examination:
         asked_at = clock.wall()
         found = database.run(diagnosis.clocks())
         return server_checks.judge_clock(found, asked_at=asked_at, answered_at=clock.wall())
+
+    def _nats(self, database: Database) -> Check:
+        relay = database.run(messages.relay_state())
+        outbox = (
+            None
+            if relay is None
+            else Outbox(
+                holder=relay.holder, waiting=relay.waiting, oldest_s=relay.oldest_s, lying=relay.lying
+            )
+        )
+        return nats_checks.judge_nats(self._stream(), outbox, self._told(database))
+
+    def _stream(self) -> StreamFacts | NatsTrouble | None:
+        """None for an app that has no use for it."""
+        nats = self._app.nats
+        if nats is None:
+            return None
+        try:
+            return assembly.look_at_nats(self._app.schema, nats, self._app.recovery)
+        except NatsNotInstalled as problem:
+            return NatsTrouble(refused=True, text=problem.message, fix=problem.fix)
+
+    def _told(self, database: Database) -> Told:
+        """By the latest snapshots of live workers."""
+        alive = database.run(
+            inspect.workers(stale_ms=self._alive_within_ms, ended_too=False, limit=_MOST_WORKERS)
+        )
+        latest: dict[str, Mapping[str, Any] | None] = {}
+        for snapshot in database.run(inspect.worker_states(None, limit=_MOST_SNAPSHOTS)):
+            latest.setdefault(snapshot.worker_id, snapshot.messages)
+        return Told.of([latest.get(worker.worker_id) for worker in alive if not worker.is_stale])
 
 
 def _reach(target: Target) -> tuple[Check, bool]:

@@ -49,7 +49,7 @@ def list_workers(
 ) -> None:
     """Show workers, what they hold and whether they beat.
 
-    Newest beat first; STALE is judged by the database's clock. RSS, CPU and LAG are of the last snapshot.
+    Newest beat first; STALE is judged by the database's clock. RSS, CPU, LAG and NATS are of the last snapshot.
     """
     if everyone and stale_after is not None:
         raise typer.BadParameter("--stale-after is about workers that have not ended; leave --all out.")
@@ -144,11 +144,22 @@ def _show_workers(found: list[WorkerInfo], snapshots: dict[str, WorkerStateInfo]
                 "" if snapshot is None else f"{snapshot.rss_bytes / 2**20:.0f} MiB",
                 "" if snapshot is None else f"{snapshot.cpu_percent:.0f} %",
                 "" if snapshot is None else f"{snapshot.loop_lag_ms:.0f} ms",
+                "" if snapshot is None else _messages(snapshot),
                 f"{duration(silent_s)} ago",
             )
         )
-    columns = ("WORKER", "HOST", "PID", "STATE", "QUEUES", *numbers)
+    columns = ("WORKER", "HOST", "PID", "STATE", "QUEUES", *numbers[:-1], "NATS", numbers[-1])
     show_table(columns, rows, numbers=numbers, empty="No worker is registered.")
+
+
+def _messages(snapshot: WorkerStateInfo) -> Text:
+    """Whether NATS tells the worker of tasks, and whether it is the one that publishes; nothing where NATS is not in use."""
+    found = snapshot.messages
+    if found is None:
+        return Text()
+    if not found.get("up"):
+        return Text("away", style="yellow")
+    return Text("up, relays" if found.get("relay") else "up")
 
 
 def _condition(worker: WorkerInfo) -> Text:
@@ -174,7 +185,8 @@ def _show_history(found: list[WorkerStateInfo], *, worker: str, as_json: bool) -
             f"{each.rss_bytes / 2**20:.0f} MiB",
             f"{each.cpu_percent:.0f} %",
             f"{each.loop_lag_ms:.0f} ms",
+            _messages(each),
         )
         for each in found
     ]
-    show_table(("AT", *numbers), rows, numbers=numbers, empty=f"Worker {worker!r} has no snapshots.")
+    show_table(("AT", *numbers, "NATS"), rows, numbers=numbers, empty=f"Worker {worker!r} has no snapshots.")

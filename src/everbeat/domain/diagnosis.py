@@ -1,6 +1,6 @@
 """What an examination of the database and the workers found: checks with a verdict, and the facts they are judged by.
 
-What lives here: the records. What may not: the judgements (`server_checks`, `work_checks`), and how facts are read.
+What lives here: the records. What may not: the judgements (`server_checks`, `work_checks`, `nats_checks`), and how facts are read.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class CheckCode(StrEnum):
     RIGHTS = "RIGHTS"
     POOLER = "POOLER"
     LISTEN = "LISTEN"
+    NATS = "NATS"
     CLOCK = "CLOCK"
     CONNECTIONS = "CONNECTIONS"
     TRANSACTIONS = "TRANSACTIONS"

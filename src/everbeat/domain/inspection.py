@@ -206,7 +206,11 @@ class SupervisorInfo(msgspec.Struct, frozen=True):
 
 
 class WorkerStateInfo(msgspec.Struct, frozen=True):
-    """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms."""
+    """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms.
+
+    `messages` is None where PostgreSQL alone tells it of tasks; else whether NATS is "up", whether the worker is the "relay" that
+    publishes, how many messages it has "published" and "republished", how many are "held", and of the others how they "ended".
+    """
 
     worker_id: str
     at: datetime
@@ -216,6 +220,7 @@ class WorkerStateInfo(msgspec.Struct, frozen=True):
     rss_bytes: int
     cpu_percent: float
     loop_lag_ms: float
+    messages: Mapping[str, Any] | None = None
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -141,7 +141,9 @@ def worker_states(worker_id: str | None, *, limit: int) -> Statement[list[Worker
     """The snapshots of one worker, or of all; newest first."""
     parameters = {"worker_id": worker_id, "limit": limit}
     return Statement(
-        "inspect/worker_states", parameters, lambda found: [WorkerStateInfo(*row) for row in found]
+        "inspect/worker_states",
+        parameters,
+        lambda found: [WorkerStateInfo(*_with(row, {8: _json})) for row in found],
     )
 
 

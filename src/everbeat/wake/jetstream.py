@@ -20,7 +20,7 @@ from everbeat.errors import NatsError, NatsRefused
 from everbeat.wake.carrier import Delivered, Message, QueueState, Tap, decode, encode
 from everbeat.wake.delivery import Pauses
 from everbeat.wake.nats_check import check as check
-from everbeat.wake.nats_link import Link, LinkLost, NoResponders, first_of, reason_of
+from everbeat.wake.nats_link import Link, LinkLost, NoResponders, reason_of
 from everbeat.wake.nats_problems import NO_CONSUMER, NO_MESSAGE, NO_STREAM, ApiProblem
 from everbeat.wake.nats_states import NatsStates
 from everbeat.wake.nats_stream import API, TROUBLE, StreamKeeper, read
@@ -167,11 +167,7 @@ class JetStream:
         link = await Link.open(self._config, name=self._name, random=self._random)
         orderly = False
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(link.carry(self._tick))
-                group.create_task(self._keep(link, told))
-        except BaseExceptionGroup as ended:
-            raise first_of(ended) from None
+            await link.during(self._keep(link, told), on_tick=self._tick)
         except asyncio.CancelledError:
             orderly = True
             raise

@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from everbeat.errors import NatsUnreachable
-from everbeat.wake.nats_link import Link, NoResponders, first_of, reason_of
+from everbeat.wake.nats_link import Link, NoResponders, reason_of
 from everbeat.wake.nats_problems import no_jetstream
 from everbeat.wake.nats_stream import TROUBLE, StreamKeeper
 from everbeat.wake.options import NatsConfig
@@ -49,17 +49,15 @@ async def _check_once(plan: StreamPlan, config: NatsConfig, random: Random) -> N
     link = await Link.open(config, name="everbeat check", random=random)
     orderly = False
     try:
-        async with asyncio.TaskGroup() as group:
-            carrying = group.create_task(link.carry(lambda: None))
-            await StreamKeeper(link, plan, random).ensure(())
-            orderly = True
-            carrying.cancel()
-    except BaseExceptionGroup as ended:
-        problem = first_of(ended)
-        if isinstance(problem, NoResponders) and link.is_alone_without_jetstream:
+        await link.during(StreamKeeper(link, plan, random).ensure(()))
+        orderly = True
+    except NoResponders:
+        if link.is_alone_without_jetstream:
             raise no_jetstream(link.server) from None
-        if isinstance(problem, TimeoutError) and link.last_reason is not None:
+        raise
+    except TimeoutError:
+        if link.last_reason is not None:  # what a user may not do is not answered
             raise no_jetstream(link.server, link.last_reason) from None
-        raise problem from None
+        raise
     finally:
         await link.close(orderly=orderly)

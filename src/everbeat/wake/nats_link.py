@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as ClientError
 
 from everbeat.errors import NatsError, NatsRefused
-from everbeat.wake.nats_problems import NotEncrypted, of_connecting, of_files, of_nobody
+from everbeat.wake.nats_client import CarefulClient, tls_context
+from everbeat.wake.nats_problems import LinkLost as LinkLost
+from everbeat.wake.nats_problems import NoResponders as NoResponders
+from everbeat.wake.nats_problems import first_of as first_of
+from everbeat.wake.nats_problems import of_connecting, of_files, of_nobody
+from everbeat.wake.nats_problems import reason_of as reason_of
+from everbeat.wake.nats_words import KeptWords
 from everbeat.wake.options import NatsConfig, shown_server, user_info
 
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -29,34 +34,17 @@ ECHO_INTERVAL_S: Final = 1.0
 MOST_ECHOES_UNANSWERED: Final = 2
 """With the next echo due and so many unanswered, nobody is there. Counted, not timed: a busy process is not a dead server."""
 _CLOSE_TIMEOUT_S: Final = 1.0
+_MOST_AT_ONCE: Final = 200  # the client does not let others run while it has room
 
 OnMessage = Callable[[Msg], None]
-
-
-class LinkLost(Exception):
-    """The link ended before the answer came."""
-
-
-class NoResponders(Exception):
-    """The server knows nobody who listens there: the stream is gone, or JetStream is."""
-
-
-class _CarefulClient(Client):
-    """Speaks no word to a server without encryption where that is wanted: the next word would be a password."""
-
-    wants_tls: bool = False
-
-    def _connect_command(self) -> bytes:
-        if self.wants_tls and not self._server_info.get("tls_required"):
-            raise NotEncrypted
-        return super()._connect_command()
+Result = TypeVar("Result")
 
 
 class Link:
     """Made by `open`; `carry` must run as long as it is used."""
 
     def __init__(
-        self, client: _CarefulClient, server: str, ended: asyncio.Event, reasons: list[Exception]
+        self, client: CarefulClient, server: str, ended: asyncio.Event, reasons: list[Exception]
     ) -> None:
         self.server = server
         self._client = client
@@ -69,15 +57,13 @@ class Link:
         self._out: deque[tuple[str, bytes, str, dict[str, str] | None]] = deque()
         self._something = asyncio.Event()
         self._echoes_unanswered = 0
-        # Kept words between two echoes: what came before an echo that came back has arrived.
-        self._fresh: list[tuple[str, bytes]] = []
-        self._sent: deque[list[tuple[str, bytes]]] = deque()
+        self._kept = KeptWords()
 
     @classmethod
     async def open(cls, config: NatsConfig, *, name: str, random: Random) -> Link:
         """Connect to one of the servers; raises NatsUnreachable, or NatsRefused where any of them answered and refused."""
         with of_files(config):
-            context = _tls_context(config)
+            context = tls_context(config)
         servers = list(config.servers)
         random.shuffle(servers)
         problems: list[NatsError] = []
@@ -103,7 +89,7 @@ class Link:
         async def on_closed() -> None:
             ended.set()
 
-        client = _CarefulClient()
+        client = CarefulClient()
         client.wants_tls = config.wants_tls
         link = cls(client, shown_server(server), ended, reasons)
         user, password, token = user_info(server)
@@ -175,13 +161,13 @@ class Link:
     ) -> None:
         """Send, in the order of calls, without waiting. A `kept` word is among `unproved` until it is known to have arrived."""
         if kept:
-            self._fresh.append((subject, data))
+            self._kept.add(subject, data)
         self._out.append((subject, data, reply, headers))
         self._something.set()
 
     def unproved(self) -> list[tuple[str, bytes]]:
         """The kept words that may not have arrived."""
-        return [*(word for batch in self._sent for word in batch), *self._fresh]
+        return self._kept.unproved()
 
     def expect(
         self, subject: str, data: bytes = b"", *, headers: dict[str, str] | None = None
@@ -210,6 +196,44 @@ class Link:
         finally:
             future.cancel()
 
+    async def during(
+        self, work: Coroutine[Any, Any, Result], *, on_tick: Callable[[], None] = lambda: None
+    ) -> Result:
+        """Carry while `work` runs; returns or raises what that does, or raises LinkLost where the link ends before.
+
+        Not by a task that fails in a TaskGroup: before 3.13 that leaves its parent counted as cancelled, and no timeout around it works.
+        """
+        outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+        async def carry() -> None:
+            try:
+                await self.carry(on_tick)
+            except Exception as problem:  # noqa: BLE001  # raised below
+                _fail(outcome, problem)
+
+        async def act() -> None:
+            try:
+                result = await work
+                if not outcome.done():
+                    outcome.set_result(result)
+            except Exception as problem:  # noqa: BLE001  # raised below
+                _fail(outcome, problem)
+            finally:
+                outcome.cancel()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(carry()), group.create_task(act())]
+                try:
+                    await asyncio.wait([outcome])
+                finally:
+                    self._ended.set()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            work.close()  # it may not have begun
+        return outcome.result()
+
     async def carry(self, on_tick: Callable[[], None]) -> None:
         """Send what is said, until nobody answers any more; `on_tick` is called every `ECHO_INTERVAL_S`. Raises LinkLost at the end."""
         try:
@@ -226,17 +250,15 @@ class Link:
     async def close(self, *, orderly: bool) -> None:
         """End it; `orderly`: what was said is sent before. Waits for a second at most."""
         self._ended.set()
-        client = self._client
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 if orderly:
                     while self._out:
-                        subject, data, reply, headers = self._out.popleft()
-                        await client.publish(subject, data, reply=reply, headers=headers)
+                        await self._publish_next()
                 else:
                     self._abort()
-                await client.close()
-        except (ClientError, OSError, TimeoutError, AssertionError):
+                await self._client.close()
+        except (ClientError, LinkLost, OSError, TimeoutError, AssertionError):
             pass  # it was over before, or never began
         finally:
             self._abort()
@@ -257,11 +279,18 @@ class Link:
             await self._something.wait()
             self._something.clear()
             while self._out:
-                subject, data, reply, headers = self._out.popleft()
-                try:
-                    await self._client.publish(subject, data, reply=reply, headers=headers)
-                except (ClientError, OSError) as problem:
-                    raise LinkLost(str(problem) or type(problem).__name__) from None
+                for _ in range(min(len(self._out), _MOST_AT_ONCE)):
+                    await self._publish_next()
+                    if self._ended.is_set():  # the client swallows a cancellation
+                        raise LinkLost(str(self.last_reason or "the link was closed"))
+                await asyncio.sleep(0)
+
+    async def _publish_next(self) -> None:
+        subject, data, reply, headers = self._out.popleft()
+        try:
+            await self._client.publish(subject, data, reply=reply, headers=headers)
+        except (ClientError, OSError) as problem:
+            raise LinkLost(str(problem) or type(problem).__name__) from None
 
     async def _watch(self, on_tick: Callable[[], None]) -> None:
         inbox = f"{await self.subscribe('e', lambda _: self._on_echo())}.e"
@@ -272,17 +301,16 @@ class Link:
             if self._ended.is_set() or self._client.is_closed:
                 raise LinkLost(str(self.last_reason or "the connection was closed"))
             if self._echoes_unanswered >= MOST_ECHOES_UNANSWERED:
+                self._ended.set()
                 raise LinkLost(f"nothing was heard for {MOST_ECHOES_UNANSWERED * ECHO_INTERVAL_S:.0f} s")
             self._echoes_unanswered += 1
-            self._sent.append(self._fresh)
-            self._fresh = []
+            self._kept.echo_sent()
             self.say(inbox)
             on_tick()
 
     def _on_echo(self) -> None:
         self._echoes_unanswered = 0
-        if self._sent:
-            self._sent.popleft()
+        self._kept.echo_heard()
 
     def _on_answer(self, message: Msg) -> None:
         future = self._answers.get(message.subject)
@@ -300,29 +328,7 @@ class Link:
             subscription._stop_processing()
 
 
-def first_of(group: BaseExceptionGroup[Any]) -> BaseException:
-    """The exception that ended a group of tasks: what was cancelled because of it is not in there."""
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
-
-
-def reason_of(problem: Exception) -> str:
-    """Why something could not be said or asked, in words."""
-    if isinstance(problem, NoResponders):
-        return "nobody answers for JetStream"
-    return str(problem) or ("no answer in time" if isinstance(problem, TimeoutError) else "the link was lost")
-
-
-def _fail(future: asyncio.Future[Msg], problem: Exception) -> None:
+def _fail(future: asyncio.Future[Any], problem: Exception) -> None:
     if not future.done():
         future.set_exception(problem)
         future.exception()  # seen, should nobody wait any more
-
-
-def _tls_context(config: NatsConfig) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=config.tls_ca)
-    if config.tls_cert is not None and config.tls_key is not None:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-    return context

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from everbeat.errors import NatsError, NatsRefused, NatsUnreachable
 from everbeat.wake.options import NatsConfig, shown_server, user_info
@@ -28,6 +28,14 @@ _FIXES: Final = {
     10047: "give JetStream more storage, or set NatsConfig.max_bytes lower",
     SUBJECTS_TAKEN: "delete the stream that takes them, or use another schema or NatsConfig.stream",
 }
+
+
+class LinkLost(Exception):
+    """The link ended before the answer came."""
+
+
+class NoResponders(Exception):
+    """The server knows nobody who listens there: the stream is gone, or JetStream is."""
 
 
 class NotEncrypted(Exception):
@@ -140,6 +148,21 @@ def no_jetstream(server: str, reason: object = "") -> NatsRefused:
     """Nobody at this server answers for JetStream."""
     said = f" ({' '.join(str(reason).split())})" if reason else ""
     return NatsRefused(f"NATS server {server} has no JetStream for this user{said}.", fix=f"{_FIXES[10076]}.")
+
+
+def first_of(group: BaseExceptionGroup[Any]) -> BaseException:
+    """The exception that ended a group of tasks: what was cancelled because of it is not in there."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
+def reason_of(problem: Exception) -> str:
+    """Why something could not be said or asked, in words."""
+    if isinstance(problem, NoResponders):
+        return "nobody answers for JetStream"
+    return str(problem) or ("no answer in time" if isinstance(problem, TimeoutError) else "the link was lost")
 
 
 def _telling(problem: Exception, reasons: Sequence[Exception]) -> Exception:

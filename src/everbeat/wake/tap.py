@@ -6,6 +6,7 @@ What lives here: JetStream's requests, statuses and acknowledgements. What may n
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
@@ -20,6 +21,8 @@ MOST_QUIET_TICKS: Final = 3
 LARGEST_REQUEST: Final = 500
 
 _NS: Final = 1_000_000_000
+
+_logger = logging.getLogger("everbeat.wake")
 
 
 class Arrived(Protocol):
@@ -188,7 +191,10 @@ class JetTap:
         if self._closed:
             delivered.give_back(delay_s=0)
         else:
-            self._on_delivered(delivered)
+            try:
+                self._on_delivered(delivered)
+            except Exception:  # deliveries go on whatever becomes of one, which comes again
+                _logger.exception("delivery_handler_failed queue=%s", self.queue)
             self._top_up()
 
     def _answered(self, arrived: Arrived, status: str) -> None:

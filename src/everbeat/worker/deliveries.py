@@ -56,7 +56,7 @@ class _Held(Struct):
 
 
 class Deliveries:
-    """A service. `room()`: how many more tasks this worker would claim. `look(queue)`: tasks may be due there."""
+    """A service. `room()`: how many more tasks this worker would claim. `look(queue)`: tasks may be due there. `on_ended()`: fewer are held."""
 
     name = "deliveries"
 
@@ -67,6 +67,7 @@ class Deliveries:
         table: LeaseTable,
         room: Callable[[], int],
         look: Callable[[str], None],
+        on_ended: Callable[[], None],
         worker_id: Callable[[], str],
         ack_wait_s: float,
         stale_ms: int,
@@ -81,6 +82,7 @@ class Deliveries:
         self._table = table
         self._room = room
         self._look = look
+        self._on_ended = on_ended
         self._worker_id = worker_id
         self._ack_wait_s = ack_wait_s
         self._stale_ms = stale_ms
@@ -207,3 +209,4 @@ class Deliveries:
     def _forget(self, ended: Sequence[_Held]) -> None:
         gone = {id(each) for each in ended}
         self._held = [each for each in self._held if id(each) not in gone]
+        self._on_ended()

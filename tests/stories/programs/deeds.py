@@ -11,7 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from everbeat import WORKER_CRASHED, App, Context, RecoveryConfig, RetryPolicy, TaskError
+from everbeat import (
+    TASK_STALLED,
+    WORKER_CRASHED,
+    App,
+    Context,
+    NatsConfig,
+    RecoveryConfig,
+    RetryPolicy,
+    TaskError,
+)
 from everbeat.config import WorkerConfig
 
 app = App(
@@ -19,6 +28,7 @@ app = App(
     schema=os.environ["STORY_SCHEMA"],
     recovery=RecoveryConfig(**json.loads(os.environ.get("STORY_RECOVERY", "{}"))),
     worker=WorkerConfig(**json.loads(os.environ.get("STORY_WORKER", "{}"))),
+    wake=NatsConfig(**json.loads(os.environ["STORY_WAKE"])) if "STORY_WAKE" in os.environ else None,
 )
 
 AGAIN = RetryPolicy(max_retries=3, intervals=[1], jitter=0, auto_retry_for=[WORKER_CRASHED])
@@ -110,6 +120,18 @@ async def wait_for_again(gate_name: str) -> str:
 @app.task(on_crash="retry")
 async def wait_for_on_crash(gate_name: str) -> str:
     await held(gate_name)
+    return "done"
+
+
+@app.task(
+    stall_timeout="2s",
+    retry=RetryPolicy(max_retries=1, intervals=[1], jitter=0, auto_retry_for=[TASK_STALLED]),
+)
+async def deadlocks_once(ctx: Context) -> str:
+    effect("start")
+    ctx.progress("locking", 0.5, "for ever")
+    if ctx.attempt == 1:
+        await asyncio.Event().wait()
     return "done"
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Final, cast
 from uuid import uuid4
@@ -17,6 +18,8 @@ from rich.console import Console
 
 from everbeat.cli.demo.director import Director, Program
 from everbeat.cli.demo.evidence import Evidence
+from everbeat.cli.demo.messages import Post
+from everbeat.cli.demo.plan import NATS_VARIABLE
 from everbeat.cli.demo.report import document, show_verdict
 from everbeat.cli.demo.source_files import FEWEST_FILES, SourceFiles, choose
 from everbeat.cli.demo.verdict import judge
@@ -46,6 +49,10 @@ def demo(
         ),
     ] = None,
     *,
+    nats: Annotated[
+        bool,
+        typer.Option("--nats", help="Tell tasks by a NATS server of the demo's own, which is killed, too."),
+    ] = False,
     headless: Annotated[bool, typer.Option("--headless", help="Show nothing before the verdict.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the schema, to look at it afterwards.")] = False,
     url: OwnUrlOption = EMBEDDED,
@@ -54,14 +61,14 @@ def demo(
     """Watch workers being killed and their work being finished.
 
     Three trees of workers count lines, functions, classes and imports, one task a file. Meanwhile one worker process is
-    killed, one tree is frozen and thawed, one tree is killed. At the end the results in the database are compared with
-    an independent count. Lasts at most a minute; ends with 0 only if every promise held. Works in a schema of its own,
-    for which the role needs CREATE on the database.
+    killed, one tree is frozen and thawed, one tree is killed; with --nats the server that tells of tasks is killed, too. At
+    the end the results in the database are compared with an independent count. Lasts at most a minute; ends with 0 only if
+    every promise held. Works in a schema of its own, for which the role needs CREATE on the database.
     """
     files = _chosen(path)
     console = Console(stderr=as_json, highlight=False, markup=False)
     with interruptible():
-        evidence = _performed(files, url=url, keep=keep, console=console, headless=headless)
+        evidence = _performed(files, url=url, keep=keep, console=console, headless=headless, nats=nats)
     verdict = judge(evidence)
     if as_json:
         show_json(document(evidence, verdict))
@@ -86,7 +93,9 @@ def _chosen(path: Path | None) -> SourceFiles:
     return files
 
 
-def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, headless: bool) -> Evidence:
+def _performed(
+    files: SourceFiles, *, url: str, keep: bool, console: Console, headless: bool, nats: bool
+) -> Evidence:
     """The performance, and all of it cleared away however it went."""
     clock = SystemClock()
     began = clock.monotonic()
@@ -94,10 +103,10 @@ def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, he
     address = DatabaseAddress.parse(url, schema=schema, environment=os.environ)
     # The program reads its database from the environment, like any user's; here and in the workers.
     os.environ.update({URL_VARIABLE: address.portable, SCHEMA_VARIABLE: schema})
-    program = cast(Program, load(PROGRAM))
     with (
-        closing(program.app),
         tempfile.TemporaryDirectory(prefix="everbeat-demo-", ignore_cleanup_errors=True) as folder,
+        _post(Path(folder) / "nats", schema=schema, clock=clock, wanted=nats) as post,
+        _program() as program,
         audience(console, headless=headless) as watching,
         own_schema(program.app, keep=keep),
     ):
@@ -109,6 +118,27 @@ def _performed(files: SourceFiles, *, url: str, keep: bool, console: Console, he
             folder=Path(folder),
             clock=clock,
             began=began,
+            post=post,
         )
         with closing(director):
             return director.perform()
+
+
+@contextmanager
+def _program() -> Iterator[Program]:
+    program = cast(Program, load(PROGRAM))
+    with closing(program.app):
+        yield program
+
+
+@contextmanager
+def _post(folder: Path, *, schema: str, clock: SystemClock, wanted: bool) -> Iterator[Post | None]:
+    """A NATS server that the program, here and in the workers, knows of; none if it is not wanted. Raises a NatsError."""
+    if not wanted:
+        os.environ.pop(NATS_VARIABLE, None)
+        yield None
+        return
+    with closing(Post(folder, schema=schema, clock=clock)) as post:
+        post.start()
+        os.environ[NATS_VARIABLE] = post.url
+        yield post

@@ -11,11 +11,15 @@ import io
 import json
 import os
 import sys
+import threading
 import tokenize
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass
 from typing import Final
+
+# In Python 3.11 and 3.12 two threads that parse at once spoil each other's count of the depth: one of them gets a SystemError.
+_one_parses: Final = threading.Lock()
 
 _NO_CODE: Final = frozenset(
     {
@@ -129,7 +133,9 @@ def _lines(text: str) -> tuple[int, int, int]:
 def _definitions(text: str) -> tuple[int, int, int]:
     """The numbers of functions (methods and nested ones too), classes and import statements."""
     functions = classes = imports = 0
-    for node in ast.walk(ast.parse(text)):
+    with _one_parses:
+        tree = ast.parse(text)
+    for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 functions += 1

@@ -16,8 +16,10 @@ from everbeat import App, Call, Task
 from everbeat.cli.demo.blows import ran_again, settled, strike
 from everbeat.cli.demo.count import Counts
 from everbeat.cli.demo.evidence import CountedFile, Evidence, IndependentCount, Strike, counted_files
+from everbeat.cli.demo.messages import Post
 from everbeat.cli.demo.plan import (
     ACTS,
+    AWAY_S,
     CALM_PACE_S,
     LONGEST_S,
     PACE_S,
@@ -68,6 +70,7 @@ class Director:
         folder: Path,
         clock: Clock,
         began: float,
+        post: Post | None = None,
     ) -> None:
         self._program = program
         self._app = program.app
@@ -78,6 +81,7 @@ class Director:
         self._clock = clock
         self._database_clock = DatabaseClock(clock)
         self._began = began
+        self._post = post
         self._trees: list[Tree] = []
         self._strikes: list[Strike] = []
         self._sent: list[tuple[UUID, str]] = []
@@ -97,19 +101,27 @@ class Director:
         self._tell("the database is ready")
         self._start_trees()
         self._independent = IndependentCount(self._files.chosen, folder=self._folder)
-        parts = shares(self._files.chosen, acts=len(ACTS))
+        blows = len(ACTS) + (self._post is not None)
+        *parts, last = shares(self._files.chosen, acts=blows)
+        if self._post is not None:
+            self._post.begin()
         self._first_sent_s = self.elapsed_s
         try:
             for act, part in zip(ACTS, parts, strict=False):
                 if act.noticed_by == "session":
+                    if self._post is not None:
+                        self._lose_nats(self._post, parts[-1])
                     self._until(
                         lambda _: self.elapsed_s - ready_at_s >= SESSION_CALM_S, "the server to be 11 s old"
                     )
                 self._send(part, pace_s=PACE_S)
                 self._play(act)
-            self._send(self._rest(parts[-1]), pace_s=CALM_PACE_S)
+            self._send(self._rest(last), pace_s=CALM_PACE_S)
             self._total = len(self._sent)
             self._until(lambda sight: sight.unfinished == 0, "the last task to end")
+            if self._post is not None:
+                post = self._post
+                self._until(lambda _: post.is_empty(), "the last message to be acknowledged")
             self._tell("the work is done; the trees are asked to leave")
             self._stop_trees()
         except OutOfTime as late:
@@ -174,6 +186,18 @@ class Director:
         if act.blow is Blow.FREEZE_TREE:
             self._until(lambda sight: ran_again(struck, sight), f"the second runs after {act.blow}")
             self._thaw(struck)
+
+    def _lose_nats(self, post: Post, paths: Sequence[str]) -> None:
+        """Kills the NATS server, sends tasks, waits until they have ended all the same, and starts it again."""
+        before = self._look().unfinished
+        self._tell(f"nats-server {post.kill()} killed (SIGKILL): tasks are sent all the same")
+        self._send(paths, pace_s=CALM_PACE_S)
+        self._until(
+            lambda sight: sight.unfinished == 0 and post.away_s >= AWAY_S, "tasks to end without NATS"
+        )
+        post.restart(ended_meanwhile=before + len(paths))
+        self._tell(f"nats-server is back; {before + len(paths)} tasks ended without it")
+        self._until(lambda _: post.is_wanted(), "a worker to ask NATS for messages again")
 
     def _strike(self, act: Act, sight: Sight) -> Strike | None:
         return strike(
@@ -254,6 +278,7 @@ class Director:
             independent=independent,
             took_s=self.elapsed_s,
             problems=tuple(problems),
+            messages=None if self._post is None else self._post.told(),
         )
 
     def _tell(self, text: str) -> None:

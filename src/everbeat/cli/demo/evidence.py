@@ -59,10 +59,23 @@ class CountedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """What NATS counted. `delivered_after`: since its server came back; `left`: still in the stream at the end; `ended_meanwhile`: tasks
+    that ended in the `away_s` seconds for which it was away."""
+
+    published: int
+    delivered: int
+    delivered_after: int
+    left: int
+    away_s: float
+    ended_meanwhile: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Everything the verdict is made of; `paths` are the files sent, of `found`.
 
-    `independent` is None, and `problems` not empty, if something went wrong.
+    `independent` is None, and `problems` not empty, if something went wrong. `messages`: None where PostgreSQL told the tasks.
     """
 
     folder: Path
@@ -74,6 +87,7 @@ class Evidence:
     independent: Counts | None
     took_s: float
     problems: Sequence[str] = field(default=())
+    messages: Messages | None = None
 
 
 def counted_files(app: App, sent: Iterable[tuple[UUID, str]]) -> list[CountedFile]:

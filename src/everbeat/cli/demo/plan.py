@@ -20,6 +20,12 @@ CALM_PACE_S: Final = 0.2
 LONGEST_S: Final = 50.0
 """When the demo gives up, whatever is missing: with the verdict it lasts a minute at most."""
 
+NATS_VARIABLE: Final = "EVERBEAT_DEMO_NATS"
+"""Where the demo's program reads by which NATS server its tasks are told; without it by PostgreSQL."""
+
+AWAY_S: Final = 3.0
+"""So long the NATS server stays away, at least."""
+
 SAME_PRIORITY: Final = 10
 """So many files share a priority. Earlier files go first, and so does what is rescued before what has not begun."""
 

@@ -40,6 +40,7 @@ def document(evidence: Evidence, verdict: Verdict) -> dict[str, Any]:
         "independent_totals": None if evidence.independent is None else asdict(evidence.independent),
         "kills": [_kill(result) for result in verdict.strikes],
         "recoveries": [_recovery(rescue) for rescue in verdict.rescues],
+        "nats": None if evidence.messages is None else asdict(evidence.messages),
         "promises": [asdict(promise) for promise in verdict.promises],
     }
 

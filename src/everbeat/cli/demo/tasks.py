@@ -11,8 +11,17 @@ import time
 import warnings
 from typing import Final
 
-from everbeat import App, RecoveryConfig, WorkerConfig
+from everbeat import App, NatsConfig, RecoveryConfig, WorkerConfig
 from everbeat.cli.demo.count import Counts, count_file
+from everbeat.cli.demo.plan import NATS_VARIABLE
+
+
+def _wake() -> NatsConfig | None:
+    """The NATS server of this demo, if it is to have one."""
+    url = os.environ.get(NATS_VARIABLE)
+    # What a killed tree had in hand comes again after seconds, not after ten minutes: the demo waits for the last acknowledgement.
+    return None if url is None else NatsConfig(servers=[url], ack_wait="6s")
+
 
 app = App(
     schema=os.environ.get("EVERBEAT_SCHEMA", "everbeat_demo"),
@@ -27,6 +36,7 @@ app = App(
     worker=WorkerConfig(
         processes=2, async_concurrency=2, thread_concurrency=2, process_concurrency=1, prefetch=1, grace="5s"
     ),
+    wake=_wake(),
     on_crash="retry",  # counting a file twice harms nobody: only one count is kept
 )
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from everbeat import RecoveryInfo
 from everbeat.cli.demo.count import Counts, total
-from everbeat.cli.demo.evidence import Evidence, Strike
+from everbeat.cli.demo.evidence import Evidence, Messages, Strike
 from everbeat.cli.demo.plan import ACTS, ALLOWANCE
 
 LONGEST_DEMO_S = 60.0
@@ -102,6 +102,7 @@ def judge(evidence: Evidence) -> Verdict:
         Promise("no file was counted twice", duplicated == 0, f"{duplicated} counted twice"),
         _same_totals(totals, evidence.independent),
         *_about_strikes(strikes),
+        *_about_messages(evidence.messages),
         _nothing_late(strikes, evidence),
         _nobody_alive(rescues),
         _in_time(evidence),
@@ -186,6 +187,22 @@ def _about_strikes(results: Sequence[StrikeResult]) -> Iterator[Promise]:
                 and not result.unrescued
             )
             yield Promise(words, held, f"{seen}{late}{missing}")
+
+
+def _about_messages(messages: Messages | None) -> Iterator[Promise]:
+    if messages is None:
+        return
+    yield Promise(
+        "tasks were told by NATS, and again after its server had come back",
+        messages.published > 0 and messages.delivered > messages.delivered_after > 0,
+        f"{messages.published} messages, {messages.delivered} deliveries, {messages.delivered_after} of them after that",
+    )
+    yield Promise(
+        "the NATS server is killed: the work goes on without it",
+        messages.ended_meanwhile > 0,
+        f"{messages.ended_meanwhile} tasks ended in {messages.away_s:.1f} s without it",
+    )
+    yield Promise("every message was acknowledged", messages.left == 0, f"{messages.left} left in the stream")
 
 
 def _nothing_late(results: Sequence[StrikeResult], evidence: Evidence) -> Promise:

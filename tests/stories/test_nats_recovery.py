@@ -1,0 +1,110 @@
+"""The three ways to die of the page on heartbeats over NATS, in compressed time; a database that is away; and what is told of all of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from tests.nats_server import NatsServer
+from tests.stories.nats_stage import POLLS_NEVER, Told, Witness, copy_of
+from tests.stories.stage import BY_AGE, FAST, SLACK, Stage
+from tests.stories.wire import wire
+
+pytestmark = [pytest.mark.story, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def told(stage: Stage) -> Iterator[Told]:
+    """Before `deeds`, whose app is told of the server."""
+    with NatsServer() as server:
+        yield Told(stage, server)
+
+
+def test_a_pod_that_starts_again_finds_what_it_left(
+    stage: Stage, told: Told, deeds: ModuleType
+) -> None:  # N4 N10
+    first = stage.ready_tree(worker=POLLS_NEVER)
+    told.ready()
+    task = deeds.wait_for_on_crash.send("go")
+    ended = deeds.quick.send(7)
+    assert ended.result(timeout=20) == 7
+    stage.until(stage.started(task.id), within=20, what="it runs")
+    first.kill()
+    with Witness(told) as witness:
+        began = time.monotonic()
+        again = stage.start_tree(worker=POLLS_NEVER)
+        stage.until(stage.started(task.id, 2), within=3 * SLACK, what="it runs again", tree=again)
+        print(f"recovered {time.monotonic() - began:.2f} s after the new pod was started")
+        assert "orphaned_tasks_detected" in again.output()
+        assert "reconciliation_complete" in again.output()
+        assert witness.of(ended.id) == []
+    (recovery,) = stage.recoveries(task.id)
+    assert recovery["noticed_by"] == "startup"
+    assert stage.recoveries(ended.id) == []  # what has ended is never cleared
+    stage.open_gate("go")
+    assert task.result(timeout=20) == "done"
+
+
+def test_a_crash_without_a_restart_is_found_by_age(
+    stage: Stage, told: Told, deeds: ModuleType
+) -> None:  # N4 N9 N10
+    """The page's settings, 5 min and 30 s, a hundred and fifty and thirty times faster: 2 s and 1 s."""
+    settings = {**FAST, **BY_AGE}
+    told.redeliver_soon()
+    first = stage.ready_tree(recovery=settings, worker=POLLS_NEVER)
+    task = deeds.wait_for_on_crash.send("go")
+    stage.until(stage.started(task.id), within=20, what="it runs")
+    second = stage.ready_tree(recovery=settings, worker=POLLS_NEVER)
+    died = first.kill()
+    told.publish(
+        [copy_of(task.id)] * 2
+    )  # its holder is dead, and not yet known to be: nobody takes it over, nobody forgets it
+    stage.until(stage.started(task.id, 2), within=3 * SLACK * 2, what="it runs again", tree=second)
+    took_s = time.monotonic() - died
+    threshold_s = FAST["running_stale_threshold_ms"] / 1_000
+    print(f"recovered {took_s:.2f} s after the crash; the threshold is {threshold_s} s")
+    assert took_s > threshold_s - FAST["runner_heartbeat_interval_ms"] / 1_000
+    assert "stale_tasks_detected" in second.output()
+    assert [row["noticed_by"] for row in stage.recoveries(task.id)] == ["age"]
+    stage.open_gate("go")
+    assert task.result(timeout=20) == "done"
+    stage.until(told.drained, within=30, what="the stream is drained")
+
+
+def test_a_deadlock_is_found_by_silence(stage: Stage, told: Told, deeds: ModuleType) -> None:  # N4 N10
+    tree = stage.ready_tree(recovery=FAST, worker=POLLS_NEVER)
+    told.ready()
+    task = deeds.deadlocks_once.send()
+    stage.until(stage.started(task.id, 2), within=4 * SLACK, what="it runs again", tree=tree)
+    assert "stale_tasks_detected" in tree.output()
+    assert stage.recoveries(task.id)[0]["noticed_by"] == "progress"
+    assert task.result(timeout=20) == "done"
+    assert told.travelled() > 0
+
+
+def test_without_the_database_nothing_starts_and_nothing_is_acknowledged(
+    stage: Stage, told: Told, deeds: ModuleType
+) -> None:  # N8
+    with wire(stage.target) as line:
+        tree = stage.ready_tree(worker=POLLS_NEVER, url=line.url)
+        told.ready()
+        line.cut()
+        handles = [deeds.quick.send(n) for n in range(20)]
+        told.publish(copy_of(handle.id, number=n) for n, handle in enumerate(handles))
+        stage.until(
+            lambda: told.counters().consumers["default"].num_redelivered > 0,
+            within=30,
+            what="they come again and again",
+        )
+        counters = told.counters()
+        assert counters.messages == 20
+        assert counters.consumers["default"].ack_floor < counters.last_seq - 19
+        assert stage.effects("start") == []
+        line.mend()
+        assert [handle.result(timeout=60) for handle in handles] == list(range(20))
+        starts = [each["task"] for each in stage.effects("start")]
+        assert len(starts) == len(set(starts)) == 20
+        stage.until(told.drained, within=60, what="the stream is drained", tree=tree)
