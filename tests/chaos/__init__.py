@@ -5,6 +5,8 @@
     plan      what happens when, written before anything starts
     evidence  what is known afterwards, as plain values; `oracles`, `silence` and `figures` judge it, pure
     program   the task code, `producer` those who send it: both write what they did to files that only grow
+    nats_side, nats_line, nats_faults
+              the NATS server of a run with --nats, lines to it, and what is done to both
     line      a TCP proxy that cuts, delays, half-opens and loses replies
     cluster   a PostgreSQL with a clock that can be shifted and a disk that can be filled
     faults    how each kind of fault is done to them; `director` does it by the plan

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
@@ -23,6 +24,7 @@ from tests.chaos.cluster import Cluster
 from tests.chaos.evidence import Course
 from tests.chaos.faults import FaultLog, NoVictim, Scene, injected
 from tests.chaos.line import Lines
+from tests.chaos.nats_side import NatsSide
 from tests.chaos.plan import Fault, Plan
 from tests.chaos.producers import ROOT, Producers
 from tests.chaos.trees import Tree, left_behind
@@ -48,6 +50,20 @@ _UNENDED: Final = """
 """
 
 
+# Of tasks that were sent while the clock was ahead rows are due only when it is there again.
+_IN_OUTBOX: Final = (
+    "select count(*) from {0}.message_outbox where place is not null or due_at <= statement_timestamp()"
+)
+_AWAY: Final = """
+    select count(*) from {0}.workers w
+    cross join lateral (
+        select s.messages from {0}.worker_states s where s.worker_id = w.id order by s.id desc limit 1
+    ) s
+    where w.ended_at is null and s.messages ->> 'up' = 'false'
+"""
+_SOME_TASKS: Final = "select id, queue, fence from {0}.tasks order by random() limit 500"
+
+
 class Director:
     """One run in a folder. `source` is where workers find everbeat, if it is not the one that is installed."""
 
@@ -63,11 +79,18 @@ class Director:
         self._lines = Lines()
         self._cluster = Cluster(folder, seconds=plan.seconds)
         self._prepare_schema()
+        self._nats = NatsSide(self._lines, schema=SCHEMA) if plan.nats else None
         # Made before any thread shifts the clock: environments are copied from this one.
         environment = self._environment()
         self._producers = Producers(plan, folder, environment=environment)
         self._trees = [
-            Tree(number, line=self._lines.open(self._cluster.url), environment=environment, folder=folder)
+            Tree(
+                number,
+                line=self._lines.open(self._cluster.url),
+                environment=environment,
+                folder=folder,
+                nats_url=None if self._nats is None else self._nats.open_line().url,
+            )
             for number in range(plan.trees)
         ]
         self._scene = Scene(
@@ -78,6 +101,8 @@ class Director:
             effects=folder / "effects.jsonl",
             over=self._over,
             server=threading.Lock(),
+            nats=self._nats,
+            tasks=self._some_tasks,
         )
 
     @property
@@ -108,6 +133,9 @@ class Director:
         self._cluster.clock.shift(self._cluster.clock.farthest_s)
         self._say("all faults are healed; waiting for the last task")
         quiet = self._until_quiet()
+        messages = (
+            None if self._nats is None else self._nats.await_drained(self._count_outbox, self._count_away)
+        )
         asked = boot_s()
         for tree in self._trees:
             tree.ask_to_stop()
@@ -123,6 +151,7 @@ class Director:
             left_behind=tuple(left_behind(self._trees)),
             stalls=tuple(self._stalls),
             skipped=tuple(self._skipped),
+            messages=messages,
         )
 
     def close(self) -> None:
@@ -133,6 +162,8 @@ class Director:
             with suppress(Exception):  # each is tried, whatever became of the others
                 tree.kill_all()
         self._lines.close()
+        if self._nats is not None:
+            self._nats.close()
         self._cluster.close()
 
     def _prepare_schema(self) -> None:
@@ -220,6 +251,17 @@ class Director:
                 f"{left} tasks and workflows have not ended, and nothing has moved for {moved.stopped_s():.0f} s"
             )
         return None if left else boot_s()
+
+    def _count_outbox(self) -> int:
+        return self._count(sql.SQL(_IN_OUTBOX).format(sql.Identifier(SCHEMA)))
+
+    def _count_away(self) -> int:
+        return self._count(sql.SQL(_AWAY).format(sql.Identifier(SCHEMA)))
+
+    def _some_tasks(self) -> list[tuple[UUID, str, int]]:
+        with suppress(psycopg.Error), self._cluster.connection() as connection:
+            return connection.execute(sql.SQL(_SOME_TASKS).format(sql.Identifier(SCHEMA))).fetchall()
+        return []
 
     def _count(self, query: sql.Composed) -> int:
         with self._cluster.connection() as connection:

@@ -25,10 +25,22 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """What NATS had to do with a run, looked at when all was healed and quiet. `in_stream` is negative where there is no stream;
+    `drained_after_s` None: it was not over within the time that it was given. `delivered` is at least so many."""
+
+    delivered: int
+    in_outbox: int
+    in_stream: int
+    workers_away: int
+    drained_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
     """How a run went; `quiet` None: the last task never ended. `asked`: when the trees were told to leave.
 
-    `stalls`: when the run itself was kept from running. `skipped`: faults that could not be done, and why.
+    `messages`: None in a run without NATS. `stalls`: when the run itself was kept from running. `skipped`: faults that could not be done, and why.
     """
 
     ready: float
@@ -40,6 +52,7 @@ class Course:
     left_behind: tuple[str, ...]
     stalls: tuple[tuple[float, float], ...]
     skipped: tuple[str, ...]
+    messages: Messages | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ import psutil
 from tests.chaos.clock import boot_s
 from tests.chaos.cluster import Cluster
 from tests.chaos.line import Line, Lines
+from tests.chaos.nats_faults import NATS_WAYS, NobodyThere, Tasks
+from tests.chaos.nats_side import NatsSide
 from tests.chaos.plan import Fault, Kind
 from tests.chaos.trees import Tree, send
 
@@ -34,7 +36,10 @@ class NoVictim(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What can be struck. `over` is set when the run ends before a fault does; `server` is held by who stops the server."""
+    """What can be struck. `over` is set when the run ends before a fault does; `server` is held by who stops the server.
+
+    `nats`: None in a run without. `tasks` answers some of the run.
+    """
 
     cluster: Cluster
     lines: Lines
@@ -43,6 +48,8 @@ class Scene:
     effects: Path
     over: threading.Event
     server: threading.Lock
+    nats: NatsSide | None
+    tasks: Tasks
 
     def line(self, fault: Fault) -> Line:
         """The line that the fault hits."""
@@ -231,6 +238,18 @@ def at_work(effects: Path, pids: Collection[int]) -> bool:
     )
 
 
+def _of_nats(way: Callable[[Fault, NatsSide, Tasks], Held]) -> Callable[[Fault, Scene], Held]:
+    def strike(fault: Fault, scene: Scene) -> Held:
+        if scene.nats is None:
+            raise NoVictim("this run has no NATS")
+        try:
+            yield from way(fault, scene.nats, scene.tasks)
+        except NobodyThere as why:
+            raise NoVictim(str(why)) from None
+
+    return strike
+
+
 _WAYS: Final[Mapping[Kind, Callable[[Fault, Scene], Held]]] = {
     Kind.CUT: _cut,
     Kind.DELAY: _delay,
@@ -247,4 +266,5 @@ _WAYS: Final[Mapping[Kind, Callable[[Fault, Scene], Held]]] = {
     Kind.RESTART_DATABASE: _restart_database,
     Kind.SHIFT_CLOCK: _shift_clock,
     Kind.FILL_DISK: _fill_disk,
+    **{kind: _of_nats(way) for kind, way in NATS_WAYS.items()},
 }

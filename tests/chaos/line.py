@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, Self
+from typing import Final, Protocol, Self, TypeVar
 
 from psycopg import conninfo
 
@@ -167,20 +167,33 @@ class _Connection:
         self._losing = ""
 
 
+class Served(Protocol):
+    """What lives in the thread of the lines."""
+
+    def close(self) -> None: ...
+
+
+S = TypeVar("S", bound=Served)
+
+
 class Lines:
     """A thread with a loop in which lines live; every call waits until it is done."""
 
     def __init__(self) -> None:
-        self._lines: list[Line] = []
+        self._lines: list[Served] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="lines")
         self._thread.start()
 
     def open(self, server_url: str) -> Line:
         """A new line to a server."""
+        return self.add(Line(server_url).open)
 
-        async def make() -> Line:
-            line = await Line(server_url).open()
+    def add(self, opening: Callable[[], Awaitable[S]]) -> S:
+        """A line that is opened in the thread's loop, and closed with it."""
+
+        async def make() -> S:
+            line = await opening()
             self._lines.append(line)
             return line
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from tests.chaos.evidence import Breach, Evidence
+from tests.chaos.message_oracles import MESSAGE_ORACLES
 from tests.chaos.task_oracles import TASK_ORACLES
 from tests.chaos.tree_oracles import TREE_ORACLES
 from tests.chaos.workflow_oracles import WORKFLOW_ORACLES
 
 Oracle: TypeAlias = Callable[[Evidence], Iterator[Breach]]
 
-ORACLES: Final[tuple[Oracle, ...]] = (*TASK_ORACLES, *TREE_ORACLES, *WORKFLOW_ORACLES)
+ORACLES: Final[tuple[Oracle, ...]] = (*TASK_ORACLES, *TREE_ORACLES, *WORKFLOW_ORACLES, *MESSAGE_ORACLES)
 
 
 def breaches(evidence: Evidence) -> list[Breach]:

@@ -23,7 +23,7 @@ HOUR_S: Final = 3_600
 
 
 class Kind(StrEnum):
-    """What can be done to a tree, to a line, or to the database."""
+    """What can be done to a tree, to a line, to the database, or to NATS."""
 
     CUT = "cut"
     DELAY = "delay"
@@ -40,7 +40,20 @@ class Kind(StrEnum):
     RESTART_DATABASE = "restart_database"
     SHIFT_CLOCK = "shift_clock"
     FILL_DISK = "fill_disk"
+    NATS_KILL = "nats_kill"
+    NATS_EMPTY = "nats_empty"
+    NATS_FREEZE = "nats_freeze"
+    NATS_CUT = "nats_cut"
+    NATS_DELETE_STREAM = "nats_delete_stream"
+    NATS_DELETE_CONSUMER = "nats_delete_consumer"
+    NATS_DELETE_MESSAGES = "nats_delete_messages"
+    NATS_STRAYS = "nats_strays"
 
+
+OF_NATS: Final = tuple(kind for kind in Kind if kind.startswith("nats_"))
+KINDS: Final = tuple(kind for kind in Kind if kind not in OF_NATS)
+"""What a run without NATS consists of."""
+OF_THE_NATS_SERVER: Final = frozenset(OF_NATS) - {Kind.NATS_CUT}
 
 OF_THE_DATABASE: Final = frozenset(
     {Kind.TERMINATE_SESSIONS, Kind.RESTART_DATABASE, Kind.SHIFT_CLOCK, Kind.FILL_DISK}
@@ -60,18 +73,24 @@ GENTLE: Final = (
 )
 """What keeps nobody from seeing who falls silent."""
 
-_PASSING: Final = frozenset({Kind.DELAY, Kind.LOSE_REPLY, Kind.KILL_TASK_PROCESS})
+_PASSING: Final = frozenset({Kind.DELAY, Kind.LOSE_REPLY, Kind.KILL_TASK_PROCESS, Kind.NATS_CUT})
 _GETS_UP_S: Final = 2.0
 _UPON_ANOTHER: Final = 0.25
-_ENDS_AT_ONCE: Final = frozenset({Kind.KILL_TASK_PROCESS, Kind.KILL_WORKER, Kind.TERMINATE_SESSIONS})
+_ENDS_AT_ONCE: Final = frozenset(
+    {
+        *(Kind.KILL_TASK_PROCESS, Kind.KILL_WORKER, Kind.TERMINATE_SESSIONS),
+        *(Kind.NATS_DELETE_STREAM, Kind.NATS_DELETE_CONSUMER, Kind.NATS_DELETE_MESSAGES, Kind.NATS_STRAYS),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault. `tree` None means the producers' line, or the database. `victim` picks a process of the tree.
+    """One fault. `tree` None means the producers' line, the database, or NATS. `victim` picks a process of the tree.
 
     `amount`: of a delay its seconds, of a shifted clock its seconds, of a half-open line 1 if what was held back arrives
-    late and 0 if never, of lost replies how many. `verb`: whose reply is lost. A killed tree is down for `lasts_s`.
+    late and 0 if never, of lost replies how many, of deleted messages their share, of strays how many. `verb`: whose reply
+    is lost. A killed tree is down for `lasts_s`.
     """
 
     number: int
@@ -91,7 +110,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that chance decides about a run."""
+    """Everything that chance decides about a run. `nats`: its trees are told of tasks by NATS."""
 
     seed: int
     seconds: float
@@ -100,10 +119,14 @@ class Plan:
     producers: int
     sends_per_s: float
     faults: Sequence[Fault]
+    nats: bool = False
 
     def to_json(self) -> str:
         """The plan as a file holds it."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        given = asdict(self)
+        if not self.nats:
+            del given["nats"]  # a plan without it looks as it always did
+        return json.dumps(given, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -114,9 +137,16 @@ class Plan:
 
 
 def make_plan(
-    *, seed: int, seconds: float, trees: int = 3, producers: int = 2, kinds: Sequence[Kind] = tuple(Kind)
+    *,
+    seed: int,
+    seconds: float,
+    trees: int = 3,
+    producers: int = 2,
+    kinds: Sequence[Kind] | None = None,
+    nats: bool = False,
 ) -> Plan:
-    """The plan of a seed: the same for ever."""
+    """The plan of a seed: the same for ever. `kinds` None: every kind that fits."""
+    chosen = kinds or ((*KINDS, *OF_NATS) if nats else KINDS)
     is_short = seconds < 60
     return Plan(
         seed=seed,
@@ -125,13 +155,14 @@ def make_plan(
         processes=1 if is_short else 2,
         producers=producers,
         sends_per_s=10.0,
-        faults=tuple(_faults(Random(seed), seconds=seconds, trees=trees, kinds=kinds)),
+        faults=tuple(_faults(Random(seed), seconds=seconds, trees=trees, kinds=chosen)),
+        nats=nats,
     )
 
 
 def _faults(dice: Random, *, seconds: float, trees: int, kinds: Sequence[Kind]) -> Iterator[Fault]:
     """Every kind comes once before any comes again; a server that is down, full or terminating is left to it."""
-    at_s, number, server_free_at = FIRST_AT_S, 0, 0.0
+    at_s, number, server_free_at, nats_free_at = FIRST_AT_S, 0, 0.0, 0.0
     free_at = [0.0] * trees
     pace_s = min(2.2, (seconds - FIRST_AT_S - 2.0) / len(kinds))  # short runs too see every kind
     deal = _opening(dice, kinds)
@@ -140,6 +171,8 @@ def _faults(dice: Random, *, seconds: float, trees: int, kinds: Sequence[Kind]) 
             if at_s > seconds - 1.0 and number >= len(kinds):
                 return
             start_s = round(max(at_s, server_free_at) if kind in ONE_AT_A_TIME else at_s, 2)
+            if kind in OF_THE_NATS_SERVER:
+                start_s = max(start_s, round(nats_free_at, 2))
             # Now and then blow falls upon blow; else each tree has time to get up.
             standing = [tree for tree in range(trees) if free_at[tree] <= start_s]
             upon_another = number >= len(kinds) and dice.random() < _UPON_ANOTHER
@@ -150,6 +183,8 @@ def _faults(dice: Random, *, seconds: float, trees: int, kinds: Sequence[Kind]) 
             )
             if kind in ONE_AT_A_TIME:
                 server_free_at = fault.end_s + 1.0
+            if kind in OF_THE_NATS_SERVER:
+                nats_free_at = fault.end_s + 1.0
             if fault.tree is not None and kind not in _PASSING:
                 free_at[fault.tree] = fault.end_s + _GETS_UP_S
             yield fault
@@ -171,7 +206,9 @@ def _opening(dice: Random, kinds: Sequence[Kind]) -> list[Kind]:
 
 def _fault(dice: Random, kind: Kind, *, number: int, at_s: float, trees: Sequence[int], first: bool) -> Fault:
     tree: int | None = dice.choice(trees)
-    if kind in OF_THE_DATABASE or (kind in OF_A_LINE and not first and dice.random() < 0.2):
+    if kind in OF_THE_DATABASE | OF_THE_NATS_SERVER or (
+        kind in OF_A_LINE and not first and dice.random() < 0.2
+    ):
         tree = None
     amount, verb = 0.0, ""
     match kind:
@@ -185,6 +222,10 @@ def _fault(dice: Random, kind: Kind, *, number: int, at_s: float, trees: Sequenc
             (verb,) = dice.choices(list(verbs), weights=list(verbs.values()))
         case Kind.SHIFT_CLOCK:
             amount = float(dice.choice((-HOUR_S, HOUR_S)))
+        case Kind.NATS_DELETE_MESSAGES:
+            amount = round(dice.uniform(0.2, 1.0), 2)
+        case Kind.NATS_STRAYS:
+            amount = float(dice.randint(20, 200))
         case _:
             pass
     return Fault(
@@ -211,6 +252,10 @@ def _lasts_s(dice: Random, kind: Kind, *, first: bool) -> float:
             return dice.uniform(1.0, 2.0) * THRESHOLD_S
         case Kind.RESTART_DATABASE:
             return dice.choice((0.0, dice.uniform(0.3, 1.5) * THRESHOLD_S))
+        case Kind.NATS_FREEZE | Kind.NATS_CUT:
+            return dice.uniform(1.0, 8.0)
+        case Kind.NATS_KILL | Kind.NATS_EMPTY:
+            return dice.uniform(0.1, 6.0)
         case Kind.FILL_DISK:
             return dice.uniform(0.5, 1.5) * THRESHOLD_S
         case _:

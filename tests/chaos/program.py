@@ -19,6 +19,7 @@ from everbeat import (
     App,
     Context,
     DatabaseError,
+    NatsConfig,
     RecoveryConfig,
     RetryPolicy,
     TaskError,
@@ -28,6 +29,10 @@ from tests.chaos.clock import boot_s
 from tests.chaos.plan import BEAT_S, GRACE_S, THRESHOLD_S
 from tests.chaos.task_oracles import MOST_CRASHES, SELF_KILL
 from tests.chaos.tree_oracles import CANARY
+
+# What a dead worker had in hand comes again soon after its death can have been noticed; the default would keep it for ten minutes.
+_NATS = os.environ.get("CHAOS_NATS")
+_WAKE = None if _NATS is None else NatsConfig(servers=[_NATS], ack_wait=THRESHOLD_S + 2.0)
 
 app = App(
     os.environ["CHAOS_URL"],
@@ -39,6 +44,8 @@ app = App(
         running_stale_threshold_ms=round(THRESHOLD_S * 1_000),
         check_interval_ms=1_000,
         session_grace_ms=round(GRACE_S * 1_000),
+        # By these it is told whether every worker hears NATS again.
+        worker_state_snapshot_interval_ms=30_000 if _NATS is None else 1_000,
     ),
     worker=WorkerConfig(
         processes=int(os.environ.get("CHAOS_PROCESSES", "2")),
@@ -47,8 +54,9 @@ app = App(
         process_concurrency=2,
         prefetch=4,
         grace="4s",
-        poll_interval="1s",
+        poll_interval=os.environ.get("CHAOS_POLL", "1s"),
     ),
+    wake=_WAKE,
 )
 
 LISTED = RetryPolicy(max_retries=20, intervals=[1], jitter=0, auto_retry_for=[WORKER_CRASHED])

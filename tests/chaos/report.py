@@ -36,7 +36,7 @@ def words(evidence: Evidence, figures: Figures, found: Sequence[Breach]) -> Iter
         yield f"... and {len(found) - MOST_BREACHES} more"
     yield from _table(figures)
     yield ""
-    yield from _totals(figures)
+    yield from _totals(evidence, figures)
 
 
 def _table(figures: Figures) -> Iterator[str]:
@@ -48,7 +48,7 @@ def _table(figures: Figures) -> Iterator[str]:
         yield "| " + " | ".join(map(str, [*cells, _seconds(line.median_s), _seconds(line.longest_s)])) + " |"
 
 
-def _totals(figures: Figures) -> Iterator[str]:
+def _totals(evidence: Evidence, figures: Figures) -> Iterator[str]:
     states = ", ".join(f"{count} {state}" for state, count in sorted(figures.states.items()))
     ways = ", ".join(f"{count} by {way}" for way, count in sorted(figures.noticed_by.items()))
     replies = ", ".join(f"{count} of {verb}" for verb, count in sorted(figures.replies_lost.items()))
@@ -56,6 +56,10 @@ def _totals(figures: Figures) -> Iterator[str]:
     yield f"code: {figures.starts} starts, {figures.run_again} of them again"
     yield f"recovered: {figures.recovered_running} running, {figures.recovered_claimed} claimed; {ways or 'none'}"
     yield f"refused late attempts: {figures.refused}; false deaths: {figures.false_deaths}"
+    seen = evidence.course.messages
+    if seen is not None:
+        drained = "never" if seen.drained_after_s is None else f"after {seen.drained_after_s:.1f} s"
+        yield f"messages: at least {seen.delivered} deliveries; stream and outbox empty {drained}"
     yield f"replies lost after COMMIT: {replies or 'none'}"
     yield f"writes without room on the disk: {figures.writes_without_room}"
     again = ", ".join(f"{seconds:.2f} s" for seconds in figures.works_again_s)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.plan import Kind
+from tests.chaos.plan import KINDS, OF_NATS, Kind
 from tests.chaos.producers import ROOT
+from tests.nats_server import find_program
 
 pytestmark = [
     pytest.mark.story,
@@ -66,7 +67,7 @@ def test_a_short_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
     ran = run_chaos(tmp_path, "--seed", "47", "--seconds", "15", within_s=400)
     assert ran.code == 0, ran.said[-4_000:]
     left_out = {Kind(text.split(":")[0]) for text in ran.report["skipped"]}
-    assert set(Kind) - left_out <= ran.injected
+    assert set(KINDS) - left_out <= ran.injected
     assert ran.report["figures"]["refused"] > 0
 
 
@@ -76,7 +77,17 @@ def test_a_long_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
     seed, seconds = os.environ.get("CHAOS_SEED", "1"), os.environ.get("CHAOS_SECONDS", "600")
     ran = run_chaos(tmp_path, "--seed", seed, "--seconds", seconds, within_s=float(seconds) + 600)
     assert ran.code == 0, ran.said[-4_000:]
-    assert ran.injected >= set(Kind) - {Kind.FILL_DISK, Kind.SHIFT_CLOCK}
+    assert ran.injected >= set(KINDS) - {Kind.FILL_DISK, Kind.SHIFT_CLOCK}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_run_told_by_nats_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7, N1 to N4
+    find_program()
+    seed, seconds = os.environ.get("CHAOS_SEED", "1"), os.environ.get("CHAOS_NATS_SECONDS", "60")
+    ran = run_chaos(tmp_path, "--nats", "--seed", seed, "--seconds", seconds, within_s=float(seconds) + 600)
+    assert ran.code == 0, ran.said[-4_000:]
+    assert len(set(OF_NATS) & ran.injected) > len(OF_NATS) / 2
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos import oracles
-from tests.chaos.evidence import Evidence, TaskRow, WorkflowRow
+from tests.chaos.evidence import Evidence, Messages, TaskRow, WorkflowRow
 from tests.chaos.plan import Kind
 from tests.chaos.scenery import attempt, deed, fault, recovery, sound, with_faults
 from tests.chaos.tree_oracles import CANARY
@@ -60,6 +60,12 @@ def diamond(ended: str, *states: str | None) -> Spoil:
     )  # fmt: skip
 
 
+def messages(**other: object) -> Spoil:
+    """A run with NATS."""
+    sound_ones = Messages(delivered=9, in_outbox=0, in_stream=0, workers_away=0, drained_after_s=1.0)
+    return course(messages=replace(sound_ones, **other))
+
+
 SPOILT: list[tuple[str, str, Spoil]] = [
     ("I1", "is not there", lambda run: replace(run, tasks=run.tasks[1:], deeds=[])),
     ("I1", "there 2 times", lambda run: replace(run, tasks=[*run.tasks, replace(run.tasks[0], id="t9")])),
@@ -108,12 +114,21 @@ SPOILT: list[tuple[str, str, Spoil]] = [
     ("I21", "sent the tasks of [0, 1, 2, 3, 4]", diamond("FAILED", "COMPLETED", "FAILED", "COMPLETED", "COMPLETED", "COMPLETED")),
     ("I21", "not of [0, 1, 2, 4]", diamond("COMPLETED", "COMPLETED", "COMPLETED", None, None, "COMPLETED")),
     ("I22", "ended COMPLETED", diamond("COMPLETED", "COMPLETED", "FAILED", "COMPLETED", None, "COMPLETED")),
+    ("N1", "no message", messages(delivered=0)),
+    ("N2", "3 rows", messages(in_outbox=3, drained_after_s=None)),
+    ("N3", "2 messages", messages(in_stream=2, drained_after_s=None)),
+    ("N3", "no stream", messages(in_stream=-1, drained_after_s=None)),
+    ("N4", "1 living", messages(workers_away=1, drained_after_s=None)),
     ("I7", "by query", lambda run: replace(run, breaches=[("I7", "found by query")])),
 ]  # fmt: skip
 
 
 def test_a_sound_run_breaks_nothing() -> None:
     assert oracles.breaches(sound()) == []
+
+
+def test_a_sound_run_with_nats_breaks_nothing() -> None:
+    assert oracles.breaches(messages()(sound())) == []
 
 
 @pytest.mark.parametrize(

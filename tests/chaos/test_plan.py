@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import pairwise
 
 import pytest
 
-from tests.chaos.plan import OF_THE_DATABASE, ONE_AT_A_TIME, THRESHOLD_S, Kind, Plan, make_plan
+from tests.chaos.plan import (
+    KINDS,
+    OF_NATS,
+    OF_THE_DATABASE,
+    OF_THE_NATS_SERVER,
+    ONE_AT_A_TIME,
+    THRESHOLD_S,
+    Kind,
+    Plan,
+    make_plan,
+)
 
 SEEDS = range(1, 30)
 
@@ -30,7 +41,7 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_short_run_sees_every_kind(seed: int) -> None:
     faults = make_plan(seed=seed, seconds=26).faults
-    assert {fault.kind for fault in faults} == set(Kind)
+    assert {fault.kind for fault in faults} == set(KINDS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -55,3 +66,31 @@ def test_only_trees_and_lines_have_a_tree() -> None:
             assert fault.tree is None
         if fault.kind is Kind.LOSE_REPLY:
             assert (fault.verb in ("send", "cancel")) == (fault.tree is None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "digest"),
+    [
+        (26, "4fb23183f9d0e30c96ecb04a4fd10204ce891a7e49f630b8224434db4072f280"),
+        (60, "a8cefa04c2f1a329d33bc9fb8e834d3f1d58e2e4587fc154e319a4881accf699"),
+        (600, "a648c6d1b2124fdf79fba298dc3f55c42819e9ff5793c52499db8e9ec2f6bd41"),
+    ],
+)
+def test_a_plan_without_nats_is_what_it_always_was(seconds: float, digest: str) -> None:
+    plans = "".join(make_plan(seed=seed, seconds=seconds).to_json() for seed in SEEDS)
+    assert hashlib.sha256(plans.encode()).hexdigest() == digest
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_with_nats_every_kind_is_seen_and_the_server_suffers_one_thing_at_a_time(seed: int) -> None:
+    plan = make_plan(seed=seed, seconds=60, nats=True)
+    assert plan == make_plan(seed=seed, seconds=60, nats=True)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert {fault.kind for fault in plan.faults} == {*KINDS, *OF_NATS}
+    struck = [fault for fault in plan.faults if fault.kind in OF_THE_NATS_SERVER]
+    assert all(before.end_s < after.at_s for before, after in pairwise(struck))
+    assert all(
+        (fault.tree is None) == (fault.kind in OF_THE_NATS_SERVER)
+        for fault in plan.faults
+        if fault.kind in OF_NATS
+    )

@@ -27,13 +27,23 @@ _GRACE_S: Final = 30.0
 class Tree:
     """One place where a supervisor runs, life after life; it logs to one file."""
 
-    def __init__(self, number: int, *, line: Line, environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        number: int,
+        *,
+        line: Line,
+        environment: Mapping[str, str],
+        folder: Path,
+        nats_url: str | None = None,
+    ) -> None:
         self.number = number
         self.line = line
         self.log = folder / f"tree-{number}.log"
         self.lives: list[Life] = []
         self._folder = folder
         self._environment = dict(environment) | {"CHAOS_URL": line.url}
+        if nats_url is not None:
+            self._environment["CHAOS_NATS"] = nats_url
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = threading.RLock()  # a fault kills it while the run looks whether it ended by itself
 

@@ -108,3 +108,29 @@ def test_without_the_database_nothing_starts_and_nothing_is_acknowledged(
         starts = [each["task"] for each in stage.effects("start")]
         assert len(starts) == len(set(starts)) == 20
         stage.until(told.drained, within=60, what="the stream is drained", tree=tree)
+
+
+def test_a_message_is_kept_only_while_beats_are_acknowledged(
+    stage: Stage, told: Told, deeds: ModuleType
+) -> None:  # N5
+    told.redeliver_soon()
+    with wire(stage.target) as line:
+        stage.ready_tree(recovery=FAST, worker=POLLS_NEVER, url=line.url)
+        told.ready()
+        task = deeds.wait_for_on_crash.send("go")
+        stage.until(stage.started(task.id), within=20, what="it runs")
+        stage.until(
+            lambda: told.counters().consumers["default"].num_ack_pending == 1, within=20, what="it is in hand"
+        )
+        time.sleep(7)  # longer than the wait for an acknowledgement
+        assert told.counters().consumers["default"].num_redelivered == 0
+        line.cut()
+        stage.until(
+            lambda: told.counters().consumers["default"].num_redelivered > 0,
+            within=30,
+            what="nobody keeps it any more",
+        )
+        line.mend()
+        stage.open_gate("go")
+        assert task.result(timeout=60) == "done"
+        stage.until(told.drained, within=60, what="the stream is drained")

@@ -30,8 +30,8 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
-        """What makes a repeated publication of the same one harmless."""
-        return f"{self.number}.{self.times}"
+        """What makes a repeated publication of the same one harmless. Numbers begin anew with a schema that is made anew."""
+        return f"{self.task_id}.{self.number}.{self.times}"
 
 
 class Delivered(Protocol):

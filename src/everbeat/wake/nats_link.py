@@ -19,16 +19,15 @@ from nats.aio.msg import Msg
 from nats.errors import Error as ClientError
 
 from everbeat.errors import NatsError, NatsRefused
-from everbeat.wake.nats_client import CarefulClient, tls_context
+from everbeat.wake.nats_client import CONNECT_TIMEOUT_S, CarefulClient, tls_context
 from everbeat.wake.nats_problems import LinkLost as LinkLost
 from everbeat.wake.nats_problems import NoResponders as NoResponders
 from everbeat.wake.nats_problems import first_of as first_of
 from everbeat.wake.nats_problems import of_connecting, of_files, of_nobody
 from everbeat.wake.nats_problems import reason_of as reason_of
 from everbeat.wake.nats_words import KeptWords
-from everbeat.wake.options import NatsConfig, shown_server, user_info
+from everbeat.wake.options import NatsConfig, shown_server
 
-CONNECT_TIMEOUT_S: Final = 2.0
 ECHO_INTERVAL_S: Final = 1.0
 """So often a link sends something to itself."""
 MOST_ECHOES_UNANSWERED: Final = 2
@@ -43,13 +42,11 @@ Result = TypeVar("Result")
 class Link:
     """Made by `open`; `carry` must run as long as it is used."""
 
-    def __init__(
-        self, client: CarefulClient, server: str, ended: asyncio.Event, reasons: list[Exception]
-    ) -> None:
+    def __init__(self, client: CarefulClient, server: str) -> None:
         self.server = server
         self._client = client
-        self._ended = ended
-        self._reasons = reasons
+        self._ended = asyncio.Event()
+        self._reasons: list[Exception] = []
         self._inbox = f"_INBOX.{uuid4().hex}"
         self._answers: dict[str, asyncio.Future[Msg]] = {}
         self._number = 0
@@ -75,48 +72,22 @@ class Link:
         raise next((found for found in problems if isinstance(found, NatsRefused)), of_nobody(problems))
 
     @classmethod
-    async def _open_one(
-        cls, config: NatsConfig, server: str, context: ssl.SSLContext | None, *, name: str
-    ) -> Link:
-        ended, reasons = asyncio.Event(), list[Exception]()
-
-        async def on_error(problem: Exception) -> None:
-            reasons.append(problem)
-            del reasons[:-10]
-            if isinstance(problem, OSError | EOFError) or "EOF" in str(problem):
-                ended.set()
-
-        async def on_closed() -> None:
-            ended.set()
-
+    async def _open_one(cls, config: NatsConfig, server: str, context: ssl.SSLContext, *, name: str) -> Link:
         client = CarefulClient()
-        client.wants_tls = config.wants_tls
-        link = cls(client, shown_server(server), ended, reasons)
-        user, password, token = user_info(server)
+        link = cls(client, shown_server(server))
+        task = asyncio.current_task()
+        cancelled_before = task.cancelling() if task is not None else 0
         try:
             async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
-                await client.connect(
-                    [shown_server(server)],
-                    error_cb=on_error,
-                    closed_cb=on_closed,
-                    name=name,
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,
-                    reconnect_time_wait=0,
-                    connect_timeout=CONNECT_TIMEOUT_S,  # type: ignore[arg-type]  # it may be any number
-                    ping_interval=86_400,  # see `_watch`
-                    user=user,
-                    password=password,
-                    token=token,
-                    tls=context,
-                    user_credentials=config.credentials,
-                    nkeys_seed=config.nkey_seed,
+                await client.connect_to(
+                    server, config, context, name=name, ended=link._ended, reasons=link._reasons
                 )
-                ended.clear()  # it may have been an earlier attempt of its own
                 await link.subscribe("a", link._on_answer)
+            if task is not None and task.cancelling() > cancelled_before:
+                raise asyncio.CancelledError  # the client, and wait_for before 3.12, may swallow it
         except Exception as problem:  # noqa: BLE001  # of files, TLS, names, sockets, the client, and of a key
             await link.close(orderly=False)
-            raise of_connecting(server, problem, reasons, config) from None
+            raise of_connecting(server, problem, link._reasons, config) from None
         except BaseException:
             await link.close(orderly=False)
             raise

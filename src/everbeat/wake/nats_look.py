@@ -94,7 +94,7 @@ async def _consumers(link: Link, plan: StreamPlan) -> Sequence[Mapping[str, Any]
     found: list[Mapping[str, Any]] = []
     for _ in range(_MOST_PAGES):
         answer = await ask(link, f"CONSUMER.LIST.{plan.stream}", {"offset": len(found)})
-        page = answer.get("consumers") or []
+        page: list[Mapping[str, Any]] = answer.get("consumers") or []
         found += page
         if not page or len(found) >= answer.get("total", 0):
             break

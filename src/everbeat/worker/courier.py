@@ -66,8 +66,8 @@ class Courier:
 
     @property
     def tells(self) -> bool:
-        """Whether messages arrive."""
-        return self._carrier.is_up
+        """Whether messages arrive, and somebody publishes what is to be told."""
+        return self._carrier.is_up and self.relay.is_manned
 
     def start(self) -> None:
         """Connect, and take deliveries of every queue that is known."""
@@ -96,7 +96,7 @@ class Courier:
     def state(self) -> dict[str, Any]:
         """As JSON: whether messages arrive, whether this worker publishes, how many are in hand, and what was done with the others."""
         return {
-            "up": self.tells,
+            "up": self._carrier.is_up,
             "relay": self.relay.has_turn,
             "held": len(self.deliveries),
             "published": self.relay.published,

@@ -63,7 +63,7 @@ class MessagesRepublished(Event, frozen=True, kw_only=True):
 
 
 class Relay:
-    """A service. It has a connection of its own while it has the turn."""
+    """A service. It has a connection of its own while it has the turn. `is_manned`: this worker publishes, or knows that another one does."""
 
     name = "relay"
     interval_s = KEEP_EVERY_S
@@ -82,6 +82,7 @@ class Relay:
     ) -> None:
         self.wake = asyncio.Event()
         self.has_turn = False
+        self.is_manned = False
         self.published = 0
         self.republished = 0
         self._target = target
@@ -113,6 +114,7 @@ class Relay:
     async def tick(self) -> float | None:
         """One round of what is due of: keeping the turn, publishing, cleaning, doubting."""
         if self._is_closed or not self._carrier.is_up:
+            self.is_manned = False
             await self.let_go()
             return KEEP_EVERY_S
         if not await self._has_turn():
@@ -152,6 +154,7 @@ class Relay:
         hold = messages.hold_relay(holder, taken_ms=int(TURN_S * 1_000), channel=self._target.channel)
         try:
             has_turn = await session.run(hold, patience_s=_PATIENCE_S)
+            self.is_manned = True
         except DatabaseError:
             has_turn = False
         self._keep_at = now + KEEP_EVERY_S

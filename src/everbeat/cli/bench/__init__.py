@@ -5,8 +5,9 @@
     ceiling     what the server does without everbeat
     sends, drains, idle, deaths
                 one kind of measurement each
+    told        workers told by PostgreSQL and by NATS, side by side; sender is a program that sends
     crew        the workers that are measured
-    program     their task functions
+    program     their task functions; nats_program the same, told by NATS
     environments, contest
                 other queues, each in an environment and a database of its own
     peers       their adapters, which are programs of their own

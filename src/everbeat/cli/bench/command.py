@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import closing, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Annotated, Any, Final, cast
 from uuid import uuid4
 
@@ -25,6 +26,8 @@ from everbeat.cli.bench.idle import idle_figures
 from everbeat.cli.bench.leftovers import PREFIX, remove_leftovers, reserve
 from everbeat.cli.bench.report import figure_document, show_figures
 from everbeat.cli.bench.sends import send_figures
+from everbeat.cli.bench.surroundings import NATS_SCHEMA_VARIABLE, NATS_VARIABLE
+from everbeat.cli.bench.told import NATS_PROGRAM, told_figures
 from everbeat.cli.bench.watch import Plain
 from everbeat.cli.bench.workflows import workflow_figures
 from everbeat.cli.interruption import interruptible
@@ -34,6 +37,7 @@ from everbeat.cli.own_schema import own_schema
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption, OwnUrlOption
 from everbeat.domain.checks import one_of
 from everbeat.domain.settings import refused
+from everbeat.errors import NatsNotInstalled
 from everbeat.store.address import EMBEDDED, URL_VARIABLE, DatabaseAddress
 from everbeat.store.statement import compose
 
@@ -41,6 +45,8 @@ commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 PARTS: Final = ("idle", "plain", "send", "drain", "growth", "workflows", "deaths")
 """In this order: after all others the server has to clean up for a while, which would count as the cost of idling."""
+NATS_PART: Final = "nats"
+"""Last of all, and only where a NATS server is named."""
 FEW_TASKS: Final = 5_000
 _SINGLES: Final = 1_000
 
@@ -71,6 +77,14 @@ def bench(
         float,
         typer.Option("--watch", min=1.0, max=600.0, metavar="SECONDS", help="How long idle cost is watched."),
     ] = 10.0,
+    nats: Annotated[
+        str | None,
+        typer.Option(
+            "--nats",
+            metavar="URL",
+            help="Also the part 'nats': workers told by PostgreSQL and by this NATS server, side by side.",
+        ),
+    ] = None,
     url: OwnUrlOption = EMBEDDED,
     not_durable: Annotated[
         bool, typer.Option("--not-durable", help="Measure although the server does not wait for its disk.")
@@ -83,21 +97,30 @@ def bench(
     verified to have run once, with its attempt row. Works in a schema of its own and drops it; the role needs CREATE on the
     database, and CREATEDB for --peer. Takes about five minutes; --only and --rows shorten it.
     """
-    wanted = {one_of(*PARTS)(part, subject="--only") for part in only or PARTS}
+    wanted = {one_of(*PARTS, NATS_PART)(part, subject="--only") for part in only or PARTS}
     parts = [part for part in PARTS if part in wanted]
+    _require_nats(nats, wanted)
     others = [one_of(*PEERS)(peer, subject="--peer") for peer in peers or ()]
     require_compared(others, parts)
     program = _program_at(url)
     app = program.app
     measured = partial(_samples, program, parts=parts, tasks=tasks, rows=rows, watch_s=watch_s)
-    with interruptible(), closing(app), app.door.target.connect("everbeat bench") as connection:
+    with (
+        interruptible(),
+        _nats_program(nats) as other,
+        closing(app),
+        app.door.target.connect("everbeat bench") as connection,
+    ):
         durable = _require_durable(connection, app.schema, not_durable=not_durable)
         reserve(connection, app.door.target)
         remove_leftovers(connection, app.door.target)
         server = _server(app, connection)
         with own_schema(app), installed(others) as queues:
             _announce(server, tasks=tasks, parts=parts, as_json=as_json)
-            runs = [[*measured(connection, queues)] for _ in range(repeats)]
+            runs = [
+                [*measured(connection, queues), *_told(program, other, connection, tasks)]
+                for _ in range(repeats)
+            ]
     figures = gathered(runs)
     if as_json:
         head = {
@@ -121,6 +144,41 @@ def _program_at(url: str) -> Program:
     os.environ.update({URL_VARIABLE: address.portable, SCHEMA_VARIABLE: schema})
     program: Program = cast(Any, load(PROGRAM))
     return program
+
+
+def _require_nats(url: str | None, parts: Set[str]) -> None:
+    """Raises ConfigurationError where the part is asked for without a server, NatsNotInstalled where nobody could speak to it."""
+    if url is not None and find_spec("nats") is None:
+        raise NatsNotInstalled
+    if url is None and NATS_PART in parts:
+        raise refused(
+            NATS_PART,
+            subject="--only",
+            code="MISSING",
+            rule="needs a NATS server to measure",
+            fix="name one: --nats nats://localhost:4222",
+        )
+
+
+@contextmanager
+def _nats_program(url: str | None) -> Iterator[Program | None]:
+    """The same program in another schema, whose workers this server tells of tasks; nothing where none is named."""
+    if url is None:
+        yield None
+        return
+    os.environ.update({NATS_VARIABLE: url, NATS_SCHEMA_VARIABLE: f"{PREFIX}{uuid4().hex[:8]}"})
+    program: Program = cast(Any, load(NATS_PROGRAM))
+    app = program.app
+    with closing(app), app.door.target.connect("everbeat bench") as connection:
+        reserve(connection, app.door.target)
+        with own_schema(app):
+            yield program
+
+
+def _told(program: Program, other: Program | None, connection: Plain, tasks: int) -> Iterator[Sample]:
+    if other is not None:
+        print(f"measuring: {NATS_PART}", file=sys.stderr)
+        yield from told_figures(program, other, connection, rounds=200, sends=min(tasks, 8_000), tasks=tasks)
 
 
 def _samples(

@@ -26,9 +26,9 @@ class Program(Protocol):
 
 
 @contextmanager
-def started(*options: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(*options: str, module: str = PROGRAM) -> Iterator[subprocess.Popen[bytes]]:
     """A tree that drains afterwards; where the bench itself is cut short the tree is, too. Its database is in the environment."""
-    tree = start_own_tree(f"{PROGRAM}:app", "--log-level", "warning", *options)
+    tree = start_own_tree(f"{module}:app", "--log-level", "warning", *options)
     try:
         yield tree
         tree.terminate()
@@ -39,9 +39,11 @@ def started(*options: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def workers(app: App, *, processes: int = 1) -> Iterator[subprocess.Popen[bytes]]:
-    """A tree; inside, all of its workers claim."""
-    with started("--processes", str(processes)) as tree:
+def workers(
+    app: App, *options: str, processes: int = 1, module: str = PROGRAM
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A tree of the program in this module; inside, all of its workers claim."""
+    with started("--processes", str(processes), *options, module=module) as tree:
         until(
             lambda: _are_ready(app, tree, processes),
             within_s=_START_S,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from everbeat.cli.bench.ceiling import CEILING
-from everbeat.cli.bench.crew import Program, workers
+from everbeat.cli.bench.crew import PROGRAM, Program, workers
 from everbeat.cli.bench.figures import Sample, Target
 from everbeat.cli.bench.watch import Plain, calm, until
 from everbeat.errors import WorkerError
@@ -44,6 +44,7 @@ def drained(
     tasks: int,
     processes: int,
     before: Callable[[], None] | None = None,
+    module: str = PROGRAM,
 ) -> float:
     """Tasks per second from the first start to the last end, by the server's clock, in a schema that `before` may fill.
 
@@ -57,9 +58,15 @@ def drained(
     for first in range(0, tasks, _CHUNK):
         app.send_many(program.nothing.call(number) for number in range(first, min(tasks, first + _CHUNK)))
     calm(connection, schema, "vacuum", "vacuum_attempts")
-    with workers(app, processes=processes):
+    with workers(app, processes=processes, module=module):
         app.resume_queue(_QUEUE)
-        until(lambda: not _is_left(connection, schema), within_s=_DRAIN_S, what="the last task", every_s=0.1)
+        until(lambda: not is_left(connection, schema), within_s=_DRAIN_S, what="the last task", every_s=0.1)
+    return tasks / verified(program, connection, tasks=tasks)
+
+
+def verified(program: Program, connection: Plain, *, tasks: int) -> float:
+    """From the first start to the last end, in seconds. Raises WorkerError unless so many tasks are there and each ran once."""
+    schema = program.app.schema
     row = connection.execute(compose("bench/verify", schema), {"name": program.nothing.name}).fetchone()
     sent, right_once, took_s = row or (0, 0, 0.0)
     if (sent, right_once) != (tasks, tasks):
@@ -67,9 +74,10 @@ def drained(
             f"Of {tasks} tasks of the benchmark {sent} are there, and {right_once} ran once with the right result.",
             fix="report this with the database's log.",
         )
-    return tasks / float(took_s)
+    return float(took_s)
 
 
-def _is_left(connection: Plain, schema: str) -> bool:
+def is_left(connection: Plain, schema: str) -> bool:
+    """Whether anything that is due is not ended yet."""
     row = connection.execute(compose("bench/left", schema)).fetchone()
     return bool(row and row[0])

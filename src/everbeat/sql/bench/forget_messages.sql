@@ -1,0 +1,2 @@
+-- Between two measurements: what was to be told by messages.
+truncate {schema}.message_outbox
