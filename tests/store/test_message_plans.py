@@ -43,7 +43,8 @@ def loaded(database_url: str) -> Iterator[Hands]:
         yield hands
 
 
-def check(hands: Hands, statement: Statement[Any], *, pages: int) -> None:
+def touched(hands: Hands, statement: Statement[Any]) -> int:
+    """How many pages it touches; fails where it scans a table."""
     found = plan(hands, statement)
     scans = [
         node["Relation Name"]
@@ -52,9 +53,9 @@ def check(hands: Hands, statement: Statement[Any], *, pages: int) -> None:
         and node.get("Relation Name") in ("tasks", "message_outbox", "recoveries")
     ]
     assert scans == []
-    touched = found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"]
-    print(f"{statement.name}: {touched} pages, {found['Execution Time']:.2f} ms")
-    assert touched <= pages, f"{statement.name} touched {touched} pages"
+    pages = int(found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"])
+    print(f"{statement.name}: {pages} pages, {found['Execution Time']:.2f} ms")
+    return pages
 
 
 def ids(hands: Hands, state: str, count: int) -> list[UUID]:
@@ -66,24 +67,24 @@ def ids(hands: Hands, state: str, count: int) -> list[UUID]:
 
 
 def test_what_is_due(loaded: Hands) -> None:
-    check(loaded, messages.due_messages(portion=250, window=WINDOW), pages=9_000)
+    assert touched(loaded, messages.due_messages(portion=250, window=WINDOW)) <= 9_000
 
 
 def test_marking_cleaning_and_doubting(loaded: Hands) -> None:
     rows = loaded.run(messages.due_messages(portion=250, window=WINDOW)).rows
     assert len(rows) > 100
-    check(loaded, messages.mark_published({row.id: row.id for row in rows}), pages=10_000)
-    check(loaded, messages.clean_outbox(limit=WINDOW), pages=25_000)
-    check(loaded, messages.doubtful_messages(older_ms=1_500, limit=100), pages=4_000)
-    check(loaded, messages.publish_again({row.id: row.id for row in rows[:100]}), pages=2_000)
+    assert touched(loaded, messages.mark_published({row.id: row.id for row in rows})) <= 10_000
+    assert touched(loaded, messages.clean_outbox(limit=WINDOW)) <= 25_000
+    assert touched(loaded, messages.doubtful_messages(older_ms=1_500, limit=100)) <= 4_000
+    assert touched(loaded, messages.publish_again({row.id: row.id for row in rows[:100]})) <= 2_000
 
 
 def test_looking_at_tasks_and_queues(loaded: Hands) -> None:
     some = [*ids(loaded, "PENDING", 200), *ids(loaded, "RUNNING", 200), *ids(loaded, "COMPLETED", 100)]
-    check(loaded, messages.look_at(some, stale_ms=1_000), pages=6_000)
-    check(loaded, messages.queues_told(), pages=800)
+    assert touched(loaded, messages.look_at(some, stale_ms=1_000)) <= 6_000
+    assert touched(loaded, messages.queues_told()) <= 800
 
 
 def test_a_send_with_its_row(loaded: Hands) -> None:
     new = tasks.NewTask(id=ids(loaded, "PENDING", 1)[0], name="work", queue="default", priority=0, args=b"{}")
-    check(loaded, tasks.insert_task(new, channel="told"), pages=60)
+    assert touched(loaded, tasks.insert_task(new, channel="told")) <= 60

@@ -116,7 +116,7 @@ class Carrier(Protocol):
     async def missing(self, places: Mapping[int, UUID]) -> set[int]:
         """Those of these places at which the stream holds no message of the task named; raises ConnectionError where it cannot be asked.
 
-        A stream that was made anew counts from 1 again: there may be another message at that place.
+        A stream that was made anew counts anew: there may be another message at that place.
         """
         ...
 

@@ -6,8 +6,9 @@ What lives here: the check. What may not: staying connected.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from random import Random
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from everbeat.errors import NatsUnreachable
 from everbeat.wake.nats_link import Link, NoResponders, reason_of
@@ -18,38 +19,52 @@ from everbeat.wake.stream_plan import StreamPlan
 
 CHECK_TIMEOUT_S: Final = 5.0
 
+T = TypeVar("T")
 _RETRY_S: Final = 0.25
 
 
 async def check(plan: StreamPlan, config: NatsConfig) -> None:
     """The stream is there, or could be made; raises NatsUnreachable or NatsRefused, after about 5 s at the latest."""
     random = Random()
+
+    def ensure(link: Link) -> Coroutine[Any, Any, None]:
+        return StreamKeeper(link, plan, random).ensure(())
+
+    await ask_once(
+        config, ensure, name="everbeat check", random=random, what=f"did not get stream {plan.stream!r} ready"
+    )
+
+
+async def ask_once(
+    config: NatsConfig, ask: Callable[[Link], Coroutine[Any, Any, T]], *, name: str, random: Random, what: str
+) -> T:
+    """What `ask` answers over a link of its own, tried again for about 5 s; raises NatsUnreachable (it `what`) or NatsRefused."""
     problem: Exception | None = None
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             while True:
                 try:
-                    await _check_once(plan, config, random)
+                    return await _over_a_link(config, ask, name=name, random=random)
                 except TROUBLE as found:
                     problem = found
                     await asyncio.sleep(_RETRY_S)
-                else:
-                    return
     except TimeoutError:
         reason = "no answer in time" if problem is None else reason_of(problem)
         if isinstance(problem, NoResponders):
             raise no_jetstream(config.shown) from None
         raise NatsUnreachable(
-            f"NATS at {config.shown} did not get stream {plan.stream!r} ready within {CHECK_TIMEOUT_S:.0f} s: {reason}.",
+            f"NATS at {config.shown} {what} within {CHECK_TIMEOUT_S:.0f} s: {reason}.",
             fix="see whether the servers are up and have elected a leader, or correct App(wake=...).",
         ) from None
 
 
-async def _check_once(plan: StreamPlan, config: NatsConfig, random: Random) -> None:
-    link = await Link.open(config, name="everbeat check", random=random)
+async def _over_a_link(
+    config: NatsConfig, ask: Callable[[Link], Coroutine[Any, Any, T]], *, name: str, random: Random
+) -> T:
+    link = await Link.open(config, name=name, random=random)
     orderly = False
     try:
-        await link.during(StreamKeeper(link, plan, random).ensure(()))
+        answer = await link.during(ask(link))
         orderly = True
     except NoResponders:
         if link.is_alone_without_jetstream:
@@ -59,5 +74,7 @@ async def _check_once(plan: StreamPlan, config: NatsConfig, random: Random) -> N
         if link.last_reason is not None:  # what a user may not do is not answered
             raise no_jetstream(link.server, link.last_reason) from None
         raise
+    else:
+        return answer
     finally:
         await link.close(orderly=orderly)

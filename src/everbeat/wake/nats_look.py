@@ -5,65 +5,28 @@ What lives here: the look. What may not: judging what it sees.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from random import Random
 from typing import Any, Final
 
 from everbeat.domain.nats_checks import StreamFacts
-from everbeat.errors import NatsUnreachable
-from everbeat.wake.nats_link import Link, NoResponders, first_of, reason_of
-from everbeat.wake.nats_problems import NO_STREAM, ApiProblem, no_jetstream, of_api, of_stream
-from everbeat.wake.nats_stream import TROUBLE, ask
+from everbeat.wake.nats_check import ask_once
+from everbeat.wake.nats_link import Link
+from everbeat.wake.nats_problems import NO_STREAM, ApiProblem, of_api, of_stream
+from everbeat.wake.nats_stream import ask
 from everbeat.wake.options import NatsConfig
 from everbeat.wake.stream_plan import StreamPlan
 
-LOOK_TIMEOUT_S: Final = 5.0
-
-_RETRY_S: Final = 0.25
 _MOST_PAGES: Final = 100
 
 
 async def look(plan: StreamPlan, config: NatsConfig) -> StreamFacts:
     """The stream of this plan as it is; raises NatsUnreachable or NatsRefused, after about 5 s at the latest."""
-    random = Random()
-    problem: Exception | None = None
-    try:
-        async with asyncio.timeout(LOOK_TIMEOUT_S):
-            while True:
-                try:
-                    return await _look_once(plan, config, random)
-                except TROUBLE as found:
-                    problem = found
-                    await asyncio.sleep(_RETRY_S)
-    except TimeoutError:
-        if isinstance(problem, NoResponders):
-            raise no_jetstream(config.shown) from None
-        reason = "no answer in time" if problem is None else reason_of(problem)
-        raise NatsUnreachable(
-            f"NATS at {config.shown} said nothing of stream {plan.stream!r} within {LOOK_TIMEOUT_S:.0f} s: {reason}.",
-            fix="see whether the servers are up and have elected a leader, or correct App(wake=...).",
-        ) from None
-
-
-async def _look_once(plan: StreamPlan, config: NatsConfig, random: Random) -> StreamFacts:
-    link = await Link.open(config, name="everbeat doctor", random=random)
-    try:
-        async with asyncio.TaskGroup() as group:
-            carrying = group.create_task(link.carry(lambda: None))
-            facts = await _facts(link, plan)
-            carrying.cancel()
-    except BaseExceptionGroup as ended:
-        problem = first_of(ended)
-        if isinstance(problem, NoResponders) and link.is_alone_without_jetstream:
-            raise no_jetstream(link.server) from None
-        if isinstance(problem, TimeoutError) and link.last_reason is not None:
-            raise no_jetstream(link.server, link.last_reason) from None
-        raise problem from None
-    finally:
-        await link.close(orderly=False)
-    return facts
+    what = f"said nothing of stream {plan.stream!r}"
+    return await ask_once(
+        config, lambda link: _facts(link, plan), name="everbeat doctor", random=Random(), what=what
+    )
 
 
 async def _facts(link: Link, plan: StreamPlan) -> StreamFacts:

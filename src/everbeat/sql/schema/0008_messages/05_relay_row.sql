@@ -1,1 +1,2 @@
+-- The row that is never deleted.
 insert into {schema}.relay default values
