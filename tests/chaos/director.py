@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 from uuid import UUID
@@ -17,12 +18,14 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
+from everbeat import App
 from everbeat.store import migrations
 from everbeat.store.target import Target
 from tests.chaos.clock import boot_s
 from tests.chaos.cluster import Cluster
-from tests.chaos.evidence import Course
+from tests.chaos.evidence import Course, Messages
 from tests.chaos.faults import FaultLog, NoVictim, Scene, injected
+from tests.chaos.last_blow import destroy_messages
 from tests.chaos.line import Lines
 from tests.chaos.nats_side import NatsSide
 from tests.chaos.plan import Fault, Plan
@@ -133,9 +136,7 @@ class Director:
         self._cluster.clock.shift(self._cluster.clock.farthest_s)
         self._say("all faults are healed; waiting for the last task")
         quiet = self._until_quiet()
-        messages = (
-            None if self._nats is None else self._nats.await_drained(self._count_outbox, self._count_away)
-        )
+        messages = None if self._nats is None else self._about_messages(self._nats, quiet)
         asked = boot_s()
         for tree in self._trees:
             tree.ask_to_stop()
@@ -251,6 +252,16 @@ class Director:
                 f"{left} tasks and workflows have not ended, and nothing has moved for {moved.stopped_s():.0f} s"
             )
         return None if left else boot_s()
+
+    def _about_messages(self, nats: NatsSide, quiet: float | None) -> Messages:
+        seen = nats.await_drained(self._count_outbox, self._count_away)
+        if quiet is None:
+            return seen
+        app = App(self._cluster.url, schema=SCHEMA)
+        query = sql.SQL(_UNENDED).format(sql.Identifier(SCHEMA))
+        return replace(
+            seen, found_after_s=destroy_messages(nats, app, self._folder, lambda: self._count(query))
+        )
 
     def _count_outbox(self) -> int:
         return self._count(sql.SQL(_IN_OUTBOX).format(sql.Identifier(SCHEMA)))

@@ -27,13 +27,15 @@ class Life:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
     """What NATS had to do with a run, looked at when all was healed and quiet. `in_stream` is negative where there is no stream;
-    `drained_after_s` None: it was not over within the time that it was given. `delivered` is at least so many."""
+    `drained_after_s` None: it was not over within the time that it was given. `delivered` is at least so many. `found_after_s`: when
+    tasks had ended whose messages were destroyed before; None if they did not in time."""
 
     delivered: int
     in_outbox: int
     in_stream: int
     workers_away: int
     drained_after_s: float | None
+    found_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

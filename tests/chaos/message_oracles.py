@@ -44,9 +44,17 @@ def everybody_hears_nats_again(evidence: Evidence) -> Iterator[Breach]:
         yield Breach("N4", f"{seen.workers_away} living workers say that NATS is away, which it is not")
 
 
+def a_lost_message_loses_no_task(evidence: Evidence) -> Iterator[Breach]:
+    """N5: tasks whose messages are gone are told of again, long before the poll finds them."""
+    seen = evidence.course.messages
+    if seen is not None and seen.found_after_s is None and evidence.course.quiet is not None:
+        yield Breach("N5", "tasks whose messages were destroyed did not end in time")
+
+
 MESSAGE_ORACLES: Final = (
     messages_travelled,
     the_outbox_is_empty,
     the_stream_is_empty,
     everybody_hears_nats_again,
+    a_lost_message_loses_no_task,
 )

@@ -6,6 +6,7 @@ What lives here: one function a kind. What may not: when, and what follows.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, Final, TypeAlias
@@ -21,6 +22,7 @@ Held: TypeAlias = Iterator[dict[str, object]]
 Tasks: TypeAlias = Callable[[], Sequence[tuple[UUID, str, int]]]
 """Some tasks of the run, ended or not: id, queue, fence."""
 
+_PAUSE_S: Final = 1.0
 _GARBAGE: Final = (b"", b"{}", b"\xff\xfe", b'{"task_id": "no id", "queue": "default", "number": 1}')
 
 
@@ -65,21 +67,26 @@ def _cut(fault: Fault, side: NatsSide, _: Tasks) -> Held:
 
 def _delete_stream(fault: Fault, side: NatsSide, _: Tasks) -> Held:
     with side.server_lock:
-        _asked(side.server.delete_stream(side.plan.stream))
+        asked(side.server.delete_stream(side.plan.stream))
     yield {}
 
 
 def _delete_consumer(fault: Fault, side: NatsSide, _: Tasks) -> Held:
     with side.server_lock:
-        _asked(side.server.delete_consumer(side.plan.stream, side.consumer))
+        asked(side.server.delete_consumer(side.plan.stream, side.consumer))
     yield {}
 
 
 def _delete_messages(fault: Fault, side: NatsSide, _: Tasks) -> Held:
-    """A share of those that lie in the stream, delivered or not."""
+    """A share of those that lie in the stream, after a while in which none was delivered."""
     dice = Random(fault.victim)
     with side.server_lock:
-        gone = _asked(_remove_some(side, dice, share=fault.amount))
+        asked(side.pause())
+        time.sleep(_PAUSE_S)  # messages come in and stay
+        try:
+            gone = asked(side.remove_some(lambda: dice.random() < fault.amount))
+        finally:
+            asked(side.resume())
     yield {"messages": gone}
 
 
@@ -104,26 +111,12 @@ def _strays(fault: Fault, side: NatsSide, tasks: Tasks) -> Held:
         words += [encode(old)] * dice.choice((1, 1, 3))
     dice.shuffle(words)
     with side.server_lock:
-        _asked(side.server.publish(side.subject, *words))
+        asked(side.server.publish(side.subject, *words))
     yield {"messages": len(words)}
 
 
-async def _remove_some(side: NatsSide, dice: Random, *, share: float) -> int:
-    found = await side.server.ask(f"STREAM.INFO.{side.plan.stream}")
-    if "error" in found:
-        raise NobodyThere(found["error"]["description"])
-    first, last = found["state"]["first_seq"], found["state"]["last_seq"]
-    doomed = [place for place in range(first, min(last, first + 2_000) + 1) if dice.random() < share][:200]
-    gone = 0
-    async with side.server.connected() as client:
-        for place in doomed:
-            data = b'{"seq": %d}' % place
-            answer = await client.request(f"$JS.API.STREAM.MSG.DELETE.{side.plan.stream}", data, timeout=5)
-            gone += b'"success":true' in answer.data.replace(b" ", b"")
-    return gone
-
-
-def _asked(question: Coroutine[Any, Any, Any]) -> Any:
+def asked(question: Coroutine[Any, Any, Any]) -> Any:
+    """The answer of NATS; raises NobodyThere where there is none, or a refusal."""
     try:
         return asyncio.run(question)
     except (NatsClientError, OSError, TimeoutError, AssertionError, KeyError) as problem:

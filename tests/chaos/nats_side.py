@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from everbeat import NatsConfig
@@ -72,6 +73,33 @@ class NatsSide:
             each for one in told.get("account_details") or () for each in one.get("stream_detail") or ()
         )
         return next((each for each in streams if each["name"] == self.plan.stream), None)
+
+    async def pause(self) -> None:
+        """Nothing is delivered until `resume`, or for a minute at most."""
+        until = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
+        await self._told(f"CONSUMER.PAUSE.{self.plan.stream}.{self.consumer}", {"pause_until": until})
+
+    async def resume(self) -> None:
+        """Deliveries go on."""
+        await self._told(f"CONSUMER.PAUSE.{self.plan.stream}.{self.consumer}", {})
+
+    async def remove_some(self, chosen: Callable[[], bool]) -> int:
+        """Deletes messages that lie in the stream, the oldest first, 500 at most; answers how many."""
+        state = (await self._told(f"STREAM.INFO.{self.plan.stream}"))["state"]
+        first, last = state["first_seq"], state["last_seq"]
+        gone = 0
+        async with self.server.connected() as client:
+            for place in [place for place in range(first, min(last, first + 2_000) + 1) if chosen()][:500]:
+                subject = f"$JS.API.STREAM.MSG.DELETE.{self.plan.stream}"
+                answer = await client.request(subject, json.dumps({"seq": place}).encode(), timeout=5)
+                gone += bool(json.loads(answer.data).get("success"))
+        return gone
+
+    async def _told(self, subject: str, body: dict[str, Any] | None = None) -> Mapping[str, Any]:
+        found = await self.server.ask(subject, body)
+        if "error" in found:
+            raise KeyError(found["error"]["description"])
+        return found
 
     def await_drained(self, outbox: Callable[[], int], away: Callable[[], int]) -> Messages:
         """Waits until nothing of this run's tasks is left in the stream and the outbox and no worker is without NATS; answers what was seen last.

@@ -59,6 +59,8 @@ def _totals(evidence: Evidence, figures: Figures) -> Iterator[str]:
     seen = evidence.course.messages
     if seen is not None:
         drained = "never" if seen.drained_after_s is None else f"after {seen.drained_after_s:.1f} s"
+        found = "never" if seen.found_after_s is None else f"after {seen.found_after_s:.1f} s"
+        yield f"tasks whose messages were destroyed ended {found}"
         yield f"messages: at least {seen.delivered} deliveries; stream and outbox empty {drained}"
     yield f"replies lost after COMMIT: {replies or 'none'}"
     yield f"writes without room on the disk: {figures.writes_without_room}"

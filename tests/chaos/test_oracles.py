@@ -62,7 +62,9 @@ def diamond(ended: str, *states: str | None) -> Spoil:
 
 def messages(**other: object) -> Spoil:
     """A run with NATS."""
-    sound_ones = Messages(delivered=9, in_outbox=0, in_stream=0, workers_away=0, drained_after_s=1.0)
+    sound_ones = Messages(
+        delivered=9, in_outbox=0, in_stream=0, workers_away=0, drained_after_s=1.0, found_after_s=2.0
+    )
     return course(messages=replace(sound_ones, **other))
 
 
@@ -119,6 +121,7 @@ SPOILT: list[tuple[str, str, Spoil]] = [
     ("N3", "2 messages", messages(in_stream=2, drained_after_s=None)),
     ("N3", "no stream", messages(in_stream=-1, drained_after_s=None)),
     ("N4", "1 living", messages(workers_away=1, drained_after_s=None)),
+    ("N5", "did not end in time", messages(found_after_s=None)),
     ("I7", "by query", lambda run: replace(run, breaches=[("I7", "found by query")])),
 ]  # fmt: skip
 

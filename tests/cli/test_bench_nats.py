@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def test_both_ways_of_telling_are_measured_beside_each_other(database_url: str) 
     with NatsServer() as server:
         words = ("--tasks", "400", "--json", "--not-durable", "--url", database_url, "--only", "nats")
         done = run("--nats", server.url, *words)
+        assert asyncio.run(server.ask("STREAM.NAMES"))["total"] == 0
     assert done.returncode == 0, done.stderr
     figures = {one["name"]: one for one in json.loads(done.stdout)["figures"]}
     print({name: one["value"] for name, one in figures.items()})

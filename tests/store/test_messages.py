@@ -253,3 +253,29 @@ def test_the_queues_that_have_messages(relayed: Hands) -> None:
     publish(relayed)
     relayed.send(queue="d")
     assert relayed.run(messages.queues_told()) == ["a", "b", "c", "d"]
+
+
+def test_a_worker_that_is_found_dead_publishes_no_more(relayed: Hands) -> None:
+    assert not hold(relayed, "w2")
+    relayed.run(workers.bury_workers(supervisor_id="s1", how="test", cause="test"))
+    assert hold(relayed, "w2")
+
+
+def test_while_nobody_publishes_the_workers_are_told(relayed: Hands) -> None:
+    def words(act: object) -> set[str]:
+        with psycopg.connect(relayed.target.url, autocommit=True) as ear:
+            ear.execute(sql.SQL("listen {}").format(sql.Identifier(relayed.target.channel)))
+            act()  # type: ignore[operator]
+            ear.execute("select 1")
+            return {each.payload for each in ear.notifies(timeout=0.2)}
+
+    for worker in ("w1", "w2"):
+        relayed.run(workers.listen(worker, listens=False))
+    claimed = relayed.running()
+    hold(relayed, "w1", taken_ms=0)
+    assert words(lambda: relayed.send(queue="mail")) == {"t:mail"}
+    (lease,) = relayed.leases()
+    assert "t:default" in words(lambda: relayed.recover(lease, "retry"))
+    assert claimed.id in {row.task_id for row in due(relayed).rows}
+    hold(relayed, "w1")
+    assert not any(word.startswith("t:") for word in words(lambda: relayed.send(queue="mail")))

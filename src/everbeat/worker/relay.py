@@ -30,8 +30,8 @@ T = TypeVar("T")
 WINDOW: Final = 1_000
 """So many messages of a queue are out at most; the others wait in their rows, where they cost the stream nothing."""
 PORTION: Final = 250
-TURN_S: Final = 4.0
-"""After this long without a word of it, the turn is somebody else's."""
+TURN_S: Final = 3.0
+"""After this long without a word of it, the turn is somebody else's; at once if it is found dead before."""
 KEEP_EVERY_S: Final = 1.0
 LOOK_EVERY_S: Final = 1.0
 CLEAN_EVERY_S: Final = 0.25
@@ -245,6 +245,8 @@ class Relay:
                 self.republished += len(task_ids)
                 self._events.emit(MessagesRepublished(task_ids=tuple(task_ids)))
             self._look_at = 0.0
+            if len(lost) == DOUBTS:
+                self._doubt_at = 0.0  # the whole stream may be gone
 
     async def _busy(self, now: float) -> None:
         self._busy_at = now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from everbeat.cli.bench.crew import PROGRAM, Program
 from everbeat.cli.bench.deaths import death_figures
 from everbeat.cli.bench.drains import drain_figures
 from everbeat.cli.bench.environments import PEERS, Peer, installed
-from everbeat.cli.bench.figures import Sample, gathered
+from everbeat.cli.bench.figures import Figure, Sample, gathered
 from everbeat.cli.bench.growth import growth_figures
 from everbeat.cli.bench.idle import idle_figures
 from everbeat.cli.bench.leftovers import PREFIX, remove_leftovers, reserve
@@ -37,7 +37,7 @@ from everbeat.cli.own_schema import own_schema
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption, OwnUrlOption
 from everbeat.domain.checks import one_of
 from everbeat.domain.settings import refused
-from everbeat.errors import NatsNotInstalled
+from everbeat.errors import NatsError, NatsNotInstalled
 from everbeat.store.address import EMBEDDED, URL_VARIABLE, DatabaseAddress
 from everbeat.store.statement import compose
 
@@ -47,8 +47,19 @@ PARTS: Final = ("idle", "plain", "send", "drain", "growth", "workflows", "deaths
 """In this order: after all others the server has to clean up for a while, which would count as the cost of idling."""
 NATS_PART: Final = "nats"
 """Last of all, and only where a NATS server is named."""
+NATS_LEFTOVERS: Final = "everbeat.cli.bench.nats_leftovers"
 FEW_TASKS: Final = 5_000
 _SINGLES: Final = 1_000
+
+
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats",
+        metavar="URL",
+        help="Also the part 'nats': workers told by PostgreSQL and by this NATS server, side by side.",
+    ),
+]
 
 
 @commands.command()
@@ -77,14 +88,7 @@ def bench(
         float,
         typer.Option("--watch", min=1.0, max=600.0, metavar="SECONDS", help="How long idle cost is watched."),
     ] = 10.0,
-    nats: Annotated[
-        str | None,
-        typer.Option(
-            "--nats",
-            metavar="URL",
-            help="Also the part 'nats': workers told by PostgreSQL and by this NATS server, side by side.",
-        ),
-    ] = None,
+    nats: NatsOption = None,
     url: OwnUrlOption = EMBEDDED,
     not_durable: Annotated[
         bool, typer.Option("--not-durable", help="Measure although the server does not wait for its disk.")
@@ -94,16 +98,15 @@ def bench(
     """Measure sends, drains, latency, idle cost and recovery, each beside what the bare server does in the same run.
 
     Figures of different machines, and of different runs, cannot be compared: only ratios can. Every drained task is
-    verified to have run once, with its attempt row. Works in a schema of its own and drops it; the role needs CREATE on the
-    database, and CREATEDB for --peer. Takes about five minutes; --only and --rows shorten it.
+    verified to have run once, with its attempt row. Works in a schema of its own and drops it (with --nats in two, and a stream);
+    the role needs CREATE on the database, and CREATEDB for --peer. Takes about five minutes; --only and --rows shorten it.
     """
     wanted = {one_of(*PARTS, NATS_PART)(part, subject="--only") for part in only or PARTS}
     parts = [part for part in PARTS if part in wanted]
     _require_nats(nats, wanted)
     others = [one_of(*PEERS)(peer, subject="--peer") for peer in peers or ()]
     require_compared(others, parts)
-    program = _program_at(url)
-    app = program.app
+    app = (program := _program_at(url)).app
     measured = partial(_samples, program, parts=parts, tasks=tasks, rows=rows, watch_s=watch_s)
     with (
         interruptible(),
@@ -121,20 +124,25 @@ def bench(
                 [*measured(connection, queues), *_told(program, other, connection, tasks)]
                 for _ in range(repeats)
             ]
-    figures = gathered(runs)
+    head = {
+        "server": server,
+        "tasks": tasks,
+        "repeats": repeats,
+        "durable": durable,
+        "verified": "drain" in parts,
+    }
+    _report(gathered(runs), head, queues, as_json=as_json)
+    require_one(others, [sample.name for sample in runs[0]])
+
+
+def _report(
+    figures: Sequence[Figure], head: Mapping[str, object], queues: Sequence[Peer], *, as_json: bool
+) -> None:
     if as_json:
-        head = {
-            "server": server,
-            "tasks": tasks,
-            "repeats": repeats,
-            "durable": durable,
-            "verified": "drain" in parts,
-        }
         versions = {queue.name: queue.version for queue in queues}
-        show_json(head | {"peers": versions, "figures": [figure_document(one) for one in figures]})
+        show_json({**head, "peers": versions, "figures": [figure_document(one) for one in figures]})
     else:
         show_figures(figures)
-    require_one(others, [one.name for one in figures])
 
 
 def _program_at(url: str) -> Program:
@@ -171,8 +179,18 @@ def _nats_program(url: str | None) -> Iterator[Program | None]:
     app = program.app
     with closing(app), app.door.target.connect("everbeat bench") as connection:
         reserve(connection, app.door.target)
-        with own_schema(app):
-            yield program
+        try:
+            with own_schema(app):
+                yield program
+        finally:
+            _remove_stream(app)
+
+
+def _remove_stream(app: App) -> None:
+    try:
+        cast(Any, load(NATS_LEFTOVERS)).remove_stream(app.nats, app.schema)
+    except NatsError as problem:
+        say(f"warning: the stream of this bench may be left behind. {problem.message}")
 
 
 def _told(program: Program, other: Program | None, connection: Plain, tasks: int) -> Iterator[Sample]:

@@ -1,10 +1,11 @@
--- For tasks that are sent, as many as one statement sends. The relay is told what to publish where that is one task, due now.
+-- For tasks that are sent, as many as one statement sends. The relay is told what to publish where that is one task, due now; while nobody
+-- has the turn, the workers are told instead.
 create function {schema}.write_sent() returns trigger language plpgsql as $$
 declare
     relay record;
     written record;
 begin
-    select r.listens, r.channel into relay from {schema}.relay r where r.taken_until > statement_timestamp() - interval '1 hour';
+    select r.listens, r.channel, r.taken_until > statement_timestamp() as manned into relay from {schema}.relay r where r.taken_until > statement_timestamp() - interval '1 hour';
     if not found then
         return null;
     end if;
@@ -14,7 +15,9 @@ begin
         returning id, task_id, queue, due_at
     )
     select count(*) as rows, max(id) as id, max(task_id::text) as task_id, max(queue) as queue, max(due_at) as due_at into written from fresh;
-    if written.rows > 0 and relay.listens then
+    if written.rows > 0 and not relay.manned then
+        perform pg_notify(relay.channel, 't:' || left(s.queue, 1000)) from (select distinct queue from sent) s;
+    elsif written.rows > 0 and relay.listens then
         perform pg_notify(
             relay.channel,
             case when written.rows = 1 and written.due_at <= statement_timestamp()

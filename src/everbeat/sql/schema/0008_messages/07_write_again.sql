@@ -6,10 +6,12 @@ begin
     if new.enqueued_at = 'infinity' then
         return null;
     end if;
-    select r.listens, r.channel into relay from {schema}.relay r where r.taken_until > statement_timestamp() - interval '1 hour';
+    select r.listens, r.channel, r.taken_until > statement_timestamp() as manned into relay from {schema}.relay r where r.taken_until > statement_timestamp() - interval '1 hour';
     if found then
         insert into {schema}.message_outbox (task_id, queue, fence, due_at) values (new.id, new.queue, new.fence, new.enqueued_at);
-        if relay.listens then
+        if not relay.manned then
+            perform pg_notify(relay.channel, 't:' || left(new.queue, 1000));
+        elsif relay.listens then
             perform pg_notify(relay.channel, 'o:');
         end if;
     end if;

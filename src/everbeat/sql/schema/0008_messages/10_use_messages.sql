@@ -16,6 +16,8 @@ begin
         for each row
         when (new.state = 'PENDING' and (old.state <> 'PENDING' or new.enqueued_at < old.enqueued_at))
         execute function {schema}.write_again();
+    create trigger workers_ended after update of ended_at on {schema}.workers
+        for each row when (new.ended_at is not null and old.ended_at is null) execute function {schema}.free_relay();
     return was;
 end
 $$

@@ -1,0 +1,60 @@
+"""The last blow of a run with NATS: all else is well and quiet, tasks are sent, and their messages are destroyed before anybody has them.
+
+What lives here: that blow. What may not: judging how long it took until the tasks had ended all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from everbeat import App
+from tests.chaos.clock import boot_s
+from tests.chaos.nats_faults import asked
+from tests.chaos.nats_side import NatsSide
+from tests.chaos.tree_oracles import CANARY
+
+TASKS: Final = 5
+FOUND_WITHIN_S: Final = 20.0
+"""Long before the poll of the workers would find them."""
+
+_NAME: Final = "quick"
+_FIRST_NUMBER: Final = 1_000_000_000
+_ARRIVE_WITHIN_S: Final = 10.0
+_LOOK_EVERY_S: Final = 0.05
+
+
+def destroy_messages(side: NatsSide, app: App, folder: Path, unended: Callable[[], int]) -> float | None:
+    """Answers after how many seconds the tasks had ended; None if they did not within `FOUND_WITHIN_S`."""
+    numbers = list(range(_FIRST_NUMBER, _FIRST_NUMBER + TASKS))
+    with closing(app), (folder / "producer-last.jsonl").open("a", encoding="utf-8") as log:
+        asked(side.pause())
+        log.write(json.dumps({"intends": numbers, "names": [_NAME] * TASKS, "at": boot_s()}) + "\n")
+        given = [app.call(_NAME, {"number": number, "seconds": 0.1, "secret": CANARY}) for number in numbers]
+        handles = app.send_many(given)
+        log.write(
+            json.dumps({"sent": numbers, "ids": [str(one.id) for one in handles], "at": boot_s()}) + "\n"
+        )
+    _until(lambda: _waiting(side) >= TASKS, within_s=_ARRIVE_WITHIN_S)
+    asked(side.remove_some(lambda: True))
+    asked(side.resume())
+    began = boot_s()
+    return boot_s() - began if _until(lambda: unended() == 0, within_s=FOUND_WITHIN_S) else None
+
+
+def _waiting(side: NatsSide) -> int:
+    stream = side.stream()
+    return 0 if stream is None else int(stream["state"]["messages"])
+
+
+def _until(truth: Callable[[], bool], *, within_s: float) -> bool:
+    give_up = boot_s() + within_s
+    while boot_s() < give_up:
+        if truth():
+            return True
+        time.sleep(_LOOK_EVERY_S)  # the run looks from outside, as an operator would
+    return False
