@@ -134,3 +134,24 @@ def test_a_message_is_kept_only_while_beats_are_acknowledged(
         stage.open_gate("go")
         assert task.result(timeout=60) == "done"
         stage.until(told.drained, within=60, what="the stream is drained")
+
+
+def test_the_worker_that_publishes_is_killed(stage: Stage, told: Told, deeds: ModuleType) -> None:
+    trees = [stage.ready_tree(worker=POLLS_NEVER) for _ in range(2)]
+    told.ready()
+    (relay,) = stage.query("select holder from {schema}.relay")
+    doomed = next(tree for tree in trees if stage.workers(tree)[0]["id"] == relay["holder"])
+    before = told.travelled()
+    died = doomed.kill()
+    for n in range(40):
+        sent = time.monotonic()
+        assert deeds.quick.send(n).result(timeout=60) == n
+        took_s = time.monotonic() - sent
+        if took_s > 0.5:
+            print(f"sent {sent - died:.2f} s after the kill, it took {took_s:.2f} s")
+        assert took_s < 3 * SLACK
+        time.sleep(0.2)  # the seconds of the takeover go by
+    (relay,) = stage.query("select holder from {schema}.relay where taken_until > now()")
+    assert relay["holder"] in {row["id"] for tree in trees for row in stage.workers(tree)}
+    assert told.travelled() > before
+    assert len(stage.effects("start")) == 40

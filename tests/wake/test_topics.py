@@ -15,8 +15,11 @@ from everbeat.wake.topics import (
     Everything,
     Hint,
     LeaseLost,
+    MessagesWritten,
     TaskEnded,
     TasksReady,
+    TurnFree,
+    WorkflowsMoved,
     decode,
     encode,
 )
@@ -34,6 +37,10 @@ _SOME_IDS = st.lists(st.uuids(), min_size=1, max_size=20).map(tuple)
         (CancelAsked(_ID), f"c:{_ID}"),
         (LeaseLost((_ID,)), f"l:{_ID}"),
         (Everything(), "*"),
+        (WorkflowsMoved(), "w"),
+        (MessagesWritten(), "o:"),
+        (MessagesWritten(7, _ID, "a:b"), f"o:7:{_ID}:a:b"),
+        (TurnFree(), "r"),
     ],
 )
 def test_the_payloads_are_those_the_statements_write(hint: Hint, payload: str) -> None:
@@ -48,6 +55,7 @@ def test_the_payloads_are_those_the_statements_write(hint: Hint, payload: str) -
         st.builds(CancelAsked, st.uuids()),
         st.builds(LeaseLost, _SOME_IDS),
         st.just(Everything()),
+        st.builds(MessagesWritten, st.integers(), st.uuids(), st.text(max_size=200)),
     )
 )
 def test_a_hint_survives_the_way(hint: Hint) -> None:
@@ -56,7 +64,7 @@ def test_a_hint_survives_the_way(hint: Hint) -> None:
 
 @given(st.text())
 def test_no_text_is_an_error(text: str) -> None:
-    for payload in (text, f"t:{text}", f"d:{text}", f"c:{text}", f"l:{text}"):
+    for payload in (text, f"t:{text}", f"d:{text}", f"c:{text}", f"l:{text}", f"o:{text}"):
         hint = decode(payload)
         assert hint is None or isinstance(hint, Hint)
 

@@ -4,7 +4,8 @@ What lives here: the kinds of hints, their payloads, reading them back. What may
 hint may be lost, repeated or late, and whoever gets one looks into the database.
 
 The statements that end, cancel or take tasks write the same payloads: `t:<queue>`, `d:<id>,<id>`, `c:<id>`,
-`l:<id>,<id>`, `w`, and `*` for all there may be; the triggers of the message outbox `o:` and `o:<number>:<task id>:<queue>`.
+`l:<id>,<id>`, `w`, and `*` for all there may be; the triggers of the message outbox `o:`,
+`o:<number>:<task id>:<queue>` and, when whoever publishes has ended, `r`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ class MessagesWritten(Struct, frozen=True):
     queue: str | None = None
 
 
-Hint = TasksReady | TaskEnded | CancelAsked | LeaseLost | WorkflowsMoved | MessagesWritten | Everything
+class TurnFree(Struct, frozen=True):
+    """Nobody may be publishing what stands in the outbox."""
+
+
+Hint = TasksReady | TaskEnded | CancelAsked | LeaseLost | WorkflowsMoved | MessagesWritten | TurnFree | Everything
 
 
 def encode(hint: Hint) -> tuple[str, ...]:
@@ -81,6 +86,8 @@ def encode(hint: Hint) -> tuple[str, ...]:
             return ("w",)
         case MessagesWritten(number, task_id, queue):
             return (f"o:{number}:{task_id}:{queue}" if number is not None else "o:",)
+        case TurnFree():
+            return ("r",)
         case Everything():
             return ("*",)
 
@@ -91,6 +98,8 @@ def decode(payload: str) -> Hint | None:
         return Everything()
     if payload == "w":
         return WorkflowsMoved()
+    if payload == "r":
+        return TurnFree()
     kind, _, subject = payload.partition(":")
     if kind == "o":
         return _decode_written(subject)

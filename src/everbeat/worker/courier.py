@@ -81,6 +81,10 @@ class Courier:
             self._tap(hint.queue)
         self.relay.written(hint)
 
+    def turn_free(self) -> None:
+        """Whoever published has ended: perhaps it is this worker's turn."""
+        self.relay.wake.set()
+
     def beaten(self) -> None:
         """What runs here is in progress."""
         self.deliveries.beaten()

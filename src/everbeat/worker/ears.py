@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from everbeat.runtime.nursery import Nursery
 from everbeat.wake import Wake
-from everbeat.wake.topics import Everything, Hint, MessagesWritten, TasksReady, WorkflowsMoved
+from everbeat.wake.topics import Everything, Hint, MessagesWritten, TasksReady, TurnFree, WorkflowsMoved
 from everbeat.worker.advancer import Advancer
 from everbeat.worker.claimer import Claimer
 from everbeat.worker.lease_watch import LeaseWatch
@@ -53,6 +53,8 @@ class Ears:
                 self._advancer.look()
             case MessagesWritten():
                 self._messenger.written(hint)
+            case TurnFree():
+                self._messenger.turn_free()
             case Everything():
                 self._messenger.written(MessagesWritten())
                 self._claimer.look()

@@ -63,6 +63,10 @@ class Messenger(Protocol):
         """There is something to publish."""
         ...
 
+    def turn_free(self) -> None:
+        """Nobody may be publishing."""
+        ...
+
     def beaten(self) -> None:
         """A beat that vouched for this worker was just acknowledged by the database."""
         ...
@@ -101,6 +105,9 @@ class NoMessenger:
 
     def written(self, hint: MessagesWritten) -> None:
         """Somebody else publishes it."""
+
+    def turn_free(self) -> None:
+        """Nor is it this worker's."""
 
     def beaten(self) -> None:
         """Nothing is held."""

@@ -1,7 +1,13 @@
--- Whoever finds out that a worker has ended takes the turn to publish from it.
+-- Whoever finds out that a worker has ended takes the turn to publish from it, and tells the others, of whom one takes it.
 create function {schema}.free_relay() returns trigger language plpgsql as $$
+declare
+    told_on text;
 begin
-    update {schema}.relay set holder = null, taken_until = statement_timestamp(), listens = true where holder = new.id;
+    update {schema}.relay r set holder = null, taken_until = statement_timestamp(), listens = true where r.holder = new.id
+    returning r.channel into told_on;
+    if told_on is not null then
+        perform pg_notify(told_on, 'r');
+    end if;
     return null;
 end
 $$
