@@ -27,7 +27,7 @@ from tests.chaos.evidence import Course, Messages
 from tests.chaos.faults import FaultLog, NoVictim, Scene, injected
 from tests.chaos.last_blow import destroy_messages
 from tests.chaos.line import Lines
-from tests.chaos.nats_side import NatsSide
+from tests.chaos.nats_side import AWAY, IN_OUTBOX, NatsSide
 from tests.chaos.plan import Fault, Plan
 from tests.chaos.producers import ROOT, Producers
 from tests.chaos.trees import Tree, left_behind
@@ -53,17 +53,6 @@ _UNENDED: Final = """
 """
 
 
-# Of tasks that were sent while the clock was ahead rows are due only when it is there again.
-_IN_OUTBOX: Final = (
-    "select count(*) from {0}.message_outbox where place is not null or due_at <= statement_timestamp()"
-)
-_AWAY: Final = """
-    select count(*) from {0}.workers w
-    cross join lateral (
-        select s.messages from {0}.worker_states s where s.worker_id = w.id order by s.id desc limit 1
-    ) s
-    where w.ended_at is null and s.messages ->> 'up' = 'false'
-"""
 _SOME_TASKS: Final = "select id, queue, fence from {0}.tasks order by random() limit 500"
 
 
@@ -254,20 +243,16 @@ class Director:
         return None if left else boot_s()
 
     def _about_messages(self, nats: NatsSide, quiet: float | None) -> Messages:
-        seen = nats.await_drained(self._count_outbox, self._count_away)
+        """What is left in stream and outbox, and then the last blow."""
+
+        def count(query: str) -> int:
+            return self._count(sql.SQL(query).format(sql.Identifier(SCHEMA)))
+
+        seen = nats.await_drained(lambda: count(IN_OUTBOX), lambda: count(AWAY))
         if quiet is None:
             return seen
         app = App(self._cluster.url, schema=SCHEMA)
-        query = sql.SQL(_UNENDED).format(sql.Identifier(SCHEMA))
-        return replace(
-            seen, found_after_s=destroy_messages(nats, app, self._folder, lambda: self._count(query))
-        )
-
-    def _count_outbox(self) -> int:
-        return self._count(sql.SQL(_IN_OUTBOX).format(sql.Identifier(SCHEMA)))
-
-    def _count_away(self) -> int:
-        return self._count(sql.SQL(_AWAY).format(sql.Identifier(SCHEMA)))
+        return replace(seen, found_after_s=destroy_messages(nats, app, self._folder, lambda: count(_UNENDED)))
 
     def _some_tasks(self) -> list[tuple[UUID, str, int]]:
         with suppress(psycopg.Error), self._cluster.connection() as connection:

@@ -34,11 +34,12 @@ def destroy_messages(side: NatsSide, app: App, folder: Path, unended: Callable[[
     with closing(app), (folder / "producer-last.jsonl").open("a", encoding="utf-8") as log:
         asked(side.pause())
         log.write(json.dumps({"intends": numbers, "names": [_NAME] * TASKS, "at": boot_s()}) + "\n")
-        given = [app.call(_NAME, {"number": number, "seconds": 0.1, "secret": CANARY}) for number in numbers]
-        handles = app.send_many(given)
-        log.write(
-            json.dumps({"sent": numbers, "ids": [str(one.id) for one in handles], "at": boot_s()}) + "\n"
-        )
+        handles = [
+            app.send_by_name(_NAME, {"number": number, "seconds": 0.1, "secret": CANARY})
+            for number in numbers
+        ]
+        ids = [str(one.id) for one in handles]
+        log.write(json.dumps({"sent": numbers, "ids": ids, "at": boot_s()}) + "\n")
     _until(lambda: _waiting(side) >= TASKS, within_s=_ARRIVE_WITHIN_S)
     asked(side.remove_some(lambda: True))
     asked(side.resume())

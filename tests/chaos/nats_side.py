@@ -25,6 +25,19 @@ from tests.nats_server import NatsServer, free_port
 DRAINED_WITHIN_S: Final = 15.0
 """So long after the last task has ended a message of it may lie in the stream or in the outbox."""
 
+# Of tasks that were sent while the clock was ahead rows are due only when it is there again.
+IN_OUTBOX: Final = (
+    "select count(*) from {0}.message_outbox where place is not null or due_at <= statement_timestamp()"
+)
+AWAY: Final = """
+    select count(*) from {0}.workers w
+    cross join lateral (
+        select s.messages from {0}.worker_states s where s.worker_id = w.id order by s.id desc limit 1
+    ) s
+    where w.ended_at is null and s.messages ->> 'up' = 'false'
+"""
+"""Living workers that say they hear nothing of NATS."""
+
 _LOOK_EVERY_S: Final = 0.2
 _QUEUE: Final = "default"
 

@@ -33,11 +33,15 @@ PORTION: Final = 250
 TURN_S: Final = 3.0
 """After this long without a word of it, the turn is somebody else's; at once if it is found dead before."""
 KEEP_EVERY_S: Final = 1.0
-LOOK_EVERY_S: Final = 1.0
+LOOK_EVERY_S: Final = 5.0
+"""It is told of what is written, and knows when the next row is due."""
+RETRY_S: Final = 0.25
 CLEAN_EVERY_S: Final = 0.25
 DOUBT_EVERY_S: Final = 1.0
 DOUBT_AFTER_S: Final = 1.5
 """A message whose task waits after this long is asked after."""
+SELDOM_S: Final = 3.0
+"""Both of these two are done no more rarely than this while messages are out."""
 DOUBTS: Final = 100
 MANY_WORDS: Final = 4
 """More than so many words at once: looking is cheaper than being told, for the senders too."""
@@ -99,6 +103,7 @@ class Relay:
         self._listens = True
         self._busy_at = self._look_at = self._clean_at = self._doubt_at = self._keep_at = 0.0
         self._lying = False
+        self._clean_every_s, self._doubt_every_s = CLEAN_EVERY_S, DOUBT_EVERY_S
         self._is_closed = False
 
     def written(self, hint: MessagesWritten) -> None:
@@ -192,25 +197,26 @@ class Relay:
         return max(0.0, min(self._look_at, self._clean_at, self._keep_at) - self._clock.monotonic())
 
     async def _publish_due(self, now: float) -> bool:
-        """Whether there was anything."""
+        """Whether there was anything, and may be more."""
         portion = await self._run(messages.due_messages(portion=PORTION, window=WINDOW))
         if portion.due_in_ms is not None:
             self._look_at = min(self._look_at, now + portion.due_in_ms / 1_000 + 0.001)
         if len(portion.rows) + portion.gone >= PORTION:
             await self._busy(now)
-        if portion.rows:
-            await self._publish([_message(row) for row in portion.rows])
+        if portion.rows and not await self._publish([_message(row) for row in portion.rows]):
+            return False
         return bool(portion.rows or portion.gone)
 
-    async def _publish(self, published: Sequence[Message]) -> None:
+    async def _publish(self, published: Sequence[Message]) -> bool:
+        """Whether all of them have arrived, as far as is known."""
         places = await self._carrier.publish(published)
         arrived = {
             each.number: place for each, place in zip(published, places, strict=True) if place is not None
         }
         if len(arrived) < len(published):
-            self._look_at = self._clock.monotonic() + LOOK_EVERY_S / 4
+            self._look_at = self._clock.monotonic() + RETRY_S
         if not arrived:
-            return
+            return False
         self.published += len(arrived)
         for each in published:
             if each.cleared and each.number in arrived and not each.times:
@@ -218,17 +224,22 @@ class Relay:
         await self._run(messages.mark_published(arrived))
         if not self._lying:
             self._lying, now = True, self._clock.monotonic()
+            self._clean_every_s, self._doubt_every_s = CLEAN_EVERY_S, DOUBT_EVERY_S
             self._clean_at, self._doubt_at = now + CLEAN_EVERY_S, now + DOUBT_AFTER_S
+        return len(arrived) == len(published)
 
     async def _clean(self, now: float) -> None:
         cleaned = await self._run(messages.clean_outbox(limit=WINDOW))
         self._lying = cleaned.lying > cleaned.gone
-        self._clean_at = now + (CLEAN_EVERY_S if cleaned.lying else LOOK_EVERY_S * 5)
+        # Where nobody has room for long, nothing changes for long.
+        self._clean_every_s = CLEAN_EVERY_S if cleaned.gone else min(SELDOM_S, 2 * self._clean_every_s)
+        self._clean_at = now + (self._clean_every_s if cleaned.lying else LOOK_EVERY_S)
         if cleaned.gone:
             self._look_at = min(self._look_at, now)  # the window has room
 
     async def _doubt(self, now: float) -> None:
-        self._doubt_at = now + DOUBT_EVERY_S
+        self._doubt_every_s = min(SELDOM_S, 1.5 * self._doubt_every_s)
+        self._doubt_at = now + self._doubt_every_s
         doubtful = await self._run(
             messages.doubtful_messages(older_ms=int(DOUBT_AFTER_S * 1_000), limit=DOUBTS)
         )
@@ -240,6 +251,7 @@ class Relay:
             return
         lost = {each.id: each.place for each in doubtful if each.place in missing}
         if lost:
+            self._doubt_every_s = DOUBT_EVERY_S
             task_ids = await self._run(messages.publish_again(lost))
             if task_ids:
                 self.republished += len(task_ids)
