@@ -96,7 +96,7 @@ def _strays(fault: Fault, side: NatsSide, tasks: Tasks) -> Held:
     known = tasks()
     if not known:
         raise NobodyThere("nothing had been sent")
-    words = list(_GARBAGE)
+    words = list(_GARBAGE) * 10  # more than one worker has room for
     for _ in range(int(fault.amount)):
         task_id, queue, fence = dice.choice(known)
         if dice.random() < 0.1:

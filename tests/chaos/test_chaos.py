@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 PACKAGE = ROOT / "src" / "everbeat"
+DOUBT = "DOUBT_AFTER_S: Final = 1.5"
 FENCE = "where t.claim_id = a.claim_id and t.state = 'RUNNING'"
 
 
@@ -88,6 +89,23 @@ def test_a_run_told_by_nats_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7,
     ran = run_chaos(tmp_path, "--nats", "--seed", seed, "--seconds", seconds, within_s=float(seconds) + 600)
     assert ran.code == 0, ran.said[-4_000:]
     assert len(set(OF_NATS) & ran.injected) > len(OF_NATS) / 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_relay_that_asks_after_no_message_is_caught(
+    tmp_path: Path,
+) -> None:  # mutant: what is lost stays lost
+    find_program()
+    shutil.copytree(PACKAGE, tmp_path / "everbeat", ignore=shutil.ignore_patterns("__pycache__"))
+    relay = tmp_path / "everbeat" / "worker" / "relay.py"
+    text = relay.read_text()
+    assert DOUBT in text
+    relay.write_text(text.replace(DOUBT, "DOUBT_AFTER_S: Final = 1_000.0"))
+    options = ["--nats", "--seed", "2", "--seconds", "15", "--only", "freeze_tree", "--source", str(tmp_path)]
+    ran = run_chaos(tmp_path, *options, within_s=400)
+    assert ran.code == 1, ran.said[-4_000:]
+    assert "N5" in {breach["number"] for breach in ran.report["breaches"]}
 
 
 @pytest.mark.long

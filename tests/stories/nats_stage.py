@@ -65,8 +65,11 @@ class Told:
 
     def publish(self, messages: Iterable[Message], queue: str = "default") -> None:
         """Messages of nobody knows whom, one for each, even if they are equal."""
-        subject = self.plan.subject(queue)
-        asyncio.run(self.server.publish(subject, *(encode(each) for each in messages)))
+        self.publish_raw(*(encode(each) for each in messages), queue=queue)
+
+    def publish_raw(self, *bodies: bytes, queue: str = "default") -> None:
+        """Anything at all."""
+        asyncio.run(self.server.publish(self.plan.subject(queue), *bodies))
 
     def do(self, action: Callable[[NatsServer, StreamPlan], Any]) -> None:
         """Something is done to the stream."""

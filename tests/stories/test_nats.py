@@ -245,3 +245,11 @@ def test_a_redelivery_to_the_process_that_runs_the_task(
     assert task.result(timeout=20) == "done"
     stage.until(told.drained, within=20, what="the stream is drained")
     assert len(stage.effects("start", task.id)) == 1
+
+
+def test_what_nobody_understands_takes_no_room(stage: Stage, told: Told, deeds: ModuleType) -> None:
+    stage.ready_tree(worker=ONE_SLOT)
+    told.ready()
+    told.publish_raw(b"not JSON", b"{}", *([b"\x00"] * 8))
+    stage.until(told.drained, within=20, what="the stream is drained")
+    assert deeds.quick.send(1).result(timeout=20) == 1

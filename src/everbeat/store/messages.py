@@ -23,11 +23,15 @@ class OutboxRow(Struct, frozen=True):
 
 
 class Portion(Struct, frozen=True):
-    """What is to be published now, how many rows were taken away instead, and in how many ms the next row is due (None: none is)."""
+    """What is to be published now, how many rows were taken away instead, and in how many ms the next row is due (None: none is).
+
+    `is_full`: of some queue as many are out as may be, and more wait.
+    """
 
     rows: tuple[OutboxRow, ...]
     gone: int
     due_in_ms: float | None
+    is_full: bool
 
 
 class Doubtful(Struct, frozen=True):
@@ -72,7 +76,7 @@ def due_messages(*, portion: int, window: int) -> Statement[Portion]:
     def read(found: Sequence[Row]) -> Portion:
         told = next(row for row in found if row[0] is None)
         rows = tuple(OutboxRow(*row[:6]) for row in found if row[0] is not None)
-        return Portion(rows, gone=told[7], due_in_ms=told[6])
+        return Portion(rows, gone=told[7], due_in_ms=told[6], is_full=told[8])
 
     return Statement("message/due", {"portion": portion, "window": window}, read)
 

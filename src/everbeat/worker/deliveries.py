@@ -105,6 +105,7 @@ class Deliveries:
         if message is None:
             self.verdicts["unreadable"] += 1
             delivered.reject()
+            self._on_ended()
             return
         now = self._clock.monotonic()
         self._held.append(_Held(delivered, message, judge_at=now + JUDGE_AFTER_S, kept_at=now))

@@ -47,6 +47,8 @@ MANY_WORDS: Final = 4
 """More than so many words at once: looking is cheaper than being told, for the senders too."""
 LINGER_S: Final = 0.1
 LOOK_BUSY_S: Final = 0.01
+LOOK_FULL_S: Final = 0.02
+"""While a queue has as many messages out as it may have, most new rows are of no interest, and those of other queues are looked for."""
 _PATIENCE_S: Final = 2.0
 
 
@@ -102,7 +104,7 @@ class Relay:
         self._words: list[Message] = []
         self._listens = True
         self._busy_at = self._look_at = self._clean_at = self._doubt_at = self._keep_at = 0.0
-        self._lying = False
+        self._lying = self._is_full = False
         self._clean_every_s, self._doubt_every_s = CLEAN_EVERY_S, DOUBT_EVERY_S
         self._is_closed = False
 
@@ -185,23 +187,30 @@ class Relay:
             if await self._publish_due(now):
                 return 0.0
             if not self._listens:
+                if self._is_full:
+                    await self._tidy(now)
+                    return LOOK_FULL_S
                 if now - self._busy_at < LINGER_S:
                     return LOOK_BUSY_S
                 await self._say(True)
                 self._look_at = 0.0  # what was written before the word came is found by one more look
                 return 0.0
+        await self._tidy(now)
+        return max(0.0, min(self._look_at, self._clean_at, self._keep_at) - self._clock.monotonic())
+
+    async def _tidy(self, now: float) -> None:
         if now >= self._clean_at:
             await self._clean(now)
         if self._lying and now >= self._doubt_at:
             await self._doubt(now)
-        return max(0.0, min(self._look_at, self._clean_at, self._keep_at) - self._clock.monotonic())
 
     async def _publish_due(self, now: float) -> bool:
         """Whether there was anything, and may be more."""
         portion = await self._run(messages.due_messages(portion=PORTION, window=WINDOW))
+        self._is_full = portion.is_full
         if portion.due_in_ms is not None:
             self._look_at = min(self._look_at, now + portion.due_in_ms / 1_000 + 0.001)
-        if len(portion.rows) + portion.gone >= PORTION:
+        if portion.is_full or len(portion.rows) + portion.gone >= PORTION:
             await self._busy(now)
         if portion.rows and not await self._publish([_message(row) for row in portion.rows]):
             return False

@@ -1,6 +1,7 @@
 -- What is to be published next: of each queue its first due rows, so many that no more than `window` are out, `portion` in all. Rows of tasks
 -- that are not PENDING any more, were claimed since, or are of a paused task function are deleted instead (who resumes that tells all workers);
--- those of a paused queue wait. The first row tells the milliseconds until the next row is due, and how many were taken away.
+-- those of a paused queue wait. The first row tells the milliseconds until the next row is due, how many were taken
+-- away, and whether rows that are due wait for room in their window.
 with recursive queue (name) as (
     (select o.queue from {schema}.message_outbox o where o.place is null order by o.queue limit 1)
     union all
@@ -44,13 +45,18 @@ select null::bigint as id, null::uuid as task_id, null::text as queue, null::big
             where o.place is null and o.queue = q.name and o.due_at > statement_timestamp() order by o.due_at limit 1
         ) next
     )::float8 as due_in_ms,
-    (select count(*) from gone)::integer as gone
+    (select count(*) from gone)::integer as gone,
+    exists (
+        select from open where open.room = 0 and exists (
+            select from {schema}.message_outbox o where o.place is null and o.queue = open.name and o.due_at <= statement_timestamp()
+        )
+    ) as is_full
 union all
 select j.id, j.task_id, j.queue, j.fence, j.times,
     case when j.fence > 0 then (
         select case r.noticed_by when 'startup' then 'Worker restarted' else 'Worker ' || r.worker_id || ' stopped responding' end
         from {schema}.recoveries r where r.task_id = j.task_id and r.fence = j.fence limit 1
     ) end,
-    null, null
+    null, null, null
 from judged j
 where j.waits
