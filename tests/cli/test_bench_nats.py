@@ -36,6 +36,7 @@ def test_both_ways_of_telling_are_measured_beside_each_other(database_url: str) 
         "idle, send to code: p50",
         "idle, send to code: p99",
         "8 clients send",
+        "8 sessions send, no client between",
         "drain, 1 worker process",
     ):
         by_postgres, by_nats = figures[f"told by PostgreSQL: {what}"], figures[f"told by NATS: {what}"]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
 
@@ -48,7 +49,12 @@ def told_figures(
         Side("NATS", NATS_PROGRAM, by_nats, uses_messages=True),
     )
     yield from _latencies(sides, connection, rounds=rounds)
-    yield from _beside(_sends(sides, connection, count=sends), f"{CLIENTS} clients send", "tasks/s")
+    yield from _beside(_sends(sides, connection, _sent, count=sends), f"{CLIENTS} clients send", "tasks/s")
+    yield from _beside(
+        _sends(sides, connection, _sent_within, count=5 * sends),
+        f"{CLIENTS} sessions send, no client between",
+        "tasks/s",
+    )
     rates = [_drained(side, connection, tasks=tasks) for side in sides]
     yield from _beside(zip(sides, rates, strict=True), "drain, 1 worker process", "tasks/s")
 
@@ -87,15 +93,17 @@ def _latencies(sides: Sequence[Side], connection: Plain, *, rounds: int) -> Iter
         yield from _beside(iter(found), f"idle, send to code: p{percent}", "ms")
 
 
-def _sends(sides: Sequence[Side], connection: Plain, *, count: int) -> Iterator[tuple[Side, float]]:
-    """Sends of several programs at once, one task at a time, while a worker is idle which has no part in their queue; then all of it is run."""
+def _sends(
+    sides: Sequence[Side], connection: Plain, send: Callable[[Side, int], float], *, count: int
+) -> Iterator[tuple[Side, float]]:
+    """Sends of several at once, one task at a time, while a worker is idle which has no part in their queue; then all of it is run."""
     for side in sides:
         _forget(side, connection)
         with workers(side.program.app, "--queues", _IDLE_QUEUE, module=side.module):
             if side.uses_messages:
                 _await_relay(side, connection)
             pause(_CALM_S)
-            rate = _sent(side, count=count)
+            rate = send(side, count)
         _run_all(side, connection)
         verified(side.program, connection, tasks=count // CLIENTS * CLIENTS)
         yield side, rate
@@ -111,8 +119,24 @@ def _run_all(side: Side, connection: Plain) -> None:
         )
 
 
-def _sent(side: Side, *, count: int) -> float:
-    """Tasks per second, from the first send to the last answer of any program."""
+def _sent_within(side: Side, count: int) -> float:
+    """Tasks per second of as many sessions, whose loops run in the server: what senders cost each other there, without their own work."""
+    target, clock = side.program.app.door.target, SystemClock()
+    asked = {"sends": count // CLIENTS, "task": side.program.nothing.name, "channel": target.channel}
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(target.connect("everbeat bench")) for _ in range(CLIENTS)]
+        for session in sessions:
+            session.execute(compose("bench/send_settings", target.schema), asked)
+        loop = compose("bench/send_loop", target.schema)
+        began = clock.monotonic()
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            for _ in threads.map(lambda session: session.execute(loop), sessions):
+                pass
+        return count // CLIENTS * CLIENTS / (clock.monotonic() - began)
+
+
+def _sent(side: Side, count: int) -> float:
+    """Tasks per second of programs of their own, from the first send to the last answer of any program."""
     with ExitStack() as stack:
         senders = [stack.enter_context(_sender(side, count=count // CLIENTS)) for _ in range(CLIENTS)]
         for sender in senders:

@@ -9,6 +9,11 @@ begin
     if not found then
         return null;
     end if;
+    if relay.manned and not relay.listens then
+        insert into {schema}.message_outbox (task_id, queue, fence, due_at)
+        select s.id, s.queue, 0, s.enqueued_at from sent s where s.state = 'PENDING' and s.enqueued_at < 'infinity';
+        return null;
+    end if;
     with fresh as (
         insert into {schema}.message_outbox (task_id, queue, fence, due_at)
         select s.id, s.queue, 0, s.enqueued_at from sent s where s.state = 'PENDING' and s.enqueued_at < 'infinity'
@@ -17,7 +22,7 @@ begin
     select count(*) as rows, max(id) as id, max(task_id::text) as task_id, max(queue) as queue, max(due_at) as due_at into written from fresh;
     if written.rows > 0 and not relay.manned then
         perform pg_notify(relay.channel, 't:' || left(s.queue, 1000)) from (select distinct queue from sent) s;
-    elsif written.rows > 0 and relay.listens then
+    elsif written.rows > 0 then
         perform pg_notify(
             relay.channel,
             case when written.rows = 1 and written.due_at <= statement_timestamp()
