@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,8 +10,12 @@ import pytest
 from everbeat.domain.delivery import ACKNOWLEDGED, Facts, Verdict, judge
 from everbeat.domain.states import TASK_TERMINAL_STATES
 
-WAITS = Facts(state="PENDING", fence=1, due=True, paused=False, kept_back=False, holder=None, stale=None)
-HELD = Facts(state="RUNNING", fence=2, due=True, paused=False, kept_back=False, holder="w1", stale=False)
+WAITS = Facts(
+    name="work", state="PENDING", fence=1, due=True, paused=False, kept_back=False, holder=None, stale=None
+)
+HELD = Facts(
+    name="work", state="RUNNING", fence=2, due=True, paused=False, kept_back=False, holder="w1", stale=False
+)
 
 
 def changed(facts: Facts, **changes: Any) -> Facts:
@@ -26,6 +31,8 @@ def changed(facts: Facts, **changes: Any) -> Facts:
         (changed(WAITS, fence=0), 0, Verdict.CLAIMABLE),
         (changed(WAITS, fence=1), 2, Verdict.CLAIMABLE),  # a failover lost a claim: the row decides
         (WAITS, 0, Verdict.OVER),  # it was claimed since this message was written, and has a later one
+        (changed(WAITS, name="new"), 1, Verdict.FOREIGN),
+        (changed(HELD, name="new"), 1, Verdict.ELSEWHERE),
         (changed(WAITS, due=False), 1, Verdict.NOT_NOW),
         (changed(WAITS, paused=True), 1, Verdict.NOT_NOW),
         (changed(WAITS, kept_back=True), 1, Verdict.KEPT_BACK),
@@ -41,13 +48,15 @@ def changed(facts: Facts, **changes: Any) -> Facts:
     ],
 )  # fmt: skip
 def test_the_table(facts: Facts | None, fence: int, verdict: Verdict) -> None:  # N1 N7
-    assert judge(facts, fence=fence, worker_id="me") is verdict
+    assert judge(facts, fence=fence, worker_id="me", names={"work"}) is verdict
 
 
 def test_what_still_has_to_run_and_nobody_alive_holds_is_never_acknowledged() -> None:
     """But for what waits for a later moment, of which the outbox tells again, or for somebody to resume it, which tells all workers."""
     for holder, stale in ((None, None), ("other", True)):
-        for kept_back in (False, True):
+        for kept_back, names in itertools.product((False, True), ({"work"}, set[str]())):
             state = "PENDING" if holder is None else "RUNNING"
-            facts = Facts(state, 1, due=True, paused=False, kept_back=kept_back, holder=holder, stale=stale)
-            assert judge(facts, fence=1, worker_id="me") not in ACKNOWLEDGED
+            facts = Facts(
+                "work", state, 1, due=True, paused=False, kept_back=kept_back, holder=holder, stale=stale
+            )
+            assert judge(facts, fence=1, worker_id="me", names=names) not in ACKNOWLEDGED

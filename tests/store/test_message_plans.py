@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -74,8 +75,12 @@ def test_marking_cleaning_and_doubting(loaded: Hands) -> None:
     rows = loaded.run(messages.due_messages(portion=250, window=WINDOW)).rows
     assert len(rows) > 100
     assert touched(loaded, messages.mark_published({row.id: row.id for row in rows})) <= 10_000
-    assert touched(loaded, messages.clean_outbox(limit=WINDOW)) <= 25_000
-    assert touched(loaded, messages.doubtful_messages(older_ms=1_500, limit=100)) <= 4_000
+    place = messages.Place("default", datetime(2020, 1, 1, tzinfo=UTC), 0)
+    assert (
+        touched(loaded, messages.walk_published(messages.BEGINNING, older_ms=1_500, limit=WINDOW)) <= 12_000
+    )
+    assert touched(loaded, messages.walk_published(place, older_ms=1_500, limit=WINDOW)) <= 12_000
+    assert touched(loaded, messages.walk_later(messages.BEGINNING, limit=WINDOW)) <= 12_000
     assert touched(loaded, messages.publish_again({row.id: row.id for row in rows[:100]})) <= 2_000
 
 

@@ -139,8 +139,89 @@ def test_what_waits_no_more_is_taken_away_published_or_not(relayed: Hands) -> No
     assert (found.gone, [row.task_id for row in found.rows]) == (1, [running, waiting])
     publish(relayed)
     relayed.claim(limit=1)
-    assert relayed.run(messages.clean_outbox(limit=100)) == messages.Cleaned(gone=1, lying=2)
+    walked = relayed.run(messages.walk_published(messages.BEGINNING, older_ms=60_000, limit=100))
+    assert (walked.seen, walked.gone, walked.doubtful, walked.next) == (2, 1, (), None)
     assert outbox(relayed) == [(waiting, 0)]
+
+
+def test_a_walk_reaches_all_whatever_waits_before(relayed: Hands) -> None:
+    sent = [relayed.send(queue=queue) for queue in ("a", "b") for _ in range(5)]
+    publish(relayed)
+    for task_id in (sent[4], sent[8], sent[9]):
+        relayed.cancel(task_id)
+    place, gone, doubtful = messages.BEGINNING, 0, set[UUID]()
+    while True:
+        walked = relayed.run(messages.walk_published(place, older_ms=0, limit=3))
+        gone += walked.gone
+        doubtful |= {each.task_id for each in walked.doubtful}
+        if walked.next is None:
+            break
+        place = walked.next
+    assert (gone, doubtful) == (3, set(sent) - {sent[4], sent[8], sent[9]})
+
+
+def test_rows_of_later_do_not_outlive_their_tasks(relayed: Hands) -> None:
+    sent = [relayed.send(delay_ms=72_000_000 + n) for n in range(7)]
+    for task_id in sent[:3] + sent[5:]:
+        relayed.cancel(task_id)
+    place: messages.Place | None = messages.BEGINNING
+    while place is not None:
+        place = relayed.run(messages.walk_later(place, limit=3))
+    assert {task_id for task_id, _ in outbox(relayed)} == set(sent[3:5])
+
+
+def test_where_nothing_arrives_senders_tell_the_workers(relayed: Hands) -> None:
+    relayed.run(messages.relay_failing("w2", failing=True))  # no word of theirs
+    assert len(told(relayed, relayed.send)) == 1
+    relayed.run(messages.relay_failing("w1", failing=True))
+    for worker in ("w1", "w2"):
+        relayed.run(workers.listen(worker, listens=False))
+    assert words(relayed, lambda: relayed.send(queue="mail")) == {"t:mail"}
+    relayed.run(messages.relay_failing("w1", failing=False))
+    assert all(word.startswith("o:") for word in words(relayed, lambda: relayed.send(queue="mail")))
+
+
+def words(hands: Hands, act: object) -> set[str]:
+    with psycopg.connect(hands.target.url, autocommit=True) as ear:
+        ear.execute(sql.SQL("listen {}").format(sql.Identifier(hands.target.channel)))
+        act()  # type: ignore[operator]
+        ear.execute("select 1")
+        return {each.payload for each in ear.notifies(timeout=0.2)}
+
+
+def test_a_sender_needs_no_rights_on_the_outbox(relayed: Hands) -> None:
+    role = f"sender_{relayed.target.schema}"
+    names = {"role": sql.Identifier(role), "schema": sql.Identifier(relayed.target.schema)}
+    for text in (
+        "create role {role} login",
+        "grant usage on schema {schema} to {role}",
+        "grant usage on all sequences in schema {schema} to {role}",
+        "grant select, insert, update on {schema}.tasks, {schema}.workers, {schema}.audit to {role}",
+    ):
+        relayed.connection.execute(sql.SQL(text).format(**names))  # type: ignore[arg-type]
+    try:
+        with psycopg.connect(relayed.target.url, user=role, autocommit=True) as poor:
+            new = tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}")
+            statement = tasks.insert_task(new, channel=relayed.target.channel)
+            poor.execute(relayed.text(statement.name), statement.parameters)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                poor.execute(relayed.plain("select * from {schema}.message_outbox"))
+        assert outbox(relayed) == [(new.id, 0)]
+    finally:
+        relayed.connection.execute(sql.SQL("drop owned by {role}; drop role {role}").format(**names))
+
+
+def test_messages_are_turned_on_in_a_moment_or_not_at_all(hands: Hands) -> None:
+    """Whoever writes tasks for long must not hold up all senders behind the trigger that waits for it."""
+    with hands.target.connect("everbeat test") as writer, writer.transaction():
+        writer.execute(hands.plain("update {schema}.tasks set queue = queue where false"))
+        with psycopg.connect(hands.target.url, autocommit=True) as starter:
+            statement = messages.use_messages(channel=hands.target.channel)
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                starter.execute(hands.text(statement.name), statement.parameters)
+        hands.send()
+    assert hands.run(messages.relay_state()) is None
+    assert hands.run(messages.use_messages(channel=hands.target.channel)) is False
 
 
 def test_what_is_paused_waits_or_is_found_when_it_is_resumed(relayed: Hands) -> None:
@@ -179,9 +260,9 @@ def test_only_what_waits_and_is_not_paused_is_doubted(relayed: Hands) -> None:  
     places = publish(relayed)
     relayed.cancel(cancelled)
     relayed.run(pauses.pause("task", "other", paused_by="me", reason=None))
-    doubtful = relayed.run(messages.doubtful_messages(older_ms=0, limit=10))
-    assert [each.task_id for each in doubtful] == [kept]
-    assert relayed.run(messages.doubtful_messages(older_ms=60_000, limit=10)) == []
+    assert relayed.run(messages.walk_published(messages.BEGINNING, older_ms=60_000, limit=10)).doubtful == ()
+    walked = relayed.run(messages.walk_published(messages.BEGINNING, older_ms=0, limit=10))
+    assert [each.task_id for each in walked.doubtful] == [kept]
     assert relayed.run(messages.publish_again({each: place + 1 for each, place in places.items()})) == []
     assert set(relayed.run(messages.publish_again(places))) == {kept, paused}  # it waits all the same
     (row,) = due(relayed).rows
@@ -262,20 +343,13 @@ def test_a_worker_that_is_found_dead_publishes_no_more(relayed: Hands) -> None:
 
 
 def test_while_nobody_publishes_the_workers_are_told(relayed: Hands) -> None:
-    def words(act: object) -> set[str]:
-        with psycopg.connect(relayed.target.url, autocommit=True) as ear:
-            ear.execute(sql.SQL("listen {}").format(sql.Identifier(relayed.target.channel)))
-            act()  # type: ignore[operator]
-            ear.execute("select 1")
-            return {each.payload for each in ear.notifies(timeout=0.2)}
-
     for worker in ("w1", "w2"):
         relayed.run(workers.listen(worker, listens=False))
     claimed = relayed.running()
     hold(relayed, "w1", taken_ms=0)
-    assert words(lambda: relayed.send(queue="mail")) == {"t:mail"}
+    assert words(relayed, lambda: relayed.send(queue="mail")) == {"t:mail"}
     (lease,) = relayed.leases()
-    assert "t:default" in words(lambda: relayed.recover(lease, "retry"))
+    assert "t:default" in words(relayed, lambda: relayed.recover(lease, "retry"))
     assert claimed.id in {row.task_id for row in due(relayed).rows}
     hold(relayed, "w1")
-    assert not any(word.startswith("t:") for word in words(lambda: relayed.send(queue="mail")))
+    assert not any(word.startswith("t:") for word in words(relayed, lambda: relayed.send(queue="mail")))

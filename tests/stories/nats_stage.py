@@ -53,7 +53,10 @@ class Told:
 
     def drained(self) -> bool:
         """Nothing is in the stream and nothing is to be published."""
-        left = self.counters().messages, self.outbox()
+        try:
+            left = self.counters().messages, self.outbox()
+        except KeyError:
+            return False  # the stream is about to be made again
         if left != self._left:
             self._left = left
             print(f"in the stream {left[0]}, in the outbox {left[1]}")

@@ -14,12 +14,14 @@ from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import Event, EventBus
 from everbeat.runtime.service import ServiceRunner
 from everbeat.store import messages, tasks
+from everbeat.store.messages import WINDOW
 from everbeat.store.session import Session
 from everbeat.wake.jetstream import JetStream
 from everbeat.wake.options import NatsConfig
 from everbeat.wake.stream_plan import StreamPlan
 from everbeat.wake.topics import decode
-from everbeat.worker.relay import TURN_S, WINDOW, MessagesRepublished, Relay
+from everbeat.worker.patrol import MessagesRepublished
+from everbeat.worker.relay import TURN_S, Relay
 from tests.nats_server import NatsServer
 from tests.worker.stand import Stand
 

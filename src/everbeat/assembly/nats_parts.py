@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from everbeat.assembly.blueprint import Blueprint
 from everbeat.config import RecoveryConfig
@@ -22,22 +23,27 @@ from everbeat.wake.stream_plan import StreamPlan
 from everbeat.worker.courier import Courier
 from everbeat.worker.messenger import MakeMessenger, Messenger, Surroundings
 
+_PATIENCE_S: Final = 60.0
+
 _log = logging.getLogger("everbeat.worker")
 
 
-def prepare_nats(blueprint: Blueprint, nats: NatsConfig, opened: OpenDatabase) -> None:
+def prepare_nats(
+    blueprint: Blueprint, nats: NatsConfig, opened: OpenDatabase, *, again: bool = False
+) -> None:
     """Sees to the stream and turns the message outbox on; not to be called where an event loop runs.
 
     Raises NatsRefused, and NatsUnreachable where NATS never answered a worker of this schema: a server that is away later is
-    a warning, and the work goes on.
+    a warning, and the work goes on. `again`: the worker takes the place of one that worked, and whatever is wrong is a warning.
     """
-    database = Database(opened.target)
+    # What turns messages on, the very first time, waits for a moment in which nobody writes tasks, again and again.
+    database = Database(opened.target, patience_s=_PATIENCE_S)
     try:
         is_known = database.run(relay_state()) is not None
         try:
             asyncio.run(check(_plan(blueprint, nats), nats))
-        except NatsUnreachable as problem:
-            if not is_known:
+        except NatsError as problem:
+            if not again and not (is_known and isinstance(problem, NatsUnreachable)):
                 raise
             _log.warning("nats_away problem=%r", problem.message)
         database.run(use_messages(channel=opened.target.channel))

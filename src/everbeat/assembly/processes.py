@@ -19,11 +19,14 @@ from everbeat.worker.worker import Worker
 from everbeat.worker.worker_process import run_worker_process as serve
 
 
-def run_worker_process(sock: socket.socket, blueprint: Blueprint) -> NoReturn:
-    """Works as a worker process until its supervisor says otherwise. Raises a DatabaseError, NatsError or WorkerError before it begins."""
+def run_worker_process(sock: socket.socket, blueprint: Blueprint, *, again: bool = False) -> NoReturn:
+    """Works as a worker process until its supervisor says otherwise. Raises a DatabaseError, NatsError or WorkerError before it begins.
+
+    `again`: its tree works already, and goes on without NATS if it must.
+    """
     blueprint.check()
     opened = blueprint.address.open()
-    make_messenger = prepare(blueprint, opened)
+    make_messenger = prepare(blueprint, opened, again=again)
     plan = plan_of(blueprint, opened.target)
     around = Surroundings()
 

@@ -42,7 +42,7 @@ def plan_of(blueprint: Blueprint, target: Target) -> WorkerPlan:
     )
 
 
-def prepare(blueprint: Blueprint, opened: OpenDatabase) -> MakeMessenger:
+def prepare(blueprint: Blueprint, opened: OpenDatabase, *, again: bool = False) -> MakeMessenger:
     """Makes the schema, and the stream of messages if the app wants one, fit for a worker; answers what tells it of tasks.
 
     Not to be called where an event loop runs. Raises a DatabaseError, a NatsError.
@@ -50,7 +50,7 @@ def prepare(blueprint: Blueprint, opened: OpenDatabase) -> MakeMessenger:
     opened.prepare(auto_migrate=blueprint.auto_migrate)
     if blueprint.nats is None:
         return NoMessenger
-    assembly.prepare_nats(blueprint, blueprint.nats, opened)
+    assembly.prepare_nats(blueprint, blueprint.nats, opened, again=again)
     return assembly.messenger_of(blueprint, blueprint.nats)
 
 

@@ -87,6 +87,7 @@ def send(
     options = _options(
         queue=queue, priority=priority, key=key, serial=serial, good_until=good_until, timeout=timeout
     )
+    wait_s = None if wait_timeout is None else to_seconds(wait_timeout, subject="--wait-timeout")
     when = None if delay is None else timedelta(seconds=to_seconds(delay, subject="--delay"))
     found = locator or app
     # An app that is known migrates as its program does; whatever name is sent elsewhere needs a schema that is there.
@@ -103,7 +104,7 @@ def send(
             return
         if not as_json:
             say(f"Sent {handle.id}.")
-        task = wait_for(chosen, handle.id, timeout=wait_timeout)
+        task = wait_for(chosen, handle.id, timeout=wait_s)
     _show_end(task, as_json=as_json)
 
 

@@ -1,4 +1,7 @@
-"""The program of a worker process: `python -m everbeat.cli.worker_process LOCATOR OVERRIDES`, started by a supervisor."""
+"""The program of a worker process: `python -m everbeat.cli.worker_process LOCATOR OVERRIDES [again]`, started by a supervisor.
+
+`again`: a worker of this supervisor was ready before.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def main() -> NoReturn:
     try:
         app = locate(locator)
         log_to_stderr()
-        run_worker_process(sock, app.blueprint(locator=locator, **overrides))
+        run_worker_process(sock, app.blueprint(locator=locator, **overrides), again="again" in sys.argv[3:])
     except EverbeatError as error:
         refuse_to_start(sock, code=error.code, message=error.message, fix=error.fix)
         leave(EXIT_REFUSED)

@@ -200,7 +200,7 @@ class WorkflowHandle(Generic[R_co]):
             case Completed(value):
                 return value
             case Failed(error):
-                raise TaskFailed(error, task_id=self.id) from error
+                raise TaskFailed(error, task_id=self.id, kind="workflow") from error
 
     def _remember(self, stored: StoredOutcome) -> None:
         if stored.state is TaskState.COMPLETED and (stored.result is not None or stored.error is None):

@@ -5,6 +5,7 @@ What lives here: the decision table. What may not: the rows, and the acknowledge
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import StrEnum
 from typing import Final
 
@@ -19,6 +20,7 @@ class Facts(Struct, frozen=True):
     `holder`: the worker that holds it. `stale`: that has ended, or was silent for longer than the running threshold.
     """
 
+    name: str
     state: str
     fence: int
     due: bool
@@ -46,6 +48,8 @@ class Verdict(StrEnum):
     """Acknowledged: not due, or paused. It is told of again when it is due, and all workers are when it is resumed."""
     KEPT_BACK = "kept back"
     """Given back: another task of its serial line comes first."""
+    FOREIGN = "foreign"
+    """Given back: this worker does not know the task function; another one may."""
     CLAIMABLE = "claimable"
     """To be claimed; given back where there is no room for it here."""
 
@@ -54,8 +58,9 @@ ACKNOWLEDGED: Final = frozenset({Verdict.OVER, Verdict.ELSEWHERE, Verdict.NOT_NO
 _ENDED: Final = frozenset(str(state) for state in TASK_TERMINAL_STATES)
 
 
-def judge(facts: Facts | None, *, fence: int, worker_id: str) -> Verdict:
-    """What a message means to this worker; `fence` is the message's own: that of the last claim before it was written."""
+def judge(facts: Facts | None, *, fence: int, worker_id: str, names: Container[str]) -> Verdict:
+    """What a message means to this worker, which runs tasks of these names; `fence` is the message's own: that of the last claim before it
+    was written."""
     if facts is None:
         return Verdict.UNKNOWN
     if facts.state in _ENDED:
@@ -68,4 +73,6 @@ def judge(facts: Facts | None, *, fence: int, worker_id: str) -> Verdict:
         return Verdict.OVER
     if facts.paused or not facts.due:
         return Verdict.NOT_NOW
+    if facts.name not in names:
+        return Verdict.FOREIGN
     return Verdict.KEPT_BACK if facts.kept_back else Verdict.CLAIMABLE

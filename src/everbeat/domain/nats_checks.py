@@ -59,7 +59,7 @@ class Told(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, snapshots: Sequence[Mapping[str, Any] | None]) -> Told:
         """Counted from the messages of snapshots."""
-        using = [bool(each.get("up")) for each in snapshots if each is not None]
+        using = [each["up"] for each in snapshots if each is not None and each.get("up") is not None]
         return cls(up=sum(using), away=len(using) - sum(using))
 
 
@@ -70,6 +70,13 @@ def judge_nats(found: StreamFacts | NatsTrouble | None, outbox: Outbox | None, t
     if isinstance(found, NatsTrouble):
         if found.refused:
             return Check(CheckCode.NATS, Verdict.FAIL, found.text, found.fix)
+        if outbox is None:
+            return Check(
+                CheckCode.NATS,
+                Verdict.FAIL,
+                f"{found.text} No worker of this schema has used NATS yet, and none starts.",
+                found.fix,
+            )
         text = f"{found.text} Until it does, PostgreSQL tells workers of tasks, as it does without NATS."
         return Check(CheckCode.NATS, Verdict.WARN, text, found.fix)
     if outbox is None:

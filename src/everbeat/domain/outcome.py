@@ -127,8 +127,8 @@ class TaskFailed(EverbeatError):
 
     code = "TASK_FAILED"
 
-    def __init__(self, error: TaskError, *, task_id: UUID | None = None) -> None:
-        subject = "The task" if task_id is None else f"Task {task_id}"
+    def __init__(self, error: TaskError, *, task_id: UUID | None = None, kind: str = "task") -> None:
+        subject = f"The {kind}" if task_id is None else f"{kind.capitalize()} {task_id}"
         super().__init__(f"{subject} ended without a result: {error}")
         self.error = error
         self.task_id = task_id

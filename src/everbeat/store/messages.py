@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
 from uuid import UUID
 
 from msgspec import Struct
 
 from everbeat.domain.delivery import Facts
 from everbeat.store.statement import Row, Statement, nothing
+
+WINDOW: Final = 1_000
+"""So many messages of a queue are out at most; the others wait in their rows, where they cost the stream nothing."""
 
 
 class OutboxRow(Struct, frozen=True):
@@ -35,18 +40,32 @@ class Portion(Struct, frozen=True):
 
 
 class Doubtful(Struct, frozen=True):
-    """One published row whose message may have been lost."""
+    """One published row whose task waits all the same."""
 
     id: int
     place: int
     task_id: UUID
+    queue: str
 
 
-class Cleaned(Struct, frozen=True):
-    """How many rows were taken away, and how many were looked at."""
+class Place(Struct, frozen=True):
+    """A place in the outbox to go on from: queue, moment (of publication, or when due), number."""
 
+    queue: str
+    at: datetime
+    id: int
+
+
+BEGINNING: Final = Place("", datetime(1970, 1, 1, tzinfo=UTC), 0)
+
+
+class Walked(Struct, frozen=True):
+    """How many rows were looked at and taken away, what is doubtful, and where to go on: None after the last one."""
+
+    seen: int
     gone: int
-    lying: int
+    doubtful: tuple[Doubtful, ...]
+    next: Place | None
 
 
 def use_messages(*, channel: str) -> Statement[bool]:
@@ -86,15 +105,40 @@ def mark_published(places: Mapping[int, int]) -> Statement[None]:
     return Statement("message/mark", {"ids": list(places), "places": list(places.values())}, nothing)
 
 
-def clean_outbox(*, limit: int) -> Statement[Cleaned]:
-    """Takes away published rows whose task waits no more; at most `limit` of each queue are looked at, oldest first."""
-    return Statement("message/clean", {"limit": limit}, lambda found: Cleaned(*found[0]))
+def walk_published(place: Place, *, older_ms: int, limit: int) -> Statement[Walked]:
+    """Takes away published rows whose task waits no more, and names those published so long ago whose task does."""
+    parameters = {
+        "queue": place.queue, "published_at": place.at, "id": place.id, "older_ms": older_ms, "limit": limit
+    }  # fmt: skip
+
+    def read(found: Sequence[Row]) -> Walked:
+        told = next(row for row in found if row[0] is None)
+        doubtful = tuple(Doubtful(*row[:4]) for row in found if row[0] is not None)
+        after = None if told[6] is None else Place(*told[6:9])
+        return Walked(seen=told[4], gone=told[5], doubtful=doubtful, next=after)
+
+    return Statement("message/walk", parameters, read)
 
 
-def doubtful_messages(*, older_ms: int, limit: int) -> Statement[list[Doubtful]]:
-    """Messages that were published so long ago and whose tasks wait all the same."""
-    parameters = {"older_ms": older_ms, "limit": limit}
-    return Statement("message/doubtful", parameters, lambda found: [Doubtful(*row) for row in found])
+def walk_later(place: Place, *, limit: int) -> Statement[Place | None]:
+    """Takes away unpublished rows whose task waits no more; answers where to go on, None after the last one."""
+    parameters = {"queue": place.queue, "due_at": place.at, "id": place.id, "limit": limit}
+    return Statement("message/walk_later", parameters, lambda found: Place(*found[0][:3]) if found else None)
+
+
+def relay_failing(holder: str, *, failing: bool) -> Statement[None]:
+    """Says whether the stream takes nothing, so that senders tell workers in its place."""
+    return Statement("message/failing", {"holder": holder, "failing": failing}, nothing)
+
+
+def tell_queues(queues: Collection[str], *, channel: str) -> Statement[None]:
+    """Tells workers that there are these queues."""
+    return Statement("message/tell_queues", {"queues": sorted(queues), "channel": channel}, nothing)
+
+
+def tell_workers(queues: Collection[str], *, channel: str) -> Statement[None]:
+    """Tells workers of tasks in these queues."""
+    return Statement("message/tell_workers", {"queues": sorted(queues), "channel": channel}, nothing)
 
 
 def publish_again(places: Mapping[int, int]) -> Statement[list[UUID]]:
@@ -117,15 +161,15 @@ def look_at(ids: Sequence[UUID], *, stale_ms: int) -> Statement[dict[UUID, Facts
     return Statement("message/look", {"ids": list(ids), "stale_ms": stale_ms}, read)
 
 
-def relay_state() -> Statement[Relay | None]:
+def relay_state(*, window: int = WINDOW) -> Statement[Relay | None]:
     """Who publishes, and what waits to be published; None where messages were never asked for."""
-    return Statement("message/state", {}, lambda found: Relay(*found[0]) if found else None)
+    return Statement("message/state", {"window": window}, lambda found: Relay(*found[0]) if found else None)
 
 
 class Relay(Struct, frozen=True):
     """`holder`: whoever has the turn to publish, None: nobody. `waiting`: rows that are due and not published, for `oldest_s` the first of them.
 
-    `lying`: rows that are published. `published_s`: seconds since the last publication.
+    `lying`: rows that are published. `published_s`: seconds since the last publication. `failing`: the stream takes nothing.
     """
 
     holder: str | None
@@ -133,3 +177,4 @@ class Relay(Struct, frozen=True):
     oldest_s: float | None
     lying: int
     published_s: float | None
+    failing: bool = False

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from everbeat.errors import NatsUnreachable
 from everbeat.wake.nats_link import Link, NoResponders, reason_of
-from everbeat.wake.nats_problems import no_jetstream
+from everbeat.wake.nats_problems import no_jetstream, no_right
 from everbeat.wake.nats_stream import TROUBLE, StreamKeeper
 from everbeat.wake.options import NatsConfig
 from everbeat.wake.stream_plan import StreamPlan
@@ -21,18 +21,31 @@ CHECK_TIMEOUT_S: Final = 5.0
 
 T = TypeVar("T")
 _RETRY_S: Final = 0.25
+_RIGHT_S: Final = 2.0
 
 
 async def check(plan: StreamPlan, config: NatsConfig) -> None:
     """The stream is there, or could be made; raises NatsUnreachable or NatsRefused, after about 5 s at the latest."""
     random = Random()
 
-    def ensure(link: Link) -> Coroutine[Any, Any, None]:
-        return StreamKeeper(link, plan, random).ensure(())
+    async def ensure(link: Link) -> None:
+        await StreamKeeper(link, plan, random).ensure(())
+        await _try_to_publish(link, plan)
 
     await ask_once(
         config, ensure, name="everbeat check", random=random, what=f"did not get stream {plan.stream!r} ready"
     )
+
+
+async def _try_to_publish(link: Link, plan: StreamPlan) -> None:
+    """Raises NatsRefused where the user may not publish, which the server answers to nobody; nothing is stored: no stream is called so."""
+    try:
+        async with asyncio.timeout(_RIGHT_S):
+            await link.expect(plan.subject("default"), b"", headers={"Nats-Expected-Stream": "none"})
+    except TimeoutError:
+        if link.last_reason is not None:
+            raise no_right(link.server, link.last_reason) from None
+        raise
 
 
 async def ask_once(

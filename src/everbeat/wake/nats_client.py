@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from typing import Final
+from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 
@@ -69,6 +70,17 @@ class CarefulClient(Client):
         if self.wants_tls and not self._server_info.get("tls_required"):
             raise NotEncrypted
         return super()._connect_command()
+
+
+async def knock(server: str) -> None:
+    """Raises OSError unless somebody there says a word, which every NATS server does first."""
+    parts = urlsplit(server)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        if not await reader.read(1):
+            raise ConnectionResetError("it hung up without a word")
+    finally:
+        writer.transport.abort()
 
 
 def tls_context(config: NatsConfig) -> ssl.SSLContext:

@@ -7,7 +7,6 @@ do about an end, which is the affair of whoever opened it.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as ClientError
 
 from everbeat.errors import NatsError, NatsRefused
-from everbeat.wake.nats_client import CONNECT_TIMEOUT_S, CarefulClient, tls_context
+from everbeat.wake.nats_client import CONNECT_TIMEOUT_S, CarefulClient, knock, tls_context
 from everbeat.wake.nats_problems import LinkLost as LinkLost
 from everbeat.wake.nats_problems import NoResponders as NoResponders
 from everbeat.wake.nats_problems import first_of as first_of
@@ -59,20 +58,28 @@ class Link:
     @classmethod
     async def open(cls, config: NatsConfig, *, name: str, random: Random) -> Link:
         """Connect to one of the servers; raises NatsUnreachable, or NatsRefused where any of them answered and refused."""
-        with of_files(config):
-            context = tls_context(config)
         servers = list(config.servers)
         random.shuffle(servers)
         problems: list[NatsError] = []
         for server in servers:
             try:
-                return await cls._open_one(config, server, context, name=name)
+                return await cls._open_one(config, server, name=name)
             except NatsError as problem:
                 problems.append(problem)
         raise next((found for found in problems if isinstance(found, NatsRefused)), of_nobody(problems))
 
     @classmethod
-    async def _open_one(cls, config: NatsConfig, server: str, context: ssl.SSLContext, *, name: str) -> Link:
+    async def _open_one(cls, config: NatsConfig, server: str, *, name: str) -> Link:
+        with of_files(config):
+            pass  # what is wrong with files is told whoever answers
+        try:
+            # A client and what it encrypts with are large, and an outage is long: not before somebody answers.
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await knock(server)
+        except (OSError, TimeoutError) as problem:
+            raise of_connecting(server, problem, [], config) from None
+        with of_files(config):
+            context = tls_context(config)
         client = CarefulClient()
         link = cls(client, shown_server(server))
         task = asyncio.current_task()

@@ -147,7 +147,18 @@ def of_api(stream: str, server: str, problem: ApiProblem) -> NatsRefused:
 def no_jetstream(server: str, reason: object = "") -> NatsRefused:
     """Nobody at this server answers for JetStream."""
     said = f" ({' '.join(str(reason).split())})" if reason else ""
+    if "permissions violation" in said.lower():
+        return no_right(server, reason)
     return NatsRefused(f"NATS server {server} has no JetStream for this user{said}.", fix=f"{_FIXES[10076]}.")
+
+
+def no_right(server: str, reason: object) -> NatsRefused:
+    """The user may not do what this needs."""
+    said = " ".join(str(reason).removeprefix("nats: ").split())
+    return NatsRefused(
+        f"NATS server {server} does not give the user a right that is needed: {said} (the server tells the subject in small letters).",
+        fix="give the user the rights that the page on NATS lists, under 'Set up'.",
+    )
 
 
 def first_of(group: BaseExceptionGroup[Any]) -> BaseException:

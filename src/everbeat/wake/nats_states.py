@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from everbeat.errors import NatsRefused
 from everbeat.runtime.events import Event, log_event
 
 _logger = logging.getLogger("everbeat.wake")
@@ -36,6 +37,7 @@ class NatsStates:
         self._stream = stream
         self._on_state = on_state
         self._told: bool | None = None
+        self._problem = ""
 
     def found(self) -> None:
         if self._told is False:
@@ -43,8 +45,11 @@ class NatsStates:
         self._tell(True)
 
     def lost(self, reason: object) -> None:
-        if self._told is not False:
-            log_event(NatsNotHeard(stream=self._stream, problem=" ".join(str(reason).split())))
+        """A refusal is told also where it comes while the link is down: nobody waits for it to pass."""
+        problem = " ".join(str(reason).split())
+        if self._told is not False or (isinstance(reason, NatsRefused) and problem != self._problem):
+            log_event(NatsNotHeard(stream=self._stream, problem=problem))
+            self._problem = problem
         self._tell(False)
 
     def ended(self) -> None:

@@ -56,7 +56,7 @@ class WorkflowsMoved(Struct, frozen=True):
 
 
 class MessagesWritten(Struct, frozen=True):
-    """The outbox has rows to be published. Of one that is all there is: its number, task and queue."""
+    """The outbox has rows to be published. Of one that is all there is: its number, task and queue. A queue alone: there is such a queue."""
 
     number: int | None = None
     task_id: UUID | None = None
@@ -67,7 +67,16 @@ class TurnFree(Struct, frozen=True):
     """Nobody may be publishing what stands in the outbox."""
 
 
-Hint = TasksReady | TaskEnded | CancelAsked | LeaseLost | WorkflowsMoved | MessagesWritten | TurnFree | Everything
+Hint = (
+    TasksReady
+    | TaskEnded
+    | CancelAsked
+    | LeaseLost
+    | WorkflowsMoved
+    | MessagesWritten
+    | TurnFree
+    | Everything
+)
 
 
 def encode(hint: Hint) -> tuple[str, ...]:
@@ -85,7 +94,9 @@ def encode(hint: Hint) -> tuple[str, ...]:
         case WorkflowsMoved():
             return ("w",)
         case MessagesWritten(number, task_id, queue):
-            return (f"o:{number}:{task_id}:{queue}" if number is not None else "o:",)
+            if number is not None:
+                return (f"o:{number}:{task_id}:{queue}",)
+            return ("o:" if queue is None else f"o:::{queue}",)
         case TurnFree():
             return ("r",)
         case Everything():
@@ -120,6 +131,8 @@ def decode(payload: str) -> Hint | None:
 
 def _decode_written(subject: str) -> MessagesWritten:
     number, _, rest = subject.partition(":")
+    if subject.startswith("::"):
+        return MessagesWritten(queue=subject[2:] or None)
     task_id, _, queue = rest.partition(":")
     try:
         return MessagesWritten(int(number), UUID(task_id), queue)

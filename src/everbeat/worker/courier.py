@@ -50,7 +50,7 @@ class Courier:
         self._is_leaving = False
         self.deliveries = Deliveries(
             around.session, table=around.table, room=self._room, look=around.look, on_ended=self.room_changed,
-            worker_id=around.worker_id, ack_wait_s=ack_wait_s,
+            worker_id=around.worker_id, names=plan.definitions, ack_wait_s=ack_wait_s,
             stale_ms=plan.recovery.running_stale_threshold_ms, events=around.events, clock=around.clock, random=around.random,
         )  # fmt: skip
         self.relay = Relay(
@@ -98,13 +98,14 @@ class Courier:
             tap.want(room)
 
     def state(self) -> dict[str, Any]:
-        """As JSON: whether messages arrive, whether this worker publishes, how many are in hand, and what was done with the others."""
+        """As JSON: whether messages arrive (null: not known yet), whether this worker publishes, how many are in hand, and what was done with
+        the others."""
         return {
-            "up": self._carrier.is_up,
+            "up": None if self._was_up is None else self._carrier.is_up,
             "relay": self.relay.has_turn,
             "held": len(self.deliveries),
             "published": self.relay.published,
-            "republished": self.relay.republished,
+            "republished": self.relay.patrol.republished,
             "ended": dict(self.deliveries.verdicts),
         }
 

@@ -7,8 +7,9 @@ a message only makes the claimer look, which takes the next best task of the que
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from random import Random
 from typing import Final
 from uuid import UUID
@@ -27,12 +28,13 @@ from everbeat.worker.leases import LeaseTable
 JUDGE_AFTER_S: Final = 0.05
 """After the claim that a message causes, and together with others that come with it."""
 JUDGE_AGAIN_S: Final = 0.25
-LOOKS: Final = 3
+LOOKS: Final = 2
 """So often a claimable task may be found unclaimed before its message is given back."""
 AT_ONCE: Final = 500
 SOON_S: Final = 0.05
 LATER_S: Final = 1.0
-"""The first and the longest delay of what is given back."""
+SELDOM_S: Final = 15.0
+"""The first and the longest delay of what is given back because nobody has taken it: whoever could looks by itself more often than that."""
 LONGEST_AWAY_S: Final = 30.0
 NAMED: Final = 20
 
@@ -69,6 +71,7 @@ class Deliveries:
         look: Callable[[str], None],
         on_ended: Callable[[], None],
         worker_id: Callable[[], str],
+        names: Container[str],
         ack_wait_s: float,
         stale_ms: int,
         events: EventBus,
@@ -84,12 +87,14 @@ class Deliveries:
         self._look = look
         self._on_ended = on_ended
         self._worker_id = worker_id
+        self._names = names
         self._ack_wait_s = ack_wait_s
         self._stale_ms = stale_ms
         self._events = events
         self._clock = clock
         self._random = random
         self._held: list[_Held] = []
+        self._next_at = math.inf
 
     def __len__(self) -> int:
         return len(self._held)
@@ -110,7 +115,8 @@ class Deliveries:
         now = self._clock.monotonic()
         self._held.append(_Held(delivered, message, judge_at=now + JUDGE_AFTER_S, kept_at=now))
         self._look(message.queue)
-        if len(self._held) == 1:
+        if self._next_at > now + JUDGE_AFTER_S:
+            self._next_at = now + JUDGE_AFTER_S
             self.wake.set()
 
     def beaten(self) -> None:
@@ -138,9 +144,8 @@ class Deliveries:
                 asked.append(each)
         if asked:
             await self._judge(asked)
-        if not self._held:
-            return None
-        return max(0.0, min(each.judge_at for each in self._held) - self._clock.monotonic())
+        self._next_at = min((each.judge_at for each in self._held), default=math.inf)
+        return max(0.0, self._next_at - self._clock.monotonic()) if self._held else None
 
     def give_back_unclaimed(self) -> None:
         """This worker claims no more: what it does not hold is for others at once."""
@@ -171,7 +176,12 @@ class Deliveries:
         elsewhere: list[UUID] = []
         for each in asked:
             message = each.message
-            verdict = judge(facts.get(message.task_id), fence=message.fence, worker_id=self._worker_id())
+            verdict = judge(
+                facts.get(message.task_id),
+                fence=message.fence,
+                worker_id=self._worker_id(),
+                names=self._names,
+            )
             if self._carried_out(each, verdict):
                 over.append(each)
                 self.verdicts[verdict] += 1
@@ -191,16 +201,16 @@ class Deliveries:
                 return False
             case Verdict.UNKNOWN:
                 each.delivered.reject()
-            case Verdict.STALE | Verdict.KEPT_BACK:
+            case Verdict.STALE:
                 each.delivered.give_back(delay_s=LATER_S)
-            case Verdict.CLAIMABLE:
+            case Verdict.CLAIMABLE if each.looks + 1 < LOOKS and self._room() > 0:
                 each.looks += 1
-                if each.looks < LOOKS and self._room() > 0:
-                    self._look(each.message.queue)
-                    each.judge_at = self._clock.monotonic() + JUDGE_AFTER_S * 2
-                    return False
+                self._look(each.message.queue)
+                each.judge_at = self._clock.monotonic() + JUDGE_AFTER_S * 2
+                return False
+            case Verdict.CLAIMABLE | Verdict.FOREIGN | Verdict.KEPT_BACK:
                 each.delivered.give_back(
-                    delay_s=min(LATER_S, SOON_S * 2.0 ** min(each.delivered.times - 1, 5))
+                    delay_s=min(SELDOM_S, SOON_S * 2.0 ** min(each.delivered.times - 1, 12))
                 )
             case _:
                 assert verdict in ACKNOWLEDGED

@@ -1,6 +1,6 @@
-"""Publishes what stands in the message outbox, one worker of all at a time, and finds out what was lost on the way.
+"""Publishes what stands in the message outbox, one worker of all at a time.
 
-What lives here: whose turn it is, when to look, and publishing again. What may not: how a message travels.
+What lives here: whose turn it is, and when to look. What may not: how a message travels, and what became of it (`patrol`).
 
 Anything may be published twice: what a message says is only that its task may be claimable.
 """
@@ -18,31 +18,29 @@ from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus
 from everbeat.store import messages
-from everbeat.store.messages import OutboxRow
+from everbeat.store.messages import WINDOW, OutboxRow
 from everbeat.store.session import Session
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from everbeat.wake.carrier import Carrier, Message
 from everbeat.wake.topics import MessagesWritten
+from everbeat.worker.patrol import Patrol
 
 T = TypeVar("T")
 
-WINDOW: Final = 1_000
-"""So many messages of a queue are out at most; the others wait in their rows, where they cost the stream nothing."""
 PORTION: Final = 250
 TURN_S: Final = 3.0
 """After this long without a word of it, the turn is somebody else's; at once if it is found dead before."""
 KEEP_EVERY_S: Final = 1.0
 LOOK_EVERY_S: Final = 5.0
 """It is told of what is written, and knows when the next row is due."""
-RETRY_S: Final = 0.25
-CLEAN_EVERY_S: Final = 0.25
-DOUBT_EVERY_S: Final = 1.0
-DOUBT_AFTER_S: Final = 1.5
-"""A message whose task waits after this long is asked after."""
-SELDOM_S: Final = 3.0
-"""Both of these two are done no more rarely than this while messages are out."""
-DOUBTS: Final = 100
+FIRST_RETRY_S: Final = 0.25
+LONGEST_RETRY_S: Final = 2.0
+NOTHING_S: Final = 1.0
+"""After this long without anything arriving, senders are to tell the workers."""
+GIVE_UP_S: Final = 10.0
+APART_S: Final = 20.0
+"""After so long without anything arriving somebody else may try, for so long."""
 MANY_WORDS: Final = 4
 """More than so many words at once: looking is cheaper than being told, for the senders too."""
 LINGER_S: Final = 0.1
@@ -60,12 +58,15 @@ class TaskReenqueued(Event, frozen=True, kw_only=True):
     reason: str
 
 
-class MessagesRepublished(Event, frozen=True, kw_only=True):
-    """Messages of tasks that still wait were not in the stream any more: they are published again."""
+class MessagesNotPublished(Event, frozen=True, kw_only=True):
+    """The stream takes nothing, though the link is up: it is full, has no leader, or the user may not publish.
+
+    PostgreSQL tells workers of tasks meanwhile, and it is tried again.
+    """
 
     room = "worker"
     level = logging.WARNING
-    task_ids: tuple[UUID, ...]
+    worker_id: str
 
 
 class Relay:
@@ -90,7 +91,7 @@ class Relay:
         self.has_turn = False
         self.is_manned = False
         self.published = 0
-        self.republished = 0
+        self.patrol = Patrol(self._run, carrier=carrier, channel=target.channel, events=events)
         self._target = target
         self._giving = giving
         self._own: Session | None = None
@@ -102,15 +103,17 @@ class Relay:
         self._random = random
         self._holder = worker_id()
         self._words: list[Message] = []
+        self._queues: set[str] = set()
         self._listens = True
-        self._busy_at = self._look_at = self._clean_at = self._doubt_at = self._keep_at = 0.0
-        self._lying = self._is_full = False
-        self._clean_every_s, self._doubt_every_s = CLEAN_EVERY_S, DOUBT_EVERY_S
-        self._is_closed = False
+        self._is_full = self._is_closed = False
+        self._says_failing: bool | None = None
+        self._nothing_since: float | None = None
+        self._retry_s = FIRST_RETRY_S
+        self._busy_at = self._look_at = self._keep_at = self._apart_until = 0.0
 
     def written(self, hint: MessagesWritten) -> None:
         """Rows were written. Only whoever has the turn is interested."""
-        if not self.has_turn:
+        if not self.has_turn or self._nothing_since is not None:
             return
         if hint.number is None or hint.task_id is None or hint.queue is None:
             self._look_at = 0.0
@@ -119,12 +122,13 @@ class Relay:
         self.wake.set()
 
     async def tick(self) -> float | None:
-        """One round of what is due of: keeping the turn, publishing, cleaning, doubting."""
-        if self._is_closed or not self._carrier.is_up:
+        """One round of what is due of: keeping the turn, publishing, going through the outbox."""
+        apart_s = self._apart_until - self._clock.monotonic()
+        if self._is_closed or not self._carrier.is_up or apart_s > 0:
             self.is_manned = False
             await self.let_go()
-            return KEEP_EVERY_S
-        if not await self._has_turn():
+            return max(KEEP_EVERY_S, apart_s)
+        if not await self._keeps_turn():
             return TURN_S * self._random.uniform(0.5, 0.75)
         try:
             return await self._round()
@@ -152,12 +156,12 @@ class Relay:
             if session is not None:
                 await session.drop()
 
-    async def _has_turn(self) -> bool:
+    async def _keeps_turn(self) -> bool:
         now = self._clock.monotonic()
         if self.has_turn and now < self._keep_at:
             return True
         session = self._giving if self._own is None else self._own
-        holder = self._worker_id() if not self.has_turn else self._holder
+        holder = self._holder if self.has_turn else self._worker_id()
         hold = messages.hold_relay(holder, taken_ms=int(TURN_S * 1_000), channel=self._target.channel)
         try:
             has_turn = await session.run(hold, patience_s=_PATIENCE_S)
@@ -166,43 +170,43 @@ class Relay:
             has_turn = False
         self._keep_at = now + KEEP_EVERY_S
         if has_turn and not self.has_turn:
-            self._holder, self.has_turn, self._listens = holder, True, True
-            self._own = Session(
-                self._target, f"{self._session_name()} relay", random=self._random, keyed=True
-            )
-            self._look_at = self._clean_at = self._doubt_at = 0.0
+            self._begin(holder)
         elif not has_turn and self.has_turn:
             await self.let_go()
         return has_turn
 
+    def _begin(self, holder: str) -> None:
+        self._holder, self.has_turn, self._listens, self._says_failing = holder, True, True, None
+        self._own = Session(self._target, f"{self._session_name()} relay", random=self._random, keyed=True)
+        self._nothing_since, self._look_at = None, 0.0
+        self._queues.clear()
+        self.patrol.begin()
+
     async def _round(self) -> float:
         now = self._clock.monotonic()
         words, self._words = self._words, []
-        if words:
-            if len(words) > MANY_WORDS:
-                await self._busy(now)
+        if len(words) > MANY_WORDS:
+            await self._busy(now)
+        if words and self.patrol.out >= WINDOW:
+            self._look_at = 0.0  # which of them may go is for the statement to say
+        elif words:
             await self._publish(words)
-        if now >= self._look_at or not self._listens:
+        if now >= self._look_at or (not self._listens and self._nothing_since is None):
             self._look_at = now + LOOK_EVERY_S
             if await self._publish_due(now):
                 return 0.0
-            if not self._listens:
-                if self._is_full:
-                    await self._tidy(now)
-                    return LOOK_FULL_S
-                if now - self._busy_at < LINGER_S:
-                    return LOOK_BUSY_S
-                await self._say(True)
-                self._look_at = 0.0  # what was written before the word came is found by one more look
-                return 0.0
-        await self._tidy(now)
-        return max(0.0, min(self._look_at, self._clean_at, self._keep_at) - self._clock.monotonic())
-
-    async def _tidy(self, now: float) -> None:
-        if now >= self._clean_at:
-            await self._clean(now)
-        if self._lying and now >= self._doubt_at:
-            await self._doubt(now)
+        if now >= self.patrol.next_at and await self.patrol.go(now):
+            self._look_at = 0.0
+            return 0.0
+        if self._nothing_since is None and not self._listens:
+            if self._is_full:
+                return LOOK_FULL_S
+            if now - self._busy_at < LINGER_S:
+                return LOOK_BUSY_S
+            await self._say(True)
+            self._look_at = 0.0  # what was written before the word came is found by one more look
+            return 0.0
+        return max(0.0, min(self._look_at, self.patrol.next_at, self._keep_at) - self._clock.monotonic())
 
     async def _publish_due(self, now: float) -> bool:
         """Whether there was anything, and may be more."""
@@ -218,56 +222,40 @@ class Relay:
 
     async def _publish(self, published: Sequence[Message]) -> bool:
         """Whether all of them have arrived, as far as is known."""
+        if new := {each.queue for each in published} - self._queues:
+            self._queues |= new
+            await self._run(messages.tell_queues(new, channel=self._target.channel))
         places = await self._carrier.publish(published)
         arrived = {
             each.number: place for each, place in zip(published, places, strict=True) if place is not None
         }
-        if len(arrived) < len(published):
-            self._look_at = self._clock.monotonic() + RETRY_S
+        now = self._clock.monotonic()
         if not arrived:
+            await self._nothing_arrived(now)
             return False
+        self._nothing_since, self._retry_s = None, FIRST_RETRY_S
+        if self._says_failing is not False:
+            await self._say_failing(False)
         self.published += len(arrived)
         for each in published:
             if each.cleared and each.number in arrived and not each.times:
                 self._events.emit(TaskReenqueued(task_id=each.task_id, reason=each.reason or ""))
         await self._run(messages.mark_published(arrived))
-        if not self._lying:
-            self._lying, now = True, self._clock.monotonic()
-            self._clean_every_s, self._doubt_every_s = CLEAN_EVERY_S, DOUBT_EVERY_S
-            self._clean_at, self._doubt_at = now + CLEAN_EVERY_S, now + DOUBT_AFTER_S
-        return len(arrived) == len(published)
+        self.patrol.published(len(arrived), now=now)
+        if len(arrived) < len(published):
+            self._look_at = now + FIRST_RETRY_S
+            return False
+        return True
 
-    async def _clean(self, now: float) -> None:
-        cleaned = await self._run(messages.clean_outbox(limit=WINDOW))
-        self._lying = cleaned.lying > cleaned.gone
-        # Where nobody has room for long, nothing changes for long.
-        self._clean_every_s = CLEAN_EVERY_S if cleaned.gone else min(SELDOM_S, 2 * self._clean_every_s)
-        self._clean_at = now + (self._clean_every_s if cleaned.lying else LOOK_EVERY_S)
-        if cleaned.gone:
-            self._look_at = min(self._look_at, now)  # the window has room
-
-    async def _doubt(self, now: float) -> None:
-        self._doubt_every_s = min(SELDOM_S, 1.5 * self._doubt_every_s)
-        self._doubt_at = now + self._doubt_every_s
-        doubtful = await self._run(
-            messages.doubtful_messages(older_ms=int(DOUBT_AFTER_S * 1_000), limit=DOUBTS)
-        )
-        if not doubtful:
-            return
-        try:
-            missing = await self._carrier.missing({each.place: each.task_id for each in doubtful})
-        except ConnectionError:
-            return
-        lost = {each.id: each.place for each in doubtful if each.place in missing}
-        if lost:
-            self._doubt_every_s = DOUBT_EVERY_S
-            task_ids = await self._run(messages.publish_again(lost))
-            if task_ids:
-                self.republished += len(task_ids)
-                self._events.emit(MessagesRepublished(task_ids=tuple(task_ids)))
-            self._look_at = 0.0
-            if len(lost) == DOUBTS:
-                self._doubt_at = 0.0  # the whole stream may be gone
+    async def _nothing_arrived(self, now: float) -> None:
+        if self._nothing_since is None:
+            self._nothing_since = now
+        self._look_at, self._retry_s = now + self._retry_s, min(LONGEST_RETRY_S, 2 * self._retry_s)
+        if now - self._nothing_since >= NOTHING_S and self._carrier.is_up and not self._says_failing:
+            self._events.emit(MessagesNotPublished(worker_id=self._worker_id()))
+            await self._say_failing(True)
+        if now - self._nothing_since >= GIVE_UP_S:
+            self._apart_until = now + APART_S
 
     async def _busy(self, now: float) -> None:
         self._busy_at = now
@@ -277,6 +265,10 @@ class Relay:
     async def _say(self, listens: bool) -> None:
         await self._run(messages.relay_listens(self._holder, listens=listens))
         self._listens = listens
+
+    async def _say_failing(self, failing: bool) -> None:
+        await self._run(messages.relay_failing(self._holder, failing=failing))
+        self._says_failing = failing
 
     async def _run(self, statement: Statement[T]) -> T:
         session = self._own

@@ -149,17 +149,15 @@ class Supervisor:
 
     def _fill_post(self) -> None:
         post = Post(
-            start=lambda: spawn(self._argv, env=self._env, out_of_memory=self._out_of_memory),
-            live=self._live,
-            lives=self._lives,
-            prospects=self._prospects,
-            on_failure=self._fail,
-            stopping=self._stopping,
-            nursery=self._nursery,
-            clock=self._clock,
-            random=self._random,
-        )
+            start=lambda: spawn(self._argv_of_next, env=self._env, out_of_memory=self._out_of_memory),
+            live=self._live, lives=self._lives, prospects=self._prospects, on_failure=self._fail, stopping=self._stopping,
+            nursery=self._nursery, clock=self._clock, random=self._random,
+        )  # fmt: skip
         self._posts.append(self._nursery.start(post.keep(), name=f"post {len(self._posts) + 1}"))
+
+    @property
+    def _argv_of_next(self) -> list[str]:
+        return [*self._argv, "again"] if self._prospects.was_ever_ready else self._argv
 
     async def _live(self, child: Child) -> None:
         """One worker process from its first word to its exit."""

@@ -1,7 +1,7 @@
--- What the rows say of tasks that messages speak of: the state, the fence, whether it is due, whether it is paused, whether its serial line
+-- What the rows say of tasks that messages speak of: the name, the state, the fence, whether it is due, whether it is paused, whether its serial line
 -- keeps it back, its holder and how long that has been silent. No row: nobody knows it.
 select
-    t.id, t.state, t.fence, t.enqueued_at <= statement_timestamp() as due,
+    t.id, t.name, t.state, t.fence, t.enqueued_at <= statement_timestamp() as due,
     t.state = 'PENDING' and exists (
         select from {schema}.pauses p where (p.kind = 'queue' and p.name = t.queue) or (p.kind = 'task' and p.name = t.name)
     ) as paused,

@@ -1,15 +1,16 @@
 -- For tasks that are sent, as many as one statement sends. The relay is told what to publish where that is one task, due now; while nobody
--- has the turn, the workers are told instead.
-create function {schema}.write_sent() returns trigger language plpgsql as $$
+-- publishes, or nothing arrives, the workers are told instead. Whoever sends needs no rights of its own on what is written here.
+create function {schema}.write_sent() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     relay record;
     written record;
 begin
-    select r.listens, r.channel, r.taken_until > statement_timestamp() as manned into relay from {schema}.relay r where r.taken_until > statement_timestamp() - interval '1 hour';
+    select r.listens, r.channel, r.taken_until > statement_timestamp() and not r.failing as works into relay
+    from {schema}.relay r where r.taken_until > statement_timestamp() - interval '1 hour';
     if not found then
         return null;
     end if;
-    if relay.manned and not relay.listens then
+    if relay.works and not relay.listens then
         insert into {schema}.message_outbox (task_id, queue, fence, due_at)
         select s.id, s.queue, 0, s.enqueued_at from sent s where s.state = 'PENDING' and s.enqueued_at < 'infinity';
         return null;
@@ -20,13 +21,14 @@ begin
         returning id, task_id, queue, due_at
     )
     select count(*) as rows, max(id) as id, max(task_id::text) as task_id, max(queue) as queue, max(due_at) as due_at into written from fresh;
-    if written.rows > 0 and not relay.manned then
-        perform pg_notify(relay.channel, 't:' || left(s.queue, 1000)) from (select distinct queue from sent) s;
+    if written.rows > 0 and not relay.works then
+        perform pg_notify(relay.channel, case when octet_length(s.queue) < 7000 then 't:' || s.queue else '*' end)
+        from (select distinct queue from sent) s;
     elsif written.rows > 0 then
         perform pg_notify(
             relay.channel,
-            case when written.rows = 1 and written.due_at <= statement_timestamp()
-                then 'o:' || written.id || ':' || written.task_id || ':' || left(written.queue, 1000) else 'o:' end
+            case when written.rows = 1 and written.due_at <= statement_timestamp() and octet_length(written.queue) < 7000
+                then 'o:' || written.id || ':' || written.task_id || ':' || written.queue else 'o:' end
         );
     end if;
     return null;

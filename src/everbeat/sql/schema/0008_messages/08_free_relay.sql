@@ -1,5 +1,5 @@
 -- Whoever finds out that a worker has ended takes the turn to publish from it, and tells the others, of whom one takes it.
-create function {schema}.free_relay() returns trigger language plpgsql as $$
+create function {schema}.free_relay() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     told_on text;
 begin

@@ -1,15 +1,17 @@
 -- From now on tasks are told by messages too: the triggers, which nobody pays for before the first worker asks for messages. Answers whether
--- messages had been in use before.
-create function {schema}.use_messages(told_on text) returns boolean language plpgsql as $$
+-- messages had been in use before. The triggers wait for whoever writes tasks at that moment, and senders wait behind them: not for long,
+-- it is rather tried again.
+create function {schema}.use_messages(told_on text) returns boolean
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     was boolean;
 begin
+    perform set_config('lock_timeout', '300ms', true);
     perform pg_advisory_xact_lock(hashtextextended(told_on || ' messages', 0));
     select r.in_use into was from {schema}.relay r;
     if was then
         return was;
     end if;
-    update {schema}.relay set in_use = true, channel = told_on;
     create trigger tasks_written after insert on {schema}.tasks
         referencing new table as sent for each statement execute function {schema}.write_sent();
     create trigger tasks_written_again after update of state, enqueued_at on {schema}.tasks
@@ -18,6 +20,7 @@ begin
         execute function {schema}.write_again();
     create trigger workers_ended after update of ended_at on {schema}.workers
         for each row when (new.ended_at is not null and old.ended_at is null) execute function {schema}.free_relay();
+    update {schema}.relay set in_use = true, channel = told_on;
     return was;
 end
 $$
