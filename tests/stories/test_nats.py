@@ -253,3 +253,20 @@ def test_what_nobody_understands_takes_no_room(stage: Stage, told: Told, deeds: 
     told.publish_raw(b"not JSON", b"{}", *([b"\x00"] * 8))
     stage.until(told.drained, within=20, what="the stream is drained")
     assert deeds.quick.send(1).result(timeout=20) == 1
+
+
+def test_more_messages_than_may_be_out_of_tasks_that_wait_hold_up_no_others(
+    stage: Stage, told: Told, deeds: ModuleType
+) -> None:
+    stage.ready_tree(worker=POLLS_NEVER)
+    told.ready()
+    first = deeds.wait_for.with_options(serial="one by one").send("go")
+    stage.until(stage.started(first.id), within=20, what="the head of the line runs")
+    line = deeds.app.send_many(deeds.quick.with_options(serial="one by one").call(n) for n in range(1_100))
+    stage.until(lambda: told.counters().messages >= 1_000, within=20, what="the window is full")
+    for n in range(20):
+        assert deeds.quick.send(n).result(timeout=2 * SLACK) == n
+    stage.until(lambda: told.outbox() <= 1_101, within=20, what="what has ended is gone")
+    stage.open_gate("go")
+    assert line[-1].result(timeout=120) == 1_099
+    stage.until(told.drained, within=60, what="the stream is drained")

@@ -30,13 +30,13 @@ class OutboxRow(Struct, frozen=True):
 class Portion(Struct, frozen=True):
     """What is to be published now, how many rows were taken away instead, and in how many ms the next row is due (None: none is).
 
-    `is_full`: of some queue as many are out as may be, and more wait.
+    `full`: the queues of which as many are out as may be, and more wait, each with the number of the last row that waits.
     """
 
     rows: tuple[OutboxRow, ...]
     gone: int
     due_in_ms: float | None
-    is_full: bool
+    full: Mapping[str, int]
 
 
 class Doubtful(Struct, frozen=True):
@@ -95,7 +95,7 @@ def due_messages(*, portion: int, window: int) -> Statement[Portion]:
     def read(found: Sequence[Row]) -> Portion:
         told = next(row for row in found if row[0] is None)
         rows = tuple(OutboxRow(*row[:6]) for row in found if row[0] is not None)
-        return Portion(rows, gone=told[7], due_in_ms=told[6], is_full=told[8])
+        return Portion(rows, gone=told[7], due_in_ms=told[6], full=told[8] or {})
 
     return Statement("message/due", {"portion": portion, "window": window}, read)
 

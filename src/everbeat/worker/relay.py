@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final, TypeVar
 from uuid import UUID
@@ -46,7 +46,9 @@ MANY_WORDS: Final = 4
 LINGER_S: Final = 0.1
 LOOK_BUSY_S: Final = 0.01
 LOOK_FULL_S: Final = 0.02
-"""While a queue has as many messages out as it may have, most new rows are of no interest, and those of other queues are looked for."""
+LOOK_FULL_SELDOM_S: Final = 0.1
+"""While a queue has as many messages out as it may have, most new rows are of no interest, and those of other queues are looked for:
+seldom, where none came for a second."""
 _PATIENCE_S: Final = 2.0
 
 
@@ -105,11 +107,12 @@ class Relay:
         self._words: list[Message] = []
         self._queues: set[str] = set()
         self._listens = True
-        self._is_full = self._is_closed = False
+        self._is_closed = False
+        self._full: Mapping[str, int] = {}
         self._says_failing: bool | None = None
         self._nothing_since: float | None = None
         self._retry_s = FIRST_RETRY_S
-        self._busy_at = self._look_at = self._keep_at = self._apart_until = 0.0
+        self._busy_at = self._look_at = self._keep_at = self._told_at = self._apart_until = 0.0
 
     def written(self, hint: MessagesWritten) -> None:
         """Rows were written. Only whoever has the turn is interested."""
@@ -199,8 +202,8 @@ class Relay:
             self._look_at = 0.0
             return 0.0
         if self._nothing_since is None and not self._listens:
-            if self._is_full:
-                return LOOK_FULL_S
+            if self._full:
+                return LOOK_FULL_S if now - self._told_at < 1.0 else LOOK_FULL_SELDOM_S
             if now - self._busy_at < LINGER_S:
                 return LOOK_BUSY_S
             await self._say(True)
@@ -211,14 +214,22 @@ class Relay:
     async def _publish_due(self, now: float) -> bool:
         """Whether there was anything, and may be more."""
         portion = await self._run(messages.due_messages(portion=PORTION, window=WINDOW))
-        self._is_full = portion.is_full
+        await self._tell_of_full(portion.full)
         if portion.due_in_ms is not None:
             self._look_at = min(self._look_at, now + portion.due_in_ms / 1_000 + 0.001)
-        if portion.is_full or len(portion.rows) + portion.gone >= PORTION:
+        if portion.full or len(portion.rows) + portion.gone >= PORTION:
             await self._busy(now)
         if portion.rows and not await self._publish([_message(row) for row in portion.rows]):
             return False
         return bool(portion.rows or portion.gone)
+
+    async def _tell_of_full(self, full: Mapping[str, int]) -> None:
+        """What is written into a full queue waits for messages of others, which nobody may be able to claim: workers look instead."""
+        new = {queue for queue, last in full.items() if last != self._full.get(queue)}
+        self._full = full
+        if new:
+            self._told_at = self._clock.monotonic()
+            await self._run(messages.tell_workers(new, channel=self._target.channel))
 
     async def _publish(self, published: Sequence[Message]) -> bool:
         """Whether all of them have arrived, as far as is known."""

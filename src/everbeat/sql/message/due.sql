@@ -1,7 +1,7 @@
 -- What is to be published next: of each queue its first due rows, so many that no more than `window` are out, `portion` in all. Rows of tasks
 -- that are not PENDING any more, were claimed since, or are of a paused task function are deleted instead (who resumes that tells all workers);
 -- those of a paused queue wait. The first row tells the milliseconds until the next row is due, how many were taken
--- away, and whether rows that are due wait for room in their window.
+-- away, and the queues of which rows that are due wait for room in their window, each with the number of the last of them.
 with recursive queue (name) as (
     (select o.queue from {schema}.message_outbox o where o.place is null order by o.queue limit 1)
     union all
@@ -46,11 +46,14 @@ select null::bigint as id, null::uuid as task_id, null::text as queue, null::big
         ) next
     )::float8 as due_in_ms,
     (select count(*) from gone)::integer as gone,
-    exists (
-        select from open where open.room = 0 and exists (
-            select from {schema}.message_outbox o where o.place is null and o.queue = open.name and o.due_at <= statement_timestamp()
-        )
-    ) as is_full
+    (
+        select json_object_agg(o.queue, o.id) from open
+        cross join lateral (
+            select o.queue, o.id from {schema}.message_outbox o
+            where o.place is null and o.queue = open.name and o.due_at <= statement_timestamp() order by o.due_at desc, o.id desc limit 1
+        ) o
+        where open.room = 0
+    ) as full_queues
 union all
 select j.id, j.task_id, j.queue, j.fence, j.times,
     case when j.fence > 0 then (
