@@ -208,6 +208,19 @@ class TestDoctor:
                 told = everbeat("doctor", f"carried_{code}:app")
                 assert "hunter" not in told.out + told.err
 
+    def test_check_live_asks_nats_too(self, everbeat: Command, app: App) -> None:
+        program = f"""
+            from everbeat import App
+            app = App(schema={app.schema!r}, wake=%r)
+            @app.task
+            async def work() -> None: ...
+            """
+        with NatsServer() as server:
+            everbeat.write("told.py", program % server.url)
+            assert "NATS answers" in everbeat("check", "told:app", "--live").assert_code(0).err
+        everbeat.write("deaf.py", program % server.url)
+        assert "does not answer" in everbeat("check", "deaf:app", "--live").assert_code(1).out
+
     def test_a_missing_package_fails(self, everbeat: Command, app: App) -> None:
         everbeat.write(
             "carried.py",

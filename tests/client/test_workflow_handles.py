@@ -147,6 +147,8 @@ def test_a_failure_names_its_node_and_can_be_retried(app: App) -> None:
     outcome = handle.outcome(timeout=30)
     assert isinstance(outcome, Failed)
     assert (outcome.error.code, outcome.error.data["node"]) == ("DECLINED", "paid")
+    with pytest.raises(TaskFailed, match=f"Workflow {handle.id} ended without a result"):
+        handle.result(timeout=30)
     with pytest.raises(TaskFailed, match="order -1"):
         handle.result_of("paid")
     with pytest.raises(TaskFailed, match="it needs paid, which ended FAILED"):

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from msgspec import Struct, field
 
+from everbeat import assembly
 from everbeat.app import App
 from everbeat.cli.exit_codes import ExitCode
 from everbeat.cli.findings import Finding, findings_of, of_error
@@ -23,8 +24,17 @@ from everbeat.cli.selection import JsonOption
 from everbeat.cli.unregistered import unregistered
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.gathering import gathering
-from everbeat.errors import EverbeatError, ImportFailed, SchemaMissing, SchemaOutdated, nearest
+from everbeat.domain.nats_checks import NatsTrouble
+from everbeat.errors import (
+    EverbeatError,
+    ImportFailed,
+    NatsNotInstalled,
+    SchemaMissing,
+    SchemaOutdated,
+    nearest,
+)
 from everbeat.store.migrations import require_fit
+from everbeat.wake.options import NatsConfig
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -170,6 +180,20 @@ def _ask_databases(report: Report) -> None:
             report.problems += of_error(error, where=None)
         else:
             say(f"{name}: the database answers, and schema {app.schema!r} fits.")
+        if app.nats is not None:
+            _ask_nats(report, name, app, app.nats)
+
+
+def _ask_nats(report: Report, name: str, app: App, nats: NatsConfig) -> None:
+    try:
+        found = assembly.look_at_nats(app.schema, nats, app.recovery)
+    except NatsNotInstalled as error:
+        report.problems += of_error(error, where=None)
+        return
+    if isinstance(found, NatsTrouble):
+        report.problems.append(Finding(code="NATS", message=found.text, fix=found.fix))
+    else:
+        say(f"{name}: NATS answers at {found.server}.")
 
 
 def _show(report: Report, *, as_json: bool) -> None:
