@@ -124,6 +124,7 @@ def _write(table: Table) -> None:
         console.print(table)
     for line in captured.get().removesuffix("\n").split("\n"):
         print(line.rstrip())  # a table is filled up with blanks to its right edge
+    sys.stdout.flush()  # what is said of it on stderr comes after it, also where both go into one pipe
 
 
 def show_heading(text: str) -> None:
