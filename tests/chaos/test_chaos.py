@@ -98,10 +98,10 @@ def test_a_relay_that_asks_after_no_message_is_caught(
 ) -> None:  # mutant: what is lost stays lost
     find_program()
     shutil.copytree(PACKAGE, tmp_path / "everbeat", ignore=shutil.ignore_patterns("__pycache__"))
-    relay = tmp_path / "everbeat" / "worker" / "relay.py"
-    text = relay.read_text()
+    patrol = tmp_path / "everbeat" / "worker" / "patrol.py"
+    text = patrol.read_text()
     assert DOUBT in text
-    relay.write_text(text.replace(DOUBT, "DOUBT_AFTER_S: Final = 1_000.0"))
+    patrol.write_text(text.replace(DOUBT, "DOUBT_AFTER_S: Final = 1_000.0"))
     options = ["--nats", "--seed", "2", "--seconds", "15", "--only", "freeze_tree", "--source", str(tmp_path)]
     ran = run_chaos(tmp_path, *options, within_s=400)
     assert ran.code == 1, ran.said[-4_000:]

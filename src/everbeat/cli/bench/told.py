@@ -192,7 +192,7 @@ def _await_relay(side: Side, connection: Plain) -> None:
     schema = side.program.app.schema
 
     def somebody_publishes() -> bool:
-        row = connection.execute(compose("message/state", schema)).fetchone()
+        row = connection.execute(compose("message/state", schema), {"window": 1}).fetchone()
         return bool(row and row[0])
 
     until(somebody_publishes, within_s=_ANSWER_S, what="a worker that publishes", every_s=0.05)
