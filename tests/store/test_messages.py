@@ -241,6 +241,8 @@ def test_a_task_that_is_put_back_has_a_row_of_its_own_with_the_reason(relayed: H
     relayed.recover(lease, "retry")
     (row,) = due(relayed).rows
     assert (row.task_id, row.fence, row.reason) == (claimed.id, 1, "Worker w1 stopped responding")
+    relayed.connection.execute(relayed.plain("update {schema}.recoveries set noticed_by = 'startup'"))
+    assert due(relayed).rows[0].reason == "Worker restarted"
     assert relayed.recover(lease, "retry") == []  # another sweeper, at the same lease
     (row,) = due(relayed).rows
     (again,) = relayed.claim("w2")
