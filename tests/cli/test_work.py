@@ -309,7 +309,9 @@ def test_what_nobody_serves_says_so(everbeat: Command) -> None:  # B13
     ]
     assert "films" in everbeat("queues").assert_code(0).out
 
-    unclear = everbeat("send", "shop:app", "welcome", "user_id=1", "--wait-timeout", "20").assert_code(ExitCode.USAGE)
+    unclear = everbeat("send", "shop:app", "welcome", "user_id=1", "--wait-timeout", "20").assert_code(
+        ExitCode.USAGE
+    )
     assert "--wait-timeout" in unclear.err
     assert "Sent" not in unclear.err  # what cannot be waited for is not sent either
     waited = everbeat("send", "shop:app", "welcome", "user_id=1", "--wait-timeout", "200ms")
