@@ -155,3 +155,27 @@ def test_the_worker_that_publishes_is_killed(stage: Stage, told: Told, deeds: Mo
     assert relay["holder"] in {row["id"] for tree in trees for row in stage.workers(tree)}
     assert told.travelled() > before
     assert len(stage.effects("start")) == 40
+
+
+def test_messages_in_the_hands_of_a_frozen_worker_keep_no_task_waiting(
+    stage: Stage, told: Told, deeds: ModuleType
+) -> None:
+    trees = [stage.ready_tree(worker=POLLS_NEVER) for _ in range(2)]
+    told.ready()
+    (relay,) = stage.query("select holder from {schema}.relay")
+    frozen = next(tree for tree in trees if stage.workers(tree)[0]["id"] != relay["holder"])
+    stage.until(
+        lambda: told.counters().consumers["default"].num_waiting >= 2, within=20, what="both ask for messages"
+    )
+    frozen.freeze()
+    slow = 0
+    for n in range(60):
+        sent = time.monotonic()
+        assert deeds.quick.send(n).result(timeout=4 * SLACK) == n
+        slow += time.monotonic() - sent > 0.5
+        time.sleep(0.05)  # the requests of the frozen one are open for seconds
+    print(f"{slow} of 60 waited longer than half a second")
+    frozen.thaw()
+    stage.until(told.drained, within=60, what="the stream is drained")
+    starts = [line["task"] for line in stage.effects("start")]
+    assert len(starts) == len(set(starts)) == 60

@@ -21,7 +21,7 @@ from everbeat.wake.options import NatsConfig
 from everbeat.wake.stream_plan import StreamPlan
 from everbeat.wake.topics import decode
 from everbeat.worker.patrol import MessagesRepublished
-from everbeat.worker.relay import TURN_S, Relay
+from everbeat.worker.relay import TURN_S, MessagesNotPublished, Relay
 from tests.nats_server import NatsServer
 from tests.worker.stand import Stand
 
@@ -34,17 +34,17 @@ def server() -> Iterator[NatsServer]:
         yield made
 
 
-def plan_of(stand: Stand, server: NatsServer) -> StreamPlan:
-    return StreamPlan(stand.target.schema, NatsConfig(servers=[server.url]), 600.0)
+def plan_of(stand: Stand, server: NatsServer, *, max_bytes: int | None = None) -> StreamPlan:
+    return StreamPlan(stand.target.schema, NatsConfig(servers=[server.url], max_bytes=max_bytes), 600.0)
 
 
 class Relaying:
     """A relay with a link and a runner of its own, as a worker has them."""
 
-    def __init__(self, stand: Stand, server: NatsServer, name: str) -> None:
+    def __init__(self, stand: Stand, server: NatsServer, name: str, *, max_bytes: int | None) -> None:
         self.stand = stand
         self.events: list[Event] = []
-        plan = plan_of(stand, server)
+        plan = plan_of(stand, server, max_bytes=max_bytes)
         bus = EventBus()
         bus.subscribe(self.events.append)
         self.carrier = JetStream(plan, plan.config, name=name, random=Random(1))
@@ -77,8 +77,10 @@ class Relaying:
 
 
 @asynccontextmanager
-async def relaying(stand: Stand, server: NatsServer, name: str) -> AsyncIterator[Relaying]:
-    made = Relaying(stand, server, name)
+async def relaying(
+    stand: Stand, server: NatsServer, name: str, *, max_bytes: int | None = None
+) -> AsyncIterator[Relaying]:
+    made = Relaying(stand, server, name, max_bytes=max_bytes)
     stand.run(messages.use_messages(channel=stand.target.channel))
     made.start()
     try:
@@ -188,6 +190,28 @@ async def test_a_burst_makes_the_relay_look_instead_of_being_told(stand: Stand, 
         assert one.relay.published == WINDOW
 
 
+async def test_a_stream_that_takes_nothing_is_told_of_and_costs_little(
+    stand: Stand, server: NatsServer
+) -> None:
+    async with relaying(stand, server, "one", max_bytes=65_536) as one:
+        await until(lambda: one.relay.has_turn)
+        send(stand, 600)
+        await until(lambda: any(isinstance(event, MessagesNotPublished) for event in one.events))
+        await until(lambda: says(stand, "failing"))
+        assert 0 < outbox(stand, "place is not null") < 600
+        before = one.relay._own.answers if one.relay._own is not None else 0
+        await asyncio.sleep(2)  # what it does meanwhile is counted
+        assert one.relay._own is not None
+        assert one.relay._own.answers - before < 40
+        stream = plan_of(stand, server).stream
+        assert (await server.ask(f"STREAM.PURGE.{stream}"))["success"]
+        await until(lambda: not says(stand, "failing"))
+
+
+def says(stand: Stand, what: str) -> bool:
+    (row,) = stand.query(f"select {what} from {{schema}}.relay")
+    return bool(row[what])
+
+
 def listens(stand: Stand) -> bool:
-    (row,) = stand.query("select listens from {schema}.relay")
-    return bool(row["listens"])
+    return says(stand, "listens")
