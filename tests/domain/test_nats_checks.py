@@ -17,8 +17,8 @@ SEEN = StreamFacts(
     redelivered=1,
     published_at=datetime(2030, 1, 1, tzinfo=UTC),
 )
-SOUND = Outbox(holder="w1", waiting=0, oldest_s=None, lying=5)
-NOBODY = Outbox(holder=None, waiting=0, oldest_s=None, lying=0)
+SOUND = Outbox(holder="w1", waiting=0, oldest_s=None)
+NOBODY = Outbox(holder=None, waiting=0, oldest_s=None)
 NONE_TOLD = Told(up=0, away=0)
 TOLD = Told(up=2, away=0)
 
@@ -54,20 +54,28 @@ def test_an_app_without_wake_sees_what_the_database_says() -> None:
     assert "NATS tells 2 workers of tasks, w1 publishes; NATS itself was not asked" in text
     verdict, text = judged(judge_nats(None, NOBODY, NONE_TOLD))
     assert (verdict, "were in use" in text) == (Verdict.OK, True)
-    late = Outbox(holder="w1", waiting=4, oldest_s=30.0, lying=0)
+    late = Outbox(holder="w1", waiting=4, oldest_s=30.0)
     assert judge_nats(None, late, TOLD).verdict is Verdict.WARN
 
 
 @pytest.mark.parametrize(("oldest_s", "verdict"), [(9.9, Verdict.OK), (10.1, Verdict.WARN)])
 def test_messages_that_wait_for_long_are_a_warning(oldest_s: float, verdict: Verdict) -> None:
-    late = Outbox(holder="w1", waiting=4, oldest_s=oldest_s, lying=0)
+    late = Outbox(holder="w1", waiting=4, oldest_s=oldest_s)
     check = judge_nats(SEEN, late, TOLD)
     assert check.verdict is verdict
     if verdict is Verdict.WARN:
         assert "4 messages due and not published, for up to 10 s" in check.text
         assert "w1 publishes" in check.text
-    alone = Outbox(holder=None, waiting=10_000, oldest_s=60.0, lying=0)
+    alone = Outbox(holder=None, waiting=10_000, oldest_s=60.0)
     assert "10,000 messages or more due" in judge_nats(SEEN, alone, TOLD).text
+
+
+def test_a_stream_that_takes_nothing_is_a_warning_at_once() -> None:
+    failing = Outbox(holder="w1", waiting=1, oldest_s=0.1, failing=True)
+    for seen in (SEEN, None):
+        verdict, text = judged(judge_nats(seen, failing, TOLD))
+        assert verdict is Verdict.WARN
+        assert "takes none of the messages of w1" in text
 
 
 def test_nobody_who_publishes_is_a_warning() -> None:

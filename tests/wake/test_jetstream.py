@@ -88,17 +88,6 @@ async def test_what_is_not_there_any_more_is_missing(shared_nats: NatsServer) ->
         assert await run.carrier.missing(tasks) == set(places)
 
 
-async def test_states_count_what_waits_and_what_is_under_way(shared_nats: NatsServer) -> None:
-    async with running(plan_for(shared_nats.url)) as run:
-        places = await run.published(*messages(3))
-        found = await run.carrier.states(["mail", "unknown"])
-        assert set(found) == {"mail"}
-        assert (found["mail"].waiting, found["mail"].unended, found["mail"].published) == (3, 0, places[-1])
-        await tapped(run.carrier, room=2).expect(2)
-        found = await run.carrier.states(["mail"])
-        assert (found["mail"].waiting, found["mail"].unended) == (1, 2)
-
-
 async def test_while_the_server_is_away_nothing_is_published_and_nobody_waits(
     nats_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,8 +101,6 @@ async def test_while_the_server_is_away_nothing_is_published_and_nobody_waits(
         assert time.monotonic() - before < 1
         with pytest.raises(ConnectionError):
             await run.carrier.missing({1: uuid4()})
-        with pytest.raises(ConnectionError):
-            await run.carrier.states(["mail"])
         nats_server.start()
         await run.expect_up()
         await run.published(message())

@@ -141,7 +141,10 @@ class Examination:
             None
             if relay is None
             else Outbox(
-                holder=relay.holder, waiting=relay.waiting, oldest_s=relay.oldest_s, lying=relay.lying
+                holder=relay.holder,
+                waiting=relay.waiting,
+                oldest_s=relay.oldest_s,
+                failing=relay.failing,
             )
         )
         return nats_checks.judge_nats(self._stream(), outbox, self._told(database))

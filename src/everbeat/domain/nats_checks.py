@@ -42,12 +42,15 @@ class NatsTrouble(Struct, frozen=True, kw_only=True):
 
 
 class Outbox(Struct, frozen=True, kw_only=True):
-    """Who has the turn to publish, if anybody; messages that are due and not published, the oldest for so many seconds; those that are published."""
+    """Who has the turn to publish, if anybody; messages that are due and not published, the oldest for so many seconds.
+
+    `failing`: the stream takes nothing.
+    """
 
     holder: str | None
     waiting: int
     oldest_s: float | None
-    lying: int
+    failing: bool = False
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -130,6 +133,13 @@ def _unseen(outbox: Outbox | None, told: Told) -> Check:
 
 
 def _behind(outbox: Outbox) -> Check | None:
+    if outbox.failing and outbox.holder is not None:
+        return Check(
+            CheckCode.NATS,
+            Verdict.WARN,
+            f"the stream takes none of the messages of {outbox.holder}: PostgreSQL tells workers of tasks in its place",
+            "see whether the stream is full (NatsConfig.max_bytes), has a leader, and the user the rights that the page on NATS lists.",
+        )
     if outbox.oldest_s is None or outbox.oldest_s <= BEHIND_S:
         return None
     waiting = "10,000 messages or more" if outbox.waiting >= 10_000 else counted(outbox.waiting, "message")

@@ -169,12 +169,10 @@ def relay_state(*, window: int = WINDOW) -> Statement[Relay | None]:
 class Relay(Struct, frozen=True):
     """`holder`: whoever has the turn to publish, None: nobody. `waiting`: rows that are due and not published, for `oldest_s` the first of them.
 
-    `lying`: rows that are published. `published_s`: seconds since the last publication. `failing`: the stream takes nothing.
+    `failing`: the stream takes nothing.
     """
 
     holder: str | None
     waiting: int
     oldest_s: float | None
-    lying: int
-    published_s: float | None
-    failing: bool = False
+    failing: bool

@@ -78,18 +78,6 @@ class Tap(Protocol):
         ...
 
 
-class QueueState(Struct, frozen=True, kw_only=True):
-    """What the stream says of one queue: messages not delivered yet, delivered and not ended, delivered more than once.
-
-    `published`: the number of the last message of any queue.
-    """
-
-    waiting: int
-    unended: int
-    redelivered: int
-    published: int
-
-
 class Carrier(Protocol):
     """A link that keeps connecting again until it is closed."""
 
@@ -118,10 +106,6 @@ class Carrier(Protocol):
 
         A stream that was made anew counts anew: there may be another message at that place.
         """
-        ...
-
-    async def states(self, queues: Sequence[str]) -> dict[str, QueueState]:
-        """What the stream says of these queues, those left out that it knows nothing of; raises ConnectionError."""
         ...
 
     def tap(self, queue: str, on_delivered: Callable[[Delivered], None]) -> Tap:

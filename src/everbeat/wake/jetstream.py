@@ -17,11 +17,11 @@ from typing import Any, Final
 from uuid import UUID
 
 from everbeat.errors import NatsError, NatsRefused
-from everbeat.wake.carrier import Delivered, Message, QueueState, Tap, decode, encode
+from everbeat.wake.carrier import Delivered, Message, Tap, decode, encode
 from everbeat.wake.delivery import Pauses
 from everbeat.wake.nats_check import check as check
 from everbeat.wake.nats_link import Link, LinkLost, NoResponders, reason_of
-from everbeat.wake.nats_problems import NO_CONSUMER, NO_MESSAGE, NO_STREAM, ApiProblem
+from everbeat.wake.nats_problems import NO_MESSAGE, NO_STREAM, ApiProblem
 from everbeat.wake.nats_states import NatsStates
 from everbeat.wake.nats_stream import API, TROUBLE, StreamKeeper, read
 from everbeat.wake.options import NatsConfig
@@ -115,30 +115,6 @@ class JetStream:
                 if held is None or held.task_id != task_id:
                     gone.add(place)
         return gone
-
-    async def states(self, queues: Sequence[str]) -> dict[str, QueueState]:
-        """What the stream says of these queues, those left out that it knows nothing of; raises ConnectionError."""
-        keeper = self._require_up()
-        stream = self._plan.stream
-        found: dict[str, QueueState] = {}
-        (of_stream,) = await self._answers(keeper, f"STREAM.INFO.{stream}", [b""])
-        if isinstance(of_stream, ApiProblem):
-            self._doubt()
-            raise ConnectionError(str(of_stream))
-        subjects = [f"CONSUMER.INFO.{stream}.{self._plan.consumer(queue)}" for queue in queues]
-        answers = await asyncio.gather(*(self._answers(keeper, subject, [b""]) for subject in subjects))
-        for queue, (answer,) in zip(queues, answers, strict=True):
-            if isinstance(answer, ApiProblem):
-                if answer.err_code == NO_CONSUMER:
-                    continue
-                raise ConnectionError(str(answer))
-            found[queue] = QueueState(
-                waiting=answer["num_pending"],
-                unended=answer["num_ack_pending"],
-                redelivered=answer["num_redelivered"],
-                published=of_stream["state"]["last_seq"],
-            )
-        return found
 
     def tap(self, queue: str, on_delivered: Callable[[Delivered], None]) -> Tap:
         """Deliveries of a queue from now on, whenever the link is up; `on_delivered` is called in the loop, and must not block."""

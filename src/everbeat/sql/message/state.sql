@@ -26,8 +26,5 @@ select
     case when r.taken_until > statement_timestamp() then r.holder end as holder,
     (select count(*) from behind)::integer as waiting,
     (select extract(epoch from statement_timestamp() - min(b.due_at)) from behind b)::float8 as oldest_s,
-    (select count(*) from (select from {schema}.message_outbox o where o.place is not null limit 10000) lying)::integer as lying,
-    (select extract(epoch from statement_timestamp() - max(o.published_at)) from {schema}.message_outbox o where o.place is not null)::float8
-        as published_s,
     r.failing
 from {schema}.relay r where r.in_use
