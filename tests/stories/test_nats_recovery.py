@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from types import ModuleType
 
+import psutil
 import pytest
 
 from tests.nats_server import NatsServer
@@ -179,3 +180,27 @@ def test_messages_in_the_hands_of_a_frozen_worker_keep_no_task_waiting(
     stage.until(told.drained, within=60, what="the stream is drained")
     starts = [line["task"] for line in stage.effects("start")]
     assert len(starts) == len(set(starts)) == 60
+
+
+def test_a_worker_is_replaced_also_when_nats_refuses_its_password(stage: Stage, deeds: ModuleType) -> None:
+    with NatsServer(user="worker", password="swordfish") as server:
+        told = Told(stage, server)
+        tree = stage.ready_tree(recovery=FAST)
+        told.ready()
+        task = deeds.wait_for_on_crash.send("go")
+        stage.until(stage.started(task.id), within=20, what="it runs")
+        server.password = "second"
+        server.restart()
+        stage.until(
+            lambda: "Authorization Violation" in tree.output(), within=20, what="the refusal is logged"
+        )
+        (worker,) = stage.workers(tree)
+        psutil.Process(worker["pid"]).kill()
+        stage.until(stage.started(task.id, 2), within=30, what="another worker runs it", tree=tree)
+        stage.open_gate("go")
+        assert task.result(timeout=20) == "done"
+        assert "swordfish" not in tree.output()
+        # But whoever starts a tree is told of the mistake.
+        refused = stage.start_tree(recovery=FAST)
+        assert refused.process.wait(timeout=30) == 1
+        assert "refused the user 'worker'" in refused.output()
