@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -159,9 +160,14 @@ class NatsServer:
         self.start()
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay, and nobody answers."""
+        """SIGSTOP: connections stay, and nobody answers, from this very moment: its threads stop one after the other."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self.process.pid}/task")
+        give_up_at = time.monotonic() + READY_S
+        while threads.exists() and not all(_is_stopped(each) for each in threads.iterdir()):
+            assert time.monotonic() < give_up_at, "it does not stop"
+            time.sleep(0.001)  # the kernel tells nobody but a parent that waits for it
 
     def thaw(self) -> None:
         assert self.process is not None
@@ -277,6 +283,13 @@ class NatsServer:
                 log.append(line)
                 if "Server is ready" in line:
                     ready.set()
+
+
+def _is_stopped(thread: Path) -> bool:
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return True  # it has ended
 
 
 def _consumer_counters(found: dict[str, Any]) -> ConsumerCounters:
