@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from psycopg import sql
 
 from everbeat.store.embedded import EmbeddedServer
+from tests.replication import Pair
 
 # Tests end before a power cut could matter to them.
 FAST_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -60,6 +61,12 @@ class NewServer(Protocol):
     def __call__(
         self, *, settings: dict[str, str] | None = None, tcp_port: int | None = None
     ) -> EmbeddedServer: ...
+
+
+class NewPair(Protocol):
+    """Makes a primary and a streaming standby of the test's own."""
+
+    def __call__(self, *, synchronous: bool = False, settings: dict[str, str] | None = None) -> Pair: ...
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -114,3 +121,17 @@ def new_server() -> Iterator[NewServer]:
         server.close()
         server.stop("immediate")  # other processes of the test may still count as users
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def new_pair() -> Iterator[NewPair]:
+    """A factory of primaries with a streaming standby, stopped and removed after the test."""
+    opened: list[Pair] = []
+
+    def open_pair(*, synchronous: bool = False, settings: dict[str, str] | None = None) -> Pair:
+        opened.append(Pair.open(synchronous=synchronous, settings=settings))
+        return opened[-1]
+
+    yield open_pair
+    for pair in opened:
+        pair.close()
