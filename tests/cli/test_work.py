@@ -327,6 +327,12 @@ def test_what_nobody_serves_says_so(everbeat: Command) -> None:  # B13
     assert refused[0]["error"]["code"] == "TASK_NOT_RETRYABLE"
     assert refused[1]["state"] == "PENDING"
 
+    assert everbeat("tasks", "cancel", task_id).assert_code(0)
+    live = everbeat("send", "--url", url, "unknown.task", "--queue", "films", "--key", "k").assert_code(0).out
+    held = everbeat("tasks", "retry", task_id, later).assert_code(ExitCode.FAILED)
+    assert live.strip() in held.err
+    assert held.err.count("can be retried") == 1, "the task behind it had its turn"
+
 
 @pytest.mark.parametrize("words", [["tasks", "show"], ["tasks", "cancel"], ["tasks", "retry"]])
 def test_a_task_that_is_not_there(everbeat: Command, words: list[str]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from everbeat import (
@@ -20,6 +22,7 @@ from everbeat import (
     TaskState,
 )
 from everbeat.store import workers
+from tests.client.blocking import wait_until_blocked_by
 from tests.store.conftest import Hands
 
 
@@ -216,6 +219,39 @@ def test_retry_runs_an_ended_task_again_with_fresh_budgets(
     assert handle.result(timeout=10) is None
     with pytest.raises(TaskNotRetryable, match="COMPLETED"):
         handle.retry()
+
+
+def test_a_task_is_not_retried_while_a_live_task_has_its_key(
+    app: App, send: Callable[..., Any]
+) -> None:  # B11
+    ended = send(1, key="k")
+    ended.cancel()
+    live = send(2, key="k")
+    assert live.id != ended.id
+    with pytest.raises(TaskNotRetryable, match=f"live task {live.id} has the same name and key") as refused:
+        ended.retry()
+    assert (refused.value.state, refused.value.other) == ("CANCELLED", live.id)
+    with pytest.raises(TaskNotRetryable, match=str(live.id)):
+        asyncio.run(app.aretry(ended.id))
+    assert ended.info().state is TaskState.CANCELLED
+    live.cancel()
+    ended.retry()
+    with pytest.raises(TaskNotRetryable, match=str(ended.id)):
+        live.retry()
+
+
+def test_a_retry_names_the_task_that_takes_its_key_at_the_same_moment(
+    app: App, send: Callable[..., Any], database_url: str
+) -> None:  # B11
+    ended = send(1, key="k")
+    ended.cancel()
+    with psycopg.connect(database_url) as sender, ThreadPoolExecutor(1) as threads:
+        live = send(2, key="k", connection=sender)
+        refused = threads.submit(ended.retry)
+        wait_until_blocked_by(sender, database_url)
+        sender.commit()
+        with pytest.raises(TaskNotRetryable, match=str(live.id)):
+            refused.result(timeout=30)
 
 
 def test_every_question_has_a_twin_that_answers_the_same(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from everbeat.errors import (
     WorkflowNotFound,
     WorkflowNotRetryable,
 )
+from tests.client.blocking import wait_until_blocked_by
 
 
 @dataclass
@@ -171,6 +173,21 @@ def test_a_key_finds_the_one_that_lives(app: App) -> None:
     assert order.with_options(key="order-1").start(1).id != first.id
     with pytest.raises(ConfigurationError, match="key of the workflow"):
         order.with_options(key="")
+
+
+def test_a_retry_names_the_workflow_that_takes_its_key_at_the_same_moment(
+    app: App, database_url: str
+) -> None:  # B11
+    order = app.workflows["order"]
+    ended = order.with_options(key="order-1").start(1)
+    ended.cancel()
+    with psycopg.connect(database_url) as sender, ThreadPoolExecutor(1) as threads:
+        live = order.with_options(key="order-1", connection=sender).start(1)
+        refused = threads.submit(ended.retry)
+        wait_until_blocked_by(sender, database_url)
+        sender.commit()
+        with pytest.raises(WorkflowNotRetryable, match=f"workflow {live.id} lives now"):
+            refused.result(timeout=30)
 
 
 def test_it_is_part_of_the_users_transaction(app: App, database_url: str) -> None:

@@ -330,16 +330,33 @@ def test_an_operators_retry_runs_again_with_fresh_budgets(hands: Hands) -> None:
         None,
         TaskState.FAILED,
         True,
+        None,
     )
     assert hands.run(tasks.retry(claimed.id, channel=hands.target.channel, call=uuid4())) == (
         None,
         TaskState.PENDING,
         False,
+        None,
     )
     (again,) = hands.claim()
     hands.start(again)
     assert hands.settle(again) == "COMPLETED"
     assert hands.table("attempts", "attempt, outcome") == [(1, "FAILED"), (2, "COMPLETED")]
+
+
+def test_a_key_that_a_live_task_has_prevents_the_retry_and_the_answer_names_that_task(
+    hands: Hands,
+) -> None:  # B11
+    ended = hands.send(key="k")
+    hands.cancel(ended)
+    live = hands.send(key="k")
+
+    def retried() -> object:
+        return hands.run(tasks.retry(ended, channel=hands.target.channel, call=uuid4()))
+
+    assert retried() == (None, TaskState.CANCELLED, False, live)
+    hands.cancel(live)
+    assert retried() == (None, TaskState.CANCELLED, True, None)
 
 
 def test_a_send_repeated_after_a_lost_reply_makes_one_task(hands: Hands) -> None:

@@ -139,6 +139,10 @@ MUTANTS = [
         recovery.test_a_turn_belongs_to_one_until_it_ends,
     ),
     Mutant(
+        "a retry into a key that is taken", "task/retry", " and not exists (select from rival)", "",
+        life.test_a_key_that_a_live_task_has_prevents_the_retry_and_the_answer_names_that_task,
+    ),
+    Mutant(
         "a cancel that leaves the claim", "task/cancel", "claim_id = null, claim_call = null, next_retry_at = null,", "next_retry_at = null,",
         life.TestCancel().test_pending_and_claimed_end_at_once,
     ),

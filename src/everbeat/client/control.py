@@ -104,9 +104,9 @@ class Control:
         found = yield from ask(tasks.retry(task_id, channel=self.door.channel, call=uuid4()))
         if found is None:
             raise TaskNotFound(task_id)
-        workflow_id, was, retried = found
+        workflow_id, was, retried, other = found
         if not retried:
-            raise TaskNotRetryable(task_id, state=was, workflow_id=workflow_id)
+            raise TaskNotRetryable(task_id, state=was, workflow_id=workflow_id, other=other)
 
     def info(self, task_id: UUID) -> Plan[TaskInfo]:
         """Everything about a task; raises TaskNotFound."""

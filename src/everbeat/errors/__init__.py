@@ -93,12 +93,25 @@ class RecoveryNotFound(EverbeatError):
 
 
 class TaskNotRetryable(EverbeatError):
-    """Only a task that ended FAILED, CANCELLED or EXPIRED can be run again by an operator."""
+    """Only a task that ended FAILED, CANCELLED or EXPIRED can be run again by an operator, and only while no live task has its key.
+
+    `other` is that live task.
+    """
 
     code = "TASK_NOT_RETRYABLE"
 
-    def __init__(self, task_id: UUID | str, *, state: str, workflow_id: UUID | None = None) -> None:
-        if workflow_id is None:
+    def __init__(
+        self,
+        task_id: UUID | str,
+        *,
+        state: str,
+        workflow_id: UUID | None = None,
+        other: UUID | None = None,
+    ) -> None:
+        if other is not None:
+            reason = f"is {state}, and the live task {other} has the same name and key; only one live task can have a key"
+            fix = "wait until that task ends, or cancel it first."
+        elif workflow_id is None:
             reason = f"is {state}; only FAILED, CANCELLED and EXPIRED tasks can be retried"
             fix = "send it anew." if state == "COMPLETED" else "wait until it ends, or cancel it first."
         else:
@@ -107,6 +120,7 @@ class TaskNotRetryable(EverbeatError):
         super().__init__(f"Task {task_id} {reason}.", fix=fix)
         self.task_id = task_id
         self.state = state
+        self.other = other
 
 
 class AppClosed(EverbeatError):

@@ -41,6 +41,10 @@ _KEEPALIVE: Final = {
 # resources (a full disk, memory), serialisation, deadlock, lock, statement and transaction timeouts.
 _REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|55P03|25P0[234]")
 
+# Two sessions can race for a slot that at most one live row has: the head of a serial line, or a key that an operator's retry brings
+# back. The statement looks for a rival first, so the loser's repetition sees the winner.
+_RACED: Final = frozenset({"tasks_serial_held", "tasks_key", "workflows_key"})
+
 # What a role or database may have set otherwise, and no statement of ours could live with: rows locked while others change
 # them are read anew, dates are read back (near the year 10000 in no other zone), an idle session is kept, NULL in a list is none. Answers nothing
 # behind a transaction pooler, where settings would be left to strangers.
@@ -263,8 +267,4 @@ def is_repeatable(problem: psycopg.Error) -> bool:
     """Whether the same statement may be sent again: the connection was lost, or the server could not just now."""
     if problem.sqlstate is None:
         return isinstance(problem, psycopg.OperationalError | psycopg.InterfaceError)
-    # Two claims may each take another task for the head of a serial line; whoever comes second looks again.
-    return (
-        _REPEATABLE.fullmatch(problem.sqlstate) is not None
-        or problem.diag.constraint_name == "tasks_serial_held"
-    )
+    return _REPEATABLE.fullmatch(problem.sqlstate) is not None or problem.diag.constraint_name in _RACED

@@ -136,13 +136,15 @@ def cancel_children(task_id: UUID, *, channel: str) -> Statement[int]:
 
 def retry(
     task_id: UUID, *, channel: str, call: UUID
-) -> Statement[tuple[UUID | None, TaskState, bool] | None]:
-    """An operator's retry, repeatable by its `call`; answers of which workflow it is a node's, the state before and whether it was
-    retried; None: no such task."""
+) -> Statement[tuple[UUID | None, TaskState, bool, UUID | None] | None]:
+    """An operator's retry, repeatable by its `call`; answers of which workflow it is a node's, the state before, whether it was
+    retried, and which live task has its key; None: no such task."""
     return Statement(
         "task/retry",
         {"id": task_id, "call": call, "channel": channel},
-        lambda found: (found[0][0], TaskState(found[0][1]), bool(found[0][2])) if found else None,
+        lambda found: (
+            (found[0][0], TaskState(found[0][1]), bool(found[0][2]), found[0][3]) if found else None
+        ),
     )
 
 

@@ -1,8 +1,14 @@
 -- An operator's retry: FAILED | CANCELLED | EXPIRED -> PENDING, due now, with fresh budgets; repeatable by the id of the call.
 -- A node's task is not retried by itself: its workflow is. Attempts go on counting, and finished parts of the work stay finished, but for a
 -- wait that ended the task by its timeout: it waits anew. In a serial line it goes to the end.
+-- A live task with the same name and key prevents the retry, because one key has at most one live task; the answer names it.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s for no key update
+), rival as materialized (
+    select o.id
+    from held h
+    join {schema}.tasks o on o.name = h.name and o.key = h.key and o.id <> h.id and o.state in ('PENDING', 'CLAIMED', 'RUNNING')
+    where h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null
 ), again as (
     update {schema}.tasks t
     set state = 'PENDING', enqueued_at = statement_timestamp(), next_retry_at = null, good_until = null,
@@ -10,7 +16,8 @@ with held as materialized (
         failed_at = null, cancelled_at = null, expired_at = null, error = null, progress = null,
         claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false, waits_for = null, wake_at = null, retry_call = %(call)s,
         serial_at = case when t.serial is not null then statement_timestamp() end
-    from held h where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null
+    from held h
+    where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null and not exists (select from rival)
     returning t.id, t.queue
 ), anew as (
     delete from {schema}.steps s
@@ -21,5 +28,7 @@ with held as materialized (
           where later.task_id = s.task_id and later.kind = 'event' and later.state = 'TIMED_OUT' and later.recorded_at > s.recorded_at
       )
 )
-select h.workflow_id, h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, case when a.id is not null then pg_notify(%(channel)s, 't:' || a.queue) end
+select
+    h.workflow_id, h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, (select r.id from rival r) as other,
+    case when a.id is not null then pg_notify(%(channel)s, 't:' || a.queue) end
 from held h left join again a on a.id = h.id
