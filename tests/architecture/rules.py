@@ -56,6 +56,20 @@ def stray_tasks(module: Module) -> Iterator[str]:
         yield f"{module.name}:{line}: nothing holds this task; use the task set of runtime, or a TaskGroup"
 
 
+def unbounded_sessions(module: Module) -> Iterator[str]:
+    """Connections and transactions that could be made without the bounds that all of everbeat's have."""
+    for node in nodes(module.tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="transaction")):
+                yield f"{module.name}:{node.lineno}: begin it with store.transaction, which bounds it"
+            case ast.Call(
+                func=ast.Attribute(
+                    value=ast.Name(id="psycopg" | "Connection" | "AsyncConnection"), attr="connect"
+                )
+            ):
+                yield f"{module.name}:{node.lineno}: connect by a Target, which bounds the session"
+
+
 def too_long(module: Module) -> Iterator[str]:
     lines = module.text.count("\n")
     if lines > MAX_FILE_LINES:

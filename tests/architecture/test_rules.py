@@ -14,6 +14,7 @@ EVERYWHERE = [
     rules.imports_in_functions,
     rules.ambient_clock_and_dice,
     rules.stray_tasks,
+    rules.unbounded_sessions,
     rules.too_long,
     rules.attic_names,
 ]
@@ -27,6 +28,11 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "testing/clock.py": "cancels its only task before it returns",
     },
     rules.imports_in_functions: {},
+    rules.unbounded_sessions: {
+        "store/target.py": "makes every connection",
+        "store/transaction.py": "makes every transaction",
+        "store/foreign_drivers.py": "a transaction on the user's own connection",
+    },
 }
 
 PLANTED: list[tuple[Rule, str, str]] = [
@@ -45,6 +51,8 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (rules.stray_tasks, "app.py", "from asyncio import ensure_future as later\nlater(work())"),
     (rules.stray_tasks, "app.py", "import asyncio\nasyncio.get_running_loop().create_task(work())"),
     (rules.stray_tasks, "app.py", "self._loop.create_task(work())"),
+    (rules.unbounded_sessions, "app.py", "async def f():\n    async with connection.transaction(): pass"),
+    (rules.unbounded_sessions, "app.py", "with psycopg.connect(url) as connection: pass"),
     (rules.too_long, "app.py", "x = 1\n" * (rules.MAX_FILE_LINES + 1)),
     (rules.too_long, "app.py", "def f():\n" + "    x = 1\n" * rules.MAX_FUNCTION_LINES),
     (rules.attic_names, "store/utils.py", ""),
@@ -64,6 +72,7 @@ HARMLESS: list[tuple[Rule, str]] = [
         "import random\nfrom time import monotonic\nr = random.Random(1); monotonic()",
     ),
     (rules.stray_tasks, "async with TaskGroup() as group:\n    group.create_task(work())"),
+    (rules.unbounded_sessions, "with target.connect('a') as c, transaction(c): pass"),
     (rules.too_long, "x = 1\n" * rules.MAX_FILE_LINES),
     (rules.tests_without_assertion, "def test_a():\n    with pytest.raises(ValueError):\n        work()"),
     (rules.tests_without_assertion, "def test_a():\n    assert_sound(work())"),

@@ -20,6 +20,7 @@ from everbeat.errors import DatabaseUnreachable
 from everbeat.store.session import Run, is_alive
 from everbeat.store.statement import Row, Statement, compose, has_rows
 from everbeat.store.target import Target, is_repeatable
+from everbeat.store.transaction import atransaction, transaction
 
 T = TypeVar("T")
 _MOST_CONNECTIONS: Final = 8
@@ -96,7 +97,7 @@ class Database:
             return statement.read(self._rows(connection, statement))
 
     def _transacted(self, body: Callable[[Callable[[Statement[Any]], Any]], T]) -> T:
-        with self._connection() as connection, connection.transaction():
+        with self._connection() as connection, transaction(connection):
             return body(lambda statement: statement.read(self._rows(connection, statement)))
 
     def _rows(self, connection: Connection[Any], statement: Statement[Any]) -> Sequence[Row]:
@@ -132,7 +133,7 @@ class Database:
             async def run(statement: Statement[Any]) -> Any:
                 return statement.read(await self._arows(connection, statement))
 
-            async with connection.transaction():
+            async with atransaction(connection):
                 return await body(run)
 
     async def _arows(self, connection: AsyncConnection[Any], statement: Statement[Any]) -> Sequence[Row]:

@@ -14,6 +14,7 @@ from psycopg import Connection, sql
 from everbeat.errors import SchemaFromTheFuture, SchemaMissing, SchemaOutdated
 from everbeat.store.statement import compose, source
 from everbeat.store.target import Target
+from everbeat.store.transaction import transaction
 
 
 class Migration(Struct, frozen=True):
@@ -122,7 +123,7 @@ def migrate(connection: Connection[Any], target: Target, *, to: int | None = Non
             require_fit(found, target)
         if not [version for version in found.pending if to is None or version <= to]:
             return ()
-        with connection.transaction():
+        with transaction(connection):
             connection.execute(
                 compose("schema/lock_migrations", target.schema), {"lock_key": target.lock_key("migrations")}
             )

@@ -17,8 +17,10 @@ import psycopg
 from psycopg import AsyncConnection
 
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
+from everbeat.store.own_settings import PATIENT_KEEPALIVES
 from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.target import Target, is_pooled, is_repeatable
+from everbeat.store.transaction import atransaction
 
 T = TypeVar("T")
 Run: TypeAlias = Callable[[Statement[Any]], Awaitable[Any]]
@@ -43,7 +45,8 @@ class Session:
 
     `statement_timeout_ms` bounds each statement on the server, so that a session never hangs in one; `reply_timeout_s` bounds
     the wait for its answer, and for a connection, where the network may have swallowed it (None: a little longer than the
-    statement may take). `longest_pause_s`: between two tries. `keyed`: all its statements look rows up by keys.
+    statement may take). `longest_pause_s`: between two tries. `keyed`: all its statements look rows up by keys. `patient`: the
+    server must not end it because its network is silent.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Session:
         reply_timeout_s: float | None = None,
         longest_pause_s: float = _LONGEST_PAUSE_S,
         keyed: bool = False,
+        patient: bool = False,
     ) -> None:
         self.target = target
         self.application_name = application_name
@@ -66,6 +70,7 @@ class Session:
         self._on_state = on_state
         self._statement_timeout_ms = statement_timeout_ms
         self._keyed = keyed
+        self._patient = patient
         self._reply_timeout_s = (
             statement_timeout_ms / 1_000 + _ON_THE_WAY_S if reply_timeout_s is None else reply_timeout_s
         )
@@ -151,7 +156,7 @@ class Session:
             async def run(statement: Statement[Any]) -> Any:
                 return await self._answer(connection, statement)
 
-            async with connection.transaction():
+            async with atransaction(connection):
                 return await body(run)
 
     async def _answer(self, connection: AsyncConnection[Any], statement: Statement[T]) -> T:
@@ -221,6 +226,8 @@ class Session:
             await connection.execute(f"set statement_timeout = {int(self._statement_timeout_ms)}".encode())
             if self._keyed:
                 await connection.execute(KEYED)
+            if self._patient:
+                await connection.execute(PATIENT_KEEPALIVES)
 
     async def interrupt(self) -> None:
         """Has the statement under way end at once, here and on the server: it fails, and is repeated where that was asked for."""
@@ -270,5 +277,5 @@ def is_alive(problem: BaseException) -> bool:
     return (
         isinstance(problem, psycopg.Error)
         and problem.sqlstate is not None
-        and not problem.sqlstate.startswith(("08", "57P"))
+        and not problem.sqlstate.startswith(("08", "57P", "25P03", "25P04"))
     )

@@ -24,6 +24,7 @@ from everbeat.errors import (
     redact_url,
 )
 from everbeat.store.moments import read_every_moment
+from everbeat.store.own_settings import OWN_SETTINGS
 
 OLDEST_SERVER: Final = 140_000
 CONNECT_TIMEOUT_S: Final = 5
@@ -44,18 +45,6 @@ _REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|
 # Two sessions can race for a slot that at most one live row has: the head of a serial line, or a key that an operator's retry brings
 # back. The statement looks for a rival first, so the loser's repetition sees the winner.
 _RACED: Final = frozenset({"tasks_serial_held", "tasks_key", "workflows_key"})
-
-# What a role or database may have set otherwise, and no statement of ours could live with: rows locked while others change
-# them are read anew, dates are read back (near the year 10000 in no other zone), an idle session is kept, NULL in a list is none. Answers nothing
-# behind a transaction pooler, where settings would be left to strangers.
-_OWN_SETTINGS: Final = b"""
-select set_config(own.name, own.value, false)
-from (values
-    ('default_transaction_isolation', 'read committed'), ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('idle_session_timeout', '0'),
-    ('array_nulls', 'on')
-) as own (name, value)
-where pg_backend_pid() = %s
-"""
 
 
 class Target(Struct, frozen=True):
@@ -161,7 +150,7 @@ class Target(Struct, frozen=True):
         try:
             self.check(connection)
             read_every_moment(connection)
-            cursor = connection.execute(_OWN_SETTINGS, [connection.info.backend_pid])
+            cursor = connection.execute(OWN_SETTINGS, [connection.info.backend_pid])
             _mark(connection, is_pooled=cursor.fetchone() is None)
         except psycopg.Error as problem:
             connection.close()
@@ -200,7 +189,7 @@ class Target(Struct, frozen=True):
 
     async def agreet(self, connection: AsyncConnection[Any]) -> None:
         """The second half of `aconnect`. Raises psycopg.Error."""
-        cursor = await connection.execute(_OWN_SETTINGS, [connection.info.backend_pid])
+        cursor = await connection.execute(OWN_SETTINGS, [connection.info.backend_pid])
         _mark(connection, is_pooled=await cursor.fetchone() is None)
 
     def check(self, connection: Connection[Any] | AsyncConnection[Any]) -> None:

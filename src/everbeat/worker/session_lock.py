@@ -1,6 +1,7 @@
 """The session lock of a supervisor: held on a connection of its own, taken again the moment that connection is lost.
 
-PostgreSQL frees it milliseconds after the death of its client: the fastest way for other machines to notice one.
+PostgreSQL frees it milliseconds after the death of its client: the fastest way for other machines to notice one. The session is
+`patient`: PostgreSQL keeps it for minutes when the network is silent, so an early end of the lock means that its socket was closed.
 """
 
 from __future__ import annotations

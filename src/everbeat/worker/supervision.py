@@ -95,7 +95,7 @@ class Supervision:
         self.session = self._new_session()
         # Of their own: no caretaker's statement, burial or slow line is in the way of a beat.
         self._beats = self._new_session()
-        self._lock = SessionLock(self._new_session(), clock=clock)
+        self._lock = SessionLock(self._new_session(patient=True), clock=clock)
         self._metadata = None if metadata is None else msgspec.json.encode(metadata).decode()
         self._is_open = False
         self._losses = 0
@@ -277,7 +277,7 @@ class Supervision:
             metadata=self._metadata,
         )
 
-    def _new_session(self) -> Session:
+    def _new_session(self, *, patient: bool = False) -> Session:
         return Session(
             self.target,
             f"{self.session_name} supervisor",
@@ -286,6 +286,7 @@ class Supervision:
             statement_timeout_ms=round(_LONGEST_REPLY_S * 1_000),
             reply_timeout_s=min(_LONGEST_REPLY_S, self.beat_interval_s),
             longest_pause_s=min(1.0, self.beat_interval_s / 4),
+            patient=patient,
         )
 
     def _on_state(self, connected: bool) -> None:

@@ -1,0 +1,29 @@
+"""The settings that everbeat gives to each of its sessions on the server, whatever the role or the database has set."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Without the first five, our statements would go wrong: rows locked while others change them would be read anew, dates could not be
+# read (near the year 10000 in no other zone), an idle session would be ended, and NULL in a list would be a text.
+# The others bound what a frozen or lost client leaves on the server. A transaction without a statement for 10 s is rolled back: no
+# pause of our own code is as long, and the step is repeated. A statement ends when its client's socket is closed (only Linux servers
+# can check that), and a session ends when its network is silent (no effect on Unix sockets).
+# Behind a transaction pooler, this returns no row and sets nothing: the settings would leak to other clients.
+OWN_SETTINGS: Final = b"""
+select set_config(own.name, own.value, false)
+from (values
+    ('default_transaction_isolation', 'read committed'), ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('idle_session_timeout', '0'),
+    ('array_nulls', 'on'), ('idle_in_transaction_session_timeout', '10s'),
+    ('client_connection_check_interval', case when version() like '%%linux%%' then '2s' else '0' end),
+    ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'), ('tcp_user_timeout', '10s')
+) as own (name, value)
+where pg_backend_pid() = %s
+"""
+
+BOUND_TRANSACTION: Final = b"set local idle_in_transaction_session_timeout = '10s'"
+"""The same bound for one transaction, behind a transaction pooler."""
+
+PATIENT_KEEPALIVES: Final = b"set tcp_keepalives_idle = 600; set tcp_keepalives_interval = 60; set tcp_keepalives_count = 5; set tcp_user_timeout = 0"
+"""For the session that holds a supervisor's session lock. The server must end this session only when its socket was closed, never
+because the network is silent: observers take the end of the lock for a death, and a silent network is none."""

@@ -1,0 +1,173 @@
+"""A process that is frozen inside a transaction of everbeat's keeps its locks for a bounded time, whatever kind of transaction it is."""
+
+from __future__ import annotations
+
+import ast
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import Connection, sql
+
+from everbeat.store import migrations, workers
+from everbeat.store.database import Database
+from everbeat.store.embedded import EmbeddedServer
+from everbeat.store.session import Session
+from everbeat.store.target import Target, is_pooled
+from everbeat.store.transaction import atransaction, transaction
+from tests.architecture.source_tree import PACKAGE, functions, modules
+from tests.conftest import NewServer
+from tests.store.conftest import Hands
+from tests.store.programs.in_transaction import KINDS
+from tests.stories.pooler import pooled
+
+WITHIN_S = 15.0
+MIGRATION = "store/migrations.py migrate"
+
+
+def openers() -> set[str]:
+    """The functions of the source that open a transaction of everbeat's."""
+    return {
+        f"{module.name} {function.name}"
+        for module in modules(PACKAGE)
+        for function in functions(module.tree)
+        for node in ast.walk(function)
+        if module.name != "store/transaction.py"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id in ("transaction", "atransaction")
+    }
+
+
+def test_every_function_that_opens_a_transaction_is_frozen_in_it_here() -> None:  # J14
+    assert openers() == set(KINDS)
+
+
+@contextmanager
+def frozen_in(
+    kind: str, target: Target, worker_id: str, *, lock: Connection[Any], observer: Connection[Any]
+) -> Iterator[None]:
+    """A process that is frozen in a transaction of this kind, after a statement that got a lock: it goes on after the block."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.store.programs.in_transaction",
+            kind,
+            target.url,
+            target.schema,
+            worker_id,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        waits = "select 1 from pg_stat_activity where application_name like %s and wait_event_type = 'Lock'"
+        give_up_at = time.monotonic() + 30
+        while observer.execute(waits, [f"frozen {worker_id}%"]).fetchone() is None:
+            assert time.monotonic() < give_up_at, f"{kind} waits for no lock"
+            assert process.poll() is None
+            time.sleep(0.02)  # looks from outside until it waits
+        process.send_signal(signal.SIGSTOP)
+        lock.execute("commit")
+        yield
+        process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate(timeout=30)
+        told = "not migrated\n" if kind == MIGRATION else "True\n"
+        assert (output, process.returncode) == (told, 0), f"{kind} did not go on when it was thawed"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_others_wait_a_bounded_time_for_one_that_is_frozen_in_any_kind_of_transaction(
+    hands: Hands, schema: str
+) -> None:  # J14
+    kinds = {kind: f"w{number}" for number, kind in enumerate(KINDS)}
+    hands.supervisor("s9", *[name for name in kinds.values() if name not in ("w1", "w2")])
+    empty = Target.parse(hands.target.url, schema=f"{schema}_m")
+    with ExitStack() as stack, ThreadPoolExecutor(len(kinds)) as threads:
+        for kind, worker_id in kinds.items():
+            lock = stack.enter_context(psycopg.connect(hands.target.url, autocommit=True))
+            lock.execute("begin")
+            if kind == MIGRATION:
+                lock.execute("select pg_advisory_xact_lock(%s)", [empty.lock_key("migrations")])
+            else:
+                row = sql.SQL("select from {}.workers where id = %s for update")
+                lock.execute(row.format(sql.Identifier(schema)), [worker_id])
+            stack.enter_context(
+                frozen_in(
+                    kind,
+                    empty if kind == MIGRATION else hands.target,
+                    worker_id,
+                    lock=lock,
+                    observer=hands.connection,
+                )
+            )
+
+        def waited(kind: str) -> float:
+            began_at = time.monotonic()
+            if kind == MIGRATION:
+                with empty.connect("everbeat test") as connection:
+                    assert migrations.migrate(connection, empty) != ()
+                    connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(empty.schema)))
+            else:
+                assert Database(hands.target).run(workers.beat_worker(kinds[kind])) is True
+            return time.monotonic() - began_at
+
+        for kind, took in zip(kinds, threads.map(waited, kinds), strict=True):
+            print(f"{kind}: {took:.2f} s")
+            assert 5 < took < WITHIN_S, kind
+
+
+SETTINGS = "select array_agg(setting::integer order by name) from pg_settings where name ~ %s"
+BOUNDS = "^(client_connection_check_interval|idle_in_transaction_session_timeout|tcp_keepalives|tcp_user)"
+PROMPT, PATIENT = [2_000, 10_000, 3, 5, 2, 10_000], [2_000, 10_000, 5, 600, 60, 0]
+
+
+@pytest.fixture
+def tcp_server(new_server: NewServer) -> EmbeddedServer:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return new_server(tcp_port=port)
+
+
+async def test_every_session_is_bounded_and_only_that_of_the_lock_outlives_a_silent_network(
+    tcp_server: EmbeddedServer,
+) -> None:  # J14
+    target = Target.parse(tcp_server.tcp_url)
+    for patient, expected in ((False, PROMPT), (True, PATIENT)):
+        session = Session(target, "everbeat test", patient=patient)
+        connection = await session.connection()
+        assert await (await connection.execute(SETTINGS, [BOUNDS])).fetchone() == (expected,)
+        await session.drop()
+    with target.connect("everbeat test") as threads:
+        assert threads.execute(SETTINGS, [BOUNDS]).fetchone() == (PROMPT,)
+    loops = await target.aconnect("everbeat test")
+    assert await (await loops.execute(SETTINGS, [BOUNDS])).fetchone() == (PROMPT,)
+    await loops.close()
+
+
+async def test_behind_a_pooler_each_transaction_bounds_itself_and_leaves_no_setting(
+    tcp_server: EmbeddedServer,
+) -> None:  # J14
+    bound = "select current_setting('idle_in_transaction_session_timeout')"
+    with pooled(tcp_server.tcp_url) as url:
+        target = Target.parse(url)
+        with target.connect("everbeat test") as connection:
+            assert is_pooled(connection)
+            with transaction(connection):
+                assert connection.execute(bound).fetchone() == ("10s",)
+            assert connection.execute(bound).fetchone() == ("0",)
+        loops = await target.aconnect("everbeat test")
+        async with atransaction(loops):
+            assert await (await loops.execute(bound)).fetchone() == ("10s",)
+        await loops.close()
