@@ -70,6 +70,15 @@ def unbounded_sessions(module: Module) -> Iterator[str]:
                 yield f"{module.name}:{node.lineno}: connect by a Target, which bounds the session"
 
 
+def unguarded_output(module: Module) -> Iterator[str]:
+    called = {id(node.func) for node in nodes(module.tree) if isinstance(node, ast.Call)}
+    for node, name in _qualified_names(module.tree):
+        if (name == "rich.console.Console" and id(node) in called) or name in (
+            "sys.__stdout__", "sys.__stderr__", "sys.stdout.buffer", "sys.stderr.buffer", "rich.print",
+        ):  # fmt: skip
+            yield f"{module.name}:{node.lineno}: {name} lets control characters through; use cli/output.py"
+
+
 def too_long(module: Module) -> Iterator[str]:
     lines = module.text.count("\n")
     if lines > MAX_FILE_LINES:

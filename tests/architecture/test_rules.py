@@ -15,6 +15,7 @@ EVERYWHERE = [
     rules.ambient_clock_and_dice,
     rules.stray_tasks,
     rules.unbounded_sessions,
+    rules.unguarded_output,
     rules.too_long,
     rules.attic_names,
 ]
@@ -53,6 +54,8 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (rules.stray_tasks, "app.py", "self._loop.create_task(work())"),
     (rules.unbounded_sessions, "app.py", "async def f():\n    async with connection.transaction(): pass"),
     (rules.unbounded_sessions, "app.py", "with psycopg.connect(url) as connection: pass"),
+    (rules.unguarded_output, "cli/app.py", "from rich.console import Console\nConsole().print('a')"),
+    (rules.unguarded_output, "cli/app.py", "import sys\nsys.stdout.buffer.write(b'a')"),
     (rules.too_long, "app.py", "x = 1\n" * (rules.MAX_FILE_LINES + 1)),
     (rules.too_long, "app.py", "def f():\n" + "    x = 1\n" * rules.MAX_FUNCTION_LINES),
     (rules.attic_names, "store/utils.py", ""),

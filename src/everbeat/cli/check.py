@@ -5,9 +5,7 @@ What lives here: the order of the looks and the report. What may not: the rules 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Annotated
 
@@ -21,6 +19,7 @@ from everbeat.cli.findings import Finding, findings_of, of_error
 from everbeat.cli.locate import app_of, apps_of, load, place_of
 from everbeat.cli.output import say, show_json
 from everbeat.cli.selection import JsonOption
+from everbeat.cli.streams import own_voice
 from everbeat.cli.unregistered import unregistered
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.gathering import gathering
@@ -73,7 +72,7 @@ def check(
     worker would never see. Exit code 1 if there is a mistake; warnings alone are none.
     """
     report = Report(locator)
-    with redirect_stdout(sys.stderr):
+    with own_voice():
         module = _import(report)
     if module is not None:
         _look(report, module)

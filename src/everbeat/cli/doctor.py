@@ -14,6 +14,7 @@ from everbeat.cli.output import data_console, say, show_json
 from everbeat.cli.selection import JsonOption, SchemaOption, UrlOption, selected_app
 from everbeat.domain.diagnosis import Check, Verdict
 from everbeat.domain.duration import to_seconds
+from everbeat.errors.visible import on_one_line
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -62,6 +63,6 @@ def doctor(
 def _show(check: Check) -> None:
     style = _STYLES[check.verdict]
     console = data_console()
-    console.print(Text.assemble((f"{check.verdict:<5}", style), f"{check.code:<13}", check.text))
+    console.print(Text.assemble((f"{check.verdict:<5}", style), f"{check.code:<13}", on_one_line(check.text)))
     if check.fix is not None:
-        console.print(Text(f"{'':18}try: {check.fix}", style="cyan"))
+        console.print(Text(f"{'':18}try: {on_one_line(check.fix)}", style="cyan"))

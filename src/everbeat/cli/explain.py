@@ -14,6 +14,7 @@ from everbeat.cli.output import amount, data_console, moment, say, show_heading,
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
 from everbeat.domain.explanation import Explanation, Reason, WorkflowExplanation
 from everbeat.errors import TaskNotFound, WorkflowNotFound
+from everbeat.errors.visible import on_one_line
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -98,7 +99,7 @@ def show_reasons(reasons: Sequence[Reason]) -> None:
     """Reasons for people, one paragraph each."""
     console = data_console()
     for reason in reasons:
-        console.print(Text.assemble("\n", (reason.code.value, "bold"), f"  {reason.text}"))
+        console.print(Text.assemble("\n", (reason.code.value, "bold"), f"  {on_one_line(reason.text)}"))
         times = [
             f"{word} {moment(value)}"
             for word, value in (("since", reason.since), ("until", reason.until))
@@ -107,4 +108,4 @@ def show_reasons(reasons: Sequence[Reason]) -> None:
         if times:
             console.print(f"  {', '.join(times)}")
         if reason.command is not None:
-            console.print(Text.assemble("  try: ", (reason.command, "cyan")))
+            console.print(Text.assemble("  try: ", (on_one_line(reason.command), "cyan")))

@@ -16,6 +16,7 @@ import typer
 from msgspec.structs import replace
 
 from everbeat.errors import ConfigurationError, EverbeatError, Problem
+from everbeat.errors.visible import visible_json
 
 DEBUG_VARIABLE: Final = "EVERBEAT_DEBUG"
 _MACHINERY: Final = str(Path(typer.__file__).parent)
@@ -45,7 +46,7 @@ def show_failure(error: EverbeatError, *, as_json: bool) -> None:
     if isinstance(error, ConfigurationError):
         error = _in_the_users_words(error)
     if as_json:
-        print(json.dumps({"error": failure_document(error)}, indent=2), file=sys.stderr)
+        print(visible_json(json.dumps({"error": failure_document(error)}, indent=2)), file=sys.stderr)
         return
     print(f"error: {error.message}", file=sys.stderr)
     if error.fix is not None:

@@ -6,8 +6,18 @@ import logging
 import os
 from typing import Final
 
+from everbeat.errors.visible import visible
+
 LOG_LEVEL_VARIABLE: Final = "EVERBEAT_LOG_LEVEL"
 LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats records with control characters as visible escapes: a log of data is read in terminals, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of the record and its traceback."""
+        return visible(super().format(record))
 
 
 def log_to_stderr() -> None:
@@ -15,4 +25,11 @@ def log_to_stderr() -> None:
     if not logging.root.handlers:
         level = os.environ.get(LOG_LEVEL_VARIABLE, "INFO").upper()
         known = logging.getLevelNamesMapping().get(level, logging.INFO)
-        logging.basicConfig(level=known, format=LOG_FORMAT)
+        show_logs(known)
+
+
+def show_logs(level: int) -> None:
+    """Write logs to stderr from `level` on, unless logging is already set up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter(LOG_FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])

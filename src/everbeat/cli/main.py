@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from everbeat import __version__
 from everbeat.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
 from everbeat.cli.failures import show_failure, wants_traceback, wrong_usage
+from everbeat.cli.streams import guarded_streams
 from everbeat.errors import EverbeatError
 
 COMMANDS: Final = {
@@ -112,6 +113,11 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with one of `ExitCode`."""
+    with guarded_streams():
+        _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
     command = typer.main.get_command(application)

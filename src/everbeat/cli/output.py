@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from everbeat.cli.streams import raw_stream
 from everbeat.domain.outcome import TaskError
 from everbeat.domain.states import TaskState
 from everbeat.domain.workflow_info import NodeState, WorkflowState
+from everbeat.errors.visible import on_one_line, visible, visible_json
 from everbeat.runtime.clock import SystemClock
 
 _PIPE_WIDTH = 1_000  # what reads a pipe wants whole lines
@@ -39,16 +42,35 @@ _STATE_STYLES = {
 }
 
 
+class VisibleConsole(Console):
+    """A console that writes its own styles and nothing else that a terminal obeys: text is data, never markup or emoji codes."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None, soft_wrap: bool = False) -> None:
+        file = raw_stream(sys.stderr if stderr else sys.stdout)
+        super().__init__(
+            file=file, width=width, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False
+        )
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return the text with its control characters visible, before its width is measured."""
+        return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render with the control characters of every text visible."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
 @cache
 def data_console() -> Console:
     """Stdout."""
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+    return VisibleConsole(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 @cache
 def side_console() -> Console:
     """Stderr."""
-    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    return VisibleConsole(stderr=True, soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -59,7 +81,7 @@ def say(text: str) -> None:
 def show_json(document: Mapping[str, Any]) -> None:
     """Writes one JSON document to stdout: times in ISO format, keys as the records of the library name them."""
     encoded = msgspec.json.encode(document, enc_hook=_plain)
-    print(msgspec.json.format(encoded, indent=2).decode())
+    print(visible_json(msgspec.json.format(encoded, indent=2).decode()))
 
 
 def _plain(value: object) -> object:
@@ -97,7 +119,7 @@ def show_table(
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell if isinstance(cell, Text) else on_one_line(cell) for cell in row))
     if table.row_count:
         _write(table)
     else:
@@ -105,14 +127,19 @@ def show_table(
 
 
 def show_pairs(pairs: Iterable[tuple[str, str | Text | None]]) -> None:
-    """Writes names and values, one a line, to stdout; those without a value are left out."""
+    """Writes names and values, one a line, to stdout; those without a value are left out, `paragraph` keeps lines."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for name, value in pairs:
         if value is not None:
-            table.add_row(name, value)
+            table.add_row(name, value if isinstance(value, Text) else on_one_line(value))
     _write(table)
+
+
+def paragraph(text: str) -> Text:
+    """A value of several lines, such as a traceback."""
+    return Text(visible(text))
 
 
 def _write(table: Table) -> None:
@@ -178,7 +205,7 @@ def duration(seconds: float | None) -> str:
 
 def brief(text: str, *, limit: int = 100) -> str:
     """The first line of a text, cut where it is too long for a table."""
-    first = next(iter(text.splitlines()), "")
+    first = on_one_line(next(iter(text.splitlines()), ""))
     return first if len(first) <= limit else f"{first[: limit - 1]}…"
 
 
@@ -189,4 +216,4 @@ def amount(number: int, noun: str, *, plural: str | None = None) -> str:
 
 def compact_json(value: object) -> str:
     """A JSON value in one line."""
-    return msgspec.json.encode(value, enc_hook=_plain).decode()
+    return visible_json(msgspec.json.encode(value, enc_hook=_plain).decode())

@@ -6,15 +6,15 @@ What lives here: --url, --schema, --app and --json. What may not: what is asked 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from everbeat.app import App
 from everbeat.cli.locate import locate
+from everbeat.cli.streams import own_voice
 from everbeat.cli.typed import typed_as
 from everbeat.errors import WrongDatabaseURL
 from everbeat.store.address import URL_VARIABLE
@@ -94,7 +94,7 @@ def schema_as_typed(given: str | None) -> Iterator[None]:
 
 def load_app(locator: str) -> App:
     """The app that a locator names; what its module prints goes to stderr. Raises as `locate`."""
-    with redirect_stdout(sys.stderr):
+    with own_voice():
         return locate(locator)
 
 

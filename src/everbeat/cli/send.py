@@ -27,6 +27,7 @@ from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, TaskError, TaskFailed
 from everbeat.domain.states import TaskState
 from everbeat.errors import ConfigurationError, PayloadError, Problem, UnknownTask
+from everbeat.errors.visible import visible_json
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -217,7 +218,7 @@ def _show_end(task: TaskInfo, *, as_json: bool) -> None:
     if as_json:
         show_json(task_document(task))
     elif completed:
-        print(json.dumps(task.result, indent=2, ensure_ascii=False))
+        print(visible_json(json.dumps(task.result, indent=2, ensure_ascii=False)))
     if not completed:
         if not as_json:
             error = task.error or TaskError(RESULT_NOT_AVAILABLE, f"The task is {task.state}.")

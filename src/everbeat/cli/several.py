@@ -16,6 +16,7 @@ from everbeat.cli.exit_codes import ExitCode, exit_code_of
 from everbeat.cli.failures import failure_document, show_failure
 from everbeat.cli.output import show_json
 from everbeat.errors import EverbeatError
+from everbeat.errors.visible import on_one_line
 
 
 class Done(Struct, frozen=True):
@@ -49,9 +50,9 @@ def for_each(
             continue
         documents.append(done.document)
         if not as_json:
-            print(done.line)
+            print(on_one_line(done.line))
             if done.aside is not None:
-                print(done.aside, file=sys.stderr)
+                print(on_one_line(done.aside), file=sys.stderr)
     if as_json:
         show_json({listed_as: documents})
     raise typer.Exit(worst)

@@ -16,6 +16,7 @@ from everbeat.cli.output import (
     duration,
     moment,
     optional_moment,
+    paragraph,
     show_heading,
     show_pairs,
     show_table,
@@ -47,7 +48,7 @@ def show_task(task: TaskInfo) -> None:
         show_recoveries(task.recoveries, empty="")
     if task.error is not None and task.error.traceback:
         show_heading("Traceback")
-        show_pairs([("", task.error.traceback.rstrip())])
+        show_pairs([("", paragraph(task.error.traceback.rstrip()))])
 
 
 def _facts(task: TaskInfo) -> Iterator[tuple[str, str | Text | None]]:
@@ -110,10 +111,10 @@ def _progress(task: TaskInfo) -> str | None:
     return f"{progress.stage}{done} {progress.message}".rstrip()
 
 
-def _error(error: TaskError | None) -> str | None:
+def _error(error: TaskError | None) -> Text | None:
     if error is None:
         return None
-    return f"{error} ({error.type})" if error.type else str(error)
+    return paragraph(f"{error} ({error.type})" if error.type else str(error))
 
 
 def _error_data(error: TaskError | None) -> str | None:

@@ -17,6 +17,7 @@ from everbeat.client.control import CancelVerdict
 from everbeat.domain.inspection import TaskSummary
 from everbeat.domain.states import TaskState
 from everbeat.errors import TaskNotFound, TaskNotRetryable
+from everbeat.errors.visible import on_one_line
 from everbeat.runtime.clock import SystemClock
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
@@ -186,7 +187,7 @@ def signal(
     if as_json:
         show_json({"id": target, "name": name, "value": told})
     else:
-        print(f"{target}  {name}  stored")
+        print(on_one_line(f"{target}  {name}  stored"))
 
 
 def _json(text: str) -> Any:

@@ -40,7 +40,12 @@ def _watch(app: App, task_id: UUID, *, timeout: Duration | None, console: Consol
     limit_s = None if timeout is None else to_seconds(timeout, subject="timeout")
     since = monotonic()
     handle = app.handle(task_id)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bars:
         bar = bars.add_task("PENDING", total=None)
         while True:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 from typing import Annotated, Any, Final
 
 import typer
 from msgspec.structs import replace
 
 from everbeat.assembly.tree import supervise
-from everbeat.cli.logs import LOG_FORMAT, LOG_LEVEL_VARIABLE
+from everbeat.cli.logs import LOG_LEVEL_VARIABLE, show_logs
 from everbeat.config import WorkerConfig
 from everbeat.errors import ConfigurationError, Problem
 
@@ -128,4 +127,4 @@ def _log_to_stderr(level: str) -> None:
     if number is None:
         raise typer.BadParameter(f"{level!r} is no --log-level: use debug, info, warning or error.")
     os.environ[LOG_LEVEL_VARIABLE] = level  # worker processes inherit it
-    logging.basicConfig(level=number, stream=sys.stderr, format=LOG_FORMAT)
+    show_logs(number)

@@ -22,6 +22,7 @@ from everbeat.cli.output import (
     duration,
     moment,
     optional_moment,
+    paragraph,
     say,
     show_heading,
     show_pairs,
@@ -76,7 +77,7 @@ def show_workflow(seen: WorkflowSeen) -> None:
         say(f"{amount(len(boxes) - MOST_LINES, 'line')} are left out; what failed or runs comes first.")
     if seen.info.error is not None and seen.info.error.traceback:
         show_heading("Traceback")
-        show_pairs([("", seen.info.error.traceback.rstrip())])
+        show_pairs([("", paragraph(seen.info.error.traceback.rstrip()))])
 
 
 def show_graph(seen: WorkflowSeen, *, width: int) -> None:
@@ -115,7 +116,7 @@ def _facts(seen: WorkflowSeen) -> Iterator[tuple[str, str | Text | None]]:
         "result",
         compact_json(info.result) if info.state is WorkflowState.COMPLETED and info.output else None,
     )
-    yield "error", None if info.error is None else str(info.error)
+    yield "error", None if info.error is None else paragraph(str(info.error))
     yield (
         "error data",
         None if info.error is None or info.error.data is None else compact_json(info.error.data),

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from everbeat.domain.gathering import place_of_caller, raise_or_gather
 from everbeat.errors import ConfigurationError, Problem, nearest
+from everbeat.errors.visible import visible
 
 S = TypeVar("S", bound="Settings")
 
@@ -156,7 +157,7 @@ def shown(value: object) -> str:
     shortener = reprlib.Repr()
     shortener.maxstring = shortener.maxother = 80
     try:
-        return shortener.repr(value)
+        return visible(shortener.repr(value))
     except Exception:  # noqa: BLE001 - a broken __repr__ must not hide the problem that is being told
         return f"<{type(value).__name__}>"
 

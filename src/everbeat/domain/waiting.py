@@ -65,7 +65,7 @@ def _crew(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
             code=ReasonCode.QUEUE_NOT_SERVED,
             text=f"no live worker serves queue {task.queue!r}{_meant(task.queue, waiting.known_queues)}",
             blocked_by=task.queue,
-            command=f"everbeat worker MODULE:APP --queues {task.queue}",
+            command=f"everbeat worker MODULE:APP --queues {shlex.quote(task.queue)}",
         )
     elif waiting.knowing == 0:
         text = f"no live worker that serves queue {task.queue!r} knows task {task.name!r}"
@@ -91,7 +91,7 @@ def _pauses(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
             code=ReasonCode.TASK_PAUSED,
             what=f"task {task.name!r}",
             name=task.name,
-            command=f"everbeat tasks resume {task.name}",
+            command=f"everbeat tasks resume {shlex.quote(task.name)}",
         )
     if waiting.queue_pause is not None:
         yield _pause(
@@ -99,7 +99,7 @@ def _pauses(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
             code=ReasonCode.QUEUE_PAUSED,
             what=f"queue {task.queue!r}",
             name=task.queue,
-            command=f"everbeat queues resume {task.queue}",
+            command=f"everbeat queues resume {shlex.quote(task.queue)}",
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from everbeat.errors.visible import visible
+
 
 def _restored(kind: type[EverbeatError], args: tuple[Any, ...], state: dict[str, Any]) -> EverbeatError:
     error = kind.__new__(kind, *args)
@@ -18,9 +20,10 @@ class EverbeatError(Exception):
     code: ClassVar[str] = "EVERBEAT_ERROR"
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
+        # A message quotes what users and the database gave; a traceback takes it to a terminal.
+        self.message = visible(message)
+        self.fix = None if fix is None else visible(fix)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message if self.fix is None else f"{self.message} Fix: {self.fix}"

@@ -19,6 +19,8 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from everbeat.errors.visible import visible
+
 _log = logging.getLogger("everbeat.runtime")
 
 
@@ -248,7 +250,7 @@ def event_text(event: Event) -> str:
             below += f"\n{field}:\n" + "\n".join(f"  {line}" for line in value.rstrip().splitlines())
         else:
             parts.append(f"{field}={_value(value)}")
-    return " ".join(parts) + below
+    return visible(" ".join(parts) + below)
 
 
 _VALUE_LIMIT = 2000

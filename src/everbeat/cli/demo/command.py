@@ -27,7 +27,7 @@ from everbeat.cli.demo.view import audience
 from everbeat.cli.exit_codes import ExitCode
 from everbeat.cli.interruption import interruptible
 from everbeat.cli.locate import load
-from everbeat.cli.output import show_json
+from everbeat.cli.output import VisibleConsole, show_json
 from everbeat.cli.own_schema import own_schema
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption, OwnUrlOption
 from everbeat.runtime.clock import SystemClock
@@ -66,7 +66,7 @@ def demo(
     every promise held. Works in a schema of its own, for which the role needs CREATE on the database.
     """
     files = _chosen(path)
-    console = Console(stderr=as_json, highlight=False, markup=False)
+    console = VisibleConsole(stderr=as_json)
     with interruptible():
         evidence = _performed(files, url=url, keep=keep, console=console, headless=headless, nats=nats)
     verdict = judge(evidence)

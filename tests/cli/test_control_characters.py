@@ -1,0 +1,239 @@
+"""Hostile text in every stored text column, and in what is typed: no command lets a terminal obey it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from msgspec import Struct
+from psycopg import sql
+from psycopg.types.json import Json
+
+from everbeat import App
+from everbeat.cli.logs import LOG_FORMAT, VisibleFormatter
+from everbeat.domain.settings import shown
+from everbeat.errors import EverbeatError
+from everbeat.errors.visible import on_one_line, visible, visible_json
+from everbeat.runtime.events import HookFailed, event_text
+from everbeat.store import leases
+from everbeat.store.target import Target
+from tests.cli.conftest import Command
+from tests.cli.terminal import HOSTILE, at_terminal, obeyed
+from tests.client.conftest import app
+from tests.store.conftest import Hands
+from tests.store.flows import task
+from tests.workflows.sent import sent
+
+__all__ = ["app"]
+
+FAILURE = b'{"code": "BROKEN", "message": "m", "type": "T", "traceback": "a\\nb", "data": {"a": "b"}}'
+
+
+class Scene(Struct, frozen=True):
+    """One of everything that a command shows."""
+
+    failed: UUID
+    running: UUID
+    pending: UUID
+    workflow: UUID
+
+
+@pytest.fixture
+def hands(app: App, database_url: str, schema: str) -> Iterator[Hands]:
+    """Hands without an audit: every stored text is replaced, which no statement of everbeat does."""
+    target = Target.parse(database_url, schema=schema)
+    with target.connect("everbeat test") as connection:
+        party = Hands(target, connection)
+        party.supervisor("s1", "w1", "w2")
+        yield party
+        party.database.close()
+
+
+@pytest.fixture
+def scene(app: App, hands: Hands) -> Scene:
+    failed = hands.running("w1", key="k1")
+    assert hands.settle(failed, "FAILED", error=FAILURE) == "FAILED"
+    rescued = hands.running("w2", policy=b'{"on_crash": "retry"}')
+    (lease,) = hands.leases()
+    hands.recover(lease, "fail", error=FAILURE)
+    running = hands.running("w1", flags=b'{"a": "b"}')
+    hands.run(
+        leases.record_progress(
+            running.id, running.claim_id, b'{"stage": "s", "message": "m", "fraction": 0.5}'
+        )
+    )
+    handle, _ = sent(app, hands, [task("a"), task("b")], key="k2")
+    pending = hands.send("unknown")
+    app.pause_task("unknown", reason="because")
+    assert rescued.id
+    return Scene(failed.id, running.id, pending, handle.id)
+
+
+def spoil(connection: psycopg.Connection[Any], schema: str) -> dict[str, list[str]]:
+    """Put hostile text into every text and JSON column of the catalogue; return what constraints refused, by table."""
+    columns = connection.execute(
+        "select table_name, column_name, data_type from information_schema.columns join information_schema.tables"
+        " using (table_schema, table_name) where table_schema = %s and table_type = 'BASE TABLE'"
+        " and data_type in ('text', 'json') and table_name <> 'schema_versions'",
+        [schema],
+    ).fetchall()
+    connection.execute("set session_replication_role = replica")  # foreign keys would keep ids as they are
+    refused: dict[str, list[str]] = {}
+    for table, column, kind in columns:
+        place = sql.Identifier(schema, table)
+        if (table, column) in DECODED:
+            continue
+        try:
+            if kind == "text":
+                query = sql.SQL("update {} set {} = left({}, 3) || %s").format(
+                    place, sql.Identifier(column), sql.Identifier(column)
+                )
+                connection.execute(query, [HOSTILE])
+            else:
+                spoil_json(connection, place, column)
+        except psycopg.errors.CheckViolation:
+            refused.setdefault(table, []).append(column)
+    connection.execute("set session_replication_role = origin")
+    return refused
+
+
+def spoil_json(connection: psycopg.Connection[Any], place: sql.Identifier, column: str) -> None:
+    name = sql.Identifier(column)
+    for row, value in connection.execute(
+        sql.SQL("select ctid::text, {} from {} where {} is not null").format(name, place, name)
+    ).fetchall():
+        connection.execute(
+            sql.SQL("update {} set {} = %s where ctid = %s::tid").format(place, name),
+            [Json(spoilt(value)), row],
+        )
+
+
+def spoilt(value: Any) -> Any:
+    """The same JSON with hostile text for every text."""
+    if isinstance(value, dict):
+        return {name: spoilt(each) for name, each in value.items()}
+    return HOSTILE if isinstance(value, str) else value
+
+
+# Read as enumerations, or as settings of a task: other text there is a broken row, not a text to show.
+DECODED = {
+    ("tasks", "policy"),
+    ("nodes", "options"),
+    ("nodes", "graph"),
+    ("recoveries", "was"),
+    ("recoveries", "noticed_by"),
+}
+
+
+def test_no_command_lets_a_terminal_obey_stored_text(
+    everbeat: Command, scene: Scene, hands: Hands, schema: str
+) -> None:  # J17
+    refused = spoil(hands.connection, schema)
+    assert refused == {
+        "tasks": ["state"],
+        "attempts": ["outcome"],
+        "pauses": ["kind"],
+        "workflows": ["state", "on_error"],
+        "nodes": ["kind", "state"],
+    }
+    failed, running, pending, workflow = map(
+        str, (scene.failed, scene.running, scene.pending, scene.workflow)
+    )
+    (worker,) = hands.connection.execute(
+        sql.SQL("select id from {}.workers order by id limit 1").format(sql.Identifier(schema))
+    ).fetchone() or ("",)
+    pages = [
+        ["tasks", "list"], ["tasks", "show", failed], ["tasks", "show", running], ["tasks", "show", pending],
+        ["tasks", "pauses"], ["explain", failed], ["explain", running], ["explain", pending], ["explain", workflow],
+        ["workers"], ["workers", "list", "--all"], ["workers", "history", worker], ["queues"], ["recoveries"], ["recoveries", "show", "1"],
+        ["workflows"], ["workflows", "show", workflow], ["doctor"], ["sweep", "--dry-run"], ["prune", "--dry-run"],
+        ["workflows", "reconcile", "--dry-run"],
+    ]  # fmt: skip
+    drawings = [["workflows", "show", workflow, *way] for way in (["--graph"], ["--mermaid"], ["--svg", "-"])]
+    acts = [
+        ["tasks", "retry", running], ["tasks", "pause", HOSTILE], ["tasks", "cancel", running, HOSTILE], ["tasks", "signal", HOSTILE, HOSTILE],
+        ["queues", "resume", HOSTILE], ["send", HOSTILE, "--args", HOSTILE], ["check", HOSTILE], [HOSTILE], ["tasks", "show", HOSTILE],
+        ["tasks", "list", "--state", HOSTILE], ["tasks", "list", "--schema", HOSTILE], ["tasks", "list", "--url", f"postgresql://{HOSTILE}"],
+    ]  # fmt: skip
+    written = at_terminal(
+        [*pages, *drawings, *([*page, "--json"] for page in (*pages, *acts)), *acts],
+        folder=everbeat.folder,
+        environment=everbeat.environment,
+    )
+    assert obeyed(written) == [], written
+    assert "Traceback (most recent call last)" not in written
+    assert written.count("exit 0") >= len(pages)
+    assert "\\x1b]52;c;" in written
+    assert "\\u202e" in written
+    assert ":bomb:[link=https://x.y]z[/link]" in written
+
+
+def test_json_keeps_hostile_text_exactly(everbeat: Command, scene: Scene, hands: Hands) -> None:  # J17
+    hands.connection.execute(
+        hands.plain("update {schema}.tasks set key = %s where id = %s"), [HOSTILE, scene.failed]
+    )
+    written = at_terminal(
+        [["tasks", "show", str(scene.failed), "--json"]],
+        folder=everbeat.folder,
+        environment=everbeat.environment,
+    )
+    assert obeyed(written) == []
+    assert json.loads(written.partition("exit 0")[0])["key"] == HOSTILE
+    assert everbeat("tasks", "show", str(scene.failed), "--json").assert_code(0).document["key"] == HOSTILE
+
+
+def test_a_value_cannot_forge_a_line_of_a_table(everbeat: Command, scene: Scene, hands: Hands) -> None:  # J17
+    forged = "k1\nstate        COMPLETED"
+    hands.connection.execute(
+        hands.plain("update {schema}.tasks set key = %s where id = %s"), [forged, scene.failed]
+    )
+    page = everbeat("tasks", "show", str(scene.failed)).assert_code(0).out
+    assert "k1\\nstate        COMPLETED" in page
+
+
+def test_log_lines_and_messages_show_control_characters() -> None:  # J17
+    event = HookFailed(
+        hook=HOSTILE, function="f", task_id=None, task_name=HOSTILE, problem=f"{HOSTILE}\n{HOSTILE}"
+    )
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(VisibleFormatter(LOG_FORMAT))
+    handler.emit(logging.makeLogRecord({"msg": "%s", "args": (HOSTILE,), "levelname": "INFO"}))
+    error = EverbeatError(f"it says {HOSTILE}", fix=HOSTILE)
+
+    class Broken:
+        def __repr__(self) -> str:
+            return HOSTILE
+
+    for text in (
+        event_text(event),
+        stream.getvalue(),
+        str(error),
+        error.message,
+        repr(error.args),
+        shown(Broken()),
+    ):
+        assert obeyed(text) == []
+        assert "\\x1b" in text
+
+
+def test_every_control_and_format_character_becomes_an_escape() -> None:  # J17
+    number_signs = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
+    harmful = [
+        chr(number)
+        for number in range(0x110000)
+        if unicodedata.category(chr(number)) in ("Cc", "Cf", "Cs", "Zl", "Zp") and number not in number_signs
+    ]
+    assert [one for one in harmful if one not in "\n\t" and visible(one) == one] == []
+    assert [one for one in harmful if on_one_line(one) == one] == []
+    assert (visible("a\tb\nc"), on_one_line("a\tb\nc")) == ("a\tb\nc", "a\\tb\\nc")
+    assert visible("Grüße, 東京　and 👍 \xa0") == "Grüße, 東京　and 👍 \xa0"
+    document = json.dumps({"a": "|".join(harmful)}, ensure_ascii=False, indent=2)
+    assert json.loads(visible_json(document)) == json.loads(document)
