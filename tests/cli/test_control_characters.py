@@ -8,11 +8,9 @@ import logging
 import unicodedata
 from collections.abc import Iterator
 from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
-from msgspec import Struct
 from psycopg import sql
 from psycopg.types.json import Json
 
@@ -22,27 +20,14 @@ from everbeat.domain.settings import shown
 from everbeat.errors import EverbeatError
 from everbeat.errors.visible import on_one_line, visible, visible_json
 from everbeat.runtime.events import HookFailed, event_text
-from everbeat.store import leases
 from everbeat.store.target import Target
 from tests.cli.conftest import Command
+from tests.cli.scene import Scene, played
 from tests.cli.terminal import HOSTILE, at_terminal, obeyed
 from tests.client.conftest import app
 from tests.store.conftest import Hands
-from tests.store.flows import task
-from tests.workflows.sent import sent
 
 __all__ = ["app"]
-
-FAILURE = b'{"code": "BROKEN", "message": "m", "type": "T", "traceback": "a\\nb", "data": {"a": "b"}}'
-
-
-class Scene(Struct, frozen=True):
-    """One of everything that a command shows."""
-
-    failed: UUID
-    running: UUID
-    pending: UUID
-    workflow: UUID
 
 
 @pytest.fixture
@@ -58,22 +43,7 @@ def hands(app: App, database_url: str, schema: str) -> Iterator[Hands]:
 
 @pytest.fixture
 def scene(app: App, hands: Hands) -> Scene:
-    failed = hands.running("w1", key="k1")
-    assert hands.settle(failed, "FAILED", error=FAILURE) == "FAILED"
-    rescued = hands.running("w2", policy=b'{"on_crash": "retry"}')
-    (lease,) = hands.leases()
-    hands.recover(lease, "fail", error=FAILURE)
-    running = hands.running("w1", flags=b'{"a": "b"}')
-    hands.run(
-        leases.record_progress(
-            running.id, running.claim_id, b'{"stage": "s", "message": "m", "fraction": 0.5}'
-        )
-    )
-    handle, _ = sent(app, hands, [task("a"), task("b")], key="k2")
-    pending = hands.send("unknown")
-    app.pause_task("unknown", reason="because")
-    assert rescued.id
-    return Scene(failed.id, running.id, pending, handle.id)
+    return played(app, hands)
 
 
 def spoil(connection: psycopg.Connection[Any], schema: str) -> dict[str, list[str]]:
@@ -143,20 +113,10 @@ def test_no_command_lets_a_terminal_obey_stored_text(
         "workflows": ["state", "on_error"],
         "nodes": ["kind", "state"],
     }
-    failed, running, pending, workflow = map(
-        str, (scene.failed, scene.running, scene.pending, scene.workflow)
-    )
     (worker,) = hands.connection.execute(
         sql.SQL("select id from {}.workers order by id limit 1").format(sql.Identifier(schema))
     ).fetchone() or ("",)
-    pages = [
-        ["tasks", "list"], ["tasks", "show", failed], ["tasks", "show", running], ["tasks", "show", pending],
-        ["tasks", "pauses"], ["explain", failed], ["explain", running], ["explain", pending], ["explain", workflow],
-        ["workers"], ["workers", "list", "--all"], ["workers", "history", worker], ["queues"], ["recoveries"], ["recoveries", "show", "1"],
-        ["workflows"], ["workflows", "show", workflow], ["doctor"], ["sweep", "--dry-run"], ["prune", "--dry-run"],
-        ["workflows", "reconcile", "--dry-run"],
-    ]  # fmt: skip
-    drawings = [["workflows", "show", workflow, *way] for way in (["--graph"], ["--mermaid"], ["--svg", "-"])]
+    pages, drawings, running = scene.pages(worker), scene.drawings(), str(scene.running)
     acts = [
         ["tasks", "retry", running], ["tasks", "pause", HOSTILE], ["tasks", "cancel", running, HOSTILE], ["tasks", "signal", HOSTILE, HOSTILE],
         ["queues", "resume", HOSTILE], ["send", HOSTILE, "--args", HOSTILE], ["check", HOSTILE], [HOSTILE], ["tasks", "show", HOSTILE],

@@ -6,6 +6,7 @@ What lives here: the order, and what follows when a question cannot be asked. Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, Final, TypeVar
 
 from everbeat import assembly
@@ -20,12 +21,16 @@ from everbeat.runtime.clock import SystemClock
 from everbeat.store import diagnosis, inspect, messages, migrations, pauses
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
-from everbeat.store.target import Target, is_pooled
+from everbeat.store.target import Target, is_pooled, is_read_only
 
 T = TypeVar("T")
 _HEAR_WITHIN_S: Final = 3.0
 _MOST_SNAPSHOTS: Final = 10_000
 _MOST_WORKERS: Final = 100_000
+_OF_THE_LIVING: Final = frozenset(
+    {CheckCode.LISTEN, CheckCode.WORKERS, CheckCode.SWEEPER, CheckCode.NAMES, CheckCode.QUEUES}
+)
+"""Checks that a standby cannot answer: it takes no LISTEN, and does not know who lives."""
 
 
 class Examination:
@@ -36,12 +41,13 @@ class Examination:
         self._long_transaction_s = long_transaction_s
         self._rules = silence_rules(app.recovery)
         self._alive_within_ms = app.recovery.claimed_stale_threshold_ms
+        self._is_standby = False
 
     def checks(self) -> Iterator[Check]:
         """The checks as they are made; without a database, or a schema that fits, no more follow."""
         target = self._app.door.target
         try:
-            check, pooled = _reach(target)
+            check, self._is_standby, pooled = _reach(target)
         except DatabaseError as error:
             yield _failed(CheckCode.DATABASE, error)
             return
@@ -54,6 +60,9 @@ class Examination:
         database = Database(target, application_name="everbeat doctor")
         try:
             for code, look in self._looks(database, target, pooled=pooled):
+                if self._is_standby and code in _OF_THE_LIVING:
+                    yield server_checks.judge_unknown(code)
+                    continue
                 try:
                     yield look()
                 except EverbeatError as error:
@@ -170,12 +179,19 @@ class Examination:
         return Told.of([latest.get(worker.worker_id) for worker in alive if not worker.is_stale])
 
 
-def _reach(target: Target) -> tuple[Check, bool]:
-    """Whether the server answers, and whether a transaction pooler stands before it. Raises a DatabaseError."""
+def _reach(target: Target) -> tuple[Check, bool, bool]:
+    """Whether the server answers and writes, whether it is a standby, and whether a transaction pooler stands before it.
+
+    Raises a DatabaseError.
+    """
     with target.connect("everbeat doctor") as connection:
         version = connection.info.server_version
-        text = f"PostgreSQL {version // 10_000}.{version % 10_000} answers at {target.shown!r}"
-        return Check(CheckCode.DATABASE, Verdict.OK, text), is_pooled(connection)
+        name = f"PostgreSQL {version // 10_000}.{version % 10_000}"
+        pooled, read_only = is_pooled(connection), is_read_only(connection)
+    with closing(Database(target, application_name="everbeat doctor")) as database:
+        found = database.run(diagnosis.standing())
+    check = server_checks.judge_server(found, name=name, where=target.shown, is_read_only=read_only)
+    return check, found.is_standby, pooled
 
 
 def _failed(code: CheckCode, error: EverbeatError) -> Check:

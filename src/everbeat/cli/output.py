@@ -26,6 +26,9 @@ from everbeat.errors.visible import on_one_line, visible, visible_json
 from everbeat.runtime.clock import SystemClock
 
 _PIPE_WIDTH = 1_000  # what reads a pipe wants whole lines
+ON_STANDBY = (
+    "This server is a standby: beats reach it with the delay of replication, so liveness is unknown here."
+)
 _STATE_STYLES = {
     "PENDING": "cyan",
     "READY": "cyan",

@@ -7,10 +7,10 @@ from typing import Annotated, Final
 import typer
 from msgspec import structs
 
-from everbeat.cli.output import amount, duration, say, show_json, show_table
+from everbeat.cli.output import ON_STANDBY, amount, duration, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.typed import typed_as
-from everbeat.domain.inspection import SweepResult
+from everbeat.domain.inspection import UNKNOWN_FATE, SweepResult
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -72,9 +72,14 @@ def sweep(
         return
     show_swept(result, empty="No task is held by a dead worker.")
     workers = len(result.worker_ids)
+    unknown = sum(task.action == UNKNOWN_FATE for task in result.tasks)
+    if unknown:
+        say(
+            f"{ON_STANDBY} {amount(unknown, 'task')} of silent workers: ask the primary whether those are dead."
+        )
     if dry_run:
         say(
-            f"Dry run: {amount(len(result.tasks), 'task')} of {amount(workers, 'worker')} would be recovered."
+            f"Dry run: {amount(len(result.tasks) - unknown, 'task')} of {amount(workers, 'worker')} would be recovered."
         )
     elif result.worker_ids or result.missed:
         say(

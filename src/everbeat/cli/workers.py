@@ -10,7 +10,7 @@ from rich.text import Text
 
 from everbeat.app import App
 from everbeat.cli.default_command import ListByDefault
-from everbeat.cli.output import duration, moment, say, show_json, show_table
+from everbeat.cli.output import ON_STANDBY, duration, moment, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.sweep import show_swept, swept_document
 from everbeat.cli.typed import typed_as
@@ -150,6 +150,8 @@ def _show_workers(found: list[WorkerInfo], snapshots: dict[str, WorkerStateInfo]
         )
     columns = ("WORKER", "HOST", "PID", "STATE", "QUEUES", *numbers[:-1], "NATS", numbers[-1])
     show_table(columns, rows, numbers=numbers, empty="No worker is registered.")
+    if any(worker.is_stale is None and worker.ended_at is None for worker in found):
+        say(f"{ON_STANDBY} Ask the primary.")
 
 
 def _messages(snapshot: WorkerStateInfo) -> Text:
@@ -166,6 +168,8 @@ def _condition(worker: WorkerInfo) -> Text:
     if worker.ended_at is not None:
         why = worker.ended_cause or worker.ended_how
         return Text("ended" if why is None else f"ended ({why})", style="dim")
+    if worker.is_stale is None:
+        return Text("unknown", style="yellow")
     if worker.is_stale:
         return Text("stale", style="red")
     return Text("draining", style="yellow") if worker.draining else Text("live", style="green")

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
+from msgspec import structs
+
 from everbeat.client.waiter import Waiter
 from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
@@ -103,7 +105,8 @@ class Door:
 
     def _open(self) -> OpenDatabase:
         if self._opened is None:
-            self._opened = self.address.open()
+            opened = self.address.open()
+            self._opened = structs.replace(opened, target=opened.target.for_clients())
             if self._opened.server is not None:
                 # Before the server's own farewell, which would cut off whoever still listens.
                 atexit.register(_close_at_exit, weakref.ref(self))

@@ -52,11 +52,19 @@ class Check(msgspec.Struct, frozen=True):
     fix: str | None = None
 
 
-class Right(msgspec.Struct, frozen=True):
-    """What the role may not do with a table of the schema."""
+class Standing(msgspec.Struct, frozen=True):
+    """Whether the server is a standby, and the age in seconds of the last commit that it has replayed; None where it has none."""
 
-    table: str
+    is_standby: bool
+    replayed_s: float | None
+
+
+class Right(msgspec.Struct, frozen=True):
+    """What the role may not do with a table of the schema, one of so many `tables`."""
+
+    table: str | None
     missing: tuple[str, ...]
+    tables: int
 
 
 class Clocks(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ class ReasonCode(StrEnum):
     """What a reason is about; stable for programs."""
 
     NO_WORKER = "NO_WORKER"
+    LIVENESS_UNKNOWN = "LIVENESS_UNKNOWN"
     QUEUE_NOT_SERVED = "QUEUE_NOT_SERVED"
     NAME_UNKNOWN = "NAME_UNKNOWN"
     SCHEDULED = "SCHEDULED"
@@ -122,7 +123,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     Workers that are `alive`, `serving` its queue and `knowing` its name too; `slots` of those and how many code is
     `running` in, None where a worker has not told yet; `ahead` in its queue, `before` it in its serial line, the first of
     those; suspects that run or are held elsewhere (`alone`); `lagging` of the `knowing`, with an event loop that is late
-    by more than a second.
+    by more than a second. On a standby (`is_standby`) beats arrive late, so nobody is known to be dead.
     """
 
     alive: int
@@ -143,12 +144,13 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     queue_pause: Pause | None = None
     known_tasks: tuple[str, ...] = ()
     known_queues: tuple[str, ...] = ()
+    is_standby: bool = False
 
 
 class Holding(msgspec.Struct, frozen=True):
     """The lease of a task: its holder, the holder's last sign of life, its other running tasks, and how many could recover it.
 
-    `left_at`: when a recovery hook first said that this holder keeps it.
+    `left_at`: when a recovery hook first said that this holder keeps it. `is_standby`: the beats may be older than they are.
     """
 
     worker_id: str
@@ -169,6 +171,7 @@ class Holding(msgspec.Struct, frozen=True):
     neighbours: tuple[UUID, ...]
     observers: int
     left_at: datetime | None
+    is_standby: bool = False
 
 
 class SilenceRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +190,17 @@ class SilenceRules(msgspec.Struct, frozen=True, kw_only=True):
         if plain is None or not any(flags.get(name) for name in self.resilient_flags):
             return plain
         return plain * self.multiplier
+
+
+def unknown_liveness(what: str, *, last_beat_at: datetime | None, blocked_by: str | None = None) -> Reason:
+    """The reason on a standby, where `what` cannot be told."""
+    return Reason(
+        code=ReasonCode.LIVENESS_UNKNOWN,
+        text=f"{what} is unknown here: this server is a standby, and beats reach it with the delay of replication",
+        since=last_beat_at,
+        blocked_by=blocked_by,
+        command="everbeat workers --url URL-OF-THE-PRIMARY",
+    )
 
 
 def fate(recovery: RecoveryInfo, *, what: str = "it") -> str:

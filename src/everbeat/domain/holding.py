@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from everbeat.domain.duration import spelled
-from everbeat.domain.explanation import Holding, Reason, ReasonCode, SilenceRules, counted
+from everbeat.domain.explanation import Holding, Reason, ReasonCode, SilenceRules, counted, unknown_liveness
 from everbeat.domain.inspection import TaskSummary
 from everbeat.domain.policy import StoredPolicy
 
@@ -121,6 +121,8 @@ def _death(
             yield _skipped(holding, rules=rules, at=at, asked_by="its worker")
         return
     yield found
+    if found.code is ReasonCode.LIVENESS_UNKNOWN:
+        return
     if threshold_ms is None:
         name = "auto_fail_stale_running" if started else "auto_requeue_stale_claimed"
         yield Reason(
@@ -131,7 +133,7 @@ def _death(
         )
     if holding.left_at is not None:
         yield _skipped(holding, rules=rules, at=at, asked_by="the next sweep" if holding.observers else None)
-    if holding.observers == 0:
+    if holding.observers == 0 and not holding.is_standby:
         yield Reason(
             code=ReasonCode.NOBODY_SWEEPS,
             text="no live supervisor is there to recover it",
@@ -178,6 +180,9 @@ def _trouble(
             f"worker {_shown(holding)}, which held it, has ended ({cause})",
             "the next look of a supervisor recovers it",
         )
+    elif holding.silent_ms > 2 * rules.beat_interval_ms and holding.is_standby:
+        what = f"whether worker {_shown(holding)}, which holds it, is alive"
+        return unknown_liveness(what, last_beat_at=holding.last_beat_at, blocked_by=holding.worker_id)
     elif holding.silent_ms > 2 * rules.beat_interval_ms:
         code, since, due_at = ReasonCode.HOLDER_SILENT, holding.last_beat_at, holding.last_beat_at + silent
         text = f"worker {_shown(holding)}, which holds it, has been silent for {_spelled(holding.silent_ms)}"

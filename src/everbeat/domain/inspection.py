@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -161,7 +161,10 @@ class TaskInfo(TaskSummary, frozen=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """One worker. `last_heartbeat_at` counts its supervisor's beats for it; `queues` None means all, `tasks` None unknown."""
+    """One worker. `last_heartbeat_at` counts its supervisor's beats for it; `queues` None means all, `tasks` None unknown.
+
+    `is_stale` is None on a standby, where beats arrive with the delay of replication: an old one does not prove a death.
+    """
 
     worker_id: str
     supervisor_id: str
@@ -170,7 +173,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     queues: tuple[str, ...] | None
     started_at: datetime
     last_heartbeat_at: datetime
-    is_stale: bool
+    is_stale: bool | None
     draining: bool
     ended_at: datetime | None
     ended_how: str | None
@@ -189,7 +192,10 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
 
 class SupervisorInfo(msgspec.Struct, frozen=True):
-    """One supervisor and the number of its workers that were not ended. `session_held`: it holds its session lock."""
+    """One supervisor and the number of its workers that were not ended. `session_held`: it holds its session lock.
+
+    `is_stale` is None on a standby, as a worker's is.
+    """
 
     supervisor_id: str
     hostname: str
@@ -197,7 +203,7 @@ class SupervisorInfo(msgspec.Struct, frozen=True):
     started_at: datetime
     last_heartbeat_at: datetime
     beat_seq: int
-    is_stale: bool
+    is_stale: bool | None
     draining: bool
     session_held: bool
     ended_at: datetime | None
@@ -246,11 +252,16 @@ class SweptTask(msgspec.Struct, frozen=True, kw_only=True):
     silent_ms: int
 
 
+UNKNOWN_FATE: Final = "unknown"
+"""The action of a dry run on a standby: an old beat there does not prove a death."""
+
+
 class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a sweep found: the dead workers, and what was done with their tasks (in a dry run: what would be).
 
     `skipped`: nothing was done, because another sweep was going on. `missed`: leases whose holder came back, or that somebody
-    else recovered meanwhile; what a recovery hook left is among `tasks` with the action "leave", and not counted.
+    else recovered meanwhile; what a recovery hook left is among `tasks` with the action "leave", and not counted. On a standby a dry
+    run gives the action "unknown" to the tasks of silent workers: beats arrive there with the delay of replication.
     """
 
     worker_ids: tuple[str, ...]

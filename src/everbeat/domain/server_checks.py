@@ -17,19 +17,52 @@ from everbeat.domain.diagnosis import (
     LongTransaction,
     Right,
     Rows,
+    Standing,
     Verdict,
 )
 
+_ALL_WRITES: Final = ("INSERT", "UPDATE", "DELETE")
 _SKEW_S: Final = 2.0
 _MANY_DEAD_ROWS: Final = 50_000
 _TIGHT: Final = 0.8
 _FULL: Final = 0.95
 
 
+def judge_server(standing: Standing, *, name: str, where: str, is_read_only: bool) -> Check:
+    """Whether the server writes; `name` says which PostgreSQL it is, `where` its URL."""
+    if standing.is_standby:
+        age = (
+            ""
+            if standing.replayed_s is None
+            else f"; the last commit it replayed is {standing.replayed_s:.1f} s old"
+        )
+        text = f"{name} at {where!r} is a standby{age}: liveness is unknown here"
+        return Check(CheckCode.DATABASE, Verdict.WARN, text, "ask the primary; workers and senders need it.")
+    if is_read_only:
+        text = f"{name} answers at {where!r}; transactions are read-only by default, so everbeat writes nothing here"
+        fix = "for workers and senders: set default_transaction_read_only to off for the role, the database or the server."
+        return Check(CheckCode.DATABASE, Verdict.WARN, text, fix)
+    return Check(CheckCode.DATABASE, Verdict.OK, f"{name} answers at {where!r}")
+
+
+def judge_unknown(code: CheckCode) -> Check:
+    """A check that a standby cannot answer."""
+    if code is CheckCode.LISTEN:
+        text = "unknown here: this server is a standby, which takes no LISTEN; who waits for results here polls for them"
+        return Check(code, Verdict.WARN, text, "ask the primary.")
+    text = "unknown here: this server is a standby, and beats reach it with the delay of replication"
+    return Check(code, Verdict.WARN, text, "ask the primary.")
+
+
 def judge_rights(missing: Sequence[Right]) -> Check:
     """Whether the role may use every table."""
     if not missing:
         return Check(CheckCode.RIGHTS, Verdict.OK, "the role may read and write every table")
+    if len(missing) == missing[0].tables and all(right.missing == _ALL_WRITES for right in missing):
+        text = "the role may read every table and write none: it can look, and cannot send, work or act"
+        return Check(
+            CheckCode.RIGHTS, Verdict.WARN, text, "use a role that owns the schema for senders and workers."
+        )
     told = "; ".join(
         f"{', '.join(right.missing)} on {right.table or 'the schema itself'}" for right in missing[:5]
     )

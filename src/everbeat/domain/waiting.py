@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from everbeat.domain.explanation import Reason, ReasonCode, Waiting, counted, fate
+from everbeat.domain.explanation import Reason, ReasonCode, Waiting, counted, fate, unknown_liveness
 from everbeat.domain.inspection import RecoveryInfo, TaskSummary
 from everbeat.domain.pauses import Pause
 from everbeat.domain.policy import StoredPolicy
@@ -53,7 +53,9 @@ def waiting_because(reasons: Iterable[Reason]) -> str | None:
 
 
 def _crew(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
-    if waiting.alive == 0:
+    if waiting.is_standby and not waiting.knowing:
+        yield unknown_liveness("whether a live worker takes it", last_beat_at=waiting.last_beat_at)
+    elif waiting.alive == 0:
         yield Reason(
             code=ReasonCode.NO_WORKER,
             text="no live worker",

@@ -13,7 +13,14 @@ from msgspec import Struct
 
 from everbeat.domain.drawing import blockers, elapsed_s, named, status_of
 from everbeat.domain.drawing_layers import depths
-from everbeat.domain.explanation import Explanation, Reason, ReasonCode, WorkflowExplanation, counted
+from everbeat.domain.explanation import (
+    Explanation,
+    Reason,
+    ReasonCode,
+    WorkflowExplanation,
+    counted,
+    unknown_liveness,
+)
 from everbeat.domain.states import TaskState
 from everbeat.domain.workflow_info import NodeInfo, NodeState, StuckWorkflow, WorkflowInfo, WorkflowState
 
@@ -42,6 +49,7 @@ class Movement(Struct, frozen=True):
     unmoved_since: datetime | None
     alive: int
     last_beat_at: datetime | None
+    is_standby: bool = False
 
 
 class Kind(Struct, frozen=True):
@@ -180,7 +188,9 @@ def _whole(
             text=f"it is being cancelled: {counted(running, 'node')} under way, asked to end",
             since=info.cancel_requested_at,
         )
-    if movement.alive == 0:
+    if movement.alive == 0 and movement.is_standby:
+        yield unknown_liveness("whether a live worker moves it on", last_beat_at=movement.last_beat_at)
+    elif movement.alive == 0:
         yield Reason(
             code=ReasonCode.NO_WORKER,
             text="no live worker: nobody moves it on, and nobody runs its tasks",

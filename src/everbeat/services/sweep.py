@@ -16,7 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from everbeat.config import RecoveryConfig
-from everbeat.domain.inspection import SweepResult, SweptTask
+from everbeat.domain.inspection import UNKNOWN_FATE, SweepResult, SweptTask
 from everbeat.domain.recovery import Charge, RecoveryRules
 from everbeat.errors import DatabaseError
 from everbeat.services.carrying import Carried
@@ -25,7 +25,7 @@ from everbeat.services.observer import Statements
 from everbeat.services.orders import order_for
 from everbeat.services.recovery import ORPHANED, Recoverer, always
 from everbeat.services.thresholds import Thresholds
-from everbeat.store import leases, sweeping, workers
+from everbeat.store import diagnosis, leases, sweeping, workers
 from everbeat.store.leases import Lease
 
 TURN: Final = "sweep"
@@ -91,13 +91,17 @@ class _Sweep:
         """What a sweep would do now."""
         tasks: list[SweptTask] = []
         stale = Counter[str]()
+        is_standby = (await self._statements.run(diagnosis.standing())).is_standby
         async for page in self._stale():
             for lease in page:
+                if is_standby and lease.ended_at is None:
+                    tasks.append(_swept(lease, UNKNOWN_FATE))
+                    continue
                 order = order_for(lease, _death(lease), rules=self._rules, charge=Charge.LOSS, random=random)
                 tasks.append(_swept(lease, "leave" if order is None else order.action))
                 stale[lease.worker_id] += 1
         dead = set(stale)
-        for each in await self._silent():
+        for each in [] if is_standby else await self._silent():
             if all(stale[worker_id] == held for worker_id, held in each.held.items()):
                 dead.update(each.worker_ids)
         return SweepResult(

@@ -18,6 +18,7 @@ from everbeat.domain.diagnosis import (
     Oldest,
     Right,
     Rows,
+    Standing,
     Suspects,
     Unserved,
     Unswept,
@@ -29,10 +30,17 @@ from everbeat.store.target import Target
 _CHANNEL: Final = "everbeat_doctor"
 
 
+def standing() -> Statement[Standing]:
+    """Whether the server is a standby."""
+    return Statement("inspect/standby", {}, lambda found: Standing(*found[0]))
+
+
 def rights(schema: str) -> Statement[list[Right]]:
     """What this role may not do with the tables of a schema."""
     return Statement(
-        "inspect/rights", {"schema": schema}, lambda found: [Right(row[0], tuple(row[1])) for row in found]
+        "inspect/rights",
+        {"schema": schema},
+        lambda found: [Right(row[0], tuple(row[1]), row[2]) for row in found],
     )
 
 

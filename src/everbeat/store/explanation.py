@@ -46,7 +46,7 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
     if not found:
         return None
     alive, serving, knowing, slots, running, last_beat_at, ahead, before, *rest = found[0]
-    first_id, first_state, first_name, first_due_at, alone, lagging, *pauses = rest
+    first_id, first_state, first_name, first_due_at, alone, lagging, *pauses, is_standby = rest
     return Waiting(
         alive=alive,
         serving=serving,
@@ -64,6 +64,7 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
         lagging=lagging,
         task_pause=_pause(pauses[:6]),
         queue_pause=_pause(pauses[6:]),
+        is_standby=is_standby,
     )
 
 
@@ -74,8 +75,8 @@ def _pause(columns: Sequence[Any]) -> Pause | None:
 def _holding(found: Sequence[Row]) -> Holding | None:
     if not found:
         return None
-    *facts, flags, neighbours, observers, left_at = found[0]
-    return Holding(*[*facts, _flags(flags), tuple(neighbours), observers, left_at])
+    *facts, flags, neighbours, observers, left_at, is_standby = found[0]
+    return Holding(*[*facts, _flags(flags), tuple(neighbours), observers, left_at, is_standby])
 
 
 def _flags(text: str | None) -> dict[str, Any]:

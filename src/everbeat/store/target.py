@@ -8,7 +8,7 @@ import sys
 from typing import Any, Final
 
 import psycopg
-from msgspec import Struct
+from msgspec import Struct, structs
 from psycopg import AsyncConnection, Connection, conninfo
 
 from everbeat.domain.settings import refused, shown
@@ -52,6 +52,11 @@ class Target(Struct, frozen=True):
 
     url: str
     schema: str = "everbeat"
+    accepts_read_only: bool = False
+
+    def for_clients(self) -> Target:
+        """Return the same target for a client, which can read from a standby or as a read-only role: the server refuses its writes."""
+        return structs.replace(self, accepts_read_only=True)
 
     @classmethod
     def parse(cls, url: str, *, schema: str = "everbeat") -> Target:
@@ -193,15 +198,17 @@ class Target(Struct, frozen=True):
         _mark(connection, is_pooled=await cursor.fetchone() is None)
 
     def check(self, connection: Connection[Any] | AsyncConnection[Any]) -> None:
-        """Refuses servers that are too old or cannot write, from what they said when greeting: no statement is spent."""
+        """Refuses servers that are too old or, unless that is accepted, cannot write.
+
+        They said so when greeting: no statement is spent.
+        """
         version = connection.info.server_version
         if version < OLDEST_SERVER:
             raise DatabaseTooOld(
                 f"The database at {self.shown!r} is PostgreSQL {version // 10_000}; everbeat needs 14 or newer.",
                 fix="upgrade the server.",
             )
-        status = connection.info.parameter_status
-        if status("in_hot_standby") == "on" or status("default_transaction_read_only") == "on":
+        if is_read_only(connection) and not self.accepts_read_only:
             raise DatabaseReadOnly(
                 f"The database at {self.shown!r} is a standby or read-only; everbeat writes.",
                 fix="point the URL to the primary, or list all hosts: 'postgresql://a,b/database' finds the one that writes.",
@@ -223,7 +230,7 @@ class Target(Struct, frozen=True):
                 )
             case "25006":
                 return DatabaseReadOnly(
-                    f"The database at {self.shown!r} refuses to write: {text}.",
+                    f"The database at {self.shown!r} is a standby or read-only, and this writes: {text}.",
                     fix="point the URL to the primary.",
                 )
             case _ if is_repeatable(problem):
@@ -240,6 +247,12 @@ def _one_line(text: str) -> str:
     lines = (line.strip() for line in text.splitlines())
     kept = [line for line in lines if line and not line.startswith("Is the server running")]
     return "; ".join(kept).rstrip(".")
+
+
+def is_read_only(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
+    """Whether the server of this connection is a standby, or read-only by default, as it said last."""
+    status = connection.info.parameter_status
+    return status("in_hot_standby") == "on" or status("default_transaction_read_only") == "on"
 
 
 def is_pooled(connection: Connection[Any] | AsyncConnection[Any]) -> bool:

@@ -14,6 +14,7 @@ select
         where s.ended_at is null and (s.id is distinct from l.supervisor_id or l.ended_at is not null)
           and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
     ) as observers,
-    (select t.left_at from {schema}.tasks t where t.id = l.id and t.left_claim_id = l.claim_id) as left_at
+    (select t.left_at from {schema}.tasks t where t.id = l.id and t.left_claim_id = l.claim_id) as left_at,
+    pg_is_in_recovery() as is_standby
 from {schema}.leases l
 where l.id = %(id)s

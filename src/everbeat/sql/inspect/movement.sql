@@ -11,4 +11,5 @@ with happened as materialized (
 )
 select
     statement_timestamp() as at, (select count(*) from happened) as unmoved, (select min(h.at) from happened h) as unmoved_since,
-    (select count(*) from living) as alive, (select max(s.last_beat_at) from {schema}.supervisors s) as last_beat_at
+    (select count(*) from living) as alive, (select max(s.last_beat_at) from {schema}.supervisors s) as last_beat_at,
+    pg_is_in_recovery() as is_standby

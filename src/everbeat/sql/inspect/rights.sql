@@ -1,8 +1,10 @@
--- What this role may not do with the tables of the schema; the schema itself is the row without a table.
-select null as "table", array['USAGE'] as missing
+-- What this role may not do with the tables of the schema; the schema itself is the row without a table. Of how many tables.
+select null as "table", array['USAGE'] as missing, 0::bigint as tables
 where not has_schema_privilege(%(schema)s, 'USAGE')
 union all
-select c.relname, lacks.missing
+select
+    c.relname, lacks.missing,
+    (select count(*) from pg_class every where every.relnamespace = n.oid and every.relkind = 'r') as tables
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 cross join lateral (

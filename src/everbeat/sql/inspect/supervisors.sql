@@ -1,7 +1,8 @@
--- Supervisors with their latest beat, newest beat first. Stale is judged by the database's clock.
+-- Supervisors with their latest beat, newest beat first. Stale is judged by the database's clock; on a standby, where beats arrive
+-- late, an old beat proves nothing: null.
 select
     s.id, s.hostname, s.pid, s.started_at, s.last_beat_at, s.beat_seq,
-    s.last_beat_at < statement_timestamp() - %(stale_ms)s * interval '1 millisecond' as is_stale,
+    nullif(s.last_beat_at < statement_timestamp() - %(stale_ms)s * interval '1 millisecond', pg_is_in_recovery() or null) as is_stale,
     s.draining, s.session_held, s.ended_at, s.ended_how,
     (select count(*) from {schema}.workers w where w.supervisor_id = s.id and w.ended_at is null) as workers
 from {schema}.supervisors s

@@ -71,7 +71,8 @@ select
         ) > 1000
     ) as lagging,
     task_pause.kind, task_pause.name, task_pause.paused_at, task_pause.paused_by, task_pause.reason, task_pause.crashes,
-    queue_pause.kind, queue_pause.name, queue_pause.paused_at, queue_pause.paused_by, queue_pause.reason, queue_pause.crashes
+    queue_pause.kind, queue_pause.name, queue_pause.paused_at, queue_pause.paused_by, queue_pause.reason, queue_pause.crashes,
+    pg_is_in_recovery() as is_standby
 from mine
 left join (select * from line limit 1) first on true
 left join {schema}.pauses task_pause on task_pause.kind = 'task' and task_pause.name = mine.name

@@ -1,7 +1,8 @@
--- Workers with their latest sign of life and what they hold, newest beat first. Stale is judged by the database's clock.
+-- Workers with their latest sign of life and what they hold, newest beat first. Stale is judged by the database's clock; on a standby,
+-- where beats arrive late, an old beat proves nothing: null.
 select
     w.id, w.supervisor_id, w.hostname, w.pid, w.queues, w.started_at, beat.at as last_heartbeat_at,
-    beat.at < statement_timestamp() - %(stale_ms)s * interval '1 millisecond' as is_stale,
+    nullif(beat.at < statement_timestamp() - %(stale_ms)s * interval '1 millisecond', pg_is_in_recovery() or null) as is_stale,
     s.draining, coalesce(w.ended_at, s.ended_at) as ended_at, coalesce(w.ended_how, s.ended_how) as ended_how, w.ended_cause,
     w.exit_code, w.signal, w.metadata::text, held.claimed, held.running
 from {schema}.workers w

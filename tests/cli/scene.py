@@ -1,0 +1,70 @@
+"""One of everything that a command shows, made by hand, and the commands that only look at it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from msgspec import Struct
+
+from everbeat import App
+from everbeat.store import leases
+from tests.store.conftest import Hands
+from tests.store.flows import task
+from tests.workflows.sent import sent
+
+FAILURE = b'{"code": "BROKEN", "message": "m", "type": "T", "traceback": "a\\nb", "data": {"a": "b"}}'
+
+
+class Scene(Struct, frozen=True):
+    """One of everything that a command shows."""
+
+    failed: UUID
+    running: UUID
+    pending: UUID
+    workflow: UUID
+
+    def pages(self, worker: str) -> list[list[str]]:
+        """Every command that only looks, apart from drawings."""
+        failed, running, pending, workflow = map(
+            str, (self.failed, self.running, self.pending, self.workflow)
+        )
+        return [
+            ["tasks", "list"], ["tasks", "show", failed], ["tasks", "show", running], ["tasks", "show", pending],
+            ["tasks", "pauses"], ["explain", failed], ["explain", running], ["explain", pending], ["explain", workflow],
+            ["workers"], ["workers", "list", "--all"], ["workers", "--history", worker], ["queues"], ["recoveries"],
+            ["recoveries", "show", "1"], ["workflows"], ["workflows", "show", workflow], ["doctor"], ["sweep", "--dry-run"],
+            ["prune", "--terminal-records", "1", "--dry-run"], ["workflows", "reconcile", "--dry-run"], ["migrate", "--status"],
+        ]  # fmt: skip
+
+    def drawings(self) -> list[list[str]]:
+        """The drawings of the workflow."""
+        return [
+            ["workflows", "show", str(self.workflow), *way]
+            for way in (["--graph"], ["--mermaid"], ["--svg", "-"])
+        ]
+
+
+def played(app: App, hands: Hands) -> Scene:
+    """The scene, played with the workers w1 and w2."""
+    failed = hands.running("w1", key="k1")
+    assert hands.settle(failed, "FAILED", error=FAILURE) == "FAILED"
+    rescued = hands.running("w2", policy=b'{"on_crash": "retry"}')
+    (lease,) = hands.leases()
+    hands.recover(lease, "fail", error=FAILURE)
+    running = hands.running("w1", flags=b'{"a": "b"}')
+    hands.run(
+        leases.record_progress(
+            running.id, running.claim_id, b'{"stage": "s", "message": "m", "fraction": 0.5}'
+        )
+    )
+    hands.connection.execute(
+        hands.plain(
+            "insert into {schema}.worker_states (worker_id, tasks_running, tasks_claimed, slots, rss_bytes, cpu_percent, loop_lag_ms)"
+            " values ('w1', 1, 0, 10, 1, 1, 1)"
+        )
+    )
+    handle, _ = sent(app, hands, [task("a"), task("b")], key="k2")
+    pending = hands.send("unknown")
+    app.pause_task("unknown", reason="because")
+    assert rescued.id
+    return Scene(failed.id, running.id, pending, handle.id)
