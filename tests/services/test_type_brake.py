@@ -50,6 +50,19 @@ async def test_crashes_of_one_task_are_its_own_affair(onlooker: Onlooker, hands:
     assert hands.run(pauses.pauses()) == []
 
 
+async def test_crashes_before_the_clock_was_set_back_do_not_count(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # I14
+    """An hour of them would be younger than the window."""
+    for _ in range(2):
+        await crash(onlooker, hands.running(), brake_after_crashes=3)
+    hands.connection.execute(
+        hands.plain("update {schema}.recoveries set noticed_at = now() + interval '59 min'")
+    )
+    await crash(onlooker, hands.running(), brake_after_crashes=3)
+    assert hands.run(pauses.pauses()) == []
+
+
 async def test_old_crashes_and_losses_do_not_count(onlooker: Onlooker, hands: Hands) -> None:
     for _ in range(3):
         await crash(onlooker, hands.running(), brake_after_crashes=4)

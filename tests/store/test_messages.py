@@ -50,6 +50,16 @@ def told(hands: Hands, act: object) -> list[str]:
         return [each.payload for each in ear.notifies(timeout=0.2) if each.payload.startswith("o:")]
 
 
+def test_the_turn_to_publish_is_free_after_the_clock_was_set_back(relayed: Hands) -> None:  # I13
+    """Its holder is dead, and the end that it wrote is an hour and a turn away."""
+    assert not hold(relayed, "w2")
+    relayed.connection.execute(
+        relayed.plain("update {schema}.relay set taken_until = taken_until + interval '1 hour'")
+    )
+    assert hold(relayed, "w2", taken_ms=60_000)
+    assert not hold(relayed, "w1", taken_ms=60_000)
+
+
 def test_nothing_is_written_before_messages_are_asked_for_nor_long_after(hands: Hands) -> None:
     hands.send()
     assert hands.run(messages.relay_state()) is None

@@ -143,6 +143,10 @@ MUTANTS = [
         life.test_a_key_that_a_live_task_has_prevents_the_retry_and_the_answer_names_that_task,
     ),
     Mutant(
+        "a turn that a clock set back prolongs", "worker/take_turn", "or t.taken_at > clock_timestamp()", "",
+        recovery.test_a_turn_is_free_after_the_clock_was_set_back,
+    ),
+    Mutant(
         "a cancel that leaves the claim", "task/cancel", "claim_id = null, claim_call = null, next_retry_at = null,", "next_retry_at = null,",
         life.TestCancel().test_pending_and_claimed_end_at_once,
     ),

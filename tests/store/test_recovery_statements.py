@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -9,7 +11,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from everbeat.store import leases, tasks, workers
+from everbeat.store import leases, sweeping, tasks, workers
+from everbeat.store.database import Database
 from tests.store.conftest import Hands
 
 
@@ -204,6 +207,49 @@ def test_a_turn_belongs_to_one_until_it_ends(hands: Hands) -> None:
     assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s2")) is False
     assert hands.run(workers.take_turn("reaper", interval_ms=0, taken_by="s2")) is True
     assert hands.run(workers.take_turn("reaper", interval_ms=60_000, taken_by="s1")) is True
+
+
+def test_a_turn_is_free_after_the_clock_was_set_back(hands: Hands) -> None:  # I13
+    """Its holder is dead, and the end that it wrote is an hour and a turn away."""
+    assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s1")) is True
+    hands.connection.execute(
+        hands.plain("""update {schema}.turns set taken_at = taken_at + interval '1 hour',
+                       taken_until = taken_until + interval '1 hour'""")
+    )
+    assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s2")) is True
+    assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s1")) is False
+
+
+def test_a_turn_that_was_given_back_is_free_for_every_clock(hands: Hands) -> None:
+    assert hands.run(workers.take_turn("sweep", interval_ms=60_000, taken_by="s1")) is True
+    assert hands.run(sweeping.end_turn("sweep", taken_by="s2")) is False
+    assert hands.run(sweeping.end_turn("sweep", taken_by="s1")) is True
+    (until,) = hands.table("turns", "taken_until = '-infinity'")
+    assert until == (True,)
+    assert hands.run(sweeping.end_turn("sweep", taken_by="s1")) is False
+
+
+def test_one_of_many_that_ask_at_once_gets_a_turn(hands: Hands) -> None:
+    """One that began earlier and came later must not take the winner's start for a moment that lies ahead."""
+    together = threading.Barrier(8)
+
+    def ask(number: int) -> int:
+        database = Database(hands.target)
+        try:
+            database.run(workers.watch_beats())  # connected, so that they begin together
+            taken = 0
+            for round_number in range(25):
+                together.wait(timeout=30)
+                turn = workers.take_turn(
+                    f"round {round_number}", interval_ms=60_000, taken_by=f"asker {number}"
+                )
+                taken += database.run(turn)
+            return taken
+        finally:
+            database.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(ask, range(8))) == 25
 
 
 def test_the_session_lock_is_seen_while_its_connection_lives(hands: Hands) -> None:

@@ -16,6 +16,7 @@ from everbeat.store.database import Database
 from everbeat.store.leases import Claimed, Settlement, settle
 from everbeat.store.partial_work import record_checkpoint
 from everbeat.store.plan import perform
+from everbeat.store.reconcile import find_stuck
 from tests.store.conftest import Hands
 from tests.store.flows import Flow, after, task
 from tests.store.test_advance import failing
@@ -188,6 +189,18 @@ class TestPauses:
         flow.reconcile()
         flow.play()
         assert flow.state == "COMPLETED"
+
+    def test_what_is_stuck_is_found_after_the_clock_was_set_back(self, hands: Hands) -> None:  # I14
+        """The last entry of the outbox is an hour ahead, so it would be younger than the grace for an hour."""
+        flow = Flow.start(hands, [child(task("inner"))])
+        flow.settle_down()
+        for held in (
+            "update {schema}.workflows set state = 'PAUSED', is_held = true where parent_id is not null",
+            "insert into {schema}.outbox (workflow_id, node, at) select id, null::integer, now() + interval '1 hour' from {schema}.workflows",
+        ):
+            hands.connection.execute(hands.plain(held))
+        found = perform(find_stuck(grace_ms=10_000), hands.run)
+        assert [each.what for each in found] == ["CHILD_HELD"]
 
     def test_a_child_that_paused_by_itself_waits_for_its_retry(self, hands: Hands) -> None:
         flow = Flow.start(hands, [child(task("inner"), on_error="pause"), task("other")])

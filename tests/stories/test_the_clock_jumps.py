@@ -6,8 +6,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import psycopg
 import pytest
@@ -114,3 +116,40 @@ def test_an_hour_forth_and_back(
             assert len(stage.effects("start", task.id)) == (2 if task.id in orphans else 1)
         assert heir.process.poll() is None
         deeds.app.close()
+
+
+def test_a_dead_turn_holder_blocks_nobody_an_hour_back(
+    server: EmbeddedServer, clock: ServerClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # I13, I14
+    """The end of a turn is a moment of the database's clock: set back by an hour, it would be an hour away."""
+    with staged_on(server, tmp_path) as stage:
+        deeds = program(stage, monkeypatch)
+        trees = [stage.ready_tree(recovery=FAST, options=("--queues", "none")) for _ in range(2)]
+        stage.until(lambda: turn(stage, "expirer"), within=20, what="somebody has the turn to expire")
+        # A sweeper that takes its turn and dies before it ends it.
+        stage.query(
+            "insert into {schema}.turns (service, taken_at, taken_until, taken_by) "
+            "values ('sweep', now(), now() + interval '10 s', 'a sweeper that died') returning service"
+        )
+        holder = str(turn(stage, "expirer")["taken_by"])
+        (row,) = stage.query("select pid from {schema}.supervisors where id = %s", holder)
+        clock.shift(-HOUR_S)
+        next(tree for tree in trees if tree.pid == row["pid"]).kill()
+        assert hours_ahead(stage) == -1.0
+
+        (row,) = stage.query("select now() as now")
+        late = deeds.quick.with_options(good_until=row["now"] + timedelta(seconds=1)).send(1)
+        stage.until(stage.state_is(late.id, "EXPIRED"), within=5 * SLACK, what="the other one expires")
+        stage.until(
+            lambda: turn(stage, "reconciler")["taken_until"] < row["now"] + timedelta(minutes=10),
+            within=5 * SLACK,
+            what="the other one reconciles",
+        )
+        assert deeds.app.sweep_stale_workers().skipped is False
+        deeds.app.close()
+
+
+def turn(stage: Stage, service: str) -> dict[str, Any]:
+    """The turn of a service, if anybody ever had it."""
+    rows = stage.query("select * from {schema}.turns where service = %s", service)
+    return rows[0] if rows else {}

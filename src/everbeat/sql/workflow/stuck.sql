@@ -1,5 +1,6 @@
 -- Live workflows in which something should have happened and has not: a page of them, by id. Those of which the outbox has something
--- younger than the grace are moving. Paused ones wait for somebody, cancelled ones enqueue nothing.
+-- younger than the grace are moving; an entry from more than a second ahead is old: the clock was set back since. Paused ones wait for
+-- somebody, cancelled ones enqueue nothing.
 with page as materialized (
     select w.id, w.name, w.state
     from {schema}.workflows w
@@ -11,6 +12,7 @@ with page as materialized (
     where not exists (
         select from {schema}.outbox o
         where o.workflow_id = p.id and o.at > statement_timestamp() - %(grace_ms)s::bigint * interval '1 millisecond'
+          and o.at <= statement_timestamp() + interval '1 second'
     )
 ), found as materialized (
     select s.id, n.number, n.name, n.task_id, 'TASK_ENDED' as what
