@@ -89,7 +89,7 @@ def decide_with(dice: Random) -> Decision:
 
 
 def test_who_may_have_killed_a_shared_process_is_a_suspect() -> None:  # E13
-    code, proven = Blame(of_the_code=True, is_proven=True), Blame(is_proven=True)
+    code, process = Blame(of_the_code=True, of_the_process=True), Blame(of_the_process=True)
 
     def suspect(blame: Blame, **facts: object) -> bool:
         lease = replace(LeaseFacts(started=True, policy=ON_CRASH), **facts)  # type: ignore[arg-type]
@@ -98,10 +98,11 @@ def test_who_may_have_killed_a_shared_process_is_a_suspect() -> None:  # E13
         return decision.suspect
 
     assert suspect(code)
-    assert not suspect(proven), "the first time that a holder is killed from outside"
-    assert suspect(proven, loss_count=1), "the second time"
-    assert not suspect(Blame(), loss_count=1), "a silent holder is not known to be dead"
-    assert not suspect(code, alone=True, loss_count=1), "whatever ran alone is judged by its crashes"
+    assert not suspect(process), "the first time that its process is killed from outside"
+    assert suspect(process, process_deaths=1), "the second time"
+    assert not suspect(process, loss_count=8), "the loss of a host is no evidence"
+    assert not suspect(Blame(), process_deaths=1), "this time the host is lost"
+    assert not suspect(code, alone=True, process_deaths=1), "whatever ran alone is judged by its crashes"
 
 
 def test_only_who_ran_alone_in_the_process_that_died_is_charged_the_crash() -> None:  # E13

@@ -31,14 +31,14 @@ LARGE = (DEATHS, SIBLINGS)
 QUICK = {
     "one fault of any kind": (ANY_ONE, 8_500),
     "lost and late replies, dead workers": (REPLIES, 2_300),
-    "frozen trees": (FROZEN, 18_000),
+    "frozen trees": (FROZEN, 16_000),
     "dead trees and late settles": (DELAYED, 5_000),
     "failovers that lose a commit": (FAILOVERS, 600),
     "frozen and dead trees": (DEATHS, 36_000),
-    "outages": (OUTAGES, 17_000),
+    "outages": (OUTAGES, 15_000),
     "two tasks in a worker that dies": (SIBLINGS, 16_000),
-    "a task that kills its process": (POISON, 350),
-    "a task that kills its process, and a neighbour": (NEIGHBOUR, 6_000),
+    "a task that kills its process": (POISON, 170),
+    "a task that kills its process, and a neighbour": (NEIGHBOUR, 1_300),
 }
 LONG = {
     "two faults of any kind": (Size(faults=2), 80_000),
@@ -74,6 +74,7 @@ VARIANTS = [
     Variant("sweeps that forget the ended", Choices(sweeps_revisit_the_ended=False), ANY_ONE, Broken.L3),
     Variant("a crash that forgets the cancel", Choices(crash_honours_cancel=False), ANY_ONE, Broken.I18),
     Variant("no limit of crashes", Choices(crash_limit=False), POISON, Broken.L3),
+    Variant("a lost host as evidence", Choices(hosts_are_no_evidence=False), DELAYED, Broken.E13),
     Variant("suspects that run with others", Choices(suspects_run_alone=False), NEIGHBOUR, Broken.I15),
 ]  # fmt: skip
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from everbeat.domain.policy import StoredPolicy
 from everbeat.runtime.exit_report import EXIT_SOFTWARE, EXIT_UNSETTLED, ExitReport
 from everbeat.services.death import Death
-from everbeat.store import leases, workers
+from everbeat.store import leases, tasks, workers
 from everbeat.store.leases import Claimed
 from tests.services.conftest import Hands, Onlooker
 
@@ -107,26 +107,84 @@ async def test_a_task_process_is_charged_and_makes_no_suspect(onlooker: Onlooker
     assert marks(hands, running.id) == (False, 1, 0)
 
 
-@pytest.mark.parametrize(("noticed_by", "expected"), [("session", True), ("startup", True), ("age", False)])
-async def test_a_second_death_under_it_makes_a_suspect_if_it_is_proven(
-    noticed_by: str, expected: bool, onlooker: Onlooker, hands: Hands
-) -> None:  # E13
-    tasks = [hands.running(policy=AGAIN) for _ in range(2)]
-    apart = alone(hands, policy=AGAIN)
-    await die(onlooker, by_signal(signal.SIGKILL))
-    assert {marks(hands, each.id) for each in (*tasks, apart)} == {(False, 0, 1)}
-    hands.supervisor("s2", "w5")
-    again = hands.claim("w5")
-    hands.start(*(each for each in again if each.id != apart.id))
-    hands.run(
-        leases.start([(each.id, each.claim_id) for each in again if each.id == apart.id],
-                     channel=hands.target.channel, alone={each.claim_id for each in again})
+def again_under(hands: Hands, supervisor: str, worker: str, *, apart: UUID) -> None:
+    """Another tree runs all that is due; one task in a process of its own."""
+    hands.supervisor(supervisor, worker)
+    claimed = hands.claim(worker)
+    start = leases.start(
+        [(each.id, each.claim_id) for each in claimed],
+        channel=hands.target.channel,
+        alone={each.claim_id for each in claimed if each.id == apart},
+    )
+    assert {one.verdict for one in hands.run(start).values()} == {"started"}
+
+
+async def lose_tree(onlooker: Onlooker, supervisor: str, noticed_by: str) -> None:
+    onlooker.hands.run(workers.end_supervisor(supervisor, how=noticed_by))
+    onlooker.hands.run(workers.bury_orphans())
+    await onlooker.recoverer().recover_supervisor(supervisor, Death(noticed_by=noticed_by, cause="gone"))
+
+
+async def lose_process(onlooker: Onlooker, worker: str, report: ExitReport) -> None:
+    bury = workers.bury_workers(
+        worker_ids=[worker], how="child_exit", cause=report.cause, exit_code=report.exit_code,
+        signal=report.signal_number,
     )  # fmt: skip
-    hands.run(workers.end_supervisor("s2", how=noticed_by))
-    hands.run(workers.bury_orphans())
-    await onlooker.recoverer().recover_supervisor("s2", Death(noticed_by=noticed_by, cause="gone"))
-    assert {marks(hands, each.id) for each in tasks} == {(expected, 0, 2)}
+    assert onlooker.hands.run(bury) == [worker]
+    await onlooker.recoverer().recover_worker(worker, report, died_at=0.0)
+
+
+KILLED = by_signal(signal.SIGKILL)
+CUT_OFF = by_signal(signal.SIGKILL, killed_because="it reached no database for 9.0 s")
+
+
+@pytest.mark.parametrize("noticed_by", ["session", "startup", "age", "sweep", "operator"])
+async def test_lost_trees_make_no_suspects_however_many(
+    noticed_by: str, onlooker: Onlooker, hands: Hands
+) -> None:  # E13
+    together = [hands.running(policy=AGAIN) for _ in range(2)]
+    apart = alone(hands, policy=AGAIN)
+    await lose_tree(onlooker, "s1", noticed_by)
+    for number in range(2, 5):
+        again_under(hands, f"s{number}", f"x{number}", apart=apart.id)
+        await lose_tree(onlooker, f"s{number}", noticed_by)
+    assert {marks(hands, each.id) for each in (*together, apart)} == {(False, 0, 4)}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (KILLED, KILLED, True), (KILLED, None, False), (None, KILLED, False), (None, None, False),
+        (CUT_OFF, KILLED, False), (KILLED, CUT_OFF, False), (None, BLAMED[0], True),
+    ],
+    ids=["two processes", "process, tree", "tree, process", "two trees", "ours, process", "process, ours", "tree, SIGSEGV"],
+)  # fmt: skip
+async def test_only_the_second_process_that_ended_under_it_makes_a_suspect(
+    first: ExitReport | None, second: ExitReport | None, expected: bool, onlooker: Onlooker, hands: Hands
+) -> None:  # E13
+    """None stands for the loss of the whole tree."""
+    together = [hands.running(policy=AGAIN) for _ in range(2)]
+    apart = alone(hands, policy=AGAIN)
+    for supervisor, worker, report in (("s1", "w1", first), ("s2", "w5", second)):
+        if supervisor == "s2":
+            again_under(hands, supervisor, worker, apart=apart.id)
+        if report is None:
+            await lose_tree(onlooker, supervisor, "session")
+        else:
+            await lose_process(onlooker, worker, report)
+    assert {marks(hands, each.id) for each in together} == {(expected, 0, 2)}
     assert marks(hands, apart.id) == (False, 0, 2)
+
+
+async def test_a_retry_by_hand_forgets_the_processes_that_ended(onlooker: Onlooker, hands: Hands) -> None:
+    running = [hands.running(policy=AGAIN) for _ in range(2)]
+    await lose_process(onlooker, "w1", KILLED)
+    for each in running:
+        hands.run(tasks.cancel(each.id, channel=hands.target.channel))
+        assert hands.run(tasks.retry(each.id, channel=hands.target.channel, call=uuid4()))
+    again_under(hands, "s2", "w5", apart=running[0].id)
+    await lose_process(onlooker, "w5", KILLED)
+    assert marks(hands, running[1].id)[0] is False
 
 
 async def test_a_suspect_stays_one_until_its_code_has_ended_by_itself(

@@ -102,7 +102,7 @@ class Hands:
         return verdict[0]
 
     def recover(self, lease: leases.Lease, action: str, **more: Any) -> list[leases.Recovered]:
-        holder = more.pop("holder", None)
+        holder, noticed_by = more.pop("holder", None), more.pop("noticed_by", "age")
         values: dict[str, Any] = {
             "retry_in_ms": 0 if action == "retry" else None,
             "outcome": "LOST" if lease.state == "RUNNING" else None,
@@ -114,7 +114,7 @@ class Hands:
         )  # fmt: skip
         return self.run(
             leases.recover(
-                [order], noticed_by="age", recovered_by="s2", channel=self.target.channel, holder=holder
+                [order], noticed_by=noticed_by, recovered_by="s2", channel=self.target.channel, holder=holder
             )
         )
 

@@ -135,6 +135,10 @@ MUTANTS = [
         recovery.test_an_ended_supervisor_is_told_by_its_own_beat,
     ),
     Mutant(
+        "a lost host as evidence against the code", "task/process_ends", "and r.noticed_by = 'child_exit'", "",
+        recovery.test_only_ends_of_processes_are_evidence_against_the_code,
+    ),
+    Mutant(
         "a turn that everybody takes", "worker/take_turn", "where t.taken_until <= statement_timestamp()", "where true",
         recovery.test_a_turn_belongs_to_one_until_it_ends,
     ),

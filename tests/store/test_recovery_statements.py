@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from everbeat.store import leases, sweeping, tasks, workers
+from everbeat.store import leases, suspects, sweeping, tasks, workers
 from everbeat.store.database import Database
 from tests.store.conftest import Hands
 
@@ -190,6 +190,19 @@ def test_one_beat_is_one_history_row_and_shows_for_every_task_in_flight(hands: H
     for one in tasks_in_flight:
         hands.settle(one)
     hands.run(leases.release([(claimed.id, claimed.claim_id)], channel=hands.target.channel))
+
+
+def test_only_ends_of_processes_are_evidence_against_the_code(hands: Hands) -> None:  # E13
+    task_id = hands.send()
+    for noticed_by in ("session", "child_exit", "startup", "age", "child_exit"):
+        hands.start(*hands.claim())
+        (lease,) = hands.leases()
+        assert hands.recover(lease, "retry", noticed_by=noticed_by) != []
+    claimed = hands.claim()  # its code has not started: what ends its process now is no evidence
+    (lease,) = hands.leases()
+    assert hands.recover(lease, "requeue", noticed_by="child_exit") != []
+    assert hands.run(suspects.process_ends([task_id])) == [(task_id, "vanished")] * 2
+    assert [one.id for one in claimed] == [task_id]
 
 
 def test_an_ended_supervisor_is_told_by_its_own_beat(hands: Hands) -> None:

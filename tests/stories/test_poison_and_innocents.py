@@ -11,6 +11,7 @@ from tests.stories.stage import SLACK, Stage
 
 pytestmark = pytest.mark.story
 NEIGHBOURS = 9
+TOGETHER = 40
 ROUNDS_PER_TREE = 5
 """A tree whose processes keep dying replaces them after ever longer pauses."""
 
@@ -93,3 +94,25 @@ def test_who_came_later_is_not_drawn_into_it(stage: Stage, deeds: ModuleType) ->
     stage.open_gate("end")
     assert neighbour.result(timeout=20) == "done"
     assert poison.outcome(timeout=20).error.data["poison"] is True
+
+
+def test_two_lost_trees_make_nobody_a_suspect(stage: Stage, deeds: ModuleType) -> None:  # E13
+    """A lost host is no evidence against the code that ran on it: its tasks run again side by side, not two at a time."""
+    doomed = stage.ready_tree()
+    tasks = deeds.app.send_many([deeds.wait_for_on_crash.call("end") for _ in range(TOGETHER)])
+    for round_number in (1, 2):
+        stage.until(
+            lambda number=round_number: len(stage.effects("start")) == number * TOGETHER,
+            within=20 * SLACK,
+            what=f"all run for the {round_number}. time",
+        )
+        doomed.kill()
+        doomed = stage.ready_tree()
+    stage.until(
+        lambda: len(stage.effects("start")) == 3 * TOGETHER, within=10 * SLACK, what="all run side by side"
+    )
+    rows = stage.query("select crash_count, loss_count, suspect from {schema}.tasks")
+    assert {tuple(row.values()) for row in rows} == {(0, 2, False)}
+    assert len({line["pid"] for line in stage.effects("start")}) == 3, "each time all in one process"
+    stage.open_gate("end")
+    assert [each.result(timeout=30) for each in tasks] == ["done"] * TOGETHER

@@ -27,7 +27,8 @@ class Charge(StrEnum):
 class LeaseFacts(Struct, frozen=True, kw_only=True):
     """What a decision needs to know of a dead lease; `started`: its code was running; `alone`: in a process of its own.
 
-    `stalled`: nobody died, but its code said nothing for its stall_timeout.
+    `stalled`: nobody died, but its code said nothing for its stall_timeout. `process_deaths`: how many processes ended under
+    its code before.
     """
 
     started: bool
@@ -38,17 +39,19 @@ class LeaseFacts(Struct, frozen=True, kw_only=True):
     cancel_requested: bool = False
     alone: bool = False
     stalled: bool = False
+    process_deaths: int = 0
 
 
 class Blame(Struct, frozen=True, kw_only=True):
     """What is known of whose fault a death was.
 
     `of_the_code`: the process died as code makes it die (SIGSEGV, SIGBUS, SIGILL, SIGABRT, an exit code, out of memory, a
-    hang). `is_proven`: the holder is known to be dead, and not only silent.
+    hang). `of_the_process`: the process itself ended, for no reason of ours, while its supervisor lived. A lost host, container
+    or supervisor is no such death.
     """
 
     of_the_code: bool = False
-    is_proven: bool = False
+    of_the_process: bool = False
 
 
 NOBODYS: Final = Blame()
@@ -143,13 +146,13 @@ def charge_of_stall(facts: LeaseFacts, *, charge: Charge) -> Charge | None:
 
 
 def is_suspicious(facts: LeaseFacts, *, blame: Blame) -> bool:
-    """Whether started code may have killed its process: one that died of code, or the second one that died under it.
+    """Whether started code may have killed its process: one that died of code, or the second process that ended under it.
 
-    Whatever ran in a process of its own is judged by its crashes alone.
+    The loss of a whole tree is no evidence against the code. A task that ran in a process of its own is judged by its crashes.
     """
     if facts.alone or not facts.started:
         return False
-    return blame.of_the_code or (blame.is_proven and facts.crash_count + facts.loss_count >= 1)
+    return blame.of_the_code or (blame.of_the_process and facts.process_deaths >= 1)
 
 
 def is_exhausted(facts: LeaseFacts, *, rules: RecoveryRules, charge: Charge | None) -> bool:

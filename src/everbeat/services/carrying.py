@@ -32,6 +32,7 @@ from everbeat.runtime.events import Event, EventBus, TaskRecovered
 from everbeat.services.death import AGE, PROGRESS, STARTUP, SWEEP, Death, DeathOf
 from everbeat.services.observer import Statements
 from everbeat.services.orders import context_of, order_for
+from everbeat.services.process_ends import earlier_ends
 from everbeat.services.type_brake import TypeBrake
 from everbeat.store import leases
 from everbeat.store.leases import Lease, Recovered, RecoveryOrder
@@ -170,6 +171,7 @@ class Carrier:
             carried.missed |= undecided
             batch = [lease for lease in batch if lease.claim_id not in undecided]
             answers = {}
+        ends = await earlier_ends(self._statements, batch, deaths, patience_s=patience_s)
         decided = defaultdict[str, list[RecoveryOrder]](list)
         for lease in batch:
             death, answer = deaths[lease.id], answers.get(lease.id, DEFAULT)
@@ -177,7 +179,7 @@ class Carrier:
                 carried.left[lease.claim_id] = lease
             order = order_for(
                 lease, death, rules=rules, charge=charge(lease), random=self._random,
-                by_swap=watched is not None, answer=answer,
+                by_swap=watched is not None, answer=answer, process_deaths=ends.get(lease.id, 0),
             )  # fmt: skip
             if order is not None:
                 decided[death.noticed_by].append(order)

@@ -25,7 +25,7 @@ SWEEP: Final = "sweep"
 OPERATOR: Final = "operator"
 PROGRESS: Final = "progress"
 _WAYS: Final = frozenset({CHILD_EXIT, SESSION, AGE, STARTUP, SWEEP, OPERATOR})
-_PROOFS: Final = frozenset({CHILD_EXIT, SESSION, STARTUP})
+_OWN_CAUSES: Final = frozenset(ExitReport(pid=0, exit_code=code).cause for code in OWN_EXITS)
 _SIGNALS_OF_CODE: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT})
 
 
@@ -75,7 +75,7 @@ class Death(Struct, frozen=True, kw_only=True):
             pid=pid,
             rss_bytes=report.max_rss_bytes,
             hanged=_stood_still(report.cause),
-            is_ours=_is_ours(report.exit_code, report.cause),
+            is_ours=is_our_doing(report.cause),
         )
 
     @classmethod
@@ -94,7 +94,7 @@ class Death(Struct, frozen=True, kw_only=True):
             signal=lease.signal,
             out_of_memory="out of memory" in cause,
             hanged=_stood_still(cause),
-            is_ours=_is_ours(lease.exit_code, cause),
+            is_ours=is_our_doing(cause),
         )
 
     def after_ms(self, lease: Lease) -> int | None:
@@ -109,15 +109,18 @@ class Death(Struct, frozen=True, kw_only=True):
         of_the_code = not self.is_ours and (
             self.signal in _SIGNALS_OF_CODE or self.exit_code is not None or self.out_of_memory or self.hanged
         )
-        return Blame(of_the_code=of_the_code, is_proven=self.noticed_by in _PROOFS)
+        return Blame(
+            of_the_code=of_the_code, of_the_process=self.noticed_by == CHILD_EXIT and not self.is_ours
+        )
 
 
 def _stood_still(cause: str) -> bool:
     return "stood still" in cause
 
 
-def _is_ours(exit_code: int | None, cause: str) -> bool:
-    return exit_code in OWN_EXITS or (cause.endswith(KILLED_BY_US) and not _stood_still(cause))
+def is_our_doing(cause: str) -> bool:
+    """Whether a process with this cause of death was ended by everbeat, for a reason that no code gave."""
+    return cause in _OWN_CAUSES or (cause.endswith(KILLED_BY_US) and not _stood_still(cause))
 
 
 DeathOf = Callable[[Lease], Death]

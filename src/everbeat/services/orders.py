@@ -57,12 +57,14 @@ def order_for(
     random: Random,
     by_swap: bool = False,
     answer: HookReply = DEFAULT,
+    process_deaths: int = 0,
 ) -> RecoveryOrder | None:
     """What is to be done with one lease; None where it is left as it is.
 
-    `by_swap`: only if the worker itself has not beaten since the lease was read. `answer`: of a recovery hook.
+    `by_swap`: only if the worker itself has not beaten since the lease was read. `answer`: of a recovery hook. `process_deaths`: how
+    many processes ended under its code before.
     """
-    facts = replace(facts_of(lease), stalled=death.stall is not None)
+    facts = replace(facts_of(lease), stalled=death.stall is not None, process_deaths=process_deaths)
     charge = charge_of_stall(facts, charge=charge) if facts.stalled and charge else charge
     when: dict[str, Any] = {"retry_in_ms": None}
     poison = False

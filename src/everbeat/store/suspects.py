@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from everbeat.store.statement import Statement
 
@@ -11,3 +12,10 @@ def suspects_wait(*, names: Sequence[str], queues: Sequence[str] | None) -> Stat
     """Whether any suspect of these names and queues is due; costs next to nothing where there is none."""
     parameters = {"names": list(names), "queues": None if queues is None else list(queues)}
     return Statement("task/suspects_wait", parameters, lambda found: bool(found[0][0]))
+
+
+def process_ends(ids: Sequence[UUID]) -> Statement[list[tuple[UUID, str]]]:
+    """Task and cause of each earlier end of a process under the code of these tasks."""
+    return Statement(
+        "task/process_ends", {"ids": list(ids)}, lambda found: [(row[0], row[1]) for row in found]
+    )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.protocol.model import statements as st
 from tests.protocol.model.rules import Rules
-from tests.protocol.model.statements import RUNNING, Broken, put
+from tests.protocol.model.statements import RUNNING, Broken, Lease, Tables, put
 from tests.protocol.model.world import TREES, Plan, Step, Watch, World, commit, is_alive, with_tree
 
 
@@ -30,24 +31,22 @@ class Observers(Rules):
         tables, watch = world.tables, world.trees[tree].watches[holder]
         leases = tables.leases_of(holder)
         match tables.ended[holder]:
-            case 0 if watch == Watch.STALE or (watch == Watch.MOVED and not self.choices.recovery_swaps_beat):
+            case st.LIVE if watch == Watch.STALE or (
+                watch == Watch.MOVED and not self.choices.recovery_swaps_beat
+            ):
                 seen = self._watching(world, tree, holder, Watch.FRESH)
                 plan = Plan("age", holder, leases)
                 yield Step(f"{tree} finds {holder} silent", with_tree(seen, tree, plan=plan))
-            case 0 if watch == Watch.MOVED:
+            case st.LIVE if watch == Watch.MOVED:
                 yield Step(f"{tree} sees {holder} move", self._watching(world, tree, holder, Watch.FRESH))
-            case 0 if not is_alive(world, holder) and leases:
+            case st.LIVE if not is_alive(world, holder) and leases:
                 yield self.ends(world, f"{tree} proves the death of {holder}", holder)
-            case 1:
-                buried = tables._replace(ended=put(tables.ended, holder, 2))
+            case st.ENDED:
+                buried = tables._replace(ended=put(tables.ended, holder, st.BURIED))
                 step = Step(f"{tree} buries the workers of {holder}", commit(world, buried, self.size))
                 yield step
-            case 2 if leases and self.choices.sweeps_revisit_the_ended:
-                again = tuple(
-                    lease._replace(suspect=tables.rows[lease.task].losses > 0 and lease.state == RUNNING)
-                    for lease in leases
-                )
-                plan = Plan("ended", holder, again)
+            case _ if tables.ended[holder] >= st.BURIED and leases and self.choices.sweeps_revisit_the_ended:
+                plan = Plan("ended", holder, self._suspected(tables, holder, leases))
                 yield Step(f"{tree} revisits {holder}", with_tree(world, tree, plan=plan))
 
     def _carries_out(self, world: World, tree: int, plan: Plan) -> Step:
@@ -58,8 +57,9 @@ class Observers(Rules):
         if plan.kind == "end":
             return self.ends(idle, f"{tree} ends {plan.holder}", plan.holder)
         tables, broken, landed = world.tables, None, 0
+        process_died = plan.kind == "child" or tables.ended[plan.holder] in (st.KILLED, st.CRASHED)
         for lease in plan.leases:
-            answer = self.database.recover(tables, lease)
+            answer = self.database.recover(tables, lease, process_died=process_died)
             landed += answer.accepted
             tables, broken = answer.tables, broken or answer.broken
         if plan.kind == "age" and landed and self._is_innocent(world, plan.holder):
@@ -69,10 +69,27 @@ class Observers(Rules):
             done = with_tree(done, tree, plan=Plan("end", plan.holder, (), plan.moved))
         return Step(f"{tree} recovers {landed} of {plan.holder} ({plan.kind})", done, broken=broken)
 
+    def _suspected(self, tables: Tables, holder: int, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+        """By the record of the end: nobody, for the loss of a host; as a mistake, whoever has lost a holder before."""
+
+        def is_suspect(task: int) -> bool:
+            row = tables.rows[task]
+            match tables.ended[holder]:
+                case st.CRASHED:
+                    return not row.alone
+                case st.KILLED:
+                    return row.process_died and not row.alone
+                case _:
+                    return row.losses > 0 and not self.choices.hosts_are_no_evidence
+
+        return tuple(
+            lease._replace(suspect=lease.state == RUNNING and is_suspect(lease.task)) for lease in leases
+        )
+
     def ends(self, world: World, name: str, holder: int) -> Step:
         """Ends a supervisor: for good, its workers not yet."""
         broken = Broken.I13 if self._is_innocent(world, holder) else None
-        ended = world.tables._replace(ended=put(world.tables.ended, holder, 1))
+        ended = world.tables._replace(ended=put(world.tables.ended, holder, st.ENDED))
         return Step(name, commit(world, ended, self.size), broken=broken)
 
     def _is_innocent(self, world: World, holder: int) -> bool:

@@ -31,6 +31,13 @@ LEGAL: Final = frozenset((move.old.value, move.new.value) for move in TRANSITION
 NOBODY: Final = -1
 MAX_CRASHES: Final = 2
 MAX_LOSSES: Final = 3
+LIVE: Final = 0
+ENDED: Final = 1
+BURIED: Final = 2
+KILLED: Final = 3
+"""Buried by its supervisor, which saw the process killed."""
+CRASHED: Final = 4
+"""Buried by its supervisor, which saw the process die of its code."""
 
 Guard = Literal["claim_id", "nothing", "state", "name"]
 Fault = Literal["freeze", "kill tree", "kill worker", "lose reply", "delay settle", "outage", "failover"]
@@ -48,6 +55,7 @@ class Broken(Enum):
     I10 = "I10: code started that held no lease"
     I13 = "I13: somebody alive was declared dead"
     I15 = "I15: a neighbour was charged for the guilty"
+    E13 = "E13: code was suspected for the loss of a host"
     I18 = "I18: run again after a cancel request"
     I26 = "I26: a buried worker was given a task"
     L1 = "L1: a death that nobody can notice"
@@ -72,6 +80,7 @@ class Choices:
     start_up_by_proof: bool = True
     crash_limit: bool = True
     suspects_run_alone: bool = True
+    hosts_are_no_evidence: bool = True
     crash_honours_cancel: bool = True
 
 
@@ -103,6 +112,7 @@ class Row(NamedTuple):
     fence: int = 0
     crashes: int = 0
     losses: int = 0
+    process_died: bool = False
     suspect: bool = False
     alone: bool = False
     cancel: bool = False
@@ -120,7 +130,7 @@ class Lease(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a commit changes: the tasks, and of each holder whether it is live (0), ended (1) or its worker buried (2)."""
+    """What a commit changes: the tasks, and of each holder whether it is live, ended, or its worker buried, and why."""
 
     rows: tuple[Row, ...]
     ended: tuple[int, ...]
@@ -159,12 +169,12 @@ class Database:
         row = tables.rows[task]
         if row.state != PENDING:
             return Answer(tables, False)
-        if tables.ended[holder] == 2 and self._choices.claims_refuse_the_ended:
+        if tables.ended[holder] >= BURIED and self._choices.claims_refuse_the_ended:
             return Answer(tables, False)
         fence = 0 if self._choices.random_claim_ids else row.fence + 1
         claim = grant if self._choices.random_claim_ids else fence
         taken = row._replace(state=CLAIMED, holder=holder, claim=claim, grant=grant, fence=fence, alone=False)
-        return self._write(tables, task, taken, Broken.I26 if tables.ended[holder] == 2 else None)
+        return self._write(tables, task, taken, Broken.I26 if tables.ended[holder] >= BURIED else None)
 
     def start(self, tables: Tables, task: int, lease: Lease, *, alone: bool) -> Answer:
         """CLAIMED -> RUNNING; a repeated one is accepted again."""
@@ -203,7 +213,7 @@ class Database:
             return Answer(tables.with_row(task, row._replace(cancel=True)), True)
         return self._write(tables, task, _unheld(row)._replace(state=CANCELLED, cancel=True))
 
-    def recover(self, tables: Tables, lease: Lease) -> Answer:
+    def recover(self, tables: Tables, lease: Lease, *, process_died: bool) -> Answer:
         """What becomes of the lease of a dead holder, by swap on what was read."""
         row = tables.rows[lease.task]
         if self._choices.recovery_swaps_claim and (row.claim, row.state) != (lease.claim, lease.state):
@@ -216,7 +226,9 @@ class Database:
             return self._write(tables, lease.task, free._replace(state=PENDING), broken)
         if row.state in TERMINAL:
             return self._write(tables, lease.task, free._replace(state=PENDING), broken)
-        charged = self._charged(free, lease)
+        charged = self._charged(free, lease)._replace(process_died=row.process_died or process_died)
+        if lease.suspect and not process_died:
+            broken = broken or Broken.E13
         if self._is_neighbour(lease.task) and (charged.crashes > row.crashes or charged.state == FAILED):
             broken = broken or Broken.I15
         return self._write(tables, lease.task, charged, broken)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.protocol.model.rules import Rules
-from tests.protocol.model.statements import CLAIMED, RUNNING, Lease, put
+from tests.protocol.model.statements import CLAIMED, CRASHED, KILLED, RUNNING, Lease, put
 from tests.protocol.model.world import (
     TREES,
     Plan,
@@ -90,13 +90,17 @@ class Supervisors(Rules):
         decided = tuple(
             lease._replace(
                 charge="crash" if lease in shared and not many else "loss",
-                suspect=lease in shared and (crashed or world.tables.rows[lease.task].losses > 0),
+                suspect=lease in shared and (crashed or world.tables.rows[lease.task].process_died),
             )
             for lease in leases
         )
         buried = become_former(world, tree)
         former = tree + TREES
         if decided:
-            buried = buried._replace(tables=buried.tables._replace(ended=put(buried.tables.ended, former, 2)))
+            buried = buried._replace(
+                tables=buried.tables._replace(
+                    ended=put(buried.tables.ended, former, CRASHED if crashed else KILLED)
+                )
+            )
         plan = Plan("child", former, decided) if decided else None
         return Step(f"{tree} buries its worker", with_tree(buried, tree, child="lives", plan=plan))

@@ -119,6 +119,6 @@ class Workers(Rules):
                 f"the code of {held.lease.task} kills worker {tree}", without_worker(world, tree, "crashed")
             )
         guilty = held.lease._replace(state=RUNNING, charge="crash", suspect=True)
-        answer = self.database.recover(world.tables, guilty)
+        answer = self.database.recover(world.tables, guilty, process_died=True)
         step = self.committed(f"the code of {held.lease.task} kills its process under {tree}", world, answer)
         return step._replace(world=without(step.world, tree, held))
