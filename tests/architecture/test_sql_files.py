@@ -40,12 +40,14 @@ def test_the_file_holds_one_statement(name: str) -> None:
     assert statements((SQL / name).read_text(encoding="utf-8")) == 1
 
 
-def test_migrations_and_their_steps_are_numbered_without_gaps() -> None:
+def test_migrations_are_numbered_without_gaps_and_no_two_steps_have_one_number() -> None:
     folders = sorted(path.name for path in (SQL / "schema").iterdir() if path.is_dir())
     assert numbers(MIGRATION, folders) == list(range(1, len(folders) + 1))
     for folder in folders:
         steps = sorted(path.name for path in (SQL / "schema" / folder).iterdir())
-        assert numbers(MIGRATION_STEP, steps) == list(range(1, len(steps) + 1)), folder
+        numbered = numbers(MIGRATION_STEP, steps)
+        assert 0 not in numbered, f"{folder}: a name that breaks the pattern"
+        assert len(set(numbered)) == len(numbered), f"{folder}: two steps with one number have no order"
 
 
 def numbers(pattern: re.Pattern[str], found: list[str]) -> list[int]:
