@@ -25,6 +25,7 @@ from everbeat.config import RecoveryConfig
 from everbeat.errors import WorkerError
 from everbeat.runtime.main_loop import run_through
 from everbeat.runtime.nursery import CriticalCancelled, Nursery
+from everbeat.runtime.signals import signals_call
 from everbeat.runtime.threads import LastingExecutor
 from everbeat.store.target import Target
 from everbeat.worker.farewell import EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
@@ -188,15 +189,8 @@ def run_guest(guest: Guest) -> None:
     """Runs a guest in this thread; in the main thread SIGTERM and SIGINT are its stops."""
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
-        for number in numbers:
-            loop.add_signal_handler(number, guest.stop)
-        try:
+        with signals_call(guest.stop, numbers=_SIGNALS):
             await guest.run()
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
 
     run_through(run())
 

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from everbeat.runtime.fork import close_in_forked_child
 from everbeat.runtime.frames import ChannelClosed, FrameBuffer, FrameFormat
-from everbeat.runtime.sockets import READ_BYTES, close_after_fork, keep_after_fork
+from everbeat.runtime.sockets import READ_BYTES
 
 _log = logging.getLogger("everbeat.runtime")
 
@@ -35,7 +36,7 @@ class BlockingChannel:
         self._bodies: deque[bytes] = deque()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
-        close_after_fork(sock)
+        close_in_forked_child(sock)
 
     def send(self, message: object) -> None:
         """Send a message, waiting while the peer is slow; raises ChannelClosed or FrameTooLarge."""
@@ -92,7 +93,6 @@ class BlockingChannel:
         with self._receive_lock, self._send_lock:
             self._selector.close()
             self._socket.close()
-            keep_after_fork(self._socket)
 
     def _shut_down(self) -> None:
         with contextlib.suppress(OSError):

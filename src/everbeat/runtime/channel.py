@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Self, cast
 
+from everbeat.runtime.fork import close_in_forked_child
 from everbeat.runtime.frames import (
     ChannelClosed,
     ChannelError,
@@ -22,7 +23,7 @@ from everbeat.runtime.frames import (
     FrameFormat,
     FrameTooLarge,
 )
-from everbeat.runtime.sockets import READ_BYTES, close_after_fork, keep_after_fork
+from everbeat.runtime.sockets import READ_BYTES
 
 SEND_BUFFER_BYTES: Final = 64 * 1024 * 1024
 """Bytes that may wait to be sent before `send` waits and `send_nowait` refuses."""
@@ -62,7 +63,7 @@ class AsyncChannel(asyncio.Protocol):
         `close`), messages not yet received notwithstanding; only a full receive buffer delays it.
         """
         channel = cls(sock, messages=messages, on_eof=on_eof)
-        close_after_fork(sock)
+        close_in_forked_child(sock)
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
         return channel
 
@@ -164,7 +165,6 @@ class AsyncChannel(asyncio.Protocol):
             self._read_the_rest()
             self._fail(ChannelClosed("The process at the other end of the channel is gone."))
         self._lost.set()
-        keep_after_fork(self._socket)
         if not self._closed_here and self._on_eof is not None:
             self._on_eof()
 

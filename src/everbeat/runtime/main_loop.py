@@ -7,6 +7,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from everbeat.runtime.fork import loop_of_this_thread
 from everbeat.runtime.threads import LastingExecutor
 
 Result = TypeVar("Result")
@@ -22,14 +23,15 @@ def run_through(main: Coroutine[Any, Any, Result]) -> Result:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     loop.set_default_executor(LastingExecutor())
-    try:
-        return _run_to_its_end(loop, main)
-    finally:
+    with loop_of_this_thread(loop):
         try:
-            _run_to_its_end(loop, _wind_up())
+            return _run_to_its_end(loop, main)
         finally:
-            asyncio.set_event_loop(None)
-            loop.close()
+            try:
+                _run_to_its_end(loop, _wind_up())
+            finally:
+                asyncio.set_event_loop(None)
+                loop.close()
 
 
 def _run_to_its_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, Result]) -> Result:

@@ -13,6 +13,7 @@ import socket
 import sys
 from typing import Final
 
+from everbeat.runtime.fork import close_in_forked_child
 from everbeat.runtime.tree_lock import adopt_tree_locks
 
 CHANNEL_FD_VARIABLE: Final = "EVERBEAT_CHANNEL_FD"
@@ -46,6 +47,7 @@ def adopt_channel() -> socket.socket:
             f"{CHANNEL_FD_VARIABLE} is {text!r}, which is no open socket of this process."
         ) from error
     sock.set_inheritable(False)
+    close_in_forked_child(sock)  # user code may fork while it is imported
     adopt_tree_locks()
     if parent_pid is not None:
         die_with_parent(int(parent_pid))

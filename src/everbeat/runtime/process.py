@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.out_of_memory import OutOfMemoryCounter
 from everbeat.runtime.parent import CHANNEL_FD_VARIABLE, PARENT_PID_VARIABLE, STACK_DUMP_SIGNAL
-from everbeat.runtime.sockets import channel_pair, close_after_fork
+from everbeat.runtime.sockets import channel_pair
 from everbeat.runtime.tree_lock import TREE_LOCK_VARIABLE, held_descriptors
 
 # Where the kernel cannot tell a file descriptor about an exit: how often to look, in seconds.
@@ -67,7 +67,6 @@ def spawn(
         raise
     finally:
         theirs.close()
-    close_after_fork(ours)
     return ChildProcess(popen, channel_socket=ours, out_of_memory=counter, own_group=own_group)
 
 

@@ -19,6 +19,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Self
 
+from everbeat.runtime.fork import close_in_forked_child
+
 if sys.platform != "win32":
     import fcntl
 
@@ -45,8 +47,7 @@ class TreeLock:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.name = path.stem
-        self._descriptor: int | None = descriptor
-        _held.append(descriptor)
+        self._held: _Held | None = _hold(descriptor)
 
     @classmethod
     def take(cls, folder: Path | None = None) -> Self:
@@ -64,17 +65,34 @@ class TreeLock:
 
     def release(self, *, remove: bool) -> None:
         """Lets go; with `remove` the file goes too: nobody needs its proof. A second call does nothing."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None or descriptor not in _held:
+        held, self._held = self._held, None
+        if held is None or held not in _all_held:
             return  # in a forked child it is closed already
         if remove:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-        _held.remove(descriptor)
-        os.close(descriptor)
+        _all_held.remove(held)
+        os.close(held.descriptor)
 
 
-_held: list[int] = []
+class _Held:
+    """A descriptor whose open file is locked."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+
+_all_held: list[_Held] = []
+
+
+def _hold(descriptor: int) -> _Held:
+    held = _Held(descriptor)
+    _all_held.append(held)
+    close_in_forked_child(held)
+    return held
 
 
 def new_tree_name() -> str:
@@ -84,7 +102,7 @@ def new_tree_name() -> str:
 
 def held_descriptors() -> Sequence[int]:
     """The locks that this process holds, its own and its tree's: what its children are to inherit."""
-    return tuple(_held)
+    return tuple(held.descriptor for held in _all_held)
 
 
 def adopt_tree_locks() -> None:
@@ -96,7 +114,7 @@ def adopt_tree_locks() -> None:
         with contextlib.suppress(ValueError, OSError):
             descriptor = int(text)
             os.set_inheritable(descriptor, False)
-            _held.append(descriptor)
+            _hold(descriptor)
 
 
 def verdict_on(path: str, *, name: str) -> TreeVerdict:
@@ -166,13 +184,6 @@ def _open_recorded(path: str, name: str) -> int:
     return descriptor
 
 
-def _after_fork_in_child() -> None:
-    # Closing leaves the parent's lock alone; unlocking would take it away from the whole tree.
-    for descriptor in _held:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _held.clear()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    # A child is not of the tree: it hands no lock on, and releases none.
+    os.register_at_fork(after_in_child=_all_held.clear)

@@ -32,6 +32,7 @@ from everbeat.domain.hooks import (
 )
 from everbeat.domain.stored_text import safe_text
 from everbeat.runtime.events import EventBus, HookFailed
+from everbeat.runtime.fork import UserCode
 from everbeat.runtime.nursery import Nursery
 
 _MOST_STUCK: Final = 2 * CALLS_AT_ONCE
@@ -158,7 +159,8 @@ class LocalHooks:
         def call() -> None:
             ended: _Ended
             try:
-                ended = hook.function(subject), None
+                with UserCode():
+                    ended = hook.function(subject), None
             except BaseException as error:  # noqa: BLE001 - SystemExit too: it would end the thread in silence
                 ended = None, error
             with self._lock:
@@ -185,7 +187,8 @@ _Ended = tuple[object, BaseException | None]
 
 async def _ended(function: Callable[[Any], Awaitable[object]], subject: object) -> _Ended:
     try:
-        return await function(subject), None
+        with UserCode():
+            return await function(subject), None
     except Exception as error:  # noqa: BLE001 - told by whoever called
         return None, error
 

@@ -9,7 +9,8 @@ import os
 import sys
 import time
 from pathlib import Path
-from weakref import WeakSet
+
+from everbeat.runtime.fork import close_in_forked_child
 
 if sys.platform != "win32":
     import fcntl
@@ -27,7 +28,7 @@ class FileLock:
         self._descriptor: int | None = os.open(
             path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
-        _open_locks.add(self)
+        close_in_forked_child(self)
         if os.geteuid() == 0:
             # root may be at work in somebody's folder: its owner must be able to take the lock later.
             owner = path.parent.stat()
@@ -58,31 +59,18 @@ class FileLock:
 
     def release(self) -> None:
         """Give the lock back for good; a second call does nothing."""
-        if self._descriptor is not None:
-            # Unlocking, not only closing: a child that was forked a moment ago still has a copy of the
-            # descriptor.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._forget()
-
-    def _forget(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
+            # Unlocking, not only closing: a child that was forked a moment ago still has a copy of the
+            # descriptor.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+
+    def fileno(self) -> int:
+        """The descriptor; negative once released."""
+        return -1 if self._descriptor is None else self._descriptor
 
     def _opened(self) -> int:
         if self._descriptor is None:
             raise ValueError(f"The lock on {self.path} was released and cannot be taken again.")
         return self._descriptor
-
-
-_open_locks: WeakSet[FileLock] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    # Closing leaves the parent's lock alone; unlocking here would take it away from the parent.
-    for lock in list(_open_locks):
-        lock._forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

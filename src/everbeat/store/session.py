@@ -17,6 +17,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
+from everbeat.runtime.fork import generation
 from everbeat.store.own_settings import PATIENT_KEEPALIVES
 from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.target import Target, is_pooled, is_repeatable
@@ -78,6 +79,7 @@ class Session:
         self._connection: AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
         self._is_renamed = False
+        self._generation = generation()
         self._was_slow = False
         self._replan_at = 0.0
         self.answers = 0
@@ -202,6 +204,10 @@ class Session:
 
     async def connection(self) -> AsyncConnection[Any]:
         """The open connection, made anew if there is none."""
+        if generation() != self._generation:
+            raise RuntimeError(
+                "A forked child must not work in the name of its parent: this session belongs to the parent."
+            )
         if self._is_renamed:
             await self.drop()
             self._is_renamed = False

@@ -23,6 +23,7 @@ from everbeat.errors import (
     nearest,
     redact_url,
 )
+from everbeat.store.connection import OwnAsyncConnection, OwnConnection
 from everbeat.store.moments import read_every_moment
 from everbeat.store.own_settings import OWN_SETTINGS
 
@@ -149,7 +150,7 @@ class Target(Struct, frozen=True):
     def connect(self, application_name: str) -> Connection[Any]:
         """A new checked connection in autocommit. Raises a DatabaseError that says what to do."""
         try:
-            connection = Connection.connect(self.conninfo(application_name), autocommit=True)
+            connection = OwnConnection.connect(self.conninfo(application_name), autocommit=True)
         except psycopg.Error as problem:
             raise self.explain(problem) from None
         try:
@@ -181,7 +182,7 @@ class Target(Struct, frozen=True):
     async def aopen(self, application_name: str) -> AsyncConnection[Any]:
         """The first half of `aconnect`: a checked connection that was asked nothing yet."""
         try:
-            connection = await AsyncConnection.connect(self.conninfo(application_name), autocommit=True)
+            connection = await OwnAsyncConnection.connect(self.conninfo(application_name), autocommit=True)
         except psycopg.Error as problem:
             raise self.explain(problem) from None
         try:

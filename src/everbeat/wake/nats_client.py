@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 
+from everbeat.runtime.fork import close_in_forked_child
 from everbeat.wake.nats_problems import NotEncrypted
 from everbeat.wake.options import NatsConfig, shown_server, user_info
 
@@ -22,6 +23,15 @@ class CarefulClient(Client):
     """Speaks no word to a server without encryption where that is wanted: the next word would be a password."""
 
     wants_tls: bool = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        close_in_forked_child(self)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, from the connection's first moment to its end; encryption comes on top of it."""
+        writer = getattr(self._transport, "_bare_io_writer", None)
+        return -1 if writer is None else int(writer.get_extra_info("socket").fileno())
 
     async def connect_to(
         self,

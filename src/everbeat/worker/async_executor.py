@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from everbeat.domain.context import enter
 from everbeat.domain.definition import RunIn
+from everbeat.runtime.fork import UserCode
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.stacks import coroutine_stack
 from everbeat.worker.attempt import Attempt, Ended, Failed, OnEnded
@@ -88,7 +89,12 @@ class AsyncExecutor:
         enter(context)  # until this asyncio task ends, which has a context of its own
         try:
             call = self._invoker.call(definition, attempt.task.args, context)
-            ended = call if isinstance(call, Failed) else self._invoker.returned(definition, await call())
+            if isinstance(call, Failed):
+                ended: Ended = call
+            else:
+                with UserCode():
+                    value = await call()
+                ended = self._invoker.returned(definition, value)
         except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
             ended = self._invoker.ended_by(definition, exception)
         self._over(attempt, ended)

@@ -15,6 +15,7 @@ from uuid import UUID
 from everbeat.domain.context import StopReason
 from everbeat.errors import EverbeatError
 from everbeat.runtime.clock import Clock
+from everbeat.runtime.fork import generation
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.partial_work import commit_outcome, installation, record_checkpoint
 from everbeat.store.session import Session, is_refused_data
@@ -72,10 +73,13 @@ class Clerk:
         self._inquiry = Inquiry(session, losses=commits)
         self._steps = StepClerk(self._inquiry, clock=clock)
         self._loop = asyncio.get_running_loop()
+        self._generation = generation()
         self._installation: UUID | None = None
 
     def submit(self, attempt: Attempt, request: Request) -> Future[Answer]:
-        """Begins to answer, on the worker's loop; raises RuntimeError when that is closed."""
+        """Begins to answer, on the worker's loop; raises RuntimeError when that is closed, and in a forked child, which has no such loop."""
+        if generation() != self._generation:
+            raise RuntimeError("The worker's loop does not run in a forked child.")
         work = self.answer(attempt, request)
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)

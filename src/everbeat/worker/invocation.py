@@ -21,6 +21,7 @@ from everbeat.domain.retry import reasons_of
 from everbeat.domain.stops import is_suspension
 from everbeat.domain.stored_text import class_name
 from everbeat.errors import PayloadError
+from everbeat.runtime.fork import UserCode
 from everbeat.worker.attempt import Ended, Failed, Succeeded, Suspended
 
 RESULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
@@ -35,7 +36,8 @@ class Call(Struct, frozen=True):
     named: Mapping[str, Any]
 
     def __call__(self) -> Any:
-        return self.function(*self.positional, **self.named)
+        with UserCode():
+            return self.function(*self.positional, **self.named)
 
 
 class Invoker(Struct, frozen=True):
@@ -115,4 +117,5 @@ class Invoker(Struct, frozen=True):
 
 
 async def _awaited(call: Call) -> Any:
-    return await call()
+    with UserCode():
+        return await call()

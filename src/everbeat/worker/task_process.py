@@ -25,8 +25,10 @@ from everbeat.domain.codec import CallCodec
 from everbeat.domain.context import Context, StopReason, TaskStopped
 from everbeat.domain.definition import TaskDefinition
 from everbeat.runtime.blocking_channel import BlockingChannel
+from everbeat.runtime.fork import UserCode
 from everbeat.runtime.frames import ChannelClosed, FrameTooLarge
 from everbeat.runtime.parent import exit_orphaned
+from everbeat.runtime.signals import take_signal
 from everbeat.runtime.stacks import coroutine_stack
 from everbeat.worker import attempt as ended_as
 from everbeat.worker.attempt import Ended, Failed, Succeeded, progress_json
@@ -80,7 +82,7 @@ class TaskProgram:
 
     def run(self) -> None:
         """Serve until an attempt was stopped, or told to leave; the end of the channel ends the process."""
-        signal.signal(signal.SIGTERM, self._interrupted)
+        take_signal(signal.SIGTERM, self._interrupted)
         self._channel.read_in_thread(on_message=self._hear, on_eof=exit_orphaned)
         self._channel.send(ProcessReady())
         while True:
@@ -279,7 +281,8 @@ class RunningAttempt(CodeSide):
         self._coroutine, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         self.raise_if_stopped()
         try:
-            return await call()
+            with UserCode():
+                return await call()
         finally:
             self._loop = None
 

@@ -19,6 +19,7 @@ from everbeat.runtime.frames import ChannelClosed
 from everbeat.runtime.main_loop import run_through
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.parent import adopt_channel, exit_orphaned, offer_stack_dumps
+from everbeat.runtime.signals import take_signal
 from everbeat.worker.hook_line import HookDesk
 from everbeat.worker.link import ChannelLink, Link
 from everbeat.worker.protocol import (
@@ -44,7 +45,7 @@ def prepare_process() -> socket.socket:
     # The supervisor decides; a terminal or a service manager signals every process of the tree. Not SIG_IGN, which the
     # programs that user code starts would inherit.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _ignore)
+        take_signal(number, _ignore)
     return sock
 
 
