@@ -37,6 +37,18 @@ async def test_a_terminated_session_repeats_its_statement(hands: Hands) -> None:
     await session.drop()
 
 
+async def test_a_session_leaves_a_server_that_accepts_no_write_and_repeats_its_statement(
+    hands: Hands,
+) -> None:  # J12
+    states: list[bool] = []
+    session = Session(hands.target, "everbeat test session", on_state=states.append)
+    connection = await session.connection()
+    await connection.execute("set default_transaction_read_only = on")
+    assert await session.run(workers.beat_worker("w1"), patience_s=None) is True
+    assert states == [True, False, True]
+    await session.drop()
+
+
 async def test_a_session_killed_at_any_moment_loses_and_doubles_nothing(hands: Hands) -> None:
     """A stranger keeps terminating the session while it claims, starts and settles: each task runs once."""
     sent = {hands.send() for _ in range(60)}

@@ -104,10 +104,12 @@ class Watched:
         assert self.child.seat is not None
         self.child.seat.hear(tick)
 
-    async def look(self, *, for_s: float) -> None:
-        """Looks for so long."""
+    async def look(self, *, for_s: float, saying: float | None = None) -> None:
+        """Look for this many seconds. Before each look the worker reports that it was cut off for `saying` seconds."""
         for _ in range(round(for_s / self.watch.interval_s)):
             await self.clock.advance(self.watch.interval_s)
+            if saying is not None:
+                self.says(saying)
             await self.watch.tick()
 
     @property
@@ -119,58 +121,71 @@ class Watched:
 async def watched() -> AsyncIterator[Watched]:
     process = spawn([sys.executable, "-c", "import signal; signal.pause()"])
     child = await Child.adopt(process, clock=SystemClock())
+    watched = Watched(child)
     child.seat = Seat(
-        pid=process.pid, queues=None, metadata={}, tell=lambda message: None, clock=SystemClock()
+        pid=process.pid, queues=None, metadata={}, tell=lambda message: None, clock=watched.clock
     )
-    yield Watched(child)
+    yield watched
     process.kill()
     await process.wait_exit()
     child.close()
 
 
 async def test_a_process_without_an_answer_for_two_thresholds_is_ended(watched: Watched) -> None:
-    watched.says(TOO_LONG_S)
-    await watched.look(for_s=2 * THRESHOLD_S)
+    await watched.look(for_s=TOO_LONG_S + THRESHOLD_S, saying=TOO_LONG_S)
     (told,) = watched.told
     assert (told.pid, told.for_s) == (watched.child.process.pid, TOO_LONG_S)
     report = await watched.child.process.wait_exit()
     assert report.signal_name == "SIGKILL"
-    assert watched.probes == 1, "asked once, and ended once"
 
 
 async def test_less_than_two_thresholds_end_nobody(watched: Watched) -> None:
-    watched.says(TOO_LONG_S - 0.01)
-    await watched.look(for_s=10 * THRESHOLD_S)
-    assert (watched.told, watched.probes, watched.child.process.poll()) == ([], 0, None)
+    await watched.look(for_s=10 * THRESHOLD_S, saying=TOO_LONG_S - 0.01)
+    assert (watched.told, watched.child.process.poll()) == ([], None)
 
 
-async def test_while_the_supervisor_reaches_nothing_either_nobody_is_ended(watched: Watched) -> None:
-    watched.says(TOO_LONG_S)
+async def test_a_process_that_is_answered_costs_no_connection(watched: Watched) -> None:
+    await watched.look(for_s=10 * THRESHOLD_S, saying=0)
+    assert (watched.told, watched.probes) == ([], 0)
+
+
+async def test_while_the_supervisor_opens_no_connection_nobody_is_ended(watched: Watched) -> None:
     watched.is_reached = False
-    await watched.look(for_s=5 * THRESHOLD_S)
+    await watched.look(for_s=5 * THRESHOLD_S, saying=TOO_LONG_S)
     assert watched.probes > 1
     assert (watched.told, watched.child.process.poll()) == ([], None)
+
+
+async def test_a_process_has_two_thresholds_to_reach_a_database_that_is_back(watched: Watched) -> None:
+    watched.is_reached = False
+    await watched.look(for_s=5 * THRESHOLD_S, saying=5 * THRESHOLD_S)
     watched.is_reached = True
-    await watched.look(for_s=THRESHOLD_S)
-    assert len(watched.told) == 1
+    await watched.look(for_s=TOO_LONG_S, saying=7 * THRESHOLD_S)
+    assert (watched.told, watched.child.process.poll()) == ([], None)
+    await watched.look(for_s=10 * THRESHOLD_S, saying=0)
+    assert (watched.told, watched.child.process.poll()) == ([], None)
 
 
-async def test_after_a_beat_that_failed_a_threshold_must_go_by(watched: Watched) -> None:
-    await watched.look(for_s=2 * THRESHOLD_S)
+async def test_a_process_that_says_nothing_more_is_not_ended_for_its_last_word(watched: Watched) -> None:
+    """Its loop stands still, so it asks nothing: what it said before proves nothing about now."""
     watched.says(TOO_LONG_S)
+    await watched.look(for_s=10 * THRESHOLD_S)
+    assert (watched.told, watched.child.process.poll()) == ([], None)
+
+
+async def test_after_a_beat_that_failed_two_thresholds_must_go_by(watched: Watched) -> None:
     for _ in range(5):
         watched.disturbances += 1
-        await watched.look(for_s=THRESHOLD_S * 3 / 4)
+        await watched.look(for_s=TOO_LONG_S * 3 / 4, saying=TOO_LONG_S)
     assert (watched.told, watched.child.process.poll()) == ([], None)
-    await watched.look(for_s=THRESHOLD_S)
+    await watched.look(for_s=TOO_LONG_S, saying=TOO_LONG_S)
     assert len(watched.told) == 1
 
 
-async def test_after_a_pause_of_the_supervisor_a_threshold_must_go_by(watched: Watched) -> None:
-    await watched.look(for_s=2 * THRESHOLD_S)
-    watched.says(TOO_LONG_S)
+async def test_after_a_pause_of_the_supervisor_two_thresholds_must_go_by(watched: Watched) -> None:
+    await watched.look(for_s=TOO_LONG_S * 3 / 4, saying=TOO_LONG_S)
     await watched.clock.advance(10 * THRESHOLD_S)  # it was frozen
-    await watched.watch.tick()
+    await watched.look(for_s=TOO_LONG_S, saying=TOO_LONG_S)
     assert (watched.told, watched.child.process.poll()) == ([], None)
-    await watched.look(for_s=THRESHOLD_S * 5 / 4)
+    await watched.look(for_s=THRESHOLD_S, saying=TOO_LONG_S)
     assert len(watched.told) == 1

@@ -244,6 +244,21 @@ async def test_an_outage_is_told_once_and_its_end_too(new_server: NewServer) -> 
     await household.supervision.close()
 
 
+async def test_a_beat_that_is_refused_for_any_reason_is_a_disturbance(
+    household: Household, hands: Hands
+) -> None:  # J12
+    """Here the table has another name for a while: what refuses this beat may refuse the beats of others."""
+    schema = sql.Identifier(hands.target.schema)
+    await until(lambda: row(hands, household, "beat_seq") >= 1)
+    before = household.supervision.disturbances
+    hands.connection.execute(sql.SQL("alter table {}.beats rename to beats_away").format(schema))
+    await until(lambda: household.supervision.disturbances > before)
+    hands.connection.execute(sql.SQL("alter table {}.beats_away rename to beats").format(schema))
+    seen = row(hands, household, "beat_seq")
+    await until(lambda: row(hands, household, "beat_seq") > seen)
+    assert household.supervision.disturbances > before
+
+
 async def test_an_idle_supervisor_asks_at_most_two_questions_a_second(new_server: NewServer) -> None:  # D3
     """At default settings, with all its caretakers."""
     server = new_server(settings={"log_statement": "all", "log_line_prefix": "%a|"})

@@ -101,7 +101,8 @@ class Session:
 
         `goes_on` is asked after a try that failed, with the seconds that it took: False ends the patience.
 
-        Raises DatabaseUnreachable when patience ends, DatabaseError or psycopg.DataError when the server refuses the statement.
+        Raises DatabaseUnreachable or DatabaseReadOnly when patience ends, DatabaseError or psycopg.DataError when the server
+        refuses the statement.
         """
         return await self._repeated(lambda: self._once(statement), patience_s, goes_on)
 
@@ -279,9 +280,9 @@ def is_timeout(problem: BaseException) -> bool:
 
 
 def is_alive(problem: BaseException) -> bool:
-    """Whether the connection survived this error: a refused statement leaves it usable."""
+    """Whether the connection is usable after this error: a refused statement leaves it usable, a server without writes (25006) does not."""
     return (
         isinstance(problem, psycopg.Error)
         and problem.sqlstate is not None
-        and not problem.sqlstate.startswith(("08", "57P", "25P03", "25P04"))
+        and not problem.sqlstate.startswith(("08", "57P", "25006", "25P03", "25P04"))
     )

@@ -40,8 +40,9 @@ _KEEPALIVE: Final = {
 }
 
 # The server's states in which the same statement may be sent again: lost connections, shutdown, too many connections, no
-# resources (a full disk, memory), serialisation, deadlock, lock, statement and transaction timeouts.
-_REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|55P03|25P0[234]")
+# resources (a full disk, memory), serialisation, deadlock, lock, statement and transaction timeouts. A server that accepts no
+# write (25006) is an outage too: a managed server with a full disk, or a former primary.
+_REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|55P03|25006|25P0[234]")
 
 # Two sessions can race for a slot that at most one live row has: the head of a serial line, or a key that an operator's retry brings
 # back. The statement looks for a rival first, so the loser's repetition sees the winner.

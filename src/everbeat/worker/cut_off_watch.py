@@ -2,10 +2,12 @@
 
 What lives here: that judgement. What may not: the worker's own part (`reach`), and outages, which end nobody.
 
-Three things must come together: the worker says that an outcome has waited for two thresholds without any answer of the
-database to anything; the supervisor's own beats went undisturbed for as long; and it can open a new connection right now.
-Then it is the process that is broken (no file descriptors left, dead sockets), and a new one will do better. A row that
-somebody keeps locked, a server without free connections, a network that is down for all: none of these ends a process.
+While a worker process says that an outcome waits without any answer of the database to anything, the supervisor opens a new
+connection at every look. It ends the process when both have gone on for two thresholds: every question of the process was
+in vain, and every connection and beat of the supervisor succeeded. The report that counts is one that arrived after those two
+thresholds, so a process that recovers together with the database is never ended. Then it is the process that is broken (no
+file descriptors left, dead sockets), and a new one will do better. A row that somebody keeps locked, a server without free
+connections or without writes, a network that is down for all: none of these ends a process.
 """
 
 from __future__ import annotations
@@ -52,33 +54,35 @@ class CutOffWatch:
         clock: Clock,
     ) -> None:
         self.interval_s = min(1.0, threshold_s / _LOOKS_PER_THRESHOLD)
-        self._threshold_s = threshold_s
         self._children = children
         self._disturbances = disturbances
         self._probe = probe
         self._events = events
         self._clock = clock
+        self._too_long_s = _THRESHOLDS * threshold_s
         self._seen = disturbances()
-        self._looked_at = self._calm_since = clock.monotonic()
+        self._looked_at = clock.monotonic()
+        self._reached_since: float | None = None
 
     async def tick(self) -> float | None:
         """One look."""
-        now = self._clock.monotonic()
-        was_away = now - self._looked_at > 2 * self.interval_s
-        if was_away or self._disturbances() != self._seen:
-            self._seen, self._calm_since = self._disturbances(), now
-        self._looked_at = now
-        if now - self._calm_since < self._threshold_s:
-            return None
-        cut_off = [child for child in self._children() if self._is_cut_off(child)]
-        if cut_off and await self._reaches():
-            for child in cut_off:
+        was_away = self._clock.monotonic() - self._looked_at > 2 * self.interval_s
+        is_asked = not was_away and any(_cut_off_s(child) > 0 for child in self._children())
+        if not is_asked or not await self._reaches():
+            self._reached_since = None
+        elif self._reached_since is None:
+            self._reached_since = self._clock.monotonic()
+        self._seen, self._looked_at = self._disturbances(), self._clock.monotonic()
+        for child in list(self._children()):
+            if self._is_cut_off(child):
                 self._end(child)
-        self._looked_at = self._clock.monotonic()
         return None
 
     def _is_cut_off(self, child: Child) -> bool:
-        return child.killed_because is None and _cut_off_s(child) >= _THRESHOLDS * self._threshold_s
+        if self._reached_since is None or child.seat is None or child.killed_because is not None:
+            return False
+        reached_s = child.seat.ticked_at - self._reached_since
+        return min(reached_s, _cut_off_s(child)) >= self._too_long_s
 
     async def _reaches(self) -> bool:
         try:

@@ -69,7 +69,11 @@ class Heart:
                 ),
                 patience_s=self.interval_s,
             )
-        except errors.DatabaseUnreachable as problem:
+        except Exception as problem:
+            # Counted whatever the reason is: an observer whose own beat was not acknowledged must not judge the silence of others.
+            self.failures += 1
+            if not isinstance(problem, errors.DatabaseUnreachable | errors.DatabaseReadOnly):
+                raise
             self._missed(asked_at, problem)
             return _AGAIN_S
         self._landed()
@@ -82,7 +86,6 @@ class Heart:
         return None
 
     def _missed(self, asked_at: float, problem: Exception) -> None:
-        self.failures += 1
         if self._silent_since is None:
             self._silent_since = asked_at
             self._events.emit(DatabaseUnreachable(reason=str(problem)))

@@ -17,7 +17,7 @@ class Seat:
     """One worker under a supervision. `tell` hands a message to the worker, never blocks and never raises.
 
     `on_loop`: the task functions whose code runs on the worker's own event loop, so that none of it goes on while that stands
-    still. `heard_at`: when the worker last said anything, by the supervision's monotonic clock.
+    still. `heard_at`: when the worker last said anything, by the supervision's monotonic clock; `ticked_at`: its last tick.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Seat:
         self.worker_id = new_id(pid)
         self.held: dict[UUID, UUID] = {}
         self.tick: Tick | None = None
-        self._ticked_at = self.heard_at
+        self.ticked_at = self.heard_at
         self._cpu_s: float | None = None
         self._lost_since = 0
         self._clock = clock
@@ -73,7 +73,7 @@ class Seat:
                     self.held.pop(claim_id, None)
             case Tick():
                 self.tick, self._lost_since = message, 0
-                self._ticked_at, self._cpu_s = self.heard_at, cpu_seconds(self.pid)
+                self.ticked_at, self._cpu_s = self.heard_at, cpu_seconds(self.pid)
 
     def row(self, supervisor_id: str, hostname: str) -> WorkerRow:
         """What is registered about the worker."""
@@ -117,4 +117,4 @@ class Seat:
         used_s = cpu_seconds(self.pid)
         if used_s is None or self._cpu_s is None:
             return 0.0
-        return 100.0 * max(0.0, used_s - self._cpu_s) / (now - self._ticked_at)
+        return 100.0 * max(0.0, used_s - self._cpu_s) / (now - self.ticked_at)

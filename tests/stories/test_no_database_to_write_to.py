@@ -1,0 +1,115 @@
+"""PostgreSQL runs, but accepts no write or no connection for several thresholds: everbeat waits and declares no tree dead."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+
+from everbeat.store.embedded import EmbeddedServer
+from tests.conftest import NewServer
+from tests.stories.stage import FAST, Stage
+
+pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
+
+THRESHOLD_S = 3.0
+# Beats are rarer than looks: after the trouble, an observer looks before the others have beaten again.
+SETTINGS = {
+    **FAST,
+    "claimer_heartbeat_interval_ms": 1_500,
+    "runner_heartbeat_interval_ms": 1_500,
+    "claimed_stale_threshold_ms": round(THRESHOLD_S * 1_000),
+    "running_stale_threshold_ms": round(THRESHOLD_S * 1_000),
+}
+CONNECTIONS = 30
+
+
+@pytest.fixture
+def server(new_server: NewServer) -> EmbeddedServer:
+    return new_server(settings={"max_connections": str(CONNECTIONS), "superuser_reserved_connections": "0"})
+
+
+@pytest.fixture
+def stage(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    made = Stage(server.url, "story", tmp_path)
+    for name, value in made.environment(recovery={}, worker={}).items():
+        if name.startswith("STORY_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
+    sys.modules.pop("deeds", None)
+    yield made
+    sys.modules.pop("deeds", None)
+    made.close(check=False)
+
+
+@pytest.fixture
+def deeds(stage: Stage) -> Iterator[ModuleType]:
+    import deeds as program  # type: ignore[import-not-found]  # the environment must be there before
+
+    yield program
+    program.app.close()
+
+
+@contextmanager
+def read_only(stage: Stage) -> Iterator[None]:
+    """Every transaction is read-only, as on a managed server whose disk is full. Existing sessions notice it too."""
+    stage.connection.execute("alter system set default_transaction_read_only = on")
+    stage.connection.execute("select pg_reload_conf()")
+    try:
+        yield
+    finally:
+        stage.connection.execute("alter system reset default_transaction_read_only")
+        stage.connection.execute("select pg_reload_conf()")
+
+
+@contextmanager
+def no_connection_for_workers(stage: Stage) -> Iterator[None]:
+    """Strangers take every free connection, and the worker processes lose theirs. Supervisors keep their sessions."""
+    with ExitStack() as strangers:
+        while True:
+            try:
+                strangers.enter_context(psycopg.connect(stage.url))
+            except psycopg.OperationalError:
+                if not cut_off_workers(stage):
+                    break
+        yield
+
+
+def cut_off_workers(stage: Stage) -> list[dict[str, Any]]:
+    """Ends the sessions of worker processes; answers those that were there."""
+    return stage.query(
+        """select pg_terminate_backend(pid) from pg_stat_activity
+           where application_name like 'everbeat-%%' and application_name not like '%% supervisor'"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("trouble", "thresholds"),
+    [(read_only, 5), (no_connection_for_workers, 3)],
+    ids=["no write", "no connection"],
+)
+def test_no_tree_dies_while_the_database_accepts_nothing(
+    stage: Stage, deeds: ModuleType, trouble: Any, thresholds: int
+) -> None:  # J12
+    trees = [stage.ready_tree(recovery=SETTINGS) for _ in range(2)]
+    tasks = [deeds.wait_for.send(gate) for gate in ("during", "after") for _ in range(20)]
+    stage.until(lambda: len(stage.effects("start")) == len(tasks), within=30, what="all run")
+    workers = {row["id"]: row["pid"] for tree in trees for row in stage.workers(tree)}
+    deeds.app.close()
+    with trouble(stage):
+        stage.open_gate("during")  # these outcomes wait until the database accepts them
+        time.sleep(thresholds * THRESHOLD_S)  # the trouble
+    time.sleep(2 * THRESHOLD_S)  # a wrong judgement about the trouble is carried out by now
+    stage.open_gate("after")
+    for task in tasks:
+        assert task.result(timeout=60) == "done"
+        assert len(stage.effects("start", task.id)) == 1
+    assert stage.recoveries() == []
+    assert {row["id"]: row["pid"] for tree in trees for row in stage.workers(tree)} == workers
