@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 from everbeat import assembly
@@ -22,13 +22,15 @@ from everbeat.client.hooks import HookRegistry, InterruptedHook, RecoveredHook, 
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender, TaskIds
 from everbeat.client.twins import awaiting, blocking
-from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
+from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig, WorkerSettings
 from everbeat.domain.checks import exception_codes as checked_codes
 from everbeat.domain.checks import instance_of, one_of, sequence_of, switch
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.duration import Duration
 from everbeat.domain.gathering import attempt
 from everbeat.domain.inspection import SweepResult
+from everbeat.domain.payload_limit import DEFAULT_LIMIT
+from everbeat.domain.payload_limit import payload_limit as checked_limit
 from everbeat.domain.policy import OnCrash, TaskOptions
 from everbeat.domain.settings import refused
 from everbeat.errors import ConfigurationError
@@ -42,26 +44,13 @@ InterruptedT = TypeVar("InterruptedT", bound=InterruptedHook)
 RecoveredT = TypeVar("RecoveredT", bound=RecoveredHook)
 
 
-class WorkerSettings(TypedDict, total=False):
-    """The settings of WorkerConfig that a worker in another program can have."""
-
-    async_concurrency: int
-    thread_concurrency: int
-    process_concurrency: int
-    prefetch: int
-    queues: Sequence[str] | None
-    grace: Duration
-    poll_interval: Duration
-    max_tasks_per_process: int | None
-    max_rss: str | int | None
-
-
 class App(Desk):
     """Tasks and the database they are kept in; safe to use from many threads and event loops, and after a fork.
 
     `url` is a libpq URL, or "embedded" for a PostgreSQL in ./.everbeat; None reads EVERBEAT_DATABASE_URL. `wake`: workers are
     told of tasks by NATS JetStream there, "nats://host:4222" or a NatsConfig; None: by PostgreSQL. Nothing is opened before the
-    first use. Raises WrongDatabaseURL and ConfigurationError.
+    first use. `payload_limit`: the most that the arguments, or the result, of a task take as JSON. Raises WrongDatabaseURL and
+    ConfigurationError.
 
         app = App("postgresql://app@db.example.org/app")
     """
@@ -78,6 +67,7 @@ class App(Desk):
         on_crash: OnCrash = "fail",
         exception_codes: Mapping[type[BaseException], str] | None = None,
         auto_migrate: bool = True,
+        payload_limit: str | int = DEFAULT_LIMIT,
         name: str | None = None,
     ) -> None:
         self.recovery = _settings(recovery, RecoveryConfig, subject="App.recovery")
@@ -99,6 +89,7 @@ class App(Desk):
         self.auto_migrate: bool = attempt(
             lambda: switch(auto_migrate, subject="App.auto_migrate"), otherwise=False
         )
+        self.payload_limit = checked_limit(payload_limit)
         self._guests: WeakSet[assembly.Guest] = WeakSet()
         self._hooks = HookRegistry()
         door = Door(address, auto_migrate=self.auto_migrate)
@@ -114,6 +105,7 @@ class App(Desk):
             on_crash=self.on_crash,
             queues={"default", *priorities} if priorities else (),
             serial_queues={queue.name for queue in self.queue_configs if queue.serial},
+            payload_limit=self.payload_limit,
         )
         super().__init__(control, sender=sender, registry=Registry(sender), queue_priorities=priorities)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypedDict, cast
 
 from everbeat.domain.checks import flag_name, optional, queue_name, sequence_of, slot_name, switch, whole
 from everbeat.domain.duration import Duration, span
@@ -257,3 +257,17 @@ class WorkerConfig(PortableSettings):
             yield Problem(
                 code="DUPLICATE", subject=subject, value=str(queues), rule=rule, fix="name each queue once"
             )
+
+
+class WorkerSettings(TypedDict, total=False):
+    """The settings of WorkerConfig that a worker in another program can have."""
+
+    async_concurrency: int
+    thread_concurrency: int
+    process_concurrency: int
+    prefetch: int
+    queues: Sequence[str] | None
+    grace: Duration
+    poll_interval: Duration
+    max_tasks_per_process: int | None
+    max_rss: str | int | None

@@ -23,10 +23,11 @@ def call_by_name(
     arguments: Mapping[str, Any] | None,
     *,
     task: Task[..., Any] | None,
+    largest: int,
     when: When | None,
     options: SendOptions,
 ) -> Call[Any]:
-    """A call of the task of this name; `task`, where this program knows it, checks the arguments.
+    """A call of the task of this name; `task`, where this program knows it, checks the arguments. `largest`: bytes of them.
 
     Raises PayloadError and ConfigurationError.
     """
@@ -50,7 +51,7 @@ def call_by_name(
             connection=connection,
         )
     checked_name = task_name(name, subject="name of the task")
-    payload = encode_any(given, task_name=checked_name)
+    payload = encode_any(given, task_name=checked_name, largest=largest)
     settings = SendSettings.of_options(options, SendSettings())
     return Call(name=checked_name, payload=payload, settings=settings, when=moment, connection=connection)
 

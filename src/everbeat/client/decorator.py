@@ -21,6 +21,7 @@ from everbeat.domain.duration import Duration
 from everbeat.domain.policy import TaskOptions
 from everbeat.domain.retry import RetryPolicy
 from everbeat.domain.signature import is_async_function, location_of
+from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.errors import RegistrationError
 
 P = ParamSpec("P")
@@ -105,21 +106,23 @@ class TaskFactory(Protocol):
 
 
 def make_task(
-    function: Callable[..., Any], /, *, options: TaskOptions, sender: Sender
+    function: Callable[..., Any], /, *, options: TaskOptions, sender: Sender, largest: int = LARGEST_BYTES
 ) -> SyncTask[..., Any] | AsyncTask[..., Any]:
     """The task object of a function; raises RegistrationError for functions that cannot be one."""
-    definition = define(function, options=options)
+    definition = define(function, options=options, largest=largest)
     return (AsyncTask if definition.is_async else SyncTask)(definition, sender=sender)
 
 
-def define(function: Callable[..., Any], /, *, options: TaskOptions) -> TaskDefinition:
+def define(
+    function: Callable[..., Any], /, *, options: TaskOptions, largest: int = LARGEST_BYTES
+) -> TaskDefinition:
     """What a worker needs of a function and its options; raises RegistrationError."""
     where = location_of(function)
     name: str = options.name or str(getattr(function, "__name__", type(function).__name__))
     if name == "<lambda>":
         reason = "A lambda has no name by which a worker could find it."
         raise RegistrationError(reason, fix='write a `def`, or give it one: name="...".', where=where)
-    codec = CallCodec.from_function(function, task_name=name)
+    codec = CallCodec.from_function(function, task_name=name, largest=largest)
     is_async = is_async_function(function)
     match options.run_in, is_async:
         case "async", False:

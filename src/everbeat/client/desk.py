@@ -175,7 +175,14 @@ class Desk(WorkflowDesk):
     def _named_call(
         self, name: str, arguments: Mapping[str, Any] | None, when: When | None, options: SendOptions
     ) -> Call[Any]:
-        return call_by_name(name, arguments, task=self._registry.task(name), when=when, options=options)
+        return call_by_name(
+            name,
+            arguments,
+            task=self._registry.task(name),
+            largest=self._sender.payload_limit,
+            when=when,
+            options=options,
+        )
 
     @overload
     def handle(self, task_id: UUID | str, task: Task[..., R], /) -> Handle[R]: ...

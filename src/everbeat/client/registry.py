@@ -33,7 +33,7 @@ class Registry(Mapping[str, TaskDefinition]):
     def _registered(
         self, function: Callable[..., Any], options: TaskOptions
     ) -> SyncTask[..., Any] | AsyncTask[..., Any]:
-        task = make_task(function, options=options, sender=self._sender)
+        task = make_task(function, options=options, sender=self._sender, largest=self._sender.payload_limit)
         where = task.definition.where or None
         other = self._tasks.get(task.name)
         if other is not None:

@@ -26,6 +26,7 @@ from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.policy import OnCrash, TaskOptions
 from everbeat.domain.recorded import NewChild
 from everbeat.domain.settings import refused
+from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.errors import PayloadError, SendError, nearest
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import call_in_forked_child
@@ -72,7 +73,9 @@ class CallSender:
         on_crash: OnCrash,
         queues: Collection[str],
         serial_queues: Collection[str] = (),
+        payload_limit: int = LARGEST_BYTES,
     ) -> None:
+        self.payload_limit = payload_limit
         self._control = control
         self._ids = ids
         self._on_crash = on_crash
@@ -176,6 +179,7 @@ class CallSender:
     def _send_many(self, calls: Sequence[Call[R]], is_joined: bool, /) -> Plan[list[Handle[R]]]:
         if not calls:
             return []
+        _require_room(calls)
         new = [self._new_task(call) for call in calls]
         ids: list[UUID | None] = []
         for _ in range(_MOST_TRIES):
@@ -268,6 +272,17 @@ def _one_connection(calls: Sequence[Call[Any]], connection: object) -> object:
             fix="make all calls by the same with_options(connection=...), or by none",
         )
     return given[0] if given else None
+
+
+def _require_room(calls: Sequence[Call[Any]]) -> None:
+    size = sum(len(call.payload) for call in calls)
+    if size > LARGEST_BYTES:
+        raise PayloadError(
+            f"The arguments of the {len(calls):,} calls of a send_many would take {size:,} bytes of JSON;"
+            f" one statement takes {LARGEST_BYTES:,}.",
+            parameter="calls",
+            fix="send them in several batches.",
+        )
 
 
 def _key_moves(tasks: Sequence[NewTask]) -> SendError:

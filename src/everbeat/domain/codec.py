@@ -27,7 +27,7 @@ from everbeat.domain.fidelity import Misfit
 from everbeat.domain.outcome_json import carried, received, sent
 from everbeat.domain.settings import shown
 from everbeat.domain.signature import TaskSignature, read_signature
-from everbeat.domain.typed_json import TypedJson, encode_untyped, typed_json
+from everbeat.domain.typed_json import LARGEST_BYTES, TypedJson, encode_untyped, typed_json
 from everbeat.errors import PayloadError, nearest
 
 _UNKNOWN_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -50,6 +50,7 @@ class CallCodec:
         "_result",
         "_results_in_outcomes",
         "annotations",
+        "largest",
         "owner",
         "parameters",
         "returns",
@@ -58,7 +59,10 @@ class CallCodec:
         "usage",
     )
 
-    def __init__(self, read: TaskSignature, /, *, owner: str, name: str) -> None:
+    def __init__(
+        self, read: TaskSignature, /, *, owner: str, name: str, largest: int = LARGEST_BYTES
+    ) -> None:
+        self.largest = largest
         self.takes_context = read.takes_context
         self.annotations = read.annotations
         self.returns = read.returns
@@ -67,8 +71,8 @@ class CallCodec:
         self.signature = str(read.bindable)
         self._name = name
         self._binding = Binding(read, name="Arguments")
-        self._arguments = TypedJson(self._binding.struct)
-        self._result = TypedJson(carried(read.returns))
+        self._arguments = TypedJson(self._binding.struct, largest=largest)
+        self._result = TypedJson(carried(read.returns), largest=largest)
         self._outcomes = [
             name for name, annotation in read.annotations.items() if carried(annotation) is not annotation
         ]
@@ -76,12 +80,14 @@ class CallCodec:
         self.usage = f"call it as {name}{self.signature}"
 
     @classmethod
-    def from_function(cls, function: Callable[..., Any], /, *, task_name: str) -> CallCodec:
+    def from_function(
+        cls, function: Callable[..., Any], /, *, task_name: str, largest: int = LARGEST_BYTES
+    ) -> CallCodec:
         """The codec of a function; raises RegistrationError that says what cannot be sent, and where it is
-        written.
+        written. `largest`: bytes of its arguments, and of its result.
         """
         read = read_signature(function, owner=f"Task {task_name!r}")
-        return cls(read, owner=f"task {task_name!r}", name=task_name)
+        return cls(read, owner=f"task {task_name!r}", name=task_name, largest=largest)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """The arguments as one JSON object by parameter name; raises PayloadError naming the wrong one."""
@@ -181,7 +187,7 @@ class CallCodec:
         return PayloadError(message, parameter=named[1] if named else None, fix=fix)
 
 
-def encode_any(arguments: Mapping[str, Any], /, *, task_name: str) -> bytes:
+def encode_any(arguments: Mapping[str, Any], /, *, task_name: str, largest: int = LARGEST_BYTES) -> bytes:
     """Arguments by name for a task whose function is not known here; raises PayloadError.
 
     The worker checks them against the signature, so a UUID may be sent as one, or as text.
@@ -190,7 +196,7 @@ def encode_any(arguments: Mapping[str, Any], /, *, task_name: str) -> bytes:
         message = f"The names of the arguments of task {task_name!r} must be str: {shown([*arguments])}."
         raise PayloadError(message, fix="name arguments as the function names its parameters.")
     try:
-        return encode_untyped(dict(arguments))
+        return encode_untyped(dict(arguments), largest=largest)
     except Misfit as misfit:
         name = next((each for each in arguments if misfit.path.startswith(f"[{each!r}]")), None)
         subject = "The arguments" if name is None else f"Argument {name!r} = {shown(arguments[name])}"

@@ -20,7 +20,7 @@ from everbeat.domain.graph import Hole, Template
 from everbeat.domain.placeholder import Promise, promise_of
 from everbeat.domain.settings import shown
 from everbeat.domain.shapes import ANY, inner, shape_of, spelled
-from everbeat.domain.typed_json import LARGEST_BYTES
+from everbeat.domain.typed_json import TOO_LARGE_FIX
 from everbeat.errors import PayloadError
 
 
@@ -46,12 +46,13 @@ class Composed(Struct, frozen=True, kw_only=True):
 
 
 def compose(
-    codec: CallCodec, bound: msgspec.Struct, *, only_open: bool = False, largest: int = LARGEST_BYTES
+    codec: CallCodec, bound: msgspec.Struct, *, only_open: bool = False, largest: int | None = None
 ) -> Composed:
     """The arguments of a bound call that may hold placeholders; raises PayloadError as a send does.
 
-    `only_open`: those that are known are checked, and left out of the template. `largest`: bytes of JSON.
+    `only_open`: those that are known are checked, and left out of the template. `largest`: bytes of JSON; None takes the codec's.
     """
+    largest = codec.largest if largest is None else largest
     given = {name: value for name in codec.parameters if (value := getattr(bound, name)) is not UNSET}
     open_ones = {name for name, value in given.items() if holds_placeholder(value)}
     if not open_ones:
@@ -70,8 +71,8 @@ def compose(
     template = text.template()
     size = sum(len(part.encode()) for part in template if isinstance(part, str))
     if size > largest:
-        message = f"The arguments of {codec.owner} would take {size:,} bytes of JSON; at most {largest:,} are stored."
-        raise PayloadError(message, fix="keep large data elsewhere and send where it is.")
+        message = f"The arguments of {codec.owner} would take {size:,} bytes of JSON; App.payload_limit allows {largest:,}."
+        raise PayloadError(message, fix=f"{TOO_LARGE_FIX}.")
     return Composed(template=template, placed=tuple(text.placed), open_names=frozenset(open_ones))
 
 

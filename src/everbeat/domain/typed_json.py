@@ -16,7 +16,9 @@ from everbeat.domain.fidelity import ENDLESS, Misfit, difference, nonfinite, une
 from everbeat.domain.foreign_types import decode_foreign, encode_foreign
 
 LARGEST_BYTES: Final = 256 * 1024 * 1024
-"""The largest payload: PostgreSQL ends at 1 GB, and both ends hold several copies while they work."""
+"""The largest payload that an app can allow: PostgreSQL ends at 1 GB, and both ends hold several copies while they work."""
+
+TOO_LARGE_FIX: Final = "keep large data elsewhere and send where it is, or raise App(payload_limit=...)"
 
 encode_json = msgspec.json.Encoder(enc_hook=encode_foreign).encode
 decode_json = msgspec.json.Decoder().decode
@@ -27,9 +29,10 @@ _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 class TypedJson:
     """The JSON of one annotation; `encode` and `decode` raise `Misfit`."""
 
-    __slots__ = ("_read",)
+    __slots__ = ("_largest", "_read")
 
-    def __init__(self, annotation: Any) -> None:
+    def __init__(self, annotation: Any, *, largest: int = LARGEST_BYTES) -> None:
+        self._largest = largest
         self._read = msgspec.json.Decoder(annotation, dec_hook=decode_foreign).decode
 
     def encode(self, value: Any) -> bytes:
@@ -43,8 +46,7 @@ class TypedJson:
         # Equality costs less than encoding, and sees everything at once: NaN, lost fields, changed types.
         if not faithful:
             _require_faithful(value, arrived)
-        if len(data) > LARGEST_BYTES:
-            raise _too_large(len(data))
+        require_room(data, largest=self._largest)
         return data
 
     def decode(self, data: bytes | str) -> Any:
@@ -68,9 +70,9 @@ def _typed_json(annotation: Any) -> TypedJson:
     return TypedJson(annotation)
 
 
-def encode_untyped(value: Any) -> bytes:
+def encode_untyped(value: Any, *, largest: int = LARGEST_BYTES) -> bytes:
     """The JSON of a value whose receiver's annotations are unknown here; refuses what JSON would silently
-    change.
+    change, and more than `largest` bytes.
     """
     try:
         data = encode_json(value)
@@ -80,8 +82,7 @@ def encode_untyped(value: Any) -> bytes:
         raise unencodable(value, encode_json, error) from None
     if misfit is not None:
         raise misfit
-    if len(data) > LARGEST_BYTES:
-        raise _too_large(len(data))
+    require_room(data, largest=largest)
     return data
 
 
@@ -131,6 +132,8 @@ def _unreadable(error: Exception) -> Misfit:
             return Misfit("", f"is refused by its own class: {type(error).__qualname__}: {error}")
 
 
-def _too_large(size: int) -> Misfit:
-    reason = f"would take {size:,} bytes of JSON; at most {LARGEST_BYTES:,} are stored"
-    return Misfit("", reason, "keep large data elsewhere and send where it is")
+def require_room(data: bytes, *, largest: int) -> None:
+    """Raises Misfit for more than `largest` bytes of JSON."""
+    if len(data) > largest:
+        reason = f"would take {len(data):,} bytes of JSON; App.payload_limit allows {largest:,}"
+        raise Misfit("", reason, TOO_LARGE_FIX)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct
 
@@ -23,9 +23,6 @@ from everbeat.domain.stored_text import class_name
 from everbeat.errors import PayloadError
 from everbeat.runtime.fork import UserCode
 from everbeat.worker.attempt import Ended, Failed, Succeeded, Suspended
-
-RESULT_LIMIT_BYTES: Final = 256 * 1024 * 1024
-"""PostgreSQL holds a value of 1 GB at most, and drops the connection on a longer one, which would be tried for ever."""
 
 
 class Call(Struct, frozen=True):
@@ -61,10 +58,6 @@ class Invoker(Struct, frozen=True):
             result = definition.codec.encode_result(value)
         except Exception as problem:  # noqa: BLE001 - as above
             return self._failed(definition, problem, code=RESULT_UNSERIALISABLE)
-        if len(result) > RESULT_LIMIT_BYTES:
-            return self._unstorable(
-                definition, f"{len(result):,} bytes of JSON, of {RESULT_LIMIT_BYTES:,} allowed"
-            )
         return Succeeded(result)
 
     def raised(self, definition: TaskDefinition, exception: BaseException) -> Failed:
@@ -108,12 +101,6 @@ class Invoker(Struct, frozen=True):
             )
             reasons = (error.code,)
         return Failed(error_to_json(error), reasons)
-
-    def _unstorable(self, definition: TaskDefinition, reason: str) -> Failed:
-        error = TaskError(
-            RESULT_UNSERIALISABLE, f"The result of task {definition.name!r} cannot be stored: {reason}."
-        )
-        return Failed(error_to_json(error), reasons_of(error.code, None))
 
 
 async def _awaited(call: Call) -> Any:
