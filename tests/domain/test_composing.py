@@ -173,7 +173,9 @@ def test_arguments_that_are_too_large_together_are_refused() -> None:
     codec = codec_of(anything)
     bound = codec.bind((["é" * 400, result(0), "é" * 400],), {})
     assert compose(codec, bound, largest=1_700).template
-    with pytest.raises(PayloadError, match=r"'anything' would take 1,6\d\d bytes of JSON; App.payload_limit allows 1,600"):
+    with pytest.raises(
+        PayloadError, match=r"'anything' would take 1,6\d\d bytes of JSON; App.payload_limit allows 1,600"
+    ):
         compose(codec, bound, largest=1_600)
 
 
