@@ -39,7 +39,7 @@ _SOME_IDS = st.lists(st.uuids(), min_size=1, max_size=20).map(tuple)
         (Everything(), "*"),
         (WorkflowsMoved(), "w"),
         (MessagesWritten(), "o:"),
-        (MessagesWritten(7, _ID, "a:b"), f"o:7:{_ID}:a:b"),
+        (MessagesWritten("a:b"), "o:::a:b"),
         (TurnFree(), "r"),
     ],
 )
@@ -55,7 +55,7 @@ def test_the_payloads_are_those_the_statements_write(hint: Hint, payload: str) -
         st.builds(CancelAsked, st.uuids()),
         st.builds(LeaseLost, _SOME_IDS),
         st.just(Everything()),
-        st.builds(MessagesWritten, st.integers(), st.uuids(), st.text(max_size=200)),
+        st.builds(MessagesWritten, st.none() | st.text(min_size=1, max_size=200)),
     )
 )
 def test_a_hint_survives_the_way(hint: Hint) -> None:
@@ -93,3 +93,8 @@ def test_many_ids_are_spread_over_payloads_that_the_server_accepts() -> None:
 
 def test_a_queue_name_too_long_for_a_payload_becomes_a_hint_at_everything() -> None:
     assert encode(TasksReady("ü" * MAX_PAYLOAD_BYTES)) == ("*",)
+
+
+def test_a_hint_of_a_written_row_is_reduced_to_its_queue() -> None:
+    assert decode(f"o:7:{_ID}:a:b") == MessagesWritten("a:b")
+    assert decode("o:" + 7_900 * "9") == MessagesWritten()

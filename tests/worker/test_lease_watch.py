@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import uuid4
 
 from everbeat.domain.policy import StoredPolicy
+from everbeat.runtime.clock import SystemClock
 from everbeat.store import leases
 from everbeat.store.session import Session
 from everbeat.wake.topics import CancelAsked, LeaseLost
@@ -19,7 +20,8 @@ async def test_hints_wait_for_the_claims_that_were_under_way_and_no_longer(stand
     session, table, cancelled = Session(stand.target, "everbeat test"), LeaseTable(), list[Attempt]()
     asked, known = 1, 1
     watch = LeaseWatch(
-        session, table=table, on_cancel=cancelled.append, on_lost=lambda _: None, claims=lambda: (asked, known)
+        session, table=table, on_cancel=cancelled.append, on_lost=lambda _: None, claims=lambda: (asked, known),
+        clock=SystemClock(),
     )  # fmt: skip
     watch.is_deaf = False
     stranger = uuid4()

@@ -19,7 +19,6 @@ from everbeat.store.session import Session
 from everbeat.wake.jetstream import JetStream
 from everbeat.wake.options import NatsConfig
 from everbeat.wake.stream_plan import StreamPlan
-from everbeat.wake.topics import decode
 from everbeat.worker.patrol import MessagesRepublished
 from everbeat.worker.relay import TURN_S, MessagesNotPublished, Relay
 from tests.nats_server import NatsServer
@@ -183,7 +182,7 @@ async def test_a_burst_makes_the_relay_look_instead_of_being_told(stand: Stand, 
         await until(lambda: one.relay.has_turn)
         for _ in range(4):
             send(stand, 250)
-        one.relay.written(decode("o:"))  # type: ignore[arg-type]  # what a listening worker would have heard
+        one.relay.written()  # as after a hint that a listening worker heard
         await until(lambda: not listens(stand))
         await in_stream(stand, server, WINDOW)
         await until(lambda: listens(stand))

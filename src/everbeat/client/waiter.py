@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final, TypeAlias
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from everbeat.errors import AppClosed, DatabaseReadOnly, DatabaseUnreachable, Ev
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.tasks import StoredOutcome
 from everbeat.wake import SyncWake
+from everbeat.wake.hint_rate import HintRate
 from everbeat.wake.topics import Everything, Hint, TaskEnded
 
 LookUp: TypeAlias = Callable[[Sequence[UUID]], dict[UUID, StoredOutcome]]
@@ -54,6 +55,7 @@ class Waiter:
         self._asked: set[UUID] = set()
         self._ask_all = False
         self._listening = False
+        self._hint_rate = HintRate()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -122,6 +124,8 @@ class Waiter:
                 self._asked.clear()
                 self._ask_all = False
                 first, last = _LISTENING_POLL_S if self._listening else _DEAF_POLL_S
+            if wanted:
+                sleep(self._hint_rate.pause_s(monotonic()))
             self._ask(wanted)
             if everybody or newcomers:
                 # Whoever came or ended just now is not alone: look soon, then less and less often.
@@ -163,6 +167,7 @@ class Waiter:
             if outcome is None:
                 self._fail([task_id], TaskNotFound(task_id))
             elif outcome.state.is_terminal:
+                self._hint_rate.paid_off()
                 for future in self._take(task_id):
                     _settle(future, outcome)
             else:

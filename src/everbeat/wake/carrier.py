@@ -7,11 +7,14 @@ overtaken or stuck; whoever gets one asks the database what to make of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
+
+NOT_CARRIED: Final = 0
+"""The place of a message whose queue has no consumer: it is in no stream, and the database tells workers of its task."""
 
 
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,7 +97,7 @@ class Carrier(Protocol):
         ...
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[int | None]:
-        """Puts messages into the stream; answers the place of each there, None for those of which it is not known.
+        """Puts messages into the stream; answers the place of each there, `NOT_CARRIED`, or None for those of which it is not known.
 
         What is published twice with one `Message.id` within the stream's window for duplicates is there once. Never raises for a link
         that is down: then all are None. Waits for at most a few seconds.

@@ -17,7 +17,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from everbeat.errors import NatsError, NatsRefused
-from everbeat.wake.carrier import Delivered, Message, Tap, decode, encode
+from everbeat.wake.carrier import NOT_CARRIED, Delivered, Message, Tap, decode, encode
 from everbeat.wake.delivery import Pauses
 from everbeat.wake.nats_check import check as check
 from everbeat.wake.nats_link import Link, LinkLost, NoResponders, reason_of
@@ -89,12 +89,12 @@ class JetStream:
             async with asyncio.timeout(PUBLISH_TIMEOUT_S):
                 await keeper.ensure(queues)
                 generation = keeper.generation
-                unheard = await self._put(keeper.link, messages, places, range(len(messages)))
+                unheard = await self._put(keeper, messages, places, range(len(messages)))
                 if unheard:
                     keeper.doubt(generation)
                     self._work.set()
                     await keeper.ensure(queues)
-                    await self._put(keeper.link, messages, places, unheard)
+                    await self._put(keeper, messages, places, unheard)
         return places
 
     async def missing(self, places: Mapping[int, UUID]) -> set[int]:
@@ -169,7 +169,7 @@ class JetStream:
                 keeper.doubt(keeper.generation)
                 await asyncio.sleep(_REFUSED_RETRY_S if isinstance(problem, NatsRefused) else _RETRY_S)
                 continue
-            await self._attach(link, anew=before != (keeper.created, keeper.generation))
+            await self._attach(keeper, anew=before != (keeper.created, keeper.generation))
             if not self._is_up:
                 self._is_up = True
                 self._pauses.reset()
@@ -182,21 +182,32 @@ class JetStream:
             except TimeoutError:
                 keeper.look_again()
 
-    async def _attach(self, link: Link, *, anew: bool) -> None:
+    async def _attach(self, keeper: StreamKeeper, *, anew: bool) -> None:
+        link = keeper.link
         for token, tap in list(self._taps.items()):
             if tap.is_attached:
                 if anew:
                     tap.begin_anew()
-            else:
+            elif tap.queue not in keeper.without:
                 tap.attach(link.say, await link.subscribe(token, tap.hear))
 
     async def _put(
-        self, link: Link, messages: Sequence[Message], places: list[int | None], which: Iterable[int]
+        self,
+        keeper: StreamKeeper,
+        messages: Sequence[Message],
+        places: list[int | None],
+        which: Iterable[int],
     ) -> list[int]:
         """Publishes these of the messages, notes their places, and answers those for which no stream was there."""
-        sent = {number: self._sent(link, messages[number]) for number in which}
+        sent: dict[int, asyncio.Future[Any]] = {}
+        for number in which:
+            if messages[number].queue in keeper.without:
+                places[number] = NOT_CARRIED
+            else:
+                sent[number] = self._sent(keeper.link, messages[number])
         try:
-            await asyncio.wait(sent.values())
+            if sent:
+                await asyncio.wait(sent.values())
         finally:
             unheard = []
             for number, future in sent.items():

@@ -14,6 +14,7 @@ from typing import Any, Final
 from everbeat.errors import NatsError, NatsRefused, NatsUnreachable
 from everbeat.wake.options import NatsConfig, shown_server, user_info
 
+MOST_CONSUMERS: Final = 10026
 NO_STREAM: Final = 10059
 NO_CONSUMER: Final = 10014
 NO_MESSAGE: Final = 10037

@@ -7,26 +7,41 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterable
 from random import Random
 from typing import Any, Final
 
+from everbeat.runtime.events import Event, log_event
 from everbeat.wake.nats_link import Link, LinkLost, NoResponders
 from everbeat.wake.nats_problems import (
+    MOST_CONSUMERS,
     NO_STREAM,
     STREAM_NAME_TAKEN,
     ApiProblem,
     of_api,
     of_stream,
 )
-from everbeat.wake.stream_plan import StreamPlan
+from everbeat.wake.stream_plan import MOST_QUEUES, StreamPlan
 
 API: Final = "$JS.API"
 API_TIMEOUT_S: Final = 4.0
+CONSUMERS_AT_ONCE: Final = 50
+"""A stream made anew needs all consumers again: the last of a thousand must not time out behind the others."""
 TROUBLE: Final = (ApiProblem, LinkLost, NoResponders, TimeoutError)
 """What asking may raise, and what may pass."""
 
 _LAST_FIRST_PLACE: Final = 1 << 52  # as far as a number of JSON is exact everywhere, there is room after it
+
+
+class NatsConsumersLimited(Event, frozen=True, kw_only=True):
+    """The server allows no consumer for this queue, and perhaps for others: PostgreSQL tells workers of their tasks."""
+
+    room = "wake"
+    level = logging.WARNING
+    stream: str
+    first_queue: str
+    problem: str
 
 
 def read(data: bytes) -> dict[str, Any]:
@@ -61,10 +76,14 @@ class StreamKeeper:
         """When the stream was made; another moment is another stream."""
         self.generation = 0
         """How often the stream has been looked at: who doubts says which look, so that a crowd doubts once."""
+        self.without: set[str] = set()
+        """Queues for which the server allows no consumer. The others are not affected by them."""
         self._random = random
         self._sure = False
         self._made: set[str] = set()
         self._lock = asyncio.Lock()
+        self._turns = asyncio.Semaphore(CONSUMERS_AT_ONCE)
+        self._has_asked_for_more = False
 
     def doubt(self, generation: int) -> None:
         """Something seems to be gone since this look."""
@@ -83,9 +102,12 @@ class StreamKeeper:
                 created = await self._stream()
                 if created != self.created:
                     self._made.clear()
+                    self.without.clear()
+                    self._has_asked_for_more = False
                 self.created, self._sure = created, True
                 self.generation += 1
-            await asyncio.gather(*(self._consumer(queue) for queue in sorted({*queues} - self._made)))
+            wanted = sorted({*queues} - self._made - self.without)
+            await asyncio.gather(*(self._consumer(queue) for queue in wanted))
 
     async def _stream(self) -> str:
         plan = self.plan
@@ -131,5 +153,35 @@ class StreamKeeper:
     async def _consumer(self, queue: str) -> None:
         plan = self.plan
         subject = f"CONSUMER.DURABLE.CREATE.{plan.stream}.{plan.consumer(queue)}"
-        await ask(self.link, subject, plan.consumer_settings(queue))
+        async with self._turns:
+            try:
+                await ask(self.link, subject, plan.consumer_settings(queue))
+            except ApiProblem as problem:
+                if problem.err_code != MOST_CONSUMERS:
+                    raise
+                await self._ask_for_more()
+                try:
+                    await ask(self.link, subject, plan.consumer_settings(queue))
+                except ApiProblem as final:
+                    if final.err_code != MOST_CONSUMERS:
+                        raise
+                    if not self.without:
+                        log_event(
+                            NatsConsumersLimited(stream=plan.stream, first_queue=queue, problem=str(final))
+                        )
+                    self.without.add(queue)
+                    return
         self._made.add(queue)
+
+    async def _ask_for_more(self) -> None:
+        """Raise the stream's own limit of consumers; nats-server 2.15 and newer allow 1,000 where a stream has none."""
+        if self._has_asked_for_more:
+            return
+        self._has_asked_for_more = True
+        try:
+            found = await self._info()
+            if found is not None:
+                limit = {"max_consumers": MOST_QUEUES}
+                await ask(self.link, f"STREAM.UPDATE.{self.plan.stream}", {**found["config"], **limit})
+        except ApiProblem:
+            pass  # the account, or an older server, allows no more: these queues go without a consumer

@@ -19,6 +19,8 @@ DUPLICATE_WINDOW_S: Final = 120
 LONGEST_TOKEN: Final = 120
 MOST_UNENDED: Final = 100_000
 """Deliveries of one queue that may be under way, over all workers together."""
+MOST_QUEUES: Final = 100_000
+"""Consumers that a stream may have, where the server's own limit proves too low."""
 MOST_REQUESTS: Final = 16_384
 """Open requests for deliveries of one queue, over all workers together."""
 

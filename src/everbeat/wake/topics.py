@@ -6,6 +6,8 @@ hint may be lost, repeated or late, and whoever gets one looks into the database
 The statements that end, cancel or take tasks write the same payloads: `t:<queue>`, `d:<id>,<id>`, `c:<id>`,
 `l:<id>,<id>`, `w`, and `*` for all there may be; the triggers of the message outbox `o:`,
 `o:<number>:<task id>:<queue>` and, when whoever publishes has ended, `r`.
+
+Every role that can connect can send any of them: a hint makes its receiver query the rows, and has no other effect.
 """
 
 from __future__ import annotations
@@ -56,10 +58,8 @@ class WorkflowsMoved(Struct, frozen=True):
 
 
 class MessagesWritten(Struct, frozen=True):
-    """The outbox has rows to be published. Of one that is all there is: its number, task and queue. A queue alone: there is such a queue."""
+    """The outbox might have rows to be published. `queue`: perhaps of this queue, which the receiver might not know yet."""
 
-    number: int | None = None
-    task_id: UUID | None = None
     queue: str | None = None
 
 
@@ -93,9 +93,7 @@ def encode(hint: Hint) -> tuple[str, ...]:
             return tuple(_encode_ids("l", ids))
         case WorkflowsMoved():
             return ("w",)
-        case MessagesWritten(number, task_id, queue):
-            if number is not None:
-                return (f"o:{number}:{task_id}:{queue}",)
+        case MessagesWritten(queue):
             return ("o:" if queue is None else f"o:::{queue}",)
         case TurnFree():
             return ("r",)
@@ -130,14 +128,9 @@ def decode(payload: str) -> Hint | None:
 
 
 def _decode_written(subject: str) -> MessagesWritten:
-    number, _, rest = subject.partition(":")
-    if subject.startswith("::"):
-        return MessagesWritten(queue=subject[2:] or None)
-    task_id, _, queue = rest.partition(":")
-    try:
-        return MessagesWritten(int(number), UUID(task_id), queue)
-    except ValueError:
-        return MessagesWritten()  # the rows will tell
+    # The number and the task are not read: only the rows say what is to be published.
+    _, _, queue = subject.partition(":")[2].partition(":")
+    return MessagesWritten(queue or None)
 
 
 def _encode_ids(kind: str, ids: Sequence[UUID]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from everbeat.store.advance import MOST_WORKFLOWS, Step, step
 from everbeat.store.plan import aperform
 from everbeat.store.session import Session
 from everbeat.store.workflows import happened
+from everbeat.wake.hint_rate import HintRate
 
 POLL_S: Final = 10.0
 """What nobody told of is found within this time even by a worker that is busy; an idle one asks whenever it looks for tasks."""
@@ -38,6 +39,7 @@ class Advancer:
         self._session = session
         self._on_enqueued = on_enqueued
         self._clock = clock
+        self._hint_rate = HintRate()
         self._is_told = True
         self._asked_at = -POLL_S
         self._pause_s = FIRST_PAUSE_S
@@ -64,6 +66,7 @@ class Advancer:
                 return rest_s
             if not await self._session.run(happened()):
                 return None
+        await self._clock.sleep(self._hint_rate.pause_s(now))
         self._is_told = False
         self._set_aside = {one: until for one, until in self._set_aside.items() if until > now}
         most = MOST_WORKFLOWS
@@ -86,6 +89,7 @@ class Advancer:
             if not done.workflows:
                 return await self._left_over()
             self._pause_s = FIRST_PAUSE_S
+            self._hint_rate.paid_off()
 
     async def _left_over(self) -> float | None:
         """Somebody is at those that are left: another worker, which sees to them, or a signal that holds one for a moment."""

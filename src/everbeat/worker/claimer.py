@@ -22,6 +22,7 @@ from everbeat.runtime.nursery import Nursery
 from everbeat.store import leases
 from everbeat.store.session import Session
 from everbeat.store.suspects import suspects_wait
+from everbeat.wake.hint_rate import HintRate
 from everbeat.worker.asking import Asking, Batch
 from everbeat.worker.attempt import ALONE, Attempt, Stage, attempt_of
 from everbeat.worker.attention import LOOK_AGAIN_MS, Attention
@@ -77,6 +78,7 @@ class Claimer:
         self._attention = Attention(session, worker_id=rules.worker_id, is_told=rules.is_told, clock=clock)
         self._rules = rules
         self._nursery = nursery
+        self._hint_rate = HintRate()
         self._busy = asyncio.Lock()
 
     @property
@@ -161,6 +163,7 @@ class Claimer:
                 lane.has_more = False
                 left_out.append(lane)
                 continue
+            await self._clock.sleep(self._hint_rate.pause_s(self._clock.monotonic()))
             worker_id = self._rules.worker_id()
             lane.has_more = False  # a hint that comes while the statement runs sets it again
             try:
@@ -221,6 +224,7 @@ class Claimer:
         self._asking.known += 1
         if not batch or batch.worker_id != self._rules.worker_id():
             return  # claimed in a name that was declared dead meanwhile: it is recovered there
+        self._hint_rate.paid_off()
         begun: list[Attempt] = []
         for task in batch.claimed:
             attempt = attempt_of(task, lane.name, self._definitions, self._policies, self._rules.on_progress)

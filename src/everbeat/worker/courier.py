@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from everbeat.errors import DatabaseError
+from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event
 from everbeat.store.messages import queues_told
 from everbeat.wake.carrier import Carrier, Delivered, Tap
@@ -21,6 +22,8 @@ from everbeat.worker.relay import Relay
 
 MOST_ROOM: Final = 500
 LEARN_EVERY_S: Final = 10.0
+LEARN_APART_S: Final = 0.2
+"""Hints of unknown queues cause at most one query in this time, however many arrive."""
 
 
 class NatsAway(Event, frozen=True, kw_only=True):
@@ -58,11 +61,10 @@ class Courier:
             events=around.events, clock=around.clock, random=around.random,
         )  # fmt: skip
         queues = plan.config.queues
-        self._takes_any = queues is None
         self._first = {"default", *plan.queue_priorities} if queues is None else set(queues)
-        self.parts: Sequence[Part] = (
-            (self.relay, self.deliveries, _Learning(self._learn)) if self._takes_any else (self.relay, self.deliveries)
-        )  # fmt: skip
+        self._learning = _Learning(self._learn, around.clock) if queues is None else None
+        own = (self.relay, self.deliveries)
+        self.parts: Sequence[Part] = own if self._learning is None else (*own, self._learning)
 
     @property
     def tells(self) -> bool:
@@ -76,10 +78,13 @@ class Courier:
             self._tap(queue)
 
     def written(self, hint: MessagesWritten) -> None:
-        """There is something to publish; and perhaps a queue that nobody knew of."""
-        if hint.queue and self._takes_any:
-            self._tap(hint.queue)
-        self.relay.written(hint)
+        """Query the outbox: it might have something to publish, and a queue that this worker does not know.
+
+        A consumer is made only for a queue that has rows: the name in the hint might be invented.
+        """
+        if self._learning is not None and hint.queue and hint.queue not in self._taps:
+            self._learning.wake.set()
+        self.relay.written()
 
     def turn_free(self) -> None:
         """Whoever published has ended: perhaps it is this worker's turn."""
@@ -149,7 +154,7 @@ class Courier:
         self._around.look(None)
 
     async def _learn(self) -> None:
-        """Queues that nobody told this worker of."""
+        """Take deliveries of every queue that has rows in the outbox."""
         try:
             for queue in await self._around.session.run(queues_told(), patience_s=0):
                 self._tap(queue)
@@ -163,11 +168,13 @@ class _Learning:
     name = "queues of messages"
     interval_s = LEARN_EVERY_S
 
-    def __init__(self, learn: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, learn: Callable[[], Awaitable[None]], clock: Clock) -> None:
         self.wake = asyncio.Event()
         self._learn = learn
+        self._clock = clock
 
     async def tick(self) -> float | None:
-        """Learn once."""
+        """Query the queues once; the next query does not follow before `LEARN_APART_S`."""
         await self._learn()
+        await self._clock.sleep(LEARN_APART_S)
         return None

@@ -17,7 +17,7 @@ from everbeat.runtime.events import Event, EventBus
 from everbeat.store import messages
 from everbeat.store.messages import BEGINNING, Doubtful
 from everbeat.store.statement import Statement
-from everbeat.wake.carrier import Carrier
+from everbeat.wake.carrier import NOT_CARRIED, Carrier
 
 T = TypeVar("T")
 EVERY_S: Final = 0.25
@@ -98,7 +98,7 @@ class Patrol:
 
     async def _asked_after(self, doubtful: Sequence[Doubtful], now: float) -> bool:
         """Whether any was lost."""
-        asked = doubtful[:ASKED]
+        asked = [each for each in doubtful if each.place != NOT_CARRIED][:ASKED]
         try:
             missing = await self._carrier.missing({each.place: each.task_id for each in asked})
         except ConnectionError:

@@ -22,8 +22,8 @@ from everbeat.store.messages import WINDOW, OutboxRow
 from everbeat.store.session import Session
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
-from everbeat.wake.carrier import Carrier, Message
-from everbeat.wake.topics import MessagesWritten
+from everbeat.wake.carrier import NOT_CARRIED, Carrier, Message
+from everbeat.wake.hint_rate import HintRate
 from everbeat.worker.patrol import Patrol
 
 T = TypeVar("T")
@@ -41,8 +41,8 @@ NOTHING_S: Final = 1.0
 GIVE_UP_S: Final = 10.0
 APART_S: Final = 20.0
 """After so long without anything arriving somebody else may try, for so long."""
-MANY_WORDS: Final = 4
-"""More than so many words at once: looking is cheaper than being told, for the senders too."""
+MANY_HINTS: Final = 4
+"""After more hints than this in one round, the relay polls instead, which is cheaper for senders too."""
 LINGER_S: Final = 0.1
 LOOK_BUSY_S: Final = 0.01
 LOOK_FULL_S: Final = 0.02
@@ -104,7 +104,8 @@ class Relay:
         self._clock = clock
         self._random = random
         self._holder = worker_id()
-        self._words: list[Message] = []
+        self._hints = 0
+        self._hint_rate = HintRate()
         self._queues: set[str] = set()
         self._listens = True
         self._is_closed = False
@@ -114,18 +115,21 @@ class Relay:
         self._retry_s = FIRST_RETRY_S
         self._busy_at = self._look_at = self._keep_at = self._told_at = self._apart_until = 0.0
 
-    def written(self, hint: MessagesWritten) -> None:
-        """Rows were written. Only whoever has the turn is interested."""
+    def written(self) -> None:
+        """Query the outbox: it might have new rows. Only the worker that has the turn does so.
+
+        Nothing is published from the hint itself, which any role that can connect might have sent.
+        """
         if not self.has_turn or self._nothing_since is not None:
             return
-        if hint.number is None or hint.task_id is None or hint.queue is None:
-            self._look_at = 0.0
-        else:
-            self._words.append(Message(number=hint.number, task_id=hint.task_id, queue=hint.queue))
+        self._hints += 1
+        self._look_at = 0.0
         self.wake.set()
 
     async def tick(self) -> float | None:
         """One round of what is due of: keeping the turn, publishing, going through the outbox."""
+        if self._hints or not self.has_turn:
+            await self._clock.sleep(self._hint_rate.pause_s(self._clock.monotonic()))
         apart_s = self._apart_until - self._clock.monotonic()
         if self._is_closed or not self._carrier.is_up or apart_s > 0:
             self.is_manned = False
@@ -149,7 +153,7 @@ class Relay:
         if not self.has_turn:
             return
         self.has_turn = False
-        self._words.clear()
+        self._hints = 0
         session, self._own = self._own, None
         try:
             await self._giving.run(messages.let_relay_go(self._holder), patience_s=0)
@@ -187,13 +191,9 @@ class Relay:
 
     async def _round(self) -> float:
         now = self._clock.monotonic()
-        words, self._words = self._words, []
-        if len(words) > MANY_WORDS:
+        hints, self._hints = self._hints, 0
+        if hints > MANY_HINTS:
             await self._busy(now)
-        if words and self.patrol.out >= WINDOW:
-            self._look_at = 0.0  # which of them may go is for the statement to say
-        elif words:
-            await self._publish(words)
         if now >= self._look_at or (not self._listens and self._nothing_since is None):
             self._look_at = now + LOOK_EVERY_S
             if await self._publish_due(now):
@@ -247,11 +247,14 @@ class Relay:
         self._nothing_since, self._retry_s = None, FIRST_RETRY_S
         if self._says_failing is not False:
             await self._say_failing(False)
+        self._hint_rate.paid_off()
         self.published += len(arrived)
         for each in published:
             if each.cleared and each.number in arrived and not each.times:
                 self._events.emit(TaskReenqueued(task_id=each.task_id, reason=each.reason or ""))
         await self._run(messages.mark_published(arrived))
+        if untold := {each.queue for each in published if arrived.get(each.number) == NOT_CARRIED}:
+            await self._run(messages.tell_workers(untold, channel=self._target.channel))
         self.patrol.published(len(arrived), now=now)
         if len(arrived) < len(published):
             self._look_at = now + FIRST_RETRY_S

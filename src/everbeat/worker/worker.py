@@ -112,6 +112,7 @@ class Worker:
             on_cancel=lambda attempt: self._conductor.stop(attempt, "cancelled"),
             on_lost=self._on_lost,
             claims=lambda: self._claimer.claims,
+            clock=clock,
         )
         self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
