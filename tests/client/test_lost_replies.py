@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from everbeat import App
+from everbeat import App, NotPaused
+from everbeat.client.control import CancelVerdict
+from everbeat.store import pauses
 from everbeat.store.target import Target
 from tests.invariants import check_invariants
 from tests.store.conftest import Hands
@@ -48,15 +51,6 @@ async def test_many_sends_are_stored_once_each(hands: Hands, far: App, proxy: Pr
     assert len(handles) == 3
 
 
-async def test_a_cancel_answers_what_became_of_the_task(hands: Hands, far: App, proxy: Proxy) -> None:
-    task_id = hands.send()
-    proxy.lose_reply(b"-- Cancels")
-    result = await far.acancel(task_id)
-    assert proxy.lost == 1
-    assert hands.row(task_id, "state") == "CANCELLED"
-    assert result == await far.acancel(task_id), "the answer is the one that a second cancel gets"
-
-
 async def test_a_cancel_of_a_running_task_is_asked_once(hands: Hands, far: App, proxy: Proxy) -> None:
     running = hands.running()
     proxy.lose_reply(b"-- Cancels")
@@ -76,6 +70,87 @@ async def test_an_operators_retry_runs_it_once(hands: Hands, far: App, proxy: Pr
     assert [one.id for one in hands.claim("w1")] == [running.id]
     assert hands.claim("w2") == []
     check_invariants(hands.target.url, schema, deadlocks_before=None)
+
+
+async def test_an_operators_retry_of_a_task_that_fails_again_at_once_runs_it_once(
+    hands: Hands, far: App, proxy: Proxy
+) -> None:
+    running = hands.running()
+    hands.settle(running, outcome="FAILED", error=b'{"code": "X", "message": "failed"}')
+    proxy.hold_reply(b"-- An operator's retry")
+    retry = asyncio.create_task(far.aretry(running.id))
+    await _until(lambda: hands.row(running.id, "state") == "PENDING")
+    (again,) = hands.claim("w1")
+    hands.start(again)
+    hands.settle(again, outcome="FAILED", error=b'{"code": "X", "message": "failed again"}')
+    proxy.cut()
+    proxy.mend()
+    await retry
+    assert hands.row(running.id, "state") == "FAILED", "the repeated call found its own retry"
+
+
+async def test_a_cancel_before_the_start_says_that_it_cancelled(hands: Hands, far: App, proxy: Proxy) -> None:
+    task_id = hands.send()
+    proxy.lose_reply(b"-- Cancels")
+    result = await far.acancel(task_id)
+    assert (proxy.lost, result.verdict) == (1, CancelVerdict.CANCELLED)
+    assert (await far.acancel(task_id)).verdict is CancelVerdict.ALREADY_ENDED
+
+
+async def test_a_pause_is_the_callers_own(hands: Hands, far: App, proxy: Proxy) -> None:
+    hands.send()
+    proxy.lose_reply(b"-- Pauses")
+    pause = await far.apause_task("work", reason="because")
+    assert (proxy.lost, pause.already_paused, pause.reason) == (1, False, "because")
+    assert (await far.apause_task("work")).already_paused
+
+
+@pytest.mark.parametrize("kind", ["task", "queue"])
+async def test_a_resume_answers_the_pause_that_it_ended(
+    hands: Hands, far: App, proxy: Proxy, kind: str
+) -> None:
+    hands.send()
+    pause, resume, name = (
+        (far.apause_task, far.aresume_task, "work")
+        if kind == "task"
+        else (far.apause_queue, far.aresume_queue, "default")
+    )
+    paused = await pause(name)
+    proxy.lose_reply(b"-- Ends one pause")
+    assert await resume(name) == paused
+    assert (proxy.lost, await far.alist_pauses()) == (1, [])
+    with pytest.raises(NotPaused):
+        await resume(name)
+
+
+async def test_a_repeated_resume_leaves_a_later_pause_alone(hands: Hands, far: App, proxy: Proxy) -> None:
+    hands.send()
+    first = await far.apause_task("work", reason="first")
+    proxy.hold_reply(b"-- Ends one pause")
+    resume = asyncio.create_task(far.aresume_task("work"))
+    near = App(hands.target.url, schema=hands.target.schema)
+    await _until(lambda: hands.run(pauses.pauses()) == [])
+    second = await near.apause_task("work", reason="second")
+    proxy.cut()
+    proxy.mend()
+    assert await resume == first
+    assert await near.alist_pauses() == [second]
+    await near.aclose()
+
+
+async def test_a_release_names_the_workers_that_it_ended(hands: Hands, far: App, proxy: Proxy) -> None:
+    running = hands.running("w1")
+    proxy.lose_reply(b"-- Ends workers")
+    result = await far.arelease_workers(["w1"])
+    assert (proxy.lost, result.worker_ids, result.recovered_count) == (1, ("w1",), 1)
+    assert hands.row(running.id, "state") == "FAILED"
+    assert (await far.arelease_workers(["w1"])).worker_ids == ()
+
+
+async def _until(truth: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not truth():
+            await asyncio.sleep(0.01)  # asked from outside, of the database
 
 
 def _named(n: int):  # type: ignore[no-untyped-def]

@@ -180,7 +180,7 @@ async def test_a_retry_by_hand_forgets_the_processes_that_ended(onlooker: Onlook
     running = [hands.running(policy=AGAIN) for _ in range(2)]
     await lose_process(onlooker, "w1", KILLED)
     for each in running:
-        hands.run(tasks.cancel(each.id, channel=hands.target.channel))
+        hands.run(tasks.cancel(each.id, channel=hands.target.channel, call=uuid4()))
         assert hands.run(tasks.retry(each.id, channel=hands.target.channel, call=uuid4()))
     again_under(hands, "s2", "w5", apart=running[0].id)
     await lose_process(onlooker, "w5", KILLED)

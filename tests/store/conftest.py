@@ -97,7 +97,7 @@ class Hands:
         return set(self.run(leases.complete(settlements, channel=self.target.channel)))
 
     def cancel(self, task_id: UUID) -> str:
-        verdict = self.run(tasks.cancel(task_id, channel=self.target.channel))
+        verdict = self.run(tasks.cancel(task_id, channel=self.target.channel, call=uuid4()))
         assert verdict is not None
         return verdict[0]
 

@@ -64,8 +64,8 @@ class Flow:
         self.hands.run(control.cancel(self.id, channel=self.hands.target.channel))
         self.settle_down()
 
-    def retry(self) -> None:
-        self.hands.run(control.retry(self.id, call=uuid4(), channel=self.hands.target.channel))
+    def retry(self, *, call: UUID | None = None) -> None:
+        self.hands.run(control.retry(self.id, call=call or uuid4(), channel=self.hands.target.channel))
         self.settle_down()
 
     def stuck(self) -> list[tuple[str | None, str]]:

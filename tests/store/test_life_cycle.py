@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 import psycopg
 import pytest
 
+from everbeat.domain.pauses import Pause
 from everbeat.domain.states import TASK_TERMINAL_STATES, TRANSITIONS, TaskState
-from everbeat.store import leases, tasks
+from everbeat.store import leases, pauses, tasks
 from everbeat.store.database import Database
 from everbeat.store.statement import source
 from tests.invariants import deadlocks
@@ -320,7 +321,7 @@ class TestCancel:
         assert hands.cancel(claimed.id) == "COMPLETED"
 
     def test_an_unknown_task_is_said_to_be_unknown(self, hands: Hands) -> None:
-        assert hands.run(tasks.cancel(uuid4(), channel=hands.target.channel)) is None
+        assert hands.run(tasks.cancel(uuid4(), channel=hands.target.channel, call=uuid4())) is None
 
 
 def test_an_operators_retry_runs_again_with_fresh_budgets(hands: Hands) -> None:
@@ -357,6 +358,58 @@ def test_a_key_that_a_live_task_has_prevents_the_retry_and_the_answer_names_that
     assert retried() == (None, TaskState.CANCELLED, False, live)
     hands.cancel(live)
     assert retried() == (None, TaskState.CANCELLED, True, None)
+
+
+def test_a_repeated_cancel_answers_the_same_and_another_one_does_not(hands: Hands) -> None:
+    task_id, call = hands.send(), uuid4()
+    cancel = tasks.cancel(task_id, channel=hands.target.channel, call=call)
+    first, second = hands.run(cancel), hands.run(cancel)
+    assert first is not None
+    assert second is not None
+    assert (first[2], second[2]) == (True, True)
+    assert hands.run(tasks.cancel(task_id, channel=hands.target.channel, call=uuid4())) == (
+        "CANCELLED",
+        TaskState.CANCELLED,
+        False,
+    )
+    hands.run(tasks.retry(task_id, channel=hands.target.channel, call=uuid4()))
+    hands.run(cancel)
+    assert hands.row(task_id, "state") == "PENDING", "a repeated call does not cancel what was retried since"
+
+
+def test_a_repeated_retry_does_not_run_again_what_it_has_run(hands: Hands) -> None:
+    running = hands.running()
+    hands.settle(running, "FAILED", error=b'{"code": "X", "message": "failed"}')
+    retry = tasks.retry(running.id, channel=hands.target.channel, call=uuid4())
+    hands.run(retry)
+    (again,) = hands.claim()
+    hands.start(again)
+    hands.settle(again, "FAILED", error=b'{"code": "X", "message": "failed again"}')
+    assert hands.run(retry) == (None, TaskState.FAILED, True, None)
+    assert hands.row(running.id, "state") == "FAILED"
+
+
+def test_a_repeated_pause_is_the_callers_own(hands: Hands) -> None:
+    def paused(call: UUID) -> bool:
+        found = hands.run(pauses.pause("task", "work", paused_by="operator", reason=None, call=call))
+        assert found is not None
+        return found.already_paused
+
+    call = uuid4()
+    assert (paused(call), paused(call), paused(uuid4())) == (False, False, True)
+
+
+def test_a_repeated_resume_leaves_a_later_pause_alone(hands: Hands) -> None:
+    def pause() -> Pause:
+        found = hands.run(pauses.pause("task", "work", paused_by="operator", reason=None, call=uuid4()))
+        assert found is not None
+        return found
+
+    first = pause()
+    hands.run(pauses.resume(first, channel=hands.target.channel))
+    later = pause()
+    hands.run(pauses.resume(first, channel=hands.target.channel))
+    assert hands.run(pauses.pauses()) == [later]
 
 
 def test_a_send_repeated_after_a_lost_reply_makes_one_task(hands: Hands) -> None:

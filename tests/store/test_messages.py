@@ -236,11 +236,12 @@ def test_messages_are_turned_on_in_a_moment_or_not_at_all(hands: Hands) -> None:
 
 def test_what_is_paused_waits_or_is_found_when_it_is_resumed(relayed: Hands) -> None:
     queued, typed = relayed.send(queue="mail"), relayed.send(name="other")
-    relayed.run(pauses.pause("queue", "mail", paused_by="me", reason=None))
-    relayed.run(pauses.pause("task", "other", paused_by="me", reason=None))
+    relayed.run(pauses.pause("queue", "mail", paused_by="me", reason=None, call=uuid4()))
+    relayed.run(pauses.pause("task", "other", paused_by="me", reason=None, call=uuid4()))
     found = due(relayed)
     assert (found.rows, found.gone) == ((), 1)
-    relayed.run(pauses.resume("queue", "mail", channel=relayed.target.channel))
+    (queue,) = [each for each in relayed.run(pauses.pauses()) if each.kind == "queue"]
+    relayed.run(pauses.resume(queue, channel=relayed.target.channel))
     assert [row.task_id for row in due(relayed).rows] == [queued]
     assert typed not in [task_id for task_id, _ in outbox(relayed)]
 
@@ -271,7 +272,7 @@ def test_only_what_waits_and_is_not_paused_is_doubted(relayed: Hands) -> None:  
     kept, cancelled, paused = relayed.send(), relayed.send(), relayed.send(name="other")
     places = publish(relayed)
     relayed.cancel(cancelled)
-    relayed.run(pauses.pause("task", "other", paused_by="me", reason=None))
+    relayed.run(pauses.pause("task", "other", paused_by="me", reason=None, call=uuid4()))
     assert relayed.run(messages.walk_published(messages.BEGINNING, older_ms=60_000, limit=10)).doubtful == ()
     walked = relayed.run(messages.walk_published(messages.BEGINNING, older_ms=0, limit=10))
     assert [each.task_id for each in walked.doubtful] == [kept]
@@ -307,7 +308,7 @@ def test_a_holder_is_stale_from_the_threshold_on(relayed: Hands) -> None:  # N9
 def test_the_rows_say_what_keeps_a_task_back(relayed: Hands) -> None:
     first, second = relayed.send(serial="key:a"), relayed.send(serial="key:a")
     later, paused = relayed.send(delay_ms=60_000), relayed.send(name="other")
-    relayed.run(pauses.pause("task", "other", paused_by="me", reason=None))
+    relayed.run(pauses.pause("task", "other", paused_by="me", reason=None, call=uuid4()))
     facts = relayed.run(messages.look_at([first, second, later, paused], stale_ms=1_000))
     assert [facts[one].kept_back for one in (first, second)] == [False, True]
     assert (facts[later].due, facts[paused].paused, facts[first].paused) == (False, True, False)

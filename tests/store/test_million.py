@@ -95,7 +95,7 @@ def test_no_repeated_statement_takes_the_server_100_ms(million: Hands) -> None:
         "suspects": suspects.suspects_wait(names=["work"], queues=None),
         f"send of {BATCH}": tasks.insert_tasks(new, channel="c"),
         "send": tasks.insert_task(new[0], channel="c"),
-        "cancel": tasks.cancel(leased[0][0], channel="c"),
+        "cancel": tasks.cancel(leased[0][0], channel="c", call=uuid4()),
         f"outcomes of {BATCH}": tasks.outcomes([one for one, _ in leased]),
         "expiry of 200": tasks.expire(channel="c"),
         f"beat for {HELD}": workers.beat("s1", all_leased, draining=False),

@@ -151,8 +151,28 @@ MUTANTS = [
         recovery.test_a_turn_is_free_after_the_clock_was_set_back,
     ),
     Mutant(
-        "a cancel that leaves the claim", "task/cancel", "claim_id = null, claim_call = null, next_retry_at = null,", "next_retry_at = null,",
+        "a cancel that leaves the claim", "task/cancel", "claim_id = null, claim_call = %(call)s, next_retry_at = null,", "next_retry_at = null,",
         life.TestCancel().test_pending_and_claimed_end_at_once,
+    ),
+    Mutant(
+        "a cancel that does not know its own call", "task/cancel", "(e.id is not null or h.claim_call = %(call)s) is true", "(e.id is not null)",
+        life.test_a_repeated_cancel_answers_the_same_and_another_one_does_not,
+    ),
+    Mutant(
+        "a cancel that is done twice", "task/cancel", " and h.claim_call is distinct from %(call)s", "",
+        life.test_a_repeated_cancel_answers_the_same_and_another_one_does_not,
+    ),
+    Mutant(
+        "a retry that is done twice", "task/retry", " and h.retry_call is distinct from %(call)s", "",
+        life.test_a_repeated_retry_does_not_run_again_what_it_has_run,
+    ),
+    Mutant(
+        "a pause that does not know its own call", "pause/pause", "p.call is distinct from %(call)s", "true",
+        life.test_a_repeated_pause_is_the_callers_own,
+    ),
+    Mutant(
+        "a resume of whatever is paused", "pause/resume", " and p.paused_at = %(paused_at)s", " and %(paused_at)s::timestamptz is not null",
+        life.test_a_repeated_resume_leaves_a_later_pause_alone,
     ),
     Mutant(
         "an unfenced step", "step/record", "and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null",

@@ -242,7 +242,7 @@ def test_send_cancel_expire_and_outcomes(loaded: Hands) -> None:
     check_plan(loaded, tasks.insert_tasks(new, channel=channel), pages=4_000)
     some = [one[0] for one in held(loaded, 100)]
     check_plan(loaded, tasks.outcomes(some), pages=600)
-    check_plan(loaded, tasks.cancel(some[0], channel=channel), pages=60)
+    check_plan(loaded, tasks.cancel(some[0], channel=channel, call=uuid4()), pages=60)
     check_plan(loaded, tasks.expire(channel=channel, limit=200), pages=6_000)
 
 

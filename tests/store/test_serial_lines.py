@@ -94,7 +94,7 @@ def test_whoever_leaves_lets_the_next_one_go(hands: Hands, how: str) -> None:
     )
     match how:
         case "cancelled":
-            hands.run(tasks.cancel(first, channel=hands.target.channel))
+            hands.run(tasks.cancel(first, channel=hands.target.channel, call=uuid4()))
         case "released":
             (held,) = hands.claim("w1")
             hands.run(leases.release([(held.id, held.claim_id)], channel=hands.target.channel))
@@ -113,7 +113,7 @@ def test_whoever_leaves_lets_the_next_one_go(hands: Hands, how: str) -> None:
 
 def test_an_operators_retry_goes_to_the_end(hands: Hands) -> None:
     first, second, third = send_line(hands, 3)
-    hands.run(tasks.cancel(first, channel=hands.target.channel))
+    hands.run(tasks.cancel(first, channel=hands.target.channel, call=uuid4()))
     hands.run(tasks.retry(first, channel=hands.target.channel, call=uuid4()))
     for expected in (second, third, first):
         (held,) = hands.claim("w1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 from everbeat.domain.graph import Edge, Graph, Node
@@ -110,6 +112,15 @@ def test_a_retry_begins_what_failed_and_keeps_what_completed(hands: Hands) -> No
     assert set(flow.nodes().values()) == {"COMPLETED"}
     assert flow.state == "COMPLETED"
     assert sorted(played) == ["bad", "inner", "inner next", "last", "next"]
+
+
+def test_a_repeated_retry_does_not_run_again_what_it_has_run(hands: Hands) -> None:
+    flow, call = Flow.start(hands, [task("bad")]), uuid4()
+    flow.play(failing("bad"))
+    flow.retry(call=call)
+    flow.play(failing("bad"))
+    flow.retry(call=call)
+    assert flow.state == "FAILED"
 
 
 def test_a_retry_of_members_of_a_map(hands: Hands) -> None:

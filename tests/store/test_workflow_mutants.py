@@ -107,6 +107,10 @@ MUTANTS = [
         advance.test_a_map_is_the_list_of_its_members,
     ),
     Mutant(
+        "a retry that is done twice", "workflow/retry", " and w.retry_call is distinct from %(call)s", "",
+        control.test_a_repeated_retry_does_not_run_again_what_it_has_run,
+    ),
+    Mutant(
         "a pause that lets what is claimed begin", "workflow/withdraw", "where t.id = h.id and h.state in ('PENDING', 'CLAIMED')",
         "where t.id = h.id and h.state = 'PENDING'", control.test_a_claimed_task_of_a_paused_workflow_does_not_begin,
     ),

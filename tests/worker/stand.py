@@ -129,7 +129,7 @@ class Stand:
         return self.query("select * from {schema}.attempts where task_id = %s order by attempt", task_id)
 
     def cancel(self, task_id: UUID) -> Any:
-        return self.run(tasks.cancel(task_id, channel=self.target.channel))
+        return self.run(tasks.cancel(task_id, channel=self.target.channel, call=uuid4()))
 
     def recover(self, task_id: UUID, *, action: str = "fail") -> None:
         """Takes a lease away, as a reaper would."""

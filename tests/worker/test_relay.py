@@ -153,7 +153,7 @@ async def test_no_more_than_a_window_is_out(stand: Stand, server: NatsServer) ->
         for row in stand.query(
             "select task_id from {schema}.message_outbox where place is not null limit 100"
         ):
-            stand.run(tasks.cancel(row["task_id"], channel=stand.target.channel))
+            stand.run(tasks.cancel(row["task_id"], channel=stand.target.channel, call=uuid4()))
         await in_stream(
             stand, server, WINDOW + 100
         )  # those of what has ended are there all the same: nobody takes them

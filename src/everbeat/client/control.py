@@ -77,17 +77,17 @@ class Control:
 
     def cancel(self, task_id: UUID) -> Plan[CancelResult]:
         """Cancels a task, or asks its worker to, and its children with it; raises TaskNotFound."""
-        found = yield from ask(tasks.cancel(task_id, channel=self.door.channel))
+        found = yield from ask(tasks.cancel(task_id, channel=self.door.channel, call=uuid4()))
         match found:
             case None:
                 raise TaskNotFound(task_id)
-            case _, was if was.is_terminal:
+            case _, was, False if was.is_terminal:
                 if (
                     was is TaskState.CANCELLED
                 ):  # whoever cancelled it may have been cut off before its children
                     yield from self._cancel_children(task_id)
                 return CancelResult(CancelVerdict.ALREADY_ENDED, was)
-            case "REQUESTED", was:
+            case "REQUESTED", was, _:
                 yield from self._cancel_children(task_id)
                 return CancelResult(CancelVerdict.REQUESTED, was)
             case _:

@@ -6,6 +6,7 @@ What lives here: `Pausing`, this part of an app. What may not: the brake that pa
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from uuid import uuid4
 
 from everbeat.client.door import Door
 from everbeat.client.inspection import Inspection
@@ -61,17 +62,20 @@ class Pausing(Inspection):
             known = {*known, *(yield from ask(pauses.known_names(kind)))}
             if name not in known:
                 raise UnknownName(kind, [name], known=known)
-        standing: Pause | None = None
+        standing, call = None, uuid4()
         while standing is None:  # None: somebody else paused or resumed it at the same moment
-            standing = yield from ask(pauses.pause(kind, name, paused_by="operator", reason=reason))
+            standing = yield from ask(
+                pauses.pause(kind, name, paused_by="operator", reason=reason, call=call)
+            )
         return standing
 
     def _resume(self, kind: PauseKind, name: str) -> Plan[Pause]:
-        ended = yield from ask(pauses.resume(kind, name, channel=self.door.channel))
-        if ended is None:
-            paused = [each.name for each in (yield from ask(pauses.pauses())) if each.kind == kind]
-            raise NotPaused(kind, name, paused=paused)
-        return ended
+        # First which one: repeated after a lost reply, the order to end it says nothing of whether there was one.
+        standing = {each.name: each for each in (yield from ask(pauses.pauses())) if each.kind == kind}
+        if name not in standing:
+            raise NotPaused(kind, name, paused=list(standing))
+        yield from ask(pauses.resume(standing[name], channel=self.door.channel))
+        return standing[name]
 
     pause_task = blocking(_pause_task)
     apause_task = awaiting(_pause_task)

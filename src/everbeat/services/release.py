@@ -40,7 +40,9 @@ async def release(statements: Statements, worker_ids: Sequence[str], *, recovere
             known=[each.id for each in known if not each.is_ended],
             former=[each.id for each in known if each.is_ended],
         )
-    ended = await statements.run(sweeping.release_workers(worker_ids, cause=_DEATH.cause))
+    await statements.run(sweeping.release_workers(worker_ids, cause=_DEATH.cause))
+    # Not what the statement has just ended: repeated after a lost reply, it finds them ended.
+    ended = {each.id for each in known if not each.is_ended}
     carried, tasks = Carried(), list[SweptTask]()
     for worker_id in dict.fromkeys(worker_ids):
         last: Lease | None = None

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from uuid import UUID
 
 from everbeat.domain.pauses import Pause, PauseKind
-from everbeat.store.statement import Row, Statement
+from everbeat.store.statement import Row, Statement, nothing
 
 
-def pause(kind: PauseKind, name: str, *, paused_by: str, reason: str | None) -> Statement[Pause | None]:
+def pause(
+    kind: PauseKind, name: str, *, paused_by: str, reason: str | None, call: UUID
+) -> Statement[Pause | None]:
     """Pauses; answers the pause that stands, which may be an earlier one; None where another one came or went meanwhile."""
-    parameters = {"kind": kind, "name": name, "paused_by": paused_by, "reason": reason}
+    parameters = {"kind": kind, "name": name, "paused_by": paused_by, "reason": reason, "call": call}
     return Statement("pause/pause", parameters, lambda found: Pause(*found[0]) if found else None)
 
 
-def resume(kind: PauseKind, name: str, *, channel: str) -> Statement[Pause | None]:
-    """Resumes; answers the pause that ended, None when there was none."""
-    parameters = {"kind": kind, "name": name, "channel": channel}
-    return Statement("pause/resume", parameters, lambda found: Pause(*found[0][:6]) if found else None)
+def resume(pause: Pause, *, channel: str) -> Statement[None]:
+    """Ends this pause, if nobody has; a later one of the same name stays."""
+    parameters = {"kind": pause.kind, "name": pause.name, "paused_at": pause.paused_at, "channel": channel}
+    return Statement("pause/resume", parameters, nothing)
 
 
 def pauses() -> Statement[list[Pause]]:

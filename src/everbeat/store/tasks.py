@@ -118,12 +118,13 @@ def outcomes(ids: Sequence[UUID]) -> Statement[dict[UUID, StoredOutcome]]:
     )  # fmt: skip
 
 
-def cancel(task_id: UUID, *, channel: str) -> Statement[tuple[str, TaskState] | None]:
-    """Cancels; answers the verdict (CANCELLED, REQUESTED, or the terminal state) and the state before; None: no such task."""
+def cancel(task_id: UUID, *, channel: str, call: UUID) -> Statement[tuple[str, TaskState, bool] | None]:
+    """Cancels, repeatable by its `call`; answers the verdict (CANCELLED, REQUESTED, or the terminal state), the state that it
+    found, and whether this call cancelled it before its code started; None: no such task."""
     return Statement(
         "task/cancel",
-        {"id": task_id, "channel": channel},
-        lambda found: (found[0][0], TaskState(found[0][1])) if found else None,
+        {"id": task_id, "channel": channel, "call": call},
+        lambda found: (found[0][0], TaskState(found[0][1]), found[0][2]) if found else None,
     )
 
 

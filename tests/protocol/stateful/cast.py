@@ -76,7 +76,7 @@ class Cast:
     def retry(self, entry: Entry) -> None:
         """An operator's retry."""
         answer = self.stage.run(tasks.retry(entry.id, channel=self.stage.target.channel, call=uuid4()))
-        assert answer == (None, entry.state, entry.state in ("FAILED", "CANCELLED", "EXPIRED"))
+        assert answer == (None, entry.state, entry.state in ("FAILED", "CANCELLED", "EXPIRED"), None)
         if answer[2]:
             self.ledger.retried(entry)
 
@@ -89,7 +89,7 @@ class Cast:
             entry.is_late = True
 
     def cancel(self, entry: Entry) -> None:
-        verdict = self.stage.run(tasks.cancel(entry.id, channel=self.stage.target.channel))
+        verdict = self.stage.run(tasks.cancel(entry.id, channel=self.stage.target.channel, call=uuid4()))
         assert verdict is not None
         if entry.state in TERMINAL:
             assert verdict[0] == entry.state
@@ -110,7 +110,8 @@ class Cast:
 
     def pause(self, paused: bool) -> None:
         if paused:
-            self.stage.run(pauses.pause("task", "work", paused_by="operator", reason=None))
+            self.stage.run(pauses.pause("task", "work", paused_by="operator", reason=None, call=uuid4()))
         else:
-            self.stage.run(pauses.resume("task", "work", channel=self.stage.target.channel))
+            for standing in self.stage.run(pauses.pauses()):
+                self.stage.run(pauses.resume(standing, channel=self.stage.target.channel))
         self.is_paused = paused

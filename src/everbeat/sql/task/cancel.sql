@@ -1,14 +1,15 @@
 -- Cancels: PENDING | CLAIMED -> CANCELLED at once; RUNNING is asked (its holder is told); a terminal task stays as it is.
+-- A repeated call finds its id on the row that it has cancelled and answers the same.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s for no key update
 ), ended as (
     update {schema}.tasks t
     set state = 'CANCELLED', cancelled_at = statement_timestamp(), cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp()),
-        claim_id = null, claim_call = null, next_retry_at = null,
+        claim_id = null, claim_call = %(call)s, next_retry_at = null,
         error = json_build_object(
             'code', 'TASK_CANCELLED',
             'message', case when h.attempt = 0 then 'cancelled before its code started' else 'cancelled before its code started again' end)
-    from held h where t.id = h.id and h.state in ('PENDING', 'CLAIMED')
+    from held h where t.id = h.id and h.state in ('PENDING', 'CLAIMED') and h.claim_call is distinct from %(call)s
     returning t.id, t.queue, t.serial, t.workflow_id
 ), asked as (
     update {schema}.tasks t
@@ -19,6 +20,7 @@ with held as materialized (
 select
     case when e.id is not null then 'CANCELLED' when a.id is not null then 'REQUESTED' else h.state end as verdict,
     h.state as was,
+    (e.id is not null or h.claim_call = %(call)s) is true as by_this_call,
     case when e.id is not null then pg_notify(%(channel)s, 'd:' || h.id) end,
     case when e.workflow_id is not null then pg_notify(%(channel)s, 'w') end,
     case when e.serial is not null then pg_notify(%(channel)s, 't:' || e.queue) end,

@@ -17,7 +17,8 @@ with held as materialized (
         claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false, waits_for = null, wake_at = null, retry_call = %(call)s,
         serial_at = case when t.serial is not null then statement_timestamp() end
     from held h
-    where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null and not exists (select from rival)
+    where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null and h.retry_call is distinct from %(call)s
+      and not exists (select from rival)
     returning t.id, t.queue
 ), anew as (
     delete from {schema}.steps s

@@ -5,7 +5,7 @@ with recursive root as (
     update {schema}.workflows w
     set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, is_held = false, cancel_requested_at = null,
         retry_call = %(call)s
-    where w.id = %(id)s
+    where w.id = %(id)s and w.retry_call is distinct from %(call)s
       and (w.state = 'PAUSED' and not w.is_held or w.state in ('FAILED', 'CANCELLED') and w.parent_id is null)
       and not exists (
           select from {schema}.workflows o
