@@ -1,0 +1,119 @@
+"""How long one call of a client goes on without a sign of life from the database, and how a silent statement is judged.
+
+A statement that is silent for a quarter of the patience is looked at over another connection. While the server works on it, it is
+waited for, and the patience begins anew. Otherwise the client hangs up, and the statement is sent again, to another host if there is one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from time import monotonic
+from typing import Final
+
+_SHARE: Final = 4
+_SHORTEST_LOOK_S: Final = 0.25
+_SECOND_LOOK_S: Final = 0.5
+DEFAULT_PATIENCE_S: Final = 5.0
+
+
+class Sight(Enum):
+    """What a look at the session of a silent statement found."""
+
+    WORKS = "works"
+    """The server works on the statement, or waits for a lock."""
+    STALLED = "stalled"
+    """The statement waits for a synchronous standby."""
+    IDLE = "idle"
+    """The session has no statement any more, so its answer was lost."""
+    SILENT = "silent"
+    """The server did not answer the look either."""
+    UNSURE = "unsure"
+    """The server refused the look."""
+
+
+_REASONS: Final = {
+    Sight.STALLED: "a statement waits for a synchronous standby that does not confirm it",
+    Sight.IDLE: "the answer to a statement was lost",
+    Sight.SILENT: "the server answers neither a statement nor a new connection",
+    Sight.UNSURE: "the server does not answer a statement and refuses another connection",
+}
+
+
+class Patience:
+    """The clock of one call: `ends_at` is `seconds` after the last sign of life."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.step_s = seconds / _SHARE
+        self.ends_at = monotonic() + seconds
+        self.reason: str | None = None
+        self.has_left_a_stall = False
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until it ends, at least 0."""
+        return max(self.ends_at - monotonic(), 0.0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return monotonic() >= self.ends_at
+
+    def renew(self) -> None:
+        """Begin anew: the database gave a sign of life."""
+        self.ends_at = monotonic() + self.seconds
+
+
+class Judgement:
+    """When a silent statement is looked at, and what follows from what was seen."""
+
+    def __init__(self, patience: Patience, *, other_hosts: bool) -> None:
+        self._patience = patience
+        self._other_hosts = other_hosts
+        self.begin()
+
+    def begin(self) -> None:
+        """A statement was sent."""
+        self._last: Sight | None = None
+        self.look_at = self._next(self._patience.step_s)
+
+    @property
+    def look_s(self) -> float:
+        """How long the next look can take. Where no other host is left to try, nothing else needs the time."""
+        remaining = self._patience.remaining_s
+        return max(
+            min(self._patience.step_s, remaining) if self._other_hosts else remaining, _SHORTEST_LOOK_S
+        )
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the patience is over and another look would not change that."""
+        return self._patience.is_over and self._last in (Sight.STALLED, Sight.UNSURE)
+
+    def hangs_up(self, sight: Sight) -> bool:
+        """Whether the statement is given up after this look; if not, the next look is due at `look_at`."""
+        is_second, self._last = sight is self._last, sight
+        pause_s = self._patience.step_s
+        match sight:
+            case Sight.WORKS:
+                self._patience.renew()
+                self.look_at = self._next(pause_s)
+                return False
+            case Sight.SILENT:
+                gives_up = True
+            case Sight.IDLE:
+                # Its answer may be on its way.
+                gives_up, pause_s = is_second, min(pause_s, _SECOND_LOOK_S)
+            case Sight.STALLED:
+                # Each session that is left in this state stays until the standby returns: leave one at most, for another host.
+                gives_up = is_second and self._other_hosts and not self._patience.has_left_a_stall
+                self._patience.has_left_a_stall |= gives_up
+            case Sight.UNSURE:
+                gives_up = False
+        self._patience.reason = _REASONS[sight]
+        self.look_at = self._next(pause_s)
+        return gives_up or self._patience.is_over
+
+    def _next(self, pause_s: float) -> float:
+        now = monotonic()
+        return max(min(now + pause_s, self._patience.ends_at), now + min(pause_s, _SHORTEST_LOOK_S))

@@ -1,0 +1,135 @@
+"""Connections whose waits can be watched, and attempts to connect that end in time.
+
+psycopg waits for a server in steps of 0.1 s. The classes here use these steps to ask a watch whether to wait any longer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from time import monotonic
+from typing import Any, Final, Protocol, TypeVar
+
+import psycopg
+from msgspec import Struct
+from psycopg import AsyncConnection, Connection
+
+T = TypeVar("T")
+
+
+class Watch(Protocol):
+    """Decides how long a silent statement is waited for. `begin` and `end` enclose each wait."""
+
+    def begin(self) -> None: ...
+
+    def silent(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Limit(Struct):
+    """Until when a connection must be made; the time left is shared evenly by the hosts that were not tried yet."""
+
+    ends_at: float
+    hosts: int
+
+    def next_share_s(self) -> float:
+        """The seconds that the next host gets."""
+        share = (self.ends_at - monotonic()) / max(self.hosts, 1)
+        self.hosts -= 1
+        return share
+
+
+_LIMIT: Final[ContextVar[Limit | None]] = ContextVar("everbeat_connect_limit", default=None)
+
+
+@contextmanager
+def limited(limit: Limit | None) -> Iterator[None]:
+    """Within the block, each attempt to connect ends when its share of the limit is used up; None sets no limit."""
+    token = _LIMIT.set(limit)
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
+
+
+class WatchedConnection(Connection[Any]):
+    """A connection that asks `watch` at every tenth of a second without data. `server_pid` is the pid that the server itself told."""
+
+    watch: Watch | None = None
+    server_pid = 0
+
+    @classmethod
+    def _connect_gen(cls, conninfo: str = "", **given: Any) -> Any:
+        return _in_time(super()._connect_gen(conninfo, **given))
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        """Wait as psycopg does, and watch."""
+        if self.watch is None:
+            return super().wait(gen, *args, **kwargs)
+        self.watch.begin()
+        try:
+            return super().wait(_interrupted(gen, self.watch.silent), *args, **kwargs)
+        finally:
+            self.watch.end()
+
+
+class WatchedAsyncConnection(AsyncConnection[Any]):
+    """The twin of `WatchedConnection` for event loops; its watch sets timers of its own."""
+
+    watch: Watch | None = None
+    server_pid = 0
+
+    @classmethod
+    def _connect_gen(cls, conninfo: str = "", **given: Any) -> Any:
+        return _in_time(super()._connect_gen(conninfo, **given))
+
+    async def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        """Wait as psycopg does, and watch."""
+        if self.watch is None:
+            return await super().wait(gen, *args, **kwargs)
+        self.watch.begin()
+        try:
+            return await super().wait(gen, *args, **kwargs)
+        finally:
+            self.watch.end()
+
+
+def hang_up(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    """End a connection under the code that waits for it, which sees it as lost at once. Closing it is left to its owner."""
+    # A copy of the descriptor: the socket object closes what it was given.
+    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+
+
+def _in_time(gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+    limit = _LIMIT.get()
+    if limit is None:
+        return gen
+    share_s = limit.next_share_s()
+    ends_at = monotonic() + share_s
+
+    def give_up() -> None:
+        if monotonic() >= ends_at:
+            raise psycopg.errors.ConnectionTimeout(
+                f"the server did not complete the connection within {max(share_s, 0):.1f} s"
+            )
+
+    return _interrupted(gen, give_up)
+
+
+def _interrupted(gen: Generator[Any, Any, T], on_nothing: Callable[[], None]) -> Generator[Any, Any, T]:
+    """The same generator; `on_nothing` is called whenever it is resumed because time has passed, not because of data."""
+    ready: Any = None
+    while True:
+        try:
+            wanted = gen.send(ready)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        ready = yield wanted
+        if not ready:
+            on_nothing()
