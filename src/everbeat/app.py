@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 from everbeat import assembly
+from everbeat.assembly.app_settings import distinct_queues, nats_of, settings_or_default
 from everbeat.assembly.blueprint import Blueprint
 from everbeat.client.control import Control
 from everbeat.client.decorator import TaskFactory
@@ -19,12 +20,13 @@ from everbeat.client.desk import Desk
 from everbeat.client.door import Door, refuse_in_loop
 from everbeat.client.explaining import silence_rules
 from everbeat.client.hooks import HookRegistry, InterruptedHook, RecoveredHook, RecoveryDecorator
+from everbeat.client.options import call_patience
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender, TaskIds
 from everbeat.client.twins import awaiting, blocking
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig, WorkerSettings
 from everbeat.domain.checks import exception_codes as checked_codes
-from everbeat.domain.checks import instance_of, one_of, sequence_of, switch
+from everbeat.domain.checks import one_of, switch
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.duration import Duration
 from everbeat.domain.gathering import attempt
@@ -33,10 +35,10 @@ from everbeat.domain.payload_limit import DEFAULT_LIMIT
 from everbeat.domain.payload_limit import payload_limit as checked_limit
 from everbeat.domain.policy import OnCrash, TaskOptions
 from everbeat.domain.settings import refused
-from everbeat.errors import ConfigurationError
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import NOWHERE, DatabaseAddress
 from everbeat.store.migrations import SchemaStatus
+from everbeat.store.patience import DEFAULT_PATIENCE_S
 from everbeat.store.plan import Plan
 from everbeat.wake.options import NatsConfig
 
@@ -68,12 +70,13 @@ class App(Desk):
         exception_codes: Mapping[type[BaseException], str] | None = None,
         auto_migrate: bool = True,
         payload_limit: str | int = DEFAULT_LIMIT,
+        patience: Duration = DEFAULT_PATIENCE_S,
         name: str | None = None,
     ) -> None:
-        self.recovery = _settings(recovery, RecoveryConfig, subject="App.recovery")
-        self.worker = _settings(worker, WorkerConfig, subject="App.worker")
-        self.queue_configs = attempt(lambda: _distinct(queues), otherwise=())
-        self.nats = attempt(lambda: _nats(wake, self.recovery), otherwise=None)
+        self.recovery = settings_or_default(recovery, RecoveryConfig, subject="App.recovery")
+        self.worker = settings_or_default(worker, WorkerConfig, subject="App.worker")
+        self.queue_configs = attempt(lambda: distinct_queues(queues), otherwise=())
+        self.nats = attempt(lambda: nats_of(wake, self.recovery), otherwise=None)
         self.on_crash: OnCrash = attempt(
             lambda: one_of("fail", "retry")(on_crash, subject="App.on_crash"), otherwise="fail"
         )
@@ -81,7 +84,8 @@ class App(Desk):
             lambda: checked_codes(exception_codes or {}, subject="App.exception_codes"), otherwise={}
         )
         address = attempt(
-            lambda: DatabaseAddress.parse(url, schema=schema, environment=os.environ), otherwise=NOWHERE
+            lambda: DatabaseAddress.parse(url, schema=schema, environment=os.environ),
+            otherwise=NOWHERE,
         )
         self.schema = schema
         self.name = name or "app"
@@ -92,7 +96,10 @@ class App(Desk):
         self.payload_limit = checked_limit(payload_limit)
         self._guests: WeakSet[assembly.Guest] = WeakSet()
         self._hooks = HookRegistry()
-        door = Door(address, auto_migrate=self.auto_migrate)
+        patience_s = attempt(
+            lambda: call_patience(patience, subject="App.patience"), otherwise=DEFAULT_PATIENCE_S
+        )
+        door = Door(address, auto_migrate=self.auto_migrate, patience_s=patience_s)
         priorities = {queue.name: queue.priority for queue in self.queue_configs}
         control = Control(
             door,
@@ -260,12 +267,12 @@ class App(Desk):
     def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
         """Applies pending migrations (up to version `to`) and answers the versions applied; one process does it."""
         refuse_in_loop("App.migrate", twin="asyncio.to_thread(app.migrate)")
-        return self.door.opened().migrate(to=to)
+        return self.door.migrate(to=to)
 
     def schema_status(self) -> SchemaStatus:
         """Which migrations are applied, and which this code knows."""
         refuse_in_loop("App.schema_status", twin="asyncio.to_thread(app.schema_status)")
-        return self.door.opened().status()
+        return self.door.status()
 
     def close(self) -> None:
         """Closes this process's connections and its use of an embedded PostgreSQL; the next use opens anew."""
@@ -274,37 +281,6 @@ class App(Desk):
     async def aclose(self) -> None:
         """As `close`, to await; closes the running loop's connections as well."""
         await self.door.aclose()
-
-
-S = TypeVar("S", RecoveryConfig, WorkerConfig)
-
-
-def _settings(given: S | None, kind: type[S], *, subject: str) -> S:
-    default = kind()
-    return (
-        default
-        if given is None
-        else attempt(lambda: instance_of(kind)(given, subject=subject), otherwise=default)
-    )
-
-
-def _nats(wake: str | NatsConfig | None, recovery: RecoveryConfig) -> NatsConfig | None:
-    found = NatsConfig.parse(wake)
-    if found is not None and (problems := found.problems(recovery)):
-        raise ConfigurationError(list(problems))
-    return found
-
-
-def _distinct(queues: Sequence[QueueConfig]) -> tuple[QueueConfig, ...]:
-    found: tuple[QueueConfig, ...] = sequence_of(instance_of(QueueConfig), longest=1_000)(
-        queues, subject="App.queues"
-    )
-    names = [queue.name for queue in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        rule = f"names {', '.join(twice)} more than once"
-        raise refused(names, subject="App.queues", code="DUPLICATE", rule=rule, fix="declare each queue once")
-    return found
 
 
 def _caller_module() -> str:

@@ -73,7 +73,7 @@ class Examination:
             database.close()
 
     def _schema(self, target: Target) -> Check:
-        found = self._app.door.opened().status()
+        found = self._app.door.status()
         migrations.require_fit(found, target)
         text = f"schema {target.schema!r} is at version {max(found.applied)}, as this everbeat needs it"
         return Check(CheckCode.SCHEMA, Verdict.OK, text)

@@ -24,7 +24,7 @@ def own_schema(app: App, *, keep: bool = False) -> Iterator[None]:
     finally:
         if not keep:
             with suppress(DatabaseUnreachable):  # then nothing was made, or that very error is on its way
-                app.door.opened().drop()
+                app.door.drop()
 
 
 def _forbidden(app: App, problem: SchemaForbidden) -> SchemaForbidden:

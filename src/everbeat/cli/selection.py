@@ -18,7 +18,7 @@ from everbeat.cli.streams import own_voice
 from everbeat.cli.typed import typed_as
 from everbeat.errors import WrongDatabaseURL
 from everbeat.store.address import URL_VARIABLE
-from everbeat.store.target import SCHEMA_SUBJECT
+from everbeat.store.url import SCHEMA_SUBJECT
 
 SCHEMA_VARIABLE: Final = "EVERBEAT_SCHEMA"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from everbeat.client.options import SendOptions, SendSettings
+from everbeat.client.options import SendOptions, SendSettings, patience_of
 from everbeat.client.task import Call, Task
 from everbeat.domain.checks import task_name
 from everbeat.domain.codec import encode_any
@@ -49,11 +49,19 @@ def call_by_name(
             when=moment,
             task=chosen,
             connection=connection,
+            patience_s=patience_of(options),
         )
     checked_name = task_name(name, subject="name of the task")
     payload = encode_any(given, task_name=checked_name, largest=largest)
     settings = SendSettings.of_options(options, SendSettings())
-    return Call(name=checked_name, payload=payload, settings=settings, when=moment, connection=connection)
+    return Call(
+        name=checked_name,
+        payload=payload,
+        settings=settings,
+        when=moment,
+        connection=connection,
+        patience_s=patience_of(options),
+    )
 
 
 def _checked(task: Task[..., Any], arguments: Mapping[str, Any]) -> bytes:

@@ -6,6 +6,7 @@ What lives here: `Desk`, which gives each wish to the part that grants it. What 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, TypeVar, Unpack, cast, overload
 from uuid import UUID
@@ -14,7 +15,7 @@ from everbeat.client.by_name import call_by_name
 from everbeat.client.control import CancelResult, Control, to_task_id
 from everbeat.client.handle import Handle
 from everbeat.client.many import ahandles_of, handles_of
-from everbeat.client.options import SendOptions
+from everbeat.client.options import SendOptions, call_patience
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender
 from everbeat.client.signalling import signalled, to_target
@@ -55,6 +56,14 @@ class Desk(WorkflowDesk):
 
     def _names_here(self, kind: PauseKind) -> Collection[str]:
         return super()._names_here(kind) if kind == "queue" else self._registry
+
+    def patience(self, patience: Duration, /) -> AbstractContextManager[None]:
+        """Calls in this block go on for this long without a sign of life from the database, instead of `App(patience=...)`.
+
+        with app.patience("30s"):
+            app.cancel(handle.id)
+        """
+        return self.door.patience(call_patience(patience, subject="patience"))
 
     def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
         """Stores many tasks in one statement: all of them, or none.

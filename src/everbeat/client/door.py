@@ -9,17 +9,23 @@ import asyncio
 import atexit
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import monotonic
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
 from msgspec import structs
 
 from everbeat.client.waiter import Waiter
+from everbeat.errors import DatabaseError
 from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
+from everbeat.store.migrations import SchemaStatus
+from everbeat.store.patience import DEFAULT_PATIENCE_S
 from everbeat.store.plan import Plan, arun_plan, run_plan
 from everbeat.store.target import Target
 from everbeat.store.tasks import StoredOutcome, outcomes
@@ -30,14 +36,18 @@ if TYPE_CHECKING:
     from everbeat.store.embedded import EmbeddedServer
 
 T = TypeVar("T")
+_OF_CALLS: Final[ContextVar[Mapping[int, float]]] = ContextVar("everbeat_patience", default={})  # noqa: B039 - never changed
 
 
 class Door:
     """Runs plans on the app's database; safe for many threads and loops, and after a fork."""
 
-    def __init__(self, address: DatabaseAddress, *, auto_migrate: bool) -> None:
+    def __init__(
+        self, address: DatabaseAddress, *, auto_migrate: bool, patience_s: float = DEFAULT_PATIENCE_S
+    ) -> None:
         self.address = address
         self.auto_migrate = auto_migrate
+        self._patience_s = patience_s
         self._forget()
         call_in_forked_child(self._forget)
 
@@ -47,19 +57,34 @@ class Door:
         self._waiter: Waiter | None = None
         self._opened: OpenDatabase | None = None
         self._database: Database | None = None
+        self._failure: tuple[float, DatabaseError] | None = None
+
+    @property
+    def patience_s(self) -> float:
+        """How long a call that begins here and now goes on without a sign of life from the database."""
+        return _OF_CALLS.get().get(id(self), self._patience_s)
+
+    @contextmanager
+    def patience(self, seconds: float) -> Iterator[None]:
+        """Calls in this block, of this thread or of tasks that it begins, have this patience."""
+        token = _OF_CALLS.set({**_OF_CALLS.get(), id(self): seconds})
+        try:
+            yield
+        finally:
+            _OF_CALLS.reset(token)
 
     def run(self, plan: Plan[T], *, name: str, twin: str) -> T:
         """Runs a plan in this thread. Raises BlockingCallInLoop where a loop runs, and a DatabaseError."""
         try:
             refuse_in_loop(name, twin=twin)
-            return run_plan(self.database(), plan)
+            return run_plan(self.database(), plan, patience_s=self.patience_s)
         finally:
             plan.close()
 
     async def arun(self, plan: Plan[T]) -> T:
         """Runs a plan on the running loop. Raises a DatabaseError."""
         try:
-            return await arun_plan(await self.adatabase(), plan)
+            return await arun_plan(await self.adatabase(), plan, patience_s=self.patience_s)
         finally:
             plan.close()
 
@@ -77,6 +102,24 @@ class Door:
         """The open database, its schema not looked at: for migrations."""
         with self._lock:
             return self._open()
+
+    def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
+        """Applies pending migrations (up to version `to`) and answers the versions applied. Raises a DatabaseError."""
+        opened = self.opened()
+        return opened.migrate(to=to, database=self._bounded(opened))
+
+    def status(self) -> SchemaStatus:
+        """What is applied in the schema. Raises a DatabaseError."""
+        opened = self.opened()
+        return opened.status(database=self._bounded(opened))
+
+    def drop(self) -> None:
+        """Drops the schema with everything in it. Raises a DatabaseError."""
+        opened = self.opened()
+        opened.drop(database=self._bounded(opened))
+
+    def _bounded(self, opened: OpenDatabase) -> Database:
+        return Database(opened.target, patience_s=self.patience_s)
 
     @property
     def target(self) -> Target:
@@ -113,12 +156,22 @@ class Door:
         return self._opened
 
     def _prepared(self) -> Database:
+        patience_s, began_at = self.patience_s, monotonic()
         with self._lock:
             if self._database is not None:
                 return self._database  # another thread was first
+            if self._failure is not None and self._failure[0] >= began_at:
+                patience_s -= monotonic() - began_at  # this call has waited while another thread tried
+                if patience_s <= 0:
+                    raise self._failure[1]
             opened = self._open()
-            opened.prepare(auto_migrate=self.auto_migrate)
-            self._database = database = Database(opened.target)
+            database = Database(opened.target, patience_s=self._patience_s)
+            try:
+                opened.prepare(auto_migrate=self.auto_migrate, database=database, patience_s=patience_s)
+            except DatabaseError as failure:
+                self._failure = monotonic(), failure
+                raise
+            self._database, self._failure = database, None
             return database
 
     def close(self) -> None:

@@ -44,6 +44,12 @@ class SendOptions(TypedDict, total=False):
     serial: str | bool
     connection: object
     """The task is sent inside the transaction of this connection, which must not be None; see docs/tasks.md."""
+    patience: Duration
+    """How long the send goes on without a sign of life from the database; has no effect together with `connection`."""
+
+
+call_patience = span(0.1, 86_400)
+"""The check of how long a call goes on without a sign of life from the database."""
 
 
 def key_of(value: object, /, *, subject: str) -> str:
@@ -54,6 +60,14 @@ def key_of(value: object, /, *, subject: str) -> str:
         if 0 < len(encoded) <= _LONGEST_KEY_BYTES and encoded.decode() == value:
             return value
     raise refused(value, subject=subject, code="WRONG_KEY", rule=rule, fix='use a key such as "user-42"')
+
+
+def patience_of(options: SendOptions) -> float | None:
+    """The patience of a send in seconds, None for the app's. Raises ConfigurationError."""
+    if "patience" not in options:
+        return None
+    seconds: float = call_patience(options["patience"], subject="with_options.patience")
+    return seconds
 
 
 def _serial(value: object, /, *, subject: str) -> str | bool:
@@ -103,7 +117,8 @@ class SendSettings(Settings):
         """What a send uses that decides this much itself."""
         if "connection" in options:
             require_connection(options["connection"])
-        own = {name: value for name, value in options.items() if name != "connection"}
+        patience_of(options)
+        own = {name: value for name, value in options.items() if name not in ("connection", "patience")}
         return registered.replace(**own) if own else registered
 
     @classmethod

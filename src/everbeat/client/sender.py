@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -97,27 +98,45 @@ class CallSender:
 
     def send(self, call: Call[R], /) -> Handle[R]:
         """Stores one task. Raises BlockingCallInLoop, ConfigurationError, a DatabaseError."""
-        return self.run(self._send(call), call.connection, name="send", twin="asend")
+        return self.run(
+            self._send(call), call.connection, name="send", twin="asend", patience_s=call.patience_s
+        )
 
     async def asend(self, call: Call[R], /) -> Handle[R]:
         """The twin of `send`."""
-        return await self.arun(self._send(call), call.connection, twin="send")
+        return await self.arun(self._send(call), call.connection, twin="send", patience_s=call.patience_s)
 
-    def send_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]:
+    def send_many(
+        self, calls: Iterable[Call[R]], /, *, connection: object = None, patience_s: float | None = None
+    ) -> list[Handle[R]]:
         """Stores many tasks in one statement: all of them, or none."""
         given = calls_of(calls, name="send_many")
         joined = _one_connection(given, connection)
         return self.run(
-            self._send_many(given, joined is not None), joined, name="send_many", twin="asend_many"
+            self._send_many(given, joined is not None),
+            joined,
+            name="send_many",
+            twin="asend_many",
+            patience_s=_longest(given, patience_s),
         )
 
     async def asend_many(
-        self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, *, connection: object = None
+        self,
+        calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
+        /,
+        *,
+        connection: object = None,
+        patience_s: float | None = None,
     ) -> list[Handle[R]]:
         """The twin of `send_many`."""
         given = await acalls_of(calls, name="asend_many")
         joined = _one_connection(given, connection)
-        return await self.arun(self._send_many(given, joined is not None), joined, twin="send_many")
+        return await self.arun(
+            self._send_many(given, joined is not None),
+            joined,
+            twin="send_many",
+            patience_s=_longest(given, patience_s),
+        )
 
     def as_child(self, call: Call[Any], /) -> NewChild:
         """What a running task sends for a call; raises PayloadError for one that belongs to a transaction."""
@@ -153,18 +172,24 @@ class CallSender:
             serial=new.serial,
         )
 
-    def run(self, plan: Plan[T], connection: object, *, name: str, twin: str) -> T:
+    def run(
+        self, plan: Plan[T], connection: object, *, name: str, twin: str, patience_s: float | None = None
+    ) -> T:
         """A plan in this thread, in a transaction of `connection` if there is one; raises BlockingCallInLoop."""
         if connection is None:
-            return self.door.run(plan, name=name, twin=twin)
+            with nullcontext() if patience_s is None else self.door.patience(patience_s):
+                return self.door.run(plan, name=name, twin=twin)
         refuse_in_loop(name, twin=twin)
         schema = self.door.address.schema
         return perform(plan, lambda step: run_joined(connection, step, schema=schema, twin=twin))
 
-    async def arun(self, plan: Plan[T], connection: object, *, twin: str) -> T:
+    async def arun(
+        self, plan: Plan[T], connection: object, *, twin: str, patience_s: float | None = None
+    ) -> T:
         """The twin of `run`."""
         if connection is None:
-            return await self.door.arun(plan)
+            with nullcontext() if patience_s is None else self.door.patience(patience_s):
+                return await self.door.arun(plan)
         schema = self.door.address.schema
         return await aperform(plan, lambda step: arun_joined(connection, step, schema=schema, twin=twin))
 
@@ -283,6 +308,12 @@ def _require_room(calls: Sequence[Call[Any]]) -> None:
             parameter="calls",
             fix="send them in several batches.",
         )
+
+
+def _longest(calls: Sequence[Call[Any]], patience_s: float | None) -> float | None:
+    """The patience of one statement for all of these: the one given, or the longest of theirs."""
+    own = [call.patience_s for call in calls if call.patience_s is not None]
+    return patience_s if patience_s is not None else max(own, default=None)
 
 
 def _key_moves(tasks: Sequence[NewTask]) -> SendError:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from everbeat.client.detached import Detached
 from everbeat.client.handle import Handle
-from everbeat.client.options import SendOptions, SendSettings
+from everbeat.client.options import SendOptions, SendSettings, patience_of
 from everbeat.domain.context import Context
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.duration import When, to_when
@@ -40,6 +40,8 @@ class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
     task: Task[..., R_co] | None = None
     connection: object = None
     """Whose transaction it is sent in; None: one of its own."""
+    patience_s: float | None = None
+    """How long the send goes on without a sign of life from the database; None: as long as the app's calls."""
 
     def as_child(self) -> NewChild:
         """What a running task sends for it, by `Context.send`; raises PayloadError for a call by name, and one with a connection."""
@@ -66,10 +68,17 @@ class Sender(Protocol):
 
     async def asend(self, call: Call[R], /) -> Handle[R]: ...
 
-    def send_many(self, calls: Iterable[Call[R]], /, *, connection: object = None) -> list[Handle[R]]: ...
+    def send_many(
+        self, calls: Iterable[Call[R]], /, *, connection: object = None, patience_s: float | None = None
+    ) -> list[Handle[R]]: ...
 
     async def asend_many(
-        self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /, *, connection: object = None
+        self,
+        calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
+        /,
+        *,
+        connection: object = None,
+        patience_s: float | None = None,
     ) -> list[Handle[R]]: ...
 
     def as_child(self, call: Call[Any], /) -> NewChild: ...
@@ -89,6 +98,7 @@ class Task(Generic[P, R_co]):
         self._sender = sender
         self._options: SendOptions = options or {}
         self._connection = self._options.get("connection")
+        self._patience_s = patience_of(self._options)
         registered = SendSettings.of_task(definition.options)
         self.settings = SendSettings.of_options(self._options, registered)
         self.__name__ = definition.name
@@ -148,13 +158,13 @@ class Task(Generic[P, R_co]):
 
     def send_many(self, calls: Iterable[Call[R_co]], /) -> list[Handle[R_co]]:
         """Stores many tasks in one statement: all of them, or none."""
-        return self._sender.send_many(calls, connection=self._connection)
+        return self._sender.send_many(calls, connection=self._connection, patience_s=self._patience_s)
 
     async def asend_many(
         self, calls: Iterable[Call[R_co]] | AsyncIterable[Call[R_co]], /
     ) -> list[Handle[R_co]]:
         """As `send_many`, to await."""
-        return await self._sender.asend_many(calls, connection=self._connection)
+        return await self._sender.asend_many(calls, connection=self._connection, patience_s=self._patience_s)
 
     def with_options(self, **options: Unpack[SendOptions]) -> Self:
         """The same task with other options for what is sent through it; raises ConfigurationError for wrong
@@ -179,6 +189,7 @@ class Task(Generic[P, R_co]):
             when=moment,
             task=self,
             connection=self._connection,
+            patience_s=self._patience_s,
         )
 
     def _context(self) -> Context:

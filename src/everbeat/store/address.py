@@ -5,16 +5,18 @@ What lives here: reading the address, opening the embedded server for it, checki
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from msgspec import Struct
+from psycopg import Connection
 
 from everbeat.errors import EmbeddedUnavailable, WrongDatabaseURL
 from everbeat.store import migrations
+from everbeat.store.database import Database
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.target import Target
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 URL_VARIABLE: Final = "EVERBEAT_DATABASE_URL"
 FOLDER_VARIABLE: Final = "EVERBEAT_EMBEDDED_DIR"
 EMBEDDED: Final = "embedded"
+_MIGRATES: Final = "everbeat migrate"
+
+T = TypeVar("T")
 
 
 class DatabaseAddress(Struct, frozen=True, kw_only=True):
@@ -34,7 +39,13 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
     schema: str
 
     @classmethod
-    def parse(cls, given: str | None, *, schema: str, environment: Mapping[str, str]) -> DatabaseAddress:
+    def parse(
+        cls,
+        given: str | None,
+        *,
+        schema: str,
+        environment: Mapping[str, str],
+    ) -> DatabaseAddress:
         """Reads what was given, else EVERBEAT_DATABASE_URL; opens nothing. Raises WrongDatabaseURL, ConfigurationError."""
         url = environment.get(URL_VARIABLE) if given is None else given
         if url is None:
@@ -48,7 +59,8 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
             named = url.removeprefix(EMBEDDED).removeprefix(":")
             folder = Path(named or environment.get(FOLDER_VARIABLE) or _embedded().DEFAULT_FOLDER)
             return cls(url=EMBEDDED, folder=folder.absolute(), schema=schema)
-        return cls(url=Target.parse(url, schema=schema).url, folder=None, schema=schema)
+        target = Target.parse(url, schema=schema)
+        return cls(url=target.portable, folder=None, schema=schema)
 
     def require_there(self) -> None:
         """Raises EmbeddedUnavailable for an embedded server that was never made: for who only looks, and would look at nothing."""
@@ -72,7 +84,9 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
     def open(self) -> OpenDatabase:
         """The target, its embedded server started or joined. Raises EmbeddedUnavailable."""
         if self.folder is None:
-            return OpenDatabase(target=Target.parse(self.url, schema=self.schema), server=None)
+            return OpenDatabase(
+                target=Target.parse(self.url, schema=self.schema), server=None
+            )
         server: EmbeddedServer = _embedded().EmbeddedServer.open(self.folder)
         return OpenDatabase(target=Target.parse(server.url, schema=self.schema), server=server)
 
@@ -92,28 +106,44 @@ class OpenDatabase(Struct, frozen=True, kw_only=True):
         if self.server is not None:
             self.server.close()
 
-    def prepare(self, *, auto_migrate: bool) -> None:
-        """Migrates the schema, or only checks that this code fits it. Raises a DatabaseError that says what to do."""
+    def prepare(
+        self, *, auto_migrate: bool, database: Database | None = None, patience_s: float | None = None
+    ) -> None:
+        """Migrates the schema, or only checks that this code fits it. Raises a DatabaseError that says what to do.
+
+        Through `database` it is repeated and bounded as the calls of a client are; without, there is one try.
+        """
         if auto_migrate:
-            self.migrate()
+            self.migrate(database=database, patience_s=patience_s)
         else:
-            migrations.require_fit(self.status(), self.target)
+            migrations.require_fit(self.status(database=database, patience_s=patience_s), self.target)
 
-    def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
+    def migrate(
+        self, *, to: int | None = None, database: Database | None = None, patience_s: float | None = None
+    ) -> tuple[int, ...]:
         """Applies what is pending (up to version `to`) and answers the versions applied."""
-        with self.target.connect("everbeat migrate") as connection:
-            return migrations.migrate(connection, self.target, to=to)
+        return self._connected(
+            lambda connection: migrations.migrate(connection, self.target, to=to), database, patience_s
+        )
 
-    def drop(self) -> None:
+    def drop(self, *, database: Database | None = None) -> None:
         """Drops the schema with everything in it. Raises a DatabaseError."""
-        with self.target.connect("everbeat migrate") as connection:
-            migrations.drop(connection, self.target)
+        self._connected(lambda connection: migrations.drop(connection, self.target), database, None)
 
-    def status(self) -> SchemaStatus:
+    def status(self, *, database: Database | None = None, patience_s: float | None = None) -> SchemaStatus:
         """What is applied in the schema. Raises a DatabaseError."""
-        with self.target.connect("everbeat migrate") as connection:
+        return self._connected(
+            lambda connection: migrations.status(connection, self.target), database, patience_s
+        )
+
+    def _connected(
+        self, work: Callable[[Connection[Any]], T], database: Database | None, patience_s: float | None
+    ) -> T:
+        if database is not None:
+            return database.on_own_connection(_MIGRATES, work, patience_s=patience_s)
+        with self.target.connect(_MIGRATES) as connection:
             try:
-                return migrations.status(connection, self.target)
+                return work(connection)
             except psycopg.Error as problem:
                 raise self.target.explain(problem) from problem
 

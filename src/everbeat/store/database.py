@@ -9,95 +9,130 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from random import Random
-from time import monotonic
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 import psycopg
 from psycopg import AsyncConnection, Connection
 
-from everbeat.errors import DatabaseUnreachable
+from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
+from everbeat.store.giving_up import all_busy, require_repeatable
+from everbeat.store.left_sessions import LeftSessions
+from everbeat.store.loop_connections import MOST_CONNECTIONS, LoopConnections
+from everbeat.store.patience import DEFAULT_PATIENCE_S, Patience, SignsOfLife
 from everbeat.store.session import Run, is_alive
+from everbeat.store.silence import EndsAt, WatchedAsyncConnection, WatchedConnection
 from everbeat.store.statement import Row, Statement, compose, has_rows
-from everbeat.store.target import Target, is_repeatable
+from everbeat.store.target import Target
 from everbeat.store.transaction import atransaction, transaction
+from everbeat.store.watching import LoopWatch, ThreadWatch
 
 T = TypeVar("T")
-_MOST_CONNECTIONS: Final = 8
+C = TypeVar("C", WatchedConnection, WatchedAsyncConnection)
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
+_SLOT_POLL_S: Final = 0.1
 
 
 class Database:
-    """The client's door. Statements are repeated over a lost connection for `patience_s` seconds, because they may be."""
+    """The client's door. Statements are repeated over lost connections and refused writes until `patience_s` seconds have
+    passed without a sign of life from a server that writes (see `store.patience`)."""
 
     def __init__(
-        self, target: Target, *, application_name: str = "everbeat client", patience_s: float = 5.0
+        self,
+        target: Target,
+        *,
+        application_name: str = "everbeat client",
+        patience_s: float = DEFAULT_PATIENCE_S,
     ) -> None:
         self.target = target
         self._application_name = application_name
         self._patience_s = patience_s
         self._random = Random()
+        self._hosts = target.hosts
+        self._left = LeftSessions()
+        self._signs = SignsOfLife()
         self._new_process()
 
     def _new_process(self) -> None:
         # After a fork the parent's connections are the parent's: they are forgotten here without a word to the server.
         self._pid = os.getpid()
-        self._idle: list[Connection[Any]] = []
+        self._idle: list[WatchedConnection] = []
         finalize(self, _close_all, self._idle, self._pid)
-        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopConnections] = WeakKeyDictionary()
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
 
-    def run(self, statement: Statement[T]) -> T:
-        """Runs one statement. Raises a DatabaseError that says what to do."""
-        return self._repeated(lambda: self._once(statement))
+    def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
+        """Runs one statement; `patience_s` None takes the database's. Raises a DatabaseError that says what to do."""
+        return self._repeated(lambda patience: self._once(statement, patience), patience_s)
 
-    def transact(self, body: Callable[[Callable[[Statement[Any]], Any]], T]) -> T:
+    def transact(
+        self, body: Callable[[Callable[[Statement[Any]], Any]], T], *, patience_s: float | None = None
+    ) -> T:
         """Runs the statements of `body` in one transaction, all of it again after a lost reply; `body` gives each of them to what it is
         called with. Raises a DatabaseError."""
-        return self._repeated(lambda: self._transacted(body))
+        return self._repeated(lambda patience: self._transacted(body, patience), patience_s)
 
-    async def arun(self, statement: Statement[T]) -> T:
+    async def arun(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
         """The twin of `run` for event loops."""
-        return await self._arepeated(lambda: self._aonce(statement))
+        return await self._arepeated(lambda patience: self._aonce(statement, patience), patience_s)
 
-    async def atransact(self, body: Callable[[Run], Awaitable[T]]) -> T:
+    async def atransact(self, body: Callable[[Run], Awaitable[T]], *, patience_s: float | None = None) -> T:
         """The twin of `transact` for event loops."""
-        return await self._arepeated(lambda: self._atransacted(body))
+        return await self._arepeated(lambda patience: self._atransacted(body, patience), patience_s)
 
-    def _repeated(self, once: Callable[[], T]) -> T:
-        give_up_at, pause = monotonic() + self._patience_s, _FIRST_PAUSE_S
+    def on_own_connection(
+        self,
+        application_name: str,
+        work: Callable[[Connection[Any]], T],
+        *,
+        patience_s: float | None = None,
+    ) -> T:
+        """Runs `work` on a connection of its own, which is closed then; all of it again after a lost reply. Raises a DatabaseError."""
+
+        def once(patience: Patience) -> T:
+            with self._connect(patience, application_name) as connection:
+                watch = self._watched(connection, patience)
+                try:
+                    return work(connection)
+                except BaseException as problem:
+                    if connection.closed or isinstance(problem, DatabaseReadOnly):
+                        self._lost(connection, is_stalled=watch.is_stalled)
+                    raise
+
+        return self._repeated(once, patience_s)
+
+    def _repeated(self, once: Callable[[Patience], T], patience_s: float | None) -> T:
+        patience, pause = self._patience(patience_s), _FIRST_PAUSE_S
         while True:
             try:
-                return once()
-            except (psycopg.Error, DatabaseUnreachable) as problem:
-                self._judge(problem, give_up_at)
-            time.sleep(pause * (0.5 + self._random.random()))
+                return once(patience)
+            except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly) as problem:
+                delay = pause * (0.5 + self._random.random())
+                require_repeatable(problem, self.target, patience, delay_s=delay)
+            time.sleep(delay)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    async def _arepeated(self, once: Callable[[], Awaitable[T]]) -> T:
-        give_up_at, pause = monotonic() + self._patience_s, _FIRST_PAUSE_S
+    async def _arepeated(self, once: Callable[[Patience], Awaitable[T]], patience_s: float | None) -> T:
+        patience, pause = self._patience(patience_s), _FIRST_PAUSE_S
         while True:
             try:
-                return await once()
-            except (psycopg.Error, DatabaseUnreachable) as problem:
-                self._judge(problem, give_up_at)
-            await asyncio.sleep(pause * (0.5 + self._random.random()))
+                return await once(patience)
+            except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly) as problem:
+                delay = pause * (0.5 + self._random.random())
+                require_repeatable(problem, self.target, patience, delay_s=delay)
+            await asyncio.sleep(delay)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    def _judge(self, problem: psycopg.Error | DatabaseUnreachable, give_up_at: float) -> None:
-        if isinstance(problem, DatabaseUnreachable):
-            if monotonic() >= give_up_at:
-                raise problem
-        elif not is_repeatable(problem) or monotonic() >= give_up_at:
-            raise self.target.explain(problem) from problem
+    def _patience(self, patience_s: float | None) -> Patience:
+        return Patience(self._patience_s if patience_s is None else patience_s, self._signs)
 
-    def _once(self, statement: Statement[T]) -> T:
-        with self._connection() as connection:
+    def _once(self, statement: Statement[T], patience: Patience) -> T:
+        with self._connection(patience) as connection:
             return statement.read(self._rows(connection, statement))
 
-    def _transacted(self, body: Callable[[Callable[[Statement[Any]], Any]], T]) -> T:
-        with self._connection() as connection, transaction(connection):
+    def _transacted(self, body: Callable[[Callable[[Statement[Any]], Any]], T], patience: Patience) -> T:
+        with self._connection(patience) as connection, transaction(connection):
             return body(lambda statement: statement.read(self._rows(connection, statement)))
 
     def _rows(self, connection: Connection[Any], statement: Statement[Any]) -> Sequence[Row]:
@@ -105,30 +140,67 @@ class Database:
         return cursor.fetchall() if has_rows(cursor) else []
 
     @contextmanager
-    def _connection(self) -> Iterator[Connection[Any]]:
+    def _connection(self, patience: Patience) -> Iterator[WatchedConnection]:
         if self._pid != os.getpid():
             self._new_process()
-        with self._free:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                connection = self.target.connect(self._application_name)
+        self._take_slot(patience)
+        try:
+            connection = _popped(self._idle) or self._connect(patience, self._application_name)
+            watch = self._watched(connection, patience)
             try:
                 yield connection
             except BaseException as problem:
-                if connection.closed or not is_alive(problem):
-                    connection.close()
-                else:
+                if is_alive(problem) and not connection.closed:
                     self._idle.append(connection)
+                else:
+                    if _is_lost(connection, problem):
+                        self._lost(connection, is_stalled=watch.is_stalled)
+                        _close_all(self._idle, self._pid)
+                    connection.close()
                 raise
+            patience.answered()
             self._idle.append(connection)
+        finally:
+            self._free.release()
 
-    async def _aonce(self, statement: Statement[T]) -> T:
-        async with self._aconnection() as connection:
+    def _watched(self, connection: WatchedConnection, patience: Patience) -> ThreadWatch:
+        watch = ThreadWatch(self.target, connection, patience, other_hosts=len(self._hosts) > 1)
+        connection.watch = watch
+        return watch
+
+    def _take_slot(self, patience: Patience) -> None:
+        if self._free.acquire(blocking=False):
+            return
+        while not self._free.acquire(timeout=_SLOT_POLL_S):
+            patience.follow_others()
+            if patience.is_over:
+                raise all_busy(self.target, patience, connections=MOST_CONNECTIONS)
+        patience.follow_others()
+
+    def _connect(self, patience: Patience, application_name: str) -> WatchedConnection:
+        connection = self.target.connect(application_name, hosts=self._hosts, ends_at=patience.ends_at)
+        if (question := self._left.question(connection)) is not None:
+            connection.watch = EndsAt(connection, patience.ends_at)
+            try:
+                self._left.require_room(connection, self._rows(connection, question))
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def _lost(self, connection: WatchedConnection | WatchedAsyncConnection, *, is_stalled: bool) -> None:
+        """Try other hosts first, and remember a session that the server keeps."""
+        if connection.host is not None:
+            self._hosts.failed(connection.host)
+        if is_stalled:
+            self._left.add(connection)
+
+    async def _aonce(self, statement: Statement[T], patience: Patience) -> T:
+        async with self._aconnection(patience) as connection:
             return statement.read(await self._arows(connection, statement))
 
-    async def _atransacted(self, body: Callable[[Run], Awaitable[T]]) -> T:
-        async with self._aconnection() as connection:
+    async def _atransacted(self, body: Callable[[Run], Awaitable[T]], patience: Patience) -> T:
+        async with self._aconnection(patience) as connection:
 
             async def run(statement: Statement[Any]) -> Any:
                 return statement.read(await self._arows(connection, statement))
@@ -141,34 +213,69 @@ class Database:
         return await cursor.fetchall() if has_rows(cursor) else []
 
     @asynccontextmanager
-    async def _aconnection(self) -> AsyncIterator[AsyncConnection[Any]]:
+    async def _aconnection(self, patience: Patience) -> AsyncIterator[WatchedAsyncConnection]:
         if self._pid != os.getpid():
             self._new_process()
         pool = self._loops.get(asyncio.get_running_loop()) or await self._new_pool()
-        async with pool.free:
-            connection = pool.idle.pop() if pool.idle else None
-            if connection is None:
-                connection = await self.target.aconnect(self._application_name)
+        await self._atake_slot(pool, patience)
+        try:
+            connection = _popped(pool.idle) or await self._aconnect(patience)
+            watch = LoopWatch(self.target, connection, patience, other_hosts=len(self._hosts) > 1)
+            connection.watch = watch
             try:
                 yield connection
             except BaseException as problem:
-                if not is_alive(problem):
+                if connection.closed or not is_alive(problem):
+                    if _is_lost(connection, problem):
+                        self._lost(connection, is_stalled=watch.is_stalled)
+                        await pool.close_idle()
                     await connection.close()
                 await pool.put_back(connection)
                 raise
+            patience.answered()
             await pool.put_back(connection)
+        finally:
+            pool.free.release()
 
-    async def _new_pool(self) -> _LoopConnections:
+    async def _atake_slot(self, pool: LoopConnections, patience: Patience) -> None:
+        if not pool.free.locked():
+            await pool.free.acquire()
+            return
+        while True:
+            try:
+                async with asyncio.timeout(max(patience.remaining_s, _SLOT_POLL_S)):
+                    await pool.free.acquire()
+                break
+            except TimeoutError:
+                patience.follow_others()
+                if patience.is_over:
+                    raise all_busy(self.target, patience, connections=MOST_CONNECTIONS) from None
+        patience.follow_others()
+
+    async def _aconnect(self, patience: Patience) -> WatchedAsyncConnection:
+        connection = await self.target.aconnect(
+            self._application_name, hosts=self._hosts, ends_at=patience.ends_at
+        )
+        if (question := self._left.question(connection)) is not None:
+            connection.watch = EndsAt(connection, patience.ends_at)
+            try:
+                self._left.require_room(connection, await self._arows(connection, question))
+            except BaseException:
+                await connection.close()
+                raise
+        return connection
+
+    async def _new_pool(self) -> LoopConnections:
         for other in [other for other in self._loops if other.is_closed()]:
             del self._loops[other]  # ended without a word, its connections with it
         loop = asyncio.get_running_loop()
-        pool = self._loops[loop] = _LoopConnections()
+        pool = self._loops[loop] = LoopConnections()
         pool.until_loop_ends = self._close_with(loop, pool)
         await anext(pool.until_loop_ends)
         return pool
 
     async def _close_with(
-        self, loop: asyncio.AbstractEventLoop, pool: _LoopConnections
+        self, loop: asyncio.AbstractEventLoop, pool: LoopConnections
     ) -> AsyncGenerator[None]:
         # Asynchronous generators are what a loop tells that it ends, as at the end of asyncio.run.
         try:
@@ -181,8 +288,7 @@ class Database:
 
     def close(self) -> None:
         """Closes the connections that no thread is using."""
-        while self._idle:
-            self._idle.pop().close()
+        _close_all(self._idle, self._pid)
 
     async def aclose(self) -> None:
         """Closes the running loop's connections, and those of threads."""
@@ -192,30 +298,18 @@ class Database:
         self.close()
 
 
-class _LoopConnections:
-    """The connections of one event loop."""
-
-    def __init__(self) -> None:
-        self.idle: list[AsyncConnection[Any]] = []
-        self.free = asyncio.Semaphore(_MOST_CONNECTIONS)
-        self.until_loop_ends: AsyncGenerator[None] | None = None
-        self._is_over = False
-
-    async def put_back(self, connection: AsyncConnection[Any]) -> None:
-        """A task is done with it."""
-        if self._is_over:
-            await connection.close()
-        elif not connection.closed:
-            self.idle.append(connection)
-
-    async def close(self) -> None:
-        """Closes the connections that no task is using; the others follow when they are put back."""
-        self._is_over = True
-        while self.idle:
-            await self.idle.pop().close()
+def _is_lost(connection: WatchedConnection | WatchedAsyncConnection, problem: BaseException) -> bool:
+    return connection.closed or (isinstance(problem, psycopg.Error) and not is_alive(problem))
 
 
-def _close_all(idle: list[Connection[Any]], pid: int) -> None:
+def _popped(idle: list[C]) -> C | None:
+    try:
+        return idle.pop()
+    except IndexError:
+        return None
+
+
+def _close_all(idle: list[WatchedConnection], pid: int) -> None:
     if pid == os.getpid():
-        while idle:
-            idle.pop().close()
+        while (connection := _popped(idle)) is not None:
+            connection.close()

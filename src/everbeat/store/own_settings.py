@@ -9,16 +9,19 @@ from typing import Final
 # The others bound what a frozen or lost client leaves on the server. A transaction without a statement for 10 s is rolled back: no
 # pause of our own code is as long, and the step is repeated. A statement ends when its client's socket is closed (only Linux servers
 # can check that), and a session ends when its network is silent (no effect on Unix sockets).
-# Behind a transaction pooler, this returns no row and sets nothing: the settings would leak to other clients.
+# Behind a transaction pooler, this sets nothing and returns false: the settings would leak to other clients. The second parameter says that a pooler keeps
+# one session for each client.
 OWN_SETTINGS: Final = b"""
-select set_config(own.name, own.value, false)
-from (values
-    ('default_transaction_isolation', 'read committed'), ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('idle_session_timeout', '0'),
-    ('array_nulls', 'on'), ('idle_in_transaction_session_timeout', '10s'),
-    ('client_connection_check_interval', case when version() like '%%linux%%' then '2s' else '0' end),
-    ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'), ('tcp_user_timeout', '10s')
-) as own (name, value)
-where pg_backend_pid() = %s
+select pg_backend_pid(), 0 < (
+    select count(set_config(own.name, own.value, false))
+    from (values
+        ('default_transaction_isolation', 'read committed'), ('DateStyle', 'ISO'), ('TimeZone', 'UTC'), ('idle_session_timeout', '0'),
+        ('array_nulls', 'on'), ('idle_in_transaction_session_timeout', '10s'),
+        ('client_connection_check_interval', case when version() like '%%linux%%' then '2s' else '0' end),
+        ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'), ('tcp_user_timeout', '10s')
+    ) as own (name, value)
+    where pg_backend_pid() = %s or %s
+)
 """
 
 BOUND_TRANSACTION: Final = b"set local idle_in_transaction_session_timeout = '10s'"

@@ -10,6 +10,8 @@ from enum import Enum
 from time import monotonic
 from typing import Final
 
+from msgspec import Struct
+
 _SHARE: Final = 4
 _SHORTEST_LOOK_S: Final = 0.25
 _SECOND_LOOK_S: Final = 0.5
@@ -39,15 +41,22 @@ _REASONS: Final = {
 }
 
 
-class Patience:
-    """The clock of one call: `ends_at` is `seconds` after the last sign of life."""
+class SignsOfLife(Struct):
+    """When a database last gave one to any call of a client."""
 
-    def __init__(self, seconds: float) -> None:
+    last_at: float = 0.0
+
+
+class Patience:
+    """The clock of one call: `ends_at` is `seconds` after the last sign of life that the call itself was given."""
+
+    def __init__(self, seconds: float, signs: SignsOfLife | None = None) -> None:
         self.seconds = seconds
         self.step_s = seconds / _SHARE
         self.ends_at = monotonic() + seconds
         self.reason: str | None = None
         self.has_left_a_stall = False
+        self._signs = signs or SignsOfLife()
 
     @property
     def remaining_s(self) -> float:
@@ -60,8 +69,17 @@ class Patience:
         return monotonic() >= self.ends_at
 
     def renew(self) -> None:
-        """Begin anew: the database gave a sign of life."""
-        self.ends_at = monotonic() + self.seconds
+        """Begin anew: the database gave this call a sign of life."""
+        self._signs.last_at = monotonic()
+        self.ends_at = self._signs.last_at + self.seconds
+
+    def follow_others(self) -> None:
+        """Begin anew at the last sign of life that any call was given: this one waits for their connections."""
+        self.ends_at = max(self.ends_at, self._signs.last_at + self.seconds)
+
+    def answered(self) -> None:
+        """Note that the database has answered."""
+        self._signs.last_at = monotonic()
 
 
 class Judgement:
@@ -76,6 +94,11 @@ class Judgement:
         """A statement was sent."""
         self._last: Sight | None = None
         self.look_at = self._next(self._patience.step_s)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the last look saw the statement wait for a synchronous standby."""
+        return self._last is Sight.STALLED
 
     @property
     def look_s(self) -> float:
@@ -94,13 +117,12 @@ class Judgement:
         """Whether the statement is given up after this look; if not, the next look is due at `look_at`."""
         is_second, self._last = sight is self._last, sight
         pause_s = self._patience.step_s
+        gives_up = sight is Sight.SILENT
         match sight:
             case Sight.WORKS:
                 self._patience.renew()
                 self.look_at = self._next(pause_s)
                 return False
-            case Sight.SILENT:
-                gives_up = True
             case Sight.IDLE:
                 # Its answer may be on its way.
                 gives_up, pause_s = is_second, min(pause_s, _SECOND_LOOK_S)
@@ -108,8 +130,8 @@ class Judgement:
                 # Each session that is left in this state stays until the standby returns: leave one at most, for another host.
                 gives_up = is_second and self._other_hosts and not self._patience.has_left_a_stall
                 self._patience.has_left_a_stall |= gives_up
-            case Sight.UNSURE:
-                gives_up = False
+            case Sight.SILENT | Sight.UNSURE:
+                pass
         self._patience.reason = _REASONS[sight]
         self.look_at = self._next(pause_s)
         return gives_up or self._patience.is_over

@@ -111,31 +111,31 @@ async def aperform(plan: Generator[Any, Any, T], do: Callable[[Any], Awaitable[A
             failure = error
 
 
-def run_plan(database: Database, plan: Plan[T]) -> T:
-    """Runs a plan of statements, errands and transactions in this thread."""
+def run_plan(database: Database, plan: Plan[T], *, patience_s: float | None = None) -> T:
+    """Runs a plan of statements, errands and transactions in this thread; `patience_s` None takes the database's."""
 
     def do(step: Any) -> Any:
         match step:
             case Errand():
                 return step.run()
             case Transaction():
-                return database.transact(lambda run: perform(step.make(), run))
+                return database.transact(lambda run: perform(step.make(), run), patience_s=patience_s)
             case _:
-                return database.run(step)
+                return database.run(step, patience_s=patience_s)
 
     return perform(plan, do)
 
 
-async def arun_plan(database: Database, plan: Plan[T]) -> T:
-    """Runs a plan of statements, errands and transactions on the running event loop."""
+async def arun_plan(database: Database, plan: Plan[T], *, patience_s: float | None = None) -> T:
+    """The twin of `run_plan` for event loops."""
 
     async def do(step: Any) -> Any:
         match step:
             case Errand():
                 return await step.arun()
             case Transaction():
-                return await database.atransact(lambda run: aperform(step.make(), run))
+                return await database.atransact(lambda run: aperform(step.make(), run), patience_s=patience_s)
             case _:
-                return await database.arun(step)
+                return await database.arun(step, patience_s=patience_s)
 
     return await aperform(plan, do)

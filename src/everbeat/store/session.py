@@ -19,6 +19,7 @@ from psycopg import AsyncConnection
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.fork import generation
 from everbeat.store.own_settings import PATIENT_KEEPALIVES
+from everbeat.store.silence import WatchedAsyncConnection
 from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.target import Target, is_pooled, is_repeatable
 from everbeat.store.transaction import atransaction
@@ -226,7 +227,7 @@ class Session:
         self._tell(True)
         return connection
 
-    async def _prepare(self, connection: AsyncConnection[Any]) -> None:
+    async def _prepare(self, connection: WatchedAsyncConnection) -> None:
         await self.target.agreet(connection)
         self.pooled = is_pooled(connection)
         if not self.pooled:

@@ -5,6 +5,7 @@ psycopg waits for a server in steps of 0.1 s. The classes here use these steps t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable, Generator, Iterator
@@ -16,6 +17,9 @@ from typing import Any, Final, Protocol, TypeVar
 import psycopg
 from msgspec import Struct
 from psycopg import AsyncConnection, Connection
+
+from everbeat.store.connection import OwnAsyncConnection, OwnConnection
+from everbeat.store.hosts import Host
 
 T = TypeVar("T")
 
@@ -56,15 +60,16 @@ def limited(limit: Limit | None) -> Iterator[None]:
         _LIMIT.reset(token)
 
 
-class WatchedConnection(Connection[Any]):
+class WatchedConnection(OwnConnection):
     """A connection that asks `watch` at every tenth of a second without data. `server_pid` is the pid that the server itself told."""
 
     watch: Watch | None = None
+    host: Host | None = None
     server_pid = 0
 
     @classmethod
-    def _connect_gen(cls, conninfo: str = "", **given: Any) -> Any:
-        return _in_time(super()._connect_gen(conninfo, **given))
+    def _connect_gen(cls, *arguments: Any, **named: Any) -> Any:
+        return _in_time(super()._connect_gen(*arguments, **named))
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait as psycopg does, and watch."""
@@ -77,15 +82,16 @@ class WatchedConnection(Connection[Any]):
             self.watch.end()
 
 
-class WatchedAsyncConnection(AsyncConnection[Any]):
+class WatchedAsyncConnection(OwnAsyncConnection):
     """The twin of `WatchedConnection` for event loops; its watch sets timers of its own."""
 
     watch: Watch | None = None
+    host: Host | None = None
     server_pid = 0
 
     @classmethod
-    def _connect_gen(cls, conninfo: str = "", **given: Any) -> Any:
-        return _in_time(super()._connect_gen(conninfo, **given))
+    def _connect_gen(cls, *arguments: Any, **named: Any) -> Any:
+        return _in_time(super()._connect_gen(*arguments, **named))
 
     async def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait as psycopg does, and watch."""
@@ -96,6 +102,31 @@ class WatchedAsyncConnection(AsyncConnection[Any]):
             return await super().wait(gen, *args, **kwargs)
         finally:
             self.watch.end()
+
+
+class EndsAt:
+    """Hangs up on a connection whose server is silent at a moment of the monotonic clock."""
+
+    def __init__(self, connection: Connection[Any] | AsyncConnection[Any], ends_at: float) -> None:
+        self._connection = connection
+        self._ends_at = ends_at
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """On a loop, where nobody calls `silent`, set a timer."""
+        if isinstance(self._connection, AsyncConnection):
+            delay_s = max(self._ends_at - monotonic(), 0)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, hang_up, self._connection)
+
+    def silent(self) -> None:
+        """Hang up if it is time."""
+        if monotonic() >= self._ends_at:
+            hang_up(self._connection)
+
+    def end(self) -> None:
+        """Remove the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def hang_up(connection: Connection[Any] | AsyncConnection[Any]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+from collections.abc import Mapping
+from time import monotonic
 from typing import Any, Final
 
 import psycopg
 from msgspec import Struct, structs
 from psycopg import AsyncConnection, Connection, conninfo
 
-from everbeat.domain.settings import refused, shown
 from everbeat.errors import (
     DatabaseError,
     DatabaseReadOnly,
@@ -19,17 +20,17 @@ from everbeat.errors import (
     DatabaseUnreachable,
     SchemaForbidden,
     SchemaMissing,
-    WrongDatabaseURL,
-    nearest,
     redact_url,
 )
-from everbeat.store.connection import OwnAsyncConnection, OwnConnection
+from everbeat.store.hosts import Host, Hosts
 from everbeat.store.moments import read_every_moment
 from everbeat.store.own_settings import OWN_SETTINGS
+from everbeat.store.silence import EndsAt, Limit, WatchedAsyncConnection, WatchedConnection, limited
+from everbeat.store.url import Pooler, read_url, require_schema_name, with_pooler
 
 OLDEST_SERVER: Final = 140_000
 CONNECT_TIMEOUT_S: Final = 5
-SCHEMA_SUBJECT: Final = "App.schema"
+_SHORTEST_GREETING_S: Final = 0.25
 
 # A connection that is silent is asked after 5 s, three times 2 s apart; unsent data is given up after 10 s.
 _KEEPALIVE: Final = {
@@ -55,6 +56,7 @@ class Target(Struct, frozen=True):
     url: str
     schema: str = "everbeat"
     accepts_read_only: bool = False
+    pooler: Pooler | None = None
 
     def for_clients(self) -> Target:
         """Return the same target for a client, which can read from a standby or as a read-only role: the server refuses its writes."""
@@ -66,53 +68,14 @@ class Target(Struct, frozen=True):
 
         Raises WrongDatabaseURL, and ConfigurationError for the schema's name.
         """
-        if (
-            not isinstance(schema, str)
-            or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]{0,62}", schema)
-            or schema.lower().startswith("pg_")
-        ):
-            raise refused(
-                schema,
-                subject=SCHEMA_SUBJECT,
-                code="WRONG_NAME",
-                rule="a schema name is a letter or underscore, then up to 62 letters, digits or underscores, and does not begin with pg_",
-                fix="choose a plain name such as 'everbeat'",
-            )
-        if not isinstance(url, str):
-            raise WrongDatabaseURL(
-                f"The database URL {shown(url)} is of type {type(url).__name__}; a URL is a text.",
-                fix="give one like 'postgresql://user@host:5432/database', or 'embedded'.",
-            )
-        if not url.strip():
-            raise WrongDatabaseURL(
-                f"The database URL {url!r} is empty.",
-                fix="give one like 'postgresql://user@host:5432/database', or 'embedded'.",
-            )
-        if nearest(url.partition(":")[0], ["embedded"]) is not None:
-            raise WrongDatabaseURL(
-                f"The database URL {url!r} is not known.", fix="write 'embedded' or 'embedded:FOLDER'."
-            )
-        scheme = url.partition("://")[0] if "://" in url else ""
-        if scheme and scheme not in ("postgresql", "postgres"):
-            raise WrongDatabaseURL(
-                f"The database URL {redact_url(url)!r} begins with {scheme!r}; everbeat speaks to PostgreSQL only.",
-                fix="begin it with 'postgresql://'"
-                + (" (without a driver's name)." if scheme.startswith("postgres") else "."),
-            )
-        try:
-            given = conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError as problem:
-            raise WrongDatabaseURL(
-                f"The database URL {redact_url(url)!r} cannot be read: {str(problem).strip()}.",
-                fix="write it as 'postgresql://user:password@host:5432/database'; special characters in a password are percent-encoded.",
-            ) from None
-        for port in str(given.get("port") or "").split(","):
-            if port and not (port.isdecimal() and 1 <= int(port) <= 65_535):
-                raise WrongDatabaseURL(
-                    f"The database URL {redact_url(url)!r} names the port {port!r}; a port is a number from 1 to 65535.",
-                    fix="write it as 'postgresql://user:password@host:5432/database'.",
-                )
-        return cls(url=url if given else "", schema=schema)
+        require_schema_name(schema)
+        read, pooler = read_url(url)
+        return cls(url=read, schema=schema, pooler=pooler)
+
+    @property
+    def portable(self) -> str:
+        """The URL as `parse` reads it, with what libpq does not know."""
+        return self.url if self.pooler is None else with_pooler(self.url, self.pooler)
 
     @property
     def shown(self) -> str:
@@ -134,70 +97,116 @@ class Target(Struct, frozen=True):
         digest = hashlib.blake2b(f"everbeat\0{self.schema}\0{subject}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
 
-    def conninfo(self, application_name: str) -> str:
-        """The libpq string of one connection."""
+    @property
+    def hosts(self) -> Hosts:
+        """The hosts of the URL, in its order."""
+        return Hosts(conninfo.conninfo_to_dict(self.url))
+
+    def twin_of(self, connection: Connection[Any] | AsyncConnection[Any]) -> str:
+        """The libpq string of another connection to the server of this one, whatever that server is by now."""
+        info = connection.info
+        there = Host(host=info.host or None, hostaddr=info.hostaddr or None, port=str(info.port))
+        name = info.parameter_status("application_name") or "everbeat"
+        return conninfo.make_conninfo(self.conninfo(name, hosts=there.settings()), target_session_attrs="any")
+
+    def conninfo(self, application_name: str, *, hosts: Mapping[str, str] | None = None) -> str:
+        """The libpq string of one connection; `hosts` replaces the settings that name the hosts."""
         given: dict[str, Any] = dict(conninfo.conninfo_to_dict(self.url))
         settings: dict[str, Any] = {"connect_timeout": str(CONNECT_TIMEOUT_S), **_KEEPALIVE}
         if sys.platform == "linux":
             settings["tcp_user_timeout"] = "10000"
-        hosts = str(given.get("host") or given.get("hostaddr") or "")
-        if "," in hosts:
+        if "," in str(given.get("host") or given.get("hostaddr") or ""):
             settings["target_session_attrs"] = "read-write"
         settings.update(given)
+        settings.update(hosts or {})
         settings["application_name"] = application_name[:63]
         settings["client_encoding"] = "UTF8"  # whatever the database's is: text is text to us
         return conninfo.make_conninfo("", **settings)
 
-    def connect(self, application_name: str) -> Connection[Any]:
-        """A new checked connection in autocommit. Raises a DatabaseError that says what to do."""
+    def connect(
+        self, application_name: str, *, hosts: Hosts | None = None, ends_at: float | None = None
+    ) -> WatchedConnection:
+        """A new checked connection in autocommit, made until `ends_at` on the monotonic clock, to the first of `hosts` that writes.
+
+        Raises a DatabaseError that says what to do.
+        """
+        limit = None if ends_at is None else Limit(ends_at=ends_at, hosts=1 if hosts is None else len(hosts))
         try:
-            connection = OwnConnection.connect(self.conninfo(application_name), autocommit=True)
+            with limited(limit):
+                connection = WatchedConnection.connect(
+                    self._made_for(application_name, hosts), autocommit=True
+                )
         except psycopg.Error as problem:
             raise self.explain(problem) from None
+        host = None if hosts is None else hosts.answered(connection)
         try:
+            connection.watch = _greeting(connection, ends_at)
             self.check(connection)
             read_every_moment(connection)
-            cursor = connection.execute(OWN_SETTINGS, [connection.info.backend_pid])
-            _mark(connection, is_pooled=cursor.fetchone() is None)
-        except psycopg.Error as problem:
+            cursor = connection.execute(OWN_SETTINGS, self._greeting_of(connection))
+            _mark(connection, cursor.fetchone())
+            connection.watch = None
+        except BaseException as problem:
             connection.close()
-            raise self.explain(problem) from problem
-        except BaseException:
-            connection.close()
+            if hosts is not None and host is not None:
+                hosts.failed(host)
+            if isinstance(problem, psycopg.Error):
+                raise self.explain(problem) from problem
             raise
+        connection.host = host
         return connection
 
-    async def aconnect(self, application_name: str) -> AsyncConnection[Any]:
+    async def aconnect(
+        self, application_name: str, *, hosts: Hosts | None = None, ends_at: float | None = None
+    ) -> WatchedAsyncConnection:
         """The twin of `connect` for event loops."""
-        connection = await self.aopen(application_name)
+        limit = None if ends_at is None else Limit(ends_at=ends_at, hosts=1 if hosts is None else len(hosts))
+        with limited(limit):
+            connection = await self._aopen(self._made_for(application_name, hosts))
+        host = None if hosts is None else hosts.answered(connection)
         try:
+            connection.watch = _greeting(connection, ends_at)
+            self.check(connection)
             await self.agreet(connection)
-        except psycopg.Error as problem:
+            connection.watch = None
+        except BaseException as problem:
             await connection.close()
-            raise self.explain(problem) from problem
-        except BaseException:
-            await connection.close()
+            if hosts is not None and host is not None:
+                hosts.failed(host)
+            if isinstance(problem, psycopg.Error):
+                raise self.explain(problem) from problem
             raise
+        connection.host = host
         return connection
 
-    async def aopen(self, application_name: str) -> AsyncConnection[Any]:
+    async def aopen(self, application_name: str) -> WatchedAsyncConnection:
         """The first half of `aconnect`: a checked connection that was asked nothing yet."""
-        try:
-            connection = await OwnAsyncConnection.connect(self.conninfo(application_name), autocommit=True)
-        except psycopg.Error as problem:
-            raise self.explain(problem) from None
+        connection = await self._aopen(self.conninfo(application_name))
         try:
             self.check(connection)
-            read_every_moment(connection)
         except BaseException:
             await connection.close()
             raise
         return connection
 
-    async def agreet(self, connection: AsyncConnection[Any]) -> None:
+    async def _aopen(self, conninfo: str) -> WatchedAsyncConnection:
+        try:
+            connection = await WatchedAsyncConnection.connect(conninfo, autocommit=True)
+        except psycopg.Error as problem:
+            raise self.explain(problem) from None
+        read_every_moment(connection)
+        return connection
+
+    def _made_for(self, application_name: str, hosts: Hosts | None) -> str:
+        return self.conninfo(application_name, hosts=None if hosts is None else hosts.settings())
+
+    async def agreet(self, connection: WatchedAsyncConnection) -> None:
         """The second half of `aconnect`. Raises psycopg.Error."""
-        cursor = await connection.execute(OWN_SETTINGS, [connection.info.backend_pid])
-        _mark(connection, is_pooled=await cursor.fetchone() is None)
+        cursor = await connection.execute(OWN_SETTINGS, self._greeting_of(connection))
+        _mark(connection, await cursor.fetchone())
+
+    def _greeting_of(self, connection: Connection[Any] | AsyncConnection[Any]) -> list[Any]:
+        return [connection.info.backend_pid, self.pooler == "session"]
 
     def check(self, connection: Connection[Any] | AsyncConnection[Any]) -> None:
         """Refuses servers that are too old or, unless that is accepted, cannot write.
@@ -233,7 +242,7 @@ class Target(Struct, frozen=True):
             case "25006":
                 return DatabaseReadOnly(
                     f"The database at {self.shown!r} is a standby or read-only, and this writes: {text}.",
-                    fix="point the URL to the primary.",
+                    fix="point the URL to the primary, or list all hosts: 'postgresql://a,b/database' finds the one that writes.",
                 )
             case _ if is_repeatable(problem):
                 return DatabaseUnreachable(
@@ -262,9 +271,19 @@ def is_pooled(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
     return connection.prepare_threshold is None
 
 
-def _mark(connection: Connection[Any] | AsyncConnection[Any], *, is_pooled: bool) -> None:
-    if is_pooled:
+def _mark(connection: WatchedConnection | WatchedAsyncConnection, row: tuple[Any, ...] | None) -> None:
+    assert row is not None
+    connection.server_pid, is_ours = row
+    if not is_ours:
         connection.prepare_threshold = None  # a prepared statement may be on another server
+
+
+def _greeting(connection: WatchedConnection | WatchedAsyncConnection, ends_at: float | None) -> EndsAt | None:
+    # Half of the time that is left: a pooler accepts connections for a server that is frozen.
+    now = monotonic()
+    return (
+        None if ends_at is None else EndsAt(connection, now + max((ends_at - now) / 2, _SHORTEST_GREETING_S))
+    )
 
 
 def is_repeatable(problem: psycopg.Error) -> bool:

@@ -222,7 +222,9 @@ def _listen(channel: str) -> sql.Composed:
 
 
 def _refuse_pooler(connection: Connection[Any] | AsyncConnection[Any], row: tuple[Any, ...] | None) -> None:
-    if row is None or row[0] != connection.info.backend_pid:
+    # A pooler gives clients pids of its own; where it keeps one session for each client, the server's is known from the greeting.
+    pid = getattr(connection, "server_pid", connection.info.backend_pid)
+    if row is None or row[0] != pid or connection.prepare_threshold is None:
         raise PoolerBetween
 
 
