@@ -6,34 +6,33 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from everbeat import App
-from everbeat.errors import DatabaseUnreachable
-from tests.conftest import NewPair
+from everbeat.errors import ConfigurationError, DatabaseReadOnly, DatabaseUnreachable
+from everbeat.store.left_sessions import MOST_LEFT
+from tests.conftest import NewPair, NewServer
 from tests.replication import Pair
 
 PATIENCE_S = 2.0
 BOUND_S = 3 * (PATIENCE_S + 1)
 
 
-@contextmanager
-def ends_in_time() -> Iterator[None]:
-    began_at = time.monotonic()
-    yield
-    assert time.monotonic() - began_at < BOUND_S
+MakeApp = Callable[..., App]
 
 
 @pytest.fixture
-def make_app() -> Iterator[Callable[[str], App]]:
+def make_app() -> Iterator[MakeApp]:
     made: list[App] = []
 
-    def make(url: str) -> App:
-        made.append(App(url, patience=PATIENCE_S))
+    def make(url: str, *, patience: float = PATIENCE_S, schema: str = "everbeat") -> App:
+        made.append(App(url, patience=patience, schema=schema))
         return made[-1]
 
     yield make
@@ -51,7 +50,7 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
         except BaseException as problem:  # noqa: BLE001 - handed to the test
             answers.append(problem)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=[run], daemon=True)
     thread.start()
     thread.join(BOUND_S)
     assert answers, f"no answer and no error within {BOUND_S} s"
@@ -74,14 +73,9 @@ SENDS: dict[str, Callable[[App], Any]] = {
 }
 
 
-@pytest.fixture(params=SENDS)
-def send(request: pytest.FixtureRequest) -> Callable[[App], Any]:
-    return SENDS[request.param]
-
-
 @pytest.mark.story
 def test_calls_use_the_promoted_standby_while_the_primary_is_frozen(  # J15
-    new_pair: NewPair, make_app: Callable[[str], App]
+    new_pair: NewPair, make_app: MakeApp
 ) -> None:
     pair = new_pair()
     app = make_app(pair.url)
@@ -98,13 +92,13 @@ def test_calls_use_the_promoted_standby_while_the_primary_is_frozen(  # J15
 
 @pytest.mark.story
 def test_calls_end_with_an_error_while_the_only_primary_is_frozen(  # J15
-    new_pair: NewPair, make_app: Callable[[str], App]
+    new_pair: NewPair, make_app: MakeApp
 ) -> None:
     pair = new_pair()
-    app, newcomer = make_app(pair.primary.tcp_url), make_app(pair.primary.tcp_url)
+    app, newcomer = (make_app(pair.primary.tcp_url, patience=1.0) for _ in range(2))
     handle = app.send_by_name("work")
     pair.freeze_primary()
-    for call in (*(lambda send=send: send(app) for send in SENDS.values()), handle.info, handle.cancel):
+    for call in (*(lambda send=send: send(app) for send in SENDS.values()), handle.cancel):
         assert isinstance(in_a_thread(call), DatabaseUnreachable)
     assert isinstance(in_a_thread(lambda: newcomer.send_by_name("work")), DatabaseUnreachable)
     pair.thaw_primary()
@@ -112,17 +106,127 @@ def test_calls_end_with_an_error_while_the_only_primary_is_frozen(  # J15
 
 
 @pytest.mark.story
-def test_a_send_ends_with_an_error_while_the_synchronous_standby_is_gone(  # J15
-    new_pair: NewPair, make_app: Callable[[str], App], send: Callable[[App], Any]
+def test_sends_end_with_an_error_while_the_synchronous_standby_is_gone(  # J15
+    new_pair: NewPair, make_app: MakeApp
 ) -> None:
     pair = new_pair(synchronous=True)
     app = make_app(pair.primary.tcp_url)
     app.send_by_name("work")
     pair.stop_standby()
-    problem = in_a_thread(lambda: send(app))
-    assert isinstance(problem, DatabaseUnreachable)
-    assert "synchronous standby" in str(problem)
-    assert waiting(pair) == 1, "the client leaves one session"
+    for number, send in enumerate(SENDS.values(), 1):
+        problem = in_a_thread(lambda send=send: send(app))  # type: ignore[misc]
+        assert isinstance(problem, DatabaseUnreachable)
+        assert "synchronous standby" in str(problem)
+        assert waiting(pair) == number, "each call leaves one session"
+    with app.patience("300ms"):
+        for _ in range(MOST_LEFT):
+            assert isinstance(in_a_thread(lambda: app.send_by_name("work")), DatabaseUnreachable)
+    assert waiting(pair) <= MOST_LEFT, "the server is not filled with sessions"
+    pair.require_standby("")
+    assert app.send_by_name("work").info().name == "work"
+
+
+@pytest.mark.story
+def test_a_send_uses_the_promoted_standby_while_the_old_primary_waits_for_it(  # J15
+    new_pair: NewPair, make_app: MakeApp
+) -> None:
+    pair = new_pair(synchronous=True)
+    app = make_app(pair.url)
+    app.send_by_name("work")
+    pair.wait_replayed()
+    pair.promote()
+    for send in SENDS.values():
+        in_a_thread(lambda send=send: send(app).id)  # type: ignore[misc]
+    assert stored(pair.standby.url) == 3
+
+
+def test_a_statement_that_the_server_works_on_is_waited_for(  # J15
+    database_url: str, schema: str, make_app: MakeApp
+) -> None:
+    app = make_app(database_url, patience=0.4, schema=schema)
+    app.migrate()
+    for send in SENDS.values():
+        with psycopg.connect(database_url) as other:
+            other.execute(sql.SQL("lock table {}").format(sql.Identifier(schema, "tasks")))
+            threading.Timer(1.5, other.rollback).start()
+            began_at = time.monotonic()
+            in_a_thread(lambda send=send: send(app).id)  # type: ignore[misc]
+            assert time.monotonic() - began_at > 1.2
+
+
+def test_a_send_outlasts_a_server_that_refuses_writes(  # J15
+    new_server: NewServer, make_app: MakeApp
+) -> None:
+    server = new_server()
+    app = make_app(server.url, patience=10.0)
+    app.send_by_name("work")
+    set_read_only(server.url, is_on=True)
+    threading.Timer(1.0, set_read_only, [server.url], {"is_on": False}).start()
+    for send in SENDS.values():
+        assert in_a_thread(lambda send=send: send(app)).name == "work"  # type: ignore[misc]
+
+
+def test_a_server_that_refuses_writes_for_longer_is_reported(  # J15
+    new_server: NewServer, make_app: MakeApp
+) -> None:
+    server = new_server()
+    app = make_app(server.url, patience=0.5)
+    app.send_by_name("work")
+    set_read_only(server.url, is_on=True)
+    for send in SENDS.values():
+        assert isinstance(in_a_thread(lambda send=send: send(app)), DatabaseReadOnly)  # type: ignore[misc]
+    assert sessions(server.url, "everbeat client") == 0, "a connection that refused is not used again"
+
+
+def test_the_patience_of_one_call_replaces_that_of_the_app(make_app: MakeApp) -> None:  # J15
+    app = make_app("postgresql://127.0.0.1:1/nowhere", patience=30.0)
+
+    @app.task
+    def work() -> None: ...
+
+    hurried = work.with_options(patience="200ms")
+    for call in (hurried.send, lambda: app.send_many([hurried.call(), hurried.call()])):
+        began_at = time.monotonic()
+        assert isinstance(in_a_thread(call), DatabaseUnreachable)
+        assert time.monotonic() - began_at < 3 * 1.2
+    with app.patience("200ms"), pytest.raises(DatabaseUnreachable):
+        app.handle(uuid4()).info()
+
+
+@pytest.mark.parametrize("wrong", [0, "1ms", -1, "soon", None])
+def test_a_patience_that_cannot_be_is_refused(make_app: MakeApp, wrong: Any) -> None:  # J15
+    with pytest.raises(ConfigurationError, match="patience"):
+        App("postgresql://", patience=wrong)
+    app = make_app("postgresql://")
+    with pytest.raises(ConfigurationError, match="patience"):
+        app.patience(wrong)
+    with pytest.raises(ConfigurationError, match="patience"):
+        app.task(lambda: None, name="work").with_options(patience=wrong)
+
+
+def set_read_only(url: str, *, is_on: bool) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("set default_transaction_read_only = off")
+        connection.execute(
+            f"alter system set default_transaction_read_only = {'on' if is_on else 'off'}".encode()
+        )
+        connection.execute("select pg_reload_conf()")
+        row: tuple[Any, ...] | None = None
+        give_up_at = time.monotonic() + 30
+        while row != (str(is_on).lower(),) and time.monotonic() < give_up_at:
+            with psycopg.connect(url) as other:
+                row = other.execute(
+                    "select (current_setting('default_transaction_read_only') = 'on')::text"
+                ).fetchone()
+
+
+def sessions(url: str, name: str) -> int:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(
+            "select count(*) from pg_stat_activity where application_name = %s", [name]
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def waiting(pair: Pair) -> int:

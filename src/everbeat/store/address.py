@@ -84,9 +84,7 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
     def open(self) -> OpenDatabase:
         """The target, its embedded server started or joined. Raises EmbeddedUnavailable."""
         if self.folder is None:
-            return OpenDatabase(
-                target=Target.parse(self.url, schema=self.schema), server=None
-            )
+            return OpenDatabase(target=Target.parse(self.url, schema=self.schema), server=None)
         server: EmbeddedServer = _embedded().EmbeddedServer.open(self.folder)
         return OpenDatabase(target=Target.parse(server.url, schema=self.schema), server=server)
 

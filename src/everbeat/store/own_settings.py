@@ -9,8 +9,8 @@ from typing import Final
 # The others bound what a frozen or lost client leaves on the server. A transaction without a statement for 10 s is rolled back: no
 # pause of our own code is as long, and the step is repeated. A statement ends when its client's socket is closed (only Linux servers
 # can check that), and a session ends when its network is silent (no effect on Unix sockets).
-# Behind a transaction pooler, this sets nothing and returns false: the settings would leak to other clients. The second parameter says that a pooler keeps
-# one session for each client.
+# Behind a transaction pooler, this sets nothing and returns false: the settings would leak to other clients. The second parameter
+# says that the pooler keeps one session for each client.
 OWN_SETTINGS: Final = b"""
 select pg_backend_pid(), 0 < (
     select count(set_config(own.name, own.value, false))

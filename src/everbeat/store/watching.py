@@ -119,9 +119,7 @@ class LoopWatch:
             self._set_timer()
 
 
-def _look(
-    target: Target, connection: WatchedConnection | WatchedAsyncConnection, within_s: float
-) -> Sight:
+def _look(target: Target, connection: WatchedConnection | WatchedAsyncConnection, within_s: float) -> Sight:
     """Ask the server of this connection what it does for it, over a second connection."""
     ends_at = monotonic() + within_s
     try:
