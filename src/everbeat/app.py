@@ -70,7 +70,7 @@ class App(Desk):
         exception_codes: Mapping[type[BaseException], str] | None = None,
         auto_migrate: bool = True,
         payload_limit: str | int = DEFAULT_LIMIT,
-        patience: Duration = DEFAULT_PATIENCE_S,
+        patience: Duration = "5s",
         name: str | None = None,
     ) -> None:
         self.recovery = settings_or_default(recovery, RecoveryConfig, subject="App.recovery")

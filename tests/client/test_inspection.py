@@ -278,6 +278,6 @@ def test_every_question_has_a_twin_that_answers_the_same(
     twins = {name for name in dir(App) if not name.startswith("_") and callable(getattr(App, name))}
     questions = twins - {"task", "handle", "door", "migrate", "schema_status", "blueprint", "stop_worker"}
     questions -= {"on_recovery", "on_interrupted", "on_recovered", "define_workflow"}  # decorators
-    questions -= {"workflow", "workflow_handle"}  # make an object and ask nothing
+    questions -= {"workflow", "workflow_handle", "patience"}  # make an object and ask nothing
     assert {name for name in questions if f"a{name}" not in twins and name[1:] not in twins} == set()
     hands.settle(claimed, result=b"null")

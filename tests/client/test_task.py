@@ -32,13 +32,16 @@ class Outbox:
     async def asend(self, call: Call[Any], /) -> Handle[Any]:
         return self.send(call)
 
-    def send_many(self, calls: Sequence[Call[Any]], /, *, connection: object = None) -> list[Handle[Any]]:
+    def send_many(
+        self, calls: Sequence[Call[Any]], /, *, connection: object = None, patience_s: float | None = None
+    ) -> list[Handle[Any]]:
         assert connection is None
+        assert patience_s is None
         self.calls += calls
         return [Handle.__new__(Handle) for _ in calls]
 
     async def asend_many(
-        self, calls: Sequence[Call[Any]], /, *, connection: object = None
+        self, calls: Sequence[Call[Any]], /, *, connection: object = None, patience_s: float | None = None
     ) -> list[Handle[Any]]:
         return self.send_many(calls, connection=connection)
 

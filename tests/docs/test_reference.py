@@ -105,7 +105,7 @@ class TestSettings:
 
     def test_one_send_decides_what_is_written(self) -> None:
         settings = [each.name for each in fields(SendSettings)]
-        assert list(SendOptions.__annotations__) == [*settings, "connection"]
+        assert list(SendOptions.__annotations__) == [*settings, "connection", "patience"]
 
     def test_every_environment_variable_is_there(self) -> None:
         code = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))

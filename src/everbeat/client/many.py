@@ -5,7 +5,7 @@ What lives here: from an iterable to a list whose entries are right. What may no
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from everbeat.client.handle import Handle
@@ -87,3 +87,24 @@ def _require_handle(entry: tuple[int, Any]) -> Handle[Any]:
         rule=f"must be a handle, as send() gives it, not of type {type(handle).__name__}",
         fix="pass what send() or send_many() gave; of a task's id: app.handle(id)",
     )
+
+
+def one_connection(calls: Sequence[Call[Any]], connection: object) -> object:
+    """Whose transaction these are sent in: the one given, or that of all of them."""
+    own = [call.connection for call in calls]
+    given = own if connection is None else [connection, *(each for each in own if each is not None)]
+    if any(each is not given[0] for each in given):
+        raise refused(
+            len({id(each) for each in given}),
+            subject="connections of a send_many",
+            code="CONTRADICTION",
+            rule="is more than one, and one statement is part of one transaction",
+            fix="make all calls by the same with_options(connection=...), or by none",
+        )
+    return given[0] if given else None
+
+
+def longest_patience_s(calls: Sequence[Call[Any]], patience_s: float | None) -> float | None:
+    """The patience of one statement for all of these: the one given, or the longest of theirs."""
+    own = [call.patience_s for call in calls if call.patience_s is not None]
+    return patience_s if patience_s is not None else max(own, default=None)

@@ -19,7 +19,7 @@ import msgspec
 from everbeat.client.control import Control
 from everbeat.client.door import Door, refuse_in_loop
 from everbeat.client.handle import Handle
-from everbeat.client.many import acalls_of, calls_of
+from everbeat.client.many import acalls_of, calls_of, longest_patience_s, one_connection
 from everbeat.client.task import Call, Task
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.graph import TaskSpec
@@ -111,13 +111,13 @@ class CallSender:
     ) -> list[Handle[R]]:
         """Stores many tasks in one statement: all of them, or none."""
         given = calls_of(calls, name="send_many")
-        joined = _one_connection(given, connection)
+        joined = one_connection(given, connection)
         return self.run(
             self._send_many(given, joined is not None),
             joined,
             name="send_many",
             twin="asend_many",
-            patience_s=_longest(given, patience_s),
+            patience_s=longest_patience_s(given, patience_s),
         )
 
     async def asend_many(
@@ -130,12 +130,12 @@ class CallSender:
     ) -> list[Handle[R]]:
         """The twin of `send_many`."""
         given = await acalls_of(calls, name="asend_many")
-        joined = _one_connection(given, connection)
+        joined = one_connection(given, connection)
         return await self.arun(
             self._send_many(given, joined is not None),
             joined,
             twin="send_many",
-            patience_s=_longest(given, patience_s),
+            patience_s=longest_patience_s(given, patience_s),
         )
 
     def as_child(self, call: Call[Any], /) -> NewChild:
@@ -284,21 +284,6 @@ class CallSender:
         return stored
 
 
-def _one_connection(calls: Sequence[Call[Any]], connection: object) -> object:
-    """Whose transaction these are sent in: the one given, or that of all of them."""
-    own = [call.connection for call in calls]
-    given = own if connection is None else [connection, *(each for each in own if each is not None)]
-    if any(each is not given[0] for each in given):
-        raise refused(
-            len({id(each) for each in given}),
-            subject="connections of a send_many",
-            code="CONTRADICTION",
-            rule="is more than one, and one statement is part of one transaction",
-            fix="make all calls by the same with_options(connection=...), or by none",
-        )
-    return given[0] if given else None
-
-
 def _require_room(calls: Sequence[Call[Any]]) -> None:
     size = sum(len(call.payload) for call in calls)
     if size > LARGEST_BYTES:
@@ -308,12 +293,6 @@ def _require_room(calls: Sequence[Call[Any]]) -> None:
             parameter="calls",
             fix="send them in several batches.",
         )
-
-
-def _longest(calls: Sequence[Call[Any]], patience_s: float | None) -> float | None:
-    """The patience of one statement for all of these: the one given, or the longest of theirs."""
-    own = [call.patience_s for call in calls if call.patience_s is not None]
-    return patience_s if patience_s is not None else max(own, default=None)
 
 
 def _key_moves(tasks: Sequence[NewTask]) -> SendError:
