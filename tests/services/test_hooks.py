@@ -397,7 +397,7 @@ async def test_no_transaction_is_open_while_a_hook_runs(
 
     @registry.deciding
     def look(_: RecoveryContext) -> HookAnswer:
-        query = "select state from pg_stat_activity where application_name = 'everbeat test caretakers'"
+        query = "select state from pg_stat_activity where application_name like 'everbeat test caretakers %'"
         seen.extend(hands.connection.execute(query).fetchall())
         return Default()
 

@@ -325,7 +325,7 @@ def connections(hands: Hands, session_name: str) -> set[str]:
     rows = hands.connection.execute(
         "select application_name from pg_stat_activity where application_name like %s", [f"{session_name}%"]
     ).fetchall()
-    return {name for (name,) in rows}
+    return {name.rpartition(" ")[0] for (name,) in rows}  # without the pid and the number
 
 
 async def test_a_pass_that_cannot_begin_says_why(hands: Hands) -> None:

@@ -73,7 +73,7 @@ async def test_sessions_that_are_terminated_again_and_again_are_opened_again(
     for number in range(times):
         before = household.supervision.disturbances
         hands.connection.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s",
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name like %s || ' %%'",
             [f"{household.supervision.session_name} supervisor"],
         )
         await until(lambda: household.supervision.disturbances > before)  # noqa: B023 - awaited in this very turn

@@ -108,7 +108,7 @@ def session_pid(hands: Hands, household: Household) -> int:
 def waits_for_a_lock(hands: Hands, household: Household) -> bool:
     """Whether a statement of the supervisor does."""
     found = hands.connection.execute(
-        "select from pg_stat_activity where application_name = %s and wait_event_type = 'Lock'",
+        "select from pg_stat_activity where application_name like %s || ' %%' and wait_event_type = 'Lock'",
         [f"{household.supervision.session_name} supervisor"],
     )
     return found.fetchone() is not None
@@ -123,7 +123,7 @@ async def test_it_registers_itself_and_its_worker_and_holds_its_lock(
     mine = [one for one in found if one[0] == household.supervision.supervisor_id]
     assert mine == [(household.supervision.supervisor_id, os.getpid(), ["a", "b"], ["work"])]
     names = hands.connection.execute(
-        "select count(*) from pg_stat_activity where application_name = %s",
+        "select count(*) from pg_stat_activity where application_name like %s || ' %%'",
         [f"{household.supervision.session_name} supervisor"],
     ).fetchone()
     assert names == (3,), "the lock, the beats and everything else, whatever there is to do"
@@ -272,7 +272,7 @@ async def test_an_idle_supervisor_asks_at_most_two_questions_a_second(new_server
 
     def questions() -> int:
         lines = re.findall(
-            rf"^{household.supervision.session_name} supervisor\|LOG:.*(?:statement|execute)",
+            rf"^{household.supervision.session_name} supervisor [0-9.]+\|LOG:.*(?:statement|execute)",
             log.read_text(),
             re.MULTILINE,
         )

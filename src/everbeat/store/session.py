@@ -21,6 +21,7 @@ from everbeat.runtime.fork import generation
 from everbeat.store.own_settings import PATIENT_KEEPALIVES
 from everbeat.store.silence import WatchedAsyncConnection
 from everbeat.store.statement import Statement, compose, has_rows
+from everbeat.store.succession import Succession
 from everbeat.store.target import Target, is_pooled, is_repeatable
 from everbeat.store.transaction import atransaction
 
@@ -44,6 +45,9 @@ it with some hundred ids, or planned every batch anew, which took longer than al
 
 class Session:
     """One connection. `on_state(True)` follows every connect, `on_state(False)` every loss.
+
+    On the server it bears `application_name` with the pid and a number. A statement is not repeated while the server still has two
+    earlier backends of the session, or one that waits for a synchronous standby.
 
     `statement_timeout_ms` bounds each statement on the server, so that a session never hangs in one; `reply_timeout_s` bounds
     the wait for its answer, and for a connection, where the network may have swallowed it (None: a little longer than the
@@ -78,6 +82,8 @@ class Session:
         )
         self._longest_pause_s = longest_pause_s
         self._connection: AsyncConnection[Any] | None = None
+        self._next: AsyncConnection[Any] | None = None
+        self._succession = Succession()
         self._turn = asyncio.Lock()
         self._is_renamed = False
         self._generation = generation()
@@ -215,16 +221,33 @@ class Session:
             self._is_renamed = False
         if self._connection is not None and not self._connection.closed:
             return self._connection
+        connection, self._next = self._next or await self._open(), None
+        try:
+            with self._bounded(connection):
+                must_wait = await self._succession.must_wait(connection, schema=self.target.schema)
+        except BaseException:
+            await connection.close()
+            raise
+        if must_wait:
+            self._next = connection
+            raise DatabaseUnreachable(
+                f"The database at {self.target.shown!r} has not ended an earlier statement of this session.",
+                fix="see what it waits for: 'everbeat doctor'.",
+            )
+        self._connection = connection
+        self._tell(True)
+        return connection
+
+    async def _open(self) -> AsyncConnection[Any]:
+        name = self._succession.name(self.application_name)
         async with asyncio.timeout(self._reply_timeout_s):
-            connection = await self.target.aopen(self.application_name)
+            connection = await self.target.aopen(name)
         try:
             with self._bounded(connection):
                 await self._prepare(connection)
         except BaseException:
             await connection.close()
             raise
-        self._connection = connection
-        self._tell(True)
         return connection
 
     async def _prepare(self, connection: WatchedAsyncConnection) -> None:
@@ -247,9 +270,13 @@ class Session:
     async def drop(self) -> None:
         """Closes the connection; the next statement opens a new one."""
         connection, self._connection = self._connection, None
+        if self._next is not None:
+            await self._next.close()
+            self._next = None
         if connection is not None:
             await connection.close()
             self._tell(False)
+        self._succession.end()
 
     def _tell(self, connected: bool) -> None:
         self.connected = connected
