@@ -19,6 +19,7 @@ from everbeat.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
 from everbeat.cli.failures import show_failure, wants_traceback, wrong_usage
 from everbeat.cli.streams import guarded_streams
 from everbeat.errors import EverbeatError
+from everbeat.runtime.inherited import correct_inherited
 
 COMMANDS: Final = {
     "demo": ("everbeat.cli.demo.command", "Watch workers being killed and their work being finished."),
@@ -113,6 +114,7 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with one of `ExitCode`."""
+    correct_inherited()
     with guarded_streams():
         _run(arguments)
 

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.inherited import open_standard_streams
 from everbeat.runtime.out_of_memory import OutOfMemoryCounter
 from everbeat.runtime.parent import CHANNEL_FD_VARIABLE, PARENT_PID_VARIABLE, STACK_DUMP_SIGNAL
 from everbeat.runtime.sockets import channel_pair
@@ -45,6 +46,7 @@ def spawn(
     """
     if sys.platform == "win32":
         raise NotImplementedError("Windows can send tasks; to run workers use Linux or macOS.")
+    open_standard_streams()
     counter = OutOfMemoryCounter() if out_of_memory is None else out_of_memory
     ours, theirs = channel_pair()
     environment = dict(os.environ if env is None else env)

@@ -16,6 +16,7 @@ from everbeat.domain.hooks import HookRunner, NoHooks
 from everbeat.runtime.blocking_channel import BlockingChannel
 from everbeat.runtime.channel import AsyncChannel
 from everbeat.runtime.frames import ChannelClosed
+from everbeat.runtime.inherited import correct_inherited
 from everbeat.runtime.main_loop import run_through
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.parent import adopt_channel, exit_orphaned, offer_stack_dumps
@@ -40,6 +41,7 @@ _THRESHOLD: Final = 20_000
 
 def prepare_process() -> socket.socket:
     """The first act in the main thread of a worker or task process, before user code is imported."""
+    correct_inherited()
     sock = adopt_channel()
     offer_stack_dumps()
     # The supervisor decides; a terminal or a service manager signals every process of the tree. Not SIG_IGN, which the
