@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -172,6 +174,30 @@ class TestServer:
             assert f"pid {pid}" in check.text
             assert f"pid {pid}" not in examine(app)["TRANSACTIONS"].text
         assert "forgetful" not in examine(app, long_transaction_s=0.1)["TRANSACTIONS"].text
+
+    def test_a_session_that_keeps_others_waiting(self, app: App, hands: Hands) -> None:  # J14
+        task = hands.send()
+        row = sql.SQL("select from {}.tasks where id = %s for update").format(
+            sql.Identifier(hands.target.schema)
+        )
+        assert examine(app)["LOCKS"].verdict is Verdict.OK
+        with (
+            psycopg.connect(hands.target.url, application_name="forgetful") as stranger,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            stranger.execute(row, [task])
+            waiting = threads.submit(app.cancel, task)
+            give_up_at = time.monotonic() + 20
+            while (check := examine(app)["LOCKS"]).verdict is Verdict.OK:
+                assert time.monotonic() < give_up_at
+            assert "session forgetful of role postgres (backend" in check.text
+            assert "holds locks for which 1 session waits, for " in check.text
+            assert f"psql -c 'select pg_terminate_backend({stranger.info.backend_pid})'" in (check.fix or "")
+            (reason,) = [each for each in app.explain(task).reasons if each.code == "LOCKED"]
+            assert (reason.blocked_by, reason.command in (check.fix or "")) == ("forgetful", True)
+            stranger.rollback()
+            waiting.result(timeout=20)
+        assert examine(app)["LOCKS"].verdict is Verdict.OK
 
     def test_dead_rows(self, app: App, hands: Hands) -> None:
         change(hands, "alter table {schema}.tasks set (autovacuum_enabled = false)")

@@ -15,10 +15,11 @@ from everbeat.client.explaining import silence_rules
 from everbeat.domain import nats_checks, server_checks, work_checks
 from everbeat.domain.diagnosis import Check, CheckCode, Verdict
 from everbeat.domain.duration import spelled
+from everbeat.domain.locks import judge_locks
 from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
 from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled
 from everbeat.runtime.clock import SystemClock
-from everbeat.store import diagnosis, inspect, messages, migrations, pauses
+from everbeat.store import diagnosis, explanation, inspect, messages, migrations, pauses
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target, is_pooled, is_read_only
@@ -105,6 +106,7 @@ class Examination:
                 ),
             ),
         )
+        yield CheckCode.LOCKS, asked(explanation.lock_holders(target.schema), judge_locks)
         yield CheckCode.DEAD_ROWS, asked(diagnosis.dead_rows(target.schema), server_checks.judge_dead_rows)
         yield CheckCode.WORKERS, asked(diagnosis.crew(stale_ms=stale_ms), work_checks.judge_crew)
         yield (

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from msgspec import Struct, structs
 
 from everbeat.client.door import Door, refuse_in_loop
-from everbeat.client.explaining import MOST_RECOVERIES, explained, reasons_to_wait
+from everbeat.client.explaining import MOST_RECOVERIES, explained, explained_with_locks, reasons_to_wait
 from everbeat.client.waiter import Ended
 from everbeat.client.workflow_explaining import explained_workflow
 from everbeat.domain.duration import Duration, to_seconds
@@ -131,11 +131,13 @@ class Control:
 
     def explain(self, task_id: UUID) -> Plan[Explanation]:
         """Why a task is not running, or was run again; raises TaskNotFound."""
-        return explained(task_id, rules=self._silence, alive_within_ms=self.alive_within_ms)
+        plan = explained(task_id, rules=self._silence, alive_within_ms=self.alive_within_ms)
+        return explained_with_locks(plan, schema=self.door.address.schema)
 
     def explain_workflow(self, workflow_id: UUID) -> Plan[WorkflowExplanation]:
         """Why a workflow has not ended, or how it ended; raises WorkflowNotFound."""
-        return explained_workflow(workflow_id, rules=self._silence, alive_within_ms=self.alive_within_ms)
+        plan = explained_workflow(workflow_id, rules=self._silence, alive_within_ms=self.alive_within_ms)
+        return explained_with_locks(plan, schema=self.door.address.schema)
 
     def wait(self, task_id: UUID, *, timeout: Duration | None, name: str) -> StoredOutcome:
         """The end of a task, waited for in this thread; raises WaitTimeout, TaskNotFound, AppClosed."""

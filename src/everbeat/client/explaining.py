@@ -6,23 +6,37 @@ What lives here: the questions, in order. What may not: the reasons.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, TypeVar
 from uuid import UUID
 
 from msgspec import structs
 
 from everbeat.config import RecoveryConfig
-from everbeat.domain.explanation import Explanation, Reason, SilenceRules, Waiting
+from everbeat.domain.explanation import (
+    Explanation,
+    Reason,
+    SilenceRules,
+    Waiting,
+    WorkflowExplanation,
+)
 from everbeat.domain.holding import why_held
 from everbeat.domain.inspection import RecoveryInfo
+from everbeat.domain.locks import why_locked
 from everbeat.domain.second_runs import why_again, why_ended
 from everbeat.domain.states import TaskState
 from everbeat.domain.waiting import why_waiting
+from everbeat.domain.workflow_info import WorkflowState
 from everbeat.errors import TaskNotFound
 from everbeat.store import explanation, inspect, workflow_control
 from everbeat.store.inspect import StoredTask
 from everbeat.store.plan import Plan, ask
 
 MOST_RECOVERIES = 1_000
+E = TypeVar("E", bound=Explanation | WorkflowExplanation)
+_ENDED: Final = frozenset(
+    {str(state) for state in TaskState if state.is_terminal}
+    | {str(state) for state in WorkflowState if state.is_final}
+)
 
 
 def silence_rules(config: RecoveryConfig) -> SilenceRules:
@@ -68,6 +82,15 @@ def explained(task_id: UUID, *, rules: SilenceRules, alive_within_ms: int) -> Pl
         workflow=None if workflow is None else workflow.name,
         node=task.node,
     )
+
+
+def explained_with_locks(plan: Plan[E], *, schema: str) -> Plan[E]:
+    """An explanation, and first of all who holds the locks that others wait for, unless the task or workflow has ended."""
+    found = yield from plan
+    if found.state in _ENDED:
+        return found
+    holders = yield from ask(explanation.lock_holders(schema))
+    return structs.replace(found, reasons=(*why_locked(holders), *found.reasons))
 
 
 def reasons_to_wait(

@@ -65,6 +65,7 @@ class ReasonCode(StrEnum):
     NOT_ADVANCED = "NOT_ADVANCED"
     STUCK = "STUCK"
     WAITS_FOR_NODES = "WAITS_FOR_NODES"
+    LOCKED = "LOCKED"
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.domain.explanation import Holding, Waiting
+from everbeat.domain.locks import LONG_WAIT_MS, LockHolder
 from everbeat.domain.pauses import Pause
 from everbeat.domain.states import TaskState
 from everbeat.domain.workflow_explanation import Movement
@@ -24,6 +25,12 @@ def waiting(task_id: UUID, *, stale_ms: int) -> Statement[Waiting | None]:
 def holding(task_id: UUID, *, stale_ms: int) -> Statement[Holding | None]:
     """The lease of the task with its holder; None when nobody holds it."""
     return Statement("inspect/holding", {"id": task_id, "stale_ms": stale_ms}, _holding)
+
+
+def lock_holders(schema: str) -> Statement[list[LockHolder]]:
+    """The sessions for whose locks others have waited long, at most five; the longest wait first."""
+    parameters = {"schema": schema, "older_than_ms": LONG_WAIT_MS}
+    return Statement("inspect/lock_holders", parameters, lambda found: [LockHolder(*row) for row in found])
 
 
 def known_names(*, stale_ms: int) -> Statement[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -1,0 +1,69 @@
+"""A worker is frozen inside a step of a workflow: others wait a bounded time, and doctor and explain name who keeps them waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+from everbeat import ReasonCode
+from everbeat.cli.examination import Examination
+from everbeat.client.workflow_handle import WorkflowHandle
+from everbeat.domain.diagnosis import Check, Verdict
+from tests.stories.stage import SLACK, Stage
+from tests.stories.test_workflow_kills import GATE, POINTS, gate, somebody_waits, winding
+from tests.stories.test_workflows import Starter, flows
+
+__all__ = ["flows"]
+
+pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
+
+WITHIN_S = 15.0
+
+
+def locks(app: Any) -> Check:
+    (found,) = [check for check in Examination(app, long_transaction_s=300).checks() if check.code == "LOCKS"]
+    return found
+
+
+def test_a_workflow_can_be_cancelled_although_its_worker_is_frozen_in_a_step(
+    stage: Stage, flows: ModuleType
+) -> None:  # J14
+    tree = stage.ready_tree(program="flows")
+    handle: WorkflowHandle[Any] = Starter(flows).start(winding())
+    took: list[float] = []
+
+    def cancel() -> None:
+        began_at = time.monotonic()
+        handle.cancel()
+        took.append(time.monotonic() - began_at)
+
+    with gate(stage, *POINTS["a node ends"]):
+        stage.until(lambda: somebody_waits(stage), within=30, what="a step")
+        tree.freeze()
+        stage.query("select pg_advisory_unlock(%s)", GATE)
+        canceller = threading.Thread(target=cancel)
+        canceller.start()
+        stage.until(
+            lambda: locks(flows.app).verdict is Verdict.WARN, within=5 * SLACK, what="the doctor's word"
+        )
+        check = locks(flows.app)
+        (reason,) = [each for each in handle.explain().reasons if each.code is ReasonCode.LOCKED]
+        canceller.join(WITHIN_S * SLACK)
+    workers = [process.pid for process in psutil.Process(tree.pid).children()]
+    assert any(f", process {pid} on host " in check.text for pid in workers), check.text
+    assert "idle in transaction" in check.text
+    assert check.fix is not None
+    assert "psql -c 'select pg_terminate_backend(" in check.fix
+    assert reason.text.partition(" holds locks")[0] in check.text
+    assert reason.command is not None
+    assert reason.command in check.fix
+    print(f"cancelled after {took} s")
+    assert took
+    assert took[0] < WITHIN_S
+    tree.thaw()
+    stage.until(lambda: handle.status() == "CANCELLED", within=30, what="cancelled", tree=tree)
