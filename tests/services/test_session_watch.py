@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
-from psycopg import Connection
+from psycopg import Connection, conninfo
 
 from everbeat.runtime.events import TaskRecovered
 from everbeat.services.session_watch import CALM_S, MassSessionLoss, SessionWatch
@@ -117,17 +117,6 @@ async def test_an_observer_behind_a_pooler_watches_nothing(onlooker: Onlooker, h
     assert onlooker.living() == {"me", "s1"}
 
 
-@pytest.fixture
-async def calm_server(hands: Hands) -> None:
-    """A server whose start is long ago enough to prove something to an observer that has just come."""
-    while True:
-        (age_ms,) = {session.server_age_ms for session in hands.run(workers.watch_sessions())}
-        if age_ms >= CALM_S * 1_000:
-            return
-        await asyncio.sleep((CALM_S * 1_000 - age_ms) / 1_000)  # the server's own age is what is waited for
-
-
-@pytest.mark.usefixtures("calm_server")
 async def test_an_observer_that_just_reconnected_waits(onlooker: Onlooker, hands: Hands) -> None:
     with session_of(hands, "s1") as session:
         end(session, hands)
@@ -142,7 +131,6 @@ async def test_an_observer_that_just_reconnected_waits(onlooker: Onlooker, hands
     assert onlooker.living() == {"me"}
 
 
-@pytest.mark.usefixtures("calm_server")
 async def test_a_loss_of_its_own_session_makes_the_observer_forget_what_it_saw(
     onlooker: Onlooker, hands: Hands
 ) -> None:
@@ -158,6 +146,46 @@ async def test_a_loss_of_its_own_session_makes_the_observer_forget_what_it_saw(
     for _ in range(5):
         await look(onlooker, watch)
     assert onlooker.living() == {"me"}
+
+
+async def test_a_tree_that_held_its_lock_on_a_former_primary_is_left_to_age(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # J16
+    """An observer that has just started has seen nothing: the tree may still wait for an answer of the former primary."""
+    with session_of(hands, "s1") as session:
+        end(session, hands)
+    hands.connection.execute(
+        hands.plain("update {schema}.supervisors set session_server = '1795391252.744875/00000001'")
+    )
+    watch = onlooker.session_watch()
+    for _ in range(30):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "s1"}
+    with session_of(hands, "s1") as session:  # it has found the new primary
+        end(session, hands)
+    for _ in range(4):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me"}
+
+
+async def test_a_connection_of_another_role_keeps_no_dead_tree_alive(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    role = f"stranger_{hands.target.schema}"
+    hands.connection.execute(hands.plain(f"create role {role} login"))
+    url = conninfo.make_conninfo(hands.target.url, user=role, application_name="everbeat-s1 supervisor")
+    watch = onlooker.session_watch()
+    try:
+        with psycopg.connect(url, autocommit=True) as stranger:
+            with session_of(hands, "s1") as session:
+                await look(onlooker, watch)
+                end(session, hands)
+            stranger.execute("select pg_advisory_lock(%s)", [hands.target.lock_key("s1")])
+            for _ in range(4):
+                await look(onlooker, watch)
+            assert onlooker.living() == {"me"}
+    finally:
+        hands.connection.execute(hands.plain(f"drop role {role}"))
 
 
 async def test_a_beat_between_undoes_the_judgement(onlooker: Onlooker, hands: Hands) -> None:

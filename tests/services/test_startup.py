@@ -261,7 +261,8 @@ class TestLockFile:
 class TestReboot:
     def former(self, hands: Hands, **changes: Any) -> None:
         neighbour(hands, "former", boot_id="before", **changes)
-        change(hands, "former", "session_held = true, last_beat_at = now() - interval '1 hour'")
+        held_here = f"session_held = true, session_server = {hands.target.schema}.server_incarnation()"
+        change(hands, "former", f"{held_here}, last_beat_at = now() - interval '1 hour'")
 
     @pytest.fixture(autouse=True)
     def booted_ten_minutes_ago(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +296,21 @@ class TestReboot:
         change(hands, "former", setting)
         assert await reconcile(onlooker, self.here) == [], why
 
+    async def test_a_tree_of_a_former_primary_has_time_to_come_back(
+        self, onlooker: Onlooker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    ) -> None:  # J16
+        """It may live on another machine of the same image. Where this machine and the server were restarted, it is dead."""
+        monkeypatch.setattr("everbeat.services.proof.RETURN_S", 1.0)
+        monkeypatch.setattr("everbeat.services.startup.RETURN_S", 1.0)
+        self.former(hands, machine_id="this machine")
+        change(hands, "former", "session_server = 'another'")
+        asyncio.get_running_loop().call_later(0.4, onlooker.beat, "former")
+        assert await reconcile(onlooker, self.here) == [], "it came back"
+        change(hands, "former", "last_beat_at = now() - interval '1 hour'")
+        began = SystemClock().monotonic()
+        assert await reconcile(onlooker, self.here) == ["former"]
+        assert SystemClock().monotonic() - began >= 1.0
+
     async def test_a_machine_of_the_same_image_is_not_robbed(
         self, onlooker: Onlooker, hands: Hands, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -305,10 +321,6 @@ class TestReboot:
 
 
 class TestSlot:
-    @pytest.fixture(autouse=True)
-    def calm_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("everbeat.services.slot.CALM_S", 0.0)
-
     def keeper(self, onlooker: Onlooker) -> SlotKeeper:
         return SlotKeeper(
             onlooker.session, RecoveryConfig(), slot="web-0", recoverer=onlooker.recoverer(),
@@ -318,7 +330,8 @@ class TestSlot:
     def bearer(self, hands: Hands) -> None:
         neighbour(hands, "bearer", hostname="elsewhere", boot_id="another", machine_id="another")
         assert hands.run(take_slot("bearer", "web-0"))
-        change(hands, "bearer", "session_held = true")
+        held_here = f"session_held = true, session_server = {hands.target.schema}.server_incarnation()"
+        change(hands, "bearer", held_here)
 
     def bearers(self, hands: Hands) -> list[str]:
         found = hands.run(predecessors("nobody", boot_id="none", machine_id=None, slot="web-0"))
@@ -370,10 +383,11 @@ class TestSlot:
         assert self.bearers(hands) == ["bearer"]
 
     @pytest.mark.parametrize(
-        "why", ["the observer is pooled", "the bearer never had a session", "the server just started"]
+        "why",
+        ["the observer is pooled", "the bearer never had a session", "its session was on another server"],
     )
     async def test_without_sessions_to_judge_by_nobody_is_ended(
-        self, onlooker: Onlooker, hands: Hands, why: str, monkeypatch: pytest.MonkeyPatch
+        self, onlooker: Onlooker, hands: Hands, why: str
     ) -> None:
         self.bearer(hands)
         match why:
@@ -382,7 +396,7 @@ class TestSlot:
             case "the bearer never had a session":
                 change(hands, "bearer", "session_held = false")
             case _:
-                monkeypatch.setattr("everbeat.services.slot.CALM_S", 1e9)
+                change(hands, "bearer", "session_server = 'another'")
         keeper = self.keeper(onlooker)
         for _ in range(3):
             await keeper.tick()

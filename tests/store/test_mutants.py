@@ -243,6 +243,35 @@ MUTANTS = [
         "a signal that is had twice", "step/wait", "and taken.signal_id = s.id", "and taken.signal_id is null and s.id is not null",
         signals.test_a_signal_that_came_before_is_had_at_once_and_once,
     ),
+    Mutant(
+        "a lock of any incarnation of the server", "worker/watch_sessions", "s.session_held and s.session_server = h.incarnation", "s.session_held",
+        recovery.test_a_session_lock_proves_nothing_on_another_incarnation_of_the_server,
+    ),
+    Mutant(
+        "a lock of any role", "worker/watch_sessions", "l.role = coalesce(s.session_role, l.role)", "true",
+        recovery.test_sessions_and_locks_of_another_role_are_not_the_trees,
+    ),
+    Mutant(
+        "sessions of any role", "worker/watch_sessions", "c.role = coalesce(s.session_role, c.role)", "true",
+        recovery.test_sessions_and_locks_of_another_role_are_not_the_trees,
+    ),
+    Mutant(
+        "a lock of any incarnation of the server", "worker/predecessors", "s.session_held and s.session_server = h.incarnation", "s.session_held",
+        recovery.test_a_session_lock_proves_nothing_on_another_incarnation_of_the_server,
+    ),
+    Mutant(
+        "a lock of any role", "worker/predecessors", "l.role = coalesce(s.session_role, l.role)", "true",
+        recovery.test_sessions_and_locks_of_another_role_are_not_the_trees,
+    ),
+    Mutant(
+        "sessions of any role", "worker/predecessors", "c.role = coalesce(s.session_role, c.role)", "true",
+        recovery.test_sessions_and_locks_of_another_role_are_not_the_trees,
+    ),
+    Mutant(
+        "a lock taken again without its server", "worker/hold_session", "session_server = {schema}.server_incarnation()",
+        "session_server = coalesce(s.session_server, {schema}.server_incarnation())",
+        recovery.test_a_session_lock_proves_nothing_on_another_incarnation_of_the_server,
+    ),
 ]  # fmt: skip
 
 

@@ -10,9 +10,11 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import conninfo
 
 from everbeat.store import leases, suspects, sweeping, tasks, workers
 from everbeat.store.database import Database
+from everbeat.store.predecessors import predecessors
 from tests.store.conftest import Hands
 
 
@@ -271,12 +273,60 @@ def test_the_session_lock_is_seen_while_its_connection_lives(hands: Hands) -> No
     statement = workers.hold_session("s1", key)
     holder.execute(hands.text(statement.name), statement.parameters)
     (seen,) = [one for one in hands.run(workers.watch_sessions()) if one.supervisor_id == "s1"]
-    assert (seen.session_held, seen.locked, seen.sessions) == (True, True, 1)
+    assert (seen.held_here, seen.locked, seen.sessions) == (True, True, 1)
     pid = holder.info.backend_pid
     hands.connection.execute("select pg_terminate_backend(%s, 5000)", [pid])
     (seen,) = [one for one in hands.run(workers.watch_sessions()) if one.supervisor_id == "s1"]
     assert (seen.locked, seen.sessions) == (False, 0)
     holder.close()
+
+
+def seen_as(hands: Hands, name: str) -> tuple[tuple[bool, bool, int], tuple[bool, bool, int]]:
+    """What an observer and a starting supervisor see of one: whether it holds its lock here, the lock, its sessions."""
+    (watched,) = [one for one in hands.run(workers.watch_sessions()) if one.supervisor_id == name]
+    candidates = predecessors("nobody", boot_id=None, machine_id=None)
+    (former,) = [one for one in hands.run(candidates) if one.id == name]
+    return (
+        (watched.held_here, watched.locked, watched.sessions),
+        (former.held_here, former.locked, former.sessions),
+    )
+
+
+def test_a_session_lock_proves_nothing_on_another_incarnation_of_the_server(hands: Hands) -> None:  # J16
+    held, not_held = (True, True, 1), (False, True, 1)
+    with hands.target.connect("everbeat-s1 supervisor") as holder:
+        statement = workers.hold_session("s1", hands.target.lock_key("s1"))
+        holder.execute(hands.text(statement.name), statement.parameters)
+        assert seen_as(hands, "s1") == (held, held)
+        # A tree of an older release, then a former primary.
+        for server in ("null", "'1795391252.744875/00000001'"):
+            hands.connection.execute(
+                hands.plain(f"update {{schema}}.supervisors set session_server = {server}")
+            )
+            assert seen_as(hands, "s1") == (not_held, not_held)
+        holder.execute(hands.text(statement.name), statement.parameters)
+        assert seen_as(hands, "s1") == (held, held), "taken again, on this one"
+
+
+def test_sessions_and_locks_of_another_role_are_not_the_trees(hands: Hands) -> None:
+    role = f"stranger_{hands.target.schema}"
+    hands.connection.execute(hands.plain(f"create role {role} login"))
+    url = conninfo.make_conninfo(hands.target.url, user=role, application_name="everbeat-s1 worker")
+    key = hands.target.lock_key("s1")
+    try:
+        with hands.target.connect("everbeat-s1 supervisor") as holder:
+            statement = workers.hold_session("s1", key)
+            holder.execute(hands.text(statement.name), statement.parameters)
+            pid = holder.info.backend_pid
+        hands.connection.execute("select pg_terminate_backend(%s, 5000)", [pid])
+        assert seen_as(hands, "s1") == ((True, False, 0), (True, False, 0))
+        with psycopg.connect(url, autocommit=True) as stranger:
+            stranger.execute("select pg_advisory_lock(%s)", [key])
+            assert seen_as(hands, "s1") == ((True, False, 0), (True, False, 0))
+        with hands.target.connect("everbeat-s1 worker"):
+            assert seen_as(hands, "s1") == ((True, False, 1), (True, False, 1))
+    finally:
+        hands.connection.execute(hands.plain(f"drop role {role}"))
 
 
 def test_a_recovered_task_that_could_not_start_in_time_fails(hands: Hands) -> None:  # C3

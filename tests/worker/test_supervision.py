@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -21,7 +22,7 @@ from everbeat.store.target import Target
 from everbeat.worker.protocol import Adopt, Beaten, Cancel, FromSupervisor, Held, Lost, Phantoms, Tick
 from everbeat.worker.seat import Seat
 from everbeat.worker.supervision import Supervision
-from tests.conftest import NewServer
+from tests.conftest import NewPair, NewServer
 from tests.store.conftest import Hands, hands
 from tests.worker.supervising import FAST, supervision
 
@@ -188,6 +189,29 @@ async def test_a_lock_that_is_lost_is_taken_again_at_once(household: Household, 
     assert row(hands, household, "session_at") > before
     assert household.supervision.disturbances == 1
     assert household.supervision.reconnected_at is not None
+
+
+async def test_the_lock_follows_the_beats_to_a_promoted_standby(new_pair: NewPair) -> None:  # J16
+    """The former primary is frozen, and its kernel keeps the idle connection of the lock open."""
+    pair = new_pair()
+    target = Target.parse(f"{pair.url}?connect_timeout=2")
+    with target.connect("everbeat test") as connection:
+        migrations.migrate(connection, target)
+    times = {f"{role}_heartbeat_interval_ms": 3_000 for role in ("claimer", "runner")}
+    found = make(target, **times, claimed_stale_threshold_ms=6_000, running_stale_threshold_ms=6_000)
+    await found.move_in()
+    held = "select count(*) from everbeat.supervisors where session_held and session_server = everbeat.server_incarnation()"
+    with psycopg.connect(pair.primary.url, autocommit=True) as primary:
+        await until(lambda: primary.execute(held).fetchone() == (1,))
+    pair.wait_replayed()
+    pair.freeze_primary()
+    pair.promote()
+    with psycopg.connect(pair.standby.url, autocommit=True) as standby:
+        assert standby.execute(held).fetchone() == (0,)
+        async with asyncio.timeout(60):
+            while standby.execute(held).fetchone() != (1,):
+                await asyncio.sleep(0.1)  # the database is looked at from outside
+    await found.supervision.close()
 
 
 async def test_declared_dead_it_comes_back_under_a_new_id_with_its_workers(

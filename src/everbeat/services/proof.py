@@ -6,6 +6,7 @@ What lives here: reading the proofs. What may not: guesses, which a host's name 
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Final
 
 from msgspec import Struct
 
@@ -13,6 +14,10 @@ from everbeat.runtime import tree_lock
 from everbeat.runtime.identity import ProcessIdentity
 from everbeat.runtime.tree_lock import TreeVerdict
 from everbeat.store.predecessors import Predecessor
+
+RETURN_S: Final = 20.0
+"""A living tree whose server was replaced is back on the new one by then: it gives up an answer after at most 10 s, and a connection
+after 5 s."""
 
 
 class Doubt(Enum):
@@ -22,6 +27,8 @@ class Doubt(Enum):
     """It lives, or this machine cannot know."""
     SOON = auto()
     """Its process is gone, but something of its tree is still there: it is about to end, or it lives on a copy of this machine."""
+    RETURNING = auto()
+    """It held its session on an earlier incarnation of the server. If it lives, it comes back within `RETURN_S`."""
 
 
 class Proven(Struct, frozen=True):
@@ -30,8 +37,12 @@ class Proven(Struct, frozen=True):
     cause: str
 
 
-def finding_on(candidate: Predecessor, *, identity: ProcessIdentity, uptime_ms: int | None) -> Proven | Doubt:
+def finding_on(
+    candidate: Predecessor, *, identity: ProcessIdentity, uptime_ms: int | None, watched_s: float
+) -> Proven | Doubt:
     """What is known of `candidate` by the process that `identity` describes, on a machine started `uptime_ms` ago.
+
+    `watched_s`: for how long this process has reached the server's present incarnation.
 
     A session of its tree that PostgreSQL still shows outweighs every proof: a machine that was copied while it ran has the
     boot id, the processes and the files of its original, which may live.
@@ -40,7 +51,7 @@ def finding_on(candidate: Predecessor, *, identity: ProcessIdentity, uptime_ms: 
     found = (
         _on_this_kernel(candidate, identity)
         if is_same_kernel
-        else _before_this_boot(candidate, identity, uptime_ms)
+        else _before_this_boot(candidate, identity, uptime_ms, watched_s)
     )
     return Doubt.SOON if isinstance(found, Proven) and candidate.has_sessions else found
 
@@ -65,16 +76,19 @@ def _on_this_kernel(candidate: Predecessor, identity: ProcessIdentity) -> Proven
 
 
 def _before_this_boot(
-    candidate: Predecessor, identity: ProcessIdentity, uptime_ms: int | None
+    candidate: Predecessor, identity: ProcessIdentity, uptime_ms: int | None, watched_s: float
 ) -> Proven | Doubt:
     """The machine was restarted since. Images give the same machine id to many machines, so more must fit: a beat since
-    this boot, or no session that PostgreSQL could have freed, is no proof."""
+    this boot, or no session that PostgreSQL could have freed, is no proof. A session of an earlier incarnation of the server
+    is missing here also if the tree lives on another machine of that image and waits for the old server."""
     if candidate.machine_id is None or candidate.machine_id != identity.machine_id:
         return Doubt.LIVES
     if candidate.boot_id is None or uptime_ms is None or candidate.silent_ms < uptime_ms:
         return Doubt.LIVES
     if not candidate.session_held:
         return Doubt.LIVES
+    if not candidate.held_here and watched_s < RETURN_S:
+        return Doubt.RETURNING
     return Proven(f"its machine was restarted: process {candidate.pid} ran before this boot")
 
 

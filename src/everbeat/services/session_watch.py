@@ -27,8 +27,8 @@ from everbeat.store.workers import WatchedSession
 LOOK_EVERY_S: Final = 1.0
 """More often where leases are stale so soon that age would be faster than a session's end."""
 CALM_S: Final = 10.0
-"""So long after a start or promotion of the server, or a reconnect of the observer, a missing session proves nothing, unless
-the observer has itself seen it held since then."""
+"""For this long after a reconnect of the observer, a missing session proves nothing, unless the observer has itself seen it held
+since then: what cut the observer off may have cut off others."""
 TOGETHER_S: Final = 5.0
 
 _ONE_TRY: Final = 0.0
@@ -117,7 +117,7 @@ class SessionWatch:
             left = self._left_to_age.get(name)
             if left is not None and (session.locked or left.session_at != session.session_at):
                 del self._left_to_age[name]  # it is back
-            if session.locked or session.sessions or not session.session_held or name in self._left_to_age:
+            if session.locked or session.sessions or not session.held_here or name in self._left_to_age:
                 continue
             if name == self._observer.supervisor_id or self._may_be_on_its_way_back(session, at=at):
                 continue
@@ -129,12 +129,11 @@ class SessionWatch:
         self._gone = suspects
 
     def _may_be_on_its_way_back(self, session: WatchedSession, *, at: float) -> bool:
-        """Whether the server lost this session, by a start or a promotion: not if this observer saw it held since then."""
+        """Whether the outage of this observer may have cost this session too: not if the observer saw it held since then."""
         if session.supervisor_id in self._seen_held:
             return False
         reconnected_at = self._observer.reconnected_at
-        just_reconnected = reconnected_at is not None and at - reconnected_at < CALM_S
-        return just_reconnected or session.server_age_ms < CALM_S * 1_000
+        return reconnected_at is not None and at - reconnected_at < CALM_S
 
     async def _judge(self, session: WatchedSession, gone: _Gone, *, known: int) -> None:
         lost = (self._left_to_age | self._gone).values()

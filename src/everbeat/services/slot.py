@@ -16,7 +16,6 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus
 from everbeat.services.observer import Observer, Statements
 from everbeat.services.recovery import Recoverer
-from everbeat.services.session_watch import CALM_S
 from everbeat.services.startup import bury
 from everbeat.store.predecessors import Predecessor, is_slot_race, predecessors, take_slot
 
@@ -106,8 +105,8 @@ class SlotKeeper:
         if self._observer.is_pooled:
             return []
         for bearer in bearers:
-            # Just after a start of the server everybody is on the way back.
-            if bearer.session_held and not bearer.has_sessions and bearer.server_age_ms >= CALM_S * 1_000:
+            # A session of an earlier incarnation of the server is missing here whether or not the bearer lives.
+            if bearer.held_here and not bearer.has_sessions:
                 self._gone[bearer.id] = bearer.session_at
         return [each for each in bearers if each.id in self._gone and before.get(each.id) == each.session_at]
 

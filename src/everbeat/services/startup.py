@@ -14,7 +14,7 @@ from everbeat.runtime.events import Event, EventBus
 from everbeat.runtime.identity import ProcessIdentity, uptime_ms
 from everbeat.services.death import STARTUP, Death
 from everbeat.services.observer import Observer, Statements
-from everbeat.services.proof import Doubt, Proven, finding_on
+from everbeat.services.proof import RETURN_S, Doubt, Proven, finding_on
 from everbeat.services.recovery import Recoverer
 from everbeat.store import workers
 from everbeat.store.predecessors import Predecessor, ended_trees, predecessors
@@ -64,30 +64,33 @@ class Reconciliation:
 
     async def run(self) -> list[str]:
         """Ends the supervisors of this machine that are provably dead, and recovers what they held; answers their ids."""
-        give_up_at = self._clock.monotonic() + PATIENCE_S
-        while await self._look() and self._clock.monotonic() < give_up_at:
+        began_at, watched_s = self._clock.monotonic(), 0.0
+        while watched_s < await self._look(watched_s):
             await self._clock.sleep(LOOK_EVERY_S)
+            watched_s = self._clock.monotonic() - began_at
         if self._buried:
             self._events.emit(PredecessorsBuried(supervisor_ids=tuple(self._buried), tasks=self._tasks))
         await self._tidy_up()
         self._events.emit(ReconciliationComplete(orphaned_count=self._tasks))
         return self._buried
 
-    async def _look(self) -> bool:
-        """Buries whoever is proven dead; answers whether somebody may be, a little later."""
-        identity, again = self._identity, False
+    async def _look(self, watched_s: float) -> float:
+        """Bury the supervisors that are proven dead; answer until when to look again, in seconds after the first look."""
+        identity, until_s = self._identity, 0.0
         candidates = predecessors(
             self._observer.supervisor_id, boot_id=identity.boot_id, machine_id=identity.machine_id
         )
         for candidate in await self._statements.run(candidates):
-            match finding_on(candidate, identity=identity, uptime_ms=uptime_ms()):
+            match finding_on(candidate, identity=identity, uptime_ms=uptime_ms(), watched_s=watched_s):
                 case Proven(cause):
                     await self._bury(candidate, cause)
                 case Doubt.SOON:
-                    again = True
+                    until_s = max(until_s, PATIENCE_S)
+                case Doubt.RETURNING:
+                    until_s = max(until_s, RETURN_S + LOOK_EVERY_S)
                 case Doubt.LIVES:
                     pass
-        return again
+        return until_s
 
     async def _bury(self, candidate: Predecessor, cause: str) -> None:
         tasks = await bury(self._statements, candidate, recoverer=self._recoverer, cause=cause)

@@ -5,6 +5,7 @@ What lives here: asking for the proof and what follows from it. What may not: th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Final
 
@@ -37,7 +38,8 @@ class Witness:
         for candidate in await self._statements.run(ask, patience_s=_ONE_TRY):
             if candidate.id not in silent_ids:
                 continue
-            found = finding_on(candidate, identity=me, uptime_ms=uptime_ms())
+            # The caller has watched the silence itself: of a session that was held here, or for a whole threshold.
+            found = finding_on(candidate, identity=me, uptime_ms=uptime_ms(), watched_s=math.inf)
             if not isinstance(found, Proven):
                 continue
             tasks = await bury(

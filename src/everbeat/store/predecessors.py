@@ -13,7 +13,10 @@ from everbeat.store.statement import Statement, any_row
 
 
 class Predecessor(Struct, frozen=True):
-    """A supervisor that was not ended, as it described itself, and what the database says of its sessions. Ages in ms."""
+    """A supervisor that was not ended, as it described itself, and what the database says of its sessions. Ages in ms.
+
+    `held_here`: it took its session lock on the server's present incarnation.
+    """
 
     id: str
     hostname: str
@@ -28,10 +31,10 @@ class Predecessor(Struct, frozen=True):
     beat_seq: int
     session_at: datetime
     session_held: bool
+    held_here: bool
     locked: bool
     sessions: int
     silent_ms: int
-    server_age_ms: int
 
     @property
     def has_sessions(self) -> bool:

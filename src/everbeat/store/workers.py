@@ -56,16 +56,14 @@ class BeatAnswer(Struct, frozen=True):
 
 
 class WatchedSession(Struct, frozen=True):
-    """A supervisor's session as an observer sees it. Ages in ms, by the database's clock."""
+    """A supervisor's session as an observer sees it. `held_here`: it took its lock on the server's present incarnation."""
 
     supervisor_id: str
     beat_seq: int
     session_at: datetime
-    session_age_ms: int
-    session_held: bool
+    held_here: bool
     locked: bool
     sessions: int
-    server_age_ms: int
 
 
 class WatchedBeats(Struct, frozen=True):

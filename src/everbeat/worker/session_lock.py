@@ -2,6 +2,8 @@
 
 PostgreSQL frees it milliseconds after the death of its client: the fastest way for other machines to notice one. The session is
 `patient`: PostgreSQL keeps it for minutes when the network is silent, so an early end of the lock means that its socket was closed.
+When another session of the supervisor is opened anew, the lock is taken again too: that session may have reached another server,
+promoted meanwhile, while the idle connection of the lock still waits for a server that is frozen.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ class SessionLock:
     def __init__(self, session: Session, *, clock: Clock) -> None:
         self._session = session
         self._clock = clock
+        self._is_due = asyncio.Event()
+
+    def renew(self) -> None:
+        """Take the lock again on the server that answers now."""
+        self._is_due.set()
 
     @property
     def is_pooled(self) -> bool:
@@ -38,6 +45,7 @@ class SessionLock:
         while True:
             try:
                 connection = await self._session.connection()
+                self._is_due.clear()
                 if self._session.pooled:
                     _log.warning("session_lock_off reason=%r", "a transaction pooler is between")
                     await self._session.drop()
@@ -47,7 +55,7 @@ class SessionLock:
                         return
                     case True if await self._session.connection() is connection:
                         pause = _FIRST_PAUSE_S
-                        await _until_readable(connection.fileno())
+                        await _until_readable(connection.fileno(), self._is_due)
                         continue  # mostly the end of the connection, which the statement finds out
                     case _:
                         pass  # the server has not noticed yet that our old connection is gone
@@ -61,17 +69,11 @@ class SessionLock:
         await self._session.drop()
 
 
-async def _until_readable(descriptor: int) -> None:
-    """Returns when the server says anything on an idle connection, its end included."""
+async def _until_readable(descriptor: int, is_due: asyncio.Event) -> None:
+    """Return when the server says anything on an idle connection, its end included, or when `is_due` is set."""
     loop = asyncio.get_running_loop()
-    said: asyncio.Future[None] = loop.create_future()
-
-    def readable() -> None:
-        if not said.done():
-            said.set_result(None)
-
-    loop.add_reader(descriptor, readable)
+    loop.add_reader(descriptor, is_due.set)
     try:
-        await said
+        await is_due.wait()
     finally:
         loop.remove_reader(descriptor)

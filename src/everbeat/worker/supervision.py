@@ -294,6 +294,7 @@ class Supervision:
             self._losses += 1
         elif self._losses:
             self.reconnected_at = self.clock.monotonic()
+            self._lock.renew()
 
     def _runner(self, service: Service) -> ServiceRunner:
         return ServiceRunner(service, clock=self.clock, random=self.random, emit=self.events.emit)

@@ -29,9 +29,6 @@ AWAY_S: Final = 3.0
 SAME_PRIORITY: Final = 10
 """So many files share a priority. Earlier files go first, and so does what is rescued before what has not begun."""
 
-SESSION_CALM_S: Final = 11.0
-"""Sessions prove nothing while the server is younger than 10 s; before this nobody is struck whom they are to betray."""
-
 
 class Blow(StrEnum):
     """What is done to a victim."""
