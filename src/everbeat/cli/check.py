@@ -28,6 +28,7 @@ from everbeat.errors import (
     EverbeatError,
     ImportFailed,
     NatsNotInstalled,
+    SchemaGone,
     SchemaMissing,
     SchemaOutdated,
     nearest,
@@ -172,6 +173,8 @@ def _ask_databases(report: Report) -> None:
                 require_fit(app.schema_status(), app.door.target)
             finally:
                 app.close()
+        except SchemaGone as error:
+            report.problems += of_error(error, where=None)
         except (SchemaMissing, SchemaOutdated) as error:
             findings = report.warnings if app.door.auto_migrate else report.problems
             findings += of_error(error, where=None)

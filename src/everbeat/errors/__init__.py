@@ -234,6 +234,12 @@ class SchemaMissing(DatabaseError):
     code = "SCHEMA_MISSING"
 
 
+class SchemaGone(SchemaMissing, DatabaseUnreachable):
+    """The schema was there before and is gone: renamed, or dropped. An outage until it is back under its name."""
+
+    code = "SCHEMA_GONE"
+
+
 class SchemaOutdated(DatabaseError):
     """The schema is older than this code needs."""
 

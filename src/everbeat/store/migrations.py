@@ -11,7 +11,7 @@ import psycopg
 from msgspec import Struct
 from psycopg import Connection, sql
 
-from everbeat.errors import SchemaFromTheFuture, SchemaMissing, SchemaOutdated
+from everbeat.errors import SchemaFromTheFuture, SchemaGone, SchemaMissing, SchemaOutdated
 from everbeat.store.statement import compose, source
 from everbeat.store.target import Target
 from everbeat.store.transaction import transaction
@@ -26,11 +26,17 @@ class Migration(Struct, frozen=True):
 
 
 class SchemaStatus(Struct, frozen=True):
-    """What was applied, what this code knows, and what is still to do. `applied` is empty where there is no schema yet."""
+    """What was applied, what this code knows, and what is still to do. `applied` is empty where there is no schema yet.
+
+    `made_as`: the name under which the schema was made, where that is another one. `moved_to`: what it is called now, where it was
+    renamed and nothing has taken its name.
+    """
 
     schema: str
     applied: tuple[int, ...]
     known: tuple[int, ...]
+    made_as: str | None = None
+    moved_to: str | None = None
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -90,11 +96,30 @@ def status(connection: Connection[Any], target: Target) -> SchemaStatus:
         applied = tuple(
             row[0] for row in connection.execute(compose("schema/applied_versions", target.schema))
         )
-    return SchemaStatus(target.schema, applied, tuple(migration.version for migration in known_migrations()))
+    made = dict(connection.execute(compose("schema/made_as", target.schema)).fetchall())
+    return SchemaStatus(
+        target.schema,
+        applied,
+        tuple(migration.version for migration in known_migrations()),
+        made_as=next((made[name] for name in made if name == target.schema != made[name]), None),
+        moved_to=None if applied else next((name for name in made if made[name] == target.schema), None),
+    )
+
+
+def _require_own_name(found: SchemaStatus, target: Target) -> None:
+    """Raises SchemaGone for a schema that was renamed: made anew, it would share the work with the renamed one's triggers."""
+    before, now = found.made_as or found.schema, found.moved_to or found.schema
+    if before == now:
+        return
+    raise SchemaGone(
+        f"The schema {before!r} in {target.shown!r} was renamed to {now!r}, and its functions still write to {before!r}.",
+        fix=f'rename it back: alter schema "{now}" rename to "{before}"; for a new and empty schema choose another name.',
+    )
 
 
 def require_fit(found: SchemaStatus, target: Target) -> None:
-    """Raises SchemaMissing, SchemaOutdated or SchemaFromTheFuture when this code cannot work with the schema."""
+    """Raises SchemaMissing, SchemaGone, SchemaOutdated or SchemaFromTheFuture when this code cannot work with the schema."""
+    _require_own_name(found, target)
     if found.unknown:
         raise SchemaFromTheFuture(
             f"The schema {target.schema!r} in {target.shown!r} is at version {max(found.applied)}; this everbeat knows up to {max(found.known)}.",
@@ -115,12 +140,13 @@ def require_fit(found: SchemaStatus, target: Target) -> None:
 def migrate(connection: Connection[Any], target: Target, *, to: int | None = None) -> tuple[int, ...]:
     """Applies what is pending (up to version `to`) in one transaction and answers the versions applied.
 
-    Raises SchemaFromTheFuture, SchemaForbidden or another DatabaseError.
+    Raises SchemaFromTheFuture, SchemaGone, SchemaForbidden or another DatabaseError.
     """
     try:
         found = status(connection, target)
         if found.unknown:
             require_fit(found, target)
+        _require_own_name(found, target)
         if not [version for version in found.pending if to is None or version <= to]:
             return ()
         with transaction(connection):

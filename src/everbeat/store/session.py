@@ -22,7 +22,7 @@ from everbeat.store.own_settings import PATIENT_KEEPALIVES
 from everbeat.store.silence import WatchedAsyncConnection
 from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.succession import Succession
-from everbeat.store.target import Target, is_pooled, is_repeatable
+from everbeat.store.target import Target, is_pooled, is_repeatable, may_be_gone
 from everbeat.store.transaction import atransaction
 
 T = TypeVar("T")
@@ -198,7 +198,16 @@ class Session:
         except psycopg.Error as problem:
             if connection.closed or connection.broken or not is_alive(problem):
                 await self.drop()
+            elif may_be_gone(problem) and await self._is_schema_gone(connection):
+                raise self.target.gone(problem) from problem
             raise
+
+    async def _is_schema_gone(self, connection: AsyncConnection[Any]) -> bool:
+        with self._bounded(connection):
+            cursor = await connection.execute(
+                compose("schema/is_gone", self.target.schema), [self.target.schema]
+            )
+            return await cursor.fetchone() == (True,)
 
     @contextmanager
     def _bounded(self, connection: AsyncConnection[Any]) -> Iterator[None]:

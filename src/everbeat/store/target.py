@@ -19,6 +19,7 @@ from everbeat.errors import (
     DatabaseTooOld,
     DatabaseUnreachable,
     SchemaForbidden,
+    SchemaGone,
     SchemaMissing,
     redact_url,
 )
@@ -225,6 +226,18 @@ class Target(Struct, frozen=True):
                 fix="point the URL to the primary, or list all hosts: 'postgresql://a,b/database' finds the one that writes.",
             )
 
+    def gone(self, problem: psycopg.Error) -> SchemaGone:
+        """The error of a schema that was there and is not: an outage until it is back."""
+        text = _one_line(redact_url(str(problem)))
+        return SchemaGone(
+            f"The schema {self.schema!r} in {self.shown!r} is gone, renamed or dropped: {text}.",
+            fix=f"if it was renamed, {self._rename_back}.",
+        )
+
+    @property
+    def _rename_back(self) -> str:
+        return f"rename it back: alter schema <new name> rename to \"{self.schema}\"; 'everbeat doctor' finds the new name"
+
     def explain(self, problem: psycopg.Error) -> DatabaseError:
         """What a failed connection or statement means, in everbeat's own errors."""
         text = _one_line(redact_url(str(problem)))
@@ -232,7 +245,7 @@ class Target(Struct, frozen=True):
             case "42P01" | "3F000" | "42703":
                 return SchemaMissing(
                     f"The schema {self.schema!r} in {self.shown!r} lacks what everbeat needs: {text}.",
-                    fix="run 'everbeat migrate'.",
+                    fix=f"run 'everbeat migrate'; if the schema was renamed, {self._rename_back}.",
                 )
             case "42501":
                 return SchemaForbidden(
@@ -284,6 +297,11 @@ def _greeting(connection: WatchedConnection | WatchedAsyncConnection, ends_at: f
     return (
         None if ends_at is None else EndsAt(connection, now + max((ends_at - now) / 2, _SHORTEST_GREETING_S))
     )
+
+
+def may_be_gone(problem: psycopg.Error) -> bool:
+    """Whether the schema may be gone: a table, or the schema of a function, does not exist."""
+    return problem.sqlstate in ("3F000", "42P01")
 
 
 def is_repeatable(problem: psycopg.Error) -> bool:
