@@ -87,7 +87,7 @@ def test_a_worker_process_that_dies_meanwhile_is_replaced_afterwards(
 def test_no_program_works_in_two_schemas_at_once(stage: Stage, away: str) -> None:  # J11
     rename(stage, stage.schema, away)
     for schema, migrates in ((stage.schema, True), (stage.schema, False), (away, True), (away, False)):
-        app = App(stage.url, schema=schema, auto_migrate=migrates)
+        app = App(stage.url, schema=schema, auto_migrate=migrates, patience="500ms")
         with pytest.raises(SchemaGone) as caught:
             app.send_by_name("work")
         assert f"{stage.schema!r} in" in caught.value.message

@@ -117,7 +117,7 @@ class Target(Struct, frozen=True):
         if sys.platform == "linux":
             settings["tcp_user_timeout"] = "10000"
         if "," in str(given.get("host") or given.get("hostaddr") or ""):
-            settings["target_session_attrs"] = "read-write"
+            settings["target_session_attrs"] = "primary" if self.accepts_read_only else "read-write"
         settings.update(given)
         settings.update(hosts or {})
         settings["application_name"] = application_name[:63]
