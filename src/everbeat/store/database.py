@@ -20,7 +20,8 @@ from everbeat.store.giving_up import all_busy, require_repeatable
 from everbeat.store.left_sessions import LeftSessions
 from everbeat.store.loop_connections import MOST_CONNECTIONS, LoopConnections
 from everbeat.store.patience import DEFAULT_PATIENCE_S, Patience, SignsOfLife
-from everbeat.store.session import Run, is_alive
+from everbeat.store.refusals import is_alive
+from everbeat.store.session import Run
 from everbeat.store.silence import EndsAt, WatchedAsyncConnection, WatchedConnection
 from everbeat.store.statement import Row, Statement, compose, has_rows
 from everbeat.store.target import Target

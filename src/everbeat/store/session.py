@@ -19,6 +19,7 @@ from psycopg import AsyncConnection
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.fork import generation
 from everbeat.store.own_settings import PATIENT_KEEPALIVES
+from everbeat.store.refusals import is_alive
 from everbeat.store.silence import WatchedAsyncConnection
 from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.succession import Succession
@@ -296,30 +297,3 @@ class Session:
 def _hang_up(connection: AsyncConnection[Any]) -> None:
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
-
-
-def is_refused_data(problem: BaseException) -> bool:
-    """Whether the statement was refused for what it carried: the same data will be refused again, other data will not."""
-    match problem:
-        case psycopg.DataError() | UnicodeError():
-            return True
-        case DatabaseError(__cause__=psycopg.Error(sqlstate=str(state))):
-            return state.startswith(
-                ("22", "54", "XX")
-            )  # data exception, limit exceeded, internal (out of address space)
-        case _:
-            return False
-
-
-def is_timeout(problem: BaseException) -> bool:
-    """Whether the server ended a statement because it took too long."""
-    return isinstance(problem, DatabaseError) and isinstance(problem.__cause__, psycopg.errors.QueryCanceled)
-
-
-def is_alive(problem: BaseException) -> bool:
-    """Whether the connection is usable after this error: a refused statement leaves it usable, a server without writes (25006) does not."""
-    return (
-        isinstance(problem, psycopg.Error)
-        and problem.sqlstate is not None
-        and not problem.sqlstate.startswith(("08", "57P", "25006", "25P03", "25P04"))
-    )

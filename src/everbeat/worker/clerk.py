@@ -18,7 +18,8 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import generation
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.partial_work import commit_outcome, installation, record_checkpoint
-from everbeat.store.session import Session, is_refused_data
+from everbeat.store.refusals import is_refused_data
+from everbeat.store.session import Session
 from everbeat.store.statement import Statement
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.inquiry import PATIENCE_S, Inquiry, Losses, Stopped

@@ -21,7 +21,8 @@ from msgspec import Struct
 from everbeat.errors import EverbeatError
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.leases import Settlement, complete, settle
-from everbeat.store.session import Session, is_refused_data, is_timeout
+from everbeat.store.refusals import is_refused_data, is_timeout
+from everbeat.store.session import Session
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.settlement import refused_result

@@ -1,0 +1,34 @@
+"""What an error of a statement says: about its data, its time and its connection."""
+
+from __future__ import annotations
+
+import psycopg
+
+from everbeat.errors import DatabaseError
+
+
+def is_refused_data(problem: BaseException) -> bool:
+    """Whether the statement was refused for what it carried: the same data will be refused again, other data will not."""
+    match problem:
+        case psycopg.DataError() | UnicodeError():
+            return True
+        case DatabaseError(__cause__=psycopg.Error(sqlstate=str(state))):
+            return state.startswith(
+                ("22", "54", "XX")
+            )  # data exception, limit exceeded, internal (out of address space)
+        case _:
+            return False
+
+
+def is_timeout(problem: BaseException) -> bool:
+    """Whether the server ended a statement because it took too long."""
+    return isinstance(problem, DatabaseError) and isinstance(problem.__cause__, psycopg.errors.QueryCanceled)
+
+
+def is_alive(problem: BaseException) -> bool:
+    """Whether the connection is usable after this error: a refused statement leaves it usable, a server without writes (25006) does not."""
+    return (
+        isinstance(problem, psycopg.Error)
+        and problem.sqlstate is not None
+        and not problem.sqlstate.startswith(("08", "57P", "25006", "25P03", "25P04"))
+    )
