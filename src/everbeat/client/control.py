@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
 from enum import StrEnum
+from math import inf
 from time import monotonic
+from typing import Final
 from uuid import UUID, uuid4
 
 from msgspec import Struct, structs
@@ -28,6 +30,9 @@ from everbeat.errors import TaskNotFound, TaskNotRetryable, WaitTimeout
 from everbeat.store import inspect, tasks
 from everbeat.store.plan import Plan, ask
 from everbeat.store.tasks import StoredOutcome
+
+_LAST_LOOK_S: Final = 0.5
+"""The patience of the look after a wait whose time is up."""
 
 
 class CancelVerdict(StrEnum):
@@ -143,26 +148,34 @@ class Control:
         """The end of a task, waited for in this thread; raises WaitTimeout, TaskNotFound, AppClosed."""
         refuse_in_loop(f"Handle.{name}", twin=f"Handle.a{name}")
         limit_s, since = _limit(timeout), monotonic()
-        database = self.door.database()
+        database = self.door.database(within_s=inf if limit_s is None else limit_s)
         ended = self.door.waiter.wait(task_id)
         try:
             return ended.result(None if limit_s is None else max(0.0, since + limit_s - monotonic()))
         except TimeoutError:
             ended.cancel()
-            last = None if ended.seen else database.run(tasks.outcomes([task_id])).get(task_id)
+            last = (
+                None
+                if ended.seen
+                else database.run(tasks.outcomes([task_id]), patience_s=_LAST_LOOK_S).get(task_id)
+            )
             return _ended_at_last(task_id, ended, last=last, waited_s=monotonic() - since)
 
     async def await_end(self, task_id: UUID, *, timeout: Duration | None) -> StoredOutcome:
         """The twin of `wait`."""
         limit_s, since = _limit(timeout), monotonic()
-        database = await self.door.adatabase()
+        database = await self.door.adatabase(within_s=inf if limit_s is None else limit_s)
         ended = self.door.waiter.wait(task_id)
         try:
             async with asyncio.timeout(None if limit_s is None else max(0.0, since + limit_s - monotonic())):
                 return await asyncio.wrap_future(ended)
         except TimeoutError:
             ended.cancel()
-            last = None if ended.seen else (await database.arun(tasks.outcomes([task_id]))).get(task_id)
+            last = (
+                None
+                if ended.seen
+                else (await database.arun(tasks.outcomes([task_id]), patience_s=_LAST_LOOK_S)).get(task_id)
+            )
             return _ended_at_last(task_id, ended, last=last, waited_s=monotonic() - since)
 
     def wait_for_all(
@@ -171,7 +184,7 @@ class Control:
         """The ends of many tasks, looked up together; raises as `wait` does, for the first that is to blame."""
         refuse_in_loop(f"App.{name}", twin=f"App.a{name}")
         limit_s, since = _limit(timeout), monotonic()
-        database = self.door.database()
+        database = self.door.database(within_s=inf if limit_s is None else limit_s)
         ended = {task_id: self.door.waiter.wait(task_id) for task_id in ids}
         left_s = None if limit_s is None else max(0.0, since + limit_s - monotonic())
         try:
@@ -180,14 +193,14 @@ class Control:
             late = _given_up(ended)
         found = _known(ended)
         if late:
-            last = database.run(tasks.outcomes(late))
+            last = database.run(tasks.outcomes(late), patience_s=_LAST_LOOK_S)
             found |= _all_ended(late, last, waited_for=len(ended), waited_s=monotonic() - since)
         return found
 
     async def await_all(self, ids: Iterable[UUID], *, timeout: Duration | None) -> dict[UUID, StoredOutcome]:
         """The twin of `wait_for_all`."""
         limit_s, since = _limit(timeout), monotonic()
-        database = await self.door.adatabase()
+        database = await self.door.adatabase(within_s=inf if limit_s is None else limit_s)
         ended = {task_id: self.door.waiter.wait(task_id) for task_id in ids}
         left_s = None if limit_s is None else max(0.0, since + limit_s - monotonic())
         waiting = [asyncio.wrap_future(future) for future in ended.values()]
@@ -201,7 +214,7 @@ class Control:
                 each.add_done_callback(_is_read)
         found = _known(ended)
         if late:
-            last = await database.arun(tasks.outcomes(late))
+            last = await database.arun(tasks.outcomes(late), patience_s=_LAST_LOOK_S)
             found |= _all_ended(late, last, waited_for=len(ended), waited_s=monotonic() - since)
         return found
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
@@ -19,7 +20,7 @@ from uuid import UUID
 from msgspec import structs
 
 from everbeat.client.waiter import Waiter
-from everbeat.errors import DatabaseError
+from everbeat.errors import DatabaseError, DatabaseUnreachable, redact_url
 from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.address import DatabaseAddress, OpenDatabase
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from everbeat.store.embedded import EmbeddedServer
 
 T = TypeVar("T")
+_OPENED_WITHIN_S: Final = 120.0
+"""An embedded server of a new folder needs a second, one with much to recover a minute."""
+_SHORTEST_S: Final = 0.1
 _OF_CALLS: Final[ContextVar[Mapping[int, float]]] = ContextVar("everbeat_patience", default={})  # noqa: B039 - never changed
 
 
@@ -88,20 +92,20 @@ class Door:
         finally:
             plan.close()
 
-    def database(self) -> Database:
-        """The database, opened and checked at the first call of this process."""
-        return self._database or self._prepared()
+    def database(self, *, within_s: float = inf) -> Database:
+        """The database, opened and checked at the first call of this process, in `within_s` seconds."""
+        return self._database or self._prepared(within_s)
 
-    async def adatabase(self) -> Database:
+    async def adatabase(self, *, within_s: float = inf) -> Database:
         """The twin of `database`: only the first call of a process leaves the loop."""
         if self._database is not None:
             return self._database
-        return await asyncio.to_thread(self._prepared)
+        return await asyncio.to_thread(self._prepared, within_s)
 
     def opened(self) -> OpenDatabase:
         """The open database, its schema not looked at: for migrations."""
-        with self._lock:
-            return self._open()
+        with self._turn(inf) as within_s:
+            return self._open(stopping_s=self.patience_s, within_s=within_s)
 
     def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
         """Applies pending migrations (up to version `to`) and answers the versions applied. Raises a DatabaseError."""
@@ -146,25 +150,40 @@ class Door:
         target = self.target
         return SyncPostgresWake(lambda: target.connect("everbeat waiter"), self.channel)
 
-    def _open(self) -> OpenDatabase:
+    @contextmanager
+    def _turn(self, within_s: float) -> Iterator[float]:
+        """Opens the database alone among the threads; answers how many of the seconds are left."""
+        lock, began_at = self._lock, monotonic()
+        if not lock.acquire(timeout=min(within_s, threading.TIMEOUT_MAX)):
+            raise DatabaseUnreachable(
+                f"Another thread has been opening the database at {redact_url(self.address.portable)!r} for {within_s:g} s.",
+                fix="wait longer, or check that the database runs.",
+            )
+        try:
+            yield max(0.0, within_s - (monotonic() - began_at))
+        finally:
+            lock.release()
+
+    def _open(self, *, stopping_s: float, within_s: float) -> OpenDatabase:
         if self._opened is None:
-            opened = self.address.open()
+            opened = self.address.open(stopping_s=stopping_s, within_s=min(within_s, _OPENED_WITHIN_S))
             self._opened = structs.replace(opened, target=opened.target.for_clients())
             if self._opened.server is not None:
                 # Before the server's own farewell, which would cut off whoever still listens.
                 atexit.register(_close_at_exit, weakref.ref(self))
         return self._opened
 
-    def _prepared(self) -> Database:
-        patience_s, began_at = self.patience_s, monotonic()
-        with self._lock:
+    def _prepared(self, within_s: float) -> Database:
+        patience_s, began_at = min(self.patience_s, within_s), monotonic()
+        with self._turn(within_s) as within_s:
             if self._database is not None:
                 return self._database  # another thread was first
             if self._failure is not None and self._failure[0] >= began_at:
                 patience_s -= monotonic() - began_at  # this call has waited while another thread tried
                 if patience_s <= 0:
                     raise self._failure[1]
-            opened = self._open()
+            patience_s = min(patience_s, max(within_s, _SHORTEST_S))
+            opened = self._open(stopping_s=patience_s, within_s=within_s)
             database = Database(opened.target, patience_s=self._patience_s)
             try:
                 opened.prepare(auto_migrate=self.auto_migrate, database=database, patience_s=patience_s)

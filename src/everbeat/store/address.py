@@ -81,11 +81,13 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
         """The notification channel of the schema."""
         return Target(url="", schema=self.schema).channel
 
-    def open(self) -> OpenDatabase:
-        """The target, its embedded server started or joined. Raises EmbeddedUnavailable."""
+    def open(self, *, stopping_s: float = 60.0, within_s: float = 120.0) -> OpenDatabase:
+        """The target, its embedded server started or joined within these times (`EmbeddedServer.open`). Raises EmbeddedUnavailable."""
         if self.folder is None:
             return OpenDatabase(target=Target.parse(self.url, schema=self.schema), server=None)
-        server: EmbeddedServer = _embedded().EmbeddedServer.open(self.folder)
+        server: EmbeddedServer = _embedded().EmbeddedServer.open(
+            self.folder, stopping_s=stopping_s, within_s=within_s
+        )
         return OpenDatabase(target=Target.parse(server.url, schema=self.schema), server=server)
 
 

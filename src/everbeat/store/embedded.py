@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from types import MappingProxyType, TracebackType
 from typing import Self
 
@@ -66,9 +67,12 @@ class EmbeddedServer:
         *,
         settings: Mapping[str, str] = _NO_SETTINGS,
         tcp_port: int | None = None,
+        stopping_s: float = 60.0,
+        within_s: float = 120.0,
     ) -> Self:
         """Start the server of `folder`, or join the one that runs: about 1 s for a new folder, 0.15 s later.
 
+        A server that was asked to stop is waited for up to `stopping_s` seconds, and everything up to `within_s`.
         `settings` are PostgreSQL's and hold from its start on; `tcp_port` also opens 127.0.0.1 to every local
         user, who needs no password. Raises EmbeddedUnavailable when it cannot run here or already runs with
         other settings, and ConfigurationError for impossible settings.
@@ -80,11 +84,13 @@ class EmbeddedServer:
         wanted = requested(settings, tcp_port=tcp_port)
         binaries()  # says what to install before a folder is made
         path = make_folder(folder)
-        with _memberships.guard, alone(path):
+        give_up_at = monotonic() + within_s
+        with _memberships.alone(path, within_s=within_s):
             joined = _memberships.by_folder.get(path)
             membership = joined or Membership.join(path)
             try:
-                server = cls._started(Cluster(path), wanted=wanted)
+                left_s = max(0.0, give_up_at - monotonic())
+                server = cls._started(Cluster(path), wanted=wanted, stopping_s=stopping_s, within_s=left_s)
             except BaseException:
                 if joined is None:
                     membership.leave()
@@ -96,10 +102,13 @@ class EmbeddedServer:
         return opened
 
     @staticmethod
-    def _started(cluster: Cluster, *, wanted: Mapping[str, str]) -> Postmaster:
-        server = cluster.running()
+    def _started(
+        cluster: Cluster, *, wanted: Mapping[str, str], stopping_s: float, within_s: float
+    ) -> Postmaster:
+        give_up_at = monotonic() + within_s
+        server = cluster.running(stopping_s=stopping_s, within_s=min(60.0, within_s))
         if server is None:
-            return cluster.start(wanted)
+            return cluster.start(wanted, within_s=give_up_at - monotonic())
         if other := differences(wanted, actual=cluster.settings()):
             raise EmbeddedUnavailable(
                 f"The PostgreSQL in {cluster.folder} already runs, with the settings of its start: {other}.",

@@ -55,13 +55,19 @@ class Cluster:
         """The process that serves this folder, ready or not; None when none lives."""
         return Postmaster.of(self.data)
 
-    def running(self) -> Postmaster | None:
-        """The server once it is ready, which one that starts or stops has 60 s for; None when none lives."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
+    def running(
+        self, *, stopping_s: float = _START_TIMEOUT_S, within_s: float = _START_TIMEOUT_S
+    ) -> Postmaster | None:
+        """Return the server once it is ready, None when none lives.
+
+        A server that was asked to stop may take `stopping_s` seconds to end, any other `within_s` to become ready.
+        """
+        began_at = time.monotonic()
         while (server := self.postmaster()) is not None:
             if server.ready:
                 return server
-            if time.monotonic() >= deadline:
+            patience_s = min(stopping_s, within_s) if server.status == "stopping" else within_s
+            if time.monotonic() - began_at >= patience_s:
                 raise self._failure(
                     f"PostgreSQL (pid {server.pid}, {server.status!r}) in {self.folder} takes no connection"
                 )
@@ -75,8 +81,8 @@ class Cluster:
         except FileNotFoundError:
             return {}
 
-    def start(self, settings: Mapping[str, str]) -> Postmaster:
-        """Start the server, initialising a new folder first.
+    def start(self, settings: Mapping[str, str], *, within_s: float = _START_TIMEOUT_S) -> Postmaster:
+        """Start the server, initialising a new folder first; one that is not ready after `within_s` seconds goes on starting.
 
         Raises EmbeddedUnavailable with the server's last words.
         """
@@ -91,10 +97,11 @@ class Cluster:
         )
         if self.log.exists() and self.log.stat().st_size > _LOG_LIMIT_BYTES:
             self.log.replace(self.log.with_suffix(".log.old"))
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = time.monotonic() + min(within_s, _START_TIMEOUT_S)
         while True:
             self._forget_the_dead(place)
-            server, said = self._launch(programs, identity=identity)
+            left_s = max(1.0, deadline - time.monotonic())
+            server, said = self._launch(programs, identity=identity, within_s=left_s)
             if server is not None:
                 return server
             # The backends of a killed server need a moment to notice; PostgreSQL does not start beside them.
@@ -150,11 +157,13 @@ class Cluster:
         for left in place.glob(".s.PGSQL.*.lock"):
             left.unlink()
 
-    def _launch(self, programs: Path, *, identity: Identity) -> tuple[Postmaster | None, str]:
+    def _launch(
+        self, programs: Path, *, identity: Identity, within_s: float
+    ) -> tuple[Postmaster | None, str]:
         said_before = self.log.stat().st_size if self.log.exists() else 0
         # Names relative to the folder: pg_ctl hands them to a shell, which would expand what a path may hold.
         files = ("-D", self.data.name, "-l", self.log.name)
-        command = (str(programs / "pg_ctl"), "start", "-s", "-w", "-t", str(int(_START_TIMEOUT_S)), *files)
+        command = (str(programs / "pg_ctl"), "start", "-s", "-w", "-t", str(int(within_s)), *files)
         started = identity.run(*command, folder=self.folder, environment=_environment())
         server = self.running() if started.returncode == 0 else None
         return server, f"{started.stdout}\n{self._said(since=said_before)}"

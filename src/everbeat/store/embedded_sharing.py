@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
 from msgspec import Struct
 
@@ -22,14 +23,14 @@ _PATIENCE_S = 120.0  # others may need a minute each to start and to stop
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the start lock of `folder`; raises EmbeddedUnavailable when another keeps it."""
+def alone(folder: Path, *, within_s: float = _PATIENCE_S) -> Iterator[None]:
+    """Hold the start lock of `folder`; raises EmbeddedUnavailable when another keeps it for `within_s` seconds."""
     lock = _lock(folder / "start.lock")
     try:
-        if not lock.exclusive(timeout_s=_PATIENCE_S):
+        if not lock.exclusive(timeout_s=within_s):
             raise EmbeddedUnavailable(
                 f"Another process has been starting or stopping the PostgreSQL in {folder} "
-                f"for {_PATIENCE_S:.0f} s.",
+                f"for {within_s:.0f} s.",
                 fix=f"find and end it: fuser {lock.path}",
             )
         yield
@@ -69,6 +70,22 @@ class Memberships:
         self.by_folder: dict[Path, Membership] = {}
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
+
+    @contextmanager
+    def alone(self, folder: Path, *, within_s: float = _PATIENCE_S) -> Iterator[None]:
+        """Hold the start lock of `folder`, and keep the other threads of this process away."""
+        give_up_at = monotonic() + within_s
+        guard = self.guard
+        if not guard.acquire(timeout=within_s):
+            raise EmbeddedUnavailable(
+                f"Another thread of this process has been starting or stopping a PostgreSQL for {within_s:.0f} s.",
+                fix=f"wait longer, or see what {folder / 'server.log'} says.",
+            )
+        try:
+            with alone(folder, within_s=max(0.0, give_up_at - monotonic())):
+                yield
+        finally:
+            guard.release()
 
     def _forget(self) -> None:
         # Another thread of the parent may hold the guard. The lock files are closed by FileLock itself.
