@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from everbeat.runtime import tree_lock
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import MassSilence
 from everbeat.runtime.identity import ProcessIdentity, start_ticks
-from everbeat.runtime.tree_lock import TreeLock
+from everbeat.runtime.tree_lock import TreeLock, TreeVerdict, verdict_on
 from everbeat.services.reaper import Reaper
 from everbeat.services.slot import SlotHeld, SlotKeeper, SlotTaken
 from everbeat.services.startup import PredecessorsBuried, Reconciliation
@@ -46,6 +47,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This user's folder of lock files."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tree_lock.own_folder()
+
+
+def made_long_ago(path: Path) -> None:
+    at = time.time() - 1.01 * tree_lock.KEPT_S
+    os.utime(path, (at, at))
 
 
 def neighbour(hands: Hands, name: str, **changes: Any) -> None:
@@ -256,6 +262,24 @@ class TestLockFile:
         assert await reconcile(onlooker) == []
         assert set(files.iterdir()) == {stranger.path, held.path}
         held.release(remove=True)
+
+    async def test_files_of_trees_of_lost_databases_are_removed_a_month_after_they_were_found(
+        self, onlooker: Onlooker, files: Path
+    ) -> None:
+        old, held = TreeLock.take(), TreeLock.take()
+        old.release(remove=False)
+        for lock in (old, held):
+            made_long_ago(lock.path)  # trees may live for months
+        await reconcile(onlooker)
+        assert verdict_on(str(old.path), name=old.name) is TreeVerdict.GONE, "others may need the proof"
+        await reconcile(onlooker)
+        assert set(files.iterdir()) == {old.path, held.path}, "it was found just now"
+        made_long_ago(old.path)
+        await reconcile(onlooker)
+        assert set(files.iterdir()) == {held.path}
+        held.release(remove=False)
+        await reconcile(onlooker)
+        assert set(files.iterdir()) == {held.path}, "its death is new, however old it is"
 
 
 class TestReboot:

@@ -14,6 +14,7 @@ import secrets
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from enum import Enum, auto
 from pathlib import Path
@@ -28,6 +29,8 @@ TREE_LOCK_VARIABLE: Final = "EVERBEAT_TREE_LOCK"
 _SUFFIX: Final = ".lock"
 _NAME = re.compile(r"everbeat-[0-9a-f]{16}")
 _READ_BYTES: Final = 64
+KEPT_S: Final = 30 * 86_400
+"""Longer than any threshold, which is 200 h at most: by then age alone shows the death, and nobody needs the proof."""
 
 
 class TreeVerdict(Enum):
@@ -145,6 +148,25 @@ def remove_if_gone(path: str, *, name: str) -> bool:
     with contextlib.suppress(OSError):
         Path(path).unlink()
         return True
+    return False
+
+
+def remove_if_forgotten(path: str, *, name: str) -> bool:
+    """Remove the lock file of a dead tree whose database nobody asks any more: one that was found free `KEPT_S` ago.
+
+    The first call that finds the file free notes the time: it sets the file's times and takes the right to write away.
+    """
+    if verdict_on(path, name=name) is not TreeVerdict.GONE:
+        return False
+    with contextlib.suppress(OSError):
+        file = Path(path)
+        found = file.lstat()
+        if found.st_mode & stat.S_IWUSR:
+            os.utime(file)
+            file.chmod(0o400)
+        elif time.time() - found.st_mtime > KEPT_S:
+            file.unlink()
+            return True
     return False
 
 

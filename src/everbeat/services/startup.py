@@ -99,12 +99,17 @@ class Reconciliation:
             self._tasks += tasks
 
     async def _tidy_up(self) -> None:
-        """Removes the lock files, in this user's folder, of trees whose supervisors all ended, whoever ended them."""
+        """Removes the lock files, in this user's folder, of trees whose supervisors all ended, whoever ended them.
+
+        Files of dead trees that this database does not know are kept for a month, for supervisors of other databases.
+        """
         files = tree_lock.lock_files()
         if not files:
             return
         for name in await self._statements.run(ended_trees(sorted(files))):
-            tree_lock.remove_if_gone(str(files[name]), name=name)
+            tree_lock.remove_if_gone(str(files.pop(name)), name=name)
+        for name, path in files.items():
+            tree_lock.remove_if_forgotten(str(path), name=name)
 
 
 async def bury(
