@@ -76,6 +76,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--replay", type=Path, help="do this plan instead")
     parser.add_argument("--only", type=Kind, nargs="+", help="only these kinds of faults")
     parser.add_argument("--nats", action="store_true", help="tell tasks by NATS, which is struck, too")
+    parser.add_argument(
+        "--basic", action="store_true", help="without the later kinds: the plan that the seed always had"
+    )
     parser.add_argument("--report", type=Path, help="write the figures as JSON, too")
     parser.add_argument("--failed", type=Path, default=FAILED, help="where a plan that failed is kept")
     parser.add_argument("--source", type=Path, help="let workers run the everbeat in this folder")
@@ -86,7 +89,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _plan(options: argparse.Namespace) -> Plan:
     if options.replay is not None:
         return Plan.from_json(options.replay.read_text())
-    return make_plan(seed=options.seed, seconds=options.seconds, kinds=options.only, nats=options.nats)
+    return make_plan(
+        seed=options.seed,
+        seconds=options.seconds,
+        kinds=options.only,
+        nats=options.nats,
+        liveness=not (options.basic or options.nats),
+    )
 
 
 if __name__ == "__main__":

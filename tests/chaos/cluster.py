@@ -1,22 +1,27 @@
 """The private PostgreSQL of a run: on a disk that can be filled, with a clock that can be shifted, to be stopped at any time.
 
-What lives here: the server. What may not: what is asked of it.
+A paired one has a synchronous standby, which can be promoted.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import psycopg
-from psycopg import Connection
+from psycopg import Connection, sql
 
 from everbeat.store.embedded import EmbeddedServer
+from everbeat.store.embedded_programs import binaries
+from everbeat.store.server_identity import choose_identity
 from tests.chaos.clock import ServerClock
 from tests.chaos.isolation import is_isolated
 
@@ -30,8 +35,23 @@ _SETTINGS: Final = {
     "deadlock_timeout": "2s",
     "log_lock_waits": "on",
 }
+# A shifted clock must not end the replication, and a standby whose primary was restarted must be back soon.
+_OF_A_PAIR: Final = {
+    "wal_sender_timeout": "0",
+    "wal_receiver_timeout": "0",
+    "wal_retrieve_retry_interval": "200ms",
+    "wal_keep_size": "64MB",
+}
+_PATIENCE_S: Final = 60.0
+_POLL_S: Final = 0.02
 _BASE_MB: Final = 384
 _MB_PER_SECOND: Final = 0.5
+SESSIONS: Final = """
+    select format('%%s %%s %%s', pid, application_name, state) from pg_stat_activity
+    where backend_type = 'client backend' and application_name <> %s
+    union all
+    select format('advisory lock of %%s', pid) from pg_locks where locktype = 'advisory'
+"""
 _TERMINATE: Final = """
     select count(pg_terminate_backend(pid)) from pg_stat_activity
     where backend_type = 'client backend' and application_name <> %s
@@ -39,21 +59,38 @@ _TERMINATE: Final = """
 
 
 class Cluster:
-    """A running server. `no_small_disk` says why its disk cannot be filled here, if so."""
+    """A running server, or a primary and its standby. `no_small_disk` says why its disk cannot be filled here, if so."""
 
-    def __init__(self, folder: Path, *, seconds: float) -> None:
+    def __init__(self, folder: Path, *, seconds: float, paired: bool = False) -> None:
         self.clock = ServerClock(folder)
-        self._place = folder / "pg"  # a short name: the socket lies in it
-        self._place.mkdir()
-        self.no_small_disk = _mount(self._place, size_mb=round(_BASE_MB + seconds * _MB_PER_SECOND))
-        with self.clock.ticking():
-            self._server = EmbeddedServer.open(self._place, settings=_SETTINGS)
-        self.url = self._server.url
+        # Short names: the sockets lie in them.
+        self._places = [folder / "pg", folder / "pg2"] if paired else [folder / "pg"]
+        self._settings = _SETTINGS | (_OF_A_PAIR if paired else {})
+        self._servers: dict[Path, EmbeddedServer] = {}
+        self.no_small_disk = ""
+        for place in self._places:
+            place.mkdir(mode=0o700)
+            obstacle = _mount(place, size_mb=round(_BASE_MB + seconds * _MB_PER_SECOND))
+            self.no_small_disk = self.no_small_disk or obstacle
+        self._place = self._places[0]
+        self._open(self._place)
+        if paired:
+            self.renew_standby()
+
+    @property
+    def url(self) -> str:
+        """The libpq URL of the server that takes writes."""
+        return self._servers[self._place].url
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """The URLs of all servers, which stay the same."""
+        return [self._servers[place].url for place in self._places]
 
     @property
     def log(self) -> str:
-        """What the server wrote."""
-        paths = [self._place / "server.log.old", self._place / "server.log"]
+        """What the servers wrote."""
+        paths = [place / name for place in self._places for name in ("server.log.old", "server.log")]
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     @contextmanager
@@ -65,18 +102,23 @@ class Cluster:
     def terminate_sessions(self) -> int:
         """Ends every session but those of the run itself; answers how many."""
         with self.connection() as connection:
-            row = connection.execute(_TERMINATE, [APPLICATION]).fetchone()
+            return self.terminate_sessions_over(connection)
+
+    @staticmethod
+    def terminate_sessions_over(connection: Connection[Any]) -> int:
+        """The same over a connection that is there already."""
+        row = connection.execute(_TERMINATE, [APPLICATION]).fetchone()
         return int(row[0]) if row else 0
 
     def stop_at_once(self) -> None:
         """As `pg_ctl stop -m immediate`: every session is gone, and the next start recovers from the log."""
-        self._server.stop("immediate")
+        self._servers[self._place].stop("immediate")
 
     def start(self) -> None:
         """Starts it again, if it does not run."""
         if not EmbeddedServer.status(self._place).running:
             with self.clock.ticking():
-                self._server.restart("immediate")
+                self._servers[self._place].restart("immediate")
 
     @property
     def runs(self) -> bool:
@@ -95,14 +137,121 @@ class Cluster:
         """Gives the room back."""
         (self._place / "filler").unlink(missing_ok=True)
 
+    def set_read_only(self, read_only: bool) -> None:
+        """Makes `default_transaction_read_only` so for every session, those that are open included."""
+        value = sql.SQL("on" if read_only else "off")
+        with self.connection() as connection:
+            connection.execute(sql.SQL("alter system set default_transaction_read_only = {}").format(value))
+            connection.execute("select pg_reload_conf()")
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Every process of the primary is stopped; its kernel goes on acknowledging what arrives."""
+        processes = self._processes(self._place)
+        _send(signal.SIGSTOP, processes)
+        _send(signal.SIGSTOP, late := [one for one in self._processes(self._place) if one not in processes])
+        try:
+            yield
+        finally:
+            _send(signal.SIGCONT, [*late, *reversed(processes)])
+
+    def kill_primary(self) -> None:
+        """SIGKILL for every process of the primary, which stays down."""
+        self._kill(self._place)
+
+    def kill_old_primary(self) -> None:
+        """The same for the one that was the primary before the promotion, if it lives."""
+        self._kill(self._other)
+
+    def await_standby(self) -> None:
+        """Waits until the standby has everything that was acknowledged, and will get what follows."""
+        query = "select 1 from pg_stat_replication where state = 'streaming' and sync_state = 'sync'"
+        with self.connection() as connection:
+            _until(lambda: connection.execute(query).fetchone() is not None, "the standby to stream")
+
+    def promote(self) -> None:
+        """The standby takes writes from now on; what was the primary is to be killed, now or before."""
+        self._place = self._other
+        with self.connection() as connection:
+            connection.execute("select pg_promote(true, 60)")
+            query = "select 1 where not pg_is_in_recovery()"
+            _until(lambda: connection.execute(query).fetchone() is not None, "the promotion")
+
+    def renew_standby(self) -> None:
+        """Makes a new standby where there is none: in the place of the primary that was killed."""
+        place = self._other
+        shutil.rmtree(place / "data", ignore_errors=True)
+        program = binaries() / "pg_basebackup"
+        identity = choose_identity(folder=place, data=place / "data", program=program)
+        identity.give(place)
+        options = ("-D", "data", "-R", "-X", "stream", "-c", "fast", "-d", self.url)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        made = identity.run(str(program), *options, folder=place, environment=kept)
+        if made.returncode != 0:
+            raise RuntimeError(f"pg_basebackup failed: {made.stdout[-500:]}")
+        self._open(place)
+        # Only now: the copy must not require a standby of its own when it is promoted.
+        with self.connection() as connection:
+            connection.execute("alter system set synchronous_standby_names = '*'")
+            connection.execute("select pg_reload_conf()")
+        self.await_standby()
+
+    @property
+    def _other(self) -> Path:
+        return next(place for place in self._places if place != self._place)
+
+    def _open(self, place: Path) -> None:
+        with self.clock.ticking():
+            server = EmbeddedServer.open(place, settings=self._settings)
+        before = self._servers.get(place)
+        self._servers[place] = server
+        if before is not None:
+            before.close()
+
+    def _kill(self, place: Path) -> None:
+        processes = self._processes(place)
+        _send(signal.SIGKILL, processes)
+        _until(lambda: not any(_lives(one) for one in processes), "the end of the killed primary")
+
+    def _processes(self, place: Path) -> list[psutil.Process]:
+        pid = self._servers[place].pid
+        if pid is None:
+            return []
+        server = psutil.Process(pid)
+        return [server, *server.children(recursive=True)]
+
     def close(self) -> None:
         """Stops it and forgets its data."""
-        self._server.close()
-        with suppress(OSError):
-            self._server.stop("immediate")
-        if not self.no_small_disk:
-            subprocess.run(["umount", "--lazy", str(self._place)], capture_output=True, timeout=20)
-        shutil.rmtree(self._place, ignore_errors=True)
+        for place in reversed(self._places):
+            server = self._servers.get(place)
+            if server is not None:
+                server.close()
+                with suppress(OSError):
+                    server.stop("immediate")
+            if not self.no_small_disk:
+                subprocess.run(["umount", "--lazy", str(place)], capture_output=True, timeout=20)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _send(number: signal.Signals, processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _until(truth: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + _PATIENCE_S
+    while not truth():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"waited {_PATIENCE_S:g} s for {what}")
+        time.sleep(_POLL_S)  # the server has no event for it
 
 
 def _mount(place: Path, *, size_mb: int) -> str:

@@ -22,11 +22,12 @@ from everbeat import App
 from everbeat.store import migrations
 from everbeat.store.target import Target
 from tests.chaos.clock import boot_s
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import APPLICATION, SESSIONS, Cluster
 from tests.chaos.evidence import Course, Messages
 from tests.chaos.faults import FaultLog, NoVictim, Scene, injected
 from tests.chaos.last_blow import destroy_messages
 from tests.chaos.line import Lines
+from tests.chaos.liveness_faults import end_orphans
 from tests.chaos.nats_side import AWAY, IN_OUTBOX, NatsSide
 from tests.chaos.plan import Fault, Plan
 from tests.chaos.producers import ROOT, Producers
@@ -69,7 +70,7 @@ class Director:
         self._skipped: list[str] = []
         self._stalls: list[tuple[float, float]] = []
         self._lines = Lines()
-        self._cluster = Cluster(folder, seconds=plan.seconds)
+        self._cluster = Cluster(folder, seconds=plan.seconds, paired=plan.liveness)
         self._prepare_schema()
         self._nats = NatsSide(self._lines, schema=SCHEMA) if plan.nats else None
         # Made before any thread shifts the clock: environments are copied from this one.
@@ -78,7 +79,7 @@ class Director:
         self._trees = [
             Tree(
                 number,
-                line=self._lines.open(self._cluster.url),
+                line=self._lines.open(*self._cluster.urls),
                 environment=environment,
                 folder=folder,
                 nats_url=None if self._nats is None else self._nats.open_line().url,
@@ -89,12 +90,13 @@ class Director:
             cluster=self._cluster,
             lines=self._lines,
             trees=self._trees,
-            producers_line=self._lines.open(self._cluster.url),
+            producers_line=self._lines.open(*self._cluster.urls),
             effects=folder / "effects.jsonl",
             over=self._over,
             server=threading.Lock(),
             nats=self._nats,
             tasks=self._some_tasks,
+            schema=SCHEMA,
         )
 
     @property
@@ -131,6 +133,7 @@ class Director:
             tree.ask_to_stop()
         farewells = [tree.wait() for tree in self._trees]
         self._over.set()
+        held = self._held_by_orphans()
         return Course(
             ready=ready,
             healed=healed,
@@ -142,11 +145,13 @@ class Director:
             stalls=tuple(self._stalls),
             skipped=tuple(self._skipped),
             messages=messages,
+            held_by_orphans=tuple(held),
         )
 
     def close(self) -> None:
         """Ends whatever it started, however it went."""
         self._over.set()
+        end_orphans(self._folder)
         self._producers.stop()
         for tree in self._trees:
             with suppress(Exception):  # each is tried, whatever became of the others
@@ -169,6 +174,7 @@ class Director:
         return kept | {
             "CHAOS_SCHEMA": SCHEMA,
             "CHAOS_EFFECTS": str(self._folder / "effects.jsonl"),
+            "CHAOS_FORKED": str(self._folder / "forked.jsonl"),
             "CHAOS_PROCESSES": str(self._plan.processes),
             "PYTHONPATH": os.pathsep.join([*paths, str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
@@ -253,6 +259,14 @@ class Director:
             return seen
         app = App(self._cluster.url, schema=SCHEMA)
         return replace(seen, found_after_s=destroy_messages(nats, app, self._folder, lambda: count(_UNENDED)))
+
+    def _held_by_orphans(self) -> list[str]:
+        """What the server still has of trees that have left, while the children live that task code has forked; then these are ended."""
+        with self._cluster.connection() as connection:
+            held = [row[0] for row in connection.execute(SESSIONS, [APPLICATION]).fetchall()]
+        if ended := end_orphans(self._folder):
+            self._say(f"{ended} forked children have outlived everything and are ended")
+        return held
 
     def _some_tasks(self) -> list[tuple[UUID, str, int]]:
         with suppress(psycopg.Error), self._cluster.connection() as connection:

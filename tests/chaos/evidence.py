@@ -42,6 +42,7 @@ class Messages:
 class Course:
     """How a run went; `quiet` None: the last task never ended. `asked`: when the trees were told to leave.
 
+    `held_by_orphans`: sessions and locks that were left when all trees had gone and children that task code had forked still lived.
     `messages`: None in a run without NATS. `stalls`: when the run itself was kept from running. `skipped`: faults that could not be done, and why.
     """
 
@@ -55,6 +56,7 @@ class Course:
     stalls: tuple[tuple[float, float], ...]
     skipped: tuple[str, ...]
     messages: Messages | None = None
+    held_by_orphans: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

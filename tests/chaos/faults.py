@@ -16,9 +16,11 @@ from typing import Final, TypeAlias
 
 import psutil
 
+from everbeat.errors import DatabaseError
 from tests.chaos.clock import boot_s
 from tests.chaos.cluster import Cluster
 from tests.chaos.line import Line, Lines
+from tests.chaos.liveness_faults import LIVENESS_WAYS, NothingToStrike, Struck
 from tests.chaos.nats_faults import NATS_WAYS, NobodyThere, Tasks
 from tests.chaos.nats_side import NatsSide
 from tests.chaos.plan import Fault, Kind
@@ -50,6 +52,7 @@ class Scene:
     server: threading.Lock
     nats: NatsSide | None
     tasks: Tasks
+    schema: str
 
     def line(self, fault: Fault) -> Line:
         """The line that the fault hits."""
@@ -250,6 +253,24 @@ def _of_nats(way: Callable[[Fault, NatsSide, Tasks], Held]) -> Callable[[Fault, 
     return strike
 
 
+def _of_liveness(way: Callable[[Fault, Struck], Held]) -> Callable[[Fault, Scene], Held]:
+    def strike(fault: Fault, scene: Scene) -> Held:
+        struck = Struck(
+            cluster=scene.cluster,
+            trees=scene.trees,
+            folder=scene.effects.parent,
+            schema=scene.schema,
+            over=scene.over,
+            server=scene.server,
+        )
+        try:
+            yield from way(fault, struck)
+        except (NothingToStrike, DatabaseError) as why:
+            raise NoVictim(" ".join(str(why).split())) from None
+
+    return strike
+
+
 _WAYS: Final[Mapping[Kind, Callable[[Fault, Scene], Held]]] = {
     Kind.CUT: _cut,
     Kind.DELAY: _delay,
@@ -267,4 +288,5 @@ _WAYS: Final[Mapping[Kind, Callable[[Fault, Scene], Held]]] = {
     Kind.SHIFT_CLOCK: _shift_clock,
     Kind.FILL_DISK: _fill_disk,
     **{kind: _of_nats(way) for kind, way in NATS_WAYS.items()},
+    **{kind: _of_liveness(way) for kind, way in LIVENESS_WAYS.items()},
 }

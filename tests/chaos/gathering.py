@@ -17,7 +17,7 @@ from psycopg import Connection, sql
 from psycopg.rows import kwargs_row
 
 from tests.chaos.clock import boot_s
-from tests.chaos.cluster import APPLICATION
+from tests.chaos.cluster import APPLICATION, SESSIONS
 from tests.chaos.director import SCHEMA, Director
 from tests.chaos.evidence import (
     AttemptRow,
@@ -54,12 +54,6 @@ _ENDS: Final = """
     join {schema}.witness w on w.what = 'end' and w.subject = s.id
     order by w.at
 """
-_SESSIONS: Final = """
-    select format('%%s %%s %%s', pid, application_name, state) from pg_stat_activity
-    where backend_type = 'client backend' and application_name <> %s
-    union all
-    select format('advisory lock of %%s', pid) from pg_locks where locktype = 'advisory'
-"""
 
 
 def gather(director: Director, plan: Plan, course: Course, folder: Path) -> Evidence:
@@ -93,7 +87,7 @@ def gather(director: Director, plan: Plan, course: Course, folder: Path) -> Evid
                 "select task_id::text as task, claim_id::text as claim from {schema}.ledger",
             ),
             breaches=[(one.number, f"{one.rule}: {one.rows}") for one in breaches(connection, SCHEMA)],
-            sessions=[row[0] for row in connection.execute(_SESSIONS, [APPLICATION]).fetchall()],
+            sessions=[row[0] for row in connection.execute(SESSIONS, [APPLICATION]).fetchall()],
             logs="".join(_log(folder, tree) for tree in range(plan.trees)),
             server_log=server_log,
         )

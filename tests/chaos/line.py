@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol, Self, TypeVar
 
 from psycopg import conninfo
@@ -23,12 +24,10 @@ _LONGEST_HOLD_S: Final = 2.0
 class Line:
     """What one tree, or all producers, see of the database. Its methods are called in the loop of its thread."""
 
-    def __init__(self, server_url: str) -> None:
-        given = conninfo.conninfo_to_dict(server_url)
-        self._server_path = f"{given['host']}/.s.PGSQL.{given.get('port') or 5432}"
-        self._server_url = server_url
+    def __init__(self, *server_urls: str) -> None:
+        self._server_urls = server_urls
         self._connections: set[_Connection] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self.url = ""
         self.passes = asyncio.Event()
         self.passes.set()
@@ -39,10 +38,18 @@ class Line:
         self.lost: Counter[str] = Counter()
 
     async def open(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, host="127.0.0.1", port=0)
-        port = self._server.sockets[0].getsockname()[1]
+        for url in self._server_urls:
+            serve = partial(self._serve, _socket_of(url))
+            self._servers.append(await asyncio.start_server(serve, host="127.0.0.1", port=0))
+        ports = [str(server.sockets[0].getsockname()[1]) for server in self._servers]
+        several = {"target_session_attrs": "read-write"} if len(ports) > 1 else {}
         self.url = conninfo.make_conninfo(
-            self._server_url, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable"
+            self._server_urls[0],
+            host=",".join("127.0.0.1" for _ in ports),
+            port=",".join(ports),
+            sslmode="disable",
+            gssencmode="disable",
+            **several,
         )
         return self
 
@@ -73,17 +80,19 @@ class Line:
 
     def close(self) -> None:
         """Takes no more connections and ends those there are."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         self.passes.set()
         self.hang_up()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, server_path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if self.cuts:
             writer.transport.abort()
             return
         try:
-            upstream, up = await asyncio.open_unix_connection(self._server_path)
+            upstream, up = await asyncio.open_unix_connection(server_path)
         except OSError:
             writer.transport.abort()  # the server is down
             return
@@ -98,6 +107,11 @@ class Line:
         finally:
             self._connections.discard(connection)
             connection.end()
+
+
+def _socket_of(server_url: str) -> str:
+    given = conninfo.conninfo_to_dict(server_url)
+    return f"{given['host']}/.s.PGSQL.{given.get('port') or 5432}"
 
 
 class _Connection:
@@ -185,9 +199,9 @@ class Lines:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="lines")
         self._thread.start()
 
-    def open(self, server_url: str) -> Line:
-        """A new line to a server."""
-        return self.add(Line(server_url).open)
+    def open(self, *server_urls: str) -> Line:
+        """A new line to a server, or to a primary and its standby, whose URL then has two hosts."""
+        return self.add(Line(*server_urls).open)
 
     def add(self, opening: Callable[[], Awaitable[S]]) -> S:
         """A line that is opened in the thread's loop, and closed with it."""

@@ -48,16 +48,35 @@ class Kind(StrEnum):
     NATS_DELETE_CONSUMER = "nats_delete_consumer"
     NATS_DELETE_MESSAGES = "nats_delete_messages"
     NATS_STRAYS = "nats_strays"
+    READ_ONLY = "read_only"
+    EXHAUST_CONNECTIONS = "exhaust_connections"
+    FREEZE_DATABASE = "freeze_database"
+    PROMOTE = "promote"
+    FORK = "fork"
+    KILL_TURN_HOLDER = "kill_turn_holder"
 
 
 OF_NATS: Final = tuple(kind for kind in Kind if kind.startswith("nats_"))
-KINDS: Final = tuple(kind for kind in Kind if kind not in OF_NATS)
-"""What a run without NATS consists of."""
+OF_LIVENESS: Final = (
+    Kind.READ_ONLY,
+    Kind.EXHAUST_CONNECTIONS,
+    Kind.FREEZE_DATABASE,
+    Kind.PROMOTE,
+    Kind.FORK,
+    Kind.KILL_TURN_HOLDER,
+)
+"""Faults that came later: a plan without them is the same as before they existed."""
+KINDS: Final = tuple(kind for kind in Kind if kind not in OF_NATS and kind not in OF_LIVENESS)
+"""The kinds of a basic run."""
 OF_THE_NATS_SERVER: Final = frozenset(OF_NATS) - {Kind.NATS_CUT}
 
 OF_THE_DATABASE: Final = frozenset(
     {Kind.TERMINATE_SESSIONS, Kind.RESTART_DATABASE, Kind.SHIFT_CLOCK, Kind.FILL_DISK}
+    | {Kind.READ_ONLY, Kind.EXHAUST_CONNECTIONS, Kind.FREEZE_DATABASE, Kind.PROMOTE, Kind.KILL_TURN_HOLDER}
 )
+OF_THE_CLOCK: Final = frozenset({Kind.SHIFT_CLOCK, Kind.KILL_TURN_HOLDER})
+WITHOUT_A_TREE: Final = OF_THE_DATABASE | OF_THE_NATS_SERVER | {Kind.FORK}
+"""Which tree is struck, if any, is known only when it happens: the one that holds the turn, or that forked."""
 ONE_AT_A_TIME: Final = OF_THE_DATABASE - {Kind.SHIFT_CLOCK}
 OF_A_LINE: Final = frozenset({Kind.CUT, Kind.DELAY, Kind.HALF_OPEN, Kind.LOSE_REPLY})
 WORKER_VERBS: Final = {"claim": 3, "start": 3, "settle": 3, "beat": 3, "recover": 1, "release": 1}
@@ -89,7 +108,8 @@ class Fault:
     """One fault. `tree` None means the producers' line, the database, or NATS. `victim` picks a process of the tree.
 
     `amount`: of a delay its seconds, of a shifted clock its seconds, of a half-open line 1 if what was held back arrives
-    late and 0 if never, of lost replies how many, of deleted messages their share, of strays how many. `verb`: whose reply
+    late and 0 if never, of lost replies how many, of deleted messages their share, of strays how many, of a read-only phase 1 if
+    sessions are ended, of a promotion 1 if the old primary is frozen before it is killed. `verb`: whose reply
     is lost. A killed tree is down for `lasts_s`.
     """
 
@@ -110,7 +130,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that chance decides about a run. `nats`: its trees are told of tasks by NATS."""
+    """Everything that chance decides about a run. `nats`: its trees are told of tasks by NATS. `liveness`: the later kinds of faults
+    are dealt, and the database has a synchronous standby."""
 
     seed: int
     seconds: float
@@ -120,12 +141,14 @@ class Plan:
     sends_per_s: float
     faults: Sequence[Fault]
     nats: bool = False
+    liveness: bool = False
 
     def to_json(self) -> str:
         """The plan as a file holds it."""
         given = asdict(self)
-        if not self.nats:
-            del given["nats"]  # a plan without it looks as it always did
+        for later in ("nats", "liveness"):
+            if not given[later]:
+                del given[later]  # a plan without it looks as it always did
         return json.dumps(given, indent=1) + "\n"
 
     @classmethod
@@ -144,9 +167,11 @@ def make_plan(
     producers: int = 2,
     kinds: Sequence[Kind] | None = None,
     nats: bool = False,
+    liveness: bool = False,
 ) -> Plan:
     """The plan of a seed: the same for ever. `kinds` None: every kind that fits."""
-    chosen = kinds or ((*KINDS, *OF_NATS) if nats else KINDS)
+    later = (*(OF_NATS if nats else ()), *(OF_LIVENESS if liveness else ()))
+    chosen = kinds or (*KINDS, *later)
     is_short = seconds < 60
     return Plan(
         seed=seed,
@@ -157,6 +182,7 @@ def make_plan(
         sends_per_s=10.0,
         faults=tuple(_faults(Random(seed), seconds=seconds, trees=trees, kinds=chosen)),
         nats=nats,
+        liveness=any(kind in OF_LIVENESS for kind in chosen),
     )
 
 
@@ -206,9 +232,7 @@ def _opening(dice: Random, kinds: Sequence[Kind]) -> list[Kind]:
 
 def _fault(dice: Random, kind: Kind, *, number: int, at_s: float, trees: Sequence[int], first: bool) -> Fault:
     tree: int | None = dice.choice(trees)
-    if kind in OF_THE_DATABASE | OF_THE_NATS_SERVER or (
-        kind in OF_A_LINE and not first and dice.random() < 0.2
-    ):
+    if kind in WITHOUT_A_TREE or (kind in OF_A_LINE and not first and dice.random() < 0.2):
         tree = None
     amount, verb = 0.0, ""
     match kind:
@@ -222,6 +246,8 @@ def _fault(dice: Random, kind: Kind, *, number: int, at_s: float, trees: Sequenc
             (verb,) = dice.choices(list(verbs), weights=list(verbs.values()))
         case Kind.SHIFT_CLOCK:
             amount = float(dice.choice((-HOUR_S, HOUR_S)))
+        case Kind.READ_ONLY | Kind.PROMOTE:
+            amount = float(dice.random() < 0.5)
         case Kind.NATS_DELETE_MESSAGES:
             amount = round(dice.uniform(0.2, 1.0), 2)
         case Kind.NATS_STRAYS:
@@ -256,6 +282,16 @@ def _lasts_s(dice: Random, kind: Kind, *, first: bool) -> float:
             return dice.uniform(1.0, 8.0)
         case Kind.NATS_KILL | Kind.NATS_EMPTY:
             return dice.uniform(0.1, 6.0)
+        case Kind.READ_ONLY:
+            return dice.uniform(1.4, 2.2) * THRESHOLD_S if first else dice.uniform(0.3, 2.2) * THRESHOLD_S
+        case Kind.EXHAUST_CONNECTIONS:
+            return dice.uniform(2.1, 2.8) * THRESHOLD_S if first else dice.uniform(0.3, 2.8) * THRESHOLD_S
+        case Kind.FREEZE_DATABASE:
+            return dice.uniform(0.4, 2.0) * THRESHOLD_S
+        case Kind.PROMOTE:
+            return dice.uniform(0.3, 1.2) * THRESHOLD_S
+        case Kind.FORK | Kind.KILL_TURN_HOLDER:
+            return dice.uniform(1.0, 2.0) * THRESHOLD_S
         case Kind.FILL_DISK:
             return dice.uniform(0.5, 1.5) * THRESHOLD_S
         case _:

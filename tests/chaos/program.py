@@ -9,8 +9,10 @@ import asyncio
 import json
 import os
 import time
+from pathlib import Path
 from typing import Final
 
+import psutil
 import psycopg
 from psycopg import sql
 
@@ -136,6 +138,26 @@ def again_in_thread(number: int, seconds: float, secret: str) -> str:
 @app.task(on_crash="retry", max_losses=100, max_crashes=100, run_in="process")
 def again_in_process(number: int, seconds: float, secret: str) -> str:
     return blocking(seconds)
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+def forks(number: int, seconds: float, secret: str) -> str:
+    """Its first attempt forks a child that outlives everything, and does nothing; the run ends it."""
+    effect("start")
+    if Context.current().attempt == 1:
+        worker = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            while True:
+                time.sleep(3_600)  # it is there, and that is all
+        line = {"pid": pid, "created": psutil.Process(pid).create_time(), "worker": worker}
+        with Path(os.environ["CHAOS_FORKED"]).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.02)  # the work of this program is to take time
+    effect("end")
+    return CANARY
 
 
 @app.task(on_crash="retry", max_losses=100, max_crashes=100)

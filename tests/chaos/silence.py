@@ -31,7 +31,9 @@ _LEAST_INFLICTED: Final = 0.4
 _LEAST_COVERED: Final = 0.85
 """The part of its last silence that must be explained."""
 _SILENCING: Final = frozenset({Kind.CUT, Kind.HALF_OPEN, Kind.FREEZE_TREE, Kind.FREEZE_SUPERVISOR})
-_KILLING: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_TASK_PROCESS, Kind.KILL_SUPERVISOR, Kind.KILL_TREE})
+_OF_TREES: Final = (Kind.KILL_TREE, Kind.KILL_SUPERVISOR, Kind.FORK, Kind.KILL_TURN_HOLDER)
+"""What kills a whole tree, or its supervisor."""
+_KILLING: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_TASK_PROCESS, *_OF_TREES})
 _WAYS: Final = frozenset({"age", "session", "startup"})
 
 
@@ -158,9 +160,8 @@ class Explainer:
                 yield Silence(fault.began, math.inf if fault.ended is None else fault.ended, fault.kind)
 
     def _killer(self, life: Life) -> str:
-        kills = (Kind.KILL_TREE, Kind.KILL_SUPERVISOR)
         for fault in self._evidence.faults:
-            hits = fault.tree == life.tree and fault.kind in kills
+            hits = fault.tree == life.tree and fault.kind in _OF_TREES
             if life.struck and life.ended is not None and hits and abs(fault.began - life.ended) < 2.0:
                 return fault.kind
         return BY_ITSELF

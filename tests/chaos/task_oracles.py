@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from tests.chaos.evidence import Breach, Deed, Evidence
-from tests.chaos.plan import Kind
+from tests.chaos.plan import OF_THE_CLOCK
 
 FINAL_STATES: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"})
 NEVER_AGAIN: Final = frozenset({"quick", "fails_when_lost"})
@@ -189,7 +189,7 @@ def a_line_is_one_at_a_time(evidence: Evidence) -> Iterator[Breach]:
     for deed in sorted(_starts(evidence), key=lambda deed: deed.at):
         if deed.task in lines and deed.claim not in lost:
             by_line[lines[deed.task].serial].append(deed)
-    was_shifted = any(fault.kind is Kind.SHIFT_CLOCK for fault in evidence.faults)
+    was_shifted = any(fault.kind in OF_THE_CLOCK for fault in evidence.faults)
     for serial, starts in by_line.items():
         for before, after in pairwise(starts):
             if ended[before.claim] > after.at:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from tests.chaos import oracles
-from tests.chaos.evidence import Evidence, Messages, TaskRow, WorkflowRow
+from tests.chaos.evidence import Evidence, Messages, Struck, TaskRow, WorkflowRow
 from tests.chaos.plan import Kind
 from tests.chaos.scenery import attempt, deed, fault, recovery, sound, with_faults
 from tests.chaos.tree_oracles import CANARY
@@ -68,6 +69,11 @@ def messages(**other: object) -> Spoil:
     return course(messages=replace(sound_ones, **other))
 
 
+def with_faults_of(struck: Struck, run: Evidence) -> Evidence:
+    """As if this had been the only fault."""
+    return with_faults(run, struck)
+
+
 SPOILT: list[tuple[str, str, Spoil]] = [
     ("I1", "is not there", lambda run: replace(run, tasks=run.tasks[1:], deeds=[])),
     ("I1", "there 2 times", lambda run: replace(run, tasks=[*run.tasks, replace(run.tasks[0], id="t9")])),
@@ -90,6 +96,14 @@ SPOILT: list[tuple[str, str, Spoil]] = [
     ("I13", "was ended by age", lambda run: with_faults(run, fault(0, Kind.FREEZE_TREE, 1, 110.0, 116.0))),
     ("I13", "was ended by age", lambda run: with_faults(run, fault(0, Kind.FREEZE_TREE, 0, 113.5, 116.0))),
     ("I13", "was ended by age", lambda run: with_faults(run, fault(0, Kind.FREEZE_TREE, 0, 110.0, 110.5))),
+    *[
+        ("I13", "was ended by age", partial(with_faults_of, fault(0, kind, None, 110.0, 116.0)))
+        for kind in (Kind.READ_ONLY, Kind.EXHAUST_CONNECTIONS, Kind.FREEZE_DATABASE, Kind.PROMOTE)
+    ],
+    ("I13", "was ended by age", lambda run: with_faults(run, fault(0, Kind.KILL_TURN_HOLDER, 1, 110.0, 116.0, expired_after_s=1.0))),
+    ("L3", "was not expired", lambda run: with_faults(run, *run.faults, fault(1, Kind.KILL_TURN_HOLDER, 1, 120.0, 126.0, expired_after_s=None))),
+    ("I14", "after the return", lambda run: with_faults(run, *run.faults, fault(1, Kind.READ_ONLY, None, 111.0, 112.0))),
+    ("I26", "while forked children live", course(held_by_orphans=("everbeat idle",))),
     ("I13", "recovered by child_exit", lambda run: replace(run, recoveries=[recovery(noticed_by="child_exit")])),
     ("I13", "ended by session", lambda run: replace(run, ends=[replace(run.ends[0], how="session", at=111.0)], recoveries=[])),
     ("I13", "ended by startup", lambda run: replace(run, ends=[replace(run.ends[0], how="startup")], recoveries=[])),

@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos.plan import (
     KINDS,
+    OF_LIVENESS,
     OF_NATS,
     OF_THE_DATABASE,
     OF_THE_NATS_SERVER,
@@ -76,7 +77,7 @@ def test_only_trees_and_lines_have_a_tree() -> None:
         (600, "a648c6d1b2124fdf79fba298dc3f55c42819e9ff5793c52499db8e9ec2f6bd41"),
     ],
 )
-def test_a_plan_without_nats_is_what_it_always_was(seconds: float, digest: str) -> None:
+def test_a_plan_without_the_later_kinds_is_what_it_always_was(seconds: float, digest: str) -> None:
     plans = "".join(make_plan(seed=seed, seconds=seconds).to_json() for seed in SEEDS)
     assert hashlib.sha256(plans.encode()).hexdigest() == digest
 
@@ -94,3 +95,24 @@ def test_with_nats_every_kind_is_seen_and_the_server_suffers_one_thing_at_a_time
         for fault in plan.faults
         if fault.kind in OF_NATS
     )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_with_the_later_kinds_every_kind_is_seen_and_the_server_suffers_one_thing_at_a_time(
+    seed: int,
+) -> None:
+    plan = make_plan(seed=seed, seconds=60, liveness=True)
+    assert plan == make_plan(seed=seed, seconds=60, liveness=True)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert {fault.kind for fault in plan.faults} == {*KINDS, *OF_LIVENESS}
+    struck = [fault for fault in plan.faults if fault.kind in ONE_AT_A_TIME]
+    assert all(before.end_s < after.at_s for before, after in pairwise(struck))
+    assert all(fault.tree is None for fault in plan.faults if fault.kind in OF_LIVENESS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_first_phases_of_the_database_last_longer_than_the_thresholds(seed: int) -> None:
+    faults = make_plan(seed=seed, seconds=60, liveness=True).faults
+    first = {kind: next(fault for fault in faults if fault.kind is kind) for kind in OF_LIVENESS}
+    assert first[Kind.READ_ONLY].lasts_s > THRESHOLD_S
+    assert first[Kind.EXHAUST_CONNECTIONS].lasts_s > 2 * THRESHOLD_S

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -92,10 +92,10 @@ class Tree:
         """All of it, the supervisor first."""
         return [*self.supervisor, *self.workers, *self.task_processes]
 
-    def kill_all(self) -> None:
-        """SIGKILL for every process at once: none may see another one fall."""
+    def kill_all(self, *, sparing: Collection[int] = ()) -> None:
+        """SIGKILL for every process at once, but for those to be spared: none may see another one fall."""
         with self._turn:
-            doomed = self.processes
+            doomed = [process for process in self.processes if process.pid not in sparing]
             send(signal.SIGSTOP, doomed)
             send(signal.SIGKILL, doomed)
             self._bury()
