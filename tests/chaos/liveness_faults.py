@@ -224,14 +224,15 @@ def orphans(folder: Path) -> list[tuple[int, float, int]]:
 
 def end_orphans(folder: Path) -> int:
     """Kills those that still live, each by its pid and only if it is the very process; answers how many."""
-    ended = 0
+    ended = []
     for pid, created, _ in orphans(folder):
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             if process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE:
                 process.kill()
-                ended += 1
-    return ended
+                ended.append(process)
+    psutil.wait_procs(ended, timeout=_VICTIM_WITHIN_S)
+    return len(ended)
 
 
 LIVENESS_WAYS: Final[Mapping[Kind, Callable[[Fault, Struck], Held]]] = {

@@ -47,7 +47,10 @@ def nobody_alive_is_declared_dead(evidence: Evidence) -> Iterator[Breach]:
 
 
 def nobody_is_judged_after_an_outage(evidence: Evidence) -> Iterator[Breach]:
-    """I14: no death by age is declared within a threshold after the database came back or its observer was thawed."""
+    """I14: no death by age is declared within a threshold after the database came back or its observer was thawed.
+
+    A tree whose processes had really ended before may be proven dead on the same machine at any time.
+    """
     returns = [
         fault.ended
         for fault in evidence.faults
@@ -58,6 +61,7 @@ def nobody_is_judged_after_an_outage(evidence: Evidence) -> Iterator[Breach]:
         if fault.kind in (Kind.FREEZE_TREE, Kind.FREEZE_SUPERVISOR) and fault.ended is not None:
             thaws[fault.tree].append(fault.ended)
     ended = {end.supervisor_id for end in evidence.ends}
+    gone = {life.pid: life.ended for life in evidence.lives if life.ended is not None}
     for row in evidence.recoveries:
         if row.noticed_by != "age" or row.supervisor_id in ended:
             continue
@@ -68,7 +72,8 @@ def nobody_is_judged_after_an_outage(evidence: Evidence) -> Iterator[Breach]:
                 )
     for end in evidence.ends:
         for at in returns:
-            if end.how == "age" and at < end.at < at + THRESHOLD_S - _TOLERANCE_S:
+            was_alive = gone.get(end.supervisor, end.at) >= end.at
+            if end.how == "age" and was_alive and at < end.at < at + THRESHOLD_S - _TOLERANCE_S:
                 yield Breach(
                     "I14",
                     f"supervisor {end.supervisor_id} was ended by age {end.at - at:.2f} s after the return",

@@ -135,6 +135,8 @@ async def lose_process(onlooker: Onlooker, worker: str, report: ExitReport) -> N
 
 
 KILLED = by_signal(signal.SIGKILL)
+LIKE_OURS = ExitReport(pid=2, exit_code=EXIT_SOFTWARE)
+"""everbeat exits with this code, and code of a user might."""
 CUT_OFF = by_signal(signal.SIGKILL, killed_because="it reached no database for 9.0 s")
 
 
@@ -156,8 +158,12 @@ async def test_lost_trees_make_no_suspects_however_many(
     [
         (KILLED, KILLED, True), (KILLED, None, False), (None, KILLED, False), (None, None, False),
         (CUT_OFF, KILLED, False), (KILLED, CUT_OFF, False), (None, BLAMED[0], True),
+        (LIKE_OURS, LIKE_OURS, True), (LIKE_OURS, None, False), (CUT_OFF, LIKE_OURS, False),
     ],
-    ids=["two processes", "process, tree", "tree, process", "two trees", "ours, process", "process, ours", "tree, SIGSEGV"],
+    ids=[
+        "two processes", "process, tree", "tree, process", "two trees", "ours, process", "process, ours", "tree, SIGSEGV",
+        "two exits with a code of ours", "exit with a code of ours, tree", "ours, exit with a code of ours",
+    ],
 )  # fmt: skip
 async def test_only_the_second_process_that_ended_under_it_makes_a_suspect(
     first: ExitReport | None, second: ExitReport | None, expected: bool, onlooker: Onlooker, hands: Hands

@@ -110,7 +110,8 @@ class Death(Struct, frozen=True, kw_only=True):
             self.signal in _SIGNALS_OF_CODE or self.exit_code is not None or self.out_of_memory or self.hanged
         )
         return Blame(
-            of_the_code=of_the_code, of_the_process=self.noticed_by == CHILD_EXIT and not self.is_ours
+            of_the_code=of_the_code,
+            of_the_process=self.noticed_by == CHILD_EXIT and not is_killed_by_us(self.cause),
         )
 
 
@@ -120,7 +121,15 @@ def _stood_still(cause: str) -> bool:
 
 def is_our_doing(cause: str) -> bool:
     """Whether a process with this cause of death was ended by everbeat, for a reason that no code gave."""
-    return cause in _OWN_CAUSES or (cause.endswith(KILLED_BY_US) and not _stood_still(cause))
+    return cause in _OWN_CAUSES or is_killed_by_us(cause)
+
+
+def is_killed_by_us(cause: str) -> bool:
+    """Whether everbeat sent the SIGKILL, for a reason that no code gave.
+
+    Unlike an exit code of everbeat, this cannot be imitated by code, which might exit with the same number again and again.
+    """
+    return cause.endswith(KILLED_BY_US) and not _stood_still(cause)
 
 
 DeathOf = Callable[[Lease], Death]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from everbeat.domain.states import TaskState
-from everbeat.services.death import Death, is_our_doing
+from everbeat.services.death import Death, is_killed_by_us
 from everbeat.services.observer import Statements
 from everbeat.store.leases import Lease
 from everbeat.store.suspects import process_ends
@@ -22,7 +22,7 @@ async def earlier_ends(
 ) -> Mapping[UUID, int]:
     """Return how many processes ended under each task before, for tasks whose process has ended now.
 
-    Ends that everbeat caused itself do not count.
+    Processes that everbeat killed do not count. Those that exited with a code of everbeat do: code can exit with the same one.
     """
     asked = [
         lease.id
@@ -34,4 +34,4 @@ async def earlier_ends(
     if not asked:
         return {}
     found = await statements.run(process_ends(asked), patience_s=patience_s)
-    return Counter(task_id for task_id, cause in found if not is_our_doing(cause))
+    return Counter(task_id for task_id, cause in found if not is_killed_by_us(cause))
