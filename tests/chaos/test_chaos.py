@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.plan import KINDS, OF_NATS, Kind
+from tests.chaos.plan import KINDS, OF_LIVENESS, OF_NATS, Kind
 from tests.chaos.producers import ROOT
 from tests.nats_server import find_program
 
@@ -65,10 +65,11 @@ def run_chaos(folder: Path, *options: str, within_s: float) -> Ran:
 
 @pytest.mark.timeout(420)
 def test_a_short_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
-    ran = run_chaos(tmp_path, "--seed", "47", "--seconds", "15", within_s=400)
+    kinds = (*KINDS, Kind.READ_ONLY, Kind.PROMOTE)
+    ran = run_chaos(tmp_path, "--seed", "47", "--seconds", "15", "--only", *kinds, within_s=400)
     assert ran.code == 0, ran.said[-4_000:]
     left_out = {Kind(text.split(":")[0]) for text in ran.report["skipped"]}
-    assert set(KINDS) - left_out <= ran.injected
+    assert set(kinds) - left_out <= ran.injected
     assert ran.report["figures"]["refused"] > 0
 
 
@@ -78,7 +79,8 @@ def test_a_long_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
     seed, seconds = os.environ.get("CHAOS_SEED", "1"), os.environ.get("CHAOS_SECONDS", "600")
     ran = run_chaos(tmp_path, "--seed", seed, "--seconds", seconds, within_s=float(seconds) + 600)
     assert ran.code == 0, ran.said[-4_000:]
-    assert ran.injected >= set(KINDS) - {Kind.FILL_DISK, Kind.SHIFT_CLOCK}
+    needs_more = {Kind.FILL_DISK, Kind.SHIFT_CLOCK, Kind.KILL_TURN_HOLDER}
+    assert ran.injected >= {*KINDS, *OF_LIVENESS} - needs_more
 
 
 @pytest.mark.long
