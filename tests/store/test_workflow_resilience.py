@@ -95,6 +95,20 @@ class TestValues:
         assert flow.nodes()["taker"] in ("COMPLETED", "FAILED")
         assert flow.state in ("COMPLETED", "FAILED")
 
+    def test_results_that_are_too_large_for_one_node_fail_it_alone(
+        self, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    ) -> None:  # B13
+        monkeypatch.setattr(advance, "MOST_BYTES_OF_ONE", 1_000)
+        nodes = [task("large"), task("larger"), taking("both", Hole(0), Hole(1)), taking("one", Hole(0))]
+        flow = Flow.start(hands, nodes, [*after(2, 0, 1), *after(3, 0)])
+        flow.play(lambda name: "x" * 600 if name in ("large", "larger") else 1)
+        assert flow.nodes() == {
+            "large": "COMPLETED",
+            "larger": "COMPLETED",
+            "both": "FAILED",
+            "one": "COMPLETED",
+        }
+
     def test_members_that_are_too_much_together_fail_their_map(
         self, hands: Hands, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -27,6 +27,7 @@ from everbeat.domain.graph import (
     items_of,
 )
 from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_NOT_AVAILABLE
+from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.domain.verdict import Ended, Verdict, verdict
 from everbeat.store import workflows
 from everbeat.store.plan import Plan, ask
@@ -39,6 +40,8 @@ MOST_ENQUEUED: Final = 500
 """A step holds its locks for some tens of milliseconds."""
 MOST_BYTES: Final = 16_000_000
 """Of arguments that were put together: nodes beyond are enqueued by the next step."""
+MOST_BYTES_OF_ONE: Final = LARGEST_BYTES
+"""Of the arguments of one node with the results that are put into them."""
 MOST_BYTES_OF_MEMBERS: Final = 128_000_000
 """Of the arguments of all members of a map over a result, which are written in one statement."""
 
@@ -188,7 +191,16 @@ def _sources(part: Composition) -> list[Hole]:
 
 
 def _filled(template: str | None, args: str | None, known: dict[int, Known]) -> str | None:
-    return args if template is None else fill(decode_template(template), known)
+    """The arguments of a node; raises ValueError where they are too large."""
+    if template is None:
+        return args
+    filled = fill(decode_template(template), known)
+    if len(filled) > MOST_BYTES_OF_ONE:
+        raise ValueError(
+            f"they would take {len(filled):,} characters of JSON; one task takes at most {MOST_BYTES_OF_ONE:,};"
+            " keep large data elsewhere, and hand on where"
+        )
+    return filled
 
 
 def _members(part: Composition, known: dict[int, Known]) -> list[str]:
