@@ -75,6 +75,10 @@ class RecoveryConfig(PortableSettings):
     detect_child_exit: bool = field(default=True, metadata=by(switch))
     detect_session_loss: bool = field(default=True, metadata=by(switch))
     session_grace_ms: int = field(default=1_500, metadata=by(whole(100, 60_000)))
+    mass_session_grace_ms: int | None = field(
+        default=30_000,
+        metadata=by(optional(whole(1_000, 3_600_000), none="leaves them to the age of their heartbeats")),
+    )
     hang_timeout_ms: int | None = field(
         default=None, metadata=by(optional(whole(2_000, _DAY_MS), none="lets a hanging process be"))
     )

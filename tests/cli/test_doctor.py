@@ -131,6 +131,31 @@ class TestServer:
                     assert found["LISTEN"].verdict is verdict
                     assert found["POOLER"].verdict is Verdict.OK
 
+    def test_half_of_the_trees_are_silent(self, app: App, hands: Hands) -> None:  # E14
+        hands.supervisor("s2")
+        for name in ("s3", "s4"):
+            hands.supervisor(name, f"{name}-w")
+        assert (examine(app)["TREES"].verdict, examine(app)["TREES"].fix) == (Verdict.OK, None)
+        hands.running("s3-w")
+        change(
+            hands,
+            "update {schema}.supervisors set last_beat_at = now() - interval '61 s' where id in ('s3', 's4')",
+        )
+        check = examine(app)["TREES"]
+        assert check.verdict is Verdict.WARN
+        assert "2 of 4 trees silent" in check.text
+        assert "with 1 task" in check.text
+        assert check.fix is not None
+        assert check.fix.endswith(f": everbeat sweep --threshold 1m --schema {app.schema}.")
+        past = "now() - interval '61 s'"
+        change(
+            hands,
+            f"update {{schema}}.tasks set sent_at = {past}, enqueued_at = {past}, claimed_at = {past}, started_at = {past}",
+        )
+        swept = app.sweep_stale_workers(sweep_threshold="1m")
+        assert swept.recovered_count == 1
+        assert examine(app)["TREES"].verdict is Verdict.OK
+
     def test_the_clock(self, app: App, hands: Hands) -> None:
         change(hands, "update {schema}.supervisors set last_beat_at = last_beat_at + interval '1 hour'")
         check = examine(app)["CLOCK"]

@@ -11,7 +11,12 @@ import pytest
 from psycopg import Connection, conninfo
 
 from everbeat.runtime.events import TaskRecovered
-from everbeat.services.session_watch import CALM_S, MassSessionLoss, SessionWatch
+from everbeat.services.session_watch import (
+    CALM_S,
+    MassSessionLoss,
+    MassSessionLossRecovered,
+    SessionWatch,
+)
 from everbeat.store import workers
 from tests.services.conftest import Hands, Onlooker
 
@@ -241,6 +246,94 @@ async def test_the_last_to_come_back_is_left_to_age_too(onlooker: Onlooker, hand
                 for _ in range(4):
                     await look(onlooker, watch)
             assert onlooker.living() == {"me", "other", "s2"}
+
+
+async def lose_two_of_four(
+    onlooker: Onlooker, hands: Hands, watch: SessionWatch, *, silent_for: str = "0"
+) -> None:
+    """The sessions of s1 and s2 are closed together; their last beats are as old as said."""
+    hands.supervisor("s2")
+    hands.supervisor("other")
+    with session_of(hands, "s1") as first, session_of(hands, "s2") as second:
+        await look(onlooker, watch)
+        end(first, hands)
+        end(second, hands)
+        hands.connection.execute(
+            hands.plain("update {schema}.supervisors set last_beat_at = now() - %s::interval"), [silent_for]
+        )
+    for _ in range(4):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "other", "s1", "s2"}
+
+
+async def test_many_that_stay_away_for_the_whole_wait_are_recovered_together(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E14
+    running = hands.running()
+    watch = onlooker.session_watch()
+    await lose_two_of_four(onlooker, hands, watch)
+    for _ in range(39):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "other", "s1", "s2"}, "29.4 s after the loss"
+    for _ in range(3):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "other"}
+    assert hands.row(running.id, "state") == "FAILED"
+    assert "did not come back within 3" in hands.row(running.id, "error")["data"]["cause"]
+    assert len(onlooker.told(MassSessionLossRecovered)) == 2
+    (event,) = onlooker.told(MassSessionLoss)
+    assert (event.wait_s, event.fix) == (30.0, "everbeat sweep")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("settings", "silent_for"),
+    [({"mass_session_grace_ms": None}, "0"), ({}, "5 hours")],
+    ids=["no wait", "silent for so long that the server may have given the line up"],
+)
+async def test_many_are_left_to_age_where_their_sessions_prove_nothing(
+    settings: dict[str, Any], silent_for: str, onlooker: Onlooker, hands: Hands
+) -> None:  # E14
+    watch = onlooker.session_watch(**settings)
+    await lose_two_of_four(onlooker, hands, watch, silent_for=silent_for)
+    for _ in range(100):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "other", "s1", "s2"}
+
+
+async def test_an_observer_that_lost_the_database_waits_anew(onlooker: Onlooker, hands: Hands) -> None:  # E14
+    watch = onlooker.session_watch()
+    await lose_two_of_four(onlooker, hands, watch)
+    for _ in range(35):
+        await look(onlooker, watch)
+    onlooker.disturbances += 1
+    onlooker.reconnected_at = onlooker.clock.monotonic()
+    for _ in range(56):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "other", "s1", "s2"}, "39.2 s later: calm, then the wait"
+    for _ in range(4):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "other"}
+
+
+async def test_those_that_may_be_on_their_way_back_count_as_lost_together(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E14
+    """This observer has just reconnected, and has seen only one of the three hold its session since then."""
+    for name in ("s2", "s3", "other"):
+        hands.supervisor(name)
+    onlooker.reconnected_at = onlooker.clock.monotonic()
+    watch = onlooker.session_watch()
+    for name in ("s2", "s3"):
+        with session_of(hands, name) as session:
+            end(session, hands)
+    with session_of(hands, "s1") as first:
+        await look(onlooker, watch)
+        end(first, hands)
+    for _ in range(4):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "other", "s1", "s2", "s3"}
+    (event,) = onlooker.told(MassSessionLoss)
+    assert (event.gone, event.known) == (3, 5)  # type: ignore[attr-defined]
 
 
 async def test_two_of_five_are_given_up(onlooker: Onlooker, hands: Hands) -> None:

@@ -129,7 +129,7 @@ def test_others_wait_a_bounded_time_for_one_that_is_frozen_in_any_kind_of_transa
 
 SETTINGS = "select array_agg(setting::integer order by name) from pg_settings where name ~ %s"
 BOUNDS = "^(client_connection_check_interval|idle_in_transaction_session_timeout|tcp_keepalives|tcp_user)"
-PROMPT, PATIENT = [2_000, 10_000, 3, 5, 2, 10_000], [2_000, 10_000, 5, 600, 60, 0]
+PROMPT, PATIENT = [2_000, 10_000, 3, 5, 2, 10_000], [2_000, 10_000, 127, 60, 120, 0]
 
 
 @pytest.fixture

@@ -135,6 +135,12 @@ MUTANTS = [
         recovery.test_an_ended_supervisor_is_told_by_its_own_beat,
     ),
     Mutant(
+        "a lock that any silence may have freed", "worker/watch_sessions",
+        "s.last_beat_at > statement_timestamp() - %(silence_kept_ms)s * interval '1 millisecond' as beat_lately",
+        "%(silence_kept_ms)s::bigint > 0 as beat_lately",
+        recovery.test_a_session_is_surely_closed_only_if_its_supervisor_beat_lately,
+    ),
+    Mutant(
         "a lost host as evidence against the code", "task/process_ends", "and r.noticed_by = 'child_exit'", "",
         recovery.test_only_ends_of_processes_are_evidence_against_the_code,
     ),

@@ -217,6 +217,15 @@ def test_an_ended_supervisor_is_told_by_its_own_beat(hands: Hands) -> None:
     assert hands.run(workers.register_worker(row)) is False
 
 
+def test_a_session_is_surely_closed_only_if_its_supervisor_beat_lately(hands: Hands) -> None:  # E14
+    """The server keeps the session of a silent network for hours, but not for ever."""
+    for silent_for, expected in (("0", True), ("3 hours", True), ("5 hours", False), ("-1 hour", True)):
+        hands.connection.execute(
+            hands.plain("update {schema}.supervisors set last_beat_at = now() - %s::interval"), [silent_for]
+        )
+        assert {one.beat_lately for one in hands.run(workers.watch_sessions())} == {expected}, silent_for
+
+
 def test_a_turn_belongs_to_one_until_it_ends(hands: Hands) -> None:
     assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s1")) is True
     assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s2")) is False

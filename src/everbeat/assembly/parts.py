@@ -12,6 +12,7 @@ from collections.abc import Callable
 from random import Random
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.commands import sweep_command
 from everbeat.domain.hooks import HookRunner, HookSet
 from everbeat.runtime.clock import Clock, SystemClock
 from everbeat.runtime.events import EventBus, log_event
@@ -85,6 +86,7 @@ def make_supervision(
             random=around.random,
             slot=slot,
             hooks=hooks,
+            command=sweep_command(beat_interval_ms=recovery.beat_interval_ms, schema=target.schema),
         )
 
     return Supervision(

@@ -13,6 +13,7 @@ from everbeat import assembly
 from everbeat.app import App
 from everbeat.client.explaining import silence_rules
 from everbeat.domain import nats_checks, server_checks, work_checks
+from everbeat.domain.commands import sweep_command
 from everbeat.domain.diagnosis import Check, CheckCode, Verdict
 from everbeat.domain.duration import spelled
 from everbeat.domain.locks import judge_locks
@@ -29,7 +30,14 @@ _HEAR_WITHIN_S: Final = 3.0
 _MOST_SNAPSHOTS: Final = 10_000
 _MOST_WORKERS: Final = 100_000
 _OF_THE_LIVING: Final = frozenset(
-    {CheckCode.LISTEN, CheckCode.WORKERS, CheckCode.SWEEPER, CheckCode.NAMES, CheckCode.QUEUES}
+    {
+        CheckCode.LISTEN,
+        CheckCode.WORKERS,
+        CheckCode.TREES,
+        CheckCode.SWEEPER,
+        CheckCode.NAMES,
+        CheckCode.QUEUES,
+    }
 )
 """Checks that a standby cannot answer: it takes no LISTEN, and does not know who lives."""
 
@@ -109,6 +117,12 @@ class Examination:
         yield CheckCode.LOCKS, asked(explanation.lock_holders(target.schema), judge_locks)
         yield CheckCode.DEAD_ROWS, asked(diagnosis.dead_rows(target.schema), server_checks.judge_dead_rows)
         yield CheckCode.WORKERS, asked(diagnosis.crew(stale_ms=stale_ms), work_checks.judge_crew)
+        silent = diagnosis.silent_trees(silent_ms=2 * config.beat_interval_ms)
+        command = sweep_command(beat_interval_ms=config.beat_interval_ms, schema=target.schema)
+        yield (
+            CheckCode.TREES,
+            asked(silent, lambda found: work_checks.judge_trees(found, command=command)),
+        )
         yield (
             CheckCode.BEATS,
             asked(diagnosis.beat_gaps(), lambda gaps: work_checks.judge_beats(gaps, rules=rules)),

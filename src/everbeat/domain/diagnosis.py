@@ -35,6 +35,7 @@ class CheckCode(StrEnum):
     LOCKS = "LOCKS"
     DEAD_ROWS = "DEAD_ROWS"
     WORKERS = "WORKERS"
+    TREES = "TREES"
     BEATS = "BEATS"
     SWEEPER = "SWEEPER"
     NAMES = "NAMES"
@@ -136,6 +137,14 @@ class Crew(msgspec.Struct, frozen=True):
     workers: int
     last_beat_at: datetime | None
     has_work: bool
+
+
+class SilentTrees(msgspec.Struct, frozen=True):
+    """Supervisors that were not ended, those of them that are silent with their whole tree, and the tasks that the silent ones hold."""
+
+    known: int
+    silent: int
+    held: int
 
 
 class Suspects(msgspec.Struct, frozen=True):

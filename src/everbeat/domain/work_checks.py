@@ -15,6 +15,7 @@ from everbeat.domain.diagnosis import (
     Crew,
     Gaps,
     Oldest,
+    SilentTrees,
     Suspects,
     Unserved,
     Unswept,
@@ -22,6 +23,7 @@ from everbeat.domain.diagnosis import (
 )
 from everbeat.domain.explanation import SilenceRules, counted
 from everbeat.domain.pauses import Pause
+from everbeat.domain.silence import is_mass
 from everbeat.errors.wording import some
 
 _LATE_HOURS: Final = 3.0
@@ -43,6 +45,16 @@ def judge_crew(crew: Crew) -> Check:
     if crew.has_work:
         return Check(CheckCode.WORKERS, Verdict.FAIL, f"no live worker, and tasks wait{since}", fix)
     return Check(CheckCode.WORKERS, Verdict.WARN, f"no live worker{since}", fix)
+
+
+def judge_trees(found: SilentTrees, *, command: str) -> Check:
+    """Whether so many trees are silent that their recovery waits; `command`: recovers what they hold at once."""
+    text = f"{found.silent} of {counted(found.known, 'tree')} silent for two heartbeat intervals or more"
+    if not is_mass(silent=found.silent, known=found.known):
+        return Check(CheckCode.TREES, Verdict.OK, text)
+    text += f", with {counted(found.held, 'task')}: so many that the network is suspected, so their recovery is slow"
+    fix = f"if you know that they are dead, recover their tasks now: {command}."
+    return Check(CheckCode.TREES, Verdict.WARN, text, fix)
 
 
 def judge_beats(gaps: Gaps, *, rules: SilenceRules) -> Check:

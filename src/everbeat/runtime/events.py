@@ -124,13 +124,17 @@ class HookFailed(Event, frozen=True, kw_only=True):
 
 
 class MassSilence(Event, frozen=True, kw_only=True):
-    """So many supervisors fell silent together that the network or the database is suspected, not them."""
+    """So many supervisors fell silent together that the network or the database is suspected, not them.
+
+    `fix`: the command for an operator who knows them dead.
+    """
 
     room = "services"
     level = logging.ERROR
     silent: int
     known: int
     wait_s: float
+    fix: str
 
 
 class DatabaseUnreachable(Event, frozen=True, kw_only=True):

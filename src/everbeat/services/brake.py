@@ -5,15 +5,7 @@ What lives here: when it is on, and how fast it lets go. What may not: statement
 
 from __future__ import annotations
 
-from typing import Final
-
-_LEAST_KNOWN: Final = 3
-_LEAST_SILENT: Final = 2
-
-
-def is_mass(*, silent: int, known: int) -> bool:
-    """Whether so many of the known supervisors are silent that they are not the ones to blame."""
-    return known >= _LEAST_KNOWN and silent >= _LEAST_SILENT and 2 * silent >= known
+from everbeat.domain.silence import is_mass
 
 
 class Brake:

@@ -10,6 +10,7 @@ from random import Random
 from typing import TypedDict
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.commands import SWEEP
 from everbeat.domain.hooks import HookRunner
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus
@@ -41,7 +42,10 @@ class _OfAll(TypedDict):
 
 
 class Caretakers:
-    """What a supervision is given: services to run for ever, what to do at the start, and whom to ask when a worker died."""
+    """What a supervision is given: services to run for ever, what to do at the start, and whom to ask when a worker died.
+
+    `command`: what an alarm tells an operator who knows the silent trees dead.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class Caretakers:
         slot: str | None = None,
         holders: Callable[[], Sequence[Holder]] = list,
         hooks: HookRunner | None = None,
+        command: str = SWEEP,
     ) -> None:
         self._statements = statements
         self._config = config
@@ -76,8 +81,8 @@ class Caretakers:
         witness = prover if self.is_reconciling else None
         of_all: _OfAll = {"recoverer": self.recoverer, "observer": observer, "events": events, "clock": clock}
         self._reconciliation = Reconciliation(statements, identity=identity, **of_all)
-        by_silence = (Reaper(statements, config, witness=witness, **of_all),)
-        by_session = (SessionWatch(statements, config, witness=witness, **of_all),)
+        by_silence = (Reaper(statements, config, witness=witness, command=command, **of_all),)
+        by_session = (SessionWatch(statements, config, witness=witness, command=command, **of_all),)
         by_progress = (Stalls(statements, holders=holders, recoverer=self.recoverer, clock=clock),)
         by_slot = (SlotKeeper(statements, config, slot=slot or "", **of_all),)
         self.services: tuple[Service, ...] = (

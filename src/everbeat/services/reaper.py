@@ -12,10 +12,12 @@ from typing import Final
 from uuid import uuid4
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.commands import SWEEP
 from everbeat.domain.recovery import Charge
+from everbeat.domain.silence import is_mass
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, MassSilence
-from everbeat.services.brake import Brake, is_mass
+from everbeat.services.brake import Brake
 from everbeat.services.death import AGE, Death
 from everbeat.services.observer import Amnesty, Observer, Statements, Windows
 from everbeat.services.recovery import Recoverer, always
@@ -45,6 +47,7 @@ class Reaper:
         events: EventBus,
         clock: Clock,
         witness: Witness | None = None,
+        command: str = SWEEP,
     ) -> None:
         self.interval_s = config.check_interval_ms / 1_000
         self._statements = statements
@@ -53,6 +56,7 @@ class Reaper:
         self._events = events
         self._clock = clock
         self._witness = witness
+        self._command = command
         self._beat_s = min(config.runner_heartbeat_interval_ms, config.claimer_heartbeat_interval_ms) / 1_000
         self._is_in_doubt = False
         self._silent_ids: set[str] = set()
@@ -135,7 +139,9 @@ class Reaper:
         )
         was_on = self._brake.is_on
         if self._brake.look(silent=len(silent), known=known, at=at):
-            self._events.emit(MassSilence(silent=len(silent), known=known, wait_s=self._brake.window_s))
+            self._events.emit(
+                MassSilence(silent=len(silent), known=known, wait_s=self._brake.window_s, fix=self._command)
+            )
         if was_on and not self._brake.is_on:
             self._windows.restart()  # most are back: the last ones may be on their way
             return []

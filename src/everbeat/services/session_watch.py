@@ -8,15 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Final
 
-from msgspec import Struct
-
 from everbeat.config import RecoveryConfig
+from everbeat.domain.commands import SWEEP
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus
 from everbeat.services.death import SESSION, Death
+from everbeat.services.mass_loss import Lost, MassLoss
 from everbeat.services.observer import Observer, Statements
 from everbeat.services.recovery import Recoverer
 from everbeat.services.thresholds import Thresholds
@@ -31,6 +30,7 @@ CALM_S: Final = 10.0
 since then: what cut the observer off may have cut off others."""
 TOGETHER_S: Final = 5.0
 
+_CAUSE: Final = "its database session ended: the whole tree is gone"
 _ONE_TRY: Final = 0.0
 _SOONEST_S: Final = 0.02
 _LOOKS_PER_THRESHOLD: Final = 5
@@ -38,22 +38,33 @@ _LOOKS_MISSED: Final = 4
 
 
 class MassSessionLoss(Event, frozen=True, kw_only=True):
-    """So many supervisors lost their sessions together that the server is suspected: age decides about them."""
+    """So many supervisors lost their sessions together that the network or the server is suspected.
+
+    Those that stay away for `wait_s` seconds are recovered; None: age decides. `fix`: the command for an operator who knows them dead.
+    """
 
     room = "services"
     level = logging.WARNING
     gone: int
     known: int
+    wait_s: float | None
+    fix: str
 
 
-class _Gone(Struct):
-    since: float
-    held_until: float
-    session_at: datetime
+class MassSessionLossRecovered(Event, frozen=True, kw_only=True):
+    """A supervisor of a mass session loss stayed away for the whole wait, so it was ended."""
+
+    room = "services"
+    level = logging.WARNING
+    supervisor_id: str
+    waited_s: float
 
 
 class SessionWatch:
-    """A service of every supervisor. It never judges its own. `witness`: who proves deaths in a mass loss; None: nobody."""
+    """A service of every supervisor. It never judges its own.
+
+    `witness`: who proves deaths in a mass loss; None: nobody. `command`: what an operator types who knows the silent ones dead.
+    """
 
     name = "session_watch"
 
@@ -67,6 +78,7 @@ class SessionWatch:
         events: EventBus,
         clock: Clock,
         witness: Witness | None = None,
+        command: str = SWEEP,
     ) -> None:
         self._statements = statements
         self._recoverer = recoverer
@@ -74,15 +86,17 @@ class SessionWatch:
         self._events = events
         self._clock = clock
         self._witness = witness
+        self._command = command
         self._grace_s = config.session_grace_ms / 1_000
         stale_s = min(Thresholds.automatic(config).all_ms(), default=math.inf) / 1_000
         self.interval_s = min(LOOK_EVERY_S, stale_s / _LOOKS_PER_THRESHOLD)
-        self._gone: dict[str, _Gone] = {}
+        wait_ms = config.mass_session_grace_ms
+        self._gone: dict[str, Lost] = {}
+        self._unjudged = 0
         self._seen_held: set[str] = set()
-        self._left_to_age: dict[str, _Gone] = {}
+        self._mass = MassLoss(wait_s=None if wait_ms is None else wait_ms / 1_000)
         self._disturbances = 0
         self._looked_at: float | None = None
-        self._mass_told = False
 
     async def tick(self) -> float | None:
         """One look. Asks for the next one at the very moment in which somebody's grace is over."""
@@ -96,37 +110,44 @@ class SessionWatch:
             self._disturbances = self._observer.disturbances
             self._seen_held.clear()
             self._gone.clear()
+            self._mass.disturbed(answered_at + CALM_S)
         elif asked_at - held_until > _LOOKS_MISSED * self.interval_s + self._grace_s:
             self._gone.clear()  # this observer was away
+            self._mass.disturbed(answered_at)
         self._looked_at = answered_at
         self._see(sessions, held_until=held_until, at=answered_at)
         for session in sessions:
             gone = self._gone.get(session.supervisor_id)
             if gone is not None and asked_at - gone.since >= self._grace_s:
                 await self._judge(session, gone, known=len(sessions))
+            elif self._mass.is_over(session.supervisor_id, at=asked_at) and _was_closed(session):
+                await self._give_up(session)
         return self._next_look()
 
     def _see(self, sessions: Iterable[WatchedSession], *, held_until: float, at: float) -> None:
-        suspects: dict[str, _Gone] = {}
-        known = {session.supervisor_id for session in sessions}
-        self._left_to_age = {name: gone for name, gone in self._left_to_age.items() if name in known}
+        suspects: dict[str, Lost] = {}
+        unjudged = 0
+        self._mass.keep({session.supervisor_id for session in sessions})
         for session in sessions:
             name = session.supervisor_id
             if session.locked:
                 self._seen_held.add(name)
-            left = self._left_to_age.get(name)
-            if left is not None and (session.locked or left.session_at != session.session_at):
-                del self._left_to_age[name]  # it is back
-            if session.locked or session.sessions or not session.held_here or name in self._left_to_age:
+            self._mass.see(
+                name, session.session_at, is_held=session.locked, has_sessions=session.sessions > 0, at=at
+            )
+            if session.locked or session.sessions or not session.held_here or name in self._mass:
                 continue
-            if name == self._observer.supervisor_id or self._may_be_on_its_way_back(session, at=at):
+            if name == self._observer.supervisor_id:
+                continue
+            if self._may_be_on_its_way_back(session, at=at):
+                unjudged += 1
                 continue
             before = self._gone.get(name)
             if before is not None and before.session_at == session.session_at:
                 suspects[name] = before
             else:
-                suspects[name] = _Gone(at, held_until, session.session_at)
-        self._gone = suspects
+                suspects[name] = Lost(at, held_until, session.session_at)
+        self._gone, self._unjudged = suspects, unjudged
 
     def _may_be_on_its_way_back(self, session: WatchedSession, *, at: float) -> bool:
         """Whether the outage of this observer may have cost this session too: not if the observer saw it held since then."""
@@ -135,43 +156,64 @@ class SessionWatch:
         reconnected_at = self._observer.reconnected_at
         return reconnected_at is not None and at - reconnected_at < CALM_S
 
-    async def _judge(self, session: WatchedSession, gone: _Gone, *, known: int) -> None:
-        lost = (self._left_to_age | self._gone).values()
-        together = sum(abs(other.since - gone.since) <= TOGETHER_S for other in lost)
-        if together >= 2 and 2 * together >= known:
-            if await self._is_proven(session.supervisor_id):
-                return
-            if not self._mass_told:
-                self._events.emit(MassSessionLoss(gone=together, known=known))
-            self._mass_told = True
-            # As the others come back they will be few, and no more dead than before.
-            self._left_to_age |= self._gone
+    async def _judge(self, session: WatchedSession, gone: Lost, *, known: int) -> None:
+        lost = {**self._mass.lost, **self._gone}.values()
+        # When those that may be on their way back were lost is not known: it may have been together with this one.
+        together = self._unjudged + sum(abs(other.since - gone.since) <= TOGETHER_S for other in lost)
+        if together < 2 or 2 * together < known:
+            await self._end(session, gone, cause=_CAUSE)
             return
-        self._mass_told = False
-        ended = await self._statements.run(
-            workers.end_supervisor(
-                session.supervisor_id, how=SESSION, beat_seq=session.beat_seq, session_at=session.session_at
-            ),
-            patience_s=_ONE_TRY,
+        buried = await self._bury_proven()
+        self._gone = {name: lost for name, lost in self._gone.items() if name not in buried}
+        if not self._gone:
+            return
+        if not self._mass:
+            wait_s = self._mass.wait_s
+            self._events.emit(MassSessionLoss(gone=together, known=known, wait_s=wait_s, fix=self._command))
+        # As the others come back they will be few, and no more dead than before.
+        self._mass.join(self._gone)
+        self._gone = {}
+
+    async def _give_up(self, session: WatchedSession) -> None:
+        """It was lost with many, its connections were closed, and it stayed away for the whole wait."""
+        gone = self._mass.lost[session.supervisor_id]
+        waited_s = self._clock.monotonic() - gone.since
+        cause = f"{_CAUSE}; many were lost together, and it did not come back within {waited_s:.0f} s"
+        if await self._end(session, gone, cause=cause):
+            self._events.emit(
+                MassSessionLossRecovered(supervisor_id=session.supervisor_id, waited_s=waited_s)
+            )
+
+    async def _end(self, session: WatchedSession, gone: Lost, *, cause: str) -> bool:
+        """Ends it and recovers what it held, unless somebody else did, or it gave a sign of life meanwhile."""
+        end = workers.end_supervisor(
+            session.supervisor_id, how=SESSION, beat_seq=session.beat_seq, session_at=session.session_at
         )
-        if not ended:
-            return
-        cause = "its database session ended: the whole tree is gone"
+        if not await self._statements.run(end, patience_s=_ONE_TRY):
+            return False
         await self._statements.run(
             workers.bury_workers(supervisor_id=session.supervisor_id, how=SESSION, cause=cause)
         )
         after_ms = round((self._clock.monotonic() - gone.held_until) * 1_000)
         death = Death(noticed_by=SESSION, cause=cause, noticed_after_ms=after_ms)
         await self._recoverer.recover_supervisor(session.supervisor_id, death)
+        return True
 
-    async def _is_proven(self, supervisor_id: str) -> bool:
-        """Whether this machine proves its death, however many go with it; then it is buried."""
+    async def _bury_proven(self) -> set[str]:
+        """Those of a mass loss that this machine proves dead, however many go with them: they are buried."""
         if self._witness is None:
-            return False
-        return bool(await self._witness.bury_proven([supervisor_id], noticed_by=SESSION))
+            return set()
+        return await self._witness.bury_proven(self._gone, noticed_by=SESSION)
 
     def _next_look(self) -> float | None:
         now = self._clock.monotonic()
         waits = [gone.since + self._grace_s - now for gone in self._gone.values()]
+        if (mass_in := self._mass.next_in(now)) is not None:
+            waits.append(mass_in)
         soonest = min((wait for wait in waits if wait > 0), default=self.interval_s)
         return max(_SOONEST_S, soonest) if soonest < self.interval_s else None
+
+
+def _was_closed(session: WatchedSession) -> bool:
+    """Whether this very server ended the session because its socket was closed, and not for a silent network."""
+    return session.held_here and session.beat_lately

@@ -18,6 +18,7 @@ from everbeat.domain.diagnosis import (
     Oldest,
     Right,
     Rows,
+    SilentTrees,
     Standing,
     Suspects,
     Unserved,
@@ -73,6 +74,11 @@ def dead_rows(schema: str) -> Statement[Rows | None]:
 def crew(*, stale_ms: int) -> Statement[Crew]:
     """Who lives; whoever has not beaten for `stale_ms` does not."""
     return Statement("inspect/crew", {"stale_ms": stale_ms}, lambda found: Crew(*found[0]))
+
+
+def silent_trees(*, silent_ms: int) -> Statement[SilentTrees]:
+    """How many supervisors are silent with their whole tree for `silent_ms`."""
+    return Statement("inspect/silent_trees", {"silent_ms": silent_ms}, lambda found: SilentTrees(*found[0]))
 
 
 def beat_gaps() -> Statement[Gaps]:

@@ -27,6 +27,10 @@ select pg_backend_pid(), 0 < (
 BOUND_TRANSACTION: Final = b"set local idle_in_transaction_session_timeout = '10s'"
 """The same bound for one transaction, behind a transaction pooler."""
 
-PATIENT_KEEPALIVES: Final = b"set tcp_keepalives_idle = 600; set tcp_keepalives_interval = 60; set tcp_keepalives_count = 5; set tcp_user_timeout = 0"
+PATIENT_KEEPALIVES: Final = b"""
+    set tcp_keepalives_idle = 60; set tcp_keepalives_interval = 120; set tcp_keepalives_count = 127; set tcp_user_timeout = 0"""
 """For the session that holds a supervisor's session lock. The server must end this session only when its socket was closed, never
-because the network is silent: observers take the end of the lock for a death, and a silent network is none."""
+because the network is silent: observers take the end of the lock for a death, and a silent network is none. So there are as many probes as Linux
+allows. A host that was started again answers one within two minutes, and the server then ends the session of its former life."""
+SILENCE_KEPT_MS: Final = 4 * 3_600_000
+"""The server keeps that session at least this long when the network is silent: 60 s and 127 probes 120 s apart are 4 h 15 min."""

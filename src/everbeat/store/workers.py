@@ -8,6 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from everbeat.store.own_settings import SILENCE_KEPT_MS
 from everbeat.store.statement import Row, Statement, any_row, nothing
 
 
@@ -56,7 +57,11 @@ class BeatAnswer(Struct, frozen=True):
 
 
 class WatchedSession(Struct, frozen=True):
-    """A supervisor's session as an observer sees it. `held_here`: it took its lock on the server's present incarnation."""
+    """A supervisor's session as an observer sees it. `held_here`: it took its lock on the server's present incarnation.
+
+    `beat_lately`: its last beat is younger than the time for which the server keeps the session of a silent network. If the session is
+    gone all the same, its socket was closed.
+    """
 
     supervisor_id: str
     beat_seq: int
@@ -64,6 +69,7 @@ class WatchedSession(Struct, frozen=True):
     held_here: bool
     locked: bool
     sessions: int
+    beat_lately: bool
 
 
 class WatchedBeats(Struct, frozen=True):
@@ -184,7 +190,10 @@ def end_supervisor(
 
 def watch_sessions() -> Statement[list[WatchedSession]]:
     """The sessions of all supervisors that were not ended."""
-    return Statement("worker/watch_sessions", {}, lambda found: [WatchedSession(*row) for row in found])
+    parameters = {"silence_kept_ms": SILENCE_KEPT_MS}
+    return Statement(
+        "worker/watch_sessions", parameters, lambda found: [WatchedSession(*row) for row in found]
+    )
 
 
 def watch_beats() -> Statement[list[WatchedBeats]]:

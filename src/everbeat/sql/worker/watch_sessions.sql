@@ -16,6 +16,7 @@ select
     s.id, s.beat_seq, s.session_at,
     coalesce(s.session_held and s.session_server = h.incarnation, false) as held_here,
     exists (select from locks l where l.key = s.lock_key and l.role = coalesce(s.session_role, l.role)) as locked,
-    (select count(*) from connected c where c.tree = s.session_name and c.role = coalesce(s.session_role, c.role)) as sessions
+    (select count(*) from connected c where c.tree = s.session_name and c.role = coalesce(s.session_role, c.role)) as sessions,
+    s.last_beat_at > statement_timestamp() - %(silence_kept_ms)s * interval '1 millisecond' as beat_lately
 from {schema}.supervisors s, here h
 where s.ended_at is null

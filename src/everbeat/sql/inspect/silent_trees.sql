@@ -1,0 +1,20 @@
+-- Supervisors that were not ended: how many there are, how many were silent for so long with their whole tree, by the database's clock, and
+-- how many tasks the silent ones hold.
+with tree as materialized (
+    select
+        s.id, greatest(s.last_beat_at, w.last_beat_at) < statement_timestamp() - %(silent_ms)s * interval '1 millisecond'
+            as is_silent
+    from {schema}.supervisors s
+    cross join lateral (
+        select max(w.last_beat_at) as last_beat_at from {schema}.workers w where w.supervisor_id = s.id and w.ended_at is null
+    ) w
+    where s.ended_at is null
+)
+select
+    count(*) as known, count(*) filter (where t.is_silent) as silent,
+    (
+        select count(*) from {schema}.tasks k
+        join {schema}.workers w on w.id = k.claimed_by_worker_id
+        where k.state in ('CLAIMED', 'RUNNING') and w.supervisor_id in (select x.id from tree x where x.is_silent)
+    ) as held
+from tree t
