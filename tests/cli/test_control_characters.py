@@ -197,3 +197,13 @@ def test_every_control_and_format_character_becomes_an_escape() -> None:  # J17
     assert visible("Grüße, 東京　and 👍 \xa0") == "Grüße, 東京　and 👍 \xa0"
     document = json.dumps({"a": "|".join(harmful)}, ensure_ascii=False, indent=2)
     assert json.loads(visible_json(document)) == json.loads(document)
+
+
+def test_suggested_commands_quote_names_for_the_shell(
+    everbeat: Command, app: App, hands: Hands
+) -> None:  # J17
+    name = "work;touch${IFS}stolen"
+    task_id = hands.send(name, queue="default")
+    app.pause_task(name)
+    told = everbeat("explain", str(task_id)).assert_code(0).out + everbeat("doctor").out
+    assert told.count(f"everbeat tasks resume '{name}'") == 2

@@ -6,6 +6,7 @@ What lives here: the judgements and their limits. What may not: reading the fact
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from typing import Final
 
@@ -120,7 +121,7 @@ def judge_queues(found: Sequence[Unserved]) -> Check:
     if not waiting:
         return Check(CheckCode.QUEUES, Verdict.OK, "all queues with waiting tasks are served")
     told = some([f"{queue} ({count})" for queue, count in waiting.items()])
-    fix = f"start workers for them: everbeat worker MODULE:APP --queues {','.join(list(waiting)[:10])}."
+    fix = f"start workers for them: everbeat worker MODULE:APP --queues {shlex.quote(','.join(list(waiting)[:10]))}."
     return Check(CheckCode.QUEUES, Verdict.WARN, f"tasks wait in queues that nobody serves: {told}", fix)
 
 
@@ -135,7 +136,7 @@ def judge_pauses(pauses: Sequence[Pause]) -> Check:
         ]
     )
     first = pauses[0]
-    fix = f"when the reason is gone: everbeat {first.kind}s resume {first.name}."
+    fix = f"when the reason is gone: everbeat {first.kind}s resume {shlex.quote(first.name)}."
     return Check(CheckCode.PAUSES, Verdict.WARN, f"paused: {told}", fix)
 
 
