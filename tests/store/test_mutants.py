@@ -11,6 +11,7 @@ from psycopg import sql
 from everbeat.store import migrations, statement
 from everbeat.store.target import Target
 from tests.invariants import breaches, install_audit
+from tests.store import test_hostile_rows as hostile
 from tests.store import test_life_cycle as life
 from tests.store import test_recovery_statements as recovery
 from tests.store import test_signals as signals
@@ -155,6 +156,22 @@ MUTANTS = [
     Mutant(
         "a turn that a clock set back prolongs", "worker/take_turn", "or t.taken_at > clock_timestamp()", "",
         recovery.test_a_turn_is_free_after_the_clock_was_set_back,
+    ),
+    Mutant(
+        "a claim of a row whose attempt has no next number", "task/claim", " and t.attempt < 2147483647", "",
+        hostile.test_a_row_whose_counter_has_no_next_value_is_passed_over_by_claims,
+    ),
+    Mutant(
+        "a claim of a row whose fence has no next number", "task/claim", "t.fence < 9223372036854775807 and ", "",
+        hostile.test_a_row_whose_counter_has_no_next_value_is_passed_over_by_claims,
+    ),
+    Mutant(
+        "a history that refuses a torn attempt", "task/settle", "coalesce(h.claimed_at, statement_timestamp())", "h.claimed_at",
+        hostile.test_an_attempt_that_its_history_cannot_hold_keeps_no_neighbour_from_settling,
+    ),
+    Mutant(
+        "a settle that counts beyond the last number", "task/settle", "least(t.retry_count::bigint +", "least(t.retry_count +",
+        hostile.test_an_attempt_that_its_history_cannot_hold_keeps_no_neighbour_from_settling,
     ),
     Mutant(
         "a cancel that leaves the claim", "task/cancel", "claim_id = null, claim_call = %(call)s, next_retry_at = null,", "next_retry_at = null,",

@@ -29,6 +29,7 @@ T = TypeVar("T")
 _HEAR_WITHIN_S: Final = 3.0
 _MOST_SNAPSHOTS: Final = 10_000
 _MOST_WORKERS: Final = 100_000
+_MOST_BAD_ROWS: Final = 100
 _OF_THE_LIVING: Final = frozenset(
     {
         CheckCode.LISTEN,
@@ -151,6 +152,11 @@ class Examination:
                     state_hours=config.worker_state_retention_hours,
                 ),
             ),
+        )
+
+        yield (
+            CheckCode.BAD_ROWS,
+            asked(diagnosis.bad_rows(most=_MOST_BAD_ROWS), work_checks.judge_bad_rows),
         )
 
     def _clock(self, database: Database) -> Check:

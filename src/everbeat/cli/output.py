@@ -106,6 +106,13 @@ def _plain(value: object) -> object:
 
 
 _UNBROKEN = {"AFTER", "RECOVERED", "RAN AGAIN", "SENT", "STATE", "WAS"}
+_NARROW = 30
+_WIDE = 300
+"""A longer value of one row would squeeze the columns of all others."""
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def show_table(
@@ -122,7 +129,14 @@ def show_table(
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else on_one_line(cell) for cell in row))
+        table.add_row(
+            *(
+                cell
+                if isinstance(cell, Text)
+                else on_one_line(_cut(cell, _NARROW if name in (*numbers, *_UNBROKEN) else _WIDE))
+                for name, cell in zip(columns, row, strict=True)
+            )
+        )
     if table.row_count:
         _write(table)
     else:

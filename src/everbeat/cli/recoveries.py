@@ -105,7 +105,7 @@ def show_recoveries(found: Sequence[RecoveryInfo], *, empty: str) -> None:
             str(each.id),
             str(each.task_id),
             each.name,
-            each.was.value,
+            str(each.was),
             each.cause,
             each.noticed_by,
             "" if each.noticed_after_ms is None else duration(each.noticed_after_ms / 1_000),

@@ -43,6 +43,7 @@ class CheckCode(StrEnum):
     PAUSES = "PAUSES"
     SUSPECTS = "SUSPECTS"
     RETENTION = "RETENTION"
+    BAD_ROWS = "BAD_ROWS"
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -153,6 +154,15 @@ class Suspects(msgspec.Struct, frozen=True):
     count: int
     task_id: UUID | None
     name: str | None
+
+
+class BadRow(msgspec.Struct, frozen=True):
+    """A row with a value that everbeat never writes and cannot use: its table and key, the column, the start of the value."""
+
+    table: str
+    id: str
+    column: str
+    value: str | None
 
 
 class Oldest(msgspec.Struct, frozen=True):

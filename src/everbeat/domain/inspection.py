@@ -188,7 +188,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     def tasks(self) -> tuple[str, ...] | None:
         """The names of the tasks it knows."""
         names = self.metadata.get("tasks")
-        return None if names is None else tuple(names)
+        return tuple(map(str, names)) if isinstance(names, list) else None
 
 
 class SupervisorInfo(msgspec.Struct, frozen=True):

@@ -97,7 +97,7 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
             return _PLAIN
         try:
             return _DECODER.decode(data)
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             fix = "restore the column from the task function's options, or set it to null for the defaults."
             raise PayloadError(f"The stored policy of a task cannot be read: {error}.", fix=fix) from error
 

@@ -92,5 +92,5 @@ def _encoded(error: dict[str, object]) -> str:
 def _decoded(text: str | None) -> dict[str, object]:
     try:
         return {} if text is None else msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return {"message": text}

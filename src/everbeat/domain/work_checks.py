@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from everbeat.domain.diagnosis import (
+    BadRow,
     Check,
     CheckCode,
     Crew,
@@ -56,6 +57,20 @@ def judge_trees(found: SilentTrees, *, command: str) -> Check:
     text += f", with {counted(found.held, 'task')}: so many that the network is suspected, so their recovery is slow"
     fix = f"if you know that they are dead, recover their tasks now: {command}."
     return Check(CheckCode.TREES, Verdict.WARN, text, fix)
+
+
+def judge_bad_rows(found: Sequence[BadRow]) -> Check:
+    """Whether rows hold values that everbeat never writes and cannot use."""
+    if not found:
+        return Check(CheckCode.BAD_ROWS, Verdict.OK, "no row holds a value that cannot be used")
+    named = "; ".join(f"{row.table} {row.id}: {row.column} = {_value(row.value)}" for row in found)
+    text = f"{counted(len(found), 'value')} cannot be used, and everbeat passes over the rows as far as it must: {named}"
+    fix = "correct the columns with SQL, or delete the rows."
+    return Check(CheckCode.BAD_ROWS, Verdict.WARN, text, fix)
+
+
+def _value(value: str | None) -> str:
+    return "NULL" if value is None else repr(value)
 
 
 def judge_beats(gaps: Gaps, *, rules: SilenceRules) -> Check:

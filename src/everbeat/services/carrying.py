@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from typing import Final, TypeVar
 from uuid import UUID
@@ -30,6 +30,7 @@ from everbeat.domain.states import TaskState
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus, TaskRecovered
 from everbeat.services.death import AGE, PROGRESS, STARTUP, SWEEP, Death, DeathOf
+from everbeat.services.division import recovered_divided
 from everbeat.services.observer import Statements
 from everbeat.services.orders import context_of, order_for
 from everbeat.services.process_ends import earlier_ends
@@ -267,14 +268,18 @@ class Carrier:
         patience_s: float | None,
     ) -> list[Recovered]:
         self._tell(orders, noticed_by=noticed_by)
-        statement = leases.recover(
-            orders,
-            noticed_by=noticed_by,
-            recovered_by=self._observer_id(),
-            channel=self._channel,
-            holder=watched,
-        )
-        landed = await self._statements.run(statement, patience_s=patience_s)
+
+        def recover(some: Sequence[RecoveryOrder]) -> Awaitable[list[Recovered]]:
+            statement = leases.recover(
+                some,
+                noticed_by=noticed_by,
+                recovered_by=self._observer_id(),
+                channel=self._channel,
+                holder=watched,
+            )
+            return self._statements.run(statement, patience_s=patience_s)
+
+        landed = await recovered_divided(orders, recover)
         for one in landed:
             self._events.emit(
                 TaskRecovered(

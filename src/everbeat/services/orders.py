@@ -45,6 +45,7 @@ _OUTCOMES: Final[dict[Charge | None, Literal["CRASHED", "LOST", "FAILED"]]] = {
     None: "FAILED",
 }
 _LONGEST_PROBLEM: Final = 300
+_BROKEN: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 _decode_progress = msgspec.json.Decoder(Progress).decode
 
 
@@ -165,7 +166,7 @@ def flags_of(lease: Lease) -> dict[str, bool]:
         return {}
     try:
         stored = msgspec.json.decode(lease.flags, type=dict[str, object])
-    except msgspec.MsgspecError:
+    except _BROKEN:
         _log.error("flags_unreadable task_id=%s", lease.id)
         return {}
     return {name: bool(value) for name, value in stored.items()}
@@ -176,7 +177,7 @@ def _progress(lease: Lease) -> Progress | None:
         return None
     try:
         return _decode_progress(lease.progress)
-    except msgspec.MsgspecError:
+    except _BROKEN:
         _log.error("progress_unreadable task_id=%s", lease.id)
         return None
 

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from everbeat.domain.diagnosis import (
+    BadRow,
     Clocks,
     Connections,
     Crew,
@@ -114,6 +115,11 @@ def oldest_records() -> Statement[Oldest]:
         return Oldest(*found[0])
 
     return Statement("inspect/oldest_records", {}, read)
+
+
+def bad_rows(*, most: int) -> Statement[list[BadRow]]:
+    """Rows with a value that everbeat never writes and cannot use, at most `most`; live tasks and the newest rows are looked at."""
+    return Statement("inspect/bad_rows", {"most": most}, lambda found: [BadRow(*row) for row in found])
 
 
 def hear(target: Target, *, within_s: float) -> float | None:

@@ -90,5 +90,5 @@ def _flags(text: str | None) -> dict[str, Any]:
     """The flags; none where the column is damaged, as recovery has it."""
     try:
         return {} if text is None else msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return {}

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import msgspec
 from msgspec import Struct
 
 from everbeat.domain.duration import When, milliseconds
@@ -15,7 +14,6 @@ from everbeat.domain.failure import error_from_json
 from everbeat.domain.inspection import (
     AttemptInfo,
     HeartbeatInfo,
-    Progress,
     QueueInfo,
     RecoveryInfo,
     SupervisorInfo,
@@ -26,6 +24,7 @@ from everbeat.domain.inspection import (
 from everbeat.domain.outcome import TaskError
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TaskState
+from everbeat.store.readable import document, mapping, names, optional_mapping, progress, state
 from everbeat.store.statement import Row, Statement
 
 _SUMMARY_COLUMNS = 33
@@ -53,10 +52,10 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
         return StoredTask(
             summary=_summary(found[0]),
             at=at,
-            arguments=_mapping(arguments),
-            result=_json(result),
+            arguments=mapping(arguments),
+            result=document(result),
             policy=StoredPolicy.from_json(policy),
-            flags=_mapping(flags),
+            flags=mapping(flags),
         )
 
     return Statement("inspect/task", {"id": task_id}, read)
@@ -143,7 +142,7 @@ def worker_states(worker_id: str | None, *, limit: int) -> Statement[list[Worker
     return Statement(
         "inspect/worker_states",
         parameters,
-        lambda found: [WorkerStateInfo(*_with(row, {8: _json})) for row in found],
+        lambda found: [WorkerStateInfo(*_with(row, {8: optional_mapping})) for row in found],
     )
 
 
@@ -153,7 +152,7 @@ def queues() -> Statement[list[QueueInfo]]:
 
 
 def _summary(row: Row) -> TaskSummary:
-    return TaskSummary(*_with(row[:_SUMMARY_COLUMNS], {4: TaskState, 23: _progress, 24: _error}))
+    return TaskSummary(*_with(row[:_SUMMARY_COLUMNS], {4: TaskState, 23: progress, 24: _error}))
 
 
 def _heartbeats(found: Sequence[Row]) -> list[HeartbeatInfo]:
@@ -161,13 +160,11 @@ def _heartbeats(found: Sequence[Row]) -> list[HeartbeatInfo]:
 
 
 def _recoveries(found: Sequence[Row]) -> list[RecoveryInfo]:
-    return [RecoveryInfo(*_with(row, {10: TaskState, 19: _json, 25: _state})) for row in found]
+    return [RecoveryInfo(*_with(row, {10: state, 19: optional_mapping, 25: state})) for row in found]
 
 
 def _worker(row: Row) -> WorkerInfo:
-    return WorkerInfo(
-        *_with(row, {4: lambda queues: None if queues is None else tuple(queues), 14: _mapping})
-    )
+    return WorkerInfo(*_with(row, {4: names, 14: mapping}))
 
 
 def _with(row: Row, readers: Mapping[int, Callable[[Any], Any]]) -> list[Any]:
@@ -187,21 +184,5 @@ def _queue(row: Row) -> QueueInfo:
     )
 
 
-def _progress(text: str | None) -> Progress | None:
-    return None if text is None else msgspec.json.decode(text, type=Progress)
-
-
 def _error(text: str | None) -> TaskError | None:
     return None if text is None else error_from_json(text)
-
-
-def _state(name: str | None) -> TaskState | None:
-    return None if name is None else TaskState(name)
-
-
-def _json(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)
-
-
-def _mapping(text: str | None) -> Mapping[str, Any]:
-    return _json(text) or {}

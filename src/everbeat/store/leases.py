@@ -298,7 +298,7 @@ def _cursor(after: Lease | None) -> dict[str, object]:
 
 
 def _leases(found: Sequence[Row]) -> list[Lease]:
-    return [Lease(row[0], row[1], TaskState(row[2]), *row[3:]) for row in found]
+    return [Lease(row[0], row[1], TaskState(row[2]), row[3], row[4] or "", *row[5:]) for row in found]
 
 
 def _place(one: Settlement | RecoveryOrder) -> int:

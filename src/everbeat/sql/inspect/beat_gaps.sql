@@ -1,7 +1,7 @@
 -- The time between two beats of a supervisor, in the last day of what history is kept.
 with recent as materialized (
     select b.supervisor_id, b.seq, b.sent_at from {schema}.beats b
-    where b.sent_at > statement_timestamp() - interval '1 day'
+    where b.sent_at between statement_timestamp() - interval '1 day' and statement_timestamp() + interval '1 day'
     order by b.sent_at desc
     limit 100000
 ), gap as materialized (

@@ -1,6 +1,6 @@
 -- The names of tasks and queues that live workers told: what a wrong one may have been meant for. A worker that serves all tells no queue.
 with living as materialized (
-    select w.metadata, w.queues
+    select {schema}.object_of(w.metadata) -> 'tasks' as tasks, w.queues
     from {schema}.workers w
     join {schema}.supervisors s on s.id = w.supervisor_id
     where w.ended_at is null and s.ended_at is null and not s.draining
@@ -9,7 +9,7 @@ with living as materialized (
 select distinct told.kind, told.name
 from living l
 cross join lateral (
-    select 'task' as kind, json_array_elements_text(l.metadata -> 'tasks') as name
+    select 'task' as kind, jsonb_array_elements_text(case when jsonb_typeof(l.tasks) = 'array' then l.tasks end) as name
     union all
     select 'queue', unnest(l.queues)
 ) told

@@ -5,7 +5,7 @@ select
     count(*) filter (where t.state = 'PENDING' and t.enqueued_at > statement_timestamp()) as scheduled,
     count(*) filter (where t.state = 'CLAIMED') as claimed,
     count(*) filter (where t.state = 'RUNNING') as running,
-    extract(epoch from statement_timestamp() - min(t.enqueued_at) filter (where t.state = 'PENDING' and t.enqueued_at <= statement_timestamp()))::float8 as oldest_due_s
+    extract(epoch from statement_timestamp() - min({schema}.plausible(t.enqueued_at)) filter (where t.state = 'PENDING' and t.enqueued_at <= statement_timestamp()))::float8 as oldest_due_s
 from {schema}.tasks t
 where t.state in ('PENDING', 'CLAIMED', 'RUNNING')
 group by t.queue

@@ -1,6 +1,6 @@
 -- PENDING tasks that no live worker takes, by queue and name, the most first. A worker that told no names is believed to know all.
 with living as materialized (
-    select w.id, w.queues, w.metadata::jsonb -> 'tasks' as names
+    select w.id, w.queues, {schema}.object_of(w.metadata) -> 'tasks' as names
     from {schema}.workers w
     join {schema}.supervisors s on s.id = w.supervisor_id
     where w.ended_at is null and s.ended_at is null and not s.draining

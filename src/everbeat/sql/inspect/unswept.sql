@@ -3,14 +3,14 @@
 with overdue as materialized (
     select
         l.id, l.ended_at,
-        case when l.ended_at is not null then (extract(epoch from statement_timestamp() - l.ended_at) * 1000)::bigint
+        case when l.ended_at is not null then (extract(epoch from statement_timestamp() - coalesce({schema}.plausible(l.ended_at), statement_timestamp())) * 1000)::bigint
              else l.silent_ms - allowed.threshold_ms end - %(margin_ms)s as overdue_ms
     from {schema}.leases l
     cross join lateral (
         select
             case l.state when 'RUNNING' then %(running_ms)s::bigint else %(claimed_ms)s::bigint end
             * case when exists (
-                select from json_each_text(l.flags::json) flag where flag.key = any(%(resilient_flags)s::text[]) and flag.value = 'true'
+                select from jsonb_each_text({schema}.object_of(l.flags::json)) flag where flag.key = any(%(resilient_flags)s::text[]) and flag.value = 'true'
             ) then %(multiplier)s else 1 end as threshold_ms
     ) allowed
     where allowed.threshold_ms is not null

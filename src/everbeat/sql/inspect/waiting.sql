@@ -3,7 +3,7 @@
 with mine as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s
 ), living as materialized (
-    select w.id, w.metadata::jsonb as metadata, w.queues
+    select w.id, {schema}.object_of(w.metadata) as metadata, w.queues
     from {schema}.workers w
     join {schema}.supervisors s on s.id = w.supervisor_id
     where w.ended_at is null and s.ended_at is null and not s.draining
@@ -22,8 +22,10 @@ with mine as materialized (
     from crew
     cross join mine
     left join lateral (
-        select (each.value ->> 'slots')::integer as slots, each.value -> 'tasks' as names
-        from jsonb_each(crew.metadata -> 'lanes') each
+        select
+            case when jsonb_typeof(each.value -> 'slots') = 'number' then least((each.value ->> 'slots')::numeric, 1000000)::integer end as slots,
+            each.value -> 'tasks' as names
+        from jsonb_each(case when jsonb_typeof(crew.metadata -> 'lanes') = 'object' then crew.metadata -> 'lanes' end) each
         where each.value -> 'tasks' ? mine.name
         limit 1
     ) own on true

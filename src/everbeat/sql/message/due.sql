@@ -38,7 +38,7 @@ with recursive queue (name) as (
 )
 select null::bigint as id, null::uuid as task_id, null::text as queue, null::bigint as fence, null::integer as times, null::text as reason,
     (
-        select extract(epoch from min(next.due_at) - statement_timestamp()) * 1000
+        select extract(epoch from min(least(next.due_at, statement_timestamp() + interval '1 day')) - statement_timestamp()) * 1000
         from queue q
         cross join lateral (
             select o.due_at from {schema}.message_outbox o

@@ -25,6 +25,6 @@ with recursive queue (name) as (
 select
     case when r.taken_until > statement_timestamp() then r.holder end as holder,
     (select count(*) from behind)::integer as waiting,
-    (select extract(epoch from statement_timestamp() - min(b.due_at)) from behind b)::float8 as oldest_s,
+    (select extract(epoch from statement_timestamp() - min({schema}.plausible(b.due_at))) from behind b)::float8 as oldest_s,
     r.failing
 from {schema}.relay r where r.in_use

@@ -4,7 +4,8 @@ select distinct known.name from (
     select t.name as name, t.queue as queue from {schema}.tasks t where t.state in ('PENDING', 'CLAIMED', 'RUNNING')
     union all
     select task.name, null from {schema}.workers w
-    cross join lateral jsonb_array_elements_text(coalesce(w.metadata::jsonb -> 'tasks', '[]')) as task (name)
+    cross join lateral (select {schema}.object_of(w.metadata) -> 'tasks' as names) told
+    cross join lateral jsonb_array_elements_text(case when jsonb_typeof(told.names) = 'array' then told.names end) as task (name)
     union all
     select null, queue.name from {schema}.workers w cross join lateral unnest(w.queues) as queue (name)
     union all

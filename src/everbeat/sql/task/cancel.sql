@@ -23,7 +23,7 @@ select
     (e.id is not null or h.claim_call = %(call)s) is true as by_this_call,
     case when e.id is not null then pg_notify(%(channel)s, 'd:' || h.id) end,
     case when e.workflow_id is not null then pg_notify(%(channel)s, 'w') end,
-    case when e.serial is not null then pg_notify(%(channel)s, 't:' || e.queue) end,
+    case when e.serial is not null then pg_notify(%(channel)s, 't:' || left(e.queue, 1000)) end,
     case when e.id is not null and h.state = 'CLAIMED' then pg_notify(%(channel)s, 'l:' || h.id) end,
     case when a.id is not null then pg_notify(%(channel)s, 'c:' || h.id) end
 from held h

@@ -29,7 +29,7 @@ with recursive family (id) as (
         select 'd:' || string_agg(e.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from ended) e group by e.part
         union
-        select 't:' || e.queue from ended e where e.serial is not null
+        select 't:' || left(e.queue, 1000) from ended e where e.serial is not null
         union
         select 'l:' || string_agg(e.id::text, ',')
         from (select id, (row_number() over () - 1) / 200 as part from ended where was = 'CLAIMED') e group by e.part

@@ -10,6 +10,7 @@
 -- too long is never delivered. What is small even if it were compressed as far as that goes (255 : 1) is not measured one by one; of the
 -- others the stored size comes first, which needs no unpacking.
 -- Of a serial line only the head may be taken, and only while none of the line is held.
+-- A row whose counters have no next value is passed over: the overflow would end the claim of all others. `everbeat doctor` names it.
 with recursive caller as materialized (
     select id from {schema}.workers where id = %(worker_id)s and ended_at is null for key share
 ), again as materialized (
@@ -73,6 +74,7 @@ with recursive caller as materialized (
     cross join lateral (
         select * from {schema}.tasks t
         where t.serial = line.serial and t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+          and t.fence < 9223372036854775807 and t.attempt < 2147483647
         order by t.serial_at, t.id limit 1
     ) first
     cross join asked
@@ -113,6 +115,7 @@ with recursive caller as materialized (
               and (t.enqueued_at, t.id) > (r.at, r.id) and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
               and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
               and (t.good_until is null or t.good_until > statement_timestamp())
+              and t.fence < 9223372036854775807 and t.attempt < 2147483647
             order by t.enqueued_at, t.id
             limit %(limit)s
             for no key update skip locked

@@ -17,13 +17,17 @@ with asked as (
     returning t.id, a.claim_id, a.place, t.attempt, t.fence, t.claimed_by_worker_id, t.claimed_at, t.started_at, t.queue, t.serial
 ), history as (
     insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry)
-    select c.id, c.attempt, c.claim_id, c.fence, c.claimed_by_worker_id, c.claimed_at, c.started_at, 'COMPLETED', false from completed c
+    select
+        c.id, c.attempt, c.claim_id, c.fence, coalesce(c.claimed_by_worker_id, ''), coalesce(c.claimed_at, statement_timestamp()),
+        coalesce(c.started_at, statement_timestamp()), 'COMPLETED', false
+    from completed c
+    on conflict do nothing
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
         select 'd:' || string_agg(c.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from completed) c group by c.part
         union
-        select 't:' || c.queue from completed c where c.serial is not null
+        select 't:' || left(c.queue, 1000) from completed c where c.serial is not null
     ) hints
 )
 select array_agg(c.place) as places, (select hints from hint) as hints from completed c

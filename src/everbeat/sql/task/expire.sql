@@ -16,7 +16,7 @@ with late as materialized (
         select 'd:' || string_agg(e.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from expired) e group by e.part
         union
-        select 't:' || e.queue from expired e where e.serial is not null
+        select 't:' || left(e.queue, 1000) from expired e where e.serial is not null
         union
         select 'w' from expired e where e.workflow_id is not null
     ) hints

@@ -12,4 +12,4 @@ values (
 )
 on conflict do nothing
 returning id, case when %(joined)s or exists (select from {schema}.workers w where w.listens and w.ended_at is null)
-    then pg_notify(%(channel)s, 't:' || queue) end
+    then pg_notify(%(channel)s, 't:' || left(queue, 1000)) end

@@ -1,6 +1,6 @@
 -- What a worker with nothing to do asks: the milliseconds until the next task of these names and queues becomes due (null: none is
 -- scheduled), whether workflows wait for somebody to move them on, and whether any suspect is due. The margin covers what became due
--- since the claim that found nothing (then the answer is negative). Of a serial line only the head can become due.
+-- since the claim that found nothing (then the answer is negative); what is due later than in a day counts as due in a day. Of a serial line only the head can become due.
 with recursive lane (queue, priority) as (
     (select queue, priority from {schema}.tasks where state = 'PENDING' and serial is null order by queue, priority limit 1)
     union all
@@ -46,10 +46,11 @@ with recursive lane (queue, priority) as (
       and first.name = any(%(names)s::text[]) and (%(queues)s::text[] is null or first.queue = any(%(queues)s::text[]))
 )
 select
-    extract(epoch from min(soon.at) - statement_timestamp()) * 1000 as due_in_ms, exists (select from {schema}.outbox) as happened,
+    extract(epoch from min(least(soon.at, statement_timestamp() + interval '1 day')) - statement_timestamp()) * 1000 as due_in_ms, exists (select from {schema}.outbox) as happened,
     exists (
         select from {schema}.tasks t
-        where t.state = 'PENDING' and t.suspect and t.enqueued_at <= statement_timestamp() and t.name = any(%(names)s::text[])
+        where t.state = 'PENDING' and t.suspect and t.enqueued_at <= statement_timestamp() and t.fence < 9223372036854775807 and t.attempt < 2147483647
+          and t.name = any(%(names)s::text[])
           and (%(queues)s::text[] is null or t.queue = any(%(queues)s::text[]))
     ) as suspects
 from soon

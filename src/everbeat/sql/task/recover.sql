@@ -41,9 +41,11 @@ with watched as materialized (
         failed_at = case when h.action = 'fail' then statement_timestamp() end,
         cancelled_at = case when h.action = 'cancel' then statement_timestamp() end,
         retry_count = case when h.action = 'reschedule' and h.retry_count is not null then h.retry_count
-                          else t.retry_count + (h.action in ('retry', 'reschedule') and h.state = 'RUNNING')::integer end,
-        crash_count = t.crash_count + (h.outcome is not distinct from 'CRASHED')::integer,
-        loss_count = t.loss_count + (h.outcome is not distinct from 'LOST')::integer,
+                          else least(
+                              t.retry_count::bigint + (h.action in ('retry', 'reschedule') and h.state = 'RUNNING')::integer, 2147483647
+                          )::integer end,
+        crash_count = least(t.crash_count::bigint + (h.outcome is not distinct from 'CRASHED')::integer, 2147483647)::integer,
+        loss_count = least(t.loss_count::bigint + (h.outcome is not distinct from 'LOST')::integer, 2147483647)::integer,
         suspect = h.action in ('requeue', 'retry', 'reschedule') and (t.suspect or h.suspect),
         next_retry_at = case when h.action in ('retry', 'reschedule') then h.retry_at when h.action = 'requeue' then t.next_retry_at end,
         enqueued_at = case when h.action in ('retry', 'reschedule') then h.retry_at
@@ -58,15 +60,17 @@ with watched as materialized (
     returning t.id, t.state, t.queue, t.serial, t.retry_count, t.crash_count, t.loss_count, t.workflow_id
 ), history as (
     insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry, error)
-    select h.id, h.attempt, h.claim_id, h.fence, h.claimed_by_worker_id, h.claimed_at, h.started_at, h.outcome,
-        h.action in ('retry', 'reschedule'), h.error
+    select
+        h.id, h.attempt, h.claim_id, h.fence, coalesce(h.claimed_by_worker_id, ''), coalesce(h.claimed_at, statement_timestamp()),
+        coalesce(h.started_at, statement_timestamp()), h.outcome, h.action in ('retry', 'reschedule'), h.error
     from held h where h.state = 'RUNNING'
+    on conflict do nothing
 ), noted as (
     insert into {schema}.recoveries (
         task_id, name, queue, fence, claim_id, attempt, worker_id, supervisor_id, hostname, pid, was, cause, noticed_by,
         last_beat_at, noticed_after_ms, action, next_retry_at, recovered_by, certificate, charge, suspect, hook
     )
-    select h.id, h.name, h.queue, h.fence, h.claim_id, h.attempt, h.claimed_by_worker_id, h.supervisor_id, h.hostname, h.pid, h.state, h.cause,
+    select h.id, left(h.name, 1000), h.queue, h.fence, h.claim_id, h.attempt, coalesce(h.claimed_by_worker_id, ''), h.supervisor_id, h.hostname, h.pid, h.state, h.cause,
         %(noticed_by)s, h.last_beat_at, h.noticed_after_ms, h.action,
         case when h.action in ('retry', 'reschedule', 'requeue') then h.retry_at end, %(recovered_by)s, h.error,
         case h.outcome when 'CRASHED' then 'crash' when 'LOST' then 'loss' end,
@@ -77,7 +81,7 @@ with watched as materialized (
         select 'd:' || string_agg(r.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from recovered where state <> 'PENDING') r group by r.part
         union
-        select 't:' || r.queue from recovered r where r.state = 'PENDING' or r.serial is not null
+        select 't:' || left(r.queue, 1000) from recovered r where r.state = 'PENDING' or r.serial is not null
         union
         select 'w' from recovered r where r.state <> 'PENDING' and r.workflow_id is not null
         union

@@ -45,7 +45,7 @@ with asked as (
         completed_at = case when h.next_state = 'COMPLETED' then statement_timestamp() end,
         failed_at = case when h.next_state = 'FAILED' then statement_timestamp() end,
         cancelled_at = case when h.next_state = 'CANCELLED' then statement_timestamp() end,
-        retry_count = t.retry_count + (h.next_state = 'PENDING' and h.outcome = 'FAILED')::integer,
+        retry_count = least(t.retry_count::bigint + (h.next_state = 'PENDING' and h.outcome = 'FAILED')::integer, 2147483647)::integer,
         next_retry_at = case when h.next_state = 'PENDING' and h.outcome = 'FAILED' then h.retry_at end,
         enqueued_at = case
             when h.next_state = 'PENDING' and h.outcome = 'FAILED' then h.retry_at
@@ -66,16 +66,19 @@ with asked as (
     returning t.id, t.state, t.queue, t.serial
 ), history as (
     insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry, error)
-    select h.id, h.attempt, h.claim_id, h.fence, h.claimed_by_worker_id, h.claimed_at, h.started_at,
+    select
+        h.id, h.attempt, h.claim_id, h.fence, coalesce(h.claimed_by_worker_id, ''), coalesce(h.claimed_at, statement_timestamp()),
+        coalesce(h.started_at, statement_timestamp()),
         case when h.next_state = 'CANCELLED' then 'CANCELLED' else h.outcome end, h.next_state = 'PENDING', h.error
     from held h
     where h.next_state is not null
+    on conflict do nothing
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
         select 'd:' || string_agg(s.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from settled where state <> 'PENDING') s group by s.part
         union
-        select 't:' || s.queue from settled s where s.state = 'PENDING' or s.serial is not null
+        select 't:' || left(s.queue, 1000) from settled s where s.state = 'PENDING' or s.serial is not null
     ) hints
 )
 select

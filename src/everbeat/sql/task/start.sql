@@ -18,7 +18,7 @@ with asked as (
     ) t on true
 ), started as (
     update {schema}.tasks t
-    set state = 'RUNNING', started_at = statement_timestamp(), attempt = t.attempt + 1, policy = coalesce(t.policy, h.policy::json),
+    set state = 'RUNNING', started_at = statement_timestamp(), attempt = least(t.attempt::bigint + 1, 2147483647)::integer, policy = coalesce(t.policy, h.policy::json),
         alone = h.alone, checkpoint_number = 0
     from held h
     where t.id = h.id and h.change = 'started'
@@ -35,7 +35,7 @@ with asked as (
         select 'd:' || string_agg(e.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from expired) e group by e.part
         union
-        select 't:' || e.queue from expired e where e.serial is not null
+        select 't:' || left(e.queue, 1000) from expired e where e.serial is not null
         union
         select 'w' from expired e where e.workflow_id is not null
     ) hints
@@ -43,7 +43,7 @@ with asked as (
 select
     h.claim_id,
     coalesce(h.change, case when h.state = 'RUNNING' then 'started' else 'lost' end) as verdict,
-    case when h.change = 'started' then h.attempt + 1 else h.attempt end as attempt,
+    case when h.change = 'started' then least(h.attempt::bigint + 1, 2147483647)::integer else h.attempt end as attempt,
     case when h.change = 'started' then statement_timestamp() else h.started_at end as started_at,
     (select hints from hint) as hints
 from held h

@@ -1,12 +1,13 @@
 -- One beat: proof of life of a supervisor for what it holds in memory, and the answer which leases were lost, which tasks are
 -- asked to cancel, which leases nobody holds (phantoms), and which of its workers were ended by somebody else. No row "beat" means:
 -- this supervisor was ended.
+-- The sequence begins again at its end; observers only compare it with the one before.
 -- A beat that is lost in a crash of the server costs nothing, so it does not wait for the disk.
 with relaxed as materialized (
     select set_config('synchronous_commit', 'off', true)
 ), beat as (
     update {schema}.supervisors s
-    set beat_seq = s.beat_seq + 1, last_beat_at = statement_timestamp(), draining = %(draining)s
+    set beat_seq = s.beat_seq %% 9223372036854775807 + 1, last_beat_at = statement_timestamp(), draining = %(draining)s
     from relaxed
     where s.id = %(supervisor_id)s and s.ended_at is null
     returning s.beat_seq, s.last_beat_at

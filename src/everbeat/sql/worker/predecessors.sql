@@ -18,7 +18,7 @@ select
     coalesce(s.session_held and s.session_server = h.incarnation, false) as held_here,
     exists (select from locks l where l.key = s.lock_key and l.role = coalesce(s.session_role, l.role)) as locked,
     (select count(*) from connected c where c.tree = s.session_name and c.role = coalesce(s.session_role, c.role)) as sessions,
-    (extract(epoch from statement_timestamp() - s.last_beat_at) * 1000)::bigint as silent_ms
+    (extract(epoch from statement_timestamp() - coalesce({schema}.plausible(s.last_beat_at), '0002-01-01 00:00:00+00')) * 1000)::bigint as silent_ms
 from {schema}.supervisors s, here h
 where s.ended_at is null and s.id <> %(id)s
   and (s.boot_id is not distinct from %(boot_id)s::text or s.machine_id = %(machine_id)s::text or s.slot = %(slot)s::text)

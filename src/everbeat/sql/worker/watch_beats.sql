@@ -1,6 +1,6 @@
 -- The beats of all supervisors, and of those workers that ever beat for themselves: what an observer compares on its own clock.
 select
-    s.id, s.beat_seq, (extract(epoch from statement_timestamp() - s.last_beat_at) * 1000)::bigint as silent_ms,
+    s.id, s.beat_seq, (extract(epoch from statement_timestamp() - coalesce({schema}.plausible(s.last_beat_at), '0002-01-01 00:00:00+00')) * 1000)::bigint as silent_ms,
     (
         select json_object_agg(w.id, w.beat_seq) from {schema}.workers w
         where w.supervisor_id = s.id and w.ended_at is null and w.beat_seq > 0

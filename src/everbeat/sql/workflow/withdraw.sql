@@ -85,7 +85,7 @@ with recursive node as materialized (
         union all
         select 'c:' || a.id from asked a
         union
-        select 't:' || e.queue from ended e where e.serial is not null
+        select 't:' || left(e.queue, 1000) from ended e where e.serial is not null
     ) hints
 )
 select (select count(*) from ended) + (select count(*) from skipped) as withdrawn, (select hints from hint) as hints

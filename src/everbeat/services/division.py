@@ -1,0 +1,37 @@
+"""A batch that PostgreSQL refuses for its data, divided until the guilty row is alone: its neighbours are written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from everbeat.store.leases import Recovered, RecoveryOrder
+from everbeat.store.refusals import is_refused_data
+
+_LONGEST_PROBLEM: Final = 500
+_log = logging.getLogger("everbeat.services")
+
+
+async def recovered_divided(
+    orders: Sequence[RecoveryOrder],
+    recover: Callable[[Sequence[RecoveryOrder]], Awaitable[list[Recovered]]],
+) -> list[Recovered]:
+    """Return what landed. An order that is refused alone is changed to "fail", because an ended row is in fewer indexes."""
+    try:
+        return await recover(orders)
+    except Exception as problem:
+        if not is_refused_data(problem):
+            raise
+        if len(orders) > 1:
+            middle = len(orders) // 2
+            first = await recovered_divided(orders[:middle], recover)
+            return first + await recovered_divided(orders[middle:], recover)
+        (order,) = orders
+        _log.error("recovery_refused task_id=%s problem=%s", order.id, str(problem)[:_LONGEST_PROBLEM])
+        if order.action == "fail":
+            return []
+        failed = replace(order, action="fail", retry_in_ms=None, run_at=None, suspect=False)
+        return await recovered_divided([failed], recover)

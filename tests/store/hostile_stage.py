@@ -1,0 +1,303 @@
+"""A schema with usual rows of every kind, the parties that work on them, and the steps that hostile rows must not stop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from everbeat import App
+from everbeat.config import RecoveryConfig
+from everbeat.domain.policy import StoredPolicy
+from everbeat.runtime.clock import SystemClock
+from everbeat.services.expirer import Expirer
+from everbeat.services.reconciler import Reconciler
+from everbeat.store import diagnosis, leases, workers
+from everbeat.store.leases import Claimed, Settlement
+from everbeat.worker.advancer import Advancer
+from tests.cli.conftest import Command
+from tests.services.conftest import Onlooker
+from tests.services.pruning import a_pruner
+from tests.store.conftest import Hands
+from tests.store.flows import Flow, after, task
+from tests.store.hostile import HostileRow, copies
+
+AGAIN: Final = StoredPolicy(on_crash="retry").to_json()
+FAST: Final = {
+    "runner_heartbeat_interval_ms": 1_000, "claimer_heartbeat_interval_ms": 1_000, "running_stale_threshold_ms": 2_000,
+    "claimed_stale_threshold_ms": 2_000, "check_interval_ms": 1_000,
+}  # fmt: skip
+_MOST_CLAIMS: Final = 200
+_FAR: Final = 3_600_000
+_INDEXABLE: Final = 8_000
+"""A longer name or queue cannot become PENDING: `worker.settler` divides its batch, which `works` shows."""
+Step = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Stage:
+    """The neighbours, by what is done to them, and the parties."""
+
+    hands: Hands
+    onlooker: Onlooker
+    everbeat: Command
+    app: App
+    waiting: list[UUID] = field(default_factory=list)
+    claimed: list[Claimed] = field(default_factory=list)
+    running: list[Claimed] = field(default_factory=list)
+    orphaned: list[Claimed] = field(default_factory=list)
+    ended: list[UUID] = field(default_factory=list)
+    late: list[UUID] = field(default_factory=list)
+    planted: list[HostileRow] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def populate(self) -> None:
+        """The usual rows: a live tree `s1`, a silent one `dead`, tasks in every state, two workflows, records of every kind."""
+        self.hands.supervisor("me", "m1")
+        self.hands.supervisor("s1", "w1", "w2")
+        self.hands.supervisor("dead", "d1")
+        self.hands.supervisor("lost", "l1")
+        self.orphaned = [self.hands.running("d1", policy=AGAIN) for _ in range(4)]
+        (lost,) = (self.hands.running("l1"),)
+        self.ended.append(lost.id)
+        (lease,) = (each for each in self.hands.leases("lost") if each.id == lost.id)
+        self.hands.recover(lease, "fail")
+        self.running = [self.hands.running("w1") for _ in range(4)]
+        for _ in range(4):
+            self.hands.send()
+        self.claimed = self.hands.claim("w1", limit=4)
+        done = self.hands.running("w1")
+        self.hands.settle(done, "FAILED", error=b'{"code": "X"}')
+        self.ended.append(done.id)
+        self._records(done.id)
+        self.flow = Flow.start(self.hands, [task("a"), task("b"), task("c")], after(1, 0) + after(2, 1))
+        self.flow.settle_down()
+        self.other = Flow.start(self.hands, [task("a"), task("b")], after(1, 0))
+        self.waiting = [self.hands.send() for _ in range(4)]
+        self.late = [
+            self.hands.send(good_until=datetime.now(UTC) + timedelta(seconds=0.05)) for _ in range(2)
+        ]
+
+    def _records(self, task_id: UUID) -> None:
+        for text in (
+            "insert into {schema}.steps (task_id, kind, name, attempt) values (%(id)s, 'step', 'charge', 1)",
+            "insert into {schema}.signals (id, target, name, value) values (gen_random_uuid(), %(id)s, 'go', '1')",
+            "insert into {schema}.message_outbox (task_id, queue, fence, due_at) values (%(id)s, 'default', 0, now())",
+            "insert into {schema}.pauses (kind, name, paused_by) values ('task', 'other', 'somebody')",
+            "insert into {schema}.worker_states (worker_id, tasks_running, tasks_claimed, slots, rss_bytes, cpu_percent, loop_lag_ms)"
+            " values ('w1', 1, 1, 8, 1000, 1, 1)",
+        ):
+            self.hands.connection.execute(self.hands.plain(text), {"id": task_id})
+        self.hands.run(workers.beat("s1", [], draining=False))
+
+    def count(self, name: str, state: str) -> int:
+        found = self.hands.table("tasks", "name, state")
+        return found.count((name, state))
+
+    def plant(self, table: str, *, share: bool) -> None:
+        """Stores the hostile copies; `share`: each text and document in one of the templates only."""
+        templates = [*self._templates(table)]
+        for number, (template, keys) in enumerate(templates):
+            made, refused = copies(
+                self.hands.connection, self.hands.target.schema, table, template, keys=keys,
+                share=(number, len(templates)) if share else (0, 1),
+            )  # fmt: skip
+            self.planted += made
+            self.refused += refused
+
+    def _templates(self, table: str) -> Iterable[tuple[str, Mapping[str, str]]]:
+        fresh = {"id": "gen_random_uuid()"}
+        of_ended = f"task_id = '{self.ended[-1]}'"
+        match table:
+            case "tasks":
+                held = fresh | {"claim_id": "gen_random_uuid()"}
+                yield f"id = '{self.waiting[0]}'", fresh
+                yield f"id = '{self.ended[-1]}'", fresh
+                for lease in (self.orphaned[0], self.running[0], self.claimed[0]):
+                    yield f"id = '{lease.id}'", held
+            case "supervisors":
+                text = {"id": "'v-' || gen_random_uuid()"}
+                yield "id = 's1'", text
+            case "workers":
+                text = {"id": "'v-' || gen_random_uuid()"}
+                yield "id = 'w1'", text
+                yield "id = 'd1'", text
+            case "attempts":
+                yield of_ended, {"attempt": "(random() * 1000000)::integer"}
+            case "recoveries":
+                yield f"task_id = '{self.ended[0]}'", {}
+            case "beats":
+                yield "supervisor_id = 's1'", {"seq": "(random() * 1000000)::bigint"}
+            case "steps":
+                yield of_ended, {"name": "gen_random_uuid()::text"}
+            case "signals":
+                yield "name = 'go'", fresh
+            case "pauses":
+                yield "name = 'other'", {"name": "gen_random_uuid()::text"}
+            case "message_outbox" | "worker_states":
+                yield "true", {}
+            case "workflows":
+                yield f"id = '{self.flow.id}'", fresh
+                yield f"id = '{self.other.id}'", fresh
+            case "nodes":
+                for number in (0, 1):
+                    yield (
+                        f"workflow_id = '{self.flow.id}' and number = {number}",
+                        {"workflow_id": "gen_random_uuid()"},
+                    )
+            case "edges":
+                yield f"workflow_id = '{self.flow.id}' and parent = 0", {"workflow_id": "gen_random_uuid()"}
+            case "outbox":
+                self.hands.connection.execute(
+                    self.hands.plain("insert into {schema}.outbox (workflow_id, node) values (%s, -1)"),
+                    [self.flow.id],
+                )
+                yield f"workflow_id = '{self.flow.id}'", {}
+
+    def steps(self) -> list[Step]:
+        """In the order in which they are tried."""
+        return [
+            self.names, self.claims, self.starts, self.settles, self.beats, self.reaps, self.sessions, self.expires,
+            self.sweeps, self.workflows, self.reconciles, self.prunes, self.lists, self.doctor,
+        ]  # fmt: skip
+
+    async def claims(self) -> None:
+        taken: set[UUID] = set()
+        for _ in range(_MOST_CLAIMS):
+            some = self.hands.claim("w2", limit=100)
+            if not some:
+                break
+            taken |= {each.id for each in some}
+            self.claimed += some
+        assert set(self.waiting) <= taken, "a neighbour was not claimed"
+
+    async def starts(self) -> None:
+        for first in range(0, len(self.claimed), 100):
+            some = self.claimed[first : first + 100]
+            verdicts = self.hands.start(*some)
+            neighbours = {*self.waiting, *(each.id for each in self.claimed[:4])}
+            for each, verdict in zip(some, verdicts, strict=True):
+                assert verdict == "started" or each.id not in neighbours
+        self.running += self.claimed
+
+    async def settles(self) -> None:
+        """In mixed batches: what the workers hold, hostile rows among it."""
+        mine = {(row[0], row[1]) for row in self.hands.table("tasks", "id, claim_id, state, claimed_by_worker_id, length(name) + length(queue)")
+                if row[2] == "RUNNING" and row[3] in ("w1", "w2") and row[4] < _INDEXABLE}  # fmt: skip
+        everything = sorted(mine)
+        nodes = self.flow.names()
+        neighbours = [each.id for each in self.running[:8]]
+        for first in range(0, len(everything), 50):
+            some = everything[first : first + 50]
+            settled = [
+                Settlement(id=one, claim_id=claim, outcome="FAILED", error=b'{"code": "X"}', retry_in_ms=_FAR)
+                if place % 2 and one not in nodes
+                else Settlement(id=one, claim_id=claim, outcome="COMPLETED", result=b"1")
+                for place, (one, claim) in enumerate(some)
+            ]
+            completed = [each for each in settled if each.outcome == "COMPLETED"][::2]
+            self.hands.run(leases.complete(completed, channel=self.hands.target.channel))
+            verdicts = self.hands.run(leases.settle(settled, channel=self.hands.target.channel))
+            for each in settled:
+                assert verdicts[each.claim_id] != "lost" or each.id not in neighbours
+
+    async def beats(self) -> None:
+        for supervisor in ("me", "s1"):
+            assert (
+                self.hands.run(workers.beat(supervisor, [], draining=False, worker_ids=["w1"])).seq
+                is not None
+            )
+        assert {"me", "s1", "dead"} <= {each.supervisor_id for each in self.hands.run(workers.watch_beats())}
+        self.hands.run(tasks_next_due())
+
+    async def reaps(self) -> None:
+        reaper = self.onlooker.reaper(**FAST)
+        for _ in range(60):
+            await self.onlooker.clock.advance(1.0)
+            self.onlooker.beat("me", "s1")
+            self._copies_beat()
+            await reaper.tick()
+            if all(self.hands.row(each.id, "state") != "RUNNING" for each in self.orphaned):
+                return
+        raise AssertionError("the neighbours of the dead were not recovered")
+
+    def _copies_beat(self) -> None:
+        # As silent ones they would be a mass silence, in which the reaper waits.
+        text = "update {schema}.supervisors set beat_seq = beat_seq %% 9223372036854775807 + 1 where id not in ('me', 's1', 'dead')"
+        self.hands.connection.execute(self.hands.plain(text), [])
+
+    async def sessions(self) -> None:
+        watch = self.onlooker.session_watch(**FAST)
+        for _ in range(3):
+            await self.onlooker.clock.advance(1.0)
+            self.onlooker.beat("me", "s1")
+            await watch.tick()
+
+    async def expires(self) -> None:
+        expirer = Expirer(
+            self.onlooker.session,
+            RecoveryConfig(**FAST),
+            channel=self.hands.target.channel,
+            observer=self.onlooker,
+        )
+        await expirer.tick()
+        assert {self.hands.row(one, "state") for one in self.late} == {"EXPIRED"}
+
+    async def sweeps(self) -> None:
+        await self.app.asweep_stale_workers(dry_run=True)
+        await self.app.asweep_stale_workers()
+
+    async def workflows(self) -> None:
+        advancer = Advancer(self.onlooker.session, on_enqueued=lambda: None, clock=SystemClock())
+        for _ in range(100):
+            advancer.look()
+            await advancer.tick()
+            claimed = self.hands.claim("w1", limit=100)
+            self.hands.start(*claimed)
+            self.flow.end(claimed, lambda name: name)
+            if self.flow.state == self.other.state == "COMPLETED":
+                return
+        raise AssertionError(f"a neighbour stays {self.flow.state}, {self.other.state}")
+
+    async def reconciles(self) -> None:
+        reconciler = Reconciler(
+            self.onlooker.session, RecoveryConfig(**FAST), channel=self.hands.target.channel, observer=self.onlooker,
+            events=self.onlooker.events, grace_ms=0,
+        )  # fmt: skip
+        await reconciler.tick()
+
+    async def prunes(self) -> None:
+        await a_pruner(self.onlooker).tick()
+
+    async def lists(self) -> None:
+        """Every command that reads, for people and for programs."""
+        ended, worker, flow = str(self.ended[0]), "w1", str(self.flow.id)
+        broken = []
+        for words, neighbour in (
+            (("tasks", "list", "--limit", "100000"), ended), (("workers", "list", "--all", "--limit", "10000"), worker),
+            (("workers", "list", "--history", worker), ""), (("queues", "list"), "default"),
+            (("recoveries", "list", "--limit", "10000"), ended), (("workflows", "list", "--limit", "10000"), flow), (("tasks", "pauses"), "other"),
+            (("tasks", "show", ended), ended), (("explain", ended), ended), (("workflows", "show", flow), flow),
+        ):  # fmt: skip
+            for more in ((), ("--json",)):
+                answer = self.everbeat(*words, *more)
+                if answer.code != 0 or neighbour not in answer.out:
+                    broken.append(f"{' '.join(words)}: {answer.err[-500:]}")
+        assert not broken, "\n".join(broken)
+
+    async def names(self) -> None:
+        """The examination finds each value that cannot be used."""
+        found = Counter((row.table, row.column) for row in self.hands.run(diagnosis.bad_rows(most=100_000)))
+        planted = Counter((row.table, row.column) for row in self.planted if row.is_broken)
+        assert not planted - found, f"not named: {dict(planted - found)}"
+
+    async def doctor(self) -> None:
+        found = self.everbeat("doctor", "--json").document["checks"]
+        assert not [each for each in found if "could not be looked at" in each["text"]]
+
+
+def tasks_next_due() -> Any:
+    return leases.next_due(names=["work"], queues=None)
