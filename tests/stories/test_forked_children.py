@@ -103,7 +103,7 @@ def start_guest(stage: Stage) -> Tree:
     return guest
 
 
-@pytest.mark.parametrize("kind", ["tree", "guest"])
+@pytest.mark.parametrize("kind", ["tree", pytest.param("guest", marks=pytest.mark.long)])
 def test_a_killed_tree_is_noticed_in_three_seconds_although_forks_of_its_tasks_live_on(
     stage: Stage, forking: ModuleType, left: Left, kind: str
 ) -> None:  # J13

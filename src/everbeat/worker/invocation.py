@@ -33,8 +33,7 @@ class Call(Struct, frozen=True):
     named: Mapping[str, Any]
 
     def __call__(self) -> Any:
-        with UserCode():
-            return self.function(*self.positional, **self.named)
+        return self.function(*self.positional, **self.named)
 
 
 class Invoker(Struct, frozen=True):
@@ -83,7 +82,9 @@ class Invoker(Struct, frozen=True):
                     case call if definition.is_async:
                         return self.returned(definition, asyncio.run(_awaited(call)))
                     case call:
-                        return self.returned(definition, call())
+                        with UserCode():
+                            value = call()
+                        return self.returned(definition, value)
         except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
             return self.ended_by(definition, exception)
 

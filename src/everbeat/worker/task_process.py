@@ -120,7 +120,9 @@ class TaskProgram:
                     case call if definition.is_async:
                         return self._invoker.returned(definition, asyncio.run(running.awaited(call)))
                     case call:
-                        return self._invoker.returned(definition, call())
+                        with UserCode():
+                            value = call()
+                        return self._invoker.returned(definition, value)
         except BaseException as exception:  # noqa: BLE001 - whatever user code raises ends its attempt, and nothing else
             running.is_interruptible = False
             return self._invoker.ended_by(definition, exception)
