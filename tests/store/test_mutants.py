@@ -14,6 +14,7 @@ from tests.invariants import breaches, install_audit
 from tests.store import test_hostile_rows as hostile
 from tests.store import test_life_cycle as life
 from tests.store import test_recovery_statements as recovery
+from tests.store import test_remaining_sessions as sessions
 from tests.store import test_signals as signals
 from tests.store import test_steps as steps
 from tests.store.conftest import Hands
@@ -294,6 +295,35 @@ MUTANTS = [
         "a lock taken again without its server", "worker/hold_session", "session_server = {schema}.server_incarnation()",
         "session_server = coalesce(s.session_server, {schema}.server_incarnation())",
         recovery.test_a_session_lock_proves_nothing_on_another_incarnation_of_the_server,
+    ),
+    Mutant(
+        "sessions of a tree that came back are ended", "worker/end_sessions", "bool_and(", "bool_or(",
+        sessions.test_only_sessions_of_dead_trees_are_ended,
+    ),
+    Mutant(
+        "sessions of a tree that left are ended", "worker/end_sessions", "and s.ended_how <> 'left'", "",
+        sessions.test_only_sessions_of_dead_trees_are_ended,
+    ),
+    Mutant(
+        "sessions of another tree are ended", "worker/end_sessions", "d.tree = split_part(a.application_name, ' ', 1)",
+        "starts_with(a.application_name, d.tree)",
+        sessions.test_only_sessions_of_dead_trees_are_ended,
+    ),
+    Mutant(
+        "a session that commits is ended", "worker/end_sessions", "m.wait_event_type = 'Client' or", "true or",
+        sessions.test_a_session_of_a_dead_tree_that_works_on_a_statement_is_not_ended,
+    ),
+    Mutant(
+        "a tree ends its own sessions", "worker/end_sessions", "and d.tree <> split_part(current_setting('application_name'), ' ', 1)",
+        "and a.pid <> pg_backend_pid()", sessions.test_a_tree_that_was_declared_dead_does_not_end_its_own_sessions,
+    ),
+    Mutant(
+        "a session leaves backend after backend behind", "worker/left_behind", "count(*) > 1", "false",
+        sessions.test_a_session_waits_while_two_of_its_backends_are_left_and_ends_those_that_wait_for_it,
+    ),
+    Mutant(
+        "a session of another role is ended", "worker/end_sessions", "and a.usesysid = coalesce(d.role, a.usesysid)", "",
+        sessions.test_a_session_of_another_role_that_bears_the_name_of_a_dead_tree_is_not_ended,
     ),
 ]  # fmt: skip
 

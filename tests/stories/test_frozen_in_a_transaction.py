@@ -14,7 +14,7 @@ from everbeat import ReasonCode
 from everbeat.cli.examination import Examination
 from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.domain.diagnosis import Check, Verdict
-from tests.stories.stage import SLACK, Stage
+from tests.stories.stage import BY_AGE, FAST, SLACK, Stage
 from tests.stories.test_workflow_kills import GATE, POINTS, gate, somebody_waits, winding
 from tests.stories.test_workflows import Starter, flows
 
@@ -67,3 +67,27 @@ def test_a_workflow_can_be_cancelled_although_its_worker_is_frozen_in_a_step(
     assert took[0] < WITHIN_S
     tree.thaw()
     stage.until(lambda: handle.status() == "CANCELLED", within=30, what="cancelled", tree=tree)
+
+
+def test_the_sessions_of_a_frozen_tree_are_ended_when_it_is_declared_dead_and_it_comes_back(
+    stage: Stage, flows: ModuleType
+) -> None:  # J14
+    frozen = stage.ready_tree(program="flows", recovery=FAST | BY_AGE)
+    observer = stage.ready_tree(program="flows", recovery=FAST | BY_AGE)
+    (row,) = stage.query("select session_name from {schema}.supervisors where pid = %s", frozen.pid)
+
+    def sessions() -> int:
+        found = "select count(*) from pg_stat_activity where split_part(application_name, ' ', 1) = %s"
+        return int(stage.query(found, row["session_name"])[0]["count"])
+
+    assert sessions() >= 6
+    frozen.freeze()
+    stage.until(
+        lambda: sessions() == 0, within=10 * SLACK, what="no session of the frozen tree", tree=observer
+    )
+    stage.until(lambda: "sessions_ended" in observer.output(), within=5 * SLACK, what="the observer's word")
+    frozen.thaw()
+    stage.until(lambda: sessions() >= 6, within=10 * SLACK, what="it is back", tree=frozen)
+    assert Starter(flows).start(winding()).result(timeout=60) == [1, 2, 3]
+    alive = "select count(*) from {schema}.supervisors where ended_at is null"
+    stage.until(lambda: stage.query(alive)[0]["count"] == 2, within=10 * SLACK, what="two live supervisors")

@@ -18,6 +18,7 @@ from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.identity import ProcessIdentity
 from everbeat.runtime.service import Service
 from everbeat.services.expirer import Expirer
+from everbeat.services.leftovers import Leftovers
 from everbeat.services.observer import Observer
 from everbeat.services.pruner import Pruner, SpareStatements
 from everbeat.services.reaper import Reaper
@@ -83,11 +84,13 @@ class Caretakers:
         self._reconciliation = Reconciliation(statements, identity=identity, **of_all)
         by_silence = (Reaper(statements, config, witness=witness, command=command, **of_all),)
         by_session = (SessionWatch(statements, config, witness=witness, command=command, **of_all),)
+        leftovers = (Leftovers(statements, config, observer=observer, events=events),)
         by_progress = (Stalls(statements, holders=holders, recoverer=self.recoverer, clock=clock),)
         by_slot = (SlotKeeper(statements, config, slot=slot or "", **of_all),)
         self.services: tuple[Service, ...] = (
             *(by_session if self.is_recovering and config.detect_session_loss else ()),
             *(by_silence if self.is_recovering else ()),
+            *(leftovers if self.is_recovering else ()),
             *(by_progress if config.auto_fail_stale_running else ()),
             *(by_slot if self.is_reconciling and slot is not None else ()),
             Expirer(statements, config, channel=channel, observer=observer),

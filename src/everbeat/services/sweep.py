@@ -149,6 +149,7 @@ class _Sweep:
         dead.update(task.worker_id for task in tasks)
         for ended in await self._end_the_silent():
             dead.add(ended)
+        await self._statements.run(sweeping.end_sessions())
         result = SweepResult(
             worker_ids=tuple(sorted(dead)),
             recovered_count=len(carried.landed),

@@ -25,6 +25,15 @@ class KnownWorker(Struct, frozen=True):
     is_ended: bool
 
 
+class RemainingSession(Struct, frozen=True):
+    """A session of a dead tree: its backend, its application name, its role, and whether it was ended."""
+
+    pid: int
+    session: str
+    role: str
+    ended: bool
+
+
 def silent_supervisors(*, silent_ms: int) -> Statement[list[SilentSupervisor]]:
     """Those that were not ended and whose whole tree has been silent for so long, by the database's clock."""
     return Statement(
@@ -32,6 +41,11 @@ def silent_supervisors(*, silent_ms: int) -> Statement[list[SilentSupervisor]]:
         {"silent_ms": silent_ms},
         lambda found: [SilentSupervisor(row[0], row[1], tuple(row[2]), row[3] or {}) for row in found],
     )
+
+
+def end_sessions() -> Statement[list[RemainingSession]]:
+    """End what is left of the sessions of dead trees; returns those that were ended and those that this role must not end."""
+    return Statement("worker/end_sessions", {}, lambda found: [RemainingSession(*row) for row in found])
 
 
 def end_turn(service: str, *, taken_by: str) -> Statement[bool]:

@@ -1,0 +1,118 @@
+"""Which backends on the server are ended: those of dead trees, and those that an earlier connection of a session has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg import Connection, sql
+from psycopg.conninfo import make_conninfo
+
+from everbeat.store import sweeping, workers
+from everbeat.store.target import Target
+from tests.store.conftest import Hands
+
+
+@contextmanager
+def session_of(target: Target, tree: str, *, user: str = "postgres") -> Iterator[Connection[Any]]:
+    """A session of a tree, idle in a transaction."""
+    name = f"everbeat-{tree} worker 1.1"
+    connection = psycopg.connect(make_conninfo(target.url, user=user), application_name=name)
+    try:
+        connection.execute("select 1")
+        with psycopg.connect(target.url, autocommit=True) as observer:
+            waits = "select from pg_stat_activity where pid = %s and wait_event_type = 'Client'"
+            while observer.execute(waits, [connection.info.backend_pid]).fetchone() is None:
+                pass
+        yield connection
+    finally:
+        connection.close()
+
+
+def is_open(connection: Connection[Any]) -> bool:
+    with suppress(psycopg.OperationalError):
+        connection.execute("select 1")
+    return not connection.broken
+
+
+def test_only_sessions_of_dead_trees_are_ended(hands: Hands) -> None:  # J14
+    for tree in ("alive", "left", "back"):
+        hands.supervisor(tree)
+    hands.run(workers.end_supervisor("s1", how="age"))
+    hands.run(workers.end_supervisor("left", how="left"))
+    hands.run(workers.end_supervisor("back", how="age"))
+    change = "update {schema}.supervisors set session_name = 'everbeat-back' where id = 'alive'"
+    hands.connection.execute(hands.plain(change))  # declared dead, and back under another id
+    with (
+        session_of(hands.target, "s1") as dead,
+        session_of(hands.target, "left") as left,
+        session_of(hands.target, "back") as back,
+        session_of(hands.target, "s10") as stranger,
+    ):
+        ended = hands.run(sweeping.end_sessions())
+        assert [(each.session, each.ended) for each in ended] == [("everbeat-s1 worker 1.1", True)]
+        assert [is_open(each) for each in (dead, left, back, stranger)] == [False, True, True, True]
+
+
+def test_a_session_of_a_dead_tree_that_works_on_a_statement_is_not_ended(hands: Hands) -> None:
+    hands.run(workers.end_supervisor("s1", how="age"))
+    with session_of(hands.target, "s1") as busy, ThreadPoolExecutor(1) as threads:
+        working = threads.submit(busy.execute, "select pg_sleep(1)")
+        until_busy(hands, "everbeat-s1 %", 1)
+        assert hands.run(sweeping.end_sessions()) == []
+        assert working.result() is not None
+
+
+def test_a_session_of_another_role_that_bears_the_name_of_a_dead_tree_is_not_ended(hands: Hands) -> None:
+    role = f"deceiver_{hands.target.schema}"
+    hands.connection.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
+    hands.run(workers.end_supervisor("s1", how="age"))
+    try:
+        with session_of(hands.target, "s1", user=role) as deceiver:
+            assert hands.run(sweeping.end_sessions()) == []
+            assert is_open(deceiver)
+    finally:
+        hands.connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+
+
+def test_a_tree_that_was_declared_dead_does_not_end_its_own_sessions(hands: Hands) -> None:
+    hands.run(workers.end_supervisor("s1", how="age"))
+    with session_of(hands.target, "s1") as sibling, session_of(hands.target, "s1") as own:
+        assert own.execute(hands.text("worker/end_sessions")).fetchall() == []
+        assert is_open(sibling)
+
+
+def test_a_session_waits_while_two_of_its_backends_are_left_and_ends_those_that_wait_for_it(
+    hands: Hands,
+) -> None:
+    with (
+        session_of(hands.target, "s1") as idle,
+        session_of(hands.target, "s1") as first,
+        session_of(hands.target, "s1") as second,
+        session_of(hands.target, "s1") as next_one,
+        session_of(hands.target, "s2") as other,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        next_one.rollback()
+        next_one.autocommit = True
+        for number, busy in enumerate((first, second), start=1):
+            threads.submit(busy.execute, "select pg_sleep(30)")
+            until_busy(hands, "everbeat-s1 %", number)
+        left_behind = hands.text("worker/left_behind")
+        assert next_one.execute(left_behind).fetchone() == (True,)
+        assert [is_open(each) for each in (idle, other)] == [False, True]
+        first.cancel()
+        first.close()
+        until_busy(hands, "everbeat-s1 %", 1)
+        assert next_one.execute(left_behind).fetchone() == (False,)
+        second.cancel()
+
+
+def until_busy(hands: Hands, like: str, count: int) -> None:
+    """Return when so many sessions of this name work on a statement."""
+    busy = "select count(*) from pg_stat_activity where application_name like %s and state = 'active'"
+    while hands.connection.execute(busy, [like]).fetchone() != (count,):
+        pass
