@@ -31,6 +31,7 @@ class Onlooker:
     session: Session
     supervisor_id: str = "me"
     is_pooled: bool = False
+    is_served: bool = True
     disturbances: int = 0
     reconnected_at: float | None = None
     clock: ManualClock = field(default_factory=ManualClock)
@@ -40,6 +41,11 @@ class Onlooker:
 
     def __post_init__(self) -> None:
         self.events.subscribe(self.seen.append)
+
+    async def can_connect(self) -> bool:
+        if not self.is_served:
+            self.disturbances += 1
+        return self.is_served
 
     def recoverer(self, **settings: Any) -> Recoverer:
         return Recoverer(

@@ -52,6 +52,24 @@ async def look(
     await reaper.tick()
 
 
+async def test_while_no_connection_is_free_silence_proves_nothing(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # J12
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    await look(onlooker, reaper)
+    onlooker.is_served = False
+    for _ in range(10):
+        await look(onlooker, reaper)
+    onlooker.is_served = True
+    for _ in range(2):
+        await look(onlooker, reaper)
+    await look(onlooker, reaper, after_s=0.98)
+    assert hands.row(running.id, "state") == "RUNNING", "its holder has a whole threshold to come back"
+    await look(onlooker, reaper, after_s=0.1)
+    assert hands.row(running.id, "state") == "FAILED"
+
+
 async def test_a_silent_holder_loses_its_leases_after_the_threshold_and_not_before(
     onlooker: Onlooker, hands: Hands
 ) -> None:

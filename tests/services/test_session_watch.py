@@ -173,6 +173,25 @@ async def test_a_tree_that_held_its_lock_on_a_former_primary_is_left_to_age(
     assert onlooker.living() == {"me"}
 
 
+async def test_while_no_connection_is_free_a_missing_session_proves_nothing(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # J12
+    watch = onlooker.session_watch()
+    with session_of(hands, "s1") as session:
+        await look(onlooker, watch)
+        end(session, hands)
+    onlooker.is_served = False
+    for _ in range(20):
+        await look(onlooker, watch)
+    onlooker.is_served = True
+    for _ in range(2):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "s1"}, "it has a whole grace to come back"
+    for _ in range(2):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me"}
+
+
 async def test_a_connection_of_another_role_keeps_no_dead_tree_alive(
     onlooker: Onlooker, hands: Hands
 ) -> None:

@@ -70,29 +70,30 @@ def read_only(stage: Stage) -> Iterator[None]:
 
 
 @contextmanager
-def no_connection_for_workers(stage: Stage) -> Iterator[None]:
-    """Strangers take every free connection, and the worker processes lose theirs. Supervisors keep their sessions."""
+def no_connection(stage: Stage) -> Iterator[None]:
+    """Strangers take every free connection. One tree loses all its sessions, the other all but those of its supervisor."""
     with ExitStack() as strangers:
         while True:
             try:
                 strangers.enter_context(psycopg.connect(stage.url))
             except psycopg.OperationalError:
-                if not cut_off_workers(stage):
+                if not cut_off(stage):
                     break
         yield
 
 
-def cut_off_workers(stage: Stage) -> list[dict[str, Any]]:
-    """Ends the sessions of worker processes; answers those that were there."""
+def cut_off(stage: Stage) -> list[dict[str, Any]]:
+    """Ends the sessions that lose their connection; answers those that were there."""
     return stage.query(
-        """select pg_terminate_backend(pid) from pg_stat_activity
-           where application_name like 'everbeat-%%' and application_name not like '%% supervisor'"""
+        """select pg_terminate_backend(a.pid) from pg_stat_activity a
+           join {schema}.supervisors s on s.session_name = split_part(a.application_name, ' ', 1)
+           where a.application_name not like '%% supervisor%%' or s.started_at > (select min(started_at) from {schema}.supervisors)"""
     )
 
 
 @pytest.mark.parametrize(
     ("trouble", "thresholds"),
-    [(read_only, 5), (no_connection_for_workers, 3)],
+    [(read_only, 5), (no_connection, 3)],
     ids=["no write", "no connection"],
 )
 def test_no_tree_dies_while_the_database_accepts_nothing(

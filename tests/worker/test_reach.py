@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from everbeat.config import RecoveryConfig
-from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import Event, EventBus
 from everbeat.runtime.process import spawn
@@ -90,13 +89,12 @@ class Watched:
         bus.subscribe(self.events.append)
         self.watch = CutOffWatch(
             threshold_s=THRESHOLD_S, children=lambda: [self.child], disturbances=lambda: self.disturbances,
-            probe=self._probe, events=bus, clock=self.clock,
+            can_connect=self._can_connect, events=bus, clock=self.clock,
         )  # fmt: skip
 
-    async def _probe(self) -> None:
+    async def _can_connect(self) -> bool:
         self.probes += 1
-        if not self.is_reached:
-            raise DatabaseUnreachable("The database is away.", fix="wait.")
+        return self.is_reached
 
     def says(self, seconds: float) -> None:
         """The worker's next word."""

@@ -39,7 +39,11 @@ class Observer(Protocol):
 
     @property
     def disturbances(self) -> int:
-        """How often a beat of its own failed or a session of its own was lost, so far."""
+        """How often a beat of its own failed, a session was lost or a connection refused, so far."""
+        ...
+
+    async def can_connect(self) -> bool:
+        """Whether a new connection is to be had now; counts a disturbance if not."""
         ...
 
     @property

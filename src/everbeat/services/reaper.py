@@ -59,6 +59,7 @@ class Reaper:
         self._command = command
         self._beat_s = min(config.runner_heartbeat_interval_ms, config.claimer_heartbeat_interval_ms) / 1_000
         self._is_in_doubt = False
+        self._cannot_connect = False
         self._silent_ids: set[str] = set()
         self._thresholds = Thresholds.automatic(config)
         self._windows = Windows()
@@ -81,6 +82,11 @@ class Reaper:
         beats = await self._statements.run(workers.watch_beats(), patience_s=_ONE_TRY)
         self._see(beats, asked_at=asked_at, answered_at=self._clock.monotonic())
         others = [beat for beat in beats if beat.supervisor_id != self._observer.supervisor_id]
+        # The silent may live and find no free connection: windows begin anew at the first look at which one is to be had.
+        is_silent = any(self._silence_s(beat, at=asked_at) > self._beat_s for beat in others)
+        self._cannot_connect = (is_silent or self._cannot_connect) and not await self._observer.can_connect()
+        if self._cannot_connect:
+            return None
         least_s = self._thresholds.all_ms()[0] / 1_000
         unproven = await self._unproven(others, least_s=least_s, known=len(beats), at=asked_at)
         known, others = len(beats) - len(others) + len(unproven), unproven

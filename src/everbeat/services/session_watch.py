@@ -102,6 +102,8 @@ class SessionWatch:
         """One look. Asks for the next one at the very moment in which somebody's grace is over."""
         if self._observer.is_pooled:
             return None
+        if (self._gone or self._mass) and not await self._observer.can_connect():
+            return None  # a living tree could not come back either; its grace begins anew when it can
         asked_at = self._clock.monotonic()
         sessions = await self._statements.run(workers.watch_sessions(), patience_s=_ONE_TRY)
         answered_at = self._clock.monotonic()

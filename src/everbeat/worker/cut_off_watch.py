@@ -16,7 +16,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus
 from everbeat.worker.children import Child
@@ -36,7 +35,7 @@ class WorkerCutOff(Event, frozen=True, kw_only=True):
 
 
 class CutOffWatch:
-    """A service of the supervisor. `probe()` opens a new connection and asks something; raises a DatabaseError.
+    """A service of the supervisor. `can_connect()` opens a new connection and asks something.
 
     `disturbances()`: how often a beat of the supervisor failed or a session of it was lost, so far.
     """
@@ -49,14 +48,14 @@ class CutOffWatch:
         threshold_s: float,
         children: Callable[[], Iterable[Child]],
         disturbances: Callable[[], int],
-        probe: Callable[[], Awaitable[object]],
+        can_connect: Callable[[], Awaitable[bool]],
         events: EventBus,
         clock: Clock,
     ) -> None:
         self.interval_s = min(1.0, threshold_s / _LOOKS_PER_THRESHOLD)
         self._children = children
         self._disturbances = disturbances
-        self._probe = probe
+        self._can_connect = can_connect
         self._events = events
         self._clock = clock
         self._too_long_s = _THRESHOLDS * threshold_s
@@ -85,11 +84,7 @@ class CutOffWatch:
         return min(reached_s, _cut_off_s(child)) >= self._too_long_s
 
     async def _reaches(self) -> bool:
-        try:
-            await self._probe()
-        except (DatabaseError, OSError):
-            return False
-        return self._disturbances() == self._seen
+        return await self._can_connect() and self._disturbances() == self._seen
 
     def _end(self, child: Child) -> None:
         for_s = _cut_off_s(child)

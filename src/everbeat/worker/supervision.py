@@ -131,7 +131,7 @@ class Supervision:
 
     @property
     def disturbances(self) -> int:
-        """How often a beat failed or a session was lost, so far."""
+        """How often a beat failed, a session was lost or a connection refused, so far."""
         return self._losses + self._heart.failures
 
     async def open(self, *, patience_s: float = START_PATIENCE_S) -> None:
@@ -178,16 +178,18 @@ class Supervision:
         self._heart.draining = True
         self._heart_runner.wake_now()
 
-    async def probe(self) -> None:
-        """Opens a new connection and asks something; raises a DatabaseError."""
-        name = f"{self.session_name} supervisor"
-        session = Session(
-            self.target, name, random=self.random, reply_timeout_s=min(_LONGEST_REPLY_S, self.beat_interval_s)
-        )
+    async def can_connect(self) -> bool:
+        """Whether a new connection is to be had now; counts a disturbance if not."""
+        reply_s = min(_LONGEST_REPLY_S, self.beat_interval_s)
+        session = Session(self.target, f"{self.session_name} supervisor", reply_timeout_s=reply_s)
         try:
             await session.run(leases.check_leases([]), patience_s=0)
+        except (DatabaseError, OSError):
+            self._losses += 1
+            return False
         finally:
             await session.drop()
+        return True
 
     async def running(self, worker_id: str) -> list[str]:
         """The tasks whose code had begun in a worker, name and id; raises a DatabaseError."""

@@ -280,7 +280,7 @@ class Supervisor:
                 threshold_s=config.running_stale_threshold_ms / 1_000,
                 children=lambda: self._children,
                 disturbances=lambda: supervision.disturbances,
-                probe=supervision.probe,
+                can_connect=supervision.can_connect,
                 events=events,
                 clock=clock,
             )

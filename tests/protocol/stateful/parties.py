@@ -86,6 +86,9 @@ class Tree:
     def __post_init__(self) -> None:
         self.born()
 
+    async def can_connect(self) -> bool:
+        return True
+
     def born(self) -> None:
         """A process that has seen nothing yet."""
         self.life, self.held, self.in_doubt = "up", [], []
