@@ -62,7 +62,7 @@ begin
                 '(select * from {schema}.tasks where state in (''CLAIMED'', ''RUNNING'') limit 10000) union all '
                 '(select * from {schema}.tasks where serial is not null and state in (''PENDING'', ''CLAIMED'', ''RUNNING'')'
                 ' and state = ''PENDING'' limit 10000) union all '
-                '(select * from (select * from {schema}.tasks order by id desc limit 1000) newest'
+                '(select * from (select * from {schema}.tasks order by id desc limit 2000) newest'
                 ' where state not in (''PENDING'', ''CLAIMED'', ''RUNNING''))'
             else format('select * from {schema}.%I %s limit 10000', looked.name, looked.place) end,
             looked.tests, left_over);
