@@ -25,7 +25,6 @@ from everbeat.errors.operating import NotPaused as NotPaused
 from everbeat.errors.operating import SignalRefused as SignalRefused
 from everbeat.errors.operating import UnknownName as UnknownName
 from everbeat.errors.wording import nearest as nearest
-from everbeat.errors.wording import redact_url as redact_url
 from everbeat.errors.wording import some
 
 

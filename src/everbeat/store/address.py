@@ -19,6 +19,7 @@ from everbeat.store import migrations
 from everbeat.store.database import Database
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.target import Target
+from everbeat.store.url import shown_url
 
 if TYPE_CHECKING:
     from everbeat.store.embedded import EmbeddedServer
@@ -61,6 +62,10 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
             return cls(url=EMBEDDED, folder=folder.absolute(), schema=schema)
         target = Target.parse(url, schema=schema)
         return cls(url=target.portable, folder=None, schema=schema)
+
+    def __repr__(self) -> str:
+        place = f"{EMBEDDED}:{self.folder}" if self.folder is not None else shown_url(self.url)
+        return f"DatabaseAddress({place!r}, schema={self.schema!r})"
 
     def require_there(self) -> None:
         """Raises EmbeddedUnavailable for an embedded server that was never made: for who only looks, and would look at nothing."""

@@ -21,13 +21,12 @@ from everbeat.errors import (
     SchemaForbidden,
     SchemaGone,
     SchemaMissing,
-    redact_url,
 )
 from everbeat.store.hosts import Host, Hosts
 from everbeat.store.moments import read_every_moment
 from everbeat.store.own_settings import OWN_SETTINGS
 from everbeat.store.silence import EndsAt, Limit, WatchedAsyncConnection, WatchedConnection, limited
-from everbeat.store.url import Pooler, read_url, require_schema_name, with_pooler
+from everbeat.store.url import Pooler, read_url, require_schema_name, shown_url, with_pooler, without_secrets
 
 OLDEST_SERVER: Final = 140_000
 CONNECT_TIMEOUT_S: Final = 5
@@ -80,8 +79,11 @@ class Target(Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """The URL without its password."""
-        return redact_url(self.url)
+        """The URL without its secrets."""
+        return shown_url(self.url)
+
+    def __repr__(self) -> str:
+        return f"Target({self.shown!r}, schema={self.schema!r})"
 
     @property
     def channel(self) -> str:
@@ -240,7 +242,7 @@ class Target(Struct, frozen=True):
 
     def explain(self, problem: psycopg.Error) -> DatabaseError:
         """What a failed connection or statement means, in everbeat's own errors."""
-        text = _one_line(redact_url(str(problem)))
+        text = _one_line(without_secrets(str(problem), self.url))
         match problem.sqlstate:
             case "42P01" | "3F000" | "42703":
                 return SchemaMissing(

@@ -1,4 +1,4 @@
-"""Check a database URL and the name of a schema as a user gave them; nothing is opened."""
+"""Check a database URL and the name of a schema as a user gave them, and show a URL without its secrets; nothing is opened."""
 
 from __future__ import annotations
 
@@ -8,70 +8,199 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 import psycopg
 from psycopg import conninfo
 
-from everbeat.domain.settings import refused, shown
-from everbeat.errors import WrongDatabaseURL, nearest, redact_url
+from everbeat.domain.settings import refused
+from everbeat.errors import WrongDatabaseURL, nearest
 
 SCHEMA_SUBJECT: Final = "App.schema"
 Pooler: TypeAlias = Literal["session", "transaction"]
 
+_FORM: Final = "write it as 'postgresql://user:password@host:5432/database'"
+_ENCODED: Final = (
+    f"{_FORM}; in a password, write @ as %40, / as %2F, ? as %3F, : as %3A, % as %25 and a space as %20."
+)
+_SCHEMA: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_TAKEN: Final = ("public", "information_schema")
+_SCHEME: Final = re.compile(r"\s*(?P<name>[^\s:/@=]*)://")
+_POSTGRESQL: Final = re.compile(r"postgres(ql)?(\+[a-z0-9_]+)?")
+_OTHERS: Final = (
+    "mysql",
+    "mariadb",
+    "sqlite",
+    "mssql",
+    "oracle",
+    "mongodb",
+    "redis",
+    "nats",
+    "amqp",
+    "http",
+    "https",
+    "jdbc",
+)
+_PARAMETER: Final = re.compile(r"\?\w+=")
+_UNKNOWN_OPTION: Final = re.compile(r'invalid (?:connection option|URI query parameter:?) "(.*)"', re.DOTALL)
 _POOLER_IN_URL: Final = re.compile(r"(?P<before>[?&])pooler=(?P<value>[^&]*)(?P<after>&|$)")
 _POOLER_IN_CONNINFO: Final = re.compile(r"(?P<before>^|\s)pooler\s*=\s*(?P<value>\S*)(?P<after>\s|$)")
+
+_SECRETS: Final = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+_PLAIN: Final = {
+    "user": re.compile(r"[\w.+-]+(@[\w.-]+)?"),
+    "host": re.compile(r"[A-Za-z0-9_.:%-]*|[/@][^,@]*"),
+    "hostaddr": re.compile(r"[0-9A-Fa-f.:]*"),
+    "port": re.compile(r"\d{0,5}"),
+    "dbname": re.compile(r"[\w.$ +-]+"),
+}
+_SHORTEST_SECRET: Final = 3
 
 
 def require_schema_name(schema: object) -> None:
     """Raises ConfigurationError for what cannot be the name of the schema."""
-    if (
-        not isinstance(schema, str)
-        or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]{0,62}", schema)
-        or schema.lower().startswith("pg_")
-    ):
-        raise refused(
-            schema,
-            subject=SCHEMA_SUBJECT,
-            code="WRONG_NAME",
-            rule="a schema name is a letter or underscore, then up to 62 letters, digits or underscores, and does not begin with pg_",
-            fix="choose a plain name such as 'everbeat'",
-        )
+    if isinstance(schema, str) and _SCHEMA.fullmatch(schema):
+        if schema.lower() not in _TAKEN and not schema.lower().startswith("pg_"):
+            return
+        rule = "everbeat needs a schema of its own; public, information_schema and names that begin with pg_ are PostgreSQL's"
+    else:
+        rule = "a schema name is a letter or underscore, then up to 62 letters, digits or underscores"
+    raise refused(
+        schema,
+        subject=SCHEMA_SUBJECT,
+        code="WRONG_NAME",
+        rule=rule,
+        fix="choose a plain name such as 'everbeat'",
+    )
 
 
-def read_url(url: object) -> tuple[str, Pooler | None]:
-    """The URL as libpq takes it, empty where it says nothing; and the pooler that it names. Raises WrongDatabaseURL."""
-    if not isinstance(url, str):
+def read_url(given: object) -> tuple[str, Pooler | None]:
+    """The URL as libpq takes it, empty where it says nothing; and the pooler that it names. Raises WrongDatabaseURL.
+
+    No error shows a part of the URL that was not understood, because it may belong to a password.
+    """
+    if not isinstance(given, str):
         raise WrongDatabaseURL(
-            f"The database URL {shown(url)} is of type {type(url).__name__}; a URL is a text.",
-            fix="give one like 'postgresql://user@host:5432/database', or 'embedded'.",
+            f"The database URL is of type {type(given).__name__}; a URL is a text.",
+            fix=f"{_FORM}, or 'embedded'.",
         )
-    if not url.strip():
+    text = given.strip()
+    if not text:
+        raise WrongDatabaseURL("The database URL is empty.", fix=f"{_FORM}, or 'embedded'.")
+    if nearest(text.partition(":")[0], ["embedded"]) is not None:
         raise WrongDatabaseURL(
-            f"The database URL {url!r} is empty.",
-            fix="give one like 'postgresql://user@host:5432/database', or 'embedded'.",
+            "The database URL is almost 'embedded', but not quite.",
+            fix="write 'embedded' or 'embedded:FOLDER'.",
         )
-    if nearest(url.partition(":")[0], ["embedded"]) is not None:
-        raise WrongDatabaseURL(
-            f"The database URL {url!r} is not known.", fix="write 'embedded' or 'embedded:FOLDER'."
-        )
-    url, pooler = _without_pooler(url)
-    scheme = url.partition("://")[0] if "://" in url else ""
-    if scheme and scheme not in ("postgresql", "postgres"):
-        raise WrongDatabaseURL(
-            f"The database URL {redact_url(url)!r} begins with {scheme!r}; everbeat speaks to PostgreSQL only.",
-            fix="begin it with 'postgresql://'"
-            + (" (without a driver's name)." if scheme.startswith("postgres") else "."),
-        )
+    url, pooler = _without_pooler(_with_plain_scheme(text))
+    _require_one_reading(url)
     try:
-        given = conninfo.conninfo_to_dict(url)
-    except psycopg.ProgrammingError as problem:
+        read = conninfo.conninfo_to_dict(url)
+    except psycopg.Error as problem:
+        raise _unreadable(str(problem)) from None
+    if not all(_is_port(port) for port in str(read.get("port") or "").split(",")):
         raise WrongDatabaseURL(
-            f"The database URL {redact_url(url)!r} cannot be read: {str(problem).strip()}.",
-            fix="write it as 'postgresql://user:password@host:5432/database'; special characters in a password are percent-encoded.",
-        ) from None
-    for port in str(given.get("port") or "").split(","):
-        if port and not (port.isdecimal() and 1 <= int(port) <= 65_535):
-            raise WrongDatabaseURL(
-                f"The database URL {redact_url(url)!r} names the port {port!r}; a port is a number from 1 to 65535.",
-                fix="write it as 'postgresql://user:password@host:5432/database'.",
-            )
-    return url if given else "", pooler
+            "The database URL names a port that is not a number from 1 to 65535.", fix=_ENCODED
+        )
+    return url if read else "", pooler
+
+
+def shown_url(url: str) -> str:
+    """The URL put together from what libpq read in it: hosts, user and database. All else is left out, with every secret."""
+    try:
+        read = conninfo.conninfo_to_dict(_without_pooler(url)[0])
+    except (psycopg.Error, WrongDatabaseURL):
+        return "***"
+    found = {key: _shown_list(key, str(read[key])) for key in _PLAIN if read.get(key)}
+    hosts = found.get("host") or found.get("hostaddr") or ""
+    ports = found.get("port", "")
+    user = f"{found['user']}@" if "user" in found else ""
+    database = found.get("dbname", "")
+    if hosts.startswith(("/", "@")):
+        port = f"&port={ports}" if ports else ""
+        return f"postgresql://{user}/{database}?host={hosts}{port}"
+    return f"postgresql://{user}{_places(hosts.split(','), ports.split(','))}/{database}"
+
+
+def without_secrets(text: str, url: str) -> str:
+    """A message of the server or of libpq without the secrets of the URL, and without what may be a piece of one."""
+    try:
+        read = conninfo.conninfo_to_dict(url)
+    except psycopg.Error:
+        return "***"
+    hidden = {str(read[key]) for key in _SECRETS if read.get(key)}
+    for key in _PLAIN:
+        parts = _parts(key, str(read.get(key) or ""))
+        if not _is_plain(key, parts):
+            hidden |= {*parts}
+    for secret in sorted(hidden, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return text
+
+
+def _with_plain_scheme(text: str) -> str:
+    """The URL with a scheme that libpq knows: SQLAlchemy's names of drivers are dropped. Raises WrongDatabaseURL."""
+    found = _SCHEME.match(text)
+    if found is None:
+        return text
+    name = found["name"].lower()
+    if _POSTGRESQL.fullmatch(name):
+        return f"postgresql://{text[found.end() :]}"
+    said = (
+        f"begins with '{name}://'" if name.partition("+")[0] in _OTHERS else "begins with an unknown scheme"
+    )
+    raise WrongDatabaseURL(
+        f"The database URL {said}; everbeat speaks to PostgreSQL only.", fix="begin it with 'postgresql://'."
+    )
+
+
+def _require_one_reading(url: str) -> None:
+    """Raises WrongDatabaseURL for a special character that cuts a password in two: libpq would take the rest for a host or database."""
+    if not url.startswith("postgresql://"):
+        return
+    rest = url.removeprefix("postgresql://")
+    place = rest.partition("?")[0]
+    user_info, at, after = rest.partition("@")
+    if at and "/" not in user_info:
+        # libpq takes all before the @ for user and password, also where that looks like parameters.
+        place = "@" if _PARAMETER.search(user_info) else after.partition("?")[0]
+    if "@" in place:
+        raise WrongDatabaseURL(
+            "The database URL has an '@' or '/' more than a URL has, perhaps in its password.", fix=_ENCODED
+        )
+
+
+def _unreadable(said: str) -> WrongDatabaseURL:
+    unknown = _UNKNOWN_OPTION.search(said)
+    if unknown is None:
+        return WrongDatabaseURL("The database URL cannot be read.", fix=_ENCODED)
+    known = [each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults()]
+    guess = nearest(unknown[1], known)
+    return WrongDatabaseURL(
+        "The database URL cannot be read: it has an option that libpq does not know.",
+        fix=f"did you mean {guess!r}?" if guess else _ENCODED,
+    )
+
+
+def _is_port(text: str) -> bool:
+    return not text or (text.isdecimal() and 1 <= int(text) <= 65_535)
+
+
+def _shown_list(key: str, value: str) -> str:
+    parts = _parts(key, value)
+    return ",".join(parts) if _is_plain(key, parts) else "***"
+
+
+def _parts(key: str, value: str) -> list[str]:
+    return [value] if key in ("user", "dbname") else value.split(",")
+
+
+def _is_plain(key: str, parts: list[str]) -> bool:
+    """Whether these look like what they should be; otherwise, any of them may be a piece of a password."""
+    return all(_PLAIN[key].fullmatch(part) for part in parts)
+
+
+def _places(hosts: list[str], ports: list[str]) -> str:
+    if len(ports) == 1:
+        ports = ports * len(hosts)
+    named = [f"[{host}]" if ":" in host else host for host in hosts]
+    return ",".join(f"{host}:{port}" if port else host for host, port in zip(named, ports, strict=False))
 
 
 def with_pooler(url: str, pooler: Pooler) -> str:
@@ -89,8 +218,8 @@ def _without_pooler(url: str) -> tuple[str, Pooler | None]:
     value = found["value"]
     if value not in get_args(Pooler):
         raise WrongDatabaseURL(
-            f"The database URL {redact_url(url)!r} names a pooler that everbeat does not know.",
-            fix="write pooler=session or pooler=transaction, or leave it out: then any pooler is taken for one of transactions.",
+            "The database URL names a pooler that everbeat does not know.",
+            fix="write pooler=session or pooler=transaction, or leave it out: then a pooler is taken for one of transactions.",
         )
     rest = url[: found.start()] + (found["before"] if found["after"] else "") + url[found.end() :]
     return rest, cast(Pooler, value)

@@ -27,6 +27,10 @@ SUBJECT: Final = "App.wake"
 
 _SCHEMES: Final = ("nats", "tls")
 _MOST_SERVERS: Final = 100
+_PLAIN_SERVER: Final = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?"
+_PLAIN_FORM: Final = re.compile(
+    rf"(?P<scheme>(?:nats|tls|ws|wss|http|https|amqp|redis)://)?(?P<user>[^@/?#,=\s]*@)?(?P<servers>{_PLAIN_SERVER}(?:,{_PLAIN_SERVER})*)"
+)
 _FORM: Final = "write it as 'nats://user:password@host:4222' (or 'tls://...'), special characters of a password percent-encoded"
 _STREAM_NAME: Final = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,200}")
 _HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+")
@@ -231,18 +235,11 @@ def _noticed_after_s(recovery: RecoveryConfig) -> float:
 
 
 def _hidden(text: str) -> str:
-    """Any text that may hold a password, with all that may be one as ***; hides too much rather than too little."""
-    scheme, separator, rest = text.strip().partition("://")
-    if not separator:
-        scheme, rest = "", text.strip()
-    _, at, address = rest.rpartition("@")
-    hidden = "***@" if at else ""
-    servers = []
-    for server in re.split(r"[/?#]", address, maxsplit=1)[0].split(","):
-        host, colon, port = server.rpartition(":")
-        servers.append(f"{host}:***" if colon and not port.isdecimal() and "]" not in port else server)
-    plain = scheme if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.]{0,20}", scheme) else ("***" if scheme else "")
-    return f"{plain}{separator}{hidden}{','.join(servers)}"
+    """What of a text is known to be no password: its scheme and servers if it has the form of URLs, otherwise nothing."""
+    found = _PLAIN_FORM.fullmatch(text.strip())
+    if found is None:
+        return "***"
+    return f"{found['scheme'] or ''}{'***@' if found['user'] else ''}{found['servers']}"
 
 
 def _wrong_url(value: str, subject: str, rule: str) -> ConfigurationError:

@@ -41,6 +41,9 @@ class Hello(Message, frozen=True):
     hooks: HookScopes = HookScopes()
     lanes: dict[str, Any] = msgspec.field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"Hello(schema={self.schema!r}, queues={self.queues!r})"  # the URL may hold a password
+
 
 class Ready(Message, frozen=True):
     """The worker claims from now on."""
