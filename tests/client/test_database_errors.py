@@ -80,7 +80,9 @@ def test_the_url_may_come_from_the_environment(
 @pytest.mark.parametrize("schema", ["", "two words", "pg_everbeat", "public", "ever$beat", "x" * 64, 5])
 def test_a_wrong_schema_name_is_refused(database_url: str, schema: Any) -> None:
     for url in (database_url, "embedded"):
-        with pytest.raises(ConfigurationError, match=r"^App.schema = .* (a schema name is|a schema of its own)"):
+        with pytest.raises(
+            ConfigurationError, match=r"^App.schema = .* (a schema name is|a schema of its own)"
+        ):
             App(url, schema=schema)
 
 

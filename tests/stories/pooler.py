@@ -1,4 +1,4 @@
-"""A PgBouncer in transaction mode between the trees and PostgreSQL: from PATH, or unpacked below .venv by `make test`."""
+"""A PgBouncer between the trees and PostgreSQL: from PATH, or unpacked below .venv by `make test`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def program() -> tuple[str, dict[str, str]]:
 
 
 @contextmanager
-def pooled(url: str) -> Iterator[str]:
-    """The URL of a pooler before the server of `url`, in transaction mode with 30 server sessions."""
+def pooled(url: str, *, mode: str = "transaction") -> Iterator[str]:
+    """The URL of a pooler before the server of `url`, with 30 server sessions."""
     binary, environment = program()
     given = conninfo_to_dict(url)
     with socket.socket() as free:
@@ -47,7 +47,7 @@ def pooled(url: str) -> Iterator[str]:
         settings.write_text(
             f"[databases]\n* = host={given['host']} port={given.get('port', 5432)} user={given['user']}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
-            f"auth_type = any\nauth_file = {users}\npool_mode = transaction\nmax_client_conn = 500\ndefault_pool_size = 30\n"
+            f"auth_type = any\nauth_file = {users}\npool_mode = {mode}\nmax_client_conn = 500\ndefault_pool_size = 30\n"
             f"ignore_startup_parameters = extra_float_digits\nlogfile = {folder / 'log'}\n"
         )
         # It refuses to run as root, and then the server's socket must be open to whom it runs as.

@@ -20,7 +20,7 @@ from uuid import UUID
 from msgspec import structs
 
 from everbeat.client.waiter import Waiter
-from everbeat.errors import DatabaseError, DatabaseUnreachable, redact_url
+from everbeat.errors import DatabaseError, DatabaseUnreachable
 from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.address import DatabaseAddress, OpenDatabase
@@ -156,7 +156,7 @@ class Door:
         lock, began_at = self._lock, monotonic()
         if not lock.acquire(timeout=min(within_s, threading.TIMEOUT_MAX)):
             raise DatabaseUnreachable(
-                f"Another thread has been opening the database at {redact_url(self.address.portable)!r} for {within_s:g} s.",
+                f"Another thread has been opening the database at {self.address.shown!r} for {within_s:g} s.",
                 fix="wait longer, or check that the database runs.",
             )
         try:

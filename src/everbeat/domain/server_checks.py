@@ -77,7 +77,10 @@ def judge_pooler(*, is_pooled: bool) -> Check:
         return Check(CheckCode.POOLER, Verdict.OK, "sessions are the server's own")
     text = "a transaction pooler stands before the server: no notifications, no deaths noticed by session"
     return Check(
-        CheckCode.POOLER, Verdict.WARN, text, "give workers a direct URL; clients may go through it."
+        CheckCode.POOLER,
+        Verdict.WARN,
+        text,
+        "give workers a direct URL, or add pooler=session to it if the pooler is in session mode.",
     )
 
 

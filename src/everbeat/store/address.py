@@ -64,8 +64,12 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
         return cls(url=target.portable, folder=None, schema=schema)
 
     def __repr__(self) -> str:
-        place = f"{EMBEDDED}:{self.folder}" if self.folder is not None else shown_url(self.url)
-        return f"DatabaseAddress({place!r}, schema={self.schema!r})"
+        return f"DatabaseAddress({self.shown!r}, schema={self.schema!r})"
+
+    @property
+    def shown(self) -> str:
+        """The address without its secrets."""
+        return shown_url(self.url) if self.folder is None else f"{EMBEDDED}:{self.folder}"
 
     def require_there(self) -> None:
         """Raises EmbeddedUnavailable for an embedded server that was never made: for who only looks, and would look at nothing."""

@@ -230,7 +230,7 @@ class Target(Struct, frozen=True):
 
     def gone(self, problem: psycopg.Error) -> SchemaGone:
         """The error of a schema that was there and is not: an outage until it is back."""
-        text = _one_line(redact_url(str(problem)))
+        text = _one_line(without_secrets(str(problem), self.url))
         return SchemaGone(
             f"The schema {self.schema!r} in {self.shown!r} is gone, renamed or dropped: {text}.",
             fix=f"if it was renamed, {self._rename_back}.",
