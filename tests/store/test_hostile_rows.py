@@ -1,7 +1,7 @@
 """One row with an extreme or broken value harms no other row: work goes on, lists show the others, and `doctor` names the row.
 
-The columns come from the catalogue. Every hostile value is stored in a copy of its own, and all copies of a table at once. Where a
-step fails, copies are deleted by halves until the guilty ones are left.
+The columns come from the catalogue. Every hostile value is stored in a copy of its own, and all copies of a table at once. A
+failure names the step that failed; the long variant narrows it to one table.
 """
 
 from __future__ import annotations
