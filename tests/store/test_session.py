@@ -127,11 +127,11 @@ def test_a_missing_schema_is_named(database_url: str, schema: str) -> None:
     ("url", "schema", "word"),
     [
         ("mysql://host/db", "everbeat", "PostgreSQL only"),
-        ("postgresql+psycopg://host/db", "everbeat", "without a driver"),
+        ("postgresql://host/db", "public", "a schema of its own"),
         ("", "everbeat", "empty"),
         ("postgresql://host:port/db?nonsense=1", "everbeat", "cannot be read"),
         ("postgresql://host/db", "bad-name; drop", "schema name"),
-        ("postgresql://host/db", "pg_mine", "schema name"),
+        ("postgresql://host/db", "pg_mine", "a schema of its own"),
     ],
 )
 def test_a_wrong_url_or_schema_name_is_refused_at_once(url: str, schema: str, word: str) -> None:
