@@ -24,6 +24,7 @@ IN_TESTS = [rules.tests_without_assertion, rules.sleeps_without_reason, rules.at
 # Who may do what, and why: a file, or a folder with its slash.
 ALLOWED: dict[Rule, dict[str, str]] = {
     rules.ambient_clock_and_dice: {"runtime/": "the room of the clock"},
+    rules.too_long: {"store/database.py": "each operation stands beside its twin for event loops"},
     rules.stray_tasks: {
         "runtime/": "the room that holds tasks",
         "testing/clock.py": "cancels its only task before it returns",

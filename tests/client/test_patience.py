@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from everbeat import App
-from everbeat.errors import ConfigurationError, DatabaseReadOnly, DatabaseUnreachable
+from everbeat.errors import ConfigurationError, DatabaseReadOnly, DatabaseUnreachable, EverbeatError
 from everbeat.store.left_sessions import MOST_LEFT
 from tests.conftest import NewPair, NewServer
 from tests.replication import Pair
@@ -243,3 +243,21 @@ def stored(url: str) -> int:
         row = connection.execute("select count(*) from everbeat.tasks").fetchone()
     assert row is not None
     return int(row[0])
+
+
+@pytest.mark.parametrize("call", ["result", "aresult"])
+def test_a_wait_for_a_result_ends_in_time_while_the_table_is_locked(
+    database_url: str, schema: str, make_app: MakeApp, call: str
+) -> None:
+    app = make_app(database_url, schema=schema)
+    app.migrate()
+    handle = app.send_by_name("work")
+    waits = {
+        "result": lambda: handle.result(timeout=0.5),
+        "aresult": lambda: asyncio.run(handle.aresult(timeout=0.5)),
+    }
+    with psycopg.connect(database_url) as locked:
+        locked.execute(
+            sql.SQL("lock table {} in access exclusive mode").format(sql.Identifier(schema, "tasks"))
+        )
+        assert isinstance(in_a_thread(waits[call]), EverbeatError)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -49,10 +49,18 @@ class VisibleConsole(Console):
     """A console that writes its own styles and nothing else that a terminal obeys: text is data, never markup or emoji codes."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None, soft_wrap: bool = False) -> None:
-        file = raw_stream(sys.stderr if stderr else sys.stdout)
         super().__init__(
-            file=file, width=width, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False
+            stderr=stderr, width=width, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False
         )
+
+    @property
+    def file(self) -> IO[str]:
+        """The stream as it is at each write: consoles are cached, and a program may replace its streams."""
+        return self._file or raw_stream(sys.stderr if self.stderr else sys.stdout)
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return the text with its control characters visible, before its width is measured."""

@@ -157,7 +157,9 @@ class Control:
             last = (
                 None
                 if ended.seen
-                else database.run(tasks.outcomes([task_id]), patience_s=_LAST_LOOK_S).get(task_id)
+                else database.run(tasks.outcomes([task_id]), patience_s=_LAST_LOOK_S, is_final=True).get(
+                    task_id
+                )
             )
             return _ended_at_last(task_id, ended, last=last, waited_s=monotonic() - since)
 
@@ -174,7 +176,9 @@ class Control:
             last = (
                 None
                 if ended.seen
-                else (await database.arun(tasks.outcomes([task_id]), patience_s=_LAST_LOOK_S)).get(task_id)
+                else (
+                    await database.arun(tasks.outcomes([task_id]), patience_s=_LAST_LOOK_S, is_final=True)
+                ).get(task_id)
             )
             return _ended_at_last(task_id, ended, last=last, waited_s=monotonic() - since)
 
@@ -193,7 +197,7 @@ class Control:
             late = _given_up(ended)
         found = _known(ended)
         if late:
-            last = database.run(tasks.outcomes(late), patience_s=_LAST_LOOK_S)
+            last = database.run(tasks.outcomes(late), patience_s=_LAST_LOOK_S, is_final=True)
             found |= _all_ended(late, last, waited_for=len(ended), waited_s=monotonic() - since)
         return found
 
@@ -214,7 +218,7 @@ class Control:
                 each.add_done_callback(_is_read)
         found = _known(ended)
         if late:
-            last = await database.arun(tasks.outcomes(late), patience_s=_LAST_LOOK_S)
+            last = await database.arun(tasks.outcomes(late), patience_s=_LAST_LOOK_S, is_final=True)
             found |= _all_ended(late, last, waited_for=len(ended), waited_s=monotonic() - since)
         return found
 

@@ -56,9 +56,11 @@ class LockHolder(msgspec.Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        """What ends it."""
+        """What ends it, or shows what it waits for."""
         if self.pid is None:
             return "psql -c 'select * from pg_prepared_xacts', then rollback prepared"
+        if self.wait_event == "SyncRep":
+            return "psql -c 'select * from pg_stat_replication'"  # to end it would show what the standby might lose
         return f"psql -c 'select pg_terminate_backend({self.pid})'"
 
 

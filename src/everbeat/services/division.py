@@ -9,7 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from everbeat.store.leases import Recovered, RecoveryOrder
-from everbeat.store.refusals import is_refused_data
+from everbeat.store.refusals import is_refused_data, is_refused_value
 
 _LONGEST_PROBLEM: Final = 500
 _log = logging.getLogger("everbeat.services")
@@ -30,6 +30,8 @@ async def recovered_divided(
             first = await recovered_divided(orders[:middle], recover)
             return first + await recovered_divided(orders[middle:], recover)
         (order,) = orders
+        if not is_refused_value(problem):
+            raise  # an internal error may pass: the next pass tries the same order
         _log.error("recovery_refused task_id=%s problem=%s", order.id, str(problem)[:_LONGEST_PROBLEM])
         if order.action == "fail":
             return []

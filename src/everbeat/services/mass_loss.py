@@ -47,6 +47,10 @@ class MassLoss:
         """What each of those that are away lost."""
         return {name: away.lost for name, away in self._away.items()}
 
+    def has_returned(self, name: str) -> bool:
+        """Whether `name` was away and gave a sign of life while others are still away."""
+        return name in self._returned
+
     def join(self, lost: Mapping[str, Lost]) -> None:
         """These were lost together with the others."""
         self._away |= {name: _Away(each, each.since) for name, each in lost.items()}

@@ -162,7 +162,9 @@ class SessionWatch:
         lost = {**self._mass.lost, **self._gone}.values()
         # When those that may be on their way back were lost is not known: it may have been together with this one.
         together = self._unjudged + sum(abs(other.since - gone.since) <= TOGETHER_S for other in lost)
-        if together < 2 or 2 * together < known:
+        is_few = together < 2 or 2 * together < known
+        # One that came back, and whose line is cut again while others are still away, is no single loss.
+        if is_few and not self._mass.has_returned(session.supervisor_id):
             await self._end(session, gone, cause=_CAUSE)
             return
         buried = await self._bury_proven()

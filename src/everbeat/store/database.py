@@ -63,9 +63,12 @@ class Database:
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
 
-    def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
-        """Runs one statement; `patience_s` None takes the database's. Raises a DatabaseError that says what to do."""
-        return self._repeated(lambda patience: self._once(statement, patience), patience_s)
+    def run(self, statement: Statement[T], *, patience_s: float | None = None, is_final: bool = False) -> T:
+        """Runs one statement; `patience_s` None takes the database's. Raises a DatabaseError that says what to do.
+
+        `is_final`: the patience ends after `patience_s` even while the server works on the statement.
+        """
+        return self._repeated(lambda patience: self._once(statement, patience), patience_s, is_final=is_final)
 
     def transact(
         self, body: Callable[[Callable[[Statement[Any]], Any]], T], *, patience_s: float | None = None
@@ -74,9 +77,13 @@ class Database:
         called with. Raises a DatabaseError."""
         return self._repeated(lambda patience: self._transacted(body, patience), patience_s)
 
-    async def arun(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
+    async def arun(
+        self, statement: Statement[T], *, patience_s: float | None = None, is_final: bool = False
+    ) -> T:
         """The twin of `run` for event loops."""
-        return await self._arepeated(lambda patience: self._aonce(statement, patience), patience_s)
+        return await self._arepeated(
+            lambda patience: self._aonce(statement, patience), patience_s, is_final=is_final
+        )
 
     async def atransact(self, body: Callable[[Run], Awaitable[T]], *, patience_s: float | None = None) -> T:
         """The twin of `transact` for event loops."""
@@ -103,8 +110,10 @@ class Database:
 
         return self._repeated(once, patience_s)
 
-    def _repeated(self, once: Callable[[Patience], T], patience_s: float | None) -> T:
-        patience, pause = self._patience(patience_s), _FIRST_PAUSE_S
+    def _repeated(
+        self, once: Callable[[Patience], T], patience_s: float | None, *, is_final: bool = False
+    ) -> T:
+        patience, pause = self._patience(patience_s, is_final=is_final), _FIRST_PAUSE_S
         while True:
             try:
                 return once(patience)
@@ -114,8 +123,10 @@ class Database:
             time.sleep(delay)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    async def _arepeated(self, once: Callable[[Patience], Awaitable[T]], patience_s: float | None) -> T:
-        patience, pause = self._patience(patience_s), _FIRST_PAUSE_S
+    async def _arepeated(
+        self, once: Callable[[Patience], Awaitable[T]], patience_s: float | None, *, is_final: bool = False
+    ) -> T:
+        patience, pause = self._patience(patience_s, is_final=is_final), _FIRST_PAUSE_S
         while True:
             try:
                 return await once(patience)
@@ -125,8 +136,9 @@ class Database:
             await asyncio.sleep(delay)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    def _patience(self, patience_s: float | None) -> Patience:
-        return Patience(self._patience_s if patience_s is None else patience_s, self._signs)
+    def _patience(self, patience_s: float | None, *, is_final: bool) -> Patience:
+        seconds = self._patience_s if patience_s is None else patience_s
+        return Patience(seconds, self._signs, is_final=is_final)
 
     def _once(self, statement: Statement[T], patience: Patience) -> T:
         with self._connection(patience) as connection:

@@ -50,8 +50,9 @@ class SignsOfLife(Struct):
 class Patience:
     """The clock of one call: `ends_at` is `seconds` after the last sign of life that the call itself was given."""
 
-    def __init__(self, seconds: float, signs: SignsOfLife | None = None) -> None:
+    def __init__(self, seconds: float, signs: SignsOfLife | None = None, *, is_final: bool = False) -> None:
         self.seconds = seconds
+        self.is_final = is_final
         self.step_s = seconds / _SHARE
         self.ends_at = monotonic() + seconds
         self.reason: str | None = None
@@ -71,11 +72,13 @@ class Patience:
     def renew(self) -> None:
         """Begin anew: the database gave this call a sign of life."""
         self._signs.last_at = monotonic()
-        self.ends_at = self._signs.last_at + self.seconds
+        if not self.is_final:
+            self.ends_at = self._signs.last_at + self.seconds
 
     def follow_others(self) -> None:
         """Begin anew at the last sign of life that any call was given: this one waits for their connections."""
-        self.ends_at = max(self.ends_at, self._signs.last_at + self.seconds)
+        if not self.is_final:
+            self.ends_at = max(self.ends_at, self._signs.last_at + self.seconds)
 
     def answered(self) -> None:
         """Note that the database has answered."""
@@ -122,7 +125,7 @@ class Judgement:
             case Sight.WORKS:
                 self._patience.renew()
                 self.look_at = self._next(pause_s)
-                return False
+                return self._patience.is_over
             case Sight.IDLE:
                 # Its answer may be on its way.
                 gives_up, pause_s = is_second, min(pause_s, _SECOND_LOOK_S)

@@ -20,6 +20,12 @@ def is_refused_data(problem: BaseException) -> bool:
             return False
 
 
+def is_refused_value(problem: BaseException) -> bool:
+    """Whether the data itself was refused, and not by an internal error of the server, which may pass."""
+    cause = problem.__cause__ if isinstance(problem, DatabaseError) else None
+    return is_refused_data(problem) and not str(getattr(cause, "sqlstate", None) or "").startswith("XX")
+
+
 def is_timeout(problem: BaseException) -> bool:
     """Whether the server ended a statement because it took too long."""
     return isinstance(problem, DatabaseError) and isinstance(problem.__cause__, psycopg.errors.QueryCanceled)

@@ -204,11 +204,15 @@ class Session:
             raise
 
     async def _is_schema_gone(self, connection: AsyncConnection[Any]) -> bool:
-        with self._bounded(connection):
-            cursor = await connection.execute(
-                compose("schema/is_gone", self.target.schema), [self.target.schema]
-            )
-            return await cursor.fetchone() == (True,)
+        try:
+            with self._bounded(connection):
+                cursor = await connection.execute(
+                    compose("schema/is_gone", self.target.schema), [self.target.schema]
+                )
+                return await cursor.fetchone() == (True,)
+        except psycopg.Error:
+            await self.drop()  # the connection was lost meanwhile
+            return False
 
     @contextmanager
     def _bounded(self, connection: AsyncConnection[Any]) -> Iterator[None]:
@@ -219,6 +223,13 @@ class Session:
             yield
         finally:
             timer.cancel()
+
+    async def open(self) -> AsyncConnection[Any]:
+        """The open connection, as `connection`. Raises a DatabaseError for whatever a new connection is refused."""
+        try:
+            return await self.connection()
+        except psycopg.Error as problem:
+            raise self.target.explain(problem) from problem
 
     async def connection(self) -> AsyncConnection[Any]:
         """The open connection, made anew if there is none."""

@@ -44,7 +44,7 @@ class SessionLock:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                connection = await self._session.connection()
+                connection = await self._session.open()
                 self._is_due.clear()
                 if self._session.pooled:
                     _log.warning("session_lock_off reason=%r", "a transaction pooler is between")
@@ -53,7 +53,7 @@ class SessionLock:
                 match await self._session.run(workers.hold_session(supervisor_id, lock_key), patience_s=0):
                     case None:
                         return
-                    case True if await self._session.connection() is connection:
+                    case True if await self._session.open() is connection:
                         pause = _FIRST_PAUSE_S
                         await _until_readable(connection.fileno(), self._is_due)
                         continue  # mostly the end of the connection, which the statement finds out

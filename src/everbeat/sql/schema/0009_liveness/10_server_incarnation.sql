@@ -1,8 +1,13 @@
 -- The incarnation of the server: its start, and the timeline that a promotion changes; null on a standby. A session, and so a session
 -- lock, never outlives the incarnation in which it was opened. Needs no privilege; pg_control_checkpoint() lags behind a promotion.
-create function {schema}.server_incarnation() returns text language sql volatile as $$
-    select case
-        when not pg_is_in_recovery()
-            then extract(epoch from pg_postmaster_start_time()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)
-    end
+-- Some managed servers refuse functions of the write-ahead log: there the start alone is the incarnation.
+create function {schema}.server_incarnation() returns text language plpgsql volatile as $$
+begin
+    if pg_is_in_recovery() then
+        return null;
+    end if;
+    return extract(epoch from pg_postmaster_start_time()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
+exception when object_not_in_prerequisite_state or feature_not_supported or insufficient_privilege or undefined_function then
+    return extract(epoch from pg_postmaster_start_time())::text;
+end
 $$

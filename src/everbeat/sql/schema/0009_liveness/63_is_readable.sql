@@ -4,7 +4,7 @@ create function {schema}.is_readable(document json) returns boolean language plp
 declare
     readable jsonb;
 begin
-    readable := replace(document::text, '\u0000', '\u0001')::jsonb;
+    readable := replace(document::text, E'\\u0000', E'\\u0001')::jsonb;
     return not jsonb_path_exists(readable, '$.** ? (@.type() == "number" && (@ > 1e308 || @ < -1e308))')
         and not jsonb_path_exists(readable, '$.**{{500 to last}}');
 exception when data_exception or program_limit_exceeded then
