@@ -86,3 +86,12 @@ def test_those_that_were_ended_are_forgotten() -> None:
     assert set(loss.lost) == {"b"}
     loss.keep(set())
     assert not loss
+
+
+def test_one_that_came_back_stays_part_of_the_loss_while_others_are_away() -> None:
+    loss = mass("a", "b")
+    look(loss, "a", at=110.0, held=True)
+    assert "a" not in loss
+    assert loss.has_returned("a")
+    loss.keep([])
+    assert not loss.has_returned("a"), "the loss is over"
