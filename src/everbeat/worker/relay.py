@@ -175,6 +175,11 @@ class Relay:
             self.is_manned = True
         except DatabaseError:
             has_turn = False
+        finally:
+            if session is not self._giving and session is not self._own:
+                await session.drop()  # let go meanwhile: a repetition has connected again
+        if self._is_closed:
+            return False  # a turn that was taken all the same ends by itself
         self._keep_at = now + KEEP_EVERY_S
         if has_turn and not self.has_turn:
             self._begin(holder)
@@ -288,7 +293,11 @@ class Relay:
         session = self._own
         if session is None:  # let go while the round went on
             raise DatabaseUnreachable("The turn to publish was let go meanwhile.", fix="none is needed.")
-        return await session.run(statement, patience_s=_PATIENCE_S)
+        try:
+            return await session.run(statement, patience_s=_PATIENCE_S)
+        finally:
+            if self._own is not session:
+                await session.drop()  # let go meanwhile: a repetition has connected again
 
 
 def _message(row: OutboxRow) -> Message:
