@@ -31,42 +31,69 @@ def program() -> tuple[str, dict[str, str]]:
     pytest.skip("LOUD: no PgBouncer here, so nothing is known about life behind a transaction pooler.")
 
 
-@contextmanager
-def pooled(url: str, *, mode: str = "transaction") -> Iterator[str]:
-    """The URL of a pooler before the server of `url`, with 30 server sessions."""
-    binary, environment = program()
-    given = conninfo_to_dict(url)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="eb-pool-") as made:
-        folder = Path(made)
+class Pooler:
+    """A PgBouncer of 30 server sessions before the server of one URL."""
+
+    def __init__(self, url: str, folder: Path, *, mode: str) -> None:
+        self._binary, self._environment = program()
+        given = conninfo_to_dict(url)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"postgresql://{given['user']}@127.0.0.1:{port}/{given['dbname']}"
+        self._log = folder / "log"
         users = folder / "users.txt"
         users.write_text(f'"{given["user"]}" ""\n')
-        settings = folder / "pgbouncer.ini"
-        settings.write_text(
+        self._settings = folder / "pgbouncer.ini"
+        self._settings.write_text(
             f"[databases]\n* = host={given['host']} port={given.get('port', 5432)} user={given['user']}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
             f"auth_type = any\nauth_file = {users}\npool_mode = {mode}\nmax_client_conn = 500\ndefault_pool_size = 30\n"
-            f"ignore_startup_parameters = extra_float_digits\nlogfile = {folder / 'log'}\n"
+            f"ignore_startup_parameters = extra_float_digits\nlogfile = {self._log}\n"
         )
         # It refuses to run as root, and then the server's socket must be open to whom it runs as.
-        as_user = ["-u", "nobody"] if os.geteuid() == 0 else []
-        if as_user:
+        self._as_user = ["-u", "nobody"] if os.geteuid() == 0 else []
+        if self._as_user:
             folder.chmod(0o777)
-        process = subprocess.Popen(
-            [binary, *as_user, str(settings)],
-            env=os.environ | environment,
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+        self._process = subprocess.Popen(
+            [self._binary, *self._as_user, str(self._settings)],
+            env=os.environ | self._environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        pool_url = f"postgresql://{given['user']}@127.0.0.1:{port}/{given['dbname']}"
+        _wait(self._process, self.url, self._log)
+
+    def kill(self) -> None:
+        """End it at once, with every connection through it."""
+        self._process.kill()
+        self._process.wait(timeout=20)
+
+    def stop(self) -> None:
+        """End it in order."""
+        self._process.terminate()
+        self._process.wait(timeout=20)
+
+
+@contextmanager
+def pooler_before(url: str, *, mode: str = "transaction") -> Iterator[Pooler]:
+    """A pooler before the server of `url`, which the block may end and start again."""
+    with tempfile.TemporaryDirectory(prefix="eb-pool-") as made:
+        pooler = Pooler(url, Path(made), mode=mode)
         try:
-            _wait(process, pool_url, folder / "log")
-            yield pool_url
+            yield pooler
         finally:
-            process.terminate()
-            process.wait(timeout=20)
+            pooler.stop()
+
+
+@contextmanager
+def pooled(url: str, *, mode: str = "transaction") -> Iterator[str]:
+    """The URL of a pooler before the server of `url`."""
+    with pooler_before(url, mode=mode) as pooler:
+        yield pooler.url
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
