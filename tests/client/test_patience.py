@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat import App
+from everbeat import App, Workflow
 from everbeat.errors import ConfigurationError, DatabaseReadOnly, DatabaseUnreachable, EverbeatError
 from everbeat.store.left_sessions import MOST_LEFT
 from tests.conftest import NewPair, NewServer
@@ -193,6 +193,33 @@ def test_the_patience_of_one_call_replaces_that_of_the_app(make_app: MakeApp) ->
         app.handle(uuid4()).info()
 
 
+def test_the_patience_of_one_start_of_a_workflow_replaces_that_of_the_app(make_app: MakeApp) -> None:  # J15
+    app = make_app("postgresql://127.0.0.1:1/nowhere", patience=30.0)
+
+    @app.task
+    def work() -> None: ...
+
+    @app.define_workflow("order")
+    def order(wf: Workflow) -> None:
+        wf.add(work)
+
+    def built() -> Workflow:
+        made = app.workflow("built")
+        made.add(work)
+        return made
+
+    starts: list[Callable[[], Any]] = [
+        lambda: built().start(patience="200ms"),
+        lambda: asyncio.run(built().astart(patience="200ms")),
+        lambda: order.with_options(patience="200ms").start(),
+        lambda: asyncio.run(order.with_options(patience="200ms").astart()),
+    ]
+    for start in starts:
+        began_at = time.monotonic()
+        assert isinstance(in_a_thread(start), DatabaseUnreachable)
+        assert time.monotonic() - began_at < 3 * 1.2
+
+
 @pytest.mark.parametrize("wrong", [0, "1ms", -1, "soon", None])
 def test_a_patience_that_cannot_be_is_refused(make_app: MakeApp, wrong: Any) -> None:  # J15
     with pytest.raises(ConfigurationError, match="patience"):
@@ -202,6 +229,9 @@ def test_a_patience_that_cannot_be_is_refused(make_app: MakeApp, wrong: Any) -> 
         app.patience(wrong)
     with pytest.raises(ConfigurationError, match="patience"):
         app.task(lambda: None, name="work").with_options(patience=wrong)
+    if wrong is not None:  # that of the app
+        with pytest.raises(ConfigurationError, match="patience of the start"):
+            app.workflow("built").start(patience=wrong)
 
 
 def set_read_only(url: str, *, is_on: bool) -> None:

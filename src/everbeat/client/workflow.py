@@ -27,13 +27,14 @@ from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_node import Node, Nodes, draft_of
 from everbeat.client.workflow_signature import (
     OWN_TRANSACTION,
-    checked_connection,
-    checked_key,
+    StartOptions,
     codec_of,
     require_promised,
+    start_options,
 )
 from everbeat.client.workflow_starting import Startable
 from everbeat.domain.checks import one_of, task_name
+from everbeat.domain.duration import Duration
 from everbeat.domain.gathering import place_of_caller
 from everbeat.domain.graph import INPUT, Graph, OnError
 from everbeat.domain.graph_checks import DEEPEST
@@ -243,8 +244,7 @@ class WorkflowDefinition(Generic[P, R_co]):
         self.where = location_of(function)
         self.codec = codec_of(function, self.name, leading=Workflow)
         self._backend = backend
-        self._key: str | None = None
-        self._connection: object = None
+        self._options = StartOptions()
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
 
@@ -252,14 +252,18 @@ class WorkflowDefinition(Generic[P, R_co]):
         return f"<WorkflowDefinition {self.name!r}>"
 
     def with_options(
-        self, *, key: str | None = None, connection: object = OWN_TRANSACTION
+        self,
+        *,
+        key: str | None = None,
+        connection: object = OWN_TRANSACTION,
+        patience: Duration | None = None,
     ) -> WorkflowDefinition[P, R_co]:
         """The same definition with options for what is started through it, as those of `Workflow.start`; raises ConfigurationError.
 
         order.with_options(key="order-17").start(17)
         """
         chosen = copy(self)
-        chosen._key, chosen._connection = checked_key(key), checked_connection(connection)
+        chosen._options = start_options(key=key, connection=connection, patience=patience)
         return chosen
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R_co]:
@@ -268,12 +272,12 @@ class WorkflowDefinition(Generic[P, R_co]):
         order.start(17).result(timeout="5m")
         """
         graph, read = self._made(args, kwargs)
-        return self._backend.start(graph, key=self._key, connection=self._connection, decode=read)
+        return self._backend.start(graph, self._options, decode=read)
 
     async def astart(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R_co]:
         """As `start`, to await."""
         graph, read = self._made(args, kwargs)
-        return await self._backend.astart(graph, key=self._key, connection=self._connection, decode=read)
+        return await self._backend.astart(graph, self._options, decode=read)
 
     def build(self, /, *args: P.args, **kwargs: P.kwargs) -> Graph:
         """The workflow of these arguments as it is stored. Raises PayloadError for arguments that do not fit, ConfigurationError."""

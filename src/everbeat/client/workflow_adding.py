@@ -17,6 +17,7 @@ from everbeat.client.task import Task
 from everbeat.client.workflow_draft import Draft, NodeDraft
 from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_node import Node, Nodes
+from everbeat.client.workflow_signature import StartOptions
 from everbeat.domain.codec import CallCodec
 from everbeat.domain.composing import Composed, Placed, compose, leaves
 from everbeat.domain.gathering import place_of_caller
@@ -36,13 +37,13 @@ class WorkflowBackend(Protocol):
         ...
 
     def start(
-        self, graph: Graph, *, key: str | None, connection: object, decode: Callable[[str], Any]
+        self, graph: Graph, options: StartOptions, *, decode: Callable[[str], Any]
     ) -> WorkflowHandle[Any]:
         """Stores it; `decode` reads its result. Raises BlockingCallInLoop, a DatabaseError."""
         ...
 
     async def astart(
-        self, graph: Graph, *, key: str | None, connection: object, decode: Callable[[str], Any]
+        self, graph: Graph, options: StartOptions, *, decode: Callable[[str], Any]
     ) -> WorkflowHandle[Any]:
         """The twin of `start`."""
         ...

@@ -13,6 +13,7 @@ from everbeat.client.control import Control
 from everbeat.client.sender import CallSender
 from everbeat.client.task import Task
 from everbeat.client.workflow_handle import WorkflowHandle
+from everbeat.client.workflow_signature import StartOptions
 from everbeat.domain.graph import Graph, TaskSpec
 from everbeat.errors import SendError
 from everbeat.store.plan import Plan, ask
@@ -33,17 +34,23 @@ class WorkflowSender:
         return self._sender.spec(task)
 
     def start(
-        self, graph: Graph, *, key: str | None, connection: object, decode: Callable[[str], Any]
+        self, graph: Graph, options: StartOptions, *, decode: Callable[[str], Any]
     ) -> WorkflowHandle[Any]:
         """Starts a workflow, or finds the live one of this name and key; `decode` reads its result. Raises BlockingCallInLoop, a DatabaseError."""
-        started = self._sender.run(self._stored(graph, key), connection, name="start", twin="astart")
+        plan = self._stored(graph, options.key)
+        started = self._sender.run(
+            plan, options.connection, name="start", twin="astart", patience_s=options.patience_s
+        )
         return WorkflowHandle(started, control=self._control, decode=decode)
 
     async def astart(
-        self, graph: Graph, *, key: str | None, connection: object, decode: Callable[[str], Any]
+        self, graph: Graph, options: StartOptions, *, decode: Callable[[str], Any]
     ) -> WorkflowHandle[Any]:
         """The twin of `start`."""
-        started = await self._sender.arun(self._stored(graph, key), connection, twin="start")
+        plan = self._stored(graph, options.key)
+        started = await self._sender.arun(
+            plan, options.connection, twin="start", patience_s=options.patience_s
+        )
         return WorkflowHandle(started, control=self._control, decode=decode)
 
     def _stored(self, graph: Graph, key: str | None) -> Plan[UUID]:

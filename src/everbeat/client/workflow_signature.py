@@ -1,4 +1,4 @@
-"""What a function that builds a workflow takes, and the key of a start: read and checked once.
+"""What a function that builds a workflow takes, and the options of a start: read and checked once.
 
 What lives here: these checks. What may not: calling it (`workflow`).
 """
@@ -9,8 +9,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
-from everbeat.client.options import key_of, require_connection
+from msgspec import Struct
+
+from everbeat.client.options import call_patience, key_of, require_connection
 from everbeat.domain.codec import CallCodec
+from everbeat.domain.duration import Duration
 from everbeat.domain.settings import refused, shown
 from everbeat.domain.signature import is_async_function, location_of, read_signature
 from everbeat.errors import RegistrationError
@@ -35,21 +38,27 @@ def codec_of(function: Callable[..., Any], name: str, *, leading: type[Any]) -> 
     return CallCodec(read, owner=f"workflow {name!r}", name=name)
 
 
-def checked_key(key: str | None) -> str | None:
-    """The key of a start; raises ConfigurationError for what cannot be one."""
-    return None if key is None else key_of(key, subject="key of the workflow")
-
-
 OWN_TRANSACTION: Final = object()
 """Where a start is not part of any transaction of the caller."""
 
 
-def checked_connection(connection: object) -> object | None:
-    """The connection of a start; None: it has a transaction of its own. Raises ConfigurationError for a connection that is None."""
-    if connection is OWN_TRANSACTION:
-        return None
-    require_connection(connection)
-    return connection
+class StartOptions(Struct, frozen=True, kw_only=True):
+    """The options of a start, checked. `connection` None: a transaction of its own. `patience_s` None: the app's."""
+
+    key: str | None = None
+    connection: object = None
+    patience_s: float | None = None
+
+
+def start_options(*, key: str | None, connection: object, patience: Duration | None) -> StartOptions:
+    """Check the options of a start. Raises ConfigurationError, also for a connection that is None."""
+    if connection is not OWN_TRANSACTION:
+        require_connection(connection)
+    return StartOptions(
+        key=None if key is None else key_of(key, subject="key of the workflow"),
+        connection=None if connection is OWN_TRANSACTION else connection,
+        patience_s=None if patience is None else call_patience(patience, subject="patience of the start"),
+    )
 
 
 def require_promised(function: Callable[..., Any], name: str, output: object) -> None:

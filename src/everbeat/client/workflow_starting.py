@@ -12,7 +12,8 @@ from typing import Any, TypeVar, overload
 from everbeat.client.workflow_adding import WorkflowBackend
 from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_node import Node, Nodes
-from everbeat.client.workflow_signature import OWN_TRANSACTION, checked_connection, checked_key
+from everbeat.client.workflow_signature import OWN_TRANSACTION, start_options
+from everbeat.domain.duration import Duration
 from everbeat.domain.graph import Graph
 
 R = TypeVar("R")
@@ -29,48 +30,85 @@ class Startable(ABC):
 
     @overload
     def start(
-        self, *, output: Nodes[R], key: str | None = None, connection: object = OWN_TRANSACTION
+        self,
+        *,
+        output: Nodes[R],
+        key: str | None = None,
+        connection: object = OWN_TRANSACTION,
+        patience: Duration | None = None,
     ) -> WorkflowHandle[list[R]]: ...
     @overload
     def start(
-        self, *, output: Node[R], key: str | None = None, connection: object = OWN_TRANSACTION
+        self,
+        *,
+        output: Node[R],
+        key: str | None = None,
+        connection: object = OWN_TRANSACTION,
+        patience: Duration | None = None,
     ) -> WorkflowHandle[R]: ...
     @overload
     def start(
-        self, *, key: str | None = None, connection: object = OWN_TRANSACTION
+        self,
+        *,
+        key: str | None = None,
+        connection: object = OWN_TRANSACTION,
+        patience: Duration | None = None,
     ) -> WorkflowHandle[None]: ...
     def start(
-        self, *, output: Any = None, key: str | None = None, connection: object = OWN_TRANSACTION
+        self,
+        *,
+        output: Any = None,
+        key: str | None = None,
+        connection: object = OWN_TRANSACTION,
+        patience: Duration | None = None,
     ) -> WorkflowHandle[Any]:
         """Stores the workflow in one statement, and workers begin it; the value of `output` is its result. May be repeated: each is a new one.
 
         `key`: of this name at most one workflow with this key lives; starting another finds that one. `connection`: it is part of that
-        connection's transaction. Raises ConfigurationError with everything that is wrong, BlockingCallInLoop, a DatabaseError.
+        connection's transaction. `patience`: of this start, instead of the app's; without effect together with `connection`.
+        Raises ConfigurationError with everything that is wrong, BlockingCallInLoop, a DatabaseError.
 
         handle = wf.start(output=packed, key=f"order-{order.id}")
         """
+        options = start_options(key=key, connection=connection, patience=patience)
         graph, read = self.made(output)
-        return self._backend.start(
-            graph, key=checked_key(key), connection=checked_connection(connection), decode=read
-        )
+        return self._backend.start(graph, options, decode=read)
 
     @overload
     async def astart(
-        self, *, output: Nodes[R], key: str | None = None, connection: object = OWN_TRANSACTION
+        self,
+        *,
+        output: Nodes[R],
+        key: str | None = None,
+        connection: object = OWN_TRANSACTION,
+        patience: Duration | None = None,
     ) -> WorkflowHandle[list[R]]: ...
     @overload
     async def astart(
-        self, *, output: Node[R], key: str | None = None, connection: object = OWN_TRANSACTION
+        self,
+        *,
+        output: Node[R],
+        key: str | None = None,
+        connection: object = OWN_TRANSACTION,
+        patience: Duration | None = None,
     ) -> WorkflowHandle[R]: ...
     @overload
     async def astart(
-        self, *, key: str | None = None, connection: object = OWN_TRANSACTION
+        self,
+        *,
+        key: str | None = None,
+        connection: object = OWN_TRANSACTION,
+        patience: Duration | None = None,
     ) -> WorkflowHandle[None]: ...
     async def astart(
-        self, *, output: Any = None, key: str | None = None, connection: object = OWN_TRANSACTION
+        self,
+        *,
+        output: Any = None,
+        key: str | None = None,
+        connection: object = OWN_TRANSACTION,
+        patience: Duration | None = None,
     ) -> WorkflowHandle[Any]:
         """As `start`, to await."""
+        options = start_options(key=key, connection=connection, patience=patience)
         graph, read = self.made(output)
-        return await self._backend.astart(
-            graph, key=checked_key(key), connection=checked_connection(connection), decode=read
-        )
+        return await self._backend.astart(graph, options, decode=read)
