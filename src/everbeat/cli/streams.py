@@ -1,4 +1,4 @@
-"""The standard streams of a command: whatever is printed, control characters in it reach no terminal."""
+"""The standard streams of a command: no control character in the output reaches a terminal."""
 
 from __future__ import annotations
 

@@ -13,6 +13,6 @@ _LEAST_MS: Final = 60_000
 
 
 def sweep_command(*, beat_interval_ms: int, schema: str) -> str:
-    """Return the command that recovers at once whatever silent trees hold, for trees that beat this often."""
+    """Return the command that recovers at once the tasks of silent trees, for trees that beat this often."""
     threshold = spelled(max(2 * beat_interval_ms, _LEAST_MS) / 1_000)
     return f"{SWEEP} --threshold {threshold}" + ("" if schema == _USUAL_SCHEMA else f" --schema {schema}")

@@ -63,7 +63,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Right(msgspec.Struct, frozen=True):
-    """What the role may not do with a table of the schema, one of so many `tables`."""
+    """What the role must not do with a table of the schema. `tables` is how many tables the schema has."""
 
     table: str | None
     missing: tuple[str, ...]

@@ -124,7 +124,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     Workers that are `alive`, `serving` its queue and `knowing` its name too; `slots` of those and how many code is
     `running` in, None where a worker has not told yet; `ahead` in its queue, `before` it in its serial line, the first of
     those; suspects that run or are held elsewhere (`alone`); `lagging` of the `knowing`, with an event loop that is late
-    by more than a second. On a standby (`is_standby`) beats arrive late, so nobody is known to be dead.
+    by more than a second. On a standby (`is_standby`) beats arrive late, so no worker is known to be dead.
     """
 
     alive: int

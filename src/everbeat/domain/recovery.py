@@ -27,7 +27,7 @@ class Charge(StrEnum):
 class LeaseFacts(Struct, frozen=True, kw_only=True):
     """What a decision needs to know of a dead lease; `started`: its code was running; `alone`: in a process of its own.
 
-    `stalled`: nobody died, but its code said nothing for its stall_timeout. `process_deaths`: how many processes ended under
+    `stalled`: its process lives, but its code reported no progress for its stall_timeout. `process_deaths`: how many processes ended under
     its code before.
     """
 

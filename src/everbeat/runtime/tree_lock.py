@@ -30,7 +30,7 @@ _SUFFIX: Final = ".lock"
 _NAME = re.compile(r"everbeat-[0-9a-f]{16}")
 _READ_BYTES: Final = 64
 KEPT_S: Final = 30 * 86_400
-"""Longer than any threshold, which is 200 h at most: by then age alone shows the death, and nobody needs the proof."""
+"""Longer than any threshold, which is 200 h at most: by then age alone shows the death, and the proof is not needed."""
 
 
 class TreeVerdict(Enum):
@@ -152,7 +152,7 @@ def remove_if_gone(path: str, *, name: str) -> bool:
 
 
 def remove_if_forgotten(path: str, *, name: str) -> bool:
-    """Remove the lock file of a dead tree whose database nobody asks any more: one that was found free `KEPT_S` ago.
+    """Remove the lock file of a dead tree whose database is no longer used: one that was found free `KEPT_S` ago.
 
     The first call that finds the file free notes the time: it sets the file's times and takes the right to write away.
     """

@@ -1,6 +1,6 @@
 """The sessions that dead trees leave on the server: frozen processes keep theirs, with the locks of their statements.
 
-They are ended after the death was recorded, whoever noticed it and however.
+They are ended after the death was recorded, by any of the ways to notice it.
 """
 
 from __future__ import annotations

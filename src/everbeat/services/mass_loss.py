@@ -56,7 +56,7 @@ class MassLoss:
         self._away |= {name: _Away(each, each.since) for name, each in lost.items()}
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget all but these; when nobody is away any more, the mass loss is over."""
+        """Forget all but these. The mass loss is over when none of them is away any more."""
         self._away = {name: away for name, away in self._away.items() if name in names}
         if not self._away:
             self._returned.clear()

@@ -63,7 +63,7 @@ class MassSessionLossRecovered(Event, frozen=True, kw_only=True):
 class SessionWatch:
     """A service of every supervisor. It never judges its own.
 
-    `witness`: who proves deaths in a mass loss; None: nobody. `command`: what an operator types who knows the silent ones dead.
+    `witness` proves deaths in a mass loss, if there is one. `command`: what an operator runs if the silent trees are known to be dead.
     """
 
     name = "session_watch"
@@ -189,7 +189,7 @@ class SessionWatch:
             )
 
     async def _end(self, session: WatchedSession, gone: Lost, *, cause: str) -> bool:
-        """Ends it and recovers what it held, unless somebody else did, or it gave a sign of life meanwhile."""
+        """End it and recover what it held, unless another supervisor did or it gave a sign of life meanwhile."""
         end = workers.end_supervisor(
             session.supervisor_id, how=SESSION, beat_seq=session.beat_seq, session_at=session.session_at
         )

@@ -99,7 +99,7 @@ class Reconciliation:
             self._tasks += tasks
 
     async def _tidy_up(self) -> None:
-        """Removes the lock files, in this user's folder, of trees whose supervisors all ended, whoever ended them.
+        """Remove the lock files, in this user's folder, of trees whose supervisors have all ended, in any way.
 
         Files of dead trees that this database does not know are kept for a month, for supervisors of other databases.
         """

@@ -28,7 +28,7 @@ class LeftSessions:
         """The client hangs up on this connection."""
         if (
             connection.prepare_threshold is not None
-        ):  # behind a transaction pooler the pid is somebody else's by now
+        ):  # behind a transaction pooler the pid may belong to another client by now
             with self._guard:
                 self._left.setdefault(connection.host, set()).add(connection.server_pid)
 

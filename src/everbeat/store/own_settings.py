@@ -1,4 +1,4 @@
-"""The settings that everbeat gives to each of its sessions on the server, whatever the role or the database has set."""
+"""The settings that everbeat gives to each of its sessions on the server, in place of those of the role and the database."""
 
 from __future__ import annotations
 

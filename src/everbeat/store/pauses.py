@@ -18,7 +18,7 @@ def pause(
 
 
 def resume(pause: Pause, *, channel: str) -> Statement[None]:
-    """Ends this pause, if nobody has; a later one of the same name stays."""
+    """End this pause if it has not ended; a later one of the same name stays."""
     parameters = {"kind": pause.kind, "name": pause.name, "paused_at": pause.paused_at, "channel": channel}
     return Statement("pause/resume", parameters, nothing)
 

@@ -225,7 +225,7 @@ class Session:
             timer.cancel()
 
     async def open(self) -> AsyncConnection[Any]:
-        """The open connection, as `connection`. Raises a DatabaseError for whatever a new connection is refused."""
+        """Return the open connection, as `connection`. Raises a DatabaseError, also where `connection` raises an error of psycopg."""
         try:
             return await self.connection()
         except psycopg.Error as problem:

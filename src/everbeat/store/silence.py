@@ -113,7 +113,7 @@ class EndsAt:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """On a loop, where nobody calls `silent`, set a timer."""
+        """On a loop, where `silent` is never called, set a timer."""
         if isinstance(self._connection, AsyncConnection):
             delay_s = max(self._ends_at - monotonic(), 0)
             self._timer = asyncio.get_running_loop().call_later(delay_s, hang_up, self._connection)

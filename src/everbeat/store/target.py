@@ -106,7 +106,7 @@ class Target(Struct, frozen=True):
         return Hosts(conninfo.conninfo_to_dict(self.url))
 
     def twin_of(self, connection: Connection[Any] | AsyncConnection[Any]) -> str:
-        """The libpq string of another connection to the server of this one, whatever that server is by now."""
+        """The libpq string of another connection to the server of this one, even if that server has become a standby."""
         info = connection.info
         there = Host(host=info.host or None, hostaddr=info.hostaddr or None, port=str(info.port))
         name = info.parameter_status("application_name") or "everbeat"

@@ -6,7 +6,7 @@ While a worker process says that an outcome waits without any answer of the data
 connection at every look. It ends the process when both have gone on for two thresholds: every question of the process was
 in vain, and every connection and beat of the supervisor succeeded. The report that counts is one that arrived after those two
 thresholds, so a process that recovers together with the database is never ended. Then it is the process that is broken (no
-file descriptors left, dead sockets), and a new one will do better. A row that somebody keeps locked, a server without free
+file descriptors left, dead sockets), and a new one will do better. A row that another session keeps locked, a server without free
 connections or without writes, a network that is down for all: none of these ends a process.
 """
 

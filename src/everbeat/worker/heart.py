@@ -70,7 +70,7 @@ class Heart:
                 patience_s=self.interval_s,
             )
         except Exception as problem:
-            # Counted whatever the reason is: an observer whose own beat was not acknowledged must not judge the silence of others.
+            # Counted for any reason: an observer whose own beat was not acknowledged must not judge the silence of others.
             self.failures += 1
             if not isinstance(problem, errors.DatabaseUnreachable | errors.DatabaseReadOnly):
                 raise

@@ -179,7 +179,7 @@ class Relay:
             if session is not self._giving and session is not self._own:
                 await session.drop()  # let go meanwhile: a repetition has connected again
         if self._is_closed:
-            return False  # a turn that was taken all the same ends by itself
+            return False  # if the statement took the turn, the turn ends by itself
         self._keep_at = now + KEEP_EVERY_S
         if has_turn and not self.has_turn:
             self._begin(holder)

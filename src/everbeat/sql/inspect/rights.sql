@@ -1,4 +1,4 @@
--- What this role may not do with the tables of the schema; the schema itself is the row without a table. Of how many tables.
+-- What this role must not do with the tables of the schema; the schema itself is the row without a table. Of how many tables.
 select null as "table", array['USAGE'] as missing, 0::bigint as tables
 where not has_schema_privilege(%(schema)s, 'USAGE')
 union all
