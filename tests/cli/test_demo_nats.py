@@ -44,6 +44,7 @@ def nats_servers_in(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.alone
 @pytest.mark.story
 def test_tasks_are_told_by_nats_and_the_work_goes_on_while_its_server_is_dead(
     everbeat: Command, database_url: str, code: Path, tmp_path: Path
@@ -53,11 +54,12 @@ def test_tasks_are_told_by_nats_and_the_work_goes_on_while_its_server_is_dead(
     temporary.mkdir()
     words = ("demo", str(code), "--nats", "--url", database_url, "--headless", "--json")
     answer = everbeat(*words, timeout_s=100, TMPDIR=str(temporary))
-    document = answer.assert_code(0).document
+    document = answer.document
     print(document["took_s"], document["nats"])
-    assert document["ok"] is True, document["promises"]
+    assert [promise for promise in document["promises"] if not promise["held"]] == []
+    answer.assert_code(0)
     assert (document["lost"], document["duplicated"], document["totals_match"]) == (0, 0, True)
-    assert document["completed"] == 30
+    assert document["completed"] == document["tasks"] >= 20  # a slow machine is given fewer of the last files
     assert [kill["noticed_by"] for kill in document["kills"]] == [act.noticed_by for act in ACTS]
     told = document["nats"]
     assert told["published"] > 0

@@ -110,8 +110,7 @@ class Director:
                     self._lose_nats(self._post, parts[-1])
                 self._send(part, pace_s=PACE_S)
                 self._play(act)
-            self._send(self._rest(last), pace_s=CALM_PACE_S)
-            self._total = len(self._sent)
+            self._send_rest(self._rest(last))
             self._until(lambda sight: sight.unfinished == 0, "the last task to end")
             if self._post is not None:
                 post = self._post
@@ -154,6 +153,19 @@ class Director:
         self._sent += [(handle.id, path) for handle, path in zip(handles, paths, strict=True)]
         self._database_clock.learn(handles[0].info().sent_at, before=before, after=after)
         self._tell(f"{len(paths)} tasks sent")
+
+    def _send_rest(self, paths: Sequence[str]) -> None:
+        """Sends the last files: with NATS two at a time until it delivers again, as the killed tree may have relayed."""
+        self._total = len(self._sent) + len(paths)
+        post = self._post
+        while post is not None and paths and not post.told().delivered_after:
+            self._send(paths[:2], pace_s=CALM_PACE_S)
+            paths = paths[2:]
+            self._until(
+                lambda sight: sight.unfinished == 0 or post.told().delivered_after > 0,
+                "tasks to be delivered",
+            )
+        self._send(paths, pace_s=CALM_PACE_S)
 
     def _rest(self, paths: Sequence[str]) -> Sequence[str]:
         """As many of the last files as there is time for."""
