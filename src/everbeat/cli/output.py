@@ -55,8 +55,11 @@ class VisibleConsole(Console):
 
     @property
     def file(self) -> IO[str]:
-        """The stream as it is at each write: consoles are cached, and a program may replace its streams."""
-        return self._file or raw_stream(sys.stderr if self.stderr else sys.stdout)
+        """The stream as it is at each write: consoles are cached, and a program may replace its streams.
+
+        The base class returns the stream below a live display's proxy, which writes back to this console.
+        """
+        return self._file or raw_stream(super().file)
 
     @file.setter
     def file(self, new_file: IO[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any, TextIO, cast
+from typing import IO, Any, cast
 
 from everbeat.errors.visible import visible
 
@@ -13,7 +13,7 @@ from everbeat.errors.visible import visible
 class VisibleStream:
     """A text stream that writes control and format characters as visible escapes."""
 
-    def __init__(self, raw: TextIO) -> None:
+    def __init__(self, raw: IO[str]) -> None:
         self.raw = raw
 
     def write(self, text: str) -> int:
@@ -33,7 +33,7 @@ class VisibleStream:
 @contextmanager
 def guarded_streams() -> Iterator[None]:
     """Inside, stdout and stderr write no control characters."""
-    out, err = (cast(TextIO, VisibleStream(raw_stream(stream))) for stream in (sys.stdout, sys.stderr))
+    out, err = (cast(IO[str], VisibleStream(raw_stream(stream))) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(out), redirect_stderr(err):
         yield
 
@@ -46,6 +46,6 @@ def own_voice() -> Iterator[None]:
         yield
 
 
-def raw_stream(stream: TextIO) -> TextIO:
+def raw_stream(stream: IO[str]) -> IO[str]:
     """Return the stream below the guard: for a console that escapes data itself and adds styles, and for the user's own code."""
     return stream.raw if isinstance(stream, VisibleStream) else stream
