@@ -1,0 +1,97 @@
+"""A role that logs in and works as another one ("alter role ... set role ..."): what everbeat sees and does of its own sessions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from everbeat.store.database import Database
+from everbeat.store.statement import Statement, compose, rows
+from everbeat.store.target import Target
+from tests.store.conftest import Hands
+from tests.store.test_remaining_sessions import is_open, session_of, until_busy
+
+
+@pytest.fixture
+def assumed(hands: Hands) -> Iterator[Target]:
+    """The schema as a login role sees it that works as its owner."""
+    login, owner = f"login_{hands.target.schema}", f"owner_{hands.target.schema}"
+    names = {"login": sql.Identifier(login), "owner": sql.Identifier(owner)}
+    names["schema"] = sql.Identifier(hands.target.schema)
+    for text in (
+        "create role {owner}", "create role {login} login in role {owner}", "alter role {login} set role {owner}",
+        "grant usage on schema {schema} to {owner}", "grant all on all tables in schema {schema} to {owner}",
+    ):  # fmt: skip
+        hands.connection.execute(sql.SQL(text).format(**names))  # type: ignore[arg-type]
+    yield Target(url=make_conninfo(hands.target.url, user=login), schema=hands.target.schema)
+    for text in ("drop owned by {owner}", "drop role {login}", "drop role {owner}"):
+        hands.connection.execute(sql.SQL(text).format(**names))  # type: ignore[arg-type]
+
+
+def test_a_statement_of_an_assumed_role_that_waits_for_a_lock_is_waited_for(
+    hands: Hands, assumed: Target
+) -> None:  # J15
+    statement = Statement("commit/installation", {}, rows)
+    with psycopg.connect(hands.target.url) as other:
+        other.execute(hands.plain("lock table {schema}.installation"))
+        threading.Timer(2.0, other.rollback).start()  # five times the patience
+        assert Database(assumed, patience_s=0.4).run(statement)
+
+
+def test_a_session_of_an_assumed_role_that_waits_for_its_client_is_seen_idle(
+    hands: Hands, assumed: Target
+) -> None:  # J15
+    with session_of(hands.target, "s1", user=user_of(assumed)) as idle:
+        look = Statement("inspect/at_work", {"pid": idle.info.backend_pid, "name": ""}, rows)
+        assert Database(assumed).run(look) == [(False, False)]
+
+
+def test_a_look_leaves_the_role_of_its_session_as_it_was(assumed: Target) -> None:
+    with assumed.connect("everbeat test") as connection:
+        worked_as = connection.execute("select current_user").fetchone()
+        look = compose("inspect/at_work", assumed.schema)
+        assert connection.execute(look, {"pid": 1, "name": ""}).fetchone() == (False, False)
+        assert connection.execute("select current_user").fetchone() == worked_as != (user_of(assumed),)
+
+
+def test_a_left_session_of_an_assumed_role_is_counted_while_it_works(hands: Hands, assumed: Target) -> None:
+    user = user_of(assumed)
+    with (
+        session_of(hands.target, "s1", user=user) as busy,
+        session_of(hands.target, "s1", user=user) as idle,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        threads.submit(busy.execute, "select pg_sleep(5)")
+        until_busy(hands, "everbeat-s1 %", 1)
+        pids = [busy.info.backend_pid, idle.info.backend_pid]
+        found = Database(assumed).run(Statement("inspect/still_there", {"pids": pids}, rows))
+        assert found == [(busy.info.backend_pid,)]
+        busy.cancel()
+
+
+def test_a_session_of_an_assumed_role_ends_the_idle_backends_that_it_has_left(
+    hands: Hands, assumed: Target
+) -> None:
+    user = user_of(assumed)
+    with (
+        session_of(hands.target, "s1", user=user) as first,
+        session_of(hands.target, "s1", user=user) as second,
+        session_of(hands.target, "s1", user=user) as next_one,
+    ):
+        next_one.rollback()
+        next_one.autocommit = True
+        worked_as = next_one.execute("select current_user").fetchone()
+        next_one.execute(hands.text("worker/left_behind"))
+        assert [is_open(each) for each in (first, second)] == [False, False]
+        assert next_one.execute("select current_user").fetchone() == worked_as
+
+
+def user_of(target: Target) -> str:
+    """The role that logs in."""
+    return str(psycopg.conninfo.conninfo_to_dict(target.url)["user"])
