@@ -18,7 +18,7 @@ __all__ = ["hands", "onlooker"]
 
 
 def leftovers(onlooker: Onlooker) -> Leftovers:
-    return Leftovers(onlooker.session, RecoveryConfig(), observer=onlooker, events=onlooker.events)
+    return Leftovers(onlooker.session, RecoveryConfig(), events=onlooker.events)
 
 
 async def test_the_sessions_of_a_dead_tree_are_ended_and_reported(

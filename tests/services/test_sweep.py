@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
+import psycopg
 import pytest
 from psycopg import sql
 
+from everbeat.assembly.sweep import sweep_plan
 from everbeat.config import RecoveryConfig
+from everbeat.domain.hooks import HookSet
 from everbeat.domain.inspection import SweepResult
 from everbeat.runtime.events import TaskRecovered
 from everbeat.services.sweep import TURN, sweep
 from everbeat.store import workers
+from everbeat.store.database import Database
+from everbeat.store.plan import run_plan
 from everbeat.store.session import Session
+from everbeat.store.statement import Statement
+from everbeat.store.target import Target
 from tests.services.conftest import Hands, Onlooker
 
+T = TypeVar("T")
 TABLES = (
     "tasks", "supervisors", "workers", "attempts", "recoveries", "beats", "worker_states", "turns", "pauses", "installation",
 )  # fmt: skip
@@ -259,6 +267,57 @@ async def test_a_sweep_that_fails_gives_its_turn_back(onlooker: Onlooker, hands:
         await swept(onlooker)
     onlooker.session = session
     assert (await swept(onlooker)).recovered_count == 1
+
+
+async def test_a_sweep_that_cannot_end_the_sessions_of_the_dead_reports_it_and_what_it_recovered(
+    onlooker: Onlooker, hands: Hands
+) -> None:
+    hands.running()
+    silence(hands, "s1", 6)
+    hands.connection.execute(
+        hands.plain("alter table {schema}.supervisors rename column session_name to renamed")
+    )
+    result = await swept(onlooker)
+    assert result.recovered_count == 1
+    assert result.sessions_problem is not None
+    assert "session_name" in result.sessions_problem
+    hands.connection.execute(
+        hands.plain("alter table {schema}.supervisors rename column renamed to session_name")
+    )
+    assert (await swept(onlooker)).sessions_problem is None
+
+
+async def test_a_sweep_does_not_wait_long_for_the_sessions_of_the_dead(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everbeat.services.sweep.AFTERWARDS_S", 0.5)
+    hands.running()
+    silence(hands, "s1", 6)
+    with psycopg.connect(hands.target.url) as other:
+        plan = sweep_plan(
+            RecoveryConfig(), channel=hands.target.channel, hooks=HookSet(), dry_run=False, sweep_threshold=None,
+            recovery_delay=None, resilient_task_flags=None, resilient_sweep_threshold_multiplier=None,
+        )  # fmt: skip
+        result = run_plan(LockedOut(hands.target, other), plan)
+    assert result.recovered_count == 1
+    assert result.sessions_problem is not None
+
+
+class LockedOut(Database):
+    """A client that waits for a lock when it comes to the sessions of the dead."""
+
+    def __init__(self, target: Target, other: psycopg.Connection[Any]) -> None:
+        super().__init__(target)
+        self.other = other
+
+    def run(self, statement: Statement[T], **options: Any) -> T:
+        if statement.name == "worker/end_sessions":
+            self.other.execute(compose_lock(self.target))
+        return super().run(statement, **options)
+
+
+def compose_lock(target: Target) -> sql.Composed:
+    return sql.SQL("lock table {}").format(sql.Identifier(target.schema, "supervisors"))
 
 
 class Interrupted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 import time
@@ -11,7 +12,12 @@ from types import ModuleType
 
 import pytest
 
+from everbeat import App, SweepResult
+from everbeat.store import migrations, workers
+from everbeat.store.target import Target
 from tests.conftest import NewServer
+from tests.store.conftest import Hands
+from tests.store.test_remaining_sessions import is_open, session_of
 from tests.stories.pooler import pooled
 from tests.stories.stage import FAST, SLACK, Stage
 
@@ -85,3 +91,26 @@ def test_a_killed_worker_process_is_noticed_at_once_and_a_cancel_arrives_by_poll
     later = [deeds.quick.send(n) for n in range(50)]
     assert [handle.result(timeout=30) for handle in later] == list(range(50))
     assert tree.stop() == 0
+
+
+def test_a_sweep_through_the_pooler_ends_no_sessions_of_the_dead(pool: tuple[str, str]) -> None:  # J14
+    target, pooled_target = (Target.parse(url) for url in pool)
+    with target.connect("everbeat test") as connection:
+        migrations.migrate(connection, target)
+        hands = Hands(target, connection)
+        hands.supervisor("s1")
+        hands.run(workers.end_supervisor("s1", how="age"))
+        with session_of(target, "s1") as session:
+            for url, is_left in ((pooled_target.url, True), (target.url, False)):
+                app = App(url)
+                assert app.sweep_stale_workers().sessions_problem is None
+                assert asyncio.run(swept_on_a_loop(app)).sessions_problem is None
+                app.close()
+                assert is_open(session) is is_left
+        hands.database.close()
+
+
+async def swept_on_a_loop(app: App) -> SweepResult:
+    result = await app.asweep_stale_workers()
+    await app.aclose()
+    return result

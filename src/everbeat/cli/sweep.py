@@ -86,6 +86,10 @@ def sweep(
             f"Recovered {amount(result.recovered_count, 'task')} of {amount(workers, 'dead worker')};"
             f" {result.missed} {'was' if result.missed == 1 else 'were'} somebody else's meanwhile."
         )
+    if result.sessions_problem is not None:
+        say(
+            f"The sessions of dead workers were not ended; the supervisors try it again. {result.sessions_problem}"
+        )
 
 
 def swept_document(result: SweepResult) -> dict[str, object]:

@@ -262,6 +262,7 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     `skipped`: nothing was done, because another sweep was going on. `missed`: leases whose holder came back, or that somebody
     else recovered meanwhile; what a recovery hook left is among `tasks` with the action "leave", and not counted. On a standby a dry
     run gives the action "unknown" to the tasks of silent workers: beats arrive there with the delay of replication.
+    `sessions_problem`: why the sessions of dead trees could not be ended after the recovery; the supervisors try it again.
     """
 
     worker_ids: tuple[str, ...]
@@ -270,3 +271,4 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     skipped: bool
     missed: int
     dry_run: bool
+    sessions_problem: str | None = None

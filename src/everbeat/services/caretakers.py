@@ -84,7 +84,7 @@ class Caretakers:
         self._reconciliation = Reconciliation(statements, identity=identity, **of_all)
         by_silence = (Reaper(statements, config, witness=witness, command=command, **of_all),)
         by_session = (SessionWatch(statements, config, witness=witness, command=command, **of_all),)
-        leftovers = (Leftovers(statements, config, observer=observer, events=events),)
+        leftovers = (Leftovers(statements, config, events=events),)
         by_progress = (Stalls(statements, holders=holders, recoverer=self.recoverer, clock=clock),)
         by_slot = (SlotKeeper(statements, config, slot=slot or "", **of_all),)
         self.services: tuple[Service, ...] = (

@@ -31,6 +31,8 @@ from everbeat.store.leases import Lease
 TURN: Final = "sweep"
 TURN_S: Final = 10.0
 """How long a sweeper that died keeps the others from sweeping; its hooks' time comes on top."""
+AFTERWARDS_S: Final = 5.0
+"""How long a sweep waits for each statement that follows the recovery."""
 _CAUSE: Final = "its holder was silent for longer than the sweep allowed"
 
 
@@ -122,12 +124,15 @@ class _Sweep:
         try:
             result, carried = await self._swept()
         except Exception:
-            with suppress(DatabaseError):  # a turn ends by itself, too
-                await self._statements.run(self._end_turn)
+            await self._give_turn_back()
             raise
-        await self._statements.run(self._end_turn)
+        await self._give_turn_back()
         await self._recoverer.announce(carried)
         return result
+
+    async def _give_turn_back(self) -> None:
+        with suppress(DatabaseError):  # a turn ends by itself, too
+            await self._statements.run(self._end_turn, patience_s=AFTERWARDS_S)
 
     async def _swept(self) -> tuple[SweepResult, Carried]:
         carried, tasks, dead = Carried(), list[SweptTask](), set[str]()
@@ -149,7 +154,6 @@ class _Sweep:
         dead.update(task.worker_id for task in tasks)
         for ended in await self._end_the_silent():
             dead.add(ended)
-        await self._statements.run(sweeping.end_sessions())
         result = SweepResult(
             worker_ids=tuple(sorted(dead)),
             recovered_count=len(carried.landed),
@@ -157,8 +161,17 @@ class _Sweep:
             missed=len(carried.missed),
             skipped=False,
             dry_run=False,
+            sessions_problem=await self._end_sessions(),
         )
         return result, carried
+
+    async def _end_sessions(self) -> str | None:
+        """End what the dead have left on the server. What is recovered stays recovered if that fails; returns why it did."""
+        try:
+            await self._statements.run(sweeping.end_sessions(), patience_s=AFTERWARDS_S)
+        except DatabaseError as problem:
+            return problem.message
+        return None
 
     async def _end_the_silent(self) -> list[str]:
         """Ends the supervisors, with their workers, of which nothing was heard and that hold nothing more."""

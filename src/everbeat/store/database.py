@@ -24,7 +24,7 @@ from everbeat.store.refusals import is_alive
 from everbeat.store.session import Run
 from everbeat.store.silence import EndsAt, WatchedAsyncConnection, WatchedConnection
 from everbeat.store.statement import Row, Statement, compose, has_rows
-from everbeat.store.target import Target
+from everbeat.store.target import Target, is_pooled
 from everbeat.store.transaction import atransaction, transaction
 from everbeat.store.watching import LoopWatch, ThreadWatch
 
@@ -149,6 +149,8 @@ class Database:
             return body(lambda statement: statement.read(self._rows(connection, statement)))
 
     def _rows(self, connection: Connection[Any], statement: Statement[Any]) -> Sequence[Row]:
+        if statement.of_sessions and is_pooled(connection):
+            return []
         cursor = connection.execute(compose(statement.name, self.target.schema), statement.parameters)
         return cursor.fetchall() if has_rows(cursor) else []
 
@@ -222,6 +224,8 @@ class Database:
                 return await body(run)
 
     async def _arows(self, connection: AsyncConnection[Any], statement: Statement[Any]) -> Sequence[Row]:
+        if statement.of_sessions and is_pooled(connection):
+            return []
         cursor = await connection.execute(compose(statement.name, self.target.schema), statement.parameters)
         return await cursor.fetchall() if has_rows(cursor) else []
 

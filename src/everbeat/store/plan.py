@@ -22,6 +22,13 @@ from everbeat.store.statement import Statement
 T = TypeVar("T")
 
 
+class Bounded(Struct, Generic[T], frozen=True):
+    """A statement whose answer is waited for at most `within_s` seconds, even while the server works on it."""
+
+    statement: Statement[T]
+    within_s: float
+
+
 class Errand(Struct, Generic[T], frozen=True):
     """Something between two statements that is no statement: how a thread does it, and how an event loop does."""
 
@@ -35,7 +42,7 @@ class Transaction(Struct, Generic[T], frozen=True):
     make: Callable[[], Generator[Any, Any, T]]
 
 
-Plan: TypeAlias = Generator[Statement[Any] | Errand[Any] | Transaction[Any], Any, T]
+Plan: TypeAlias = Generator[Statement[Any] | Bounded[Any] | Errand[Any] | Transaction[Any], Any, T]
 
 
 def ask(statement: Statement[T]) -> Plan[T]:
@@ -60,9 +67,8 @@ class PlannedStatements:
     """Runs statements for code that awaits its answers, wherever its plan is run."""
 
     async def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
-        """The answer; whoever runs the plan has a patience of their own."""
-        del patience_s
-        answer: T = await _asked(statement)
+        """Return the answer, within `patience_s` seconds; None takes the patience of what runs the plan."""
+        answer: T = await _asked(statement if patience_s is None else Bounded(statement, patience_s))
         return answer
 
 
@@ -74,8 +80,8 @@ def done(errand: Errand[T]) -> Plan[T]:
 
 
 @types.coroutine
-def _asked(statement: Statement[T]) -> Plan[T]:
-    answer: T = yield statement
+def _asked(step: Statement[T] | Bounded[T]) -> Plan[T]:
+    answer: T = yield step
     return answer
 
 
@@ -118,6 +124,8 @@ def run_plan(database: Database, plan: Plan[T], *, patience_s: float | None = No
         match step:
             case Errand():
                 return step.run()
+            case Bounded():
+                return database.run(step.statement, patience_s=step.within_s, is_final=True)
             case Transaction():
                 return database.transact(lambda run: perform(step.make(), run), patience_s=patience_s)
             case _:
@@ -133,6 +141,8 @@ async def arun_plan(database: Database, plan: Plan[T], *, patience_s: float | No
         match step:
             case Errand():
                 return await step.arun()
+            case Bounded():
+                return await database.arun(step.statement, patience_s=step.within_s, is_final=True)
             case Transaction():
                 return await database.atransact(lambda run: aperform(step.make(), run), patience_s=patience_s)
             case _:

@@ -171,6 +171,8 @@ class Session:
                 return await body(run)
 
     async def _answer(self, connection: AsyncConnection[Any], statement: Statement[T]) -> T:
+        if statement.of_sessions and is_pooled(connection):
+            return statement.read([])
         began_at = monotonic()
         with self._bounded(connection):
             cursor = await connection.execute(

@@ -15,11 +15,15 @@ Row = tuple[Any, ...]
 
 
 class Statement(Struct, Generic[T], frozen=True):
-    """One question to the database. Every statement may be repeated after a lost reply and gives the same answer."""
+    """One question to the database. Every statement may be repeated after a lost reply and gives the same answer.
+
+    `of_sessions`: it acts on sessions, which belong to no client behind a transaction pooler. It is not run there and has no rows.
+    """
 
     name: str
     parameters: Mapping[str, Any]
     read: Callable[[Sequence[Row]], T]
+    of_sessions: bool = False
 
 
 @cache

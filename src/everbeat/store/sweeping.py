@@ -45,7 +45,9 @@ def silent_supervisors(*, silent_ms: int) -> Statement[list[SilentSupervisor]]:
 
 def end_sessions() -> Statement[list[RemainingSession]]:
     """End what is left of the sessions of dead trees; returns those that were ended and those that this role must not end."""
-    return Statement("worker/end_sessions", {}, lambda found: [RemainingSession(*row) for row in found])
+    return Statement(
+        "worker/end_sessions", {}, lambda found: [RemainingSession(*row) for row in found], of_sessions=True
+    )
 
 
 def end_turn(service: str, *, taken_by: str) -> Statement[bool]:
