@@ -7,6 +7,7 @@ import time
 from uuid import uuid4
 
 import pytest
+from psycopg import sql
 
 from everbeat.store import leases
 from everbeat.worker.protocol import Adopt, Phantoms
@@ -136,6 +137,56 @@ async def test_a_phantom_is_given_back_and_what_is_held_is_not(stand: Stand) -> 
         await running.finished(*ghosts)
     assert [a["outcome"] for a in stand.attempts(taken[0][0])] == ["RELEASED", "COMPLETED"]
     assert [a["outcome"] for a in stand.attempts(taken[1][0])] == ["COMPLETED"]
+
+
+async def test_a_phantom_that_cannot_become_pending_does_not_hold_its_neighbours(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:  # J9
+    async with stand.worker(async_concurrency=1, prefetch=0) as running:
+        mine = stand.send("linger", word="mine")
+        await running.until(lambda: ("begun", "mine") in gate.journal)
+        ghosts = [stand.send("double", x=n) for n in range(4)]
+        claim = leases.claim(
+            worker_id=running.id, claim_call=uuid4(), names=["double"], limit=4, queues=None, queue_priorities={}
+        )  # fmt: skip
+        taken = [(task.id, task.claim_id) for task in stand.run(claim)]
+        stand.run(leases.start(taken[:2], channel=stand.target.channel))
+        # A started one and one that is only claimed get a name too long for the index of PENDING tasks.
+        damaged = [taken[0][0], taken[2][0]]
+        too_long = "update {schema}.tasks set name = (select string_agg(md5(n::text), '') from generate_series(1, 300) n) where id = any(%s)"
+        stand.connection.execute(
+            sql.SQL(too_long).format(schema=sql.Identifier(stand.target.schema)), [damaged]
+        )
+        running.worker.obey(Phantoms(taken))
+        await running.until(lambda: stand.states() == {"RUNNING": 2, "CLAIMED": 1, "PENDING": 2})
+        await running.until(lambda: all(f"release_refused task_id={each}" in caplog.text for each in damaged))
+        stand.cancel(mine)
+        neighbours = set(ghosts) - set(damaged)
+        await running.finished(*neighbours)
+        assert {stand.task(each)["state"] for each in neighbours} == {"COMPLETED"}
+        stand.connection.execute(
+            sql.SQL("delete from {schema}.tasks where id = any(%s)").format(
+                schema=sql.Identifier(stand.target.schema)
+            ),
+            [damaged],
+        )
+
+
+async def test_a_leaving_worker_gives_back_the_neighbours_of_a_task_that_cannot_become_pending(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:  # J9
+    async with stand.worker(async_concurrency=1, prefetch=4) as running:
+        mine = stand.send("linger", word="mine")
+        await running.until(lambda: ("begun", "mine") in gate.journal)
+        waiting = [stand.send("linger", word=str(n)) for n in range(3)]
+        await running.until(lambda: stand.states() == {"RUNNING": 1, "CLAIMED": 3})
+        too_long = "update {schema}.tasks set name = (select string_agg(md5(n::text), '') from generate_series(1, 300) n) where id = %s"
+        stand.connection.execute(
+            sql.SQL(too_long).format(schema=sql.Identifier(stand.target.schema)), [waiting[1]]
+        )
+        stand.cancel(mine)
+    assert [stand.task(each)["state"] for each in waiting] == ["PENDING", "CLAIMED", "PENDING"]
+    assert f"release_refused task_id={waiting[1]}" in caplog.text
 
 
 async def test_an_adopted_worker_stops_its_code_and_goes_on_under_its_new_name(stand: Stand) -> None:

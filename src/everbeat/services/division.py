@@ -1,4 +1,4 @@
-"""A batch that PostgreSQL refuses for its data, divided until the guilty row is alone: its neighbours are written."""
+"""Recoveries that PostgreSQL refuses for their data: the guilty one ends FAILED, its neighbours are recovered."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from everbeat.store.division import divided
 from everbeat.store.leases import Recovered, RecoveryOrder
-from everbeat.store.refusals import is_refused_data, is_refused_value
+from everbeat.store.refusals import is_refused_value
 
 _LONGEST_PROBLEM: Final = 500
 _log = logging.getLogger("everbeat.services")
@@ -20,20 +21,14 @@ async def recovered_divided(
     recover: Callable[[Sequence[RecoveryOrder]], Awaitable[list[Recovered]]],
 ) -> list[Recovered]:
     """Return what landed. An order that is refused alone is changed to "fail", because an ended row is in fewer indexes."""
-    try:
-        return await recover(orders)
-    except Exception as problem:
-        if not is_refused_data(problem):
-            raise
-        if len(orders) > 1:
-            middle = len(orders) // 2
-            first = await recovered_divided(orders[:middle], recover)
-            return first + await recovered_divided(orders[middle:], recover)
-        (order,) = orders
+
+    async def refused(order: RecoveryOrder, problem: Exception) -> list[Recovered]:
         if not is_refused_value(problem):
-            raise  # an internal error may pass: the next pass tries the same order
+            raise problem  # an internal error may pass: the next pass tries the same order
         _log.error("recovery_refused task_id=%s problem=%s", order.id, str(problem)[:_LONGEST_PROBLEM])
         if order.action == "fail":
             return []
         failed = replace(order, action="fail", retry_in_ms=None, run_at=None, suspect=False)
         return await recovered_divided([failed], recover)
+
+    return await divided(orders, recover, refused)

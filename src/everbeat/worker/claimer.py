@@ -30,7 +30,7 @@ from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.lane import Lane
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.lookout import Lookout
-from everbeat.worker.phantoms import give_back, give_back_unknown
+from everbeat.worker.phantoms import give_back, give_back_unknown, release
 from everbeat.worker.protocol import Lease
 
 MOST_AHEAD: Final = 8
@@ -282,8 +282,7 @@ class Claimer:
     async def _release(self, attempts: Sequence[Attempt]) -> None:
         held = [attempt for attempt in attempts if attempt.stage is Stage.CLAIMED]
         if held:
-            statement = leases.release([one.lease for one in held], channel=self._session.target.channel)
-            await self._session.run(statement)
+            await release(self._session, [one.lease for one in held])
         for attempt in held:
             self._rules.not_started(attempt, "released")
 
