@@ -78,6 +78,34 @@ def test_a_session_of_another_role_that_bears_the_name_of_a_dead_tree_is_not_end
         hands.connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
+def test_sessions_of_other_roles_that_bear_a_name_of_everbeat_are_not_counted_as_its_own(
+    hands: Hands,
+) -> None:
+    roles = [f"{each}_{hands.target.schema}" for each in ("tree", "deceiver")]
+    names = {"role": sql.Identifier(roles[0]), "schema": sql.Identifier(hands.target.schema)}
+    for role in roles:
+        hands.connection.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
+    for text in (
+        "grant usage on schema {schema} to {role}",
+        "grant select on {schema}.supervisors to {role}",
+    ):
+        hands.connection.execute(sql.SQL(text).format(**names))  # type: ignore[arg-type]
+    own = "update {schema}.supervisors set session_role = %s::regrole"
+    hands.connection.execute(hands.plain(own), [roles[0]])
+    try:
+        with (
+            session_of(hands.target, "s1", user=roles[0]),
+            session_of(hands.target, "s1", user=roles[1]),
+            psycopg.connect(make_conninfo(hands.target.url, user=roles[0])) as looking,
+        ):
+            row = looking.execute(hands.text("inspect/connections")).fetchone()
+            assert row is not None
+            assert row[2] == 1
+    finally:
+        for role in roles:
+            hands.connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
+
+
 def test_a_tree_that_was_declared_dead_does_not_end_its_own_sessions(hands: Hands) -> None:
     hands.run(workers.end_supervisor("s1", how="age"))
     with session_of(hands.target, "s1") as sibling, session_of(hands.target, "s1") as own:
