@@ -147,6 +147,18 @@ async def test_a_release_names_the_workers_that_it_ended(hands: Hands, far: App,
     assert (await far.arelease_workers(["w1"])).worker_ids == ()
 
 
+async def test_a_release_counts_what_it_has_recovered(hands: Hands, far: App, proxy: Proxy) -> None:
+    hands.send()
+    hands.claim("w1", limit=1)
+    running = hands.running("w1")
+    proxy.lose_reply(b"-- Recovers leases")
+    result = await far.arelease_workers(["w1"])
+    assert (proxy.lost, result.recovered_count, result.missed) == (1, 2, 0)
+    assert {(task.was, task.action) for task in result.tasks} == {("CLAIMED", "requeue"), ("RUNNING", "fail")}
+    assert hands.row(running.id, "state, loss_count") == ("FAILED", 1)
+    assert len(hands.table("recoveries")) == 2
+
+
 async def _until(truth: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not truth():

@@ -322,6 +322,18 @@ MUTANTS = [
         sessions.test_a_session_waits_while_two_of_its_backends_are_left_and_ends_those_that_wait_for_it,
     ),
     Mutant(
+        "a repeated recovery answers nothing", "task/recover", "b.call = %(call)s", "false",
+        recovery.test_a_repeated_recovery_answers_what_its_first_try_has_recovered_and_another_call_nothing,
+    ),
+    Mutant(
+        "a recovery of another call is answered as one's own", "task/recover", " and b.call = %(call)s", "",
+        recovery.test_a_repeated_recovery_answers_what_its_first_try_has_recovered_and_another_call_nothing,
+    ),
+    Mutant(
+        "a session of any role counts as everbeat's", "inspect/connections", " and a.usesysid in (select own.role from own)", "",
+        sessions.test_sessions_of_other_roles_that_bear_a_name_of_everbeat_are_not_counted_as_its_own,
+    ),
+    Mutant(
         "a session of another role is ended", "worker/end_sessions", "and a.usesysid = coalesce(d.role, a.usesysid)", "",
         sessions.test_a_session_of_another_role_that_bears_the_name_of_a_dead_tree_is_not_ended,
     ),

@@ -352,3 +352,29 @@ def test_expiring_leaves_claimed_and_running_alone(hands: Hands) -> None:  # C2
     assert hands.run(tasks.expire(channel=hands.target.channel)) == []
     hands.connection.execute(f'update "{hands.target.schema}".tasks set good_until = null')  # type: ignore[arg-type]
     hands.settle(running)
+
+
+def test_a_repeated_recovery_answers_what_its_first_try_has_recovered_and_another_call_nothing(
+    hands: Hands,
+) -> None:
+    hands.send()
+    hands.claim("w1", limit=1)
+    hands.running("w1")
+    orders = [
+        leases.RecoveryOrder(
+            id=lease.id, claim_id=lease.claim_id, state=lease.state, action=action,  # type: ignore[arg-type]
+            cause="vanished", last_beat_at=lease.last_beat_at, noticed_after_ms=7, retry_in_ms=retry_in_ms, outcome=outcome,
+            error=b'{"code": "WORKER_CRASHED"}', worker_seq=lease.worker_seq,
+        )
+        for lease in hands.leases()
+        for action, retry_in_ms, outcome in [("requeue", 0, None) if lease.state == "CLAIMED" else ("fail", None, "LOST")]
+    ]  # fmt: skip
+    first, second = (
+        leases.recover(orders, noticed_by="age", recovered_by="s2", channel=hands.target.channel)
+        for _ in range(2)
+    )
+    landed = hands.run(first)
+    assert {(one.was.value, one.action) for one in landed} == {("CLAIMED", "requeue"), ("RUNNING", "fail")}
+    assert {one.id: one for one in hands.run(first)} == {one.id: one for one in landed}
+    assert hands.run(second) == []
+    assert len(hands.table("recoveries")) == 2

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from msgspec import Struct
 
@@ -267,7 +267,10 @@ def recover(
     channel: str,
     holder: tuple[str, int] | None = None,
 ) -> Statement[list[Recovered]]:
-    """Carries out decisions; answers those that landed. `holder` is the supervisor judged by age and the beat that was watched."""
+    """Carry out decisions; return those that landed, by this try or an earlier one of the same statement.
+
+    `holder` is the supervisor judged by age and the beat that was watched.
+    """
     ordered = sorted(orders, key=_place)
     parameters = {
         "ids": [one.id for one in ordered], "claim_ids": [one.claim_id for one in ordered], "states": [one.state.value for one in ordered],
@@ -278,7 +281,7 @@ def recover(
         "errors": [_text(one.error) for one in ordered], "causes": [one.cause for one in ordered],
         "last_beats": [one.last_beat_at for one in ordered], "noticed_after_ms": [one.noticed_after_ms for one in ordered],
         "noticed_by": noticed_by, "recovered_by": recovered_by, "channel": channel,
-        "holder_id": holder[0] if holder else None, "holder_seq": holder[1] if holder else None,
+        "call": uuid4(), "holder_id": holder[0] if holder else None, "holder_seq": holder[1] if holder else None,
     }  # fmt: skip
     return Statement(
         "task/recover", parameters,

@@ -1,6 +1,7 @@
 -- Recovers leases of the dead: CLAIMED -> PENDING | CANCELLED, RUNNING -> PENDING | FAILED | CANCELLED. The decision was taken
 -- outside (the domain, or a hook); here it lands once, by swap on the claim_id and, for a holder judged by age, on the beats that were
 -- watched. What is put back says on its row that it was; the whole certificate is kept with the attempt and the recovery.
+-- A call that is repeated after a lost reply finds its recoveries by its id, and answers them again.
 with watched as materialized (
     select s.id from {schema}.supervisors s where s.id = %(holder_id)s and s.beat_seq = %(holder_seq)s for share
 ), asked as (
@@ -68,13 +69,13 @@ with watched as materialized (
 ), noted as (
     insert into {schema}.recoveries (
         task_id, name, queue, fence, claim_id, attempt, worker_id, supervisor_id, hostname, pid, was, cause, noticed_by,
-        last_beat_at, noticed_after_ms, action, next_retry_at, recovered_by, certificate, charge, suspect, hook
+        last_beat_at, noticed_after_ms, action, next_retry_at, recovered_by, certificate, charge, suspect, hook, call
     )
     select h.id, left(h.name, 1000), h.queue, h.fence, h.claim_id, h.attempt, coalesce(h.claimed_by_worker_id, ''), h.supervisor_id, h.hostname, h.pid, h.state, h.cause,
         %(noticed_by)s, h.last_beat_at, h.noticed_after_ms, h.action,
         case when h.action in ('retry', 'reschedule', 'requeue') then h.retry_at end, %(recovered_by)s, h.error,
         case h.outcome when 'CRASHED' then 'crash' when 'LOST' then 'loss' end,
-        h.suspect and h.action in ('retry', 'reschedule'), h.hook
+        h.suspect and h.action in ('retry', 'reschedule'), h.hook, %(call)s
     from held h
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) as hints from (
@@ -93,3 +94,11 @@ select
     h.id, h.name, h.state as was, h.action, r.state, h.claimed_by_worker_id, h.cause, h.noticed_after_ms, h.outcome, h.hook, r.retry_count,
     r.crash_count, r.loss_count, (select hints from hint) as hints
 from held h join recovered r on r.id = h.id
+union all
+select
+    b.task_id, b.name, b.was, b.action, case b.action when 'fail' then 'FAILED' when 'cancel' then 'CANCELLED' else 'PENDING' end,
+    b.worker_id, b.cause, b.noticed_after_ms, case b.charge when 'crash' then 'CRASHED' when 'loss' then 'LOST' end, b.hook,
+    coalesce(t.retry_count, 0), coalesce(t.crash_count, 0), coalesce(t.loss_count, 0), null
+from {schema}.recoveries b
+left join {schema}.tasks t on t.id = b.task_id
+where b.task_id = any (%(ids)s::uuid[]) and b.call = %(call)s
