@@ -61,6 +61,21 @@ class TestWaiting:
         assert reason.since == app.info(second).enqueued_at
         assert app.info(second).waiting_because is None
 
+    @pytest.mark.parametrize(("column", "largest"), [("fence", 2**63 - 1), ("attempt", 2**31 - 1)])
+    def test_claims_pass_over_a_counter_without_a_next_value(
+        self, app: App, hands: Hands, column: str, largest: int
+    ) -> None:  # J9
+        bad, next_one = (hands.send(serial="line") for _ in range(2))
+        change(hands, "tasks", f"{column} = {largest}", f"id = '{bad}'")
+        reason = the_reason(app, bad, ReasonCode.BAD_ROW)
+        assert (reason.blocked_by, reason.command) == (column, "everbeat doctor")
+        assert f"{column!r} is {largest}" in reason.text
+        assert "set the column" in reason.text
+        assert codes(app, next_one) == ["IN_LINE"], "the line goes on without it"
+        assert [one.id for one in hands.claim()] == [next_one]
+        change(hands, "tasks", f"{column} = 0", f"id = '{bad}'")
+        assert "BAD_ROW" not in codes(app, bad)
+
     def test_a_worker_that_could_run_it_may_be_blocked(self, app: App, hands: Hands) -> None:
         def told(worker: str, lag_ms: float) -> None:
             state = workers.WorkerState(

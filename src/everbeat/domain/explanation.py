@@ -66,6 +66,7 @@ class ReasonCode(StrEnum):
     STUCK = "STUCK"
     WAITS_FOR_NODES = "WAITS_FOR_NODES"
     LOCKED = "LOCKED"
+    BAD_ROW = "BAD_ROW"
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):

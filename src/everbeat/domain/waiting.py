@@ -20,6 +20,8 @@ from everbeat.errors import nearest
 _NEAR: Final = timedelta(minutes=1)
 _ENDLESS_YEARS: Final = 90
 """A wait without a timeout is due in a hundred years."""
+_LARGEST: Final = {"fence": 2**63 - 1, "attempt": 2**31 - 1}
+"""A counter with this value has no next one, so claims pass over its row."""
 _ITS_TURN: Final = {ReasonCode.IN_LINE, ReasonCode.SLOTS_BUSY, ReasonCode.DEADLINE_NEAR}
 
 
@@ -35,6 +37,7 @@ def why_waiting(
     if task.state is not TaskState.PENDING:
         return ()
     found = [
+        *_unusable(task),
         *_crew(task, waiting),
         *_pauses(task, waiting),
         *_not_due(task, policy=policy, recoveries=recoveries, at=at),
@@ -50,6 +53,18 @@ def waiting_because(reasons: Iterable[Reason]) -> str | None:
     """The reasons in one line; None when the task only waits for its turn."""
     texts = (reason.text.removesuffix(".") for reason in reasons if reason.code not in _ITS_TURN)
     return "; ".join(texts) or None
+
+
+def _unusable(task: TaskSummary) -> Iterator[Reason]:
+    for column, largest in _LARGEST.items():
+        if getattr(task, column) >= largest:
+            text = f"claims pass over the row of this task: its column {column!r} is {largest}, which has no next value"
+            yield Reason(
+                code=ReasonCode.BAD_ROW,
+                text=f"{text}; set the column to the number of attempts so far with SQL, or delete the row",
+                blocked_by=column,
+                command="everbeat doctor",
+            )
 
 
 def _crew(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
