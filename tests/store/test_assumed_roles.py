@@ -70,8 +70,8 @@ def test_a_left_session_of_an_assumed_role_is_counted_while_it_works(hands: Hand
         threads.submit(busy.execute, "select pg_sleep(5)")
         until_busy(hands, "everbeat-s1 %", 1)
         pids = [busy.info.backend_pid, idle.info.backend_pid]
-        found = Database(assumed).run(Statement("inspect/still_there", {"pids": pids}, rows))
-        assert found == [(busy.info.backend_pid,)]
+        found = Database(assumed).run(Statement("inspect/gone", {"pids": pids}, rows))
+        assert found == [(idle.info.backend_pid,)]
         busy.cancel()
 
 

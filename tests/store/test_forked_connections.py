@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -14,11 +15,14 @@ import psutil
 import pytest
 
 from everbeat.runtime.fork import close_in_forked_child
+from everbeat.store import workers
 from everbeat.store.connection import _Attempt
+from everbeat.store.database import Database
 from everbeat.store.target import Target
 from everbeat.wake.nats_link import Link
 from everbeat.wake.options import NatsConfig
 from tests.nats_server import NatsServer
+from tests.store.conftest import Hands
 
 
 def inode_of(descriptor: int) -> int:
@@ -66,6 +70,20 @@ def test_a_forked_child_has_no_open_connection_of_a_loop(database_url: str) -> N
         await connection.close()
 
     asyncio.run(main())
+
+
+def test_a_forked_child_can_use_a_database_whose_locks_another_thread_held_at_the_fork(
+    hands: Hands,
+) -> None:  # J13
+    database = Database(hands.target)
+
+    def ask() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # a child that waits for a lock of its parent's threads is killed
+        database.run(workers.watch_beats())
+
+    with database._hosts._guard, database._left._guard:
+        assert not is_kept_by_a_child(inode_of(hands.connection.fileno()), act=ask)
 
 
 @pytest.mark.parametrize("in_loop", [False, True], ids=["thread", "loop"])

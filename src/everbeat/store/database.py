@@ -50,14 +50,15 @@ class Database:
         self._application_name = application_name
         self._patience_s = patience_s
         self._random = Random()
-        self._hosts = target.hosts
-        self._left = LeftSessions()
         self._signs = SignsOfLife()
         self._new_process()
 
     def _new_process(self) -> None:
-        # After a fork the parent's connections are the parent's: they are forgotten here without a word to the server.
+        # After a fork the parent's connections are the parent's: they are forgotten here without a word to the server. A lock that
+        # another thread held at the fork would be held here for ever, so the objects with locks are made anew.
         self._pid = os.getpid()
+        self._hosts = self.target.hosts
+        self._left = LeftSessions()
         self._idle: list[WatchedConnection] = []
         finalize(self, _close_all, self._idle, self._pid)
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)

@@ -36,18 +36,20 @@ class LeftSessions:
         self, connection: WatchedConnection | WatchedAsyncConnection
     ) -> Statement[Sequence[Row]] | None:
         """What a new connection asks first, if sessions were left on its server."""
-        left = self._left.get(connection.host)
-        return None if not left else Statement("inspect/still_there", {"pids": sorted(left)}, rows)
+        with self._guard:
+            left = sorted(self._left.get(connection.host, ()))
+        return None if not left else Statement("inspect/gone", {"pids": left}, rows)
 
     def require_room(
-        self, connection: WatchedConnection | WatchedAsyncConnection, still_there: Sequence[Row]
+        self, connection: WatchedConnection | WatchedAsyncConnection, gone: Sequence[Row]
     ) -> None:
-        """Raise DatabaseUnreachable if the server still has the most that one client may leave."""
-        pids = {pid for (pid,) in still_there}
+        """Forget those that are gone. Raise DatabaseUnreachable if the server still has the most that one client may leave."""
         with self._guard:
-            self._left[connection.host] = pids
-        if len(pids) >= MOST_LEFT:
+            left = self._left.setdefault(connection.host, set())
+            left -= {pid for (pid,) in gone}  # another thread may have added one meanwhile
+            count = len(left)
+        if count >= MOST_LEFT:
             raise DatabaseUnreachable(
-                f"{len(pids)} earlier statements of this process still wait for a synchronous standby; no more are sent.",
+                f"{count} earlier statements of this process still wait for a synchronous standby; no more are sent.",
                 fix="bring the standby back, or remove it from synchronous_standby_names.",
             )
