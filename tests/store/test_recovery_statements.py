@@ -301,6 +301,25 @@ def seen_as(hands: Hands, name: str) -> tuple[tuple[bool, bool, int], tuple[bool
     )
 
 
+def test_the_start_of_the_server_is_its_incarnation_where_functions_of_the_log_are_refused(
+    hands: Hands,
+) -> None:  # J16
+    incarnation, role = (
+        hands.plain("select {schema}.server_incarnation()"),
+        f"everbeat_test_{uuid4().hex[:8]}",
+    )
+    row = hands.connection.execute(incarnation).fetchone()
+    assert row is not None
+    start, timeline = row[0].split("/")
+    assert int(timeline, 16) >= 1
+    with hands.connection.transaction(force_rollback=True):
+        hands.connection.execute("revoke execute on function pg_walfile_name(pg_lsn) from public")
+        hands.connection.execute(f"create role {role}")
+        hands.connection.execute(hands.plain(f"grant usage on schema {{schema}} to {role}"))
+        hands.connection.execute(f"set local role {role}")
+        assert hands.connection.execute(incarnation).fetchone() == (start,)
+
+
 def test_a_session_lock_proves_nothing_on_another_incarnation_of_the_server(hands: Hands) -> None:  # J16
     held, not_held = (True, True, 1), (False, True, 1)
     with hands.target.connect("everbeat-s1 supervisor") as holder:

@@ -9,6 +9,7 @@ from random import Random
 from uuid import UUID, uuid4
 
 import pytest
+from psycopg import sql
 
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import Event, EventBus
@@ -142,6 +143,33 @@ async def test_whoever_leaves_gives_the_turn_away_at_once(stand: Stand, server: 
         send(stand, 1)
         await until(lambda: not one.relay.has_turn)
         assert outbox(stand, "place is null") == 1
+
+
+def sessions_of_relays(stand: Stand) -> list[str]:
+    """What each session of a relay waits for."""
+    rows = stand.query(
+        "select coalesce(wait_event_type, '') as waits_for from pg_stat_activity"
+        " where split_part(application_name, ' ', 2) = 'relay' and datname = current_database()"
+    )
+    return [row["waits_for"] for row in rows]
+
+
+async def test_a_relay_that_leaves_during_a_statement_leaves_no_session(
+    stand: Stand, server: NatsServer
+) -> None:
+    table = sql.Identifier(stand.target.schema, "message_outbox")
+    async with relaying(stand, server, "one") as one:
+        await until(lambda: one.relay.has_turn)
+        with stand.target.connect("everbeat test") as other, other.transaction():
+            other.execute(sql.SQL("lock table {} in access exclusive mode").format(table))
+            one.relay.written()
+            await until(lambda: "Lock" in sessions_of_relays(stand))
+            former = one.relay._own
+            assert former is not None
+            await one.relay.close()
+            # The statement is repeated over a new connection, and waits for the lock again.
+            await until(lambda: former.connected)
+        await until(lambda: not sessions_of_relays(stand))
 
 
 async def test_no_more_than_a_window_is_out(stand: Stand, server: NatsServer) -> None:

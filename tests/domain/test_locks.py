@@ -1,0 +1,27 @@
+"""What an operator is told about a session that keeps others waiting."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from everbeat.domain.locks import LockHolder, judge_locks
+
+
+def holder(wait_event: str | None) -> LockHolder:
+    return LockHolder(
+        pid=4711, session="everbeat-0123456789abcdef worker 12.1", role="app", state="active", wait_event=wait_event,
+        waiters=2, since=datetime(2026, 1, 1, tzinfo=UTC), waited_s=5.0, hostname="web-1",
+    )  # fmt: skip
+
+
+def test_a_session_that_keeps_others_waiting_is_ended_by_its_command() -> None:
+    stuck = holder("ClientRead")
+    assert "pg_terminate_backend(4711)" in stuck.command
+    assert stuck.command in str(judge_locks([stuck]).fix)
+
+
+def test_no_command_ends_a_session_that_waits_for_a_synchronous_standby() -> None:
+    waiting = holder("SyncRep")
+    assert "pg_stat_replication" in waiting.command
+    assert "waits for a synchronous standby" in waiting.text
+    assert "terminate" not in waiting.command + str(judge_locks([waiting]).fix)
