@@ -27,6 +27,7 @@ pytestmark = [
 PACKAGE = ROOT / "src" / "everbeat"
 DOUBT = "DOUBT_AFTER_S: Final = 1.5"
 FENCE = "where t.claim_id = a.claim_id and t.state = 'RUNNING'"
+IMMUNITY = "or t.taken_at > clock_timestamp()"
 
 
 @dataclass(frozen=True)
@@ -133,3 +134,27 @@ def test_workers_without_a_fence_are_caught(tmp_path: Path) -> None:  # mutant: 
     # The plan is kept, and the fence is what it lacked: the same plan holds with it.
     (kept,) = (tmp_path / "failed").iterdir()
     assert run_chaos(tmp_path, "--replay", str(kept), within_s=400).code == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))),
+    reason="the library that shifts the clock needs a C compiler",
+)
+def test_turns_that_a_clock_set_back_prolongs_are_caught(tmp_path: Path) -> None:  # mutant
+    shutil.copytree(PACKAGE, tmp_path / "everbeat", ignore=shutil.ignore_patterns("__pycache__"))
+    take_turn = tmp_path / "everbeat" / "sql" / "worker" / "take_turn.sql"
+    text = take_turn.read_text()
+    assert IMMUNITY in text
+    take_turn.write_text(text.replace(IMMUNITY, ""))
+    options = ["--seed", "2", "--seconds", "6", "--only", "kill_turn_holder", "--source", str(tmp_path)]
+    ran = run_chaos(tmp_path, *options, within_s=600)
+    assert ran.code == 1, ran.said[-4_000:]
+    assert "L3" in {breach["number"] for breach in ran.report["breaches"]}
+    (kept,) = (tmp_path / "failed").iterdir()
+    sound = run_chaos(tmp_path, "--replay", str(kept), within_s=600)
+    assert sound.injected == {"kill_turn_holder"}
+    assert sound.code in (0, 2), sound.said[
+        -4_000:
+    ]  # 2: nothing was found, and no late attempt was refused either
