@@ -11,6 +11,9 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from everbeat.domain.locks import LockHolder, judge_locks
+from everbeat.domain.server_checks import judge_transactions
+from everbeat.store import diagnosis
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement, compose, rows
 from everbeat.store.target import Target
@@ -90,6 +93,34 @@ def test_a_session_of_an_assumed_role_ends_the_idle_backends_that_it_has_left(
         next_one.execute(hands.text("worker/left_behind"))
         assert [is_open(each) for each in (first, second)] == [False, False]
         assert next_one.execute("select current_user").fetchone() == worked_as
+
+
+def test_an_examination_draws_no_conclusion_from_sessions_that_it_cannot_see(
+    hands: Hands, assumed: Target
+) -> None:
+    client = Database(assumed)
+    with (
+        psycopg.connect(hands.target.url) as holder,
+        psycopg.connect(hands.target.url) as waiter,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        holder.execute(hands.plain("lock table {schema}.tasks"))
+        holder.execute("select txid_current()")
+        holds = holder.info.backend_pid
+        waiter.execute("set application_name = 'everbeat test'")
+        threads.submit(waiter.execute, hands.plain("select count(*) from {schema}.tasks"))
+        holders = Statement("inspect/lock_holders", {"schema": assumed.schema, "older_than_ms": 0}, rows)
+        while not (found := [LockHolder(*row) for row in client.run(holders) if row[0] == holds]):
+            pass
+        check = judge_locks(found)
+        holder.rollback()
+        assert "shown only to a role with pg_monitor" in check.text
+        assert "pg_terminate_backend" not in f"{check.fix}{found[0].command}"
+        holder.execute("select txid_current()")
+        seen = client.run(diagnosis.long_transactions(older_than_ms=0))
+        assert (seen.found, seen.hides) == ((), True)
+        assert "that this role can see" in judge_transactions(seen, limit="5m").text
+        assert hands.run(diagnosis.long_transactions(older_than_ms=0)).found
 
 
 def user_of(target: Target) -> str:

@@ -94,6 +94,13 @@ class LongTransaction(msgspec.Struct, frozen=True):
     age_s: float
 
 
+class LongTransactions(msgspec.Struct, frozen=True):
+    """The oldest transactions; `hides`: others have transactions whose age the asking role cannot see."""
+
+    found: tuple[LongTransaction, ...]
+    hides: bool
+
+
 class Rows(msgspec.Struct, frozen=True):
     """The rows of the table of tasks, as the server's statistics have them."""
 

@@ -34,6 +34,11 @@ class LockHolder(msgspec.Struct, frozen=True):
     hostname: str | None
 
     @property
+    def is_hidden(self) -> bool:
+        """Whether the asking role cannot see what the session does."""
+        return self.pid is not None and self.role is not None and self.state is None
+
+    @property
     def who(self) -> str:
         """The session: of a tree with its part, process and host."""
         if self.pid is None:
@@ -46,6 +51,8 @@ class LockHolder(msgspec.Struct, frozen=True):
             host = "" if self.hostname is None else f" on host {self.hostname}"
             subject = f"the {named['part']} of tree {named['tree']}{process}{host}"
         waits = "waits for a synchronous standby" if self.wait_event == "SyncRep" else self.state
+        if self.is_hidden:
+            waits = "what it does is shown only to a role with pg_monitor"
         return f"{subject} (backend {self.pid}{'' if waits is None else f', {waits}'})"
 
     @property
@@ -61,6 +68,8 @@ class LockHolder(msgspec.Struct, frozen=True):
             return "psql -c 'select * from pg_prepared_xacts', then rollback prepared"
         if self.wait_event == "SyncRep":
             return "psql -c 'select * from pg_stat_replication'"  # to end it would show what the standby might lose
+        if self.is_hidden:  # it might wait for a standby
+            return "psql -c 'table pg_stat_activity'"
         return f"psql -c 'select pg_terminate_backend({self.pid})'"
 
 
@@ -71,6 +80,8 @@ def judge_locks(found: Sequence[LockHolder]) -> Check:
     text = "; ".join(each.text for each in found)
     if any(each.wait_event == "SyncRep" for each in found):
         fix = "start the synchronous standby, or take it out of synchronous_standby_names."
+    elif found[0].is_hidden:
+        fix = f"look what the session does before you end it: {found[0].command}"
     else:
         fix = f"end the session, after which its work is repeated: {found[0].command}"
     return Check(CheckCode.LOCKS, Verdict.WARN, text, fix)

@@ -14,7 +14,7 @@ from everbeat.domain.diagnosis import (
     CheckCode,
     Clocks,
     Connections,
-    LongTransaction,
+    LongTransactions,
     Right,
     Rows,
     Standing,
@@ -130,10 +130,12 @@ def judge_connections(connections: Connections) -> Check:
     return Check(CheckCode.CONNECTIONS, Verdict.WARN if share < _FULL else Verdict.FAIL, text, fix)
 
 
-def judge_transactions(found: Sequence[LongTransaction], *, limit: str) -> Check:
+def judge_transactions(seen: LongTransactions, *, limit: str) -> Check:
     """Whether somebody's transaction keeps dead rows alive."""
+    found = seen.found
     if not found:
-        return Check(CheckCode.TRANSACTIONS, Verdict.OK, f"no transaction is older than {limit}")
+        which = "transaction that this role can see" if seen.hides else "transaction"
+        return Check(CheckCode.TRANSACTIONS, Verdict.OK, f"no {which} is older than {limit}")
     told = "; ".join(
         f"{each.who}, {each.age_s:.0f} s{'' if each.pid is None else f', pid {each.pid}'}" for each in found
     )

@@ -16,6 +16,7 @@ from everbeat.domain.diagnosis import (
     Crew,
     Gaps,
     LongTransaction,
+    LongTransactions,
     Oldest,
     Right,
     Rows,
@@ -56,12 +57,14 @@ def connections() -> Statement[Connections]:
     return Statement("inspect/connections", {}, lambda found: Connections(*found[0]))
 
 
-def long_transactions(*, older_than_ms: int) -> Statement[list[LongTransaction]]:
+def long_transactions(*, older_than_ms: int) -> Statement[LongTransactions]:
     """The oldest transactions that keep dead rows from being removed, at most five."""
     return Statement(
         "inspect/long_transactions",
         {"older_than_ms": older_than_ms},
-        lambda found: [LongTransaction(*row) for row in found],
+        lambda found: LongTransactions(
+            tuple(LongTransaction(*row[:3]) for row in found if row[1] is not None), found[0][3]
+        ),
     )
 
 
