@@ -13,6 +13,9 @@ from psycopg import conninfo
 
 from everbeat.store.target import Target
 
+_BUFFER = 64 << 20
+_LARGE = 10_000
+
 
 class Proxy:
     """Listens on a Unix socket of its own. Prepared statements are named only once, so lose a reply early."""
@@ -26,6 +29,7 @@ class Proxy:
         )
         self.lost = 0
         self.is_cut = False
+        self.pause_s = 0.0
         self._passes = asyncio.Event()
         self._passes.set()
         self._lose: bytes | None = None
@@ -56,6 +60,10 @@ class Proxy:
         """Let the answer that was held back pass."""
         assert self._released is not None
         self._released.set()
+
+    def slow_down(self, pause_s: float) -> None:
+        """Every large piece takes this long to pass. The server is rid of its answers at once, as behind a pooler."""
+        self.pause_s = pause_s
 
     def cut(self) -> None:
         """Nothing passes, and nobody can connect."""
@@ -107,7 +115,7 @@ class Proxy:
             self._lines.discard(writer)
             writer.close()
             return
-        upstream, up = await asyncio.open_unix_connection(self._server_path)
+        upstream, up = await asyncio.open_unix_connection(self._server_path, limit=_BUFFER)
         self._lines.add(up)
         swallow = asyncio.Event()
         try:
@@ -129,8 +137,13 @@ class Proxy:
                 self._lose = None
                 swallow.set()
             await self._passes.wait()
+            await self._delay(data)
             up.write(data)
         raise EOFError
+
+    async def _delay(self, data: bytes) -> None:
+        if len(data) > _LARGE:
+            await asyncio.sleep(self.pause_s)  # the slow line
 
     async def _replies(
         self,
@@ -141,6 +154,7 @@ class Proxy:
     ) -> None:
         while data := await upstream.read(65_536):
             await self._passes.wait()
+            await self._delay(data)
             if swallow.is_set() and self._released is not None:
                 await self._released.wait()
             elif swallow.is_set():

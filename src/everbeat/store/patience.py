@@ -30,14 +30,14 @@ class Sight(Enum):
     SILENT = "silent"
     """The server did not answer the look either."""
     UNSURE = "unsure"
-    """The server refused the look."""
+    """The look failed before its time was over: the server refused it, or this process could not make it."""
 
 
 _REASONS: Final = {
     Sight.STALLED: "a statement waits for a synchronous standby that does not confirm it",
     Sight.IDLE: "the answer to a statement was lost",
     Sight.SILENT: "the server answers neither a statement nor a new connection",
-    Sight.UNSURE: "the server does not answer a statement and refuses another connection",
+    Sight.UNSURE: "the server does not answer a statement, and another connection to it cannot be made",
 }
 
 
@@ -96,7 +96,16 @@ class Judgement:
     def begin(self) -> None:
         """A statement was sent."""
         self._last: Sight | None = None
+        self._arriving_until = 0.0
         self.look_at = self._next(self._patience.step_s)
+
+    def arrived(self) -> None:
+        """Look later: a piece of the answer has arrived. This try goes on, but a repetition does not get more time."""
+        if self._patience.is_final and self._patience.is_over:
+            return
+        self._patience.answered()
+        self._arriving_until = monotonic() + self._patience.seconds
+        self._last, self.look_at = None, self._next(self._patience.step_s)
 
     @property
     def is_stalled(self) -> bool:
@@ -106,7 +115,7 @@ class Judgement:
     @property
     def look_s(self) -> float:
         """How long the next look can take. Where no other host is left to try, nothing else needs the time."""
-        remaining = self._patience.remaining_s
+        remaining = max(self._ends_at - monotonic(), 0.0)
         return max(
             min(self._patience.step_s, remaining) if self._other_hosts else remaining, _SHORTEST_LOOK_S
         )
@@ -114,7 +123,7 @@ class Judgement:
     @property
     def is_hopeless(self) -> bool:
         """Whether the patience is over and another look would not change that."""
-        return self._patience.is_over and self._last in (Sight.STALLED, Sight.UNSURE)
+        return self._is_over and self._last in (Sight.STALLED, Sight.UNSURE)
 
     def hangs_up(self, sight: Sight) -> bool:
         """Whether the statement is given up after this look; if not, the next look is due at `look_at`."""
@@ -125,7 +134,7 @@ class Judgement:
             case Sight.WORKS:
                 self._patience.renew()
                 self.look_at = self._next(pause_s)
-                return self._patience.is_over
+                return self._is_over
             case Sight.IDLE:
                 # Its answer may be on its way.
                 gives_up, pause_s = is_second, min(pause_s, _SECOND_LOOK_S)
@@ -137,8 +146,16 @@ class Judgement:
                 pass
         self._patience.reason = _REASONS[sight]
         self.look_at = self._next(pause_s)
-        return gives_up or self._patience.is_over
+        return gives_up or self._is_over
+
+    @property
+    def _ends_at(self) -> float:
+        return max(self._patience.ends_at, 0.0 if self._patience.is_final else self._arriving_until)
+
+    @property
+    def _is_over(self) -> bool:
+        return monotonic() >= self._ends_at
 
     def _next(self, pause_s: float) -> float:
         now = monotonic()
-        return max(min(now + pause_s, self._patience.ends_at), now + min(pause_s, _SHORTEST_LOOK_S))
+        return max(min(now + pause_s, self._ends_at), now + min(pause_s, _SHORTEST_LOOK_S))

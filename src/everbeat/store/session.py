@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
@@ -20,7 +18,7 @@ from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.fork import generation
 from everbeat.store.own_settings import PATIENT_KEEPALIVES
 from everbeat.store.refusals import is_alive
-from everbeat.store.silence import WatchedAsyncConnection
+from everbeat.store.silence import WatchedAsyncConnection, hang_up
 from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.succession import Succession
 from everbeat.store.target import Target, is_pooled, is_repeatable, may_be_gone
@@ -220,7 +218,7 @@ class Session:
     def _bounded(self, connection: AsyncConnection[Any]) -> Iterator[None]:
         # Not asyncio.timeout: psycopg answers a cancellation by asking the server to stop and waiting for it, which over
         # a dead network takes as long as the statement would. On a socket that was shut down everything fails at once.
-        timer = asyncio.get_running_loop().call_later(self._reply_timeout_s, _hang_up, connection)
+        timer = asyncio.get_running_loop().call_later(self._reply_timeout_s, hang_up, connection)
         try:
             yield
         finally:
@@ -288,7 +286,7 @@ class Session:
         if (connection := self._connection) is not None:
             with suppress(psycopg.Error, OSError):
                 await connection.cancel_safe(timeout=_CANCEL_S)
-            _hang_up(connection)
+            hang_up(connection)
 
     async def drop(self) -> None:
         """Closes the connection; the next statement opens a new one."""
@@ -305,8 +303,3 @@ class Session:
         self.connected = connected
         if self._on_state is not None:
             self._on_state(connected)
-
-
-def _hang_up(connection: AsyncConnection[Any]) -> None:
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
-        line.shutdown(socket.SHUT_RDWR)

@@ -6,8 +6,7 @@ psycopg waits for a server in steps of 0.1 s. The classes here use these steps t
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
+import select
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -17,7 +16,9 @@ from typing import Any, Final, Protocol, TypeVar
 import psycopg
 from msgspec import Struct
 from psycopg import AsyncConnection, Connection
+from psycopg.waiting import READY_R
 
+from everbeat.runtime.shutting_down import shut_down
 from everbeat.store.connection import OwnAsyncConnection, OwnConnection
 from everbeat.store.hosts import Host
 
@@ -25,11 +26,13 @@ T = TypeVar("T")
 
 
 class Watch(Protocol):
-    """Decides how long a silent statement is waited for. `begin` and `end` enclose each wait."""
+    """Decides how long a silent statement is waited for. `begin` and `end` enclose each wait; `arrived` follows each piece of an answer."""
 
     def begin(self) -> None: ...
 
     def silent(self) -> None: ...
+
+    def arrived(self) -> None: ...
 
     def end(self) -> None: ...
 
@@ -77,7 +80,7 @@ class WatchedConnection(OwnConnection):
             return super().wait(gen, *args, **kwargs)
         self.watch.begin()
         try:
-            return super().wait(_interrupted(gen, self.watch.silent), *args, **kwargs)
+            return super().wait(_interrupted(gen, self.watch.silent, self.watch), *args, **kwargs)
         finally:
             self.watch.end()
 
@@ -99,7 +102,7 @@ class WatchedAsyncConnection(OwnAsyncConnection):
             return await super().wait(gen, *args, **kwargs)
         self.watch.begin()
         try:
-            return await super().wait(gen, *args, **kwargs)
+            return await super().wait(_interrupted(gen, self.watch.silent, self.watch), *args, **kwargs)
         finally:
             self.watch.end()
 
@@ -123,6 +126,9 @@ class EndsAt:
         if monotonic() >= self._ends_at:
             hang_up(self._connection)
 
+    def arrived(self) -> None:
+        """Change nothing: data does not move the moment."""
+
     def end(self) -> None:
         """Remove the timer."""
         if self._timer is not None:
@@ -131,9 +137,17 @@ class EndsAt:
 
 def hang_up(connection: Connection[Any] | AsyncConnection[Any]) -> None:
     """End a connection under the code that waits for it, which sees it as lost at once. Closing it is left to its owner."""
-    # A copy of the descriptor: the socket object closes what it was given.
-    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
+    with suppress(psycopg.Error, OSError):
+        shut_down(connection.fileno())
+
+
+def has_news(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
+    """Whether data, or the end of the connection, waits to be read."""
+    found = select.poll()
+    with suppress(psycopg.Error, OSError):
+        found.register(connection.fileno(), select.POLLIN)
+        return bool(found.poll(0))
+    return False
 
 
 def _in_time(gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
@@ -152,8 +166,10 @@ def _in_time(gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
     return _interrupted(gen, give_up)
 
 
-def _interrupted(gen: Generator[Any, Any, T], on_nothing: Callable[[], None]) -> Generator[Any, Any, T]:
-    """The same generator; `on_nothing` is called whenever it is resumed because time has passed, not because of data."""
+def _interrupted(
+    gen: Generator[Any, Any, T], on_nothing: Callable[[], None], watch: Watch | None = None
+) -> Generator[Any, Any, T]:
+    """The same generator; `on_nothing` is called whenever it is resumed because time has passed; a watch is told of arriving data."""
     ready: Any = None
     while True:
         try:
@@ -161,6 +177,8 @@ def _interrupted(gen: Generator[Any, Any, T], on_nothing: Callable[[], None]) ->
         except StopIteration as end:
             value: T = end.value
             return value
+        if watch is not None and ready and ready & READY_R:
+            watch.arrived()  # data, because the end of the connection would have raised an error
         ready = yield wanted
         if not ready:
             on_nothing()

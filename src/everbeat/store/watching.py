@@ -21,6 +21,7 @@ from everbeat.store.silence import (
     WatchedAsyncConnection,
     WatchedConnection,
     hang_up,
+    has_news,
     limited,
 )
 from everbeat.store.statement import compose
@@ -53,10 +54,16 @@ class ThreadWatch:
         judgement = self._judgement
         if monotonic() < judgement.look_at:
             return
-        if judgement.is_hopeless or judgement.hangs_up(
-            _look(self._target, self._connection, judgement.look_s)
-        ):
+        if judgement.is_hopeless:
             hang_up(self._connection)
+            return
+        sight = _look(self._target, self._connection, judgement.look_s)
+        if not has_news(self._connection) and judgement.hangs_up(sight):
+            hang_up(self._connection)
+
+    def arrived(self) -> None:
+        """Data has arrived: look later."""
+        self._judgement.arrived()
 
     def end(self) -> None:
         """Nothing is left to be done."""
@@ -88,6 +95,10 @@ class LoopWatch:
     def silent(self) -> None:
         """The timer does this."""
 
+    def arrived(self) -> None:
+        """Data has arrived: look later. The timer finds out when it fires."""
+        self._judgement.arrived()
+
     def end(self) -> None:
         """The statement was answered, or failed. A look that is under way is ignored."""
         self._statement += 1
@@ -99,11 +110,18 @@ class LoopWatch:
         self._timer = self._loop.call_later(delay_s, self._begin_to_look)
 
     def _begin_to_look(self) -> None:
+        if monotonic() < self._judgement.look_at:
+            self._set_timer()
+            return
         if self._judgement.is_hopeless:
             hang_up(self._connection)
             return
         arguments = (self._statement, self._judgement.look_s)
-        threading.Thread(target=self._report, args=arguments, name="everbeat-look", daemon=True).start()
+        look = threading.Thread(target=self._report, args=arguments, name="everbeat-look", daemon=True)
+        try:
+            look.start()
+        except RuntimeError:  # no more threads
+            self._judge(self._statement, Sight.UNSURE)
 
     def _report(self, statement: int, within_s: float) -> None:
         sight = _look(self._target, self._connection, within_s)
@@ -113,7 +131,9 @@ class LoopWatch:
     def _judge(self, statement: int, sight: Sight) -> None:
         if statement != self._statement:
             return
-        if self._judgement.hangs_up(sight):
+        if monotonic() < self._judgement.look_at or has_news(self._connection):
+            self._set_timer()
+        elif self._judgement.hangs_up(sight):
             hang_up(self._connection)
         else:
             self._set_timer()
@@ -131,7 +151,7 @@ def _look(target: Target, connection: WatchedConnection | WatchedAsyncConnection
             second.prepare_threshold = None  # it may go to a pooler
             second.watch = EndsAt(second, ends_at)
             found = second.execute(compose(_LOOK, target.schema), {"pid": pid, "name": name}).fetchall()
-    except psycopg.Error:
+    except (psycopg.Error, OSError, RuntimeError):
         return Sight.SILENT if monotonic() >= ends_at else Sight.UNSURE
     ((is_at_work, is_stalled),) = found
     return Sight.STALLED if is_stalled else Sight.WORKS if is_at_work else Sight.IDLE

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import AsyncConnection, Connection, sql
 
+from everbeat.runtime.shutting_down import shut_down
 from everbeat.wake import OnHint, OnState
 from everbeat.wake.delivery import Delivery, Pauses
 
@@ -230,6 +230,5 @@ def _refuse_pooler(connection: Connection[Any] | AsyncConnection[Any], row: tupl
 
 def _hang_up(connection: Connection[Any] | AsyncConnection[Any]) -> None:
     """End a connection under whoever waits for it, who sees it at once as lost. Closing it is left to its owner."""
-    # A copy of the descriptor: the socket object closes what it was given.
-    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
+    with suppress(psycopg.Error, OSError):
+        shut_down(connection.fileno())
