@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 from uuid import uuid4
@@ -232,6 +234,66 @@ def test_a_patience_that_cannot_be_is_refused(make_app: MakeApp, wrong: Any) -> 
     if wrong is not None:  # that of the app
         with pytest.raises(ConfigurationError, match="patience of the start"):
             app.workflow("built").start(patience=wrong)
+
+
+@pytest.fixture
+def mute_url() -> Iterator[str]:
+    """The URL of a server whose kernel accepts connections and that says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        yield f"postgresql://app@127.0.0.1:{listener.getsockname()[1]}/app"
+
+
+def test_a_first_call_in_a_thread_waits_no_longer_than_its_own_patience_for_another(  # J15
+    make_app: MakeApp, mute_url: str
+) -> None:
+    app = make_app(mute_url, patience=1.0)
+    begun = threading.Event()
+
+    def patient() -> None:
+        with app.patience("15s"), suppress(DatabaseUnreachable):
+            begun.set()
+            app.send_by_name("work")
+
+    threading.Thread(target=patient, daemon=True).start()
+    assert begun.wait(10)
+    time.sleep(0.2)  # it is about to connect
+    began_at = time.monotonic()
+    assert isinstance(in_a_thread(lambda: app.send_by_name("work")), DatabaseUnreachable)
+    took_s = time.monotonic() - began_at
+    print(f"{took_s:.2f} s")
+    assert 0.8 < took_s < 3 * 2
+
+
+def test_first_calls_on_a_loop_wait_no_longer_than_their_own_patience_for_others(  # J15
+    make_app: MakeApp, mute_url: str
+) -> None:
+    app = make_app(mute_url, patience=1.0)
+
+    async def patient() -> None:
+        with app.patience("15s"):
+            await app.asend_by_name("work")
+
+    async def program() -> list[float]:
+        others = [asyncio.create_task(patient()) for _ in range(40)]
+        await asyncio.sleep(0.2)  # they are about to connect
+        took_s: list[float] = []
+        began_at = time.monotonic()
+        assert await asyncio.to_thread(lambda: "free") == "free", "no thread of the loop's executor is taken"
+        took_s.append(time.monotonic() - began_at)
+        with pytest.raises(DatabaseUnreachable):
+            await app.asend_by_name("work")
+        took_s.append(time.monotonic() - began_at)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        return took_s
+
+    began_at = time.monotonic()
+    took_s = in_a_thread(lambda: asyncio.run(program()))
+    print(took_s)
+    assert took_s[0] < 1
+    assert 0.8 < took_s[1] < 3 * 2
+    assert time.monotonic() - began_at < 3 * 3, "the end of the loop waits for no thread"
 
 
 def set_read_only(url: str, *, is_on: bool) -> None:

@@ -19,14 +19,15 @@ from uuid import UUID
 
 from msgspec import structs
 
+from everbeat.client.turns import Turns
 from everbeat.client.waiter import Waiter
-from everbeat.errors import DatabaseError, DatabaseUnreachable
+from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
 from everbeat.store.migrations import SchemaStatus
-from everbeat.store.patience import DEFAULT_PATIENCE_S
+from everbeat.store.patience import DEFAULT_PATIENCE_S, SignsOfLife
 from everbeat.store.plan import Plan, arun_plan, run_plan
 from everbeat.store.target import Target
 from everbeat.store.tasks import StoredOutcome, outcomes
@@ -40,6 +41,7 @@ T = TypeVar("T")
 _OPENED_WITHIN_S: Final = 120.0
 """An embedded server of a new folder needs a second, one with much to recover a minute."""
 _SHORTEST_S: Final = 0.1
+_STARTING_POLL_S: Final = 0.5
 _OF_CALLS: Final[ContextVar[Mapping[int, float]]] = ContextVar("everbeat_patience", default={})  # noqa: B039 - never changed
 
 
@@ -61,7 +63,9 @@ class Door:
         self._waiter: Waiter | None = None
         self._opened: OpenDatabase | None = None
         self._database: Database | None = None
-        self._failure: tuple[float, DatabaseError] | None = None
+        self._opened_at = 0.0
+        self._signs = SignsOfLife()
+        self._turns: Turns[Database] = Turns()
 
     @property
     def patience_s(self) -> float:
@@ -94,13 +98,23 @@ class Door:
 
     def database(self, *, within_s: float = inf) -> Database:
         """The database, opened and checked at the first call of this process, in `within_s` seconds."""
-        return self._database or self._prepared(within_s)
+        if self._database is not None:
+            return self._database
+        first = _FirstUse(self, within_s)
+        try:
+            return self._turns.run(first.attempt, first.left_s)
+        except TimeoutError:
+            raise self._still_opening(first.waited_s) from None
 
     async def adatabase(self, *, within_s: float = inf) -> Database:
         """The twin of `database`: only the first call of a process leaves the loop."""
         if self._database is not None:
             return self._database
-        return await asyncio.to_thread(self._prepared, within_s)
+        first = _FirstUse(self, within_s)
+        try:
+            return await self._turns.arun(first.attempt, first.left_s)
+        except TimeoutError:
+            raise self._still_opening(first.waited_s) from None
 
     def opened(self) -> OpenDatabase:
         """The open database, its schema not looked at: for migrations."""
@@ -155,10 +169,7 @@ class Door:
         """Opens the database alone among the threads; answers how many of the seconds are left."""
         lock, began_at = self._lock, monotonic()
         if not lock.acquire(timeout=min(within_s, threading.TIMEOUT_MAX)):
-            raise DatabaseUnreachable(
-                f"Another thread has been opening the database at {self.address.shown!r} for {within_s:g} s.",
-                fix="wait longer, or check that the database runs.",
-            )
+            raise self._still_opening(within_s)
         try:
             yield max(0.0, within_s - (monotonic() - began_at))
         finally:
@@ -167,31 +178,44 @@ class Door:
     def _open(self, *, stopping_s: float, within_s: float) -> OpenDatabase:
         if self._opened is None:
             opened = self.address.open(stopping_s=stopping_s, within_s=min(within_s, _OPENED_WITHIN_S))
+            self._opened_at = monotonic()
             self._opened = structs.replace(opened, target=opened.target.for_clients())
             if self._opened.server is not None:
                 # Before the server's own farewell, which would cut off whoever still listens.
                 atexit.register(_close_at_exit, weakref.ref(self))
         return self._opened
 
-    def _prepared(self, within_s: float) -> Database:
-        patience_s, began_at = min(self.patience_s, within_s), monotonic()
-        with self._turn(within_s) as within_s:
+    def _still_opening(self, waited_s: float) -> DatabaseUnreachable:
+        return DatabaseUnreachable(
+            f"Another thread has been opening the database at {self.address.shown!r} for {waited_s:.3g} s.",
+            fix="wait longer, or check that the database runs.",
+        )
+
+    def prepare(self, *, patience_s: float, within_s: float) -> Database:
+        """Open the database and check or migrate its schema, in one try. Raises a DatabaseError."""
+        with self._turn(within_s) as left_s:
             if self._database is not None:
-                return self._database  # another thread was first
-            if self._failure is not None and self._failure[0] >= began_at:
-                patience_s -= monotonic() - began_at  # this call has waited while another thread tried
-                if patience_s <= 0:
-                    raise self._failure[1]
-            patience_s = min(patience_s, max(within_s, _SHORTEST_S))
-            opened = self._open(stopping_s=patience_s, within_s=within_s)
-            database = Database(opened.target, patience_s=self._patience_s)
-            try:
-                opened.prepare(auto_migrate=self.auto_migrate, database=database, patience_s=patience_s)
-            except DatabaseError as failure:
-                self._failure = monotonic(), failure
-                raise
-            self._database, self._failure = database, None
-            return database
+                return self._database
+            opened = self._open(stopping_s=patience_s, within_s=left_s)
+        database = Database(opened.target, patience_s=self._patience_s, signs=self._signs)
+        patience_s = min(patience_s, max(left_s, _SHORTEST_S))
+        opened.prepare(auto_migrate=self.auto_migrate, database=database, patience_s=patience_s)
+        with self._lock:
+            if self._opened is opened:  # it was not closed meanwhile
+                self._database = database
+        return database
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the address is known: an embedded server runs."""
+        return self._opened is not None
+
+    def waited_for_until(self, began_at: float, patience_s: float) -> float:
+        """When a call of this patience stops waiting for the try of another one: later if that one got a sign of life."""
+        if not self.is_open:
+            # An embedded server may take longer to start than any patience: only the time limit of a call ends the wait for it.
+            return monotonic() + _STARTING_POLL_S
+        return max(began_at, self._opened_at, self._signs.last_at) + patience_s
 
     def close(self) -> None:
         """Closes idle connections and ends the use of an embedded server; the next call opens anew."""
@@ -226,3 +250,29 @@ class Door:
 def _close_at_exit(door: weakref.ref[Door]) -> None:
     if (opened := door()) is not None:
         opened.close()
+
+
+class _FirstUse:
+    """A call that needs the database opened: how long it tries that, or waits for the try of another call."""
+
+    def __init__(self, door: Door, within_s: float) -> None:
+        self._door = door
+        self._patience_s = min(door.patience_s, within_s)
+        self._began_at = monotonic()
+        self._ends_at = self._began_at + within_s
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the call began."""
+        return monotonic() - self._began_at
+
+    def left_s(self) -> float:
+        """Seconds that the call still waits for another's try."""
+        until = self._door.waited_for_until(self._began_at, self._patience_s)
+        return min(until, self._ends_at) - monotonic()
+
+    def attempt(self) -> Database:
+        """Try it. After a wait for another's try, only the rest of the patience is left."""
+        within_s = max(self._ends_at - monotonic(), 0.0)
+        patience_s = max(self.left_s(), _SHORTEST_S) if self._door.is_open else self._patience_s
+        return self._door.prepare(patience_s=patience_s, within_s=within_s)

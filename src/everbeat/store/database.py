@@ -45,12 +45,13 @@ class Database:
         *,
         application_name: str = "everbeat client",
         patience_s: float = DEFAULT_PATIENCE_S,
+        signs: SignsOfLife | None = None,
     ) -> None:
         self.target = target
         self._application_name = application_name
         self._patience_s = patience_s
         self._random = Random()
-        self._signs = SignsOfLife()
+        self._signs = signs or SignsOfLife()
         self._new_process()
 
     def _new_process(self) -> None:
