@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from everbeat.errors import (
 )
 from everbeat.store import target
 from everbeat.store.embedded import EmbeddedServer
+from tests.conftest import NewServer
 
 
 def refused(app: App, kind: type[DatabaseError]) -> DatabaseError:
@@ -97,6 +99,44 @@ def test_an_unreachable_database_is_named_without_its_password() -> None:
 def test_a_wrong_database_or_role_is_told(database_url: str) -> None:
     app = App(conninfo.make_conninfo(database_url, dbname="nowhere"))
     assert "nowhere" in refused(app, DatabaseError).message
+
+
+def test_a_refused_login_is_reported_at_the_first_use_without_a_wait(new_server: NewServer) -> None:  # J11
+    server = new_server()
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        row = admin.execute("show hba_file").fetchone()
+        assert row is not None
+        file = Path(row[0])
+        file.write_text(f"local all app scram-sha-256\nlocal all shut reject\n{file.read_text()}")
+        admin.execute("create role app login password 'right'")
+        admin.execute("create role shut login")
+        admin.execute("create role idle nologin")
+        admin.execute("select pg_reload_conf()")
+    wrong = [
+        ({"user": "app", "password": "wrong"}, "password authentication failed"),
+        ({"user": "app"}, "no password supplied"),
+        ({"user": "shut"}, "rejects connection"),
+        ({"user": "idle"}, "not permitted to log in"),
+        ({"user": "nobody"}, 'role "nobody" does not exist'),
+        ({"dbname": "nowhere"}, 'database "nowhere" does not exist'),
+    ]
+    for settings, said in wrong:
+        app = App(conninfo.make_conninfo(server.url, **settings), patience="60s")
+        began_at = time.monotonic()
+        error = refused(app, DatabaseUnreachable)
+        assert said in error.message
+        assert "accepts this user and password" in str(error.fix)
+        assert time.monotonic() - began_at < 15
+
+
+def test_a_host_that_cannot_be_reached_is_no_refused_login(database_url: str) -> None:  # J11
+    """One host refuses the login, but another one that is away may accept it."""
+    place = conninfo.conninfo_to_dict(database_url)
+    hosts = {"host": f"127.0.0.1,{place['host']}", "port": f"1,{place['port']}"}
+    app = App(conninfo.make_conninfo(database_url, dbname="nowhere", **hosts), patience="1s")
+    began_at = time.monotonic()
+    assert "nowhere" in refused(app, DatabaseUnreachable).message
+    assert time.monotonic() - began_at > 1.5
 
 
 def test_a_read_only_database_is_refused(database_url: str, schema: str) -> None:

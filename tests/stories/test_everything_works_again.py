@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 
+from everbeat import Handle
 from everbeat.errors import DatabaseUnreachable
 from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.target import Target
@@ -117,6 +119,12 @@ def cut_sessions(server: EmbeddedServer, *, but: int) -> None:
         )
 
 
+def send_patiently(deeds: ModuleType, number: int) -> Handle[int]:
+    with deeds.app.patience("60s"):
+        handle: Handle[int] = deeds.quick.send(number)
+        return handle
+
+
 @pytest.mark.parametrize("place", ["a password file", "the URL"])
 def test_workers_outlast_a_rotated_password(
     server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -142,12 +150,15 @@ def test_workers_outlast_a_rotated_password(
         stage.until(lambda: noticed(crew.trees), within=20, what="both trees are refused")
         with deeds.app.patience("500ms"), pytest.raises(DatabaseUnreachable, match="password"):
             deeds.quick.send(8)
+        patient = end.enter_context(ThreadPoolExecutor(1)).submit(send_patiently, deeds, 9)
         time.sleep(3 * THRESHOLD_S)  # the outage
         assert stage.recoveries() == []
         if place == "the URL":
             set_password(server, "first")
         else:
             passwords.write_text(f"*:*:*:{ROLE}:second\n")
+        assert patient.result(timeout=60).result(timeout=60) == 9, "a send that began in the outage"
+        crew.numbers.append(9)
         crew.is_whole_again()
 
 

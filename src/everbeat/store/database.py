@@ -52,6 +52,7 @@ class Database:
         self._patience_s = patience_s
         self._random = Random()
         self._signs = signs or SignsOfLife()
+        self._has_connected = False
         self._new_process()
 
     def _new_process(self) -> None:
@@ -121,7 +122,9 @@ class Database:
                 return once(patience)
             except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly) as problem:
                 delay = pause * (0.5 + self._random.random())
-                require_repeatable(problem, self.target, patience, delay_s=delay)
+                require_repeatable(
+                    problem, self.target, patience, delay_s=delay, has_connected=self._has_connected
+                )
             time.sleep(delay)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
@@ -134,7 +137,9 @@ class Database:
                 return await once(patience)
             except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly) as problem:
                 delay = pause * (0.5 + self._random.random())
-                require_repeatable(problem, self.target, patience, delay_s=delay)
+                require_repeatable(
+                    problem, self.target, patience, delay_s=delay, has_connected=self._has_connected
+                )
             await asyncio.sleep(delay)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
@@ -196,6 +201,7 @@ class Database:
 
     def _connect(self, patience: Patience, application_name: str) -> WatchedConnection:
         connection = self.target.connect(application_name, hosts=self._hosts, ends_at=patience.ends_at)
+        self._has_connected = True
         if (question := self._left.question(connection)) is not None:
             connection.watch = EndsAt(connection, patience.ends_at)
             try:
@@ -275,6 +281,7 @@ class Database:
         connection = await self.target.aconnect(
             self._application_name, hosts=self._hosts, ends_at=patience.ends_at
         )
+        self._has_connected = True
         if (question := self._left.question(connection)) is not None:
             connection.watch = EndsAt(connection, patience.ends_at)
             try:

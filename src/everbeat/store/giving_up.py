@@ -8,6 +8,7 @@ import psycopg
 
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.store.patience import Patience
+from everbeat.store.refusals import is_refused_login
 from everbeat.store.target import Target, is_repeatable
 
 _FIX: Final = (
@@ -16,10 +17,19 @@ _FIX: Final = (
 
 
 def require_repeatable(
-    problem: psycopg.Error | DatabaseError, target: Target, patience: Patience, *, delay_s: float
+    problem: psycopg.Error | DatabaseError,
+    target: Target,
+    patience: Patience,
+    *,
+    delay_s: float,
+    has_connected: bool,
 ) -> None:
-    """Raise what the call raises, unless the problem is an outage and the patience lasts longer than this delay."""
+    """Raise what the call raises, unless the problem is an outage and the patience lasts longer than this delay.
+
+    A refused login is an outage once these settings have worked: the password is being changed.
+    """
     is_outage = isinstance(problem, DatabaseError) or is_repeatable(problem)
+    is_outage = is_outage and (has_connected or not is_refused_login(problem))
     if is_outage and patience.remaining_s > delay_s:
         return
     if is_outage and patience.reason is not None and not isinstance(problem, DatabaseReadOnly):

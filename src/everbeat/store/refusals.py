@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import psycopg
 
 from everbeat.errors import DatabaseError
+
+_CONNECTION: Final = re.compile(r"connection to server ")
+_REFUSED_LOGIN: Final = re.compile(
+    r"authentication failed|no password supplied|is not permitted to log in|(?:role|database) \".*\" does not exist"
+    r"|no pg_hba\.conf entry|pg_hba\.conf rejects|no such (?:user|database)"
+)
 
 
 def is_refused_data(problem: BaseException) -> bool:
@@ -24,6 +33,15 @@ def is_refused_value(problem: BaseException) -> bool:
     """Whether the data itself was refused, and not by an internal error of the server, which may pass."""
     cause = problem.__cause__ if isinstance(problem, DatabaseError) else None
     return is_refused_data(problem) and not str(getattr(cause, "sqlstate", None) or "").startswith("XX")
+
+
+def is_refused_login(problem: BaseException) -> bool:
+    """Whether each server that was reached refuses the user, the password or the database.
+
+    libpq gives such an error no SQLSTATE. A server that speaks another language than English is not understood.
+    """
+    reached = _CONNECTION.split(str(problem))[1:]
+    return bool(reached) and all(_REFUSED_LOGIN.search(each) for each in reached)
 
 
 def is_timeout(problem: BaseException) -> bool:

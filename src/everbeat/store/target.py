@@ -262,7 +262,7 @@ class Target(Struct, frozen=True):
             case _ if is_repeatable(problem):
                 return DatabaseUnreachable(
                     f"The database at {self.shown!r} cannot be reached: {text}.",
-                    fix="check the URL and that the server runs and accepts this user.",
+                    fix="check the URL and that the server runs and accepts this user and password.",
                 )
             case _:
                 return DatabaseError(f"The database at {self.shown!r} refused: {text}.")
