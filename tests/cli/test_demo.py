@@ -21,7 +21,7 @@ from everbeat.store.embedded import EmbeddedServer
 from tests.cli.conftest import Command
 from tests.cli.outside import processes_of, until
 
-LONGEST_S = 60.0
+LONGEST_S = 90.0
 STARTING_S = 60.0
 
 

@@ -201,8 +201,8 @@ def out_of_time(evidence: Evidence) -> Evidence:
     return replace(evidence, problems=["waited for the last task to end"])
 
 
-def longer_than_a_minute(evidence: Evidence) -> Evidence:
-    return replace(evidence, took_s=61.0)
+def longer_than_a_busy_machine_needs(evidence: Evidence) -> Evidence:
+    return replace(evidence, took_s=181.0)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def longer_than_a_minute(evidence: Evidence) -> Evidence:
         (held_task_forgotten, "one worker process is killed"),
         (somebody_alive_declared_dead, "nobody alive was declared dead"),
         (out_of_time, "it was over within a minute"),
-        (longer_than_a_minute, "it was over within a minute"),
+        (longer_than_a_busy_machine_needs, "it was over within a minute"),
     ],
 )
 def test_tampered_evidence_breaks_a_promise(
