@@ -18,7 +18,7 @@ from everbeat.store.database import Database
 from everbeat.store.statement import Statement, compose, rows
 from everbeat.store.target import Target
 from tests.store.conftest import Hands
-from tests.store.test_remaining_sessions import is_open, session_of, until_busy
+from tests.store.test_remaining_sessions import is_open, must_wait, session_of, until_busy
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_session_of_an_assumed_role_ends_the_idle_backends_that_it_has_left(
         next_one.rollback()
         next_one.autocommit = True
         worked_as = next_one.execute("select current_user").fetchone()
-        next_one.execute(hands.text("worker/left_behind"))
+        must_wait(next_one, hands)
         assert [is_open(each) for each in (first, second)] == [False, False]
         assert next_one.execute("select current_user").fetchone() == worked_as
 

@@ -11,8 +11,10 @@ import psycopg
 from psycopg import Connection, sql
 from psycopg.conninfo import make_conninfo
 
-from everbeat.store import sweeping, workers
+from everbeat.store import migrations, sweeping, workers
+from everbeat.store.session import Session
 from everbeat.store.target import Target
+from tests.conftest import NewServer
 from tests.store.conftest import Hands
 
 
@@ -129,14 +131,42 @@ def test_a_session_waits_while_two_of_its_backends_are_left_and_ends_those_that_
         for number, busy in enumerate((first, second), start=1):
             threads.submit(busy.execute, "select pg_sleep(30)")
             until_busy(hands, "everbeat-s1 %", number)
-        left_behind = hands.text("worker/left_behind")
-        assert next_one.execute(left_behind).fetchone() == (True,)
+        assert must_wait(next_one, hands)
         assert [is_open(each) for each in (idle, other)] == [False, True]
         first.cancel()
         first.close()
         until_busy(hands, "everbeat-s1 %", 1)
-        assert next_one.execute(left_behind).fetchone() == (False,)
+        assert not must_wait(next_one, hands)
         second.cancel()
+
+
+async def test_a_session_connects_again_where_its_role_must_not_end_sessions(
+    new_server: NewServer,
+) -> None:  # J11
+    server = new_server()
+    with psycopg.connect(server.url, autocommit=True) as owner:
+        owner.execute("create role app login; create schema everbeat authorization app")
+        owner.execute("revoke execute on function pg_terminate_backend(int, bigint) from public")
+        target = Target.parse(make_conninfo(server.url, user="app"))
+        with target.connect("everbeat test") as connection:
+            migrations.migrate(connection, target)
+        session = Session(target, "everbeat-s1 worker")
+        first = await session.connection()
+        name = first.info.parameter_status("application_name") or ""
+        with target.connect(name) as idle:
+            owner.execute("select pg_terminate_backend(%s, 5000)", [first.info.backend_pid])
+            assert await session.run(workers.watch_beats(), patience_s=5) == []
+            assert is_open(idle), "this role cannot end it"
+        await session.drop()
+
+
+def must_wait(connection: Connection[Any], hands: Hands) -> bool:
+    """What a new connection of a session does about earlier ones."""
+    row = connection.execute(hands.text("worker/left_behind")).fetchone()
+    assert row is not None
+    if row[1]:
+        connection.execute(hands.text("worker/end_left_behind"), {"pids": row[1]})
+    return bool(row[0])
 
 
 def until_busy(hands: Hands, like: str, count: int) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from itertools import count
 from typing import Any, Final
 
+import psycopg
 from psycopg import AsyncConnection
 
 from everbeat.store.statement import compose
@@ -64,8 +66,12 @@ class Succession:
         if not self._had_others or is_pooled(connection):
             return False
         cursor = await connection.execute(compose("worker/left_behind", schema))
-        row = await cursor.fetchone()
-        return row is not None and bool(row[0])
+        must_wait, idle = await cursor.fetchone() or (False, None)
+        if idle:
+            # Where the function is withheld from the role, the server ends them when it notices that their client is gone.
+            with suppress(psycopg.errors.InsufficientPrivilege):
+                await connection.execute(compose("worker/end_left_behind", schema), {"pids": idle})
+        return bool(must_wait)
 
     def end(self) -> None:
         """Let the next session of this purpose bear the name, and find what this one has left."""
