@@ -19,6 +19,7 @@ import pytest
 
 from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_sender import WorkflowSender
+from everbeat.client.workflow_signature import StartOptions
 from everbeat.domain.graph import Edge, Graph, Hole, Node, TaskSpec
 from tests.stories.stage import FAST, SLACK, Stage
 from tests.workflows.graphs import graph_of
@@ -50,7 +51,7 @@ class Starter:
         self._sender: WorkflowSender = program.app._workflow_sender
 
     def start(self, graph: Graph) -> WorkflowHandle[Any]:
-        return self._sender.start(graph, key=None, connection=None, decode=json.loads)
+        return self._sender.start(graph, StartOptions(), decode=json.loads)
 
 
 def node(name: str, *, pace: float = 0.0, **more: Any) -> Node:

@@ -8,6 +8,7 @@ from typing import Any
 
 from everbeat import App
 from everbeat.client.workflow_handle import WorkflowHandle
+from everbeat.client.workflow_signature import StartOptions
 from everbeat.domain.graph import Edge, Graph, Node
 from tests.store.conftest import Hands
 from tests.store.flows import Flow, task
@@ -20,7 +21,7 @@ def sent(
     key, advanced = more.pop("key", None), more.pop("advanced", True)
     graph = Graph(name=more.pop("name", "order"), nodes=tuple(nodes), edges=tuple(edges), **more)
     sender = app._workflow_sender
-    handle = sender.start(graph, key=key, connection=None, decode=json.loads)
+    handle = sender.start(graph, StartOptions(key=key), decode=json.loads)
     flow = Flow(hands, handle.id)
     if advanced:
         flow.settle_down()
