@@ -33,7 +33,7 @@ class Turns(Generic[T]):
             while not current.done() and (wait_s := left_s()) > 0:
                 futures.wait([current], timeout=wait_s)
             if _is_last(current, left_s):
-                return current.result(timeout=0)
+                return _result_of_another(current)
 
     async def arun(self, attempt: Callable[[], T], left_s: Callable[[], float]) -> T:
         """The twin of `run`. The try has a thread of its own: those of the loop's executor stay free, and no end waits for it."""
@@ -42,13 +42,17 @@ class Turns(Generic[T]):
             waited_for = asyncio.wrap_future(current)
             if is_own:
                 arguments = (current, attempt)
-                threading.Thread(target=self._try, args=arguments, name="everbeat-open", daemon=True).start()
+                trying = threading.Thread(target=self._try, args=arguments, name="everbeat-open", daemon=True)
+                try:
+                    trying.start()
+                except RuntimeError as problem:  # no more threads
+                    self._end(current, problem)
                 return await waited_for
             while not current.done() and (wait_s := left_s()) > 0:
                 await asyncio.wait([waited_for], timeout=wait_s)
             waited_for.cancel()
             if _is_last(current, left_s):
-                return current.result(timeout=0)
+                return _result_of_another(current)
 
     def _take(self) -> tuple[Future[T], bool]:
         with self._lock:
@@ -62,11 +66,21 @@ class Turns(Generic[T]):
         try:
             result = attempt()
         except BaseException as problem:  # noqa: BLE001 - raised by those who wait
-            self._current = None
-            current.set_exception(problem)
+            self._end(current, problem)
         else:
             self._current = None
             current.set_result(result)
+
+    def _end(self, current: Future[T], problem: BaseException) -> None:
+        self._current = None
+        current.set_exception(problem)
+
+
+def _result_of_another(current: Future[T]) -> T:
+    """Raises TimeoutError for a try that has not ended or was interrupted: the interruption was meant for one call."""
+    if current.done() and isinstance(current.exception(), Exception | None):
+        return current.result()
+    raise TimeoutError
 
 
 def _is_last(current: Future[T], left_s: Callable[[], float]) -> bool:
