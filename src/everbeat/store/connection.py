@@ -7,12 +7,12 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
 
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection, BaseConnection, Connection
 
 from everbeat.runtime.fork import close_in_forked_child
 
 
-class OwnConnection(Connection[Any]):
+class _Own(BaseConnection[Any]):
     """A connection of everbeat's own. A child that user code forks would otherwise keep its session alive."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -24,16 +24,12 @@ class OwnConnection(Connection[Any]):
         return _watched(super()._connect_gen(*arguments, **named))
 
 
-class OwnAsyncConnection(AsyncConnection[Any]):
-    """The same for event loops."""
+class OwnConnection(_Own, Connection[Any]):
+    """One for threads."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        close_in_forked_child(self)
 
-    @classmethod
-    def _connect_gen(cls, *arguments: Any, **named: Any) -> Any:
-        return _watched(super()._connect_gen(*arguments, **named))
+class OwnAsyncConnection(_Own, AsyncConnection[Any]):
+    """One for event loops."""
 
 
 class _Attempt:

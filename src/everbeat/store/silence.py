@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import psycopg
 from msgspec import Struct
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection, BaseConnection, Connection
 from psycopg.waiting import READY_R
 
 from everbeat.runtime.shutting_down import shut_down
@@ -63,8 +63,8 @@ def limited(limit: Limit | None) -> Iterator[None]:
         _LIMIT.reset(token)
 
 
-class WatchedConnection(OwnConnection):
-    """A connection that asks `watch` at every tenth of a second without data. `server_pid` is the pid that the server itself told."""
+class _Watched(BaseConnection[Any]):
+    """A connection with a watch. `server_pid` is the pid that the server itself told."""
 
     watch: Watch | None = None
     host: Host | None = None
@@ -73,6 +73,10 @@ class WatchedConnection(OwnConnection):
     @classmethod
     def _connect_gen(cls, *arguments: Any, **named: Any) -> Any:
         return _in_time(super()._connect_gen(*arguments, **named))
+
+
+class WatchedConnection(_Watched, OwnConnection):
+    """A connection that asks `watch` at every tenth of a second without data."""
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait as psycopg does, and watch."""
@@ -85,16 +89,8 @@ class WatchedConnection(OwnConnection):
             self.watch.end()
 
 
-class WatchedAsyncConnection(OwnAsyncConnection):
+class WatchedAsyncConnection(_Watched, OwnAsyncConnection):
     """The twin of `WatchedConnection` for event loops; its watch sets timers of its own."""
-
-    watch: Watch | None = None
-    host: Host | None = None
-    server_pid = 0
-
-    @classmethod
-    def _connect_gen(cls, *arguments: Any, **named: Any) -> Any:
-        return _in_time(super()._connect_gen(*arguments, **named))
 
     async def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait as psycopg does, and watch."""
