@@ -5,7 +5,7 @@ The columns come from the catalogue of PostgreSQL. Each copy differs from its te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 import psycopg
@@ -54,6 +54,22 @@ _CATALOGUE: Final = """
     order by a.attnum
 """
 
+_REFUSALS: Final = """
+    with columns as (
+        select c.oid, c.relname, a.attnum, a.attname, a.attidentity
+        from pg_class c join pg_attribute a on a.attrelid = c.oid
+        where c.relnamespace = {schema}::regnamespace and c.relkind = 'r' and a.attnum > 0 and not a.attisdropped
+    )
+    select c.relname, c.attname, '428C9' from columns c where c.attidentity <> ''
+    union
+    select c.relname, c.attname, case k.contype when 'c' then '23514' when 'f' then '23503' end
+    from columns c join pg_constraint k on k.conrelid = c.oid and c.attnum = any(k.conkey) where k.contype in ('c', 'f')
+    union
+    select c.relname, c.attname, '23505' from columns c join pg_index i on i.indrelid = c.oid and c.attnum = any(i.indkey) where i.indisunique
+    union
+    select c.relname, c.attname, '54000' from columns c join pg_index i on i.indrelid = c.oid and c.attnum = any(i.indkey)
+"""
+"""The SQLSTATEs with which PostgreSQL can refuse a value of a column, by its constraints and indexes."""
 
 _ALWAYS_BROKEN: Final = {
     "smallint", "integer", "bigint", "timestamp with time zone", "real", "double precision",
@@ -100,6 +116,23 @@ class HostileRow(Struct, frozen=True):
         )
 
 
+class Refused(Struct, frozen=True):
+    """A value that PostgreSQL did not store, and the SQLSTATE of its answer."""
+
+    table: str
+    column: str
+    value: str
+    kind: str
+    sqlstate: str | None
+
+    def is_expected(self, expected: Set[tuple[str, str, str]]) -> bool:
+        """Whether a constraint or an index of the column explains the refusal: only a long text is too long for an index."""
+        is_text = self.kind in ("text", "text[]")
+        if self.sqlstate == "54000" and not (is_text and "repeat(" in self.value):
+            return False
+        return (self.table, self.column, self.sqlstate or "") in expected
+
+
 def columns(connection: Connection[Any], schema: str, table: str) -> list[Column]:
     name = sql.Identifier(schema, table).as_string(connection)
     question = sql.SQL(_CATALOGUE).format(table=sql.Literal(name))
@@ -111,6 +144,12 @@ def tables(connection: Connection[Any], schema: str) -> set[str]:
     return {row[0] for row in connection.execute(question, [f'"{schema}"'])}
 
 
+def refusals(connection: Connection[Any], schema: str) -> set[tuple[str, str, str]]:
+    """Return (table, column, SQLSTATE) for every refusal that the constraints and indexes of the schema explain."""
+    question = sql.SQL(_REFUSALS).format(schema=sql.Literal(f'"{schema}"'))
+    return {(row[0], row[1], row[2]) for row in connection.execute(question)}
+
+
 def copies(
     connection: Connection[Any],
     schema: str,
@@ -119,7 +158,7 @@ def copies(
     *,
     keys: Mapping[str, str],
     share: tuple[int, int] = (0, 1),
-) -> tuple[list[HostileRow], list[str]]:
+) -> tuple[list[HostileRow], list[Refused]]:
     """Stores one copy of the template row for each value of each column; answers them, and what PostgreSQL refused.
 
     `template`: a condition that a row meets. `share`: (n, of), of the long lists of texts and documents only every n-th.
@@ -132,7 +171,7 @@ def copies(
     usual = connection.execute(one).fetchone()
     assert usual is not None, f"no row of {table} is like {template}"
     made: list[HostileRow] = []
-    refused: list[str] = []
+    refused: list[Refused] = []
     for column in found:
         for number, value in enumerate(column.values):
             if column.kind in ("json", "text") and (number + column.place) % share[1] != share[0]:
@@ -163,7 +202,7 @@ def copies(
                 psycopg.OperationalError,
                 psycopg.errors.GeneratedAlways,
             ) as problem:
-                refused.append(f"{table}.{column.name} = {value[:60]}: {problem.sqlstate}")
+                refused.append(Refused(table, column.name, value, column.kind, problem.sqlstate))
                 continue
             made.append(HostileRow(table, moved[0], column.name, value, column.kind))
     return made, refused

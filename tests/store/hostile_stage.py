@@ -23,7 +23,7 @@ from tests.services.conftest import Onlooker
 from tests.services.pruning import a_pruner
 from tests.store.conftest import Hands
 from tests.store.flows import Flow, after, task
-from tests.store.hostile import HostileRow, copies
+from tests.store.hostile import HostileRow, Refused, copies
 
 AGAIN: Final = StoredPolicy(on_crash="retry").to_json()
 FAST: Final = {
@@ -52,7 +52,7 @@ class Stage:
     ended: list[UUID] = field(default_factory=list)
     late: list[UUID] = field(default_factory=list)
     planted: list[HostileRow] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
 
     def populate(self) -> None:
         """The usual rows: a live tree `s1`, a silent one `dead`, tasks in every state, two workflows, records of every kind."""
@@ -77,9 +77,7 @@ class Stage:
         self.flow.settle_down()
         self.other = Flow.start(self.hands, [task("a"), task("b")], after(1, 0))
         self.waiting = [self.hands.send() for _ in range(4)]
-        self.late = [
-            self.hands.send(good_until=datetime.now(UTC) + timedelta(seconds=0.05)) for _ in range(2)
-        ]
+        self.late = [self.hands.send(good_until=datetime.now(UTC) - timedelta(seconds=1)) for _ in range(2)]
 
     def _records(self, task_id: UUID) -> None:
         for text in (
@@ -159,9 +157,13 @@ class Stage:
 
     def steps(self) -> list[Step]:
         """In the order in which they are tried."""
+        return [self.names, *self.work(), self.lists, self.doctor]
+
+    def work(self) -> list[Step]:
+        """The steps that claim, settle, recover and advance, without the commands."""
         return [
-            self.names, self.claims, self.starts, self.settles, self.beats, self.reaps, self.sessions, self.expires,
-            self.sweeps, self.workflows, self.reconciles, self.prunes, self.lists, self.doctor,
+            self.claims, self.starts, self.settles, self.beats, self.reaps, self.sessions, self.expires, self.sweeps,
+            self.workflows, self.reconciles, self.prunes,
         ]  # fmt: skip
 
     async def claims(self) -> None:
@@ -172,7 +174,10 @@ class Stage:
                 break
             taken |= {each.id for each in some}
             self.claimed += some
-        assert set(self.waiting) <= taken, "a neighbour was not claimed"
+        left = [one for one in self.waiting if one not in taken]
+        assert not left, (
+            f"claims passed over the neighbours {self.described(left)}; stored beside them: {self.stored('tasks')}"
+        )
 
     async def starts(self) -> None:
         for first in range(0, len(self.claimed), 100):
@@ -180,7 +185,10 @@ class Stage:
             verdicts = self.hands.start(*some)
             neighbours = {*self.waiting, *(each.id for each in self.claimed[:4])}
             for each, verdict in zip(some, verdicts, strict=True):
-                assert verdict == "started" or each.id not in neighbours
+                assert verdict == "started" or each.id not in neighbours, (
+                    f"the start of the neighbour {self.described([each.id])} answered {verdict!r}; in its batch: "
+                    + self.stored("tasks")
+                )
         self.running += self.claimed
 
     async def settles(self) -> None:
@@ -202,15 +210,21 @@ class Stage:
             self.hands.run(leases.complete(completed, channel=self.hands.target.channel))
             verdicts = self.hands.run(leases.settle(settled, channel=self.hands.target.channel))
             for each in settled:
-                assert verdicts[each.claim_id] != "lost" or each.id not in neighbours
+                assert verdicts[each.claim_id] != "lost" or each.id not in neighbours, (
+                    f"the settle of the neighbour {self.described([each.id])} as {each.outcome} answered 'lost'; in its batch: "
+                    + self.stored("tasks")
+                )
 
     async def beats(self) -> None:
         for supervisor in ("me", "s1"):
-            assert (
-                self.hands.run(workers.beat(supervisor, [], draining=False, worker_ids=["w1"])).seq
-                is not None
+            beaten = self.hands.run(workers.beat(supervisor, [], draining=False, worker_ids=["w1"]))
+            assert beaten.seq is not None, (
+                f"the beat of {supervisor} changed no row; {self.stored('supervisors', 'workers')}"
             )
-        assert {"me", "s1", "dead"} <= {each.supervisor_id for each in self.hands.run(workers.watch_beats())}
+        missing = {"me", "s1", "dead"} - {
+            each.supervisor_id for each in self.hands.run(workers.watch_beats())
+        }
+        assert not missing, f"no beat is seen of {missing}; {self.stored('supervisors', 'beats')}"
         self.hands.run(tasks_next_due())
 
     async def reaps(self) -> None:
@@ -220,9 +234,12 @@ class Stage:
             self.onlooker.beat("me", "s1")
             self._copies_beat()
             await reaper.tick()
-            if all(self.hands.row(each.id, "state") != "RUNNING" for each in self.orphaned):
+            left = [each.id for each in self.orphaned if self.hands.row(each.id, "state") == "RUNNING"]
+            if not left:
                 return
-        raise AssertionError("the neighbours of the dead were not recovered")
+        raise AssertionError(
+            f"60 passes of the reaper did not recover the neighbours {self.described(left)}; {self.stored()}"
+        )
 
     def _copies_beat(self) -> None:
         # As silent ones they would be a mass silence, in which the reaper waits.
@@ -244,7 +261,10 @@ class Stage:
             observer=self.onlooker,
         )
         await expirer.tick()
-        assert {self.hands.row(one, "state") for one in self.late} == {"EXPIRED"}
+        left = [one for one in self.late if self.hands.row(one, "state") != "EXPIRED"]
+        assert not left, (
+            f"the expirer left the late neighbours {self.described(left)}; {self.stored('tasks')}"
+        )
 
     async def sweeps(self) -> None:
         await self.app.asweep_stale_workers(dry_run=True)
@@ -260,7 +280,10 @@ class Stage:
             self.flow.end(claimed, lambda name: name)
             if self.flow.state == self.other.state == "COMPLETED":
                 return
-        raise AssertionError(f"a neighbour stays {self.flow.state}, {self.other.state}")
+        raise AssertionError(
+            f"100 rounds left the neighbours: workflow {self.flow.id} {self.flow.state} {self.flow.nodes()}, "
+            f"workflow {self.other.id} {self.other.state} {self.other.nodes()}; {self.stored()}"
+        )
 
     async def reconciles(self) -> None:
         reconciler = Reconciler(
@@ -285,18 +308,50 @@ class Stage:
             for more in ((), ("--json",)):
                 answer = self.everbeat(*words, *more)
                 if answer.code != 0 or neighbour not in answer.out:
-                    broken.append(f"{' '.join(words)}: {answer.err[-500:]}")
-        assert not broken, "\n".join(broken)
+                    fault = (
+                        "did not show"
+                        if answer.code == 0
+                        else f"exited with {answer.code} instead of showing"
+                    )
+                    broken.append(f"`{' '.join(words + more)}` {fault} {neighbour!r}: {answer.err[-500:]}")
+        assert not broken, "\n".join([*broken, self.stored()])
 
     async def names(self) -> None:
         """The examination finds each value that cannot be used."""
         found = Counter((row.table, row.column) for row in self.hands.run(diagnosis.bad_rows(most=100_000)))
         planted = Counter((row.table, row.column) for row in self.planted if row.is_broken)
-        assert not planted - found, f"not named: {dict(planted - found)}"
+        unnamed = planted - found
+        values = [
+            f"{row.table}.{row.column} = {row.value[:60]}"
+            for row in self.planted
+            if (row.table, row.column) in unnamed and row.is_broken
+        ]
+        assert not unnamed, f"bad_rows does not name all of: {', '.join(values)}"
 
     async def doctor(self) -> None:
         found = self.everbeat("doctor", "--json").document["checks"]
-        assert not [each for each in found if "could not be looked at" in each["text"]]
+        failed = [
+            f"{each['code']}: {each['text']}" for each in found if "could not be looked at" in each["text"]
+        ]
+        assert not failed, "\n".join([*failed, self.stored()])
+
+    def described(self, ids: Iterable[UUID]) -> str:
+        """Each task's id, state and times, for a message."""
+        said = (
+            f"{one} {self.hands.row(one, 'state, claimed_by_worker_id, enqueued_at, good_until')}"
+            for one in ids
+        )
+        return "; ".join(said)
+
+    def stored(self, *tables: str) -> str:
+        """The hostile values by table and column, for a message: of these tables, or of all."""
+        chosen = [row for row in self.planted if not tables or row.table in tables] or self.planted
+        by_column: dict[str, list[str]] = {}
+        for row in chosen:
+            by_column.setdefault(f"{row.table}.{row.column}", []).append(row.value[:60])
+        return "hostile values: " + "; ".join(
+            f"{column} = {' | '.join(dict.fromkeys(values))}" for column, values in by_column.items()
+        )
 
 
 def tasks_next_due() -> Any:
