@@ -34,7 +34,7 @@ QUICK = {
     "frozen trees": (FROZEN, 16_000),
     "dead trees and late settles": (DELAYED, 5_000),
     "failovers that lose a commit": (FAILOVERS, 600),
-    "frozen and dead trees": (DEATHS, 36_000),
+    "frozen and dead trees": (DEATHS, 33_000),
     "outages": (OUTAGES, 15_000),
     "two tasks in a worker that dies": (SIBLINGS, 16_000),
     "a task that kills its process": (POISON, 170),

@@ -32,8 +32,8 @@ HOLDS = {"id", "claim_id", "state"}
 QUOTES = "'"
 ONE_ROW = {"relay", "turns"}
 """Their rows are not copied: there is one for each purpose."""
-CLOSED = {"23514", "428C9"}
-"""Refusals that can hold for each value of a column: a check of its words, or an identity."""
+CLOSED = {"23503", "23514", "428C9"}
+"""Refusals that can hold for each value of a column: a foreign key, a check of its words, or an identity."""
 READ = (
     "attempts", "beats", "edges", "message_outbox", "nodes", "outbox", "pauses", "recoveries", "signals", "steps", "supervisors", "tasks",
     "worker_states", "workers", "workflows",
