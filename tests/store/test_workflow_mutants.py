@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.services import test_broken_workflows as broken
 from tests.store import test_advance as advance
 from tests.store import test_begun_nodes as begun
 from tests.store import test_workflow_control as control
@@ -151,6 +152,10 @@ MUTANTS = [
     Mutant(
         "a retry that pays once more", "workflow/enqueue", "where m.iteration > 1", "where false",
         begun.test_a_retry_of_a_workflow_does_no_recorded_step_again,
+    ),
+    Mutant(
+        "a map whose last member has no number", "workflow/resolve", "n.first_member::bigint + n.members", "n.first_member + n.members",
+        broken.test_a_map_whose_members_have_no_last_number_takes_its_step,
     ),
     *stuck(),
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from everbeat import assembly
 from everbeat.app import App
@@ -20,7 +21,7 @@ from everbeat.domain.locks import judge_locks
 from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
 from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled
 from everbeat.runtime.clock import SystemClock
-from everbeat.store import diagnosis, explanation, inspect, messages, migrations, pauses
+from everbeat.store import diagnosis, explanation, inspect, messages, migrations, pauses, workflow_control
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target, is_pooled, is_read_only
@@ -30,6 +31,9 @@ _HEAR_WITHIN_S: Final = 3.0
 _MOST_SNAPSHOTS: Final = 10_000
 _MOST_WORKERS: Final = 100_000
 _MOST_BAD_ROWS: Final = 100
+_MOST_WORKFLOWS: Final = 10_000
+_STUCK_MS: Final = 60_000
+"""Longer than the pauses of advancers and reconcilers, which repeat a step that failed."""
 _OF_THE_LIVING: Final = frozenset(
     {
         CheckCode.LISTEN,
@@ -141,23 +145,32 @@ class Examination:
         yield CheckCode.QUEUES, asked(unserved, work_checks.judge_queues)
         yield CheckCode.PAUSES, asked(pauses.pauses(), work_checks.judge_pauses)
         yield CheckCode.SUSPECTS, asked(diagnosis.suspects(), work_checks.judge_suspects)
-        yield (
-            CheckCode.RETENTION,
-            asked(
-                diagnosis.oldest_records(),
-                lambda oldest: work_checks.judge_retention(
-                    oldest,
-                    terminal_hours=config.terminal_record_retention_hours,
-                    beat_hours=config.heartbeat_retention_hours,
-                    state_hours=config.worker_state_retention_hours,
-                ),
-            ),
-        )
+        yield from self._rows(database)
 
-        yield (
-            CheckCode.BAD_ROWS,
-            asked(diagnosis.bad_rows(most=_MOST_BAD_ROWS), work_checks.judge_bad_rows),
-        )
+    def _rows(self, database: Database) -> Iterator[tuple[CheckCode, Callable[[], Check]]]:
+        config = self._app.recovery
+
+        def kept() -> Check:
+            return work_checks.judge_retention(
+                database.run(diagnosis.oldest_records()),
+                terminal_hours=config.terminal_record_retention_hours,
+                beat_hours=config.heartbeat_retention_hours,
+                state_hours=config.worker_state_retention_hours,
+            )
+
+        def stuck() -> Check:
+            page = database.run(
+                workflow_control.stuck(after=UUID(int=0), limit=_MOST_WORKFLOWS, grace_ms=_STUCK_MS)
+            )
+            return work_checks.judge_stuck({each.workflow_id for each in page.found})
+
+        def bad() -> Check:
+            found = database.run(diagnosis.bad_rows(most=_MOST_BAD_ROWS))
+            return work_checks.judge_bad_rows(found)
+
+        yield CheckCode.RETENTION, kept
+        yield CheckCode.STUCK, stuck
+        yield CheckCode.BAD_ROWS, bad
 
     def _clock(self, database: Database) -> Check:
         clock = SystemClock()

@@ -220,9 +220,14 @@ def reconcile(
     show_table(
         ("WORKFLOW", "NAME", "NODE", "STUCK AT", "TASK"), map(_stuck, found), empty="Nothing is stuck."
     )
-    number = amount(len(found), "thing")
+    problems = {each.workflow_id: each.problem for each in found if each.problem is not None}
+    number = amount(sum(each.problem is None for each in found), "thing")
     if found:
         say(f"Dry run: {number} would be put right." if dry_run else f"{number} put right.")
+    for workflow_id, problem in problems.items():
+        say(
+            f"{workflow_id} cannot go on: {problem}. Correct its rows with SQL, or cancel it: everbeat workflows cancel {workflow_id}."
+        )
 
 
 def _stuck(found: StuckWorkflow) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ What lives here: these questions as plans. What may not: waiting (`control`), ty
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import UUID, uuid4
@@ -16,7 +17,14 @@ from everbeat.domain.failure import error_from_json
 from everbeat.domain.outcome import TaskError
 from everbeat.domain.settings import refused
 from everbeat.domain.workflow_info import NodeInfo, NodeState, StuckWorkflow, WorkflowInfo, WorkflowState
-from everbeat.errors import UnknownName, WorkflowNotFound, WorkflowNotRetryable
+from everbeat.errors import (
+    DatabaseError,
+    DatabaseReadOnly,
+    DatabaseUnreachable,
+    UnknownName,
+    WorkflowNotFound,
+    WorkflowNotRetryable,
+)
 from everbeat.store import workflow_control as store
 from everbeat.store.advance import step
 from everbeat.store.plan import Plan, ask, together
@@ -27,6 +35,11 @@ from everbeat.store.workflow_control import EdgeRow, NodeRow, StuckNode, Workflo
 _MOST_STEPS: Final = 20
 """What a command means for nodes and tasks is done here and now, if no worker is faster; no more than this of what others left."""
 _PAGE: Final = 10_000
+_LONGEST_PROBLEM: Final = 500
+_OUTAGES: Final = (DatabaseUnreachable, DatabaseReadOnly)
+_BROKEN: Final = (DatabaseError, msgspec.MsgspecError, LookupError, ValueError, RecursionError)
+"""What a step raises where a row holds a value that everbeat never writes."""
+_log = logging.getLogger("everbeat.client")
 
 
 def to_workflow_id(value: object) -> UUID:
@@ -133,14 +146,18 @@ def stuck(workflow_id: UUID, *, grace_ms: int = GRACE_MS) -> Plan[list[StuckWork
 def recover_stuck(
     *, channel: str, dry_run: bool, only: UUID | None = None, grace_ms: int = GRACE_MS
 ) -> Plan[list[StuckWorkflow]]:
-    """Finds what should have happened in live workflows and has not, and does it."""
+    """Finds what should have happened in live workflows and has not, and does it. A workflow that cannot go on stops no other one."""
     found = yield from find_stuck(grace_ms=grace_ms, only=only)
-    if found and not dry_run:
-        ids = sorted({each.workflow_id for each in found})
-        for one in ids:
+    problems: dict[UUID, str] = {}
+    for one in () if dry_run else sorted({each.workflow_id for each in found}):
+        try:
             yield from together(lambda one=one: move_on([one], channel=channel))  # type: ignore[misc]
-            yield from _advanced(one, channel)
-    return [_stuck(each) for each in found]
+            yield from _steps(one, channel)
+        except _OUTAGES:
+            raise
+        except _BROKEN as problem:
+            problems[one] = str(problem)[:_LONGEST_PROBLEM]
+    return [_stuck(each, problem=problems.get(each.workflow_id)) for each in found]
 
 
 def _ordered(statement: Statement[str | None], workflow_id: UUID, channel: str) -> Plan[WorkflowState]:
@@ -152,7 +169,16 @@ def _ordered(statement: Statement[str | None], workflow_id: UUID, channel: str) 
 
 
 def _advanced(workflow_id: UUID, channel: str) -> Plan[None]:
-    # What others wait for is no business of this call, and what keeps them from going on is none of its errors.
+    # The order is stored. A step that fails is not an error of this call: workers repeat it, and `everbeat doctor` names the workflow.
+    try:
+        yield from _steps(workflow_id, channel)
+    except _OUTAGES:
+        raise
+    except _BROKEN as problem:
+        _log.error("workflow_cannot_go_on workflow=%s error=%r", workflow_id, str(problem)[:_LONGEST_PROBLEM])
+
+
+def _steps(workflow_id: UUID, channel: str) -> Plan[None]:
     for _ in range(_MOST_STEPS):
         done = yield from together(lambda: step(channel=channel, only=workflow_id))
         if not done.workflows:
@@ -174,12 +200,13 @@ def _nodes(rows: Sequence[NodeRow], edges: Sequence[EdgeRow]) -> list[NodeInfo]:
     conditions = _conditions(rows, edges, names)
     for edge in edges:
         needed = needs.setdefault(edge.child, [])
-        if names[edge.parent] not in needed:
-            needed.append(names[edge.parent])
+        # A row that somebody changed with SQL can refer to a number that no node has.
+        if (parent := names.get(edge.parent)) is not None and parent not in needed:
+            needed.append(parent)
     return [
         NodeInfo(
             name=row.name, kind=row.kind, state=_state(row), task=row.task or row.child_name, task_id=row.task_id,
-            needs=tuple(needs.get(row.number, ())), member_of=None if row.member_of is None else names[row.member_of],
+            needs=tuple(needs.get(row.number, ())), member_of=None if row.member_of is None else names.get(row.member_of),
             quorum=row.quorum, conditions=conditions.get(row.number, ()), attempt=row.attempt, enqueued_at=row.enqueued_at, started_at=row.started_at,
             ended_at=row.ended_at, error=_error(row.error),
             waits_for=row.waits_for if row.wake_at is not None else None, wake_at=row.wake_at,
@@ -195,14 +222,19 @@ def _conditions(
     found: dict[int, list[str]] = {}
     for edge in edges:
         if edge.joins:
-            joined.setdefault(edge.child, []).append(names[edge.parent])
+            joined.setdefault(edge.child, []).append(_named(names, edge.parent))
         if edge.expects is not None:
-            said = ".".join((names[edge.parent], *edge.path))
+            said = ".".join((_named(names, edge.parent), *edge.path))
             found.setdefault(edge.child, []).append(f"{'if' if edge.expects else 'unless'} {said}")
     for row in rows:
         if row.quorum is not None and (parents := joined.get(row.number)):
             found.setdefault(row.number, []).insert(0, f"{row.quorum} of {named(parents)}")
     return {number: tuple(said) for number, said in found.items()}
+
+
+def _named(names: Mapping[int, str], number: int) -> str:
+    """The name of a node; its number where no node has it."""
+    return names.get(number, f"#{number}")
 
 
 def _state(row: NodeRow) -> NodeState:
@@ -215,11 +247,12 @@ def _error(text: str | None) -> TaskError | None:
     return None if text is None else error_from_json(text)
 
 
-def _stuck(found: StuckNode) -> StuckWorkflow:
+def _stuck(found: StuckNode, *, problem: str | None = None) -> StuckWorkflow:
     return StuckWorkflow(
         workflow_id=found.workflow_id,
         workflow=found.workflow,
         node=found.node,
         task_id=found.task_id,
         what=found.what,
+        problem=problem,
     )

@@ -43,6 +43,7 @@ class CheckCode(StrEnum):
     PAUSES = "PAUSES"
     SUSPECTS = "SUSPECTS"
     RETENTION = "RETENTION"
+    STUCK = "STUCK"
     BAD_ROWS = "BAD_ROWS"
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
+from uuid import UUID
 
 from everbeat.domain.diagnosis import (
     BadRow,
@@ -67,6 +68,16 @@ def judge_bad_rows(found: Sequence[BadRow]) -> Check:
     text = f"{counted(len(found), 'value')} cannot be used, and everbeat passes over the rows as far as it must: {named}"
     fix = "correct the columns with SQL, or delete the rows."
     return Check(CheckCode.BAD_ROWS, Verdict.WARN, text, fix)
+
+
+def judge_stuck(workflows: Collection[UUID]) -> Check:
+    """Whether workflows cannot go on: for a minute, no worker and no reconciler could take their next step."""
+    if not workflows:
+        return Check(CheckCode.STUCK, Verdict.OK, "every workflow goes on")
+    named = some(sorted(map(str, workflows)))
+    text = f"{counted(len(workflows), 'workflow')} cannot go on for a minute or more: {named}"
+    fix = "ask for the reason: everbeat workflows reconcile; correct their rows with SQL, or cancel them: everbeat workflows cancel ID."
+    return Check(CheckCode.STUCK, Verdict.WARN, text, fix)
 
 
 def _value(value: str | None) -> str:

@@ -124,6 +124,7 @@ class StuckWorkflow(Struct, frozen=True, kw_only=True):
 
     `what`: `TASK_ENDED` or `CHILD_ENDED` or `MEMBERS_ENDED` (what the node stands for had ended, the node had not), `NOT_RESOLVED` (all
     it waits for had ended), `NOT_ENQUEUED` (it was ready), `NOT_FINISHED` (no node was left to wait for; `node` is None).
+    `problem`: why the workflow cannot take its next step, as the database or the decoder said; None where it took it.
     """
 
     workflow_id: UUID
@@ -131,3 +132,4 @@ class StuckWorkflow(Struct, frozen=True, kw_only=True):
     node: str | None
     task_id: UUID | None
     what: str
+    problem: str | None = None

@@ -72,6 +72,8 @@ class Reconciler:
         self._observer = observer
         self._events = events
         self._grace_ms = grace_ms
+        self._found_before: set[StuckNode] = set()
+        self._broken_before: set[UUID] = set()
 
     async def tick(self) -> float | None:
         """One pass."""
@@ -81,18 +83,24 @@ class Reconciler:
         if not await self._statements.run(turn, patience_s=_ONE_TRY):
             return None
         await self._statements.run(forget(limit=_BATCH), patience_s=_ONE_TRY)
+        found_now: set[StuckNode] = set()
+        broken_now: set[UUID] = set()
         after: UUID | None = _FIRST
         while after is not None:
             page = await self._statements.run(
                 stuck(after=after, limit=PAGE, grace_ms=self._grace_ms), patience_s=_ONE_TRY
             )
             if page.found:
-                await self._move_on(page.found)
+                broken_now |= await self._move_on(page.found)
+                found_now.update(page.found)
             after = page.next_after
+        self._found_before, self._broken_before = found_now, broken_now
         return None
 
-    async def _move_on(self, found: Sequence[StuckNode]) -> None:
+    async def _move_on(self, found: Sequence[StuckNode]) -> set[UUID]:
+        """Return the workflows that cannot go on. What the last pass found as well was not put right by it and is not told again."""
         ids = sorted({each.workflow_id for each in found})
+        broken: set[UUID] = set()
         for first in range(0, len(ids), _AT_ONCE):
             some = ids[first : first + _AT_ONCE]
             try:
@@ -100,22 +108,30 @@ class Reconciler:
             except (DatabaseUnreachable, DatabaseReadOnly):
                 raise
             except Exception:  # noqa: BLE001 - one that cannot take its step must not keep all others from theirs
-                await self._one_by_one(some)
+                broken |= await self._one_by_one(some)
         for each in found:
+            if each.workflow_id in broken or each in self._found_before:
+                continue
             self._events.emit(
                 WorkflowUnstuck(
                     workflow_id=each.workflow_id, workflow=each.workflow, node=each.node, what=each.what
                 )
             )
+        return broken
 
-    async def _one_by_one(self, ids: Sequence[UUID]) -> None:
+    async def _one_by_one(self, ids: Sequence[UUID]) -> set[UUID]:
+        """Return those that cannot go on. Each is logged once for as long as it cannot."""
+        broken: set[UUID] = set()
         for one in ids:
             try:
                 await self._statements.transact(partial(self._moved_on, [one]), patience_s=_ONE_TRY)
             except (DatabaseUnreachable, DatabaseReadOnly):
                 raise
             except Exception as problem:  # noqa: BLE001 - as above
-                _log.error("workflow_cannot_go_on workflow=%s error=%r", one, str(problem)[:500])
+                broken.add(one)
+                if one not in self._broken_before:
+                    _log.error("workflow_cannot_go_on workflow=%s error=%r", one, str(problem)[:500])
+        return broken
 
     async def _moved_on(self, ids: Sequence[UUID], run: Run) -> None:
         await aperform(move_on(ids, channel=self._channel), run)

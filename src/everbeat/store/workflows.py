@@ -6,6 +6,7 @@ What lives here: the statements. What may not: their order, and what is decided 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -15,6 +16,9 @@ from everbeat.domain.graph import Graph, Node, TaskSpec, encode
 from everbeat.domain.verdict import Ended, Verdict
 from everbeat.store.literals import booleans, integers, json_array, uuids
 from everbeat.store.statement import Row, Statement, nothing
+
+_NO_NODE: Final = -1
+"""Nodes are numbered from 0."""
 
 Place = tuple[UUID, int]
 """A node: the id of its workflow, and its number there."""
@@ -266,10 +270,15 @@ def finish(verdicts: Sequence[Verdict], *, channel: str) -> Statement[None]:
 
 
 def _ended(row: Row) -> Ended:
-    success = () if row[3] is None else msgspec.json.decode(row[3], type=tuple[tuple[int, ...], ...])
+    short = row[11] or ()
+    try:
+        success = () if row[3] is None else msgspec.json.decode(row[3], type=tuple[tuple[int, ...], ...])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        # A policy that cannot be read is not met: the workflow ends FAILED instead of never.
+        success, short = ((_NO_NODE,),), (*short, _NO_NODE)
     return Ended(
         workflow_id=row[0], state=row[1], on_error=row[2], success=success, output=row[4], output_state=row[5],
-        output_result=row[6], output_is_map=bool(row[7]), bad_name=row[8], bad_state=row[9], bad_error=row[10], short=row[11] or (),
+        output_result=row[6], output_is_map=bool(row[7]), bad_name=row[8], bad_state=row[9], bad_error=row[10], short=short,
         output_name=row[12], output_error=row[13],
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ with map as (
         m.priority, m.options, a.args
     from map m cross join json_array_elements(%(args)s::text::json) with ordinality as a (args, place)
 ), counted as (
-    update {schema}.workflows w set node_count = m.first_member + m.members from map m where w.id = m.workflow_id
+    update {schema}.workflows w set node_count = least(m.first_member::bigint + m.members, 2147483647)::integer from map m where w.id = m.workflow_id
 ), happened as (
     insert into {schema}.outbox (workflow_id, node)
     select m.workflow_id, -1 from map m where m.members > 0

@@ -2,7 +2,7 @@
 -- but this one and what is within it.
 with recursive tree (id) as (
     select %(only)s::uuid where %(only)s::uuid is not null
-    union all
+    union
     select c.id from tree t join {schema}.workflows c on c.parent_id = t.id
 )
 select w.id, w.state, w.on_error

@@ -73,7 +73,7 @@ with candidate as materialized (
         left join lateral (
             select m.name, m.state, m.task_id
             from {schema}.nodes n
-            join {schema}.nodes m on m.workflow_id = n.workflow_id and m.number >= n.first_member and m.number < n.first_member + n.members
+            join {schema}.nodes m on m.workflow_id = n.workflow_id and m.number >= n.first_member and m.number < n.first_member::bigint + n.members
             where n.workflow_id = c.workflow_id and n.number = c.number and m.state <> 'COMPLETED'
             order by m.state = 'SKIPPED', m.number limit 1
         ) bad on true

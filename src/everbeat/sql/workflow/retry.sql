@@ -14,7 +14,7 @@ with recursive root as (
     returning w.id
 ), tree as (
     select r.id from root r
-    union all
+    union
     select c.id
     from tree t
     join {schema}.nodes n on n.workflow_id = t.id and n.kind = 'workflow' and n.state in ('FAILED', 'CANCELLED')

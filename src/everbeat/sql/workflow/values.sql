@@ -10,7 +10,7 @@ with asked as materialized (
     select m.*, a.number, m.number - n.first_member
     from asked a
     join {schema}.nodes n on n.workflow_id = a.workflow_id and n.number = a.number and n.kind = 'map'
-    join {schema}.nodes m on m.workflow_id = n.workflow_id and m.number >= n.first_member and m.number < n.first_member + n.members
+    join {schema}.nodes m on m.workflow_id = n.workflow_id and m.number >= n.first_member and m.number < n.first_member::bigint + n.members
 )
 select
     n.workflow_id, n.of, n.place, n.state, coalesce(t.result, w.result)::text as result,
