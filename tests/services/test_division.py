@@ -1,47 +1,123 @@
-"""A batch of recoveries that PostgreSQL refuses: which refusals end a task, which are tried again, and what becomes of the others."""
+"""A batch of recoveries that PostgreSQL refuses: which refusals end a task, which are left, and what becomes of the others."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from types import SimpleNamespace
-from typing import cast
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from uuid import UUID
 
-import psycopg
 import pytest
 
 from everbeat.domain.policy import StoredPolicy
 from everbeat.errors import DatabaseError
-from everbeat.services.division import recovered_divided
+from everbeat.runtime.exit_report import ExitReport
+from everbeat.services.division import Division
+from everbeat.store import workers
 from everbeat.store.leases import Recovered, RecoveryOrder
 from tests.services.conftest import Hands, Onlooker
 from tests.services.test_reaper import FAST, look
 
 AGAIN = StoredPolicy(on_crash="retry").to_json()
+KILLED = ExitReport(pid=2, signal_number=signal.SIGKILL, signal_name="SIGKILL")
 HELD = 40
 BAD = (0, 17, 18, 39)
 """The first, the last and two neighbouring leases of the batch."""
+VALUE, INTERNAL, OWN_RULE = "22023", "XX001", "P0001"
 
 
-def internal_error() -> DatabaseError:
-    problem = DatabaseError("tuple concurrently updated")
-    problem.__cause__ = psycopg.errors.InternalError_()
-    return problem
-
-
-async def test_an_internal_error_of_the_server_fails_no_task() -> None:
-    tried: list[int] = []
-
-    async def refuse(orders: Sequence[RecoveryOrder]) -> list[Recovered]:
-        tried.append(len(orders))
-        raise internal_error()
-
-    with pytest.raises(DatabaseError, match="concurrently"):
-        await recovered_divided(
-            cast(list[RecoveryOrder], [SimpleNamespace(id=1), SimpleNamespace(id=2)]), refuse
+@contextmanager
+def refused(hands: Hands, task_id: object, sqlstate: str) -> Iterator[None]:
+    """PostgreSQL refuses every change of this row."""
+    schema = hands.target.schema
+    hands.connection.execute(
+        hands.plain(
+            f"""create function {{schema}}.refuse() returns trigger language plpgsql as $$
+                begin raise exception 'refused' using errcode = '{sqlstate}'; end $$"""
         )
-    assert tried == [2, 1]
+    )
+    hands.connection.execute(
+        hands.plain(
+            f"""create trigger refuse before update on {{schema}}.tasks for each row
+                when (old.id = '{task_id}') execute function {{schema}}.refuse()"""
+        )
+    )
+    yield
+    hands.connection.execute(f"drop function {schema}.refuse() cascade".encode())
+
+
+@pytest.mark.parametrize("sqlstate", [VALUE, INTERNAL, OWN_RULE])
+async def test_the_burial_of_a_process_ends_although_one_of_its_rows_is_refused(
+    sqlstate: str, onlooker: Onlooker, hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:  # J17
+    others = [hands.running(policy=AGAIN)]
+    bad = hands.running(policy=AGAIN)
+    others += [hands.running(policy=AGAIN) for _ in range(4)]
+    hands.run(workers.bury_workers(worker_ids=["w1"], how="child_exit", cause=KILLED.cause))
+    recoverer = onlooker.recoverer()
+    with refused(hands, bad.id, sqlstate):
+        async with asyncio.timeout(30):
+            burial = asyncio.ensure_future(recoverer.recover_worker("w1", KILLED, died_at=0.0))
+            while not burial.done():
+                await onlooker.clock.advance(1.0)
+                await asyncio.sleep(0.01)  # real statements run meanwhile
+        assert burial.result() == 5
+        assert {hands.row(task.id, "state") for task in others} == {"PENDING"}
+        assert hands.row(bad.id, "state") == "RUNNING"
+        for _ in range(3):
+            await onlooker.clock.advance(60.0)
+            await recoverer.recover_ended()  # sweeps offer it again, and again it is refused
+    said = [record for record in caplog.records if "recovery_left" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].levelno == logging.ERROR
+    assert str(bad.id) in said[0].getMessage()
+    assert "BAD_ROWS" in said[0].getMessage()
+    hands.connection.execute(
+        hands.plain("update {schema}.workers set ended_at = now() - interval '1 hour' where id = 'w1'")
+    )
+    await onlooker.clock.advance(60.0)
+    assert await recoverer.recover_ended() == 1, "it is recovered once its row is mended"
+    assert hands.row(bad.id, "state") == "PENDING"
+
+
+@pytest.mark.parametrize("sqlstate", [VALUE, INTERNAL])
+async def test_a_dead_supervisor_is_ended_although_one_of_its_rows_is_refused(
+    sqlstate: str, onlooker: Onlooker, hands: Hands
+) -> None:  # J17
+    other, bad = hands.running(policy=AGAIN), hands.running("w2", policy=AGAIN)
+    hands.supervisor("s2", "w3")
+    neighbour = hands.running("w3", policy=AGAIN)
+    hands.supervisor("s3")
+    hands.supervisor("s4")
+    reaper = onlooker.reaper(**FAST)
+    with refused(hands, bad.id, sqlstate):
+        for _ in range(8):
+            await onlooker.clock.advance(1.0)
+            onlooker.beat("me", "s3", "s4")
+            await reaper.tick()
+        assert onlooker.living() == {"me", "s3", "s4"}
+        assert [hands.row(task.id, "state") for task in (other, bad, neighbour)] == [
+            "PENDING",
+            "RUNNING",
+            "PENDING",
+        ]
+    onlooker.beat("me")
+    await onlooker.clock.advance(2.0)
+    await reaper.tick()
+    assert hands.row(bad.id, "state") == "PENDING", "the row is mended"
+
+
+async def test_an_internal_error_that_passes_fails_no_task(onlooker: Onlooker, hands: Hands) -> None:
+    task = hands.running(policy=AGAIN)
+    hands.run(workers.bury_workers(worker_ids=["w1"], how="age", cause="vanished"))
+    recoverer = onlooker.recoverer()
+    with refused(hands, task.id, INTERNAL):
+        assert await recoverer.recover_ended() == 0
+    assert await recoverer.recover_ended() == 1
+    assert hands.row(task.id, "state") == "PENDING"
 
 
 async def test_bad_rows_among_the_tasks_of_a_dead_worker_stop_no_neighbour_in_the_same_pass(
@@ -65,12 +141,13 @@ async def test_without_the_division_one_bad_row_keeps_every_neighbour(
     """The mutant of the test above: it proves that the division, and nothing else, frees the neighbours."""
 
     async def undivided(
+        _: Division,
         orders: Sequence[RecoveryOrder],
         recover: Callable[[Sequence[RecoveryOrder]], Awaitable[list[Recovered]]],
     ) -> list[Recovered]:
         return await recover(orders)
 
-    monkeypatch.setattr("everbeat.services.carrying.recovered_divided", undivided)
+    monkeypatch.setattr(Division, "recover", undivided)
     with pytest.raises(DatabaseError, match="index row"):
         await recovered_with_bad_rows(onlooker, hands)
     assert {state for (state,) in hands.table("tasks", "state")} == {"RUNNING"}

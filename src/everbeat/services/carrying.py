@@ -30,7 +30,7 @@ from everbeat.domain.states import TaskState
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus, TaskRecovered
 from everbeat.services.death import AGE, PROGRESS, STARTUP, SWEEP, Death, DeathOf
-from everbeat.services.division import recovered_divided
+from everbeat.services.division import Division
 from everbeat.services.observer import Statements
 from everbeat.services.orders import context_of, order_for
 from everbeat.services.process_ends import earlier_ends
@@ -72,7 +72,10 @@ class StaleTasksDetected(Event, frozen=True, kw_only=True):
 
 
 class Carried(Struct):
-    """What became of one pass: what landed, the claim_ids of what was ordered and did not, and of what a hook left."""
+    """What became of one pass: what landed, the claim_ids of what was ordered and did not, and of what was left.
+
+    A lease is left by a hook, or because PostgreSQL refuses every recovery of its row. Sweeps offer it again.
+    """
 
     landed: list[Recovered] = []
     missed: set[UUID] = field(default_factory=set)
@@ -113,6 +116,7 @@ class Carrier:
         self._random = random
         self._hooks = hooks
         self._type_brake = TypeBrake(statements, config, events=events)
+        self._division = Division()
         self._left_at: dict[UUID, float] = {}
         self._in_hand: set[UUID] = set()
 
@@ -191,7 +195,11 @@ class Carrier:
             )
             ids = {one.id for one in landed}
             carried.landed += landed
+            refused = {lease.claim_id: lease for lease in batch if lease.claim_id in self._division.left}
+            self._left_at |= dict.fromkeys(refused, self._clock.monotonic())
+            carried.left |= refused
             carried.missed.update(order.claim_id for order in orders if order.id not in ids)
+            carried.missed -= refused.keys()
             carried.contexts += [self._context(lease, deaths) for lease in batch if lease.id in ids]
 
     async def announce(self, carried: Carried) -> None:
@@ -211,7 +219,7 @@ class Carrier:
             )
 
     def _offered(self, batch: Sequence[Lease], carried: Carried) -> list[Lease]:
-        """All but those that a hook left a moment ago, or that another pass of this very process has in hand."""
+        """All but those that were left a moment ago, or that another pass of this very process has in hand."""
         since = self._clock.monotonic() - self._offer_again_s
         self._left_at = {claim_id: at for claim_id, at in self._left_at.items() if at > since}
         carried.left |= {lease.claim_id: lease for lease in batch if lease.claim_id in self._left_at}
@@ -279,7 +287,7 @@ class Carrier:
             )
             return self._statements.run(statement, patience_s=patience_s)
 
-        landed = await recovered_divided(orders, recover)
+        landed = await self._division.recover(orders, recover)
         for one in landed:
             self._events.emit(
                 TaskRecovered(

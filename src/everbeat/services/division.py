@@ -1,34 +1,80 @@
-"""Recoveries that PostgreSQL refuses for their data: the guilty one ends FAILED, its neighbours are recovered."""
+"""Recoveries that PostgreSQL refuses for their rows: the guilty one is left, its neighbours are recovered."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
+from uuid import UUID
 
+import psycopg
 from msgspec.structs import replace
 
+from everbeat.errors import DatabaseError
 from everbeat.store.division import divided
 from everbeat.store.leases import Recovered, RecoveryOrder
-from everbeat.store.refusals import is_refused_value
+from everbeat.store.refusals import is_refused_data, is_refused_value
 
 _LONGEST_PROBLEM: Final = 500
+_TRIES: Final = 3
+_MOST_KNOWN: Final = 10_000
 _log = logging.getLogger("everbeat.services")
 
 
-async def recovered_divided(
-    orders: Sequence[RecoveryOrder],
-    recover: Callable[[Sequence[RecoveryOrder]], Awaitable[list[Recovered]]],
-) -> list[Recovered]:
-    """Return what landed. An order that is refused alone is changed to "fail", because an ended row is in fewer indexes."""
+class Division:
+    """Carries out orders and remembers those that PostgreSQL refuses. `left` holds the claim ids of orders to leave as they are."""
 
-    async def refused(order: RecoveryOrder, problem: Exception) -> list[Recovered]:
-        if not is_refused_value(problem):
-            raise problem  # an internal error may pass: the next pass tries the same order
-        _log.error("recovery_refused task_id=%s problem=%s", order.id, str(problem)[:_LONGEST_PROBLEM])
-        if order.action == "fail":
+    def __init__(self) -> None:
+        self.left: set[UUID] = set()
+        self._refusals: dict[UUID, int] = {}
+
+    async def recover(
+        self,
+        orders: Sequence[RecoveryOrder],
+        recover: Callable[[Sequence[RecoveryOrder]], Awaitable[list[Recovered]]],
+    ) -> list[Recovered]:
+        """Return what landed. An order with a value that is refused alone is changed to "fail": an ended row is in fewer indexes.
+
+        One that is refused even so is left. So is one that is refused three times for another reason, such as an internal error of
+        the server, which may pass.
+        """
+
+        async def write(some: Sequence[RecoveryOrder]) -> list[Recovered]:
+            landed = await recover(some)
+            for one in some if self._refusals else ():
+                self._refusals.pop(one.claim_id, None)
+                self.left.discard(one.claim_id)
+            return landed
+
+        async def refused(order: RecoveryOrder, problem: Exception) -> list[Recovered]:
+            if is_refused_value(problem) and order.action != "fail":
+                _log.error(
+                    "recovery_refused task_id=%s problem=%s", order.id, str(problem)[:_LONGEST_PROBLEM]
+                )
+                failed = replace(order, action="fail", retry_in_ms=None, run_at=None, suspect=False)
+                return await divided([failed], write, refused, is_refused=_is_refused)
+            self._note(order, problem)
             return []
-        failed = replace(order, action="fail", retry_in_ms=None, run_at=None, suspect=False)
-        return await recovered_divided([failed], recover)
 
-    return await divided(orders, recover, refused)
+        return await divided(orders, write, refused, is_refused=_is_refused)
+
+    def _note(self, order: RecoveryOrder, problem: Exception) -> None:
+        if len(self._refusals) >= _MOST_KNOWN:
+            self._refusals.clear()
+            self.left.clear()
+        tries = self._refusals[order.claim_id] = self._refusals.get(order.claim_id, 0) + 1
+        if is_refused_value(problem) or tries >= _TRIES:
+            if order.claim_id not in self.left:
+                _log.error(
+                    "recovery_left task_id=%s problem=%r fix=%r",
+                    order.id,
+                    str(problem)[:_LONGEST_PROBLEM],
+                    "mend or delete this row of tasks; everbeat doctor names bad values (BAD_ROWS)",
+                )
+            self.left.add(order.claim_id)
+
+
+def _is_refused(problem: BaseException) -> bool:
+    """Whether the server refused these orders, whatever it says of them, and not every statement (an outage, a missing right)."""
+    is_of_the_server = isinstance(problem.__cause__, psycopg.Error)
+    return is_refused_data(problem) or (type(problem) is DatabaseError and is_of_the_server)
