@@ -199,6 +199,21 @@ def test_a_death_behind_a_cut_or_a_kill_is_explained() -> None:
     assert oracles.breaches(killed) == []
 
 
+def test_a_frozen_tree_may_be_judged_while_the_server_has_no_free_connection() -> None:
+    """It keeps its own. A tree whose connections were cut does not."""
+    run = sound()
+    frozen = with_faults(
+        run,
+        fault(0, Kind.FREEZE_TREE, 0, 110.0, 116.0),
+        fault(1, Kind.EXHAUST_CONNECTIONS, None, 109.0, 113.0),
+    )
+    assert oracles.breaches(frozen) == []
+    cut = with_faults(
+        run, fault(0, Kind.CUT, 0, 110.0, 116.0), fault(1, Kind.EXHAUST_CONNECTIONS, None, 109.0, 113.0)
+    )
+    assert {breach.number for breach in oracles.breaches(cut)} == {"I14"}
+
+
 @pytest.mark.parametrize("at", [114.8, 120.0], ids=["beside its successor", "after it"])
 def test_lost_code_may_begin_late(at: float) -> None:
     assert oracles.breaches(late(sound(), at)) == []

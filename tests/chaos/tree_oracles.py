@@ -25,6 +25,8 @@ _RETURNS: Final = frozenset(
     {Kind.RESTART_DATABASE, Kind.READ_ONLY, Kind.EXHAUST_CONNECTIONS, Kind.FREEZE_DATABASE}
 )
 """With the end of these the database is there again for everybody."""
+_KEEPS_ITS_CONNECTIONS: Final = frozenset({Kind.FREEZE_TREE, Kind.FREEZE_SUPERVISOR, Kind.HALF_OPEN})
+"""A tree that is silent for one of these has its connections, so a server that refuses new ones does not excuse it."""
 
 
 def nobody_alive_is_declared_dead(evidence: Evidence) -> Iterator[Breach]:
@@ -49,13 +51,12 @@ def nobody_alive_is_declared_dead(evidence: Evidence) -> Iterator[Breach]:
 def nobody_is_judged_after_an_outage(evidence: Evidence) -> Iterator[Breach]:
     """I14: no death by age is declared within a threshold after the database came back or its observer was thawed.
 
-    A tree whose processes had really ended before may be proven dead on the same machine at any time.
+    The end of a supervisor counts only if its process was alive. In a mass silence the reaper asks its own machine for proofs, and a
+    proof is no judgement of silence: no outage makes it wrong. `services.startup.bury` repeats its statement until the database answers,
+    and writes `ended_how = 'age'`. So a proof from before a restart lands right after it, unless the tree has beaten meanwhile:
+    `tests/services/test_late_proof.py` provokes this order. A judgement by silence is tried once, and dropped if the observer was
+    disturbed since its look.
     """
-    returns = [
-        fault.ended
-        for fault in evidence.faults
-        if fault.ended is not None and (fault.kind in _RETURNS or fault.detail.get("server_died"))
-    ]
     thaws = defaultdict[int | None, list[float]](list)
     for fault in evidence.faults:
         if fault.kind in (Kind.FREEZE_TREE, Kind.FREEZE_SUPERVISOR) and fault.ended is not None:
@@ -65,19 +66,35 @@ def nobody_is_judged_after_an_outage(evidence: Evidence) -> Iterator[Breach]:
     for row in evidence.recoveries:
         if row.noticed_by != "age" or row.supervisor_id in ended:
             continue
+        returns = _returns(evidence, evidence.tree_of(row.supervisor))
         for at in [*returns, *thaws[evidence.tree_of(row.observer)]]:
             if at < row.at < at + THRESHOLD_S - _TOLERANCE_S:
                 yield Breach(
                     "I14", f"task {row.task_id} was recovered by age {row.at - at:.2f} s after {at:.2f}"
                 )
     for end in evidence.ends:
-        for at in returns:
+        for at in _returns(evidence, evidence.tree_of(end.supervisor)):
             was_alive = gone.get(end.supervisor, end.at) >= end.at
             if end.how == "age" and was_alive and at < end.at < at + THRESHOLD_S - _TOLERANCE_S:
                 yield Breach(
                     "I14",
                     f"supervisor {end.supervisor_id} was ended by age {end.at - at:.2f} s after the return",
                 )
+
+
+def _returns(evidence: Evidence, tree: int | None) -> list[float]:
+    """The moments since which the database was there again for a tree."""
+    silences = [one for one in evidence.faults if one.tree == tree and one.kind in _KEEPS_ITS_CONNECTIONS]
+    found = []
+    for fault in evidence.faults:
+        if fault.ended is None or not (fault.kind in _RETURNS or fault.detail.get("server_died")):
+            continue
+        overlaps = any(
+            one.began < fault.ended and (one.ended is None or one.ended > fault.began) for one in silences
+        )
+        if not (overlaps and fault.kind is Kind.EXHAUST_CONNECTIONS):
+            found.append(fault.ended)
+    return found
 
 
 def nobody_gives_up(evidence: Evidence) -> Iterator[Breach]:

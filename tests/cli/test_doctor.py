@@ -186,7 +186,9 @@ class TestServer:
                 check = examine(app)["CONNECTIONS"]
             assert check.verdict is Verdict.WARN
             assert check.text == "8 of 10 connections are in use, 1 of them by everbeat"
-        assert judge_connections(Connections(96, 100, 1)).verdict is Verdict.FAIL
+        full = judge_connections(Connections(96, 100, 1))
+        assert full.verdict is Verdict.FAIL
+        assert "not declared dead" in full.text
 
     def test_a_long_transaction(self, app: App, hands: Hands) -> None:
         with psycopg.connect(hands.target.url, application_name="forgetful") as stranger:

@@ -12,9 +12,12 @@ import pytest
 from everbeat.config import RecoveryConfig
 from everbeat.domain.hooks import HookRunner
 from everbeat.runtime.events import Event, EventBus
+from everbeat.runtime.identity import ProcessIdentity
+from everbeat.services.observer import Statements
 from everbeat.services.reaper import Reaper
 from everbeat.services.recovery import Recoverer
 from everbeat.services.session_watch import SessionWatch
+from everbeat.services.witness import Witness
 from everbeat.store import workers
 from everbeat.store.session import Session
 from everbeat.testing.clock import ManualClock
@@ -43,8 +46,6 @@ class Onlooker:
         self.events.subscribe(self.seen.append)
 
     async def can_connect(self) -> bool:
-        if not self.is_served:
-            self.disturbances += 1
         return self.is_served
 
     def recoverer(self, **settings: Any) -> Recoverer:
@@ -54,10 +55,12 @@ class Onlooker:
             hooks=self.hooks,
         )  # fmt: skip
 
-    def reaper(self, **settings: Any) -> Reaper:
+    def reaper(self, *, witness: Statements | None = None, **settings: Any) -> Reaper:
+        """`witness`: what a witness of this machine asks by; None: there is none."""
+        recoverer = self.recoverer(**settings)
         return Reaper(
-            self.session, RecoveryConfig(**settings), recoverer=self.recoverer(**settings), observer=self,
-            events=self.events, clock=self.clock,
+            self.session, RecoveryConfig(**settings), recoverer=recoverer, observer=self, events=self.events, clock=self.clock,
+            witness=None if witness is None else Witness(witness, recoverer=recoverer, observer=self, identity=ProcessIdentity.current()),
         )  # fmt: skip
 
     def session_watch(self, **settings: Any) -> SessionWatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,8 @@ from psycopg import sql
 from everbeat.domain.policy import StoredPolicy
 from everbeat.errors import DatabaseError
 from everbeat.runtime.events import MassSilence, TaskRecovered
+from everbeat.runtime.identity import ProcessIdentity
+from everbeat.services.excuses import SilenceExcused
 from everbeat.services.reaper import Reaper
 from everbeat.store import migrations, workers
 from everbeat.store.session import Session
@@ -44,6 +47,20 @@ class Refusing:
         return await self.session.run(statement, patience_s=patience_s)
 
 
+@dataclass
+class Noting:
+    """A session that calls `act` before each statement of this name."""
+
+    session: Session
+    name: str
+    act: Callable[[], object]
+
+    async def run(self, statement: Statement[Any], *, patience_s: float | None = None) -> Any:
+        if statement.name == self.name:
+            self.act()
+        return await self.session.run(statement, patience_s=patience_s)
+
+
 async def look(
     onlooker: Onlooker, reaper: Reaper, *, after_s: float = 1.0, beating: tuple[str, ...] = ()
 ) -> None:
@@ -52,14 +69,24 @@ async def look(
     await reaper.tick()
 
 
-async def test_while_no_connection_is_free_silence_proves_nothing(
+def had_its_lock(hands: Hands, supervisor: str) -> None:
+    """The tree held its session lock, and lost the session."""
+    with hands.target.connect(f"everbeat-{supervisor} supervisor") as session:
+        parameters = {"id": supervisor, "lock_key": hands.target.lock_key(supervisor)}
+        session.execute(hands.text("worker/hold_session"), parameters)
+        pid = session.info.backend_pid
+    hands.connection.execute("select pg_terminate_backend(%s, 5000)", [pid])
+
+
+async def test_while_no_connection_is_free_the_silence_of_a_tree_without_one_proves_nothing(
     onlooker: Onlooker, hands: Hands
 ) -> None:  # J12
+    had_its_lock(hands, "s1")
     running = hands.running()
     reaper = onlooker.reaper(**FAST)
     await look(onlooker, reaper)
     onlooker.is_served = False
-    for _ in range(10):
+    for _ in range(20):
         await look(onlooker, reaper)
     onlooker.is_served = True
     for _ in range(2):
@@ -67,6 +94,64 @@ async def test_while_no_connection_is_free_silence_proves_nothing(
     await look(onlooker, reaper, after_s=0.98)
     assert hands.row(running.id, "state") == "RUNNING", "its holder has a whole threshold to come back"
     await look(onlooker, reaper, after_s=0.1)
+    assert hands.row(running.id, "state") == "FAILED"
+    (told,) = onlooker.told(SilenceExcused)
+    assert isinstance(told, SilenceExcused)
+    assert (told.supervisor_ids, told.at_most_s) == (("s1",), None)
+
+
+async def test_a_silent_tree_whose_beats_have_a_connection_is_judged_although_no_other_is_free(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # J12
+    """A frozen tree keeps its connections, and may be why there is no other."""
+    had_its_lock(hands, "s1")
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    onlooker.is_served = False
+    with hands.target.connect("everbeat-s1 supervisor beats 7.1"):
+        for after_s in (1.0, 1.0, 0.9):
+            await look(onlooker, reaper, after_s=after_s)
+        assert hands.row(running.id, "state") == "RUNNING"
+        await look(onlooker, reaper, after_s=0.2)
+        assert hands.row(running.id, "state") == "FAILED"
+    assert onlooker.told(SilenceExcused) == []
+
+
+@pytest.mark.parametrize("why", ["another session of it is left", "its lock was never taken", "a pooler"])
+async def test_a_tree_of_which_nobody_knows_whether_it_is_connected_is_excused_for_two_thresholds(
+    why: str, onlooker: Onlooker, hands: Hands
+) -> None:  # J12
+    if why != "its lock was never taken":
+        had_its_lock(hands, "s1")
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    onlooker.is_served = False
+    onlooker.is_pooled = why == "a pooler"
+    with hands.target.connect("everbeat-s1 worker 7.1" if why.startswith("another") else "a stranger"):
+        for _ in range(
+            8
+        ):  # it is excused from the third look to the sixth, and has a threshold from the seventh on
+            await look(onlooker, reaper)
+        assert hands.row(running.id, "state") == "RUNNING"
+        await look(onlooker, reaper, after_s=1.1)
+        assert hands.row(running.id, "state") == "FAILED"
+    (told,) = onlooker.told(SilenceExcused)
+    assert isinstance(told, SilenceExcused)
+    assert (told.supervisor_ids, told.at_most_s) == (("s1",), 4.0)
+
+
+async def test_refusals_that_others_met_excuse_nobody(onlooker: Onlooker, hands: Hands) -> None:  # J12
+    """A session watch that waits for a free connection tries one each second."""
+    running = hands.running()
+    reaper, watch = onlooker.reaper(**FAST), onlooker.session_watch(**FAST)
+    hands.supervisor("s2")
+    had_its_lock(hands, "s2")
+    with hands.target.connect("everbeat-s1 supervisor beats 7.1"):
+        onlooker.is_served = False
+        for _ in range(3):
+            await look(onlooker, reaper)
+            await watch.tick()
+        await look(onlooker, reaper, after_s=0.1)
     assert hands.row(running.id, "state") == "FAILED"
 
 
@@ -344,6 +429,47 @@ async def test_a_part_that_fails_keeps_nobody_from_being_judged(
         with pytest.raises(DatabaseError, match="refused"):
             await look(onlooker, reaper)
     assert hands.row(running.id, "state") == "FAILED"
+
+
+@pytest.mark.parametrize("part", ["worker/predecessors", "worker/end_supervisor"])
+async def test_a_proof_that_fails_keeps_nobody_from_being_judged(
+    part: str, onlooker: Onlooker, hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:  # E14
+    """In a mass silence this machine is asked for proofs first. The server refuses that, or the burial that follows."""
+    tasks = [hands.running()]
+    for name in ("s2", "s3"):
+        hands.supervisor(name, f"{name}-w")
+        tasks.append(hands.running(f"{name}-w"))
+    me = ProcessIdentity.current()
+    gone = "update {schema}.supervisors set boot_id = %s, pid_namespace = %s, pid = 1, process_started = 1 where id <> 'me'"
+    hands.connection.execute(hands.plain(gone), [me.boot_id, str(me.pid_namespace)])
+    refusing = Refusing(onlooker.session, part)
+    reaper = onlooker.reaper(witness=refusing, **FAST)
+    while not onlooker.told(MassSilence):
+        await look(onlooker, reaper, after_s=0.5)
+    for _ in range(6):
+        await look(onlooker, reaper)
+    assert [hands.row(task.id, "state") for task in tasks].count("FAILED") == 1, "the brake lets go of one"
+    assert "refused" in caplog.text
+
+
+async def test_a_judgement_is_dropped_if_the_database_was_away_since_the_look(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # I14
+    """Another caretaker noticed it: the session they share is open again, so that the next statement would land."""
+    running = hands.running()
+
+    def disturb() -> None:
+        onlooker.disturbances += 1
+
+    session = onlooker.session
+    onlooker.session = Noting(session, "task/leases_of_supervisor", disturb)  # type: ignore[assignment]
+    reaper = onlooker.reaper(**FAST)
+    for _ in range(3):
+        await look(onlooker, reaper)
+    await look(onlooker, reaper, after_s=0.1)
+    assert hands.row(running.id, "state") == "RUNNING"
+    onlooker.session = session
 
 
 async def test_two_of_five_are_no_mass(onlooker: Onlooker, hands: Hands) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
@@ -11,8 +11,8 @@ import pytest
 from psycopg import Connection, conninfo
 
 from everbeat.runtime.events import TaskRecovered
+from everbeat.services.observer import CALM_S
 from everbeat.services.session_watch import (
-    CALM_S,
     MassSessionLoss,
     MassSessionLossRecovered,
     SessionWatch,
@@ -265,6 +265,36 @@ async def test_the_last_to_come_back_is_left_to_age_too(onlooker: Onlooker, hand
                 for _ in range(4):
                     await look(onlooker, watch)
             assert onlooker.living() == {"me", "other", "s2"}
+
+
+async def test_one_that_came_back_into_a_mass_loss_and_is_cut_again_is_not_recovered_alone(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # E14
+    """Its line is as bad as those of the others that are still away, however long after them it was cut again."""
+    for name in ("s2", "s3", "other"):
+        hands.supervisor(name)
+    running = hands.running()
+    watch = onlooker.session_watch()
+    with ExitStack() as sessions:
+        lost = [sessions.enter_context(session_of(hands, name)) for name in ("s1", "s2", "s3")]
+        await look(onlooker, watch)
+        for session in lost:
+            end(session, hands)
+    for _ in range(10):
+        await look(onlooker, watch)
+    assert len(onlooker.told(MassSessionLoss)) == 1
+    with session_of(hands, "s1") as back:
+        await look(onlooker, watch)
+        end(back, hands)
+    for _ in range(10):
+        await look(onlooker, watch)
+    assert onlooker.living() == {"me", "other", "s1", "s2", "s3"}
+    assert hands.row(running.id, "state") == "RUNNING"
+    with session_of(hands, "s1"):
+        for _ in range(50):
+            await look(onlooker, watch)
+        assert onlooker.living() == {"me", "other", "s1"}, "the others stayed away for the whole wait"
+    assert hands.row(running.id, "state") == "RUNNING"
 
 
 async def lose_two_of_four(

@@ -396,6 +396,21 @@ class TestSlot:
         assert await keeper.tick() is None
         assert self.bearers(hands) == ["me"], "the one who waits gets it when it is free"
 
+    async def test_a_bearer_that_finds_no_free_connection_is_not_ended(
+        self, onlooker: Onlooker, hands: Hands
+    ) -> None:  # E10, J12
+        self.bearer(hands)
+        keeper = self.keeper(onlooker)
+        onlooker.is_served = False
+        for _ in range(4):
+            await keeper.tick()
+        assert self.bearers(hands) == ["bearer"]
+        onlooker.is_served = True
+        await keeper.tick()
+        assert self.bearers(hands) == ["bearer"], "it has the time between two looks to come back"
+        await keeper.tick()
+        assert self.bearers(hands) == ["me"]
+
     async def test_a_bearer_that_only_reconnected_is_not_ended(
         self, onlooker: Onlooker, hands: Hands
     ) -> None:

@@ -143,6 +143,28 @@ MUTANTS = [
         recovery.test_a_session_is_surely_closed_only_if_its_supervisor_beat_lately,
     ),
     Mutant(
+        "any session of a tree as that of its beats", "worker/watch_sessions", "split_part(a.application_name, ' ', 3) = 'beats'", "true",
+        recovery.test_a_tree_is_connected_only_if_the_session_of_its_beats_waits_for_its_client,
+    ),
+    Mutant(
+        "a busy backend as a connection of its client", "worker/watch_sessions",
+        "(a.state = 'active' and a.wait_event_type is distinct from 'Client') is not true", "true",
+        recovery.test_a_tree_is_connected_only_if_the_session_of_its_beats_waits_for_its_client,
+    ),
+    Mutant(
+        "statistics of one view as a crash", "worker/watch_sessions", "select least(b.stats_reset", "select greatest(b.stats_reset",
+        recovery.test_a_session_was_lost_in_a_crash_only_if_all_statistics_began_anew_since,
+    ),
+    Mutant(
+        "a session that survived as lost in a crash", "worker/watch_sessions",
+        "when tree.locked or tree.sessions > 0 then false", "when false then false",
+        recovery.test_a_session_was_lost_in_a_crash_only_if_all_statistics_began_anew_since,
+    ),
+    Mutant(
+        "a predecessor that no crash can have hit", "worker/predecessors", "s.session_at < (select", "s.session_at > (select",
+        recovery.test_a_session_was_lost_in_a_crash_only_if_all_statistics_began_anew_since,
+    ),
+    Mutant(
         "a lost host as evidence against the code", "task/process_ends", "and r.noticed_by = 'child_exit'", "",
         recovery.test_only_ends_of_processes_are_evidence_against_the_code,
     ),

@@ -226,6 +226,83 @@ def test_a_session_is_surely_closed_only_if_its_supervisor_beat_lately(hands: Ha
         assert {one.beat_lately for one in hands.run(workers.watch_sessions())} == {expected}, silent_for
 
 
+def watched(hands: Hands) -> workers.WatchedSession:
+    """What an observer sees of s1."""
+    (found,) = (one for one in hands.run(workers.watch_sessions()) if one.supervisor_id == "s1")
+    return found
+
+
+def test_a_tree_is_connected_only_if_the_session_of_its_beats_waits_for_its_client(
+    hands: Hands,
+) -> None:  # J12
+    """A backend that works on a statement may have lost its client, and the tree could not connect again."""
+    with hands.target.connect("everbeat-s1 supervisor 7.1"):
+        assert not watched(hands).beats_here
+        with hands.target.connect("everbeat-s10 supervisor beats 7.1"):
+            assert not watched(hands).beats_here
+        with (
+            hands.target.connect("everbeat-s1 supervisor beats 7.1") as beats,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            assert watched(hands).beats_here
+            busy = threads.submit(beats.execute, "select pg_sleep(60)")
+            name = "everbeat-s1 supervisor beats 7.1"
+            active = "select from pg_stat_activity where application_name = %s and wait_event = 'PgSleep'"
+            while hands.connection.execute(active, [name]).fetchone() is None:
+                pass
+            assert not watched(hands).beats_here
+            beats.cancel()
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                busy.result(timeout=60)
+
+
+def test_a_session_was_lost_in_a_crash_only_if_all_statistics_began_anew_since(hands: Hands) -> None:  # J16
+    """A crash of the server discards those of the whole cluster. Operators reset those of one view."""
+    hands.connection.execute("select pg_stat_reset_shared('bgwriter')")
+    assert not watched(hands).lost_in_crash
+    hands.connection.execute("select pg_stat_reset_shared('archiver')")
+    assert watched(hands).lost_in_crash
+    (found,) = hands.run(predecessors("nobody", boot_id=None, machine_id=None))
+    assert found.lost_in_crash
+    with hands.target.connect("everbeat-s1 worker 7.1"):
+        assert not watched(hands).lost_in_crash
+    hands.connection.execute(
+        hands.plain("update {schema}.supervisors set session_at = clock_timestamp() where id = 's1'")
+    )
+    while watched(hands).sessions:
+        pass
+    assert not watched(hands).lost_in_crash
+    (found,) = hands.run(predecessors("nobody", boot_id=None, machine_id=None))
+    assert not found.lost_in_crash
+
+
+def test_a_role_that_may_see_only_its_own_sessions_sees_which_trees_are_connected(
+    hands: Hands,
+) -> None:  # J12
+    role = f"restricted_{hands.target.schema}"
+    for text in (
+        f"create role {role} login",
+        f"grant usage on schema {{schema}} to {role}",
+        f"grant select on {{schema}}.supervisors to {role}",
+    ):
+        hands.connection.execute(hands.plain(text))
+    hands.connection.execute("select pg_stat_reset_shared('bgwriter'), pg_stat_reset_shared('archiver')")
+    try:
+        url = conninfo.make_conninfo(hands.target.url, user=role)
+        with psycopg.connect(url, autocommit=True) as restricted:
+            ask, parameters = hands.text("worker/watch_sessions"), {"silence_kept_ms": 1}
+
+            def seen() -> workers.WatchedSession:
+                return workers.WatchedSession(*restricted.execute(ask, parameters).fetchall()[0])
+
+            assert (seen().beats_here, seen().lost_in_crash) == (False, True)
+            with hands.target.connect("everbeat-s1 supervisor beats 7.1"):
+                assert (seen().beats_here, seen().lost_in_crash, seen().sessions) == (True, False, 1)
+    finally:
+        hands.connection.execute(hands.plain(f"drop owned by {role}"))
+        hands.connection.execute(hands.plain(f"drop role {role}"))
+
+
 def test_a_turn_belongs_to_one_until_it_ends(hands: Hands) -> None:
     assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s1")) is True
     assert hands.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s2")) is False

@@ -82,6 +82,18 @@ def no_connection(stage: Stage) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def connections_taken(stage: Stage) -> Iterator[None]:
+    """Strangers take every free connection, and nobody loses one."""
+    with ExitStack() as strangers:
+        while True:
+            try:
+                strangers.enter_context(psycopg.connect(stage.url))
+            except psycopg.OperationalError:
+                break
+        yield
+
+
 def cut_off(stage: Stage) -> list[dict[str, Any]]:
     """Ends the sessions that lose their connection; answers those that were there."""
     return stage.query(
@@ -114,3 +126,31 @@ def test_no_tree_dies_while_the_database_accepts_nothing(
         assert len(stage.effects("start", task.id)) == 1
     assert stage.recoveries() == []
     assert {row["id"]: row["pid"] for tree in trees for row in stage.workers(tree)} == workers
+
+
+def test_a_frozen_tree_is_recovered_while_no_connection_is_free(
+    stage: Stage, deeds: ModuleType
+) -> None:  # J12
+    """It holds connections itself, and its own is open: no refused connection explains its silence."""
+    frozen, other = (stage.ready_tree(recovery=SETTINGS) for _ in range(2))
+    tasks = [deeds.wait_for_on_crash.send("after") for _ in range(8)]
+    stage.until(lambda: len(stage.effects("start")) == len(tasks), within=30, what="all run")
+    lost = {row["id"] for row in stage.workers(frozen)}
+    held = stage.query(
+        "select id from {schema}.tasks where state = 'RUNNING' and claimed_by_worker_id = any(%s)", list(lost)
+    )
+    assert held, "the tree that is frozen runs nothing"
+    deeds.app.close()
+    with connections_taken(stage):
+        frozen.freeze()
+        took = stage.until(
+            lambda: len(stage.recoveries()) == len(held), within=6 * THRESHOLD_S, what="settled"
+        )
+        print(f"settled after {took:.1f} s")
+    frozen.thaw()
+    stage.open_gate("after")
+    for task in tasks:
+        assert task.result(timeout=60) == "done"
+    assert {row["noticed_by"] for row in stage.recoveries()} == {"age"}
+    assert {row["worker_id"] for row in stage.recoveries()} <= lost
+    assert stage.workers(other)

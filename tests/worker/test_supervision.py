@@ -296,7 +296,7 @@ async def test_an_idle_supervisor_asks_at_most_two_questions_a_second(new_server
 
     def questions() -> int:
         lines = re.findall(
-            rf"^{household.supervision.session_name} supervisor [0-9.]+\|LOG:.*(?:statement|execute)",
+            rf"^{household.supervision.session_name} supervisor (?:beats )?[0-9.]+\|LOG:.*(?:statement|execute)",
             log.read_text(),
             re.MULTILINE,
         )

@@ -127,7 +127,10 @@ def judge_connections(connections: Connections) -> Check:
     if share < _TIGHT:
         return Check(CheckCode.CONNECTIONS, Verdict.OK, text)
     fix = "raise max_connections, end idle clients, or run fewer worker processes (3 connections each)."
-    return Check(CheckCode.CONNECTIONS, Verdict.WARN if share < _FULL else Verdict.FAIL, text, fix)
+    if share < _FULL:
+        return Check(CheckCode.CONNECTIONS, Verdict.WARN, text, fix)
+    text += "; while the server refuses connections, a silent tree without one is not declared dead"
+    return Check(CheckCode.CONNECTIONS, Verdict.FAIL, text, fix)
 
 
 def judge_transactions(seen: LongTransactions, *, limit: str) -> Check:

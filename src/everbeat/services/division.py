@@ -7,13 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 from uuid import UUID
 
-import psycopg
 from msgspec.structs import replace
 
-from everbeat.errors import DatabaseError
 from everbeat.store.division import divided
 from everbeat.store.leases import Recovered, RecoveryOrder
-from everbeat.store.refusals import is_refused_data, is_refused_value
+from everbeat.store.refusals import is_refused_row, is_refused_value
 
 _LONGEST_PROBLEM: Final = 500
 _TRIES: Final = 3
@@ -52,11 +50,11 @@ class Division:
                     "recovery_refused task_id=%s problem=%s", order.id, str(problem)[:_LONGEST_PROBLEM]
                 )
                 failed = replace(order, action="fail", retry_in_ms=None, run_at=None, suspect=False)
-                return await divided([failed], write, refused, is_refused=_is_refused)
+                return await divided([failed], write, refused, is_refused=is_refused_row)
             self._note(order, problem)
             return []
 
-        return await divided(orders, write, refused, is_refused=_is_refused)
+        return await divided(orders, write, refused, is_refused=is_refused_row)
 
     def _note(self, order: RecoveryOrder, problem: Exception) -> None:
         if len(self._refusals) >= _MOST_KNOWN:
@@ -72,9 +70,3 @@ class Division:
                     "mend or delete this row of tasks; everbeat doctor names bad values (BAD_ROWS)",
                 )
             self.left.add(order.claim_id)
-
-
-def _is_refused(problem: BaseException) -> bool:
-    """Whether the server refused these orders, whatever it says of them, and not every statement (an outage, a missing right)."""
-    is_of_the_server = isinstance(problem.__cause__, psycopg.Error)
-    return is_refused_data(problem) or (type(problem) is DatabaseError and is_of_the_server)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
 from everbeat.store.statement import Statement
 
 T = TypeVar("T")
+CALM_S: Final = 10.0
+"""For this long after a reconnect of the observer, a missing session proves nothing, unless the observer has itself seen it held
+since then: what cut the observer off may have cut off others."""
 
 
 class Statements(Protocol):
@@ -39,11 +42,11 @@ class Observer(Protocol):
 
     @property
     def disturbances(self) -> int:
-        """How often a beat of its own failed, a session was lost or a connection refused, so far."""
+        """How often a beat of its own failed or a session was lost, so far."""
         ...
 
     async def can_connect(self) -> bool:
-        """Whether a new connection is to be had now; counts a disturbance if not."""
+        """Whether a new connection is to be had now."""
         ...
 
     @property
@@ -82,6 +85,11 @@ class Windows:
         window = self._windows.get(key)
         return window is not None and window.looks > 1
 
+    def restart_of(self, keys: Collection[str]) -> None:
+        """Forget these: none of them is judged before a whole window from the next look."""
+        for key in keys:
+            self._windows.pop(key, None)
+
     def restart(self) -> None:
         """Forget everything: nobody is judged before a whole window from now."""
         self._windows.clear()
@@ -109,3 +117,29 @@ class Amnesty:
         disturbed = disturbances != self._disturbances
         self._looked_at, self._server, self._disturbances = answered_at, server, disturbances
         return not first and (gap > self._longest_gap_s or other_server or disturbed)
+
+    def has_lapsed(self, disturbances: int) -> bool:
+        """Whether something happened since the last look that excuses any silence: what followed from that look is dropped."""
+        return disturbances != self._disturbances
+
+
+class Calm:
+    """Whether a session that is missing may belong to a living tree on its way back.
+
+    An observer that was cut off knows it by its own reconnect. One that has just started does not: it learns from the server that
+    a crash ended all sessions, and counts from its own first look. The server cannot have accepted connections for much longer.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._began_at: float | None = None
+
+    def look(self, at: float) -> None:
+        """Take notice of a look that was answered."""
+        if self._began_at is None:
+            self._began_at = at
+
+    def covers(self, *, lost_in_crash: bool, at: float) -> bool:
+        """Whether a missing session proves nothing yet; `lost_in_crash`: the server has crashed since it was opened."""
+        moments = (self._observer.reconnected_at, self._began_at if lost_in_crash else None)
+        return any(since is not None and at - since < CALM_S for since in moments)

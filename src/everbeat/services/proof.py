@@ -28,7 +28,7 @@ class Doubt(Enum):
     SOON = auto()
     """Its process is gone, but something of its tree is still there: it is about to end, or it lives on a copy of this machine."""
     RETURNING = auto()
-    """It held its session on an earlier incarnation of the server. If it lives, it comes back within `RETURN_S`."""
+    """It held its session on an earlier incarnation of the server, or before a crash of it. If it lives, it comes back within `RETURN_S`."""
 
 
 class Proven(Struct, frozen=True):
@@ -80,14 +80,15 @@ def _before_this_boot(
 ) -> Proven | Doubt:
     """The machine was restarted since. Images give the same machine id to many machines, so more must fit: a beat since
     this boot, or no session that PostgreSQL could have freed, is no proof. A session of an earlier incarnation of the server
-    is missing here also if the tree lives on another machine of that image and waits for the old server."""
+    is missing here also if the tree lives on another machine of that image and waits for the old server. So is one that a crash of the
+    server ended."""
     if candidate.machine_id is None or candidate.machine_id != identity.machine_id:
         return Doubt.LIVES
     if candidate.boot_id is None or uptime_ms is None or candidate.silent_ms < uptime_ms:
         return Doubt.LIVES
     if not candidate.session_held:
         return Doubt.LIVES
-    if not candidate.held_here and watched_s < RETURN_S:
+    if (not candidate.held_here or candidate.lost_in_crash) and watched_s < RETURN_S:
         return Doubt.RETURNING
     return Proven(f"its machine was restarted: process {candidate.pid} ran before this boot")
 

@@ -6,7 +6,7 @@ What lives here: one look at the beats of all supervisors and what follows. What
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 from uuid import uuid4
@@ -19,7 +19,9 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus, MassSilence
 from everbeat.services.brake import Brake
 from everbeat.services.death import AGE, Death
+from everbeat.services.excuses import Excuses
 from everbeat.services.observer import Amnesty, Observer, Statements, Windows
+from everbeat.services.problems import problem_of
 from everbeat.services.recovery import Recoverer, always
 from everbeat.services.thresholds import Thresholds
 from everbeat.services.witness import Witness
@@ -30,6 +32,7 @@ from everbeat.store.workers import WatchedBeats
 _ONE_TRY: Final = 0.0
 _MOST_OF_ONE_SUPERVISOR: Final = 10_000
 _SOONEST_S: Final = 0.02
+_EXCUSED_WINDOWS: Final = 2
 
 
 class Reaper:
@@ -59,19 +62,26 @@ class Reaper:
         self._command = command
         self._beat_s = min(config.runner_heartbeat_interval_ms, config.claimer_heartbeat_interval_ms) / 1_000
         self._is_in_doubt = False
-        self._cannot_connect = False
         self._silent_ids: set[str] = set()
         self._thresholds = Thresholds.automatic(config)
         self._windows = Windows()
         self._amnesty = Amnesty(longest_gap_s=2 * self.interval_s)
-        self._brake = Brake(window_s=self._thresholds.longest_plain_ms / 1_000)
+        window_s = self._thresholds.longest_plain_ms / 1_000
+        self._brake = Brake(window_s=window_s)
+        self._excuses = Excuses(
+            statements,
+            observer=observer,
+            events=events,
+            longest_s=_EXCUSED_WINDOWS * window_s,
+            command=command,
+        )
 
     async def tick(self) -> float | None:
         """One look. Asks for the next one at the very moment in which a silence becomes too long."""
         if not self._thresholds.all_ms():
             return None
         parts = (self._recoverer.recover_ended, partial(self._recoverer.recover_orphans, self._thresholds))
-        problems = [problem for part in parts if (problem := await _problem_of(part)) is not None]
+        problems = [problem for part in parts if (problem := await problem_of(part)) is not None]
         wanted = await self._look()
         if problems:
             raise problems[0]
@@ -82,17 +92,20 @@ class Reaper:
         beats = await self._statements.run(workers.watch_beats(), patience_s=_ONE_TRY)
         self._see(beats, asked_at=asked_at, answered_at=self._clock.monotonic())
         others = [beat for beat in beats if beat.supervisor_id != self._observer.supervisor_id]
-        # The silent may live and find no free connection: windows begin anew at the first look at which one is to be had.
         is_silent = any(self._silence_s(beat, at=asked_at) > self._beat_s for beat in others)
-        self._cannot_connect = (is_silent or self._cannot_connect) and not await self._observer.can_connect()
-        if self._cannot_connect:
-            return None
+        excused = await self._excuses.look(others, is_silent=is_silent, at=asked_at)
+        for beat in others:
+            if beat.supervisor_id in excused:
+                self._windows.restart_of((beat.supervisor_id, *beat.worker_seqs))
+        others = [beat for beat in others if beat.supervisor_id not in excused]
         least_s = self._thresholds.all_ms()[0] / 1_000
         unproven = await self._unproven(others, least_s=least_s, known=len(beats), at=asked_at)
         known, others = len(beats) - len(others) + len(unproven), unproven
         stale = [beat for beat in others if self._stands_s(beat.supervisor_id, at=asked_at) >= least_s]
-        for beat in await self._judged(stale, others=others, least_s=least_s, known=known, at=asked_at):
-            await self._judge(beat, at=asked_at)
+        judged = await self._judged(stale, others=others, least_s=least_s, known=known, at=asked_at)
+        problems = [await problem_of(partial(self._judge, beat, at=asked_at)) for beat in judged]
+        for problem in filter(None, problems):
+            raise problem
         return self._next_look(others)
 
     def _see(self, beats: Sequence[WatchedBeats], *, asked_at: float, answered_at: float) -> None:
@@ -175,6 +188,8 @@ class Reaper:
         page = leases.leases_of_supervisor(beat.supervisor_id, limit=_MOST_OF_ONE_SUPERVISOR)
         while True:
             held = await self._statements.run(page, patience_s=_ONE_TRY)
+            if self._amnesty.has_lapsed(self._observer.disturbances):
+                return  # this look was before an outage, and what follows from it would land after it
             stale = [lease for lease in held if self._is_stale(lease, beat, at=at)]
             # Once only: on any error the decision is dropped, and taken anew from a new look.
             carried = await self._recoverer.carry_out(
@@ -225,15 +240,6 @@ class Reaper:
         ]
         soonest = min((wait for wait in waits if wait > 0), default=self.interval_s)
         return max(_SOONEST_S, soonest) if soonest < self.interval_s else None
-
-
-async def _problem_of(part: Callable[[], Awaitable[object]]) -> Exception | None:
-    """What kept a part of a look from being done: the others are done all the same."""
-    try:
-        await part()
-    except Exception as problem:  # noqa: BLE001 - raised at the end of the look
-        return problem
-    return None
 
 
 def _death(beat: WatchedBeats) -> Death:

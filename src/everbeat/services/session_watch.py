@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from everbeat.config import RecoveryConfig
@@ -16,7 +17,8 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus
 from everbeat.services.death import SESSION, Death
 from everbeat.services.mass_loss import Lost, MassLoss
-from everbeat.services.observer import Observer, Statements
+from everbeat.services.observer import CALM_S, Calm, Observer, Statements
+from everbeat.services.problems import problem_of
 from everbeat.services.recovery import Recoverer
 from everbeat.services.thresholds import Thresholds
 from everbeat.services.witness import Witness
@@ -25,9 +27,6 @@ from everbeat.store.workers import WatchedSession
 
 LOOK_EVERY_S: Final = 1.0
 """More often where leases are stale so soon that age would be faster than a session's end."""
-CALM_S: Final = 10.0
-"""For this long after a reconnect of the observer, a missing session proves nothing, unless the observer has itself seen it held
-since then: what cut the observer off may have cut off others."""
 TOGETHER_S: Final = 5.0
 
 _CAUSE: Final = "its database session ended: the whole tree is gone"
@@ -96,6 +95,8 @@ class SessionWatch:
         self._seen_held: set[str] = set()
         self._mass = MassLoss(wait_s=None if wait_ms is None else wait_ms / 1_000)
         self._disturbances = 0
+        self._is_refused = False
+        self._calm = Calm(observer)
         self._looked_at: float | None = None
 
     async def tick(self) -> float | None:
@@ -103,13 +104,15 @@ class SessionWatch:
         if self._observer.is_pooled:
             return None
         if (self._gone or self._mass) and not await self._observer.can_connect():
+            self._is_refused = True
             return None  # a living tree could not come back either; its grace begins anew when it can
         asked_at = self._clock.monotonic()
         sessions = await self._statements.run(workers.watch_sessions(), patience_s=_ONE_TRY)
         answered_at = self._clock.monotonic()
         held_until = asked_at if self._looked_at is None else self._looked_at
-        if self._observer.disturbances != self._disturbances:
-            self._disturbances = self._observer.disturbances
+        self._calm.look(answered_at)
+        if self._is_refused or self._observer.disturbances != self._disturbances:
+            self._is_refused, self._disturbances = False, self._observer.disturbances
             self._seen_held.clear()
             self._gone.clear()
             self._mass.disturbed(answered_at + CALM_S)
@@ -118,12 +121,16 @@ class SessionWatch:
             self._mass.disturbed(answered_at)
         self._looked_at = answered_at
         self._see(sessions, held_until=held_until, at=answered_at)
+        problems: list[Exception | None] = []
         for session in sessions:
             gone = self._gone.get(session.supervisor_id)
             if gone is not None and asked_at - gone.since >= self._grace_s:
-                await self._judge(session, gone, known=len(sessions))
+                judge = partial(self._judge, session, gone, known=len(sessions))
+                problems.append(await problem_of(judge))
             elif self._mass.is_over(session.supervisor_id, at=asked_at) and _was_closed(session):
-                await self._give_up(session)
+                problems.append(await problem_of(partial(self._give_up, session)))
+        for problem in filter(None, problems):
+            raise problem
         return self._next_look()
 
     def _see(self, sessions: Iterable[WatchedSession], *, held_until: float, at: float) -> None:
@@ -152,11 +159,9 @@ class SessionWatch:
         self._gone, self._unjudged = suspects, unjudged
 
     def _may_be_on_its_way_back(self, session: WatchedSession, *, at: float) -> bool:
-        """Whether the outage of this observer may have cost this session too: not if the observer saw it held since then."""
-        if session.supervisor_id in self._seen_held:
-            return False
-        reconnected_at = self._observer.reconnected_at
-        return reconnected_at is not None and at - reconnected_at < CALM_S
+        """Whether an outage of this observer or the server may have cost this session too: not if the observer saw it held since then."""
+        is_calm = self._calm.covers(lost_in_crash=session.lost_in_crash, at=at)
+        return is_calm and session.supervisor_id not in self._seen_held
 
     async def _judge(self, session: WatchedSession, gone: Lost, *, known: int) -> None:
         lost = {**self._mass.lost, **self._gone}.values()

@@ -14,7 +14,7 @@ from everbeat.config import RecoveryConfig
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus
-from everbeat.services.observer import Observer, Statements
+from everbeat.services.observer import Calm, Observer, Statements
 from everbeat.services.recovery import Recoverer
 from everbeat.services.startup import bury
 from everbeat.store.predecessors import Predecessor, is_slot_race, predecessors, take_slot
@@ -48,8 +48,8 @@ class SlotKeeper:
     """A service of a supervisor that was given a slot.
 
     Whoever had the slot is dead if its session lock is free and nothing of its tree is connected, at two looks in a row:
-    the operator asserts that a slot has one holder, so there is no grace. Behind a pooler sessions prove nothing, and age
-    decides.
+    the operator asserts that a slot has one holder, so there is no grace, unless this observer or the server lost all sessions lately.
+    Behind a pooler sessions prove nothing, and age decides.
     """
 
     name = "slot"
@@ -76,6 +76,7 @@ class SlotKeeper:
         self._wanted_since: float | None = None
         self._is_told = False
         self._gone: dict[str, datetime] = {}
+        self._calm = Calm(observer)
 
     async def tick(self) -> float | None:
         """One look; the next one soon, while the one who had the slot may be about to vanish."""
@@ -85,7 +86,10 @@ class SlotKeeper:
         now = self._clock.monotonic()
         since = self._wanted_since = now if self._wanted_since is None else self._wanted_since
         bearers = await self._bearers(me)
-        for bearer in self._vanished(bearers):
+        self._calm.look(now)
+        if any(self._may_return(bearer, at=now) for bearer in bearers):
+            since = self._wanted_since = now
+        for bearer in await self._vanished(bearers, at=now):
             cause = f"its session ended, and slot {self._slot!r} was taken over by {me}"
             await bury(self._statements, bearer, recoverer=self._recoverer, cause=cause)
         if await self._take(me):
@@ -99,15 +103,20 @@ class SlotKeeper:
         found = await self._statements.run(predecessors(me, boot_id=None, machine_id=None, slot=self._slot))
         return [each for each in found if each.slot == self._slot]
 
-    def _vanished(self, bearers: Sequence[Predecessor]) -> list[Predecessor]:
-        """Those whose sessions were gone at the last look too, with none in between."""
+    def _may_return(self, bearer: Predecessor, *, at: float) -> bool:
+        return not bearer.has_sessions and self._calm.covers(lost_in_crash=bearer.lost_in_crash, at=at)
+
+    async def _vanished(self, bearers: Sequence[Predecessor], *, at: float) -> list[Predecessor]:
+        """Those whose sessions were gone at the last look too, with none in between, while the server accepted new ones."""
         before, self._gone = self._gone, {}
         if self._observer.is_pooled:
             return []
         for bearer in bearers:
             # A session of an earlier incarnation of the server is missing here whether or not the bearer lives.
-            if bearer.held_here and not bearer.has_sessions:
+            if bearer.held_here and not bearer.has_sessions and not self._may_return(bearer, at=at):
                 self._gone[bearer.id] = bearer.session_at
+        if self._gone and not await self._observer.can_connect():
+            self._gone = {}  # a living bearer could not come back either
         return [each for each in bearers if each.id in self._gone and before.get(each.id) == each.session_at]
 
     async def _take(self, me: str) -> bool:

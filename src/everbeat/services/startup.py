@@ -22,6 +22,7 @@ from everbeat.store.predecessors import Predecessor, ended_trees, predecessors
 PATIENCE_S: Final = 3.0
 """How long a tree that is about to end is waited for: its last processes to go, PostgreSQL to notice that its sessions went."""
 LOOK_EVERY_S: Final = 0.2
+_log = logging.getLogger("everbeat.services")
 
 
 class PredecessorsBuried(Event, frozen=True, kw_only=True):
@@ -93,7 +94,11 @@ class Reconciliation:
         return until_s
 
     async def _bury(self, candidate: Predecessor, cause: str) -> None:
-        tasks = await bury(self._statements, candidate, recoverer=self._recoverer, cause=cause)
+        try:
+            tasks = await bury(self._statements, candidate, recoverer=self._recoverer, cause=cause)
+        except Exception as problem:  # noqa: BLE001 - one that is refused keeps no other from being buried
+            _log.error("burial_refused supervisor_id=%s problem=%s", candidate.id, problem)
+            return
         if tasks is not None:
             self._buried.append(candidate.id)
             self._tasks += tasks

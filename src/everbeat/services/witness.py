@@ -5,6 +5,7 @@ What lives here: asking for the proof and what follows from it. What may not: th
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection
 from typing import Final
@@ -14,9 +15,10 @@ from everbeat.services.observer import Observer, Statements
 from everbeat.services.proof import Proven, finding_on
 from everbeat.services.recovery import Recoverer
 from everbeat.services.startup import bury
-from everbeat.store.predecessors import predecessors
+from everbeat.store.predecessors import Predecessor, predecessors
 
 _ONE_TRY: Final = 0.0
+_log = logging.getLogger("everbeat.services")
 
 
 class Witness:
@@ -31,17 +33,26 @@ class Witness:
         self._identity = identity
 
     async def bury_proven(self, silent_ids: Collection[str], *, noticed_by: str) -> set[str]:
-        """Ends those of these supervisors that are provably dead, and recovers what they held; answers their ids."""
+        """End those of these supervisors that are provably dead, recover what they held, and return their ids.
+
+        A proof or a burial that the database refuses proves nothing: it is logged, and the caller judges without it.
+        """
         me = self._identity
         ask = predecessors(self._observer.supervisor_id, boot_id=me.boot_id, machine_id=me.machine_id)
-        buried: set[str] = set()
-        for candidate in await self._statements.run(ask, patience_s=_ONE_TRY):
-            if candidate.id not in silent_ids:
-                continue
-            # The caller has watched the silence itself: of a session that was held here, or for a whole threshold.
-            found = finding_on(candidate, identity=me, uptime_ms=uptime_ms(), watched_s=math.inf)
-            if not isinstance(found, Proven):
-                continue
+        try:
+            candidates = await self._statements.run(ask, patience_s=_ONE_TRY)
+        except Exception as problem:  # noqa: BLE001 - a proof is a help; the judgement does without it
+            _log.error("proof_refused problem=%s", problem)
+            return set()
+        silent = [candidate for candidate in candidates if candidate.id in silent_ids]
+        return {each.id for each in silent if await self._is_buried(each, noticed_by=noticed_by)}
+
+    async def _is_buried(self, candidate: Predecessor, *, noticed_by: str) -> bool:
+        # The caller has watched the silence itself: of a session that was held here, or for a whole threshold.
+        found = finding_on(candidate, identity=self._identity, uptime_ms=uptime_ms(), watched_s=math.inf)
+        if not isinstance(found, Proven):
+            return False
+        try:
             tasks = await bury(
                 self._statements,
                 candidate,
@@ -49,6 +60,7 @@ class Witness:
                 cause=found.cause,
                 noticed_by=noticed_by,
             )
-            if tasks is not None:
-                buried.add(candidate.id)
-        return buried
+        except Exception as problem:  # noqa: BLE001 - one that is refused keeps no other from being buried
+            _log.error("burial_refused supervisor_id=%s problem=%s", candidate.id, problem)
+            return False
+        return tasks is not None

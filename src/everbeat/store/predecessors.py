@@ -15,7 +15,8 @@ from everbeat.store.statement import Statement, any_row
 class Predecessor(Struct, frozen=True):
     """A supervisor that was not ended, as it described itself, and what the database says of its sessions. Ages in ms.
 
-    `held_here`: it took its session lock on the server's present incarnation.
+    `held_here`: it took its session lock on the server's present incarnation. `lost_in_crash`: that session is gone, and the server has
+    crashed and recovered since it was opened.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Predecessor(Struct, frozen=True):
     locked: bool
     sessions: int
     silent_ms: int
+    lost_in_crash: bool
 
     @property
     def has_sessions(self) -> bool:

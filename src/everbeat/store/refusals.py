@@ -35,6 +35,15 @@ def is_refused_value(problem: BaseException) -> bool:
     return is_refused_data(problem) and not str(getattr(cause, "sqlstate", None) or "").startswith("XX")
 
 
+def is_refused_row(problem: BaseException) -> bool:
+    """Whether the server refused this statement for its rows, whatever it says of them: no outage and no missing right.
+
+    A trigger or a constraint of the operator counts, too.
+    """
+    is_of_the_server = isinstance(problem.__cause__, psycopg.Error)
+    return is_refused_data(problem) or (type(problem) is DatabaseError and is_of_the_server)
+
+
 def is_refused_login(problem: BaseException) -> bool:
     """Whether each server that was reached refuses the user, the password or the database.
 

@@ -61,6 +61,9 @@ class WatchedSession(Struct, frozen=True):
 
     `beat_lately`: its last beat is younger than the time for which the server keeps the session of a silent network. If the session is
     gone all the same, its socket was closed.
+
+    `lost_in_crash`: nothing of its tree is connected, and the server has crashed and recovered since the lock was taken. `beats_here`:
+    the session on which it beats is open, and its backend waits for its client. `session_held`: it ever took its lock.
     """
 
     supervisor_id: str
@@ -70,6 +73,9 @@ class WatchedSession(Struct, frozen=True):
     locked: bool
     sessions: int
     beat_lately: bool
+    lost_in_crash: bool
+    beats_here: bool
+    session_held: bool
 
 
 class WatchedBeats(Struct, frozen=True):

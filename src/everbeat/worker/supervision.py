@@ -94,7 +94,7 @@ class Supervision:
         self.reconnected_at: float | None = None
         self.session = self._new_session()
         # Of their own: no caretaker's statement, burial or slow line is in the way of a beat.
-        self._beats = self._new_session()
+        self._beats = self._new_session("supervisor beats")
         self._lock = SessionLock(self._new_session(patient=True), clock=clock)
         self._metadata = None if metadata is None else msgspec.json.encode(metadata).decode()
         self._is_open = False
@@ -131,7 +131,7 @@ class Supervision:
 
     @property
     def disturbances(self) -> int:
-        """How often a beat failed, a session was lost or a connection refused, so far."""
+        """How often a beat failed or a session was lost, so far."""
         return self._losses + self._heart.failures
 
     async def open(self, *, patience_s: float = START_PATIENCE_S) -> None:
@@ -179,13 +179,15 @@ class Supervision:
         self._heart_runner.wake_now()
 
     async def can_connect(self) -> bool:
-        """Whether a new connection is to be had now; counts a disturbance if not."""
+        """Whether a new connection is to be had now.
+
+        A refusal is not a disturbance: what it excuses is for the caller to say, and several callers ask.
+        """
         reply_s = min(_LONGEST_REPLY_S, self.beat_interval_s)
         session = Session(self.target, f"{self.session_name} supervisor", reply_timeout_s=reply_s)
         try:
             await session.run(leases.check_leases([]), patience_s=0)
         except (DatabaseError, OSError):
-            self._losses += 1
             return False
         finally:
             await session.drop()
@@ -279,10 +281,10 @@ class Supervision:
             metadata=self._metadata,
         )
 
-    def _new_session(self, *, patient: bool = False) -> Session:
+    def _new_session(self, purpose: str = "supervisor", *, patient: bool = False) -> Session:
         return Session(
             self.target,
-            f"{self.session_name} supervisor",
+            f"{self.session_name} {purpose}",
             random=self.random,
             on_state=self._on_state,
             statement_timeout_ms=round(_LONGEST_REPLY_S * 1_000),

@@ -1,0 +1,90 @@
+"""A proof of death that was taken before a restart of the server, and lands after it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from psycopg import Connection
+
+from everbeat.runtime.identity import ProcessIdentity
+from everbeat.store import migrations, workers
+from everbeat.store.embedded import EmbeddedServer
+from everbeat.store.session import Session
+from everbeat.store.target import Target
+from tests.conftest import NewServer
+from tests.services.conftest import Onlooker
+from tests.services.test_reaper import FAST, Noting, look
+from tests.store.conftest import Hands
+
+
+class Restarting:
+    """A server with three trees of this machine, of which the processes of two have ended."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self.server = server
+        self.target = Target.parse(server.url)
+        connection = self.target.connect("everbeat test")
+        migrations.migrate(connection, self.target)
+        self.hands = Hands(self.target, connection)
+        self.restarts = 0
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        me = ProcessIdentity.current()
+        for name in ("s1", "s2"):
+            self.hands.supervisor(name, f"{name}-w")
+        connection.execute(
+            self.hands.plain("update {schema}.supervisors set boot_id = %s, pid_namespace = %s, pid = %s"),
+            [me.boot_id, str(me.pid_namespace), ended.pid],
+        )
+        self.hands.supervisor("me")
+
+    def restart(self) -> None:
+        """Restart the server once."""
+        if not self.restarts:
+            self.restarts += 1
+            self.server.restart("immediate")
+            self.hands.connection = self.target.connect("everbeat test")
+
+
+@pytest.fixture
+async def restarting(new_server: NewServer) -> AsyncIterator[Restarting]:
+    made = Restarting(new_server(settings={"synchronous_commit": "on"}))
+    first: Connection[object] = made.hands.connection
+    yield made
+    made.hands.database.close()
+    first.close()
+    made.hands.connection.close()
+
+
+@pytest.mark.parametrize("beats_again", [False, True], ids=["a dead tree", "a tree that beats again"])
+async def test_a_proof_from_before_a_restart_lands_after_it_unless_the_tree_beats(
+    beats_again: bool, restarting: Restarting
+) -> None:  # I14
+    hands = restarting.hands
+    running = hands.running("s1-w")
+    session = Session(restarting.target, "everbeat test caretakers")
+    onlooker = Onlooker(hands, session)
+
+    def between() -> None:
+        restarting.restart()
+        if beats_again:
+            onlooker.beat("s1")
+
+    # The proof has been taken when its consequence is about to be written.
+    reaper = onlooker.reaper(witness=Noting(session, "worker/end_supervisor", between), **FAST)
+    for _ in range(3):
+        await look(onlooker, reaper)
+    assert restarting.restarts == 1, "two of three are silent, so this machine is asked for proofs"
+    assert onlooker.living() == ({"me", "s1"} if beats_again else {"me"})
+    assert hands.row(running.id, "state") == ("RUNNING" if beats_again else "FAILED")
+    row = hands.connection.execute(
+        hands.plain(
+            "select ended_how, ended_at > pg_postmaster_start_time() from {schema}.supervisors where id = 's2'"
+        )
+    ).fetchone()
+    assert row == ("age", True), "it was ended by age, after the restart"
+    assert hands.run(workers.watch_beats())
+    await session.drop()
