@@ -100,6 +100,9 @@ def test_a_workflow_whose_success_policy_cannot_be_read_ends(hands: Hands, state
 BREAKS_THE_GRAPH = {
     "an edge from no node": "update {schema}.edges set parent = 99999 where workflow_id = %s",
     "a condition on no node": "update {schema}.edges set parent = 99999, expects = true, path = '{{x}}' where workflow_id = %s",
+    "a condition with a NULL in its path": "update {schema}.edges set path = '{{a,NULL}}', expects = true where workflow_id = %s",
+    "a condition with a path of lists": "update {schema}.edges set path = '{{{{a,b}},{{c,d}}}}', expects = true where workflow_id = %s",
+    "a condition without a path": "update {schema}.edges set path = null, expects = false where workflow_id = %s",
     "a member of no node": "update {schema}.nodes set member_of = 99999 where name = 'b' and workflow_id = %s",
     "a member of itself": "update {schema}.nodes set member_of = number where name = 'b' and workflow_id = %s",
     "another number": "update {schema}.nodes set number = 2147483647 where name = 'a' and workflow_id = %s",
@@ -110,7 +113,7 @@ BREAKS_THE_GRAPH = {
     "its own parent": "update {schema}.workflows set parent_id = id, parent_node = 0 where id = %s",
 }
 
-GATE = {"an edge from no node", "another number", "its own parent"}
+GATE = {"an edge from no node", "a condition with a NULL in its path", "another number", "its own parent"}
 """The others are variants of these."""
 
 

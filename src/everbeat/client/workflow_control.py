@@ -224,7 +224,7 @@ def _conditions(
         if edge.joins:
             joined.setdefault(edge.child, []).append(_named(names, edge.parent))
         if edge.expects is not None:
-            said = ".".join((_named(names, edge.parent), *edge.path))
+            said = ".".join((_named(names, edge.parent), *map(str, edge.path or ())))
             found.setdefault(edge.child, []).append(f"{'if' if edge.expects else 'unless'} {said}")
     for row in rows:
         if row.quorum is not None and (parents := joined.get(row.number)):
