@@ -22,6 +22,7 @@ from everbeat.runtime.events import MassSilence
 from everbeat.runtime.identity import ProcessIdentity, start_ticks
 from everbeat.runtime.tree_lock import TreeLock, TreeVerdict, verdict_on
 from everbeat.services.reaper import Reaper
+from everbeat.services.session_watch import LivingTreesCutOff, SessionWatch
 from everbeat.services.slot import SlotHeld, SlotKeeper, SlotTaken
 from everbeat.services.startup import PredecessorsBuried, Reconciliation
 from everbeat.services.witness import Witness
@@ -342,6 +343,88 @@ class TestReboot:
         self.former(hands, machine_id="this machine")
         with hands.target.connect("everbeat-former worker"):
             assert await reconcile(onlooker, self.here) == []
+
+
+def witness_of(onlooker: Onlooker) -> Witness:
+    return Witness(
+        onlooker.session, recoverer=onlooker.recoverer(), observer=onlooker, identity=IDENTITY, proves_deaths=False
+    )  # fmt: skip
+
+
+class TestLivingWithoutASession:
+    """Their sessions are gone, and this machine sees them."""
+
+    HELD_HERE = "session_held = true, session_server = {}.server_incarnation()"
+
+    def cut_off(self, hands: Hands, name: str, **changes: Any) -> None:
+        neighbour(hands, name, **changes)
+        change(hands, name, self.HELD_HERE.format(hands.target.schema))
+
+    def watch(self, onlooker: Onlooker) -> SessionWatch:
+        return SessionWatch(
+            onlooker.session, RecoveryConfig(), recoverer=onlooker.recoverer(), observer=onlooker,
+            events=onlooker.events, clock=onlooker.clock, witness=witness_of(onlooker),
+        )  # fmt: skip
+
+    async def look(self, onlooker: Onlooker, watch: SessionWatch, *, times: int = 4) -> None:
+        for _ in range(times):
+            await onlooker.clock.advance(1.0)
+            await watch.tick()
+
+    async def test_a_tree_whose_lock_file_is_held_is_ended_only_when_the_file_is_free(
+        self, onlooker: Onlooker, hands: Hands, tmp_path: Path
+    ) -> None:  # promise 4
+        lock = TreeLock.take(tmp_path)
+        # In a namespace of its own its process cannot be seen from here.
+        self.cut_off(hands, "cut-off", session_name=lock.name, lock_file=str(lock.path), pid_namespace="1")
+        watch = self.watch(onlooker)
+        await self.look(onlooker, watch)
+        assert "cut-off" in onlooker.living()
+        (told,) = onlooker.told(LivingTreesCutOff)
+        assert isinstance(told, LivingTreesCutOff)
+        assert told.supervisor_ids == ("cut-off",)
+        lock.release(remove=False)
+        await self.look(onlooker, watch, times=1)
+        assert "cut-off" not in onlooker.living()
+
+    async def test_a_process_that_is_there_is_enough_and_one_that_is_gone_counts_more_than_its_lock_file(
+        self, onlooker: Onlooker, hands: Hands, gone: int, tmp_path: Path
+    ) -> None:
+        lock = TreeLock.take(tmp_path)  # as if a child of the dead supervisor kept it
+        self.cut_off(hands, "alive")
+        self.cut_off(hands, "dead", pid=gone, session_name=lock.name, lock_file=str(lock.path))
+        self.cut_off(hands, "elsewhere", boot_id="another", machine_id="another")
+        for name in ("a", "b", "c", "d"):
+            neighbour(hands, name)  # without a session to judge by; so three are no mass loss
+        await self.look(onlooker, self.watch(onlooker))
+        lock.release(remove=True)
+        assert onlooker.living() & {"alive", "dead", "elsewhere"} == {"alive"}
+
+    async def test_those_of_a_mass_loss_are_not_ended_after_its_wait(
+        self, onlooker: Onlooker, hands: Hands
+    ) -> None:  # E14
+        self.cut_off(hands, "alive")
+        self.cut_off(hands, "elsewhere", boot_id="another", machine_id="another")
+        watch = self.watch(onlooker)
+        await self.look(onlooker, watch)
+        assert {"alive", "elsewhere"} <= onlooker.living()
+        await self.look(onlooker, watch, times=35)
+        assert onlooker.living() & {"alive", "elsewhere"} == {"alive"}
+
+    async def test_one_that_bears_a_slot_keeps_it(self, onlooker: Onlooker, hands: Hands) -> None:  # E10
+        self.cut_off(hands, "alive")
+        assert hands.run(take_slot("alive", "web-0"))
+        keeper = SlotKeeper(
+            onlooker.session, RecoveryConfig(), slot="web-0", recoverer=onlooker.recoverer(),
+            observer=onlooker, events=onlooker.events, clock=onlooker.clock, witness=witness_of(onlooker),
+        )  # fmt: skip
+        for _ in range(4):
+            await keeper.tick()
+        assert "alive" in onlooker.living()
+        change(hands, "alive", "process_started = 1")  # the pid is now that of another process
+        for _ in range(3):
+            await keeper.tick()
+        assert "alive" not in onlooker.living()
 
 
 class TestSlot:

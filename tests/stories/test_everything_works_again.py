@@ -91,6 +91,10 @@ def noticed(trees: list[Tree]) -> bool:
 
 @pytest.fixture
 def server(new_server: NewServer) -> EmbeddedServer:
+    return server_with_a_password(new_server)
+
+
+def server_with_a_password(new_server: NewServer) -> EmbeddedServer:
     """A server that asks one role for a password."""
     server = new_server()
     with psycopg.connect(server.url, autocommit=True) as admin:

@@ -78,15 +78,20 @@ class Caretakers:
             random=random,
             hooks=hooks,
         )
-        prover = Witness(statements, recoverer=self.recoverer, observer=observer, identity=identity)
-        witness = prover if self.is_reconciling else None
+        witness = Witness(
+            statements,
+            recoverer=self.recoverer,
+            observer=observer,
+            identity=identity,
+            proves_deaths=self.is_reconciling,
+        )
         of_all: _OfAll = {"recoverer": self.recoverer, "observer": observer, "events": events, "clock": clock}
         self._reconciliation = Reconciliation(statements, identity=identity, **of_all)
         by_silence = (Reaper(statements, config, witness=witness, command=command, **of_all),)
         by_session = (SessionWatch(statements, config, witness=witness, command=command, **of_all),)
         leftovers = (Leftovers(statements, config, events=events),)
         by_progress = (Stalls(statements, holders=holders, recoverer=self.recoverer, clock=clock),)
-        by_slot = (SlotKeeper(statements, config, slot=slot or "", **of_all),)
+        by_slot = (SlotKeeper(statements, config, slot=slot or "", witness=witness, **of_all),)
         self.services: tuple[Service, ...] = (
             *(by_session if self.is_recovering and config.detect_session_loss else ()),
             *(by_silence if self.is_recovering else ()),

@@ -56,6 +56,25 @@ def finding_on(
     return Doubt.SOON if isinstance(found, Proven) and candidate.has_sessions else found
 
 
+def lives_here(candidate: Predecessor, *, identity: ProcessIdentity) -> bool:
+    """Return whether the machine of the process `identity` proves that `candidate` lives, which includes a frozen one.
+
+    Its supervisor has not ended as far as can be seen, and its lock file is held. Without a readable lock file, its process is there.
+    """
+    if candidate.boot_id is None or candidate.boot_id != identity.boot_id:
+        return False
+    process = _process_of(candidate)
+    if process.is_provably_gone():
+        return False
+    match _tree_of(candidate):
+        case TreeVerdict.HELD:
+            return True
+        case TreeVerdict.GONE:
+            return False
+        case TreeVerdict.UNKNOWN:
+            return _is_comparable(process, identity)
+
+
 def _on_this_kernel(candidate: Predecessor, identity: ProcessIdentity) -> Proven | Doubt:
     process = _process_of(candidate)
     is_gone = process.is_provably_gone()

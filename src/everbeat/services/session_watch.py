@@ -59,10 +59,20 @@ class MassSessionLossRecovered(Event, frozen=True, kw_only=True):
     waited_s: float
 
 
+class LivingTreesCutOff(Event, frozen=True, kw_only=True):
+    """These supervisors have no session, but this machine proves that they live or are frozen. Only age can tell against them."""
+
+    room = "services"
+    level = logging.WARNING
+    supervisor_ids: tuple[str, ...]
+    fix: str
+
+
 class SessionWatch:
     """A service of every supervisor. It never judges its own.
 
-    `witness` proves deaths in a mass loss, if there is one. `command`: what an operator runs if the silent trees are known to be dead.
+    `witness`, if there is one, proves deaths in a mass loss, and that a tree lives.
+    `command`: what an operator runs if the silent trees are known to be dead.
     """
 
     name = "session_watch"
@@ -93,6 +103,7 @@ class SessionWatch:
         self._gone: dict[str, Lost] = {}
         self._unjudged = 0
         self._seen_held: set[str] = set()
+        self._living_told: set[str] = set()
         self._mass = MassLoss(wait_s=None if wait_ms is None else wait_ms / 1_000)
         self._disturbances = 0
         self._is_refused = False
@@ -121,9 +132,12 @@ class SessionWatch:
             self._mass.disturbed(answered_at)
         self._looked_at = answered_at
         self._see(sessions, held_until=held_until, at=answered_at)
+        living = await self._living(at=asked_at)
         problems: list[Exception | None] = []
         for session in sessions:
             gone = self._gone.get(session.supervisor_id)
+            if session.supervisor_id in living:
+                continue  # age decides: it has lost its way to the database, or it is frozen
             if gone is not None and asked_at - gone.since >= self._grace_s:
                 judge = partial(self._judge, session, gone, known=len(sessions))
                 problems.append(await problem_of(judge))
@@ -162,6 +176,17 @@ class SessionWatch:
         """Whether an outage of this observer or the server may have cost this session too: not if the observer saw it held since then."""
         is_calm = self._calm.covers(lost_in_crash=session.lost_in_crash, at=at)
         return is_calm and session.supervisor_id not in self._seen_held
+
+    async def _living(self, *, at: float) -> set[str]:
+        """Those that are due to be judged but that this machine proves alive."""
+        due = {name for name, gone in self._gone.items() if at - gone.since >= self._grace_s}
+        due |= {name for name in self._mass.lost if self._mass.is_over(name, at=at)}
+        living = await self._witness.living(due) if due and self._witness is not None else set()
+        if new := living - self._living_told:
+            fix = "look in their logs for why they cannot connect, for example with a former password"
+            self._events.emit(LivingTreesCutOff(supervisor_ids=tuple(sorted(new)), fix=fix))
+        self._living_told = living
+        return living
 
     async def _judge(self, session: WatchedSession, gone: Lost, *, known: int) -> None:
         lost = {**self._mass.lost, **self._gone}.values()

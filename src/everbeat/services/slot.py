@@ -17,6 +17,7 @@ from everbeat.runtime.events import Event, EventBus
 from everbeat.services.observer import Calm, Observer, Statements
 from everbeat.services.recovery import Recoverer
 from everbeat.services.startup import bury
+from everbeat.services.witness import Witness
 from everbeat.store.predecessors import Predecessor, is_slot_race, predecessors, take_slot
 
 LOOK_EVERY_S: Final = 0.3
@@ -49,7 +50,7 @@ class SlotKeeper:
 
     Whoever had the slot is dead if its session lock is free and nothing of its tree is connected, at two looks in a row:
     the operator asserts that a slot has one holder, so there is no grace, unless this observer or the server lost all sessions lately.
-    Behind a pooler sessions prove nothing, and age decides.
+    Behind a pooler sessions prove nothing, and age decides. Age also decides about one that this machine proves alive.
     """
 
     name = "slot"
@@ -64,6 +65,7 @@ class SlotKeeper:
         observer: Observer,
         events: EventBus,
         clock: Clock,
+        witness: Witness | None = None,
     ) -> None:
         self.interval_s = config.check_interval_ms / 1_000
         self._statements = statements
@@ -72,6 +74,7 @@ class SlotKeeper:
         self._observer = observer
         self._events = events
         self._clock = clock
+        self._witness = witness
         self._borne_as: str | None = None
         self._wanted_since: float | None = None
         self._is_told = False
@@ -113,11 +116,15 @@ class SlotKeeper:
             return []
         for bearer in bearers:
             # A session of an earlier incarnation of the server is missing here whether or not the bearer lives.
-            if bearer.held_here and not bearer.has_sessions and not self._may_return(bearer, at=at):
+            is_missing = bearer.held_here and not bearer.has_sessions
+            if is_missing and not self._may_return(bearer, at=at) and not self._lives(bearer):
                 self._gone[bearer.id] = bearer.session_at
         if self._gone and not await self._observer.can_connect():
             self._gone = {}  # a living bearer could not come back either
         return [each for each in bearers if each.id in self._gone and before.get(each.id) == each.session_at]
+
+    def _lives(self, bearer: Predecessor) -> bool:
+        return self._witness is not None and self._witness.sees(bearer)
 
     async def _take(self, me: str) -> bool:
         try:
