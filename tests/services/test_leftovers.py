@@ -25,9 +25,10 @@ async def test_the_sessions_of_a_dead_tree_are_ended_and_reported(
     onlooker: Onlooker, hands: Hands
 ) -> None:  # J14
     hands.run(workers.end_supervisor("s1", how="age"))
+    service = leftovers(onlooker)
     with session_of(hands.target, "s1") as dead:
         for _ in range(2):
-            await leftovers(onlooker).tick()
+            await service.tick()
         assert not is_open(dead)
     (told,) = onlooker.told(SessionsEnded)
     assert isinstance(told, SessionsEnded)
