@@ -287,7 +287,10 @@ class TestWork:
         change(
             hands, """insert into {schema}.beats (supervisor_id, seq, sent_at, held)
                 select supervisor_id, 91, sent_at + interval '100 s', 0 from {schema}.beats
-                where supervisor_id = 's1' and seq = 90""",
+                where supervisor_id = 's1' and seq = 90
+                union all
+                select supervisor_id, 90 + n, sent_at + n * interval '10 s', 0 from {schema}.beats, generate_series(1, 10) n
+                where supervisor_id = 's2' and seq = 90""",
         )  # fmt: skip
         close = RecoveryConfig(
             claimed_stale_threshold_ms=150_000, running_stale_threshold_ms=150_000, heartbeat_retention_hours=None
@@ -301,6 +304,35 @@ class TestWork:
             assert examine(tighter)["BEATS"].verdict is Verdict.FAIL
         change(hands, "delete from {schema}.beats")
         assert "nothing to measure" in examine(app)["BEATS"].text
+
+    def test_an_outage_of_all_is_no_fault_of_a_tree(self, app: App, hands: Hands) -> None:  # E7
+        beats = """insert into {schema}.beats (supervisor_id, seq, sent_at, held)
+            select id, n, statement_timestamp() - (300 - n - case when n > 100 then 150 else 0 end) * interval '1 s' - late, 0
+            from generate_series(1, 150) n cross join (values ('s1', interval '0 s'), ('s2', interval '0.4 s')) as each (id, late)"""
+        change(hands, beats)
+        quick = RecoveryConfig(
+            claimed_stale_threshold_ms=30_000,
+            running_stale_threshold_ms=30_000,
+            claimer_heartbeat_interval_ms=1_000,
+            runner_heartbeat_interval_ms=1_000,
+        )
+        with other(app, recovery=quick) as judging:
+            check = examine(judging)["BEATS"]
+            assert (check.verdict, check.fix) == (Verdict.OK, None)
+            assert "longest 1." in check.text
+            assert "not counted: 1 outage of up to 151 s, the last until " in check.text
+            change(hands, "delete from {schema}.beats where supervisor_id = 's2'")
+            assert (
+                examine(judging)["BEATS"].verdict is Verdict.WARN
+            )  # it was alone, so it might have been its own fault
+            change(hands, "delete from {schema}.beats")
+            change(hands, beats)
+            change(
+                hands, """insert into {schema}.beats (supervisor_id, seq, sent_at, held)
+                    select 's3', n, statement_timestamp() - (300 - n) * interval '1 s', 0 from generate_series(1, 300) n""",
+            )  # fmt: skip
+            check = examine(judging)["BEATS"]
+            assert (check.verdict, "outage" in check.text) == (Verdict.FAIL, False)
 
     def test_a_sweeper_that_stopped(self, app: App, hands: Hands) -> None:
         claimed = hands.running()

@@ -13,6 +13,7 @@ from everbeat.store.target import Target
 from tests.invariants import breaches, install_audit
 from tests.store import test_hostile_rows as hostile
 from tests.store import test_life_cycle as life
+from tests.store import test_lost_trees as lost_trees
 from tests.store import test_recovery_statements as recovery
 from tests.store import test_remaining_sessions as sessions
 from tests.store import test_signals as signals
@@ -33,6 +34,7 @@ class Mutant:
 
 CLAIM_ID = "claim_id = encode(substr(sha256(uuid_send(%(claim_call)s) || uuid_send(t.id) || int8send(t.fence)), 17), 'hex')::uuid"
 COMPLETED = "where t.id = a.id and t.claim_id = a.claim_id and t.state || '' = 'RUNNING'"
+LOST_TREES = "schema/0009_liveness/70_trees_without_session"
 
 MUTANTS = [
     Mutant(
@@ -358,6 +360,33 @@ MUTANTS = [
     Mutant(
         "a session of another role is ended", "worker/end_sessions", "and a.usesysid = coalesce(d.role, a.usesysid)", "",
         sessions.test_a_session_of_another_role_that_bears_the_name_of_a_dead_tree_is_not_ended,
+    ),
+    Mutant(
+        "a look trusts a lock of any incarnation of the server", LOST_TREES, "s.session_held and s.session_server = h.incarnation", "s.session_held",
+        lost_trees.test_a_tree_is_lost_without_its_lock_and_without_any_session_of_its_role_on_this_server,
+    ),
+    Mutant(
+        "a look ignores the session lock", LOST_TREES, "l.key = s.lock_key", "false",
+        lost_trees.test_a_tree_is_lost_without_its_lock_and_without_any_session_of_its_role_on_this_server,
+    ),
+    Mutant(
+        "a look ignores the sessions of a tree", LOST_TREES, "c.tree = s.session_name", "false",
+        lost_trees.test_a_tree_is_lost_without_its_lock_and_without_any_session_of_its_role_on_this_server,
+    ),
+    Mutant(
+        "a lock of any role revives a tree", LOST_TREES, "l.role = coalesce(s.session_role, l.role)", "true",
+        lost_trees.test_another_role_neither_revives_a_lost_tree_nor_needs_rights_to_see_it,
+    ),
+    Mutant(
+        "a session of any role revives a tree", LOST_TREES, "c.role = coalesce(s.session_role, c.role)", "true",
+        lost_trees.test_another_role_neither_revives_a_lost_tree_nor_needs_rights_to_see_it,
+    ),
+    *(
+        Mutant(
+            f"{look} counts a lost tree as live", f"inspect/{look}", "trees_without_session() x", "trees_without_session() x where false",
+            lost_trees.test_no_look_counts_a_lost_tree_as_live,
+        )
+        for look in ("crew", "waiting", "holding", "silent_trees", "unswept", "unserved", "workers", "supervisors")
     ),
 ]  # fmt: skip
 

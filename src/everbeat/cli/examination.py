@@ -5,6 +5,7 @@ What lives here: the order, and what follows when a question cannot be asked. Wh
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, Final, TypeVar
@@ -15,7 +16,7 @@ from everbeat.app import App
 from everbeat.client.explaining import silence_rules
 from everbeat.domain import nats_checks, server_checks, work_checks
 from everbeat.domain.commands import sweep_command
-from everbeat.domain.diagnosis import Check, CheckCode, Verdict
+from everbeat.domain.diagnosis import Check, CheckCode, Crew, Verdict
 from everbeat.domain.duration import spelled
 from everbeat.domain.locks import judge_locks
 from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
@@ -28,6 +29,7 @@ from everbeat.store.target import Target, is_pooled, is_read_only
 
 T = TypeVar("T")
 _HEAR_WITHIN_S: Final = 3.0
+_LONGEST_WATCH_S: Final = 5.0
 _MOST_SNAPSHOTS: Final = 10_000
 _MOST_WORKERS: Final = 100_000
 _MOST_BAD_ROWS: Final = 100
@@ -38,6 +40,7 @@ _OF_THE_LIVING: Final = frozenset(
     {
         CheckCode.LISTEN,
         CheckCode.WORKERS,
+        CheckCode.UNRESPONSIVE,
         CheckCode.TREES,
         CheckCode.SWEEPER,
         CheckCode.NAMES,
@@ -121,12 +124,16 @@ class Examination:
         )
         yield CheckCode.LOCKS, asked(explanation.lock_holders(target.schema), judge_locks)
         yield CheckCode.DEAD_ROWS, asked(diagnosis.dead_rows(target.schema), server_checks.judge_dead_rows)
-        yield CheckCode.WORKERS, asked(diagnosis.crew(stale_ms=stale_ms), work_checks.judge_crew)
-        silent = diagnosis.silent_trees(silent_ms=2 * config.beat_interval_ms)
+        yield CheckCode.WORKERS, lambda: work_checks.judge_crew(self._crew(database))
+        yield CheckCode.UNRESPONSIVE, asked(diagnosis.unresponsive(), work_checks.judge_unresponsive)
+        silent = diagnosis.silent_trees(silent_ms=2 * config.beat_interval_ms, stale_ms=stale_ms)
+        is_watched = config.session_grace_ms / 1_000 <= _LONGEST_WATCH_S
         command = sweep_command(beat_interval_ms=config.beat_interval_ms, schema=target.schema)
         yield (
             CheckCode.TREES,
-            asked(silent, lambda found: work_checks.judge_trees(found, command=command)),
+            asked(
+                silent, lambda found: work_checks.judge_trees(found, command=command, is_watched=is_watched)
+            ),
         )
         yield (
             CheckCode.BEATS,
@@ -136,7 +143,7 @@ class Examination:
         yield (
             CheckCode.SWEEPER,
             asked(
-                diagnosis.unswept(rules, margin_ms=margin_ms),
+                diagnosis.unswept(rules, margin_ms=margin_ms, stale_ms=stale_ms),
                 lambda found: work_checks.judge_sweeper(found, rules=rules),
             ),
         )
@@ -171,6 +178,15 @@ class Examination:
         yield CheckCode.RETENTION, kept
         yield CheckCode.STUCK, stuck
         yield CheckCode.BAD_ROWS, bad
+
+    def _crew(self, database: Database) -> Crew:
+        """Who lives. A tree without a session might just be connecting again, so it gets the session grace for that."""
+        crew = diagnosis.crew(stale_ms=self._alive_within_ms)
+        found = database.run(crew)
+        if not found.lost:
+            return found
+        time.sleep(min(self._app.recovery.session_grace_ms / 1_000, _LONGEST_WATCH_S))
+        return database.run(crew)
 
     def _clock(self, database: Database) -> Check:
         clock = SystemClock()
@@ -211,7 +227,9 @@ class Examination:
         latest: dict[str, Mapping[str, Any] | None] = {}
         for snapshot in database.run(inspect.worker_states(None, limit=_MOST_SNAPSHOTS)):
             latest.setdefault(snapshot.worker_id, snapshot.messages)
-        return Told.of([latest.get(worker.worker_id) for worker in alive if not worker.is_stale])
+        return Told.of(
+            [latest.get(worker.worker_id) for worker in alive if not (worker.is_stale or worker.session_lost)]
+        )
 
 
 def _reach(target: Target) -> tuple[Check, bool, bool]:

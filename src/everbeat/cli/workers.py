@@ -172,6 +172,8 @@ def _condition(worker: WorkerInfo) -> Text:
         return Text("unknown", style="yellow")
     if worker.is_stale:
         return Text("stale", style="red")
+    if worker.session_lost:
+        return Text("no session", style="red")
     return Text("draining", style="yellow") if worker.draining else Text("live", style="green")
 
 

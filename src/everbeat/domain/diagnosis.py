@@ -35,6 +35,7 @@ class CheckCode(StrEnum):
     LOCKS = "LOCKS"
     DEAD_ROWS = "DEAD_ROWS"
     WORKERS = "WORKERS"
+    UNRESPONSIVE = "UNRESPONSIVE"
     TREES = "TREES"
     BEATS = "BEATS"
     SWEEPER = "SWEEPER"
@@ -111,7 +112,11 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Gaps(msgspec.Struct, frozen=True):
-    """The time between the beats of supervisors in the history that is kept, in seconds."""
+    """The time between the beats of supervisors in the history that is kept, in seconds, without the outages.
+
+    In an outage no supervisor beat: how many there were, the longest, and the end of the last one. `alone_s`: the longest one in
+    which only one supervisor was silent, because no other one ran.
+    """
 
     count: int
     median_s: float | None
@@ -119,15 +124,23 @@ class Gaps(msgspec.Struct, frozen=True):
     longest_s: float | None
     supervisor_id: str | None
     ended_at: datetime | None
+    outages: int
+    outage_s: float | None
+    outage_at: datetime | None
+    alone_s: float | None
 
 
 class Unswept(msgspec.Struct, frozen=True):
-    """Leases that should have been recovered long ago: silent too long, of an ended worker, the longest overdue."""
+    """Leases that should have been recovered long ago: silent too long, of an ended worker, the longest overdue.
+
+    `abandoned`: leases of trees that have no session in PostgreSQL, while no other tree lives.
+    """
 
     silent: int
     ended: int
     task_id: UUID | None
     overdue_ms: int | None
+    abandoned: int
 
 
 class Unserved(msgspec.Struct, frozen=True):
@@ -140,20 +153,41 @@ class Unserved(msgspec.Struct, frozen=True):
 
 
 class Crew(msgspec.Struct, frozen=True):
-    """Live supervisors and workers, and whether any task is PENDING, CLAIMED or RUNNING."""
+    """Live supervisors and workers, and whether any task is PENDING, CLAIMED or RUNNING.
+
+    `lost`: how many trees were not ended and have no session in PostgreSQL any more; those are not live.
+    """
 
     supervisors: int
     workers: int
     last_beat_at: datetime | None
     has_work: bool
+    lost: int
+
+
+class Unresponsive(msgspec.Struct, frozen=True):
+    """A worker for which its supervisor beats, and whose process had not responded to it for `lag_s` at its last snapshot."""
+
+    worker_id: str
+    pid: int
+    hostname: str
+    lag_s: float
+    snapshot_s: float
+    held: int
 
 
 class SilentTrees(msgspec.Struct, frozen=True):
-    """Supervisors that were not ended, those of them that are silent with their whole tree, and the tasks that the silent ones hold."""
+    """Supervisors that were not ended, those of them that are silent with their whole tree, and the tasks that the silent ones hold.
+
+    `lost` names those that have no session in PostgreSQL any more, which hold `held_by_lost` tasks; `living` are not, and beat lately.
+    """
 
     known: int
     silent: int
     held: int
+    living: int
+    lost: tuple[str, ...]
+    held_by_lost: int
 
 
 class Suspects(msgspec.Struct, frozen=True):

@@ -45,6 +45,8 @@ class ReasonCode(StrEnum):
     RUNNING = "RUNNING"
     PROGRESS_STANDS = "PROGRESS_STANDS"
     CANCEL_REQUESTED = "CANCEL_REQUESTED"
+    HOLDER_UNRESPONSIVE = "HOLDER_UNRESPONSIVE"
+    HOLDER_WITHOUT_SESSION = "HOLDER_WITHOUT_SESSION"
     HOLDER_SILENT = "HOLDER_SILENT"
     HOLDER_ENDED = "HOLDER_ENDED"
     HOLDER_UNKNOWN = "HOLDER_UNKNOWN"
@@ -125,7 +127,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     Workers that are `alive`, `serving` its queue and `knowing` its name too; `slots` of those and how many code is
     `running` in, None where a worker has not told yet; `ahead` in its queue, `before` it in its serial line, the first of
     those; suspects that run or are held elsewhere (`alone`); `lagging` of the `knowing`, with an event loop that is late
-    by more than a second. On a standby (`is_standby`) beats arrive late, so no worker is known to be dead.
+    by more than a second. On a standby (`is_standby`) beats arrive late, so no worker is known to be dead. `lost` have beaten lately, but
+    PostgreSQL has no session of their trees any more; they are not `alive`.
     """
 
     alive: int
@@ -147,12 +150,14 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     known_tasks: tuple[str, ...] = ()
     known_queues: tuple[str, ...] = ()
     is_standby: bool = False
+    lost: int = 0
 
 
 class Holding(msgspec.Struct, frozen=True):
     """The lease of a task: its holder, the holder's last sign of life, its other running tasks, and how many could recover it.
 
     `left_at`: when a recovery hook first said that this holder keeps it. `is_standby`: the beats may be older than they are.
+    `session_lost`: PostgreSQL has no session of the holder's tree any more. `lag_ms`: how late its event loop was, `lag_at` that moment.
     """
 
     worker_id: str
@@ -174,6 +179,9 @@ class Holding(msgspec.Struct, frozen=True):
     observers: int
     left_at: datetime | None
     is_standby: bool = False
+    session_lost: bool = False
+    lag_ms: float | None = None
+    lag_at: datetime | None = None
 
 
 class SilenceRules(msgspec.Struct, frozen=True, kw_only=True):

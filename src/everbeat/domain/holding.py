@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Final
 
 from everbeat.domain.duration import spelled
 from everbeat.domain.explanation import Holding, Reason, ReasonCode, SilenceRules, counted, unknown_liveness
 from everbeat.domain.inspection import TaskSummary
 from everbeat.domain.policy import StoredPolicy
+from everbeat.domain.silence import UNRESPONSIVE_S
+
+_UNCERTAIN: Final = {
+    ReasonCode.HOLDER_ENDED,
+    ReasonCode.HOLDER_UNKNOWN,
+    ReasonCode.HOLDER_WITHOUT_SESSION,
+    ReasonCode.HOLDER_SILENT,
+    ReasonCode.LIVENESS_UNKNOWN,
+}
+"""The supervisor of the holder does not beat for it, so the latest snapshot says nothing of it."""
 
 
 def why_held(
@@ -24,8 +35,26 @@ def why_held(
 ) -> tuple[Reason, ...]:
     """What the holder of a CLAIMED or RUNNING task does, or why nobody has taken it from a dead one."""
     death = tuple(_death(task, holding, policy=policy, rules=rules, at=at))
+    if not any(reason.code in _UNCERTAIN for reason in death):
+        death += tuple(_unresponsive(holding, at=at))
     hold = _hold(task, holding, policy=policy) if not death else _held_so_far(task, holding)
     return (*death, *hold, *_cancel(task, holding))
+
+
+def _unresponsive(holding: Holding, *, at: datetime) -> Iterator[Reason]:
+    """That the process of a holder that lives for the database does not respond to its supervisor, by its latest snapshot."""
+    if holding.lag_ms is None or holding.lag_at is None or holding.lag_ms < UNRESPONSIVE_S * 1_000:
+        return
+    ago_ms = max(0.0, (at - holding.lag_at).total_seconds() * 1_000)
+    yield Reason(
+        code=ReasonCode.HOLDER_UNRESPONSIVE,
+        text=f"the process of worker {_shown(holding)}, which holds it, had not responded for {_spelled(holding.lag_ms)} at its last"
+        f" snapshot, {_spelled(ago_ms)} ago: it is stopped, or code blocks it; its supervisor beats for it, so nothing recovers it"
+        " unless hang_timeout_ms is set",
+        since=holding.lag_at - timedelta(milliseconds=holding.lag_ms),
+        blocked_by=holding.worker_id,
+        command=f"everbeat workers release {holding.worker_id}",
+    )
 
 
 def _hold(task: TaskSummary, holding: Holding, *, policy: StoredPolicy) -> Iterator[Reason]:
@@ -166,6 +195,8 @@ def _trouble(
     holding: Holding, *, threshold_ms: int | None, rules: SilenceRules, at: datetime
 ) -> Reason | None:
     silent = timedelta(milliseconds=(threshold_ms or 0) + rules.check_interval_ms)
+    if holding.session_lost and holding.ended_at is None:
+        return _without_session(holding)
     if holding.supervisor_id is None:
         code, since, due_at = ReasonCode.HOLDER_UNKNOWN, holding.last_beat_at, holding.last_beat_at + silent
         text, coming = (
@@ -201,6 +232,22 @@ def _trouble(
         until=until,
         blocked_by=holding.worker_id,
         command="everbeat sweep --dry-run",
+    )
+
+
+def _without_session(holding: Holding) -> Reason:
+    coming = (
+        " Unless it connects again, a live supervisor recovers it, mostly within seconds"
+        if holding.observers
+        else ""
+    )
+    return Reason(
+        code=ReasonCode.HOLDER_WITHOUT_SESSION,
+        text=f"PostgreSQL has no session any more of the tree of worker {_shown(holding)}, which holds it, so that tree is dead or cut"
+        f" off; its last heartbeat came {_spelled(holding.silent_ms)} ago.{coming}",
+        since=holding.last_beat_at,
+        blocked_by=holding.worker_id,
+        command="everbeat workers" if holding.observers else "everbeat worker MODULE:APP",
     )
 
 

@@ -164,6 +164,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     """One worker. `last_heartbeat_at` counts its supervisor's beats for it; `queues` None means all, `tasks` None unknown.
 
     `is_stale` is None on a standby, where beats arrive with the delay of replication: an old one does not prove a death.
+    `session_lost`: PostgreSQL has no session of its tree any more, so the tree is dead or cut off. False also where that is unknown.
     """
 
     worker_id: str
@@ -183,6 +184,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     metadata: Mapping[str, Any]
     claimed: int
     running: int
+    session_lost: bool
 
     @property
     def tasks(self) -> tuple[str, ...] | None:
@@ -192,9 +194,9 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
 
 class SupervisorInfo(msgspec.Struct, frozen=True):
-    """One supervisor and the number of its workers that were not ended. `session_held`: it holds its session lock.
+    """One supervisor and the number of its workers that were not ended. `session_held`: it has taken its session lock.
 
-    `is_stale` is None on a standby, as a worker's is.
+    `is_stale` is None on a standby, as a worker's is. `session_lost` is as a worker's is.
     """
 
     supervisor_id: str
@@ -209,6 +211,7 @@ class SupervisorInfo(msgspec.Struct, frozen=True):
     ended_at: datetime | None
     ended_how: str | None
     workers: int
+    session_lost: bool
 
 
 class WorkerStateInfo(msgspec.Struct, frozen=True):

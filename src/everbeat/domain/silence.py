@@ -1,9 +1,11 @@
-"""The rule by which a silence counts as a mass silence."""
+"""The rule by which a silence counts as a mass silence, and that by which a worker process counts as unresponsive."""
 
 from __future__ import annotations
 
 from typing import Final
 
+UNRESPONSIVE_S: Final = 10.0
+"""A worker process that has told its supervisor nothing for so long is reported: it reports every second."""
 _LEAST_KNOWN: Final = 3
 _LEAST_SILENT: Final = 2
 

@@ -73,7 +73,7 @@ def _crew(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
     elif waiting.alive == 0:
         yield Reason(
             code=ReasonCode.NO_WORKER,
-            text="no live worker",
+            text=f"no live worker{_lost(waiting)}",
             since=waiting.last_beat_at,
             command="everbeat worker MODULE:APP",
         )
@@ -92,6 +92,12 @@ def _crew(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
             blocked_by=task.name,
             command="everbeat check MODULE:APP",
         )
+
+
+def _lost(waiting: Waiting) -> str:
+    if not waiting.lost:
+        return ""
+    return f": PostgreSQL has no session any more of the {counted(waiting.lost, 'worker')} that beat last, so they are dead or cut off"
 
 
 def _meant(name: str, known: Sequence[str]) -> str:

@@ -20,13 +20,14 @@ from everbeat.domain.diagnosis import (
     Oldest,
     SilentTrees,
     Suspects,
+    Unresponsive,
     Unserved,
     Unswept,
     Verdict,
 )
 from everbeat.domain.explanation import SilenceRules, counted
 from everbeat.domain.pauses import Pause
-from everbeat.domain.silence import is_mass
+from everbeat.domain.silence import UNRESPONSIVE_S, is_mass
 from everbeat.errors.wording import some
 
 _LATE_HOURS: Final = 3.0
@@ -45,19 +46,66 @@ def judge_crew(crew: Crew) -> Check:
         else f"; the last beat came at {crew.last_beat_at.isoformat(timespec='seconds')}"
     )
     fix = "start one: everbeat worker MODULE:APP."
+    lost = f" ({counted(crew.lost, 'tree')} without a session in PostgreSQL)" if crew.lost else ""
     if crew.has_work:
-        return Check(CheckCode.WORKERS, Verdict.FAIL, f"no live worker, and tasks wait{since}", fix)
-    return Check(CheckCode.WORKERS, Verdict.WARN, f"no live worker{since}", fix)
+        return Check(CheckCode.WORKERS, Verdict.FAIL, f"no live worker{lost}, and tasks wait{since}", fix)
+    return Check(CheckCode.WORKERS, Verdict.WARN, f"no live worker{lost}{since}", fix)
 
 
-def judge_trees(found: SilentTrees, *, command: str) -> Check:
-    """Whether so many trees are silent that their recovery waits; `command`: recovers what they hold at once."""
+def judge_unresponsive(found: Sequence[Unresponsive]) -> Check:
+    """Whether processes of live workers do not respond to their supervisors."""
+    if not found:
+        text = f"the process of every live worker has responded within {UNRESPONSIVE_S:g} s"
+        return Check(CheckCode.UNRESPONSIVE, Verdict.OK, text)
+    named = [
+        f"{each.worker_id} (pid {each.pid} on {each.hostname}) for {each.lag_s:.0f} s at its last snapshot, {each.snapshot_s:.0f} s ago,"
+        f" with {counted(each.held, 'task')}"
+        for each in found
+    ]
+    text = (
+        f"worker processes that did not respond, because they are stopped or code blocks them: {some(named)}"
+    )
+    fix = (
+        f"look at the process, or release what it holds: everbeat workers release {found[0].worker_id}. To have such processes"
+        " replaced, set RecoveryConfig(hang_timeout_ms=...)."
+    )
+    return Check(CheckCode.UNRESPONSIVE, Verdict.WARN, text, fix)
+
+
+def judge_trees(found: SilentTrees, *, command: str, is_watched: bool) -> Check:
+    """Whether trees have lost their sessions, or so many are silent that their recovery waits.
+
+    `command` recovers what the silent ones hold at once. `is_watched`: those without a session were so for the whole session grace.
+    """
     text = f"{found.silent} of {counted(found.known, 'tree')} silent for two heartbeat intervals or more"
-    if not is_mass(silent=found.silent, known=found.known):
+    is_silent = is_mass(silent=found.silent, known=found.known)
+    if found.lost:
+        return _judge_lost(found, command=command if is_silent else None, is_watched=is_watched)
+    if not is_silent:
         return Check(CheckCode.TREES, Verdict.OK, text)
     text += f", with {counted(found.held, 'task')}: so many that the network is suspected, so their recovery is slow"
     fix = f"if you know that they are dead, recover their tasks now: {command}."
     return Check(CheckCode.TREES, Verdict.WARN, text, fix)
+
+
+def _judge_lost(found: SilentTrees, *, command: str | None, is_watched: bool) -> Check:
+    text = (
+        f"{len(found.lost)} of {counted(found.known, 'tree')} without a session in PostgreSQL any more, so dead or cut off, with"
+        f" {counted(found.held_by_lost, 'task')}: {some(found.lost)}"
+    )
+    at_once = (
+        "" if command is None else f" If you know that they are dead, recover their tasks now: {command}."
+    )
+    if found.living:
+        fix = f"none, if they are dead: a live supervisor recovers their tasks. If they live, look at their network.{at_once}"
+        return Check(CheckCode.TREES, Verdict.WARN, text, fix)
+    is_failed = is_watched and found.held_by_lost > 0
+    return Check(
+        CheckCode.TREES,
+        Verdict.FAIL if is_failed else Verdict.WARN,
+        f"{text}; no other tree lives to recover them",
+        f"start a worker, which recovers them: everbeat worker MODULE:APP.{at_once}",
+    )
 
 
 def judge_bad_rows(found: Sequence[BadRow]) -> Check:
@@ -95,10 +143,13 @@ def judge_beats(gaps: Gaps, *, rules: SilenceRules) -> Check:
     at = "" if gaps.ended_at is None else f" until {gaps.ended_at.isoformat(timespec='seconds')}"
     text = (
         f"{gaps.count} gaps between beats: median {gaps.median_s:.2f} s, p99 {gaps.p99_s:.2f} s, longest {gaps.longest_s:.2f} s"
-        f" ({gaps.supervisor_id}{at}); the least stale threshold is {threshold_s:g} s"
+        f" ({gaps.supervisor_id}{at}); the least stale threshold is {threshold_s:g} s{_outages(gaps)}"
     )
     if gaps.longest_s < threshold_s / 2:
-        return Check(CheckCode.BEATS, Verdict.OK, text)
+        if (gaps.alone_s or 0) < threshold_s / 2:
+            return Check(CheckCode.BEATS, Verdict.OK, text)
+        fix = "if the database was there all the time, find what held up the only supervisor: its machine or the network."
+        return Check(CheckCode.BEATS, Verdict.WARN, text, fix)
     fix = (
         f"raise the stale thresholds of RecoveryConfig to {math.ceil(3 * gaps.longest_s)} s or more, beat more often, or find"
         " what held that supervisor up: its machine, the network, the database."
@@ -107,12 +158,30 @@ def judge_beats(gaps: Gaps, *, rules: SilenceRules) -> Check:
     return Check(CheckCode.BEATS, verdict, text, fix)
 
 
+def _outages(gaps: Gaps) -> str:
+    """What was taken out of the gaps: nobody is declared dead for a silence of all."""
+    if not gaps.outages or gaps.outage_s is None or gaps.outage_at is None:
+        return ""
+    last = gaps.outage_at.isoformat(timespec="seconds")
+    return (
+        f"; not counted: {counted(gaps.outages, 'outage')} of up to {gaps.outage_s:.0f} s, the last until {last}, in which no"
+        " supervisor beat"
+    )
+
+
 def judge_sweeper(unswept: Unswept, *, rules: SilenceRules) -> Check:
     """Whether the dead are recovered."""
     if rules.claimed_ms is None and rules.running_ms is None:
         text = "automatic recovery is off: what dead workers hold stays until an operator sweeps"
         fix = "RecoveryConfig(auto_requeue_stale_claimed=True, auto_fail_stale_running=True), or 'everbeat sweep' by hand."
         return Check(CheckCode.SWEEPER, Verdict.WARN, text, fix)
+    if unswept.abandoned:
+        text = (
+            f"nobody sweeps: {counted(unswept.abandoned, 'lease')} of trees that have no session in PostgreSQL any more, and no"
+            " other supervisor lives"
+        )
+        fix = f"start a worker: everbeat worker MODULE:APP. See 'everbeat explain {unswept.task_id}'."
+        return Check(CheckCode.SWEEPER, Verdict.FAIL, text, fix)
     overdue = unswept.silent + unswept.ended
     if overdue == 0:
         return Check(

@@ -23,10 +23,12 @@ from everbeat.domain.diagnosis import (
     SilentTrees,
     Standing,
     Suspects,
+    Unresponsive,
     Unserved,
     Unswept,
 )
 from everbeat.domain.explanation import SilenceRules
+from everbeat.domain.silence import UNRESPONSIVE_S
 from everbeat.store.statement import Row, Statement
 from everbeat.store.target import Target
 
@@ -80,9 +82,23 @@ def crew(*, stale_ms: int) -> Statement[Crew]:
     return Statement("inspect/crew", {"stale_ms": stale_ms}, lambda found: Crew(*found[0]))
 
 
-def silent_trees(*, silent_ms: int) -> Statement[SilentTrees]:
-    """How many supervisors are silent with their whole tree for `silent_ms`."""
-    return Statement("inspect/silent_trees", {"silent_ms": silent_ms}, lambda found: SilentTrees(*found[0]))
+def unresponsive() -> Statement[list[Unresponsive]]:
+    """Live workers whose processes did not respond to their supervisors at their last snapshot, the longest first."""
+    return Statement(
+        "inspect/unresponsive",
+        {"lag_ms": UNRESPONSIVE_S * 1_000},
+        lambda found: [Unresponsive(*row) for row in found],
+    )
+
+
+def silent_trees(*, silent_ms: int, stale_ms: int) -> Statement[SilentTrees]:
+    """How many supervisors are silent with their whole tree for `silent_ms`, which have no session, and who lives."""
+
+    def read(found: Sequence[Row]) -> SilentTrees:
+        known, silent, held, living, lost, held_by_lost = found[0]
+        return SilentTrees(known, silent, held, living, tuple(lost or ()), held_by_lost)
+
+    return Statement("inspect/silent_trees", {"silent_ms": silent_ms, "stale_ms": stale_ms}, read)
 
 
 def beat_gaps() -> Statement[Gaps]:
@@ -90,11 +106,11 @@ def beat_gaps() -> Statement[Gaps]:
     return Statement("inspect/beat_gaps", {}, lambda found: Gaps(*found[0]))
 
 
-def unswept(rules: SilenceRules, *, margin_ms: int) -> Statement[Unswept]:
-    """Leases that are overdue by these rules for more than `margin_ms`."""
+def unswept(rules: SilenceRules, *, margin_ms: int, stale_ms: int) -> Statement[Unswept]:
+    """Leases that are overdue by these rules for more than `margin_ms`. A supervisor without a beat for `stale_ms` does not live."""
     parameters = {
         "claimed_ms": rules.claimed_ms, "running_ms": rules.running_ms, "multiplier": rules.multiplier,
-        "resilient_flags": list(rules.resilient_flags), "margin_ms": margin_ms,
+        "resilient_flags": list(rules.resilient_flags), "margin_ms": margin_ms, "stale_ms": stale_ms,
     }  # fmt: skip
     return Statement("inspect/unswept", parameters, lambda found: Unswept(*found[0]))
 

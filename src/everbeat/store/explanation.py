@@ -16,6 +16,8 @@ from everbeat.domain.states import TaskState
 from everbeat.domain.workflow_explanation import Movement
 from everbeat.store.statement import Row, Statement
 
+_LEASE_COLUMNS = 14
+
 
 def waiting(task_id: UUID, *, stale_ms: int) -> Statement[Waiting | None]:
     """What the task waits for; None when there is no such task. A worker without a beat for `stale_ms` does not live."""
@@ -53,7 +55,7 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
     if not found:
         return None
     alive, serving, knowing, slots, running, last_beat_at, ahead, before, *rest = found[0]
-    first_id, first_state, first_name, first_due_at, alone, lagging, *pauses, is_standby = rest
+    first_id, first_state, first_name, first_due_at, alone, lagging, *pauses, is_standby, lost = rest
     return Waiting(
         alive=alive,
         serving=serving,
@@ -72,6 +74,7 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
         task_pause=_pause(pauses[:6]),
         queue_pause=_pause(pauses[6:]),
         is_standby=is_standby,
+        lost=lost,
     )
 
 
@@ -82,8 +85,8 @@ def _pause(columns: Sequence[Any]) -> Pause | None:
 def _holding(found: Sequence[Row]) -> Holding | None:
     if not found:
         return None
-    *facts, flags, neighbours, observers, left_at, is_standby = found[0]
-    return Holding(*[*facts, _flags(flags), tuple(neighbours), observers, left_at, is_standby])
+    facts, (flags, neighbours, *rest) = found[0][:_LEASE_COLUMNS], found[0][_LEASE_COLUMNS:]
+    return Holding(*[*facts, _flags(flags), tuple(neighbours), *rest])
 
 
 def _flags(text: str | None) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from everbeat.worker.protocol import (
     Tick,
 )
 from everbeat.worker.recycling import ProcessRecycled
+from everbeat.worker.response_watch import ResponseWatch
 from everbeat.worker.restarts import Prospects
 from everbeat.worker.seat import Seat
 from everbeat.worker.supervision import Supervision
@@ -275,7 +276,8 @@ class Supervisor:
 
     def _watch(self, supervision: Supervision) -> None:
         config, clock, events = supervision.config, self._clock, self._events
-        watches: list[HangWatch | CutOffWatch] = [
+        watches: list[HangWatch | CutOffWatch | ResponseWatch] = [
+            ResponseWatch(children=lambda: self._children, events=events, clock=clock),
             CutOffWatch(
                 threshold_s=config.running_stale_threshold_ms / 1_000,
                 children=lambda: self._children,
@@ -283,7 +285,7 @@ class Supervisor:
                 can_connect=supervision.can_connect,
                 events=events,
                 clock=clock,
-            )
+            ),
         ]
         if config.hang_timeout_ms is not None:
             watches.append(

@@ -1,8 +1,12 @@
--- Who lives, and whether there is anything to do.
+-- Who lives, and whether there is anything to do. A tree without a session in PostgreSQL does not live.
+with lost as materialized (
+    select x.id from {schema}.trees_without_session() x
+)
 select
     (
         select count(*) from {schema}.supervisors s
         where s.ended_at is null and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+          and s.id not in (select l.id from lost l)
     ) as supervisors,
     (
         select count(*)
@@ -10,6 +14,7 @@ select
         join {schema}.supervisors s on s.id = w.supervisor_id
         where w.ended_at is null and s.ended_at is null
           and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+          and s.id not in (select l.id from lost l)
     ) as workers,
     (select max(s.last_beat_at) from {schema}.supervisors s) as last_beat_at,
     exists (select from {schema}.tasks t where t.state in ('CLAIMED', 'RUNNING'))
@@ -20,4 +25,5 @@ select
         or exists (
             select from {schema}.tasks t
             where t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.enqueued_at <= statement_timestamp()
-        ) as has_work
+        ) as has_work,
+    (select count(*) from lost) as lost

@@ -1,5 +1,8 @@
 -- The lease of one task with its holder, what else the holder runs, and who could recover it: any other supervisor, and the holder's
--- own as well once the worker has ended.
+-- own as well once the worker has ended. A tree without a session in PostgreSQL recovers nothing. With the worker's latest snapshot.
+with lost as materialized (
+    select x.id from {schema}.trees_without_session() x
+)
 select
     l.worker_id, l.supervisor_id, l.hostname, l.pid, l.claimed_at, l.started_at, l.last_beat_at, l.silent_ms, l.ended_at, l.ended_how, l.ended_cause,
     l.cancel_requested, l.alone, l.suspect, l.flags,
@@ -13,8 +16,14 @@ select
         select count(*) from {schema}.supervisors s
         where s.ended_at is null and (s.id is distinct from l.supervisor_id or l.ended_at is not null)
           and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+          and s.id not in (select x.id from lost x)
     ) as observers,
     (select t.left_at from {schema}.tasks t where t.id = l.id and t.left_claim_id = l.claim_id) as left_at,
-    pg_is_in_recovery() as is_standby
+    pg_is_in_recovery() as is_standby,
+    l.supervisor_id is not null and l.supervisor_id in (select x.id from lost x) as session_lost,
+    latest.loop_lag_ms, latest.at
 from {schema}.leases l
+left join lateral (
+    select x.loop_lag_ms, x.at from {schema}.worker_states x where x.worker_id = l.worker_id order by x.at desc limit 1
+) latest on true
 where l.id = %(id)s

@@ -1,8 +1,10 @@
 -- Supervisors that were not ended: how many there are, how many were silent for so long with their whole tree, by the database's clock, and
--- how many tasks the silent ones hold.
-with tree as materialized (
+-- how many tasks the silent ones hold. The lost ones have no session in PostgreSQL any more; the living ones have, and beat lately.
+with lost as materialized (
+    select x.id from {schema}.trees_without_session() x
+), tree as materialized (
     select
-        s.id, greatest(s.last_beat_at, w.last_beat_at) < statement_timestamp() - %(silent_ms)s * interval '1 millisecond'
+        s.id, s.pid, s.hostname, s.last_beat_at, s.id in (select x.id from lost x) as is_lost, greatest(s.last_beat_at, w.last_beat_at) < statement_timestamp() - %(silent_ms)s * interval '1 millisecond'
             as is_silent
     from {schema}.supervisors s
     cross join lateral (
@@ -16,5 +18,14 @@ select
         select count(*) from {schema}.tasks k
         join {schema}.workers w on w.id = k.claimed_by_worker_id
         where k.state in ('CLAIMED', 'RUNNING') and w.supervisor_id in (select x.id from tree x where x.is_silent)
-    ) as held
+    ) as held,
+    count(*) filter (
+        where not t.is_lost and t.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+    ) as living,
+    array_agg(format('%%s (pid %%s on %%s)', t.id, t.pid, t.hostname) order by t.id) filter (where t.is_lost) as lost,
+    (
+        select count(*) from {schema}.tasks k
+        join {schema}.workers w on w.id = k.claimed_by_worker_id
+        where k.state in ('CLAIMED', 'RUNNING') and w.supervisor_id in (select x.id from lost x)
+    ) as held_by_lost
 from tree t

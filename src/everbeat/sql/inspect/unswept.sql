@@ -1,5 +1,5 @@
 -- Leases that automatic recovery should have taken long ago: silent for longer than their threshold and some looks of a sweeper, or
--- held by an ended worker. A threshold of null leaves its state alone; so does a recovery hook that said Skip.
+-- held by an ended worker. Abandoned: held by trees without a session, while no other tree lives. A threshold of null leaves its state alone; so does a recovery hook that said Skip.
 with overdue as materialized (
     select
         l.id, l.ended_at,
@@ -15,9 +15,19 @@ with overdue as materialized (
     ) allowed
     where allowed.threshold_ms is not null
       and not exists (select from {schema}.tasks t where t.id = l.id and t.left_claim_id = l.claim_id)
+), lost as materialized (
+    select x.id from {schema}.trees_without_session() x
+), abandoned as materialized (
+    select l.id from {schema}.leases l
+    where l.ended_at is null and l.supervisor_id in (select x.id from lost x) and not exists (
+        select from {schema}.supervisors s
+        where s.ended_at is null and s.id not in (select x.id from lost x)
+          and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+    )
 )
 select
     count(*) filter (where o.ended_at is null) as silent, count(*) filter (where o.ended_at is not null) as ended,
-    (array_agg(o.id order by o.overdue_ms desc))[1] as task_id, max(o.overdue_ms) as overdue_ms
+    coalesce((array_agg(o.id order by o.overdue_ms desc))[1], (select a.id from abandoned a limit 1)) as task_id,
+    max(o.overdue_ms) as overdue_ms, (select count(*) from abandoned) as abandoned
 from overdue o
 where o.overdue_ms > 0

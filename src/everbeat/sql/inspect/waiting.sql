@@ -2,12 +2,16 @@
 -- all), how busy those are, what is paused, what stands before it in its serial line or in its queue. Counts stop at 1,001.
 with mine as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s
-), living as materialized (
-    select w.id, {schema}.object_of(w.metadata) as metadata, w.queues
+), lost as materialized (
+    select x.id from {schema}.trees_without_session() x
+), beating as materialized (
+    select w.id, w.supervisor_id, {schema}.object_of(w.metadata) as metadata, w.queues
     from {schema}.workers w
     join {schema}.supervisors s on s.id = w.supervisor_id
     where w.ended_at is null and s.ended_at is null and not s.draining
       and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+), living as materialized (
+    select b.* from beating b where b.supervisor_id not in (select x.id from lost x)
 ), crew as materialized (
     select
         l.id, l.metadata, l.queues is null or mine.queue = any(l.queues) as serves,
@@ -75,7 +79,8 @@ select
     ) as lagging,
     task_pause.kind, task_pause.name, task_pause.paused_at, task_pause.paused_by, task_pause.reason, task_pause.crashes,
     queue_pause.kind, queue_pause.name, queue_pause.paused_at, queue_pause.paused_by, queue_pause.reason, queue_pause.crashes,
-    pg_is_in_recovery() as is_standby
+    pg_is_in_recovery() as is_standby,
+    (select count(*) from beating b where b.supervisor_id in (select x.id from lost x)) as lost
 from mine
 left join (select * from line limit 1) first on true
 left join {schema}.pauses task_pause on task_pause.kind = 'task' and task_pause.name = mine.name
