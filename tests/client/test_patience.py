@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from typing import Any
 from uuid import uuid4
@@ -18,7 +18,12 @@ from psycopg import sql
 
 from everbeat import App, Workflow
 from everbeat.errors import ConfigurationError, DatabaseReadOnly, DatabaseUnreachable, EverbeatError
+from everbeat.store import tasks
+from everbeat.store.database import Database
 from everbeat.store.left_sessions import MOST_LEFT
+from everbeat.store.loop_connections import MOST_CONNECTIONS
+from everbeat.store.patience import LastProblem, Patience, SignsOfLife
+from everbeat.store.target import Target
 from tests.conftest import NewPair, NewServer
 from tests.replication import Pair
 
@@ -220,6 +225,81 @@ def test_the_patience_of_one_start_of_a_workflow_replaces_that_of_the_app(make_a
         began_at = time.monotonic()
         assert isinstance(in_a_thread(start), DatabaseUnreachable)
         assert time.monotonic() - began_at < 3 * 1.2
+
+
+@pytest.mark.parametrize("patience_s", [0.5, 1.5, 3.0])
+def test_the_last_try_of_a_call_begins_when_its_patience_ends(
+    make_app: MakeApp, patience_s: float
+) -> None:  # J15
+    """Connection refused is answered at once, so the pauses between the tries make up the time."""
+    app = make_app("postgresql://127.0.0.1:1/nowhere", patience=patience_s)
+    for send in SENDS.values():
+        began_at = time.monotonic()
+        assert isinstance(in_a_thread(lambda send=send: send(app)), DatabaseUnreachable)  # type: ignore[misc]
+        took_s = time.monotonic() - began_at
+        print(f"{took_s:.2f} s")
+        assert patience_s <= took_s < patience_s + 3
+
+
+def test_a_wait_with_a_time_limit_goes_on_until_then_also_for_an_app_that_never_connected(
+    make_app: MakeApp,
+) -> None:  # J15
+    app = make_app("postgresql://127.0.0.1:1/nowhere", patience=0.3)
+    handle = app.handle(uuid4())
+    waits: list[Callable[[], Any]] = [
+        lambda: handle.result(timeout=1.5),
+        lambda: asyncio.run(handle.aresult(timeout=1.5)),
+        lambda: app.outcomes([handle], timeout=1.5),
+        lambda: asyncio.run(app.aoutcomes([handle], timeout=1.5)),
+    ]
+    for wait in waits:
+        began_at = time.monotonic()
+        assert isinstance(in_a_thread(wait), DatabaseUnreachable)
+        assert 1.5 <= time.monotonic() - began_at < 1.5 + 3
+
+
+def test_a_wait_finds_a_server_that_comes_back_within_its_time_limit(
+    new_server: NewServer, make_app: MakeApp
+) -> None:  # J15
+    server = new_server()
+    handle = make_app(server.url).send_by_name("work")
+    handle.cancel()
+    newcomer = make_app(server.url, patience=0.3)
+    with psycopg.connect(server.url, dbname="template1", autocommit=True) as admin:
+        admin.execute("alter database postgres allow_connections false")
+        threading.Timer(1.5, admin.execute, ["alter database postgres allow_connections true"]).start()
+        ended = in_a_thread(lambda: newcomer.handle(handle.id).outcome(timeout=5))
+    assert ended.error.code == "TASK_CANCELLED", ended
+
+
+def test_a_call_that_gets_no_connection_names_the_last_problem_of_the_others(
+    make_app: MakeApp,
+) -> None:  # J15
+    database = Database(Target.parse("postgresql://127.0.0.1:1/nowhere"), patience_s=0.2)
+    look = tasks.outcomes([uuid4()])
+    with pytest.raises(DatabaseUnreachable, match="Connection refused"):
+        database.run(look)
+    with ExitStack() as others:
+        for _ in range(MOST_CONNECTIONS):
+            database._free.acquire()
+            others.callback(database._free.release)
+        with pytest.raises(
+            DatabaseUnreachable, match=r"All 8 connections .*The last problem was: .*Connection refused"
+        ):
+            database.run(look)
+
+
+def test_answers_to_other_calls_do_not_prolong_a_call_whose_own_try_failed() -> None:  # J15
+    """A server that refuses writes goes on to answer what others read."""
+    signs = SignsOfLife()
+    waiting, refused = (Patience(10.0, signs) for _ in range(2))
+    ends_at = refused.ends_at
+    refused.failed(LastProblem("read-only", None))
+    Patience(10.0, signs).answered()
+    for patience in (waiting, refused):
+        patience.follow_others()
+    assert refused.ends_at == ends_at
+    assert waiting.ends_at > ends_at
 
 
 @pytest.mark.parametrize("wrong", [0, "1ms", -1, "soon", None])

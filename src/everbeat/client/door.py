@@ -26,6 +26,7 @@ from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
+from everbeat.store.giving_up import unreachable
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.patience import DEFAULT_PATIENCE_S, SignsOfLife
 from everbeat.store.plan import Plan, arun_plan, run_plan
@@ -186,10 +187,9 @@ class Door:
         return self._opened
 
     def _still_opening(self, waited_s: float) -> DatabaseUnreachable:
-        return DatabaseUnreachable(
-            f"Another thread has been opening the database at {self.address.shown!r} for {waited_s:.3g} s.",
-            fix="wait longer, or check that the database runs.",
-        )
+        text = f"Another thread has been opening the database at {self.address.shown!r} for {waited_s:.3g} s."
+        fix = "wait longer, or check that the database runs."
+        return unreachable(text, fix=fix, last=self._signs.problem)
 
     def prepare(self, *, patience_s: float, within_s: float) -> Database:
         """Open the database and check or migrate its schema, in one try. Raises a DatabaseError."""
@@ -257,7 +257,8 @@ class _FirstUse:
 
     def __init__(self, door: Door, within_s: float) -> None:
         self._door = door
-        self._patience_s = min(door.patience_s, within_s)
+        # A wait with a time limit goes on until its limit, as it does through a later outage.
+        self._patience_s = door.patience_s if within_s == inf else within_s
         self._began_at = monotonic()
         self._ends_at = self._began_at + within_s
 

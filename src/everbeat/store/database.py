@@ -16,7 +16,7 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
-from everbeat.store.giving_up import all_busy, require_repeatable
+from everbeat.store.giving_up import all_busy, pause_before_repeat
 from everbeat.store.left_sessions import LeftSessions
 from everbeat.store.loop_connections import MOST_CONNECTIONS, LoopConnections
 from everbeat.store.patience import DEFAULT_PATIENCE_S, Patience, SignsOfLife
@@ -122,7 +122,7 @@ class Database:
                 return once(patience)
             except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly) as problem:
                 delay = pause * (0.5 + self._random.random())
-                require_repeatable(
+                delay = pause_before_repeat(
                     problem, self.target, patience, delay_s=delay, has_connected=self._has_connected
                 )
             time.sleep(delay)
@@ -137,7 +137,7 @@ class Database:
                 return await once(patience)
             except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly) as problem:
                 delay = pause * (0.5 + self._random.random())
-                require_repeatable(
+                delay = pause_before_repeat(
                     problem, self.target, patience, delay_s=delay, has_connected=self._has_connected
                 )
             await asyncio.sleep(delay)
@@ -172,6 +172,7 @@ class Database:
             try:
                 yield connection
             except BaseException as problem:
+                refused = self.target.refused_write(problem, connection)
                 if is_alive(problem) and not connection.closed:
                     self._idle.append(connection)
                 else:
@@ -179,6 +180,8 @@ class Database:
                         self._lost(connection, is_stalled=watch.is_stalled)
                         _close_all(self._idle, self._pid)
                     connection.close()
+                if refused is not None:
+                    raise refused from problem
                 raise
             patience.answered()
             self._idle.append(connection)
@@ -250,12 +253,15 @@ class Database:
             try:
                 yield connection
             except BaseException as problem:
+                refused = self.target.refused_write(problem, connection)
                 if connection.closed or not is_alive(problem):
                     if _is_lost(connection, problem):
                         self._lost(connection, is_stalled=watch.is_stalled)
                         await pool.close_idle()
                     await connection.close()
                 await pool.put_back(connection)
+                if refused is not None:
+                    raise refused from problem
                 raise
             patience.answered()
             await pool.put_back(connection)

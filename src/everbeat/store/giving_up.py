@@ -7,7 +7,7 @@ from typing import Final
 import psycopg
 
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
-from everbeat.store.patience import Patience
+from everbeat.store.patience import LastProblem, Patience
 from everbeat.store.refusals import is_refused_login
 from everbeat.store.target import Target, is_repeatable
 
@@ -16,22 +16,26 @@ _FIX: Final = (
 )
 
 
-def require_repeatable(
+def pause_before_repeat(
     problem: psycopg.Error | DatabaseError,
     target: Target,
     patience: Patience,
     *,
     delay_s: float,
     has_connected: bool,
-) -> None:
-    """Raise what the call raises, unless the problem is an outage and the patience lasts longer than this delay.
+) -> float:
+    """Return after how many seconds the call is repeated, `delay_s` at most: the last try begins when the patience ends.
 
+    Raises what the call raises if the problem is no outage, or the patience is over.
     A refused login is an outage once these settings have worked: the password is being changed.
     """
     is_outage = isinstance(problem, DatabaseError) or is_repeatable(problem)
     is_outage = is_outage and (has_connected or not is_refused_login(problem))
-    if is_outage and patience.remaining_s > delay_s:
-        return
+    if is_outage:
+        known = problem if isinstance(problem, DatabaseError) else target.explain(problem)
+        patience.failed(LastProblem(known.message, known.fix))
+    if is_outage and not patience.is_over:
+        return min(delay_s, patience.remaining_s)
     if is_outage and patience.reason is not None and not isinstance(problem, DatabaseReadOnly):
         raise DatabaseUnreachable(
             f"The database at {target.shown!r} gave no answer for {patience.seconds:g} s: {patience.reason}. "
@@ -44,9 +48,13 @@ def require_repeatable(
 
 
 def all_busy(target: Target, patience: Patience, *, connections: int) -> DatabaseUnreachable:
-    """The error of a call that got no connection."""
-    return DatabaseUnreachable(
-        f"All {connections} connections of this process to {target.shown!r} have waited for an answer for"
-        f" {patience.seconds:g} s.",
-        fix=_FIX,
-    )
+    """The error of a call that got no connection. It names the last problem of the calls that have one, if that is known."""
+    text = f"All {connections} connections of this process to {target.shown!r} have waited for an answer for {patience.seconds:g} s."
+    return unreachable(text, fix=_FIX, last=patience.last_problem)
+
+
+def unreachable(text: str, *, fix: str, last: LastProblem | None) -> DatabaseUnreachable:
+    """The error of a call that waited for others. It names their last problem, and its fix, if that is known."""
+    if last is None:
+        return DatabaseUnreachable(text, fix=fix)
+    return DatabaseUnreachable(f"{text} The last problem was: {last.message}", fix=last.fix or fix)

@@ -41,10 +41,18 @@ _REASONS: Final = {
 }
 
 
+class LastProblem(Struct, frozen=True):
+    """Why a try of a call failed, and what a user can do about it."""
+
+    message: str
+    fix: str | None
+
+
 class SignsOfLife(Struct):
-    """When a database last gave one to any call of a client."""
+    """When a database last gave one to any call of a client, and the problem of a call since then."""
 
     last_at: float = 0.0
+    problem: LastProblem | None = None
 
 
 class Patience:
@@ -58,6 +66,7 @@ class Patience:
         self.reason: str | None = None
         self.has_left_a_stall = False
         self._signs = signs or SignsOfLife()
+        self._has_failed = False
 
     @property
     def remaining_s(self) -> float:
@@ -75,14 +84,28 @@ class Patience:
         if not self.is_final:
             self.ends_at = self._signs.last_at + self.seconds
 
+    def failed(self, problem: LastProblem) -> None:
+        """Note that a try of this call has failed."""
+        self._has_failed = True
+        self._signs.problem = problem
+
+    @property
+    def last_problem(self) -> LastProblem | None:
+        """The last problem of any call, unless the database has answered one since."""
+        return self._signs.problem
+
     def follow_others(self) -> None:
-        """Begin anew at the last sign of life that any call was given: this one waits for their connections."""
-        if not self.is_final:
+        """Begin anew at the last sign of life that any call was given: this one waits for their connections.
+
+        Not after a try of its own that failed: a server that refuses writes answers what others read.
+        """
+        if not self.is_final and not self._has_failed:
             self.ends_at = max(self.ends_at, self._signs.last_at + self.seconds)
 
     def answered(self) -> None:
         """Note that the database has answered."""
         self._signs.last_at = monotonic()
+        self._signs.problem = None
 
 
 class Judgement:

@@ -197,8 +197,11 @@ class Session:
             await self._replan(connection)
             yield connection
         except psycopg.Error as problem:
+            refused = self.target.refused_write(problem, connection)
             if connection.closed or connection.broken or not is_alive(problem):
                 await self.drop()
+                if refused is not None:
+                    raise refused from problem
             elif may_be_gone(problem) and await self._is_schema_gone(connection):
                 raise self.target.gone(problem) from problem
             raise

@@ -23,6 +23,7 @@ from everbeat.store.connection import OwnAsyncConnection, OwnConnection
 from everbeat.store.hosts import Host
 
 T = TypeVar("T")
+_SHORTEST_SHARE_S: Final = 0.25
 
 
 class Watch(Protocol):
@@ -44,10 +45,10 @@ class Limit(Struct):
     hosts: int
 
     def next_share_s(self) -> float:
-        """The seconds that the next host gets."""
+        """The seconds that the next host gets: even the last try of a call, when its time is over, can succeed."""
         share = (self.ends_at - monotonic()) / max(self.hosts, 1)
         self.hosts -= 1
-        return share
+        return max(share, _SHORTEST_SHARE_S)
 
 
 _LIMIT: Final[ContextVar[Limit | None]] = ContextVar("everbeat_connect_limit", default=None)
@@ -156,7 +157,7 @@ def _in_time(gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
     def give_up() -> None:
         if monotonic() >= ends_at:
             raise psycopg.errors.ConnectionTimeout(
-                f"the server did not complete the connection within {max(share_s, 0):.1f} s"
+                f"the server did not complete the connection within {share_s:.1f} s"
             )
 
     return _interrupted(gen, give_up)

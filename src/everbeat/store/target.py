@@ -25,6 +25,7 @@ from everbeat.errors import (
 from everbeat.store.hosts import Host, Hosts
 from everbeat.store.moments import read_every_moment
 from everbeat.store.own_settings import OWN_SETTINGS
+from everbeat.store.remedies import quoted, read_only, remedy_of_connection, remedy_of_right
 from everbeat.store.silence import EndsAt, Limit, WatchedAsyncConnection, WatchedConnection, limited
 from everbeat.store.url import Pooler, read_url, require_schema_name, shown_url, with_pooler, without_secrets
 
@@ -223,10 +224,8 @@ class Target(Struct, frozen=True):
                 fix="upgrade the server.",
             )
         if is_read_only(connection) and not self.accepts_read_only:
-            raise DatabaseReadOnly(
-                f"The database at {self.shown!r} is a standby or read-only; everbeat writes.",
-                fix="point the URL to the primary, or list all hosts: 'postgresql://a,b/database' finds the one that writes.",
-            )
+            found, fix = read_only(connection)
+            raise DatabaseReadOnly(f"The database at {self.shown!r} {found}; everbeat writes.", fix=fix)
 
     def gone(self, problem: psycopg.Error) -> SchemaGone:
         """The error of a schema that was there and is not: an outage until it is back."""
@@ -238,10 +237,22 @@ class Target(Struct, frozen=True):
 
     @property
     def _rename_back(self) -> str:
-        return f"rename it back: alter schema <new name> rename to \"{self.schema}\"; 'everbeat doctor' finds the new name"
+        return f"rename it back: alter schema <new name> rename to {quoted(self.schema)}; 'everbeat doctor' finds the new name"
+
+    def refused_write(
+        self, problem: BaseException, connection: Connection[Any] | AsyncConnection[Any] | None
+    ) -> DatabaseReadOnly | None:
+        """The error of a statement that was refused because it writes; None for other problems. An open connection tells why."""
+        if not isinstance(problem, psycopg.errors.ReadOnlySqlTransaction):
+            return None
+        text = _one_line(without_secrets(str(problem), self.url))
+        found, fix = read_only(connection)
+        return DatabaseReadOnly(f"The database at {self.shown!r} {found}, and this writes: {text}.", fix=fix)
 
     def explain(self, problem: psycopg.Error) -> DatabaseError:
         """What a failed connection or statement means, in everbeat's own errors."""
+        if (refused := self.refused_write(problem, None)) is not None:
+            return refused
         text = _one_line(without_secrets(str(problem), self.url))
         match problem.sqlstate:
             case "42P01" | "3F000" | "42703":
@@ -252,17 +263,12 @@ class Target(Struct, frozen=True):
             case "42501":
                 return SchemaForbidden(
                     f"The role may not do this in schema {self.schema!r} of {self.shown!r}: {text}.",
-                    fix=f"let it own its schema: 'create schema {self.schema} authorization <role>'.",
-                )
-            case "25006":
-                return DatabaseReadOnly(
-                    f"The database at {self.shown!r} is a standby or read-only, and this writes: {text}.",
-                    fix="point the URL to the primary, or list all hosts: 'postgresql://a,b/database' finds the one that writes.",
+                    fix=remedy_of_right(text, schema=self.schema),
                 )
             case _ if is_repeatable(problem):
                 return DatabaseUnreachable(
                     f"The database at {self.shown!r} cannot be reached: {text}.",
-                    fix="check the URL and that the server runs and accepts this user and password.",
+                    fix=remedy_of_connection(text),
                 )
             case _:
                 return DatabaseError(f"The database at {self.shown!r} refused: {text}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import SequenceMatcher
 from typing import Final, Literal, TypeAlias, cast, get_args
 
 import psycopg
@@ -36,6 +37,9 @@ _OTHERS: Final = (
     "https",
     "jdbc",
 )
+_ALMOST: Final = 0.75
+"""How much an unknown option resembles a known one at least to be shown."""
+_WORD: Final = re.compile(r"[A-Za-z_-]{1,20}")
 _PARAMETER: Final = re.compile(r"\?\w+=")
 _UNKNOWN_OPTION: Final = re.compile(r'invalid (?:connection option|URI query parameter:?) "(.*)"', re.DOTALL)
 _POOLER_IN_URL: Final = re.compile(r"(?P<before>[?&])pooler=(?P<value>[^&]*)(?P<after>&|$)")
@@ -93,10 +97,13 @@ def read_url(given: object) -> tuple[str, Pooler | None]:
         read = conninfo.conninfo_to_dict(url)
     except psycopg.Error as problem:
         raise _unreadable(str(problem)) from None
-    if not all(_is_port(port) for port in str(read.get("port") or "").split(",")):
-        raise WrongDatabaseURL(
-            "The database URL names a port that is not a number from 1 to 65535.", fix=_ENCODED
-        )
+    ports = str(read.get("port") or "").split(",")
+    for number, port in enumerate(ports, 1):
+        if not _is_port(port):
+            of_host = f" for host {number} of {len(ports)}" if len(ports) > 1 else ""
+            raise WrongDatabaseURL(
+                f"The database URL names a port that is not a number from 1 to 65535{of_host}.", fix=_ENCODED
+            )
     return url if read else "", pooler
 
 
@@ -172,9 +179,15 @@ def _unreadable(said: str) -> WrongDatabaseURL:
         return WrongDatabaseURL("The database URL cannot be read.", fix=_ENCODED)
     known = [each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults()]
     guess = nearest(unknown[1], known)
+    if guess is None or SequenceMatcher(None, unknown[1], guess).ratio() < _ALMOST:
+        return WrongDatabaseURL(
+            "The database URL cannot be read: it has an option that libpq does not know. It is not shown, because it may belong to a"
+            " password.",
+            fix=_ENCODED if guess is None else f"did you mean {guess!r}?",
+        )
     return WrongDatabaseURL(
-        "The database URL cannot be read: it has an option that libpq does not know.",
-        fix=f"did you mean {guess!r}?" if guess else _ENCODED,
+        f"The database URL cannot be read: libpq does not know its option {unknown[1]!r}.",
+        fix=f"did you mean {guess!r}?",
     )
 
 
@@ -217,8 +230,11 @@ def _without_pooler(url: str) -> tuple[str, Pooler | None]:
         return url, None
     value = found["value"]
     if value not in get_args(Pooler):
+        named = f"pooler={value}" if _WORD.fullmatch(value) else "a pooler"
         raise WrongDatabaseURL(
-            "The database URL names a pooler that everbeat does not know.",
+            f"The database URL names {named}, which everbeat does not know."
+            if value
+            else "The database URL has an empty option 'pooler='.",
             fix="write pooler=session or pooler=transaction, or leave it out: then a pooler is taken for one of transactions.",
         )
     rest = url[: found.start()] + (found["before"] if found["after"] else "") + url[found.end() :]
