@@ -75,10 +75,28 @@ async def test_the_reconciler_tells_of_a_workflow_that_cannot_go_on_once_and_nev
         await reconciler.tick()
     assert sound.nodes()["b"] == "ENQUEUED"
     assert broken.nodes() == {"a": "ENQUEUED", "b": "PENDING"}
-    unstuck = [each.workflow_id for each in onlooker.told(WorkflowUnstuck)]  # type: ignore[attr-defined]
-    assert unstuck == [sound.id]
+    unstuck = [each.workflow_ids for each in onlooker.told(WorkflowUnstuck)]  # type: ignore[attr-defined]
+    assert unstuck == [(sound.id,)]
     assert caplog.text.count(f"workflow_cannot_go_on workflow={broken.id}") == 1
     forget(hands)
+
+
+async def test_one_line_tells_of_all_that_a_pass_found_after_a_time_without_workers(
+    onlooker: Onlooker, hands: Hands
+) -> None:  # W9
+    flows = [Flow.start(hands, [task("a"), task("b")], after(1, 0)) for _ in range(8)]
+    flows[0].settle_down()
+    for each in hands.claim(limit=8):
+        hands.start(each)
+        hands.settle(each, result=b"1")
+    hands.connection.execute(hands.plain("delete from {schema}.outbox"))
+    await Reconciler(
+        onlooker.session, RecoveryConfig(), channel=hands.target.channel, observer=onlooker, events=onlooker.events, grace_ms=0
+    ).tick()  # fmt: skip
+    (told,) = onlooker.told(WorkflowUnstuck)
+    assert told.found == 8  # type: ignore[attr-defined]
+    assert len(told.first) == 5  # type: ignore[attr-defined]
+    assert all(flow.nodes()["b"] == "ENQUEUED" for flow in flows)
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "CANCELLING"])

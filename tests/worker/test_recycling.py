@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -15,7 +16,7 @@ from everbeat.store import workers
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.protocol import Drain, Leaving, Retiring
 from everbeat.worker.recycling import Limits, ProcessRecycled, RecyclingOff
-from tests.worker.stand import Stand
+from tests.worker.stand import TASK_PROCESS, Stand
 from tests.worker.supervising import Tree, tree, until
 
 
@@ -183,6 +184,35 @@ async def test_task_processes_are_recycled_between_tasks(stand: Stand) -> None:
     assert {one.pid for one in recycled} == set(pids)
     assert running.crashes == []
     assert {len(stand.attempts(task)) for task in tasks} == {1}
+
+
+KILLED_AT_FIRST = 'if mkdir "$0" 2> /dev/null; then kill -9 $$; fi; exec "$@"'
+
+
+@pytest.mark.parametrize(
+    ("argv", "levels"),
+    [
+        (lambda folder: ["sh", "-c", KILLED_AT_FIRST, str(folder / "killed"), *TASK_PROCESS], ["WARNING"]),
+        (lambda _: [*TASK_PROCESS, "--refuse"], ["WARNING", "ERROR"]),
+    ],
+    ids=["killed once", "never starts"],
+)
+async def test_a_task_process_that_does_not_start_is_an_error_only_if_the_next_one_does_not_start_either(
+    stand: Stand,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    argv: Callable[[Path], list[str]],
+    levels: list[str],
+) -> None:  # E8
+    def logged() -> list[str]:
+        return [each.levelname for each in caplog.records if each.message.startswith("cannot_run_tasks")]
+
+    async with stand.worker(task_process_argv=argv(tmp_path), process_concurrency=1) as running:
+        task = stand.send("process_pid")
+        await running.until(lambda: logged()[: len(levels)] == levels)
+        if levels == ["WARNING"]:
+            await running.finished(task)
+            assert logged() == levels
 
 
 async def test_a_limit_below_the_size_of_a_fresh_process_is_ignored(stand: Stand) -> None:

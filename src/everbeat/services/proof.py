@@ -84,12 +84,10 @@ def _on_this_kernel(candidate: Predecessor, identity: ProcessIdentity) -> Proven
         case TreeVerdict.GONE if is_gone or not _is_comparable(process, identity):
             return Proven(
                 f"its lock file is free: process {candidate.pid} and all it had started are gone, "
-                "seen by a supervisor that started on the same machine"
+                "seen by a supervisor on the same machine"
             )
         case TreeVerdict.UNKNOWN if is_gone:
-            return Proven(
-                f"its process {candidate.pid} is gone, seen by a supervisor that started on the same machine"
-            )
+            return Proven(f"its process {candidate.pid} is gone, seen by a supervisor on the same machine")
         case _:
             return Doubt.LIVES
 

@@ -29,18 +29,21 @@ _BATCH: Final = 1_000
 _AT_ONCE: Final = 20
 """Beats share this connection."""
 _FIRST: Final = UUID(int=0)
+_NAMED: Final = 5
 _log = logging.getLogger("everbeat.services")
 
 
 class WorkflowUnstuck(Event, frozen=True, kw_only=True):
-    """Something should have happened in a workflow and had not; it has been done now."""
+    """Something should have happened in workflows and had not; one pass has done it now.
+
+    `found`: in how many places; `workflow_ids` and `first` name the first few of them.
+    """
 
     room = "services"
     level = logging.WARNING
-    workflow_id: UUID
-    workflow: str
-    node: str | None
-    what: str
+    found: int
+    workflow_ids: tuple[UUID, ...]
+    first: tuple[str, ...]
 
 
 class Transactions(Statements, Protocol):
@@ -86,19 +89,41 @@ class Reconciler:
         found_now: set[StuckNode] = set()
         broken_now: set[UUID] = set()
         after: UUID | None = _FIRST
-        while after is not None:
-            page = await self._statements.run(
-                stuck(after=after, limit=PAGE, grace_ms=self._grace_ms), patience_s=_ONE_TRY
-            )
-            if page.found:
-                broken_now |= await self._move_on(page.found)
-                found_now.update(page.found)
-            after = page.next_after
+        unstuck: list[StuckNode] = []
+        try:
+            while after is not None:
+                page = await self._statements.run(
+                    stuck(after=after, limit=PAGE, grace_ms=self._grace_ms), patience_s=_ONE_TRY
+                )
+                if page.found:
+                    broken = await self._move_on(page.found)
+                    broken_now |= broken
+                    # What the last pass found as well was not put right by it and is not told again.
+                    unstuck += [
+                        each
+                        for each in page.found
+                        if each.workflow_id not in broken and each not in self._found_before
+                    ]
+                    found_now.update(page.found)
+                after = page.next_after
+        finally:
+            self._tell(unstuck)
         self._found_before, self._broken_before = found_now, broken_now
         return None
 
+    def _tell(self, unstuck: Sequence[StuckNode]) -> None:
+        """Once for a whole pass: after a time without workers it finds something in every workflow."""
+        if not unstuck:
+            return
+        first = unstuck[:_NAMED]
+        named = tuple(
+            f"{each.workflow}{'' if each.node is None else f'/{each.node}'}: {each.what}" for each in first
+        )
+        ids = tuple(dict.fromkeys(each.workflow_id for each in first))
+        self._events.emit(WorkflowUnstuck(found=len(unstuck), workflow_ids=ids, first=named))
+
     async def _move_on(self, found: Sequence[StuckNode]) -> set[UUID]:
-        """Return the workflows that cannot go on. What the last pass found as well was not put right by it and is not told again."""
+        """Return the workflows that cannot go on."""
         ids = sorted({each.workflow_id for each in found})
         broken: set[UUID] = set()
         for first in range(0, len(ids), _AT_ONCE):
@@ -109,14 +134,6 @@ class Reconciler:
                 raise
             except Exception:  # noqa: BLE001 - one that cannot take its step must not keep all others from theirs
                 broken |= await self._one_by_one(some)
-        for each in found:
-            if each.workflow_id in broken or each in self._found_before:
-                continue
-            self._events.emit(
-                WorkflowUnstuck(
-                    workflow_id=each.workflow_id, workflow=each.workflow, node=each.node, what=each.what
-                )
-            )
         return broken
 
     async def _one_by_one(self, ids: Sequence[UUID]) -> set[UUID]:

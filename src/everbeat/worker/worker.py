@@ -235,7 +235,9 @@ class Worker:
         self._messenger.room_changed()
 
     def _on_broken(self, lane: LaneName, reason: str) -> None:
-        _log.error("cannot_run_tasks lane=%s worker_id=%s reason=%s", lane, self.id, reason)
+        # The next try mostly succeeds, for example after one process was killed while it started.
+        level = logging.ERROR if self._lanes[lane].failures else logging.WARNING
+        _log.log(level, "cannot_run_tasks lane=%s worker_id=%s reason=%s", lane, self.id, reason)
         self._lanes[lane].is_broken = True
         self._claimer.slot_freed()
 
