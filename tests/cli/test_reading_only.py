@@ -11,6 +11,7 @@ import pytest
 from psycopg import conninfo
 
 from everbeat import App, TaskFailed
+from everbeat.cli.exit_codes import ExitCode
 from everbeat.errors import DatabaseReadOnly, SchemaForbidden
 from everbeat.store.target import Target
 from tests.cli.conftest import Command
@@ -106,6 +107,30 @@ def test_a_role_with_the_documented_rights_reads_everything_and_writes_nothing(
         reader.close()
 
 
+def test_check_live_names_the_rights_that_workers_and_senders_lack(
+    everbeat: Command, app: App, hands: Hands, reader_url: str
+) -> None:  # A8
+    assert "sound" in everbeat("check", "shop:app", "--live").assert_code(0).err
+    answer = everbeat("check", "shop:app", "--live", EVERBEAT_DATABASE_URL=reader_url)
+    out = answer.assert_code(ExitCode.FAILED).out
+    assert (
+        "error: App 'app': the role may read every table and write none: it lacks INSERT, UPDATE, DELETE"
+        in out
+    )
+    name = conninfo.conninfo_to_dict(reader_url)["user"]
+    hands.connection.execute(
+        hands.plain(f"grant insert, update, delete on all tables in schema {{schema}} to {name}")
+    )
+    everbeat("check", "shop:app", "--live", EVERBEAT_DATABASE_URL=reader_url).assert_code(0)
+    hands.connection.execute(hands.plain(f"revoke delete on {{schema}}.tasks from {name}"))
+    out = (
+        everbeat("check", "shop:app", "--live", EVERBEAT_DATABASE_URL=reader_url)
+        .assert_code(ExitCode.FAILED)
+        .out
+    )
+    assert "the role lacks DELETE on tasks" in out
+
+
 def test_a_role_that_is_read_only_by_default_reads_everything(
     everbeat: Command, app: App, hands: Hands, reader_url: str, schema: str
 ) -> None:  # B15
@@ -114,6 +139,21 @@ def test_a_role_that_is_read_only_by_default_reads_everything(
     hands.connection.execute(f"alter role {name} set default_transaction_read_only = on")  # type: ignore[call-overload]
     for words in (["tasks", "list"], ["doctor"]):
         assert everbeat(*words, EVERBEAT_DATABASE_URL=reader_url).code == 0
+    doctor = everbeat("doctor", EVERBEAT_DATABASE_URL=reader_url)
+    assert re.search(
+        r"^WARN +DATABASE .*read-only by default, set for the role, so", doctor.out, re.MULTILINE
+    )
+    assert (
+        "DATABASE_READ_ONLY"
+        not in everbeat("explain", str(scene.pending), EVERBEAT_DATABASE_URL=reader_url).out
+    )
+    change = "update {schema}.supervisors set session_role = (select oid from pg_roles where rolname = %s)"
+    hands.connection.execute(hands.plain(change), [name])  # workers connect with this role
+    doctor = everbeat("doctor", EVERBEAT_DATABASE_URL=reader_url)
+    assert re.search(r"^FAIL +DATABASE .*set for the role: no task is sent", doctor.out, re.MULTILINE)
+    assert (
+        "DATABASE_READ_ONLY" in everbeat("explain", str(scene.pending), EVERBEAT_DATABASE_URL=reader_url).out
+    )
     with_everything = conninfo.make_conninfo(
         app.door.target.url, options="-c default_transaction_read_only=on"
     )

@@ -13,6 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from everbeat import App
+from everbeat.cli.examination import Examination
+from everbeat.domain.diagnosis import Verdict
 from everbeat.store.embedded import EmbeddedServer
 from tests.conftest import NewServer
 from tests.stories.stage import FAST, Stage
@@ -154,3 +157,40 @@ def test_a_frozen_tree_is_recovered_while_no_connection_is_free(
     assert {row["noticed_by"] for row in stage.recoveries()} == {"age"}
     assert {row["worker_id"] for row in stage.recoveries()} <= lost
     assert stage.workers(other)
+
+
+def test_explain_and_doctor_name_a_server_that_is_read_only_for_all(
+    stage: Stage, deeds: ModuleType, server: EmbeddedServer
+) -> None:  # J12
+    stage.ready_tree(recovery=SETTINGS, worker={"async_concurrency": 1, "prefetch": 0})
+    running, pending = deeds.wait_for.send("end").id, deeds.quick.send().id
+    stage.until(stage.started(running), within=20, what="it runs")
+    looking = App(server.url, schema=stage.schema, auto_migrate=False)
+    try:
+        with psycopg.connect(server.url, autocommit=True) as admin:
+            admin.execute("alter system set default_transaction_read_only = on")
+            admin.execute("select pg_reload_conf()")
+            try:
+                for task in (running, pending):
+                    stage.until(
+                        lambda task=task: (
+                            "DATABASE_READ_ONLY" in [each.code for each in looking.explain(task).reasons]
+                        ),
+                        within=10,
+                        what="explain names it first",
+                    )
+                    first = looking.explain(task).reasons[0]
+                    assert (first.code, first.command) == ("DATABASE_READ_ONLY", "everbeat doctor")
+                    assert "set in the configuration of the server" in first.text
+                check = next(Examination(looking, long_transaction_s=300).checks())
+                assert (check.code, check.verdict) == ("DATABASE", Verdict.FAIL)
+                assert "no task is sent, claimed, started or settled" in check.text
+            finally:
+                admin.execute("set default_transaction_read_only = off")
+                admin.execute("alter system reset default_transaction_read_only")
+                admin.execute("select pg_reload_conf()")
+        stage.open_gate("end")
+        stage.until(stage.state_is(pending, "COMPLETED"), within=20, what="everything works again")
+        assert looking.explain(pending).reasons[0].code == "COMPLETED"
+    finally:
+        looking.close()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from msgspec import Struct, field
 
 from everbeat import assembly
 from everbeat.app import App
+from everbeat.cli.examination import Examination
 from everbeat.cli.exit_codes import ExitCode
 from everbeat.cli.findings import Finding, findings_of, of_error
 from everbeat.cli.locate import app_of, apps_of, load, place_of
@@ -22,6 +23,7 @@ from everbeat.cli.selection import JsonOption
 from everbeat.cli.streams import own_voice
 from everbeat.cli.unregistered import unregistered
 from everbeat.domain.definition import TaskDefinition
+from everbeat.domain.diagnosis import CheckCode, Verdict
 from everbeat.domain.gathering import gathering
 from everbeat.domain.nats_checks import NatsTrouble
 from everbeat.errors import (
@@ -37,6 +39,9 @@ from everbeat.store.migrations import require_fit
 from everbeat.wake.options import NatsConfig
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_WRITING: Final = {CheckCode.DATABASE, CheckCode.SCHEMA, CheckCode.RIGHTS}
+"""The first checks of an examination, which say whether the app can write."""
 
 
 class Report(Struct):
@@ -171,6 +176,7 @@ def _ask_databases(report: Report) -> None:
         try:
             try:
                 require_fit(app.schema_status(), app.door.target)
+                unusable = list(_unusable(name, app))
             finally:
                 app.close()
         except SchemaGone as error:
@@ -181,9 +187,19 @@ def _ask_databases(report: Report) -> None:
         except EverbeatError as error:
             report.problems += of_error(error, where=None)
         else:
+            report.problems += unusable
             say(f"{name}: the database answers, and schema {app.schema!r} fits.")
         if app.nats is not None:
             _ask_nats(report, name, app, app.nats)
+
+
+def _unusable(name: str, app: App) -> Iterator[Finding]:
+    """What keeps workers and senders with this URL from writing: the server is read-only, or rights are missing."""
+    for check in Examination(app, long_transaction_s=0).checks():
+        if check.code not in _WRITING:
+            return
+        if check.verdict is not Verdict.OK:
+            yield Finding(code=check.code, message=f"App {name!r}: {check.text}.", fix=check.fix)
 
 
 def _ask_nats(report: Report, name: str, app: App, nats: NatsConfig) -> None:

@@ -20,6 +20,7 @@ from everbeat.domain.diagnosis import Check, CheckCode, Crew, Verdict
 from everbeat.domain.duration import spelled
 from everbeat.domain.locks import judge_locks
 from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
+from everbeat.domain.read_only import ReadOnly
 from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled
 from everbeat.runtime.clock import SystemClock
 from everbeat.store import diagnosis, explanation, inspect, messages, migrations, pauses, workflow_control
@@ -243,8 +244,16 @@ def _reach(target: Target) -> tuple[Check, bool, bool]:
         pooled, read_only = is_pooled(connection), is_read_only(connection)
     with closing(Database(target, application_name="everbeat doctor")) as database:
         found = database.run(diagnosis.standing())
-    check = server_checks.judge_server(found, name=name, where=target.shown, is_read_only=read_only)
+        set_where = _read_only(database) if read_only and not found.is_standby else None
+    check = server_checks.judge_server(found, set_where, name=name, where=target.shown)
     return check, found.is_standby, pooled
+
+
+def _read_only(database: Database) -> ReadOnly | None:
+    try:
+        return database.run(explanation.read_only())
+    except DatabaseError:  # no schema of this version, which is the finding of the next check
+        return ReadOnly("", for_workers=False)
 
 
 def _failed(code: CheckCode, error: EverbeatError) -> Check:

@@ -22,6 +22,7 @@ from everbeat.domain.explanation import (
 from everbeat.domain.holding import why_held
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.domain.locks import why_locked
+from everbeat.domain.read_only import why_read_only
 from everbeat.domain.second_runs import why_again, why_ended
 from everbeat.domain.states import TaskState
 from everbeat.domain.waiting import why_waiting
@@ -85,12 +86,13 @@ def explained(task_id: UUID, *, rules: SilenceRules, alive_within_ms: int) -> Pl
 
 
 def explained_with_locks(plan: Plan[E], *, schema: str) -> Plan[E]:
-    """An explanation, and first of all who holds the locks that others wait for, unless the task or workflow has ended."""
+    """An explanation, and first of all that the server is read-only and who holds locks that others wait for, unless it has ended."""
     found = yield from plan
     if found.state in _ENDED:
         return found
     holders = yield from ask(explanation.lock_holders(schema))
-    return structs.replace(found, reasons=(*why_locked(holders), *found.reasons))
+    read_only = yield from ask(explanation.read_only())
+    return structs.replace(found, reasons=(*why_read_only(read_only), *why_locked(holders), *found.reasons))
 
 
 def reasons_to_wait(

@@ -69,6 +69,7 @@ class ReasonCode(StrEnum):
     WAITS_FOR_NODES = "WAITS_FOR_NODES"
     LOCKED = "LOCKED"
     BAD_ROW = "BAD_ROW"
+    DATABASE_READ_ONLY = "DATABASE_READ_ONLY"
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):

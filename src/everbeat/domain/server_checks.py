@@ -20,6 +20,7 @@ from everbeat.domain.diagnosis import (
     Standing,
     Verdict,
 )
+from everbeat.domain.read_only import ReadOnly, judge_read_only
 
 _ALL_WRITES: Final = ("INSERT", "UPDATE", "DELETE")
 _SKEW_S: Final = 2.0
@@ -28,7 +29,7 @@ _TIGHT: Final = 0.8
 _FULL: Final = 0.95
 
 
-def judge_server(standing: Standing, *, name: str, where: str, is_read_only: bool) -> Check:
+def judge_server(standing: Standing, read_only: ReadOnly | None, *, name: str, where: str) -> Check:
     """Whether the server writes; `name` says which PostgreSQL it is, `where` its URL."""
     if standing.is_standby:
         age = (
@@ -38,10 +39,8 @@ def judge_server(standing: Standing, *, name: str, where: str, is_read_only: boo
         )
         text = f"{name} at {where!r} is a standby{age}: liveness is unknown here"
         return Check(CheckCode.DATABASE, Verdict.WARN, text, "ask the primary; workers and senders need it.")
-    if is_read_only:
-        text = f"{name} answers at {where!r}; transactions are read-only by default, so everbeat writes nothing here"
-        fix = "for workers and senders: set default_transaction_read_only to off for the role, the database or the server."
-        return Check(CheckCode.DATABASE, Verdict.WARN, text, fix)
+    if read_only is not None:
+        return judge_read_only(read_only, server=f"{name} answers at {where!r}")
     return Check(CheckCode.DATABASE, Verdict.OK, f"{name} answers at {where!r}")
 
 
@@ -59,7 +58,10 @@ def judge_rights(missing: Sequence[Right]) -> Check:
     if not missing:
         return Check(CheckCode.RIGHTS, Verdict.OK, "the role may read and write every table")
     if len(missing) == missing[0].tables and all(right.missing == _ALL_WRITES for right in missing):
-        text = "the role may read every table and write none: it can look, and cannot send, work or act"
+        text = (
+            f"the role may read every table and write none: it lacks {', '.join(_ALL_WRITES)} on all of them, so it can look, and cannot"
+            " send, work or act"
+        )
         return Check(
             CheckCode.RIGHTS, Verdict.WARN, text, "use a role that owns the schema for senders and workers."
         )

@@ -12,6 +12,7 @@ import msgspec
 from everbeat.domain.explanation import Holding, Waiting
 from everbeat.domain.locks import LONG_WAIT_MS, LockHolder
 from everbeat.domain.pauses import Pause
+from everbeat.domain.read_only import ReadOnly
 from everbeat.domain.states import TaskState
 from everbeat.domain.workflow_explanation import Movement
 from everbeat.store.statement import Row, Statement
@@ -33,6 +34,11 @@ def lock_holders(schema: str) -> Statement[list[LockHolder]]:
     """The sessions for whose locks others have waited long, at most five; the longest wait first."""
     parameters = {"schema": schema, "older_than_ms": LONG_WAIT_MS}
     return Statement("inspect/lock_holders", parameters, lambda found: [LockHolder(*row) for row in found])
+
+
+def read_only() -> Statement[ReadOnly | None]:
+    """Where it was set that transactions are read-only by default; None where they are not, and on a standby."""
+    return Statement("inspect/read_only", {}, lambda found: ReadOnly(*found[0]) if found else None)
 
 
 def known_names(*, stale_ms: int) -> Statement[tuple[tuple[str, ...], tuple[str, ...]]]:
