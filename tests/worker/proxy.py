@@ -29,6 +29,7 @@ class Proxy:
         )
         self.lost = 0
         self.is_cut = False
+        self._is_over = False
         self.pause_s = 0.0
         self._passes = asyncio.Event()
         self._passes.set()
@@ -42,10 +43,11 @@ class Proxy:
     async def before(cls, target: Target) -> AsyncIterator[Self]:
         with tempfile.TemporaryDirectory(prefix="eb-") as folder:
             proxy = cls(Path(folder), target)
-            async with await asyncio.start_unix_server(proxy._accept, path=proxy._path):
+            async with await asyncio.start_unix_server(proxy._accept, path=proxy._path) as server:
                 try:
                     yield proxy
                 finally:
+                    server.close()
                     await proxy._end()  # from Python 3.12 on, the server waits for its lines
 
     def lose_reply(self, marker: bytes) -> None:
@@ -94,6 +96,7 @@ class Proxy:
 
     async def _end(self) -> None:
         """No line outlives its proxy, whatever it waits for."""
+        self._is_over = True
         served, lines = tuple(self._served), tuple(self._lines)
         for each in served:
             each.cancel()
@@ -105,6 +108,9 @@ class Proxy:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Tasks of our own: the server does not wait for those that it makes. One that ends before it began closes nothing.
+        if self._is_over:  # accepted while the server closed
+            writer.transport.abort()
+            return
         self._lines.add(writer)
         line = asyncio.ensure_future(self._serve(reader, writer))
         self._served.add(line)
