@@ -311,7 +311,7 @@ class LockedOut(Database):
         self.other = other
 
     def run(self, statement: Statement[T], **options: Any) -> T:
-        if statement.name == "worker/end_sessions":
+        if statement.name == "worker/remaining_sessions":
             self.other.execute(compose_lock(self.target))
         return super().run(statement, **options)
 

@@ -321,24 +321,38 @@ MUTANTS = [
         recovery.test_a_session_lock_proves_nothing_on_another_incarnation_of_the_server,
     ),
     Mutant(
-        "sessions of a tree that came back are ended", "worker/end_sessions", "bool_and(", "bool_or(",
+        "sessions of a tree that came back are ended", "worker/remaining_sessions", "bool_and(", "bool_or(",
         sessions.test_only_sessions_of_dead_trees_are_ended,
     ),
     Mutant(
-        "sessions of a tree that left are ended", "worker/end_sessions", "and s.ended_how <> 'left'", "",
+        "sessions of a tree that left are ended", "worker/remaining_sessions", "and s.ended_how <> 'left'", "",
         sessions.test_only_sessions_of_dead_trees_are_ended,
     ),
     Mutant(
-        "sessions of another tree are ended", "worker/end_sessions", "d.tree = split_part(a.application_name, ' ', 1)",
-        "starts_with(a.application_name, d.tree)",
+        "sessions of another tree are ended", "worker/remaining_sessions", "t.name = split_part(a.application_name, ' ', 1)",
+        "starts_with(a.application_name, t.name)",
         sessions.test_only_sessions_of_dead_trees_are_ended,
     ),
     Mutant(
-        "a session that commits is ended", "worker/end_sessions", "m.wait_event_type = 'Client' or", "true or",
+        "a session that commits is ended", "worker/remaining_sessions", "m.wait_event_type = 'Client' or", "true or",
         sessions.test_a_session_of_a_dead_tree_that_works_on_a_statement_is_not_ended,
     ),
     Mutant(
-        "a tree ends its own sessions", "worker/end_sessions", "and d.tree <> split_part(current_setting('application_name'), ' ', 1)",
+        "an idle session counts as one whose answer is unread", "worker/remaining_sessions", "m.wait_event = 'ClientWrite'",
+        "m.wait_event_type = 'Client'", sessions.test_a_session_is_ended_only_while_the_answer_that_was_seen_is_unread,
+    ),
+    Mutant(
+        "a session is ended that works on another statement by now", "worker/end_sessions",
+        "greatest(a.backend_start, a.xact_start, a.query_start) = found.since", "true",
+        sessions.test_a_session_is_ended_only_while_the_answer_that_was_seen_is_unread,
+    ),
+    Mutant(
+        "a session is ended that has read its answer by now", "worker/end_sessions", "else a.wait_event = 'ClientWrite' end", "else true end",
+        sessions.test_a_session_that_read_its_answer_after_the_look_is_not_ended,
+    ),
+    Mutant(
+        "a tree ends its own sessions", "worker/remaining_sessions",
+        "and t.name <> split_part(current_setting('application_name'), ' ', 1)",
         "and a.pid <> pg_backend_pid()", sessions.test_a_tree_that_was_declared_dead_does_not_end_its_own_sessions,
     ),
     Mutant(
@@ -358,7 +372,7 @@ MUTANTS = [
         sessions.test_sessions_of_other_roles_that_bear_a_name_of_everbeat_are_not_counted_as_its_own,
     ),
     Mutant(
-        "a session of another role is ended", "worker/end_sessions", "and a.usesysid = coalesce(d.role, a.usesysid)", "",
+        "a session of another role is ended", "worker/remaining_sessions", "and a.usesysid = coalesce(t.role, a.usesysid)", "",
         sessions.test_a_session_of_another_role_that_bears_the_name_of_a_dead_tree_is_not_ended,
     ),
     Mutant(

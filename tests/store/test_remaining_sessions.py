@@ -34,6 +34,26 @@ def session_of(target: Target, tree: str, *, user: str = "postgres") -> Iterator
         connection.close()
 
 
+def end_remaining(hands: Hands) -> list[str]:
+    """End what is left of dead trees, as supervisors do; returns the names of these sessions."""
+    found = [each for each in hands.run(sweeping.remaining_sessions()) if each.is_left]
+    ended = hands.run(sweeping.end_sessions([each for each in found if each.may_end]))
+    return [each.session for each in found if each.pid in ended]
+
+
+@contextmanager
+def unread_by(connection: Connection[Any], hands: Hands, row: str = "w1") -> Iterator[None]:
+    """A statement that locks a row and whose answer nobody reads, until the block ends."""
+    lock = "select repeat('x', 4000000) from (select 1 from {schema}.workers where id = '%s' for update) row, generate_series(1, 3)"
+    connection.pgconn.send_query(hands.plain(lock % row))
+    waits = "select from pg_stat_activity where pid = %s and wait_event = 'ClientWrite'"
+    while hands.connection.execute(waits, [connection.info.backend_pid]).fetchone() is None:
+        pass
+    yield
+    while connection.pgconn.get_result() is not None:
+        pass
+
+
 def is_open(connection: Connection[Any]) -> bool:
     with suppress(psycopg.OperationalError):
         connection.execute("select 1")
@@ -54,8 +74,7 @@ def test_only_sessions_of_dead_trees_are_ended(hands: Hands) -> None:  # J14
         session_of(hands.target, "back") as back,
         session_of(hands.target, "s10") as stranger,
     ):
-        ended = hands.run(sweeping.end_sessions())
-        assert [(each.session, each.ended) for each in ended] == [("everbeat-s1 worker 1.1", True)]
+        assert end_remaining(hands) == ["everbeat-s1 worker 1.1"]
         assert [is_open(each) for each in (dead, left, back, stranger)] == [False, True, True, True]
 
 
@@ -64,8 +83,35 @@ def test_a_session_of_a_dead_tree_that_works_on_a_statement_is_not_ended(hands: 
     with session_of(hands.target, "s1") as busy, ThreadPoolExecutor(1) as threads:
         working = threads.submit(busy.execute, "select pg_sleep(1)")
         until_busy(hands, "everbeat-s1 %", 1)
-        assert hands.run(sweeping.end_sessions()) == []
+        assert hands.run(sweeping.remaining_sessions()) == []
         assert working.result() is not None
+
+
+def test_a_session_is_ended_only_while_the_answer_that_was_seen_is_unread(hands: Hands) -> None:  # J14
+    with session_of(hands.target, "s1") as session:
+        assert hands.run(sweeping.remaining_sessions()) == []
+        with unread_by(session, hands):
+            (seen,) = hands.run(sweeping.remaining_sessions())
+            assert (seen.session, seen.is_left, seen.may_end) == ("everbeat-s1 worker 1.1", False, True)
+        assert hands.run(sweeping.remaining_sessions()) == []
+        assert hands.run(sweeping.end_sessions([seen])) == frozenset()
+        with unread_by(session, hands):  # another statement
+            (again,) = hands.run(sweeping.remaining_sessions())
+            assert hands.run(sweeping.end_sessions([seen])) == frozenset()
+        assert is_open(session)
+        with unread_by(session, hands):
+            (seen,) = hands.run(sweeping.remaining_sessions())
+            assert seen != again
+            assert hands.run(sweeping.end_sessions([seen])) == {session.info.backend_pid}
+        assert not is_open(session)
+
+
+def test_a_session_that_read_its_answer_after_the_look_is_not_ended(hands: Hands) -> None:
+    with session_of(hands.target, "s1") as session:
+        with unread_by(session, hands):
+            (seen,) = hands.run(sweeping.remaining_sessions())
+        assert hands.run(sweeping.end_sessions([seen])) == frozenset()
+        assert is_open(session)
 
 
 def test_a_session_of_another_role_that_bears_the_name_of_a_dead_tree_is_not_ended(hands: Hands) -> None:
@@ -74,7 +120,7 @@ def test_a_session_of_another_role_that_bears_the_name_of_a_dead_tree_is_not_end
     hands.run(workers.end_supervisor("s1", how="age"))
     try:
         with session_of(hands.target, "s1", user=role) as deceiver:
-            assert hands.run(sweeping.end_sessions()) == []
+            assert hands.run(sweeping.remaining_sessions()) == []
             assert is_open(deceiver)
     finally:
         hands.connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
@@ -111,7 +157,7 @@ def test_sessions_of_other_roles_that_bear_a_name_of_everbeat_are_not_counted_as
 def test_a_tree_that_was_declared_dead_does_not_end_its_own_sessions(hands: Hands) -> None:
     hands.run(workers.end_supervisor("s1", how="age"))
     with session_of(hands.target, "s1") as sibling, session_of(hands.target, "s1") as own:
-        assert own.execute(hands.text("worker/end_sessions")).fetchall() == []
+        assert own.execute(hands.text("worker/remaining_sessions")).fetchall() == []
         assert is_open(sibling)
 
 

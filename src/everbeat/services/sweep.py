@@ -168,7 +168,9 @@ class _Sweep:
     async def _end_sessions(self) -> str | None:
         """End what the dead have left on the server. What is recovered stays recovered if that fails; returns why it did."""
         try:
-            await self._statements.run(sweeping.end_sessions(), patience_s=AFTERWARDS_S)
+            found = await self._statements.run(sweeping.remaining_sessions(), patience_s=AFTERWARDS_S)
+            if doomed := [each for each in found if each.is_left and each.may_end]:
+                await self._statements.run(sweeping.end_sessions(doomed), patience_s=AFTERWARDS_S)
         except DatabaseError as problem:
             return problem.message
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -26,12 +27,18 @@ class KnownWorker(Struct, frozen=True):
 
 
 class RemainingSession(Struct, frozen=True):
-    """A session of a dead tree: its backend, its application name, its role, and whether it was ended."""
+    """A session that keeps locks for nobody: its backend, its application name and its role.
+
+    `since` changes with each of its statements; None: hidden from this role. `is_left`: its tree is dead. Otherwise its process
+    did not read an answer at the moment of the look.
+    """
 
     pid: int
     session: str
     role: str
-    ended: bool
+    since: datetime | None
+    is_left: bool
+    may_end: bool
 
 
 def silent_supervisors(*, silent_ms: int) -> Statement[list[SilentSupervisor]]:
@@ -43,10 +50,25 @@ def silent_supervisors(*, silent_ms: int) -> Statement[list[SilentSupervisor]]:
     )
 
 
-def end_sessions() -> Statement[list[RemainingSession]]:
-    """End what is left of the sessions of dead trees; returns those that were ended and those that this role must not end."""
+def remaining_sessions() -> Statement[list[RemainingSession]]:
+    """What is left of the sessions of dead trees, and the sessions of all trees whose answer is not read at this moment."""
     return Statement(
-        "worker/end_sessions", {}, lambda found: [RemainingSession(*row) for row in found], of_sessions=True
+        "worker/remaining_sessions",
+        {},
+        lambda found: [RemainingSession(*row) for row in found],
+        of_sessions=True,
+    )
+
+
+def end_sessions(doomed: Sequence[RemainingSession]) -> Statement[frozenset[int]]:
+    """End these sessions, which this role must be allowed to end; answers the backends that had done nothing since the look."""
+    parameters = {
+        "pids": [each.pid for each in doomed],
+        "since": [each.since for each in doomed],
+        "are_left": [each.is_left for each in doomed],
+    }
+    return Statement(
+        "worker/end_sessions", parameters, lambda found: frozenset(pid for pid, _ in found), of_sessions=True
     )
 
 

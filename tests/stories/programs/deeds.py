@@ -67,6 +67,12 @@ async def quick(n: int = 0) -> int:
     return n
 
 
+@app.task
+async def weigh(parcel: str) -> int:
+    effect("start")
+    return len(parcel)
+
+
 @app.task(on_crash="retry", max_losses=100)
 async def swift(n: int) -> int:
     return n

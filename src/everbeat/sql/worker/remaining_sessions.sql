@@ -1,0 +1,35 @@
+-- The sessions of trees that keep locks or dead rows on the server for nobody. `is_left`: what is left of a dead tree and waits for its
+-- client; one that commits might wait for a standby, and would show what the standby might lose. The others send an answer that their
+-- process does not read; whoever looks must see them several times. Only Unix sockets: over TCP, tcp_user_timeout sees whether the
+-- client reads. A tree with a living supervisor, or with one that left in good order, is not dead. A session of another role than that of
+-- the tree bears its name by chance or to deceive. What is left of the tree of this session itself is not listed. `since` changes with
+-- each connection, transaction and statement. As the role that logged in, as in at_work: another one does not see what these sessions do.
+with login as materialized (
+    select set_config('role', 'none', true) as role
+),
+tree as materialized (
+    select s.session_name as name, max(s.session_role) as role, bool_and(s.ended_at is not null and s.ended_how <> 'left') as is_dead
+    from {schema}.supervisors s
+    group by s.session_name
+),
+remaining as materialized (
+    select a.pid, a.application_name, r.rolname::text as role, a.wait_event_type, a.wait_event, a.client_port,
+        greatest(a.backend_start, a.xact_start, a.query_start) as since,
+        t.is_dead and t.name <> split_part(current_setting('application_name'), ' ', 1) as is_left,
+        has_function_privilege(session_user, 'pg_catalog.pg_terminate_backend'::regproc, 'EXECUTE') and (
+            own.rolsuper or (not r.rolsuper and (
+                pg_has_role(session_user, a.usesysid, 'USAGE')
+                or (pg_has_role(session_user, 'pg_signal_backend', 'USAGE') and a.state is not null)
+            ))
+        ) as may_end
+    from login
+    cross join lateral pg_stat_get_activity(nullif(login.role, 'none')::integer) a
+    join tree t on t.name = split_part(a.application_name, ' ', 1) and a.usesysid = coalesce(t.role, a.usesysid)
+    join pg_roles r on r.oid = a.usesysid
+    join pg_roles own on own.rolname = session_user
+    where a.datid = (select d.oid from pg_database d where d.datname = current_database())
+)
+select m.pid, m.application_name, m.role, m.since, m.is_left, m.may_end
+from remaining m
+where case when m.is_left then m.wait_event_type = 'Client' or not m.may_end else m.wait_event = 'ClientWrite' and m.client_port = -1 end
+order by m.pid
