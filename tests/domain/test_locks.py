@@ -25,3 +25,9 @@ def test_no_command_ends_a_session_that_waits_for_a_synchronous_standby() -> Non
     assert "pg_stat_replication" in waiting.command
     assert "waits for a synchronous standby" in waiting.text
     assert "terminate" not in waiting.command + str(judge_locks([waiting]).fix)
+
+
+def test_a_session_whose_process_reads_no_answer_is_named_so_and_ended_by_its_command() -> None:  # J14
+    stuck = holder("ClientWrite")
+    assert "process 12 on host web-1 (backend 4711, waits for its process to read an answer)" in stuck.text
+    assert "pg_terminate_backend(4711)" in stuck.command

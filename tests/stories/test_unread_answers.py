@@ -150,15 +150,15 @@ def test_hints_that_a_frozen_worker_does_not_read_hold_no_transaction_open(
     )
     for number in range(40):
         stage.query(hints, stage.target.channel, number * 1_000, number * 1_000 + 999)
-    stage.until(lambda: unread(stage, "% listen %"), within=30, what="nobody reads the hints", tree=tree)
-    gone = stage.until(lambda: not unread(stage, "% listen %"), within=WITHIN_S * SLACK, what="it has ended")
+    stage.until(lambda: unread(stage, "% listen"), within=30, what="nobody reads the hints", tree=tree)
+    gone = stage.until(lambda: not unread(stage, "% listen"), within=WITHIN_S * SLACK, what="it has ended")
     assert gone < WITHIN_S
     tail = "select pg_notification_queue_usage() as used"
     stage.until(lambda: stage.query(tail)[0]["used"] < 0.01, within=10, what="the queue is empty")
     worker.send_signal(signal.SIGCONT)
     listens = "select from pg_stat_activity where application_name like %s"
     stage.until(
-        lambda: stage.query(listens, "% listen %"), within=10 * SLACK, what="it listens again", tree=tree
+        lambda: stage.query(listens, "% listen"), within=10 * SLACK, what="it listens again", tree=tree
     )
     again = deeds.quick.send()
     stage.until(stage.state_is(again.id, "COMPLETED"), within=10 * SLACK, what="it runs tasks", tree=tree)

@@ -14,6 +14,10 @@ from everbeat.domain.explanation import Reason, ReasonCode
 
 LONG_WAIT_MS: Final = 2_000
 """No statement of everbeat waits as long for another one."""
+_WAITS: Final = {
+    "SyncRep": "waits for a synchronous standby",
+    "ClientWrite": "waits for its process to read an answer",
+}
 _OF_A_TREE: Final = re.compile(r"(?P<tree>everbeat-[0-9a-f]{16}) (?P<part>\S+)(?: (?P<pid>\d+)\.\d+)?")
 
 
@@ -50,7 +54,7 @@ class LockHolder(msgspec.Struct, frozen=True):
             process = "" if named["pid"] is None else f", process {named['pid']}"
             host = "" if self.hostname is None else f" on host {self.hostname}"
             subject = f"the {named['part']} of tree {named['tree']}{process}{host}"
-        waits = "waits for a synchronous standby" if self.wait_event == "SyncRep" else self.state
+        waits = _WAITS.get(self.wait_event or "", self.state)
         if self.is_hidden:
             waits = "what it does is shown only to a role with pg_monitor"
         return f"{subject} (backend {self.pid}{'' if waits is None else f', {waits}'})"
