@@ -144,6 +144,8 @@ def test_hints_that_a_frozen_worker_does_not_read_hold_no_transaction_open(
 ) -> None:  # J14
     tree = stage.ready_tree()
     worker = worker_of(stage, tree)
+    listens = "select from pg_stat_activity where application_name like %s and query like 'LISTEN %%' and state = 'idle'"
+    stage.until(lambda: stage.query(listens, "% listen"), within=30, what="it listens", tree=tree)
     worker.send_signal(signal.SIGSTOP)
     hints = (
         "select count(pg_notify(%s, 't:' || repeat('q', 90) || n)) from generate_series(%s::int, %s::int) n"
@@ -156,7 +158,6 @@ def test_hints_that_a_frozen_worker_does_not_read_hold_no_transaction_open(
     tail = "select pg_notification_queue_usage() as used"
     stage.until(lambda: stage.query(tail)[0]["used"] < 0.01, within=10, what="the queue is empty")
     worker.send_signal(signal.SIGCONT)
-    listens = "select from pg_stat_activity where application_name like %s"
     stage.until(
         lambda: stage.query(listens, "% listen"), within=10 * SLACK, what="it listens again", tree=tree
     )
