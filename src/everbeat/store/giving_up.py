@@ -8,8 +8,8 @@ import psycopg
 
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.store.patience import LastProblem, Patience
-from everbeat.store.refusals import is_refused_login
-from everbeat.store.target import Target, is_repeatable
+from everbeat.store.refusals import is_refused_login, is_repeatable
+from everbeat.store.target import Target
 
 _FIX: Final = (
     "check the server and its standbys; patience=... of App or of one call sets how long a call goes on."

@@ -17,11 +17,11 @@ from psycopg import AsyncConnection
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.fork import generation
 from everbeat.store.own_settings import PATIENT_KEEPALIVES
-from everbeat.store.refusals import is_alive
+from everbeat.store.refusals import is_alive, is_repeatable, may_be_gone
 from everbeat.store.silence import WatchedAsyncConnection, hang_up
 from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.succession import Succession
-from everbeat.store.target import Target, is_pooled, is_repeatable, may_be_gone
+from everbeat.store.target import Target, is_pooled
 from everbeat.store.transaction import atransaction
 
 T = TypeVar("T")

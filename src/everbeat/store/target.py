@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Mapping
 from time import monotonic
@@ -25,6 +24,7 @@ from everbeat.errors import (
 from everbeat.store.hosts import Host, Hosts
 from everbeat.store.moments import read_every_moment
 from everbeat.store.own_settings import OWN_SETTINGS
+from everbeat.store.refusals import is_refused_hint, is_repeatable
 from everbeat.store.remedies import quoted, read_only, remedy_of_connection, remedy_of_right
 from everbeat.store.silence import EndsAt, Limit, WatchedAsyncConnection, WatchedConnection, limited
 from everbeat.store.url import Pooler, read_url, require_schema_name, shown_url, with_pooler, without_secrets
@@ -40,15 +40,6 @@ _KEEPALIVE: Final = {
     "keepalives_interval": "2",
     "keepalives_count": "3",
 }
-
-# The server's states in which the same statement may be sent again: lost connections, shutdown, too many connections, no
-# resources (a full disk, memory), serialisation, deadlock, lock, statement and transaction timeouts. A server that accepts no
-# write (25006) is an outage too: a managed server with a full disk, or a former primary.
-_REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|55P03|25006|25P0[234]")
-
-# Two sessions can race for a slot that at most one live row has: the head of a serial line, or a key that an operator's retry brings
-# back. The statement looks for a rival first, so the loser's repetition sees the winner.
-_RACED: Final = frozenset({"tasks_serial_held", "tasks_key", "workflows_key"})
 
 
 class Target(Struct, frozen=True):
@@ -265,6 +256,11 @@ class Target(Struct, frozen=True):
                     f"The role may not do this in schema {self.schema!r} of {self.shown!r}: {text}.",
                     fix=remedy_of_right(text, schema=self.schema),
                 )
+            case _ if is_refused_hint(problem):
+                return DatabaseUnreachable(
+                    f"The database at {self.shown!r} did not commit, because its queue of notifications is full: {text}.",
+                    fix="try again, which sends no notification; 'everbeat doctor' reports what keeps the queue full.",
+                )
             case _ if is_repeatable(problem):
                 return DatabaseUnreachable(
                     f"The database at {self.shown!r} cannot be reached: {text}.",
@@ -305,15 +301,3 @@ def _greeting(connection: WatchedConnection | WatchedAsyncConnection, ends_at: f
     return (
         None if ends_at is None else EndsAt(connection, now + max((ends_at - now) / 2, _SHORTEST_GREETING_S))
     )
-
-
-def may_be_gone(problem: psycopg.Error) -> bool:
-    """Whether the schema may be gone: a table, or the schema of a function, does not exist."""
-    return problem.sqlstate in ("3F000", "42P01")
-
-
-def is_repeatable(problem: psycopg.Error) -> bool:
-    """Whether the same statement may be sent again: the connection was lost, or the server could not just now."""
-    if problem.sqlstate is None:
-        return isinstance(problem, psycopg.OperationalError | psycopg.InterfaceError)
-    return _REPEATABLE.fullmatch(problem.sqlstate) is not None or problem.diag.constraint_name in _RACED

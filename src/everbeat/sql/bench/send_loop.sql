@@ -9,7 +9,7 @@ begin
             statement_timestamp()
         );
         perform pg_notify(current_setting('everbeat.told_on'), 't:default')
-        where exists (select from {schema}.workers w where w.listens and w.ended_at is null);
+        where exists (select from {schema}.workers w where w.listens and w.ended_at is null) and (select pg_notification_queue_usage()) < 0.5;
         commit;
     end loop;
 end

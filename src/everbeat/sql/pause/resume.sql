@@ -4,3 +4,4 @@ with resumed as (
     returning p.kind, p.name
 )
 select pg_notify(%(channel)s, case r.kind when 'queue' then 't:' || r.name else '*' end) from resumed r
+where (select pg_notification_queue_usage()) < 0.5

@@ -47,7 +47,7 @@ with held as materialized (
 select
     case when k.id is not null or r.id is not null then 'sent' when h.is_cancelled then 'cancelled' else 'again' end as verdict,
     coalesce(k.id, r.id) as id,
-    (select count(pg_notify(%(channel)s::text, 't:' || left(s.queue, 1000))) from sent s
+    (select count(pg_notify(%(channel)s::text, 't:' || left(s.queue, 1000))) filter (where (select pg_notification_queue_usage()) < 0.5) from sent s
      where exists (select from {schema}.workers w where w.listens and w.ended_at is null)) as hints
 from held h
 left join known k on true

@@ -21,11 +21,12 @@ select
     case when e.id is not null then 'CANCELLED' when a.id is not null then 'REQUESTED' else h.state end as verdict,
     h.state as was,
     (e.id is not null or h.claim_call = %(call)s) is true as by_this_call,
-    case when e.id is not null then pg_notify(%(channel)s, 'd:' || h.id) end,
-    case when e.workflow_id is not null then pg_notify(%(channel)s, 'w') end,
-    case when e.serial is not null then pg_notify(%(channel)s, 't:' || left(e.queue, 1000)) end,
-    case when e.id is not null and h.state = 'CLAIMED' then pg_notify(%(channel)s, 'l:' || h.id) end,
-    case when a.id is not null then pg_notify(%(channel)s, 'c:' || h.id) end
+    case when e.id is not null and n.has_room then pg_notify(%(channel)s, 'd:' || h.id) end,
+    case when e.workflow_id is not null and n.has_room then pg_notify(%(channel)s, 'w') end,
+    case when e.serial is not null and n.has_room then pg_notify(%(channel)s, 't:' || left(e.queue, 1000)) end,
+    case when e.id is not null and h.state = 'CLAIMED' and n.has_room then pg_notify(%(channel)s, 'l:' || h.id) end,
+    case when a.id is not null and n.has_room then pg_notify(%(channel)s, 'c:' || h.id) end
 from held h
+cross join (select pg_notification_queue_usage() < 0.5 as has_room) n
 left join ended e on e.id = h.id
 left join asked a on a.id = h.id

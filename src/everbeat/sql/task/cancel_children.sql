@@ -25,7 +25,7 @@ with recursive family (id) as (
     from held h where t.id = h.id and h.state = 'RUNNING'
     returning t.id
 ), hint as materialized (
-    select count(pg_notify(%(channel)s, payload)) as hints from (
+    select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || string_agg(e.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from ended) e group by e.part
         union

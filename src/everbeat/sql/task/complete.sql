@@ -23,7 +23,7 @@ with asked as (
     from completed c
     on conflict do nothing
 ), hint as materialized (
-    select count(pg_notify(%(channel)s, payload)) as hints from (
+    select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || string_agg(c.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from completed) c group by c.part
         union

@@ -12,7 +12,7 @@ with late as materialized (
     from late l where t.id = l.id
     returning t.id, t.queue, t.serial, t.workflow_id
 ), hint as materialized (
-    select count(pg_notify(%(channel)s, payload)) as hints from (
+    select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || string_agg(e.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from expired) e group by e.part
         union

@@ -11,5 +11,5 @@ values (
         then greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond') end
 )
 on conflict do nothing
-returning id, case when %(joined)s or exists (select from {schema}.workers w where w.listens and w.ended_at is null)
-    then pg_notify(%(channel)s, 't:' || left(queue, 1000)) end
+returning id, case when (%(joined)s or exists (select from {schema}.workers w where w.listens and w.ended_at is null))
+    and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 't:' || left(queue, 1000)) end

@@ -24,7 +24,7 @@ with kinds as (
     on conflict do nothing
     returning id, queue
 ), hint as materialized (
-    select count(pg_notify(%(channel)s, 't:' || left(queue, 1000))) as hints from (select distinct queue from inserted) queues
+    select count(pg_notify(%(channel)s, 't:' || left(queue, 1000))) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (select distinct queue from inserted) queues
     where %(joined)s or exists (select from {schema}.workers w where w.listens and w.ended_at is null)
 )
 select null::uuid as id, null::uuid as asked, hints from hint

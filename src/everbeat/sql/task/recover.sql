@@ -78,7 +78,7 @@ with watched as materialized (
         h.suspect and h.action in ('retry', 'reschedule'), h.hook, %(call)s
     from held h
 ), hint as materialized (
-    select count(pg_notify(%(channel)s, payload)) as hints from (
+    select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || string_agg(r.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from recovered where state <> 'PENDING') r group by r.part
         union

@@ -12,4 +12,4 @@ with asked as (
     from held h where t.id = h.id
     returning t.id, t.queue
 )
-select r.id, pg_notify(%(channel)s, 't:' || left(r.queue, 1000)) from released r
+select r.id, case when (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 't:' || left(r.queue, 1000)) end from released r

@@ -31,5 +31,5 @@ with held as materialized (
 )
 select
     h.workflow_id, h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, (select r.id from rival r) as other,
-    case when a.id is not null then pg_notify(%(channel)s, 't:' || left(a.queue, 1000)) end
+    case when a.id is not null and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 't:' || left(a.queue, 1000)) end
 from held h left join again a on a.id = h.id

@@ -74,7 +74,7 @@ with asked as (
     where h.next_state is not null
     on conflict do nothing
 ), hint as materialized (
-    select count(pg_notify(%(channel)s, payload)) as hints from (
+    select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || string_agg(s.id::text, ',') as payload
         from (select id, (row_number() over () - 1) / 200 as part from settled where state <> 'PENDING') s group by s.part
         union

@@ -7,5 +7,5 @@ with cancelled as (
 ), happened as (
     insert into {schema}.outbox (workflow_id, node) select c.id, null from cancelled c
 )
-select w.state as was, case when exists (select from cancelled) then pg_notify(%(channel)s, 'w') end
+select w.state as was, case when exists (select from cancelled) and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 'w') end
 from {schema}.workflows w where w.id = %(id)s

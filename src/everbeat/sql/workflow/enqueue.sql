@@ -56,7 +56,7 @@ with asked as materialized (
     on conflict (id) do nothing
     returning queue
 ), hint as materialized (
-    select count(pg_notify(%(channel)s, 't:' || left(queue, 1000))) as hints from (select distinct queue from sent) queues
+    select count(pg_notify(%(channel)s, 't:' || left(queue, 1000))) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (select distinct queue from sent) queues
     where exists (select from {schema}.workers w where w.listens and w.ended_at is null)
 )
 select count(*) as moved, (select hints from hint) as hints from moved

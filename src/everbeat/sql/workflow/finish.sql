@@ -15,6 +15,6 @@ with asked as (
 ), happened as (
     insert into {schema}.outbox (workflow_id, node) select e.parent_id, e.parent_node from ended e where e.parent_id is not null
 ), hint as materialized (
-    select count(pg_notify(%(channel)s, 'd:' || e.id)) as hints from ended e
+    select count(pg_notify(%(channel)s, 'd:' || e.id)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from ended e
 )
 select e.id, (select hints from hint) from ended e

@@ -63,4 +63,5 @@ select
         )
     ) as id,
     exists (select from inserted) as inserted,
-    case when exists (select from inserted) and %(parent_id)s::uuid is null then pg_notify(%(channel)s, 'w') end
+    case when exists (select from inserted) and %(parent_id)s::uuid is null and (select pg_notification_queue_usage()) < 0.5
+        then pg_notify(%(channel)s, 'w') end

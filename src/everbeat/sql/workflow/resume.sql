@@ -8,5 +8,5 @@ with resumed as (
 ), happened as (
     insert into {schema}.outbox (workflow_id, node) select r.id, null from resumed r
 )
-select w.state as was, case when exists (select from resumed) then pg_notify(%(channel)s, 'w') end
+select w.state as was, case when exists (select from resumed) and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 'w') end
 from {schema}.workflows w where w.id = %(id)s

@@ -60,5 +60,5 @@ select
         select o.id from {schema}.workflows o
         where o.name = w.name and o.key = w.key and o.id <> w.id and o.state in ('RUNNING', 'PAUSED', 'CANCELLING')
     ) as other,
-    case when exists (select from root) then pg_notify(%(channel)s, 'w') end
+    case when exists (select from root) and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 'w') end
 from {schema}.workflows w where w.id = %(id)s

@@ -78,7 +78,7 @@ with recursive node as materialized (
     union all
     select distinct a.workflow_id, null::integer from asked a where not a.is_asked
 ), hint as materialized (
-    select count(pg_notify(%(channel)s, payload)) as hints from (
+    select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || e.id as payload from ended e
         union all
         select 'l:' || e.id from ended e where e.was = 'CLAIMED'
