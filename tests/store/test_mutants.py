@@ -278,12 +278,12 @@ MUTANTS = [
         signals.test_a_wait_that_begins_while_a_signal_is_stored,
     ),
     Mutant(
-        "a signal beside the wait of its target", "schema/0005_steps/08_send_signal",
+        "a signal beside the wait of its target", "schema/0009_liveness/93_send_signal",
         "where t.id = target_id for no key update", "where t.id = target_id",
         signals.test_a_wait_that_begins_while_a_signal_is_stored,
     ),
     Mutant(
-        "a signal that wakes only who sleeps already", "schema/0005_steps/08_send_signal",
+        "a signal that wakes only who sleeps already", "schema/0009_liveness/93_send_signal",
         "and t.waits_for = event and t.state in ('PENDING', 'CLAIMED', 'RUNNING')", "and t.waits_for = event and t.state = 'PENDING'",
         signals.test_a_suspension_that_begins_while_a_signal_is_stored,
     ),

@@ -29,6 +29,7 @@ from everbeat.wake.silent import SilentWake, SyncSilentWake
 from everbeat.wake.topics import Hint, TasksReady, decode
 from tests.conftest import NewServer
 from tests.nats_server import NatsServer
+from tests.notify_queue import SETTINGS, require_small_queue
 from tests.wake.stream_fixtures import message, plan_for
 
 PROMPT_S = 2.0
@@ -295,3 +296,10 @@ def nats_server() -> Iterator[NatsServer]:
     """A server of the test's own."""
     with NatsServer() as server:
         yield server
+
+
+@pytest.fixture
+def small_queue(new_server: NewServer, database_url: str) -> str:
+    """The URL of a server whose queue of notifications is soon full."""
+    require_small_queue(database_url)
+    return new_server(settings=dict(SETTINGS)).url

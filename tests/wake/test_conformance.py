@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from everbeat.wake.topics import CancelAsked, Everything, LeaseLost, TaskEnded, TasksReady, encode
+from tests.notify_queue import full_queue
 from tests.wake.conftest import BadLine, Listener, OwnServer, Wire
 
 
@@ -183,3 +184,21 @@ async def test_behind_a_pooler_the_listener_says_once_that_it_is_deaf_and_stays_
         assert heard.states == [False]
         assert heard.hints == []
     assert caplog.text.count("transaction pooler") == 1
+
+
+async def test_a_full_queue_of_notifications_is_told_once_and_so_is_its_end(
+    postgres_listener: Listener, small_queue: str, channel: str, caplog: pytest.LogCaptureFixture
+) -> None:  # J12
+    caplog.set_level(logging.INFO, logger="everbeat.wake")
+    async with postgres_listener.listening(channel, url=small_queue, probe_interval_s=0.2) as heard:
+        await heard.expect_connected()
+        with full_queue(small_queue):
+            await heard.expect(lambda heard: heard.states == [True, False])
+            await asyncio.sleep(1.0)  # only time can show that nothing happens in it: some probes go by
+        await heard.expect_connected(times=2)
+        await postgres_listener.tell(channel, "t:mail", url=small_queue)
+        await heard.expect(lambda heard: TasksReady("mail") in heard.hints)
+    assert heard.states == [True, False, True, False], "the last one is the end of the test"
+    told = [record.getMessage() for record in caplog.records if record.name == "everbeat.wake"]
+    assert [line.split()[0] for line in told] == ["hints_not_heard", "hints_heard_again"]
+    assert "queue of notifications is" in told[0]

@@ -50,6 +50,11 @@ class Delivery:
         self._on_state = on_state
         self._hearing: bool | None = None  # None: nothing was told yet
 
+    @property
+    def hears(self) -> bool:
+        """Whether hints can be heard now, as was told last."""
+        return self._hearing is True
+
     def connected(self) -> None:
         """Hints can be heard from now on; some may have been missed before."""
         if self._hearing is False:

@@ -23,10 +23,14 @@ from everbeat.wake.delivery import Delivery, Pauses
 
 PROBE_INTERVAL_S: Final = 15.0
 """A connection is asked after this long without a hint, since a peer that vanished sends no farewell."""
+FULL_PROBE_INTERVAL_S: Final = 1.0
+"""The same while the queue of notifications has no room."""
+NO_ROOM: Final = 0.5
+"""From this used share of PostgreSQL's queue of notifications on, the statements do not notify."""
 REPLY_TIMEOUT_S: Final = 10.0
 _CONNECT_TIMEOUT_S: Final = 20.0
 
-_WHOSE_BACKEND: Final = "SELECT pg_backend_pid()"
+_WHOSE_BACKEND: Final = "SELECT pg_backend_pid(), pg_notification_queue_usage()"
 
 
 class PoolerBetween(Exception):
@@ -74,28 +78,30 @@ class PostgresWake:
             connection = await self._connect()
         try:
             await connection.set_autocommit(True)
-            await self._probe(connection)
+            used = await self._probe(connection)
             # What arrives with the answer to a statement.
             connection.add_notify_handler(lambda notification: delivery.payload(notification.payload))
             await connection.execute(_listen(self._channel))
-            delivery.connected()
             while True:
+                _tell_room(delivery, used)
                 # Not `connection.notifies()`, which looks ten times a second whether it has been interrupted.
-                while await _is_readable(connection, within_s=self._probe_interval_s):
+                while await _is_readable(connection, within_s=_quiet_s(delivery, self._probe_interval_s)):
                     for payload in _arrived(connection):
                         delivery.payload(payload)
                     self._pauses.reset()
-                await self._probe(connection)
+                    if not delivery.hears:
+                        break
+                used = await self._probe(connection)
                 self._pauses.reset()
         finally:
             await connection.close()
 
-    async def _probe(self, connection: AsyncConnection[Any]) -> None:
+    async def _probe(self, connection: AsyncConnection[Any]) -> float:
         # Not asyncio.timeout: psycopg answers a cancellation by asking the server, the very one that is silent.
         overdue = asyncio.get_running_loop().call_later(self._reply_timeout_s, _hang_up, connection)
         try:
             cursor = await connection.execute(_WHOSE_BACKEND)
-            _refuse_pooler(connection, await cursor.fetchone())
+            return _used(connection, await cursor.fetchone())
         finally:
             overdue.cancel()
 
@@ -188,26 +194,28 @@ class SyncPostgresWake:
                     return
                 self._connection = connection
             connection.autocommit = True
-            self._probe(connection)
+            used = self._probe(connection)
             connection.execute(_listen(self._channel))
-            delivery.connected()
             while not self._stopping.is_set():
-                for notification in connection.notifies(timeout=self._probe_interval_s):
+                _tell_room(delivery, used)
+                for notification in connection.notifies(timeout=_quiet_s(delivery, self._probe_interval_s)):
                     delivery.payload(notification.payload)
                     self._pauses.reset()
-                self._probe(connection)
+                    if not delivery.hears:
+                        break
+                used = self._probe(connection)
                 self._pauses.reset()
         finally:
             with self._guard:
                 self._connection = None
                 connection.close()
 
-    def _probe(self, connection: Connection[Any]) -> None:
+    def _probe(self, connection: Connection[Any]) -> float:
         overdue = threading.Timer(self._reply_timeout_s, self._hang_up_if_current, [connection])
         overdue.daemon = True
         overdue.start()
         try:
-            _refuse_pooler(connection, connection.execute(_WHOSE_BACKEND).fetchone())
+            return _used(connection, connection.execute(_WHOSE_BACKEND).fetchone())
         finally:
             overdue.cancel()
 
@@ -221,11 +229,28 @@ def _listen(channel: str) -> sql.Composed:
     return sql.SQL("LISTEN {}").format(sql.Identifier(channel))
 
 
-def _refuse_pooler(connection: Connection[Any] | AsyncConnection[Any], row: tuple[Any, ...] | None) -> None:
+def _quiet_s(delivery: Delivery, interval_s: float) -> float:
+    return interval_s if delivery.hears else min(interval_s, FULL_PROBE_INTERVAL_S)
+
+
+def _tell_room(delivery: Delivery, used: float) -> None:
+    """Tell whether the statements notify: with a queue that has no room they do not, and this connection is kept."""
+    if used >= NO_ROOM:
+        delivery.lost(
+            f"PostgreSQL's queue of notifications is {used:.0%} full, so everbeat sends none;"
+            " 'everbeat doctor' reports what keeps it full"
+        )
+    elif not delivery.hears:
+        delivery.connected()
+
+
+def _used(connection: Connection[Any] | AsyncConnection[Any], row: tuple[Any, ...] | None) -> float:
+    """Return the used share of the queue of notifications. Raises PoolerBetween."""
     # A pooler gives clients pids of its own; where it keeps one session for each client, the server's is known from the greeting.
     pid = getattr(connection, "server_pid", connection.info.backend_pid)
     if row is None or row[0] != pid or connection.prepare_threshold is None:
         raise PoolerBetween
+    return float(row[1])
 
 
 def _hang_up(connection: Connection[Any] | AsyncConnection[Any]) -> None:
