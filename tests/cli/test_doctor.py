@@ -19,12 +19,13 @@ from psycopg import sql
 from everbeat import App, RecoveryConfig
 from everbeat.cli.examination import Examination
 from everbeat.cli.exit_codes import ExitCode
-from everbeat.domain.diagnosis import Check, CheckCode, Clocks, Connections, Verdict
-from everbeat.domain.server_checks import judge_clock, judge_connections
+from everbeat.domain.diagnosis import Check, CheckCode, Clocks, Connections, NotifyQueue, QueueHolder, Verdict
+from everbeat.domain.server_checks import judge_clock, judge_connections, judge_notify_queue
 from everbeat.store import workers
 from tests.cli.conftest import Command
 from tests.client.conftest import app, hands
 from tests.conftest import NewServer
+from tests.notify_queue import SETTINGS, full_queue, require_small_queue
 from tests.store.conftest import Hands
 from tests.stories.pooler import pooled
 from tests.wake.conftest import Wire, wire_folder
@@ -130,6 +131,27 @@ class TestServer:
                     found = await asyncio.to_thread(examine, with_wire)
                     assert found["LISTEN"].verdict is verdict
                     assert found["POOLER"].verdict is Verdict.OK
+
+    def test_a_full_queue_of_notifications_and_the_session_that_keeps_it(
+        self, new_server: NewServer, database_url: str
+    ) -> None:  # J12
+        require_small_queue(database_url)
+        server = new_server(settings=dict(SETTINGS))
+        with _migrated(server.url) as direct:
+            assert examine(direct)["NOTIFY_QUEUE"].verdict is Verdict.OK
+            with full_queue(server.url) as pid:
+                time.sleep(
+                    5.5
+                )  # PostgreSQL names it once in 5 s, and has done so to the session that filled the queue
+                check = examine(direct)["NOTIFY_QUEUE"]
+                # PostgreSQL has just named it: the next look knows the transactions only.
+                again = examine(direct)
+            assert check.verdict is Verdict.FAIL
+            assert f"it is kept by: pid {pid}, of everbeat_nobody (idle in transaction)" in check.text
+            assert f"pg_terminate_backend({pid})" in (check.fix or "")
+            assert f"the oldest transactions are: pid {pid}, " in again["NOTIFY_QUEUE"].text
+            assert again["LISTEN"].verdict is Verdict.WARN
+            assert examine(direct)["NOTIFY_QUEUE"].verdict is Verdict.OK
 
     def test_half_of_the_trees_are_silent(self, app: App, hands: Hands) -> None:  # E14
         hands.supervisor("s2")
@@ -451,3 +473,11 @@ class TestCommand:
         )
         assert answer.document["verdict"] == "FAIL"
         assert "--long-transaction" in everbeat("doctor", "--long-transaction", "soon").assert_code(2).err
+
+
+def test_a_queue_of_notifications_that_is_half_full_is_a_warning() -> None:  # J12
+    for used, verdict in ((0.49, Verdict.OK), (0.5, Verdict.WARN), (0.89, Verdict.WARN), (0.9, Verdict.FAIL)):
+        check = judge_notify_queue(NotifyQueue(used, (QueueHolder(7, "app of me", None),)))
+        assert check.verdict is verdict
+        assert (check.fix is None) is (verdict is Verdict.OK)
+    assert "the server's log" in (judge_notify_queue(NotifyQueue(0.6)).fix or "")

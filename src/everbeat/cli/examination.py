@@ -23,7 +23,16 @@ from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
 from everbeat.domain.read_only import ReadOnly
 from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled
 from everbeat.runtime.clock import SystemClock
-from everbeat.store import diagnosis, explanation, inspect, messages, migrations, pauses, workflow_control
+from everbeat.store import (
+    diagnosis,
+    explanation,
+    inspect,
+    messages,
+    migrations,
+    notify_queue,
+    pauses,
+    workflow_control,
+)
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target, is_pooled, is_read_only
@@ -40,6 +49,7 @@ _STUCK_MS: Final = 60_000
 _OF_THE_LIVING: Final = frozenset(
     {
         CheckCode.LISTEN,
+        CheckCode.NOTIFY_QUEUE,
         CheckCode.WORKERS,
         CheckCode.UNRESPONSIVE,
         CheckCode.TREES,
@@ -110,6 +120,10 @@ class Examination:
             lambda: server_checks.judge_listen(
                 diagnosis.hear(target, within_s=_HEAR_WITHIN_S), is_pooled=pooled
             ),
+        )
+        yield (
+            CheckCode.NOTIFY_QUEUE,
+            lambda: server_checks.judge_notify_queue(notify_queue.look(target)),
         )
         yield CheckCode.NATS, lambda: self._nats(database)
         yield CheckCode.CLOCK, lambda: self._clock(database)

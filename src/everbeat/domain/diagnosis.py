@@ -28,6 +28,7 @@ class CheckCode(StrEnum):
     RIGHTS = "RIGHTS"
     POOLER = "POOLER"
     LISTEN = "LISTEN"
+    NOTIFY_QUEUE = "NOTIFY_QUEUE"
     NATS = "NATS"
     CLOCK = "CLOCK"
     CONNECTIONS = "CONNECTIONS"
@@ -101,6 +102,22 @@ class LongTransactions(msgspec.Struct, frozen=True):
 
     found: tuple[LongTransaction, ...]
     hides: bool
+
+
+class QueueHolder(msgspec.Struct, frozen=True):
+    """A session that may keep notifications in the queue; the age of its transaction or its state is None where this role cannot see it."""
+
+    pid: int
+    who: str
+    age_s: float | None
+
+
+class NotifyQueue(msgspec.Struct, frozen=True):
+    """The used share of PostgreSQL's queue of notifications. `is_named`: PostgreSQL names the one holder; else these have the oldest transactions."""
+
+    used: float
+    holders: tuple[QueueHolder, ...] = ()
+    is_named: bool = False
 
 
 class Rows(msgspec.Struct, frozen=True):

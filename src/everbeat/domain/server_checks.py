@@ -15,6 +15,7 @@ from everbeat.domain.diagnosis import (
     Clocks,
     Connections,
     LongTransactions,
+    NotifyQueue,
     Right,
     Rows,
     Standing,
@@ -27,6 +28,8 @@ _SKEW_S: Final = 2.0
 _MANY_DEAD_ROWS: Final = 50_000
 _TIGHT: Final = 0.8
 _FULL: Final = 0.95
+_HALF: Final = 0.5
+_QUEUE_FULL: Final = 0.9
 
 
 def judge_server(standing: Standing, read_only: ReadOnly | None, *, name: str, where: str) -> Check:
@@ -46,7 +49,7 @@ def judge_server(standing: Standing, read_only: ReadOnly | None, *, name: str, w
 
 def judge_unknown(code: CheckCode) -> Check:
     """A check that a standby cannot answer."""
-    if code is CheckCode.LISTEN:
+    if code in (CheckCode.LISTEN, CheckCode.NOTIFY_QUEUE):
         text = "unknown here: this server is a standby, which takes no LISTEN; who waits for results here polls for them"
         return Check(code, Verdict.WARN, text, "ask the primary.")
     text = "unknown here: this server is a standby, and beats reach it with the delay of replication"
@@ -95,9 +98,37 @@ def judge_listen(heard_after_s: float | None, *, is_pooled: bool) -> Check:
     fix = (
         "give workers a direct URL instead of the pooler's."
         if is_pooled
-        else "look for a proxy that swallows NOTIFY, and for pg_notification_queue_usage() near 1."
+        else "look at NOTIFY_QUEUE below, and for a proxy that swallows NOTIFY."
     )
     return Check(CheckCode.LISTEN, Verdict.WARN, text, fix)
+
+
+def judge_notify_queue(queue: NotifyQueue) -> Check:
+    """Whether PostgreSQL's queue of notifications has room."""
+    text = f"PostgreSQL's queue of notifications is {queue.used:.0%} full"
+    if queue.used < _HALF:
+        return Check(CheckCode.NOTIFY_QUEUE, Verdict.OK, text)
+    text += ", so everbeat sends none and workers look for work once a second"
+    verdict = Verdict.WARN
+    if queue.used >= _QUEUE_FULL:
+        verdict = Verdict.FAIL
+        text += "; once it is full, every other program that notifies is refused"
+    told = "; ".join(
+        f"pid {each.pid}, {each.who}" + ("" if each.age_s is None else f", {each.age_s:.0f} s")
+        for each in queue.holders
+    )
+    if not told:
+        fix = (
+            "end the session that listens and does not read; the server's log names it after 'NOTIFY queue'."
+        )
+        return Check(CheckCode.NOTIFY_QUEUE, verdict, text, fix)
+    text += f"; {'it is kept by' if queue.is_named else 'the oldest transactions are'}: {told}"
+    which = "it" if queue.is_named else "the one that listens"
+    fix = (
+        f"end {which} in its program, or: select pg_terminate_backend({queue.holders[0].pid});"
+        " and limit what the role may do."
+    )
+    return Check(CheckCode.NOTIFY_QUEUE, verdict, text, fix)
 
 
 def judge_clock(clocks: Clocks, *, asked_at: datetime, answered_at: datetime) -> Check:

@@ -147,7 +147,7 @@ def hear(target: Target, *, within_s: float) -> float | None:
         with target.connect("everbeat doctor") as listener, target.connect("everbeat doctor") as sender:
             listener.execute(sql.SQL("listen {}").format(sql.Identifier(_CHANNEL)))
             sent_at = monotonic()
-            sender.execute("select pg_notify(%s, '')", [_CHANNEL])
+            sender.execute("select pg_notify(%s, '') where pg_notification_queue_usage() < 0.5", [_CHANNEL])
             for _ in listener.notifies(timeout=within_s, stop_after=1):
                 return monotonic() - sent_at
             return None
