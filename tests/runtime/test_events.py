@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.events import (
     Event,
     EventBus,
@@ -98,6 +99,16 @@ def test_an_outage_is_told_ever_more_rarely_and_a_farewell_is_no_warning(
     assert told == [1, 2, 4, 8, 16, 32, 64]
     assert {record.levelno for record in failures} == {logging.ERROR}
     assert farewell.levelno == logging.INFO
+
+
+def test_a_service_that_fails_in_an_outage_of_the_database_is_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="everbeat"):
+        for consecutive in range(1, 20):
+            outage = DatabaseUnreachable("gone")
+            log_event(ServiceFailed(name="reaper", error=outage, consecutive=consecutive, retry_in_s=0.5))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_text_is_one_line_of_values_that_can_be_read_back() -> None:

@@ -19,6 +19,8 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from everbeat.errors import DatabaseReadOnly as ReadOnlyError
+from everbeat.errors import DatabaseUnreachable as UnreachableError
 from everbeat.errors.visible import visible
 
 _log = logging.getLogger("everbeat.runtime")
@@ -138,10 +140,10 @@ class MassSilence(Event, frozen=True, kw_only=True):
 
 
 class DatabaseUnreachable(Event, frozen=True, kw_only=True):
-    """PostgreSQL stopped answering."""
+    """PostgreSQL has not answered, or has accepted no writes, for some seconds. One for each outage of a tree."""
 
     room = "store"
-    level = logging.ERROR
+    level = logging.WARNING
     reason: str
 
 
@@ -164,7 +166,12 @@ class ServiceFailed(Event, frozen=True, kw_only=True):
 
     @property
     def loudness(self) -> int:
-        """The first failure, the second, the fourth, the eighth and so on: an outage must not fill the log."""
+        """The first failure, the second, the fourth, the eighth and so on: a lasting failure must not fill the log.
+
+        Of an outage of the database only the first, as a warning: `database_unreachable` reports it.
+        """
+        if isinstance(self.error, UnreachableError | ReadOnlyError):
+            return logging.WARNING if self.consecutive == 1 else logging.DEBUG
         return logging.DEBUG if self.consecutive & (self.consecutive - 1) else self.level
 
 

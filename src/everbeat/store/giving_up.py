@@ -58,3 +58,15 @@ def unreachable(text: str, *, fix: str, last: LastProblem | None) -> DatabaseUnr
     if last is None:
         return DatabaseUnreachable(text, fix=fix)
     return DatabaseUnreachable(f"{text} The last problem was: {last.message}", fix=last.fix or fix)
+
+
+def given_up(problem: BaseException, target: Target) -> DatabaseError:
+    """What a session raises when it repeats no more after this problem."""
+    if isinstance(problem, DatabaseError):
+        return problem
+    if isinstance(problem, psycopg.Error):
+        return target.explain(problem)
+    return DatabaseUnreachable(
+        f"The database at {target.shown!r} did not answer in time.",
+        fix="check the network and the server's load.",
+    )

@@ -103,3 +103,10 @@ def is_alive(problem: BaseException) -> bool:
         and problem.sqlstate is not None
         and not problem.sqlstate.startswith(("08", "57P", "25006", "25P03", "25P04"))
     )
+
+
+def is_outage(problem: BaseException) -> bool:
+    """Whether a server that writes could not be reached, or has no resources. Another error is its answer, so it is reachable."""
+    if not isinstance(problem, psycopg.Error):
+        return True
+    return is_repeatable(problem) and (not is_alive(problem) or str(problem.sqlstate).startswith("53"))

@@ -14,10 +14,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 import psycopg
 from psycopg import AsyncConnection
 
-from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
+from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.fork import generation
+from everbeat.store.giving_up import given_up
 from everbeat.store.own_settings import PATIENT_KEEPALIVES
-from everbeat.store.refusals import is_alive, is_repeatable, may_be_gone
+from everbeat.store.refusals import is_alive, is_outage, is_repeatable, may_be_gone
 from everbeat.store.silence import WatchedAsyncConnection, hang_up
 from everbeat.store.statement import Statement, compose, has_rows
 from everbeat.store.succession import Succession
@@ -27,6 +28,8 @@ from everbeat.store.transaction import atransaction
 T = TypeVar("T")
 Run: TypeAlias = Callable[[Statement[Any]], Awaitable[Any]]
 """Runs a statement of a transaction."""
+OnTry: TypeAlias = Callable[[Exception | None, float], None]
+"""Called after each try with its seconds, and the problem if the database could not be reached, or accepts no writes."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 _ON_THE_WAY_S: Final = 5.0
@@ -66,6 +69,7 @@ class Session:
         longest_pause_s: float = _LONGEST_PAUSE_S,
         keyed: bool = False,
         patient: bool = False,
+        on_try: OnTry | None = None,
     ) -> None:
         self.target = target
         self.application_name = application_name
@@ -76,6 +80,7 @@ class Session:
         self._statement_timeout_ms = statement_timeout_ms
         self._keyed = keyed
         self._patient = patient
+        self._on_try = on_try
         self._reply_timeout_s = (
             statement_timeout_ms / 1_000 + _ON_THE_WAY_S if reply_timeout_s is None else reply_timeout_s
         )
@@ -131,8 +136,11 @@ class Session:
             began_at = monotonic()
             try:
                 async with self._turn:
-                    return await once()
+                    answer = await once()
+                self._tried(None, monotonic() - began_at)
+                return answer
             except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly, TimeoutError) as problem:
+                self._tried(problem, monotonic() - began_at)
                 if isinstance(problem, psycopg.Error):
                     if isinstance(problem, psycopg.DataError):
                         raise
@@ -141,19 +149,23 @@ class Session:
                 if (give_up_at is not None and monotonic() >= give_up_at) or (
                     goes_on is not None and not goes_on(monotonic() - began_at)
                 ):
-                    raise self._given_up(problem) from problem
+                    raise given_up(problem, self.target) from problem
             await asyncio.sleep(pause * (0.5 + self._random.random()))
             pause = min(pause * 2, self._longest_pause_s)
 
-    def _given_up(self, problem: BaseException) -> DatabaseError:
-        if isinstance(problem, DatabaseError):
-            return problem
-        if isinstance(problem, psycopg.Error):
-            return self.target.explain(problem)
-        return DatabaseUnreachable(
-            f"The database at {self.target.shown!r} did not answer in time.",
-            fix="check the network and the server's load.",
-        )
+    def _tried(self, problem: BaseException | None, took_s: float) -> None:
+        if self._on_try is None:
+            return
+        if problem is not None and is_outage(problem):
+            self._on_try(given_up(problem, self.target), took_s)
+            return
+        try:
+            if self._connection is not None:
+                self.target.check(self._connection)  # a server that refuses writes answers what others read
+        except DatabaseReadOnly as refusal:
+            self._on_try(refusal, took_s)
+        else:
+            self._on_try(None, took_s)
 
     async def _once(self, statement: Statement[T]) -> T:
         async with self._trying() as connection:

@@ -12,7 +12,6 @@ from uuid import UUID
 
 from everbeat import errors
 from everbeat.runtime.clock import Clock
-from everbeat.runtime.events import DatabaseBack, DatabaseUnreachable, EventBus
 from everbeat.store import workers
 from everbeat.store.session import Session
 from everbeat.store.workers import BeatAnswer
@@ -37,7 +36,6 @@ class Heart:
         seats: Callable[[], Iterable[Seat]],
         on_ended: Callable[[str], Awaitable[None]],
         on_worker_ended: Callable[[str], Awaitable[None]],
-        events: EventBus,
         clock: Clock,
     ) -> None:
         self.interval_s = interval_s
@@ -48,9 +46,7 @@ class Heart:
         self._seats = seats
         self._on_ended = on_ended
         self._on_worker_ended = on_worker_ended
-        self._events = events
         self._clock = clock
-        self._silent_since: float | None = None
 
     async def tick(self) -> float | None:
         """One beat, tried again for one interval. It speaks for what is held in memory now, so it is made anew after that."""
@@ -74,9 +70,7 @@ class Heart:
             self.failures += 1
             if not isinstance(problem, errors.DatabaseUnreachable | errors.DatabaseReadOnly):
                 raise
-            self._missed(asked_at, problem)
             return _AGAIN_S
-        self._landed()
         if answer.seq is None:
             await self._on_ended(supervisor_id)
             return 0.0
@@ -84,16 +78,6 @@ class Heart:
         for worker_id in answer.ended:
             await self._on_worker_ended(worker_id)
         return None
-
-    def _missed(self, asked_at: float, problem: Exception) -> None:
-        if self._silent_since is None:
-            self._silent_since = asked_at
-            self._events.emit(DatabaseUnreachable(reason=str(problem)))
-
-    def _landed(self) -> None:
-        if self._silent_since is not None:
-            self._events.emit(DatabaseBack(after_s=self._clock.monotonic() - self._silent_since))
-            self._silent_since = None
 
     def _hand_out(
         self, answer: BeatAnswer, seats: list[Seat], holder: dict[UUID, Seat], *, sent_at: float

@@ -31,6 +31,7 @@ from everbeat.store.target import Target
 from everbeat.store.workers import SupervisorRow, WorkerState
 from everbeat.worker.burial import Burials
 from everbeat.worker.heart import Heart
+from everbeat.worker.outages import Outages
 from everbeat.worker.protocol import Adopt, FromSupervisor, Welcome
 from everbeat.worker.seat import Seat
 from everbeat.worker.session_lock import SessionLock
@@ -92,6 +93,7 @@ class Supervision:
         self.session_name = new_tree_name() if lock is None else lock.name
         self.seats: list[Seat] = []
         self.reconnected_at: float | None = None
+        self._outages = Outages(events=events, clock=clock)
         self.session = self._new_session()
         # Of their own: no caretaker's statement, burial or slow line is in the way of a beat.
         self._beats = self._new_session("supervisor beats")
@@ -110,7 +112,6 @@ class Supervision:
             seats=lambda: self.seats,
             on_ended=self._come_back,
             on_worker_ended=self._adopt_anew,
-            events=events,
             clock=clock,
         )
         self._heart_runner = self._runner(self._heart)
@@ -291,6 +292,7 @@ class Supervision:
             reply_timeout_s=min(_LONGEST_REPLY_S, self.beat_interval_s),
             longest_pause_s=min(1.0, self.beat_interval_s / 4),
             patient=patient,
+            on_try=None if patient else self._outages.observer_of(purpose),
         )
 
     def _on_state(self, connected: bool) -> None:
