@@ -34,6 +34,7 @@ class Sight(Enum):
 
 
 _REASONS: Final = {
+    Sight.WORKS: "the server still works on a statement, or the statement waits for a lock",
     Sight.STALLED: "a statement waits for a synchronous standby that does not confirm it",
     Sight.IDLE: "the answer to a statement was lost",
     Sight.SILENT: "the server answers neither a statement nor a new connection",
@@ -156,8 +157,9 @@ class Judgement:
         match sight:
             case Sight.WORKS:
                 self._patience.renew()
-                self.look_at = self._next(pause_s)
-                return self._is_over
+                if not self._is_over:
+                    self.look_at = self._next(pause_s)
+                    return False
             case Sight.IDLE:
                 # Its answer may be on its way.
                 gives_up, pause_s = is_second, min(pause_s, _SECOND_LOOK_S)
