@@ -13,9 +13,10 @@ from psycopg import sql
 
 from everbeat.domain.policy import StoredPolicy
 from everbeat.errors import DatabaseError
-from everbeat.runtime.events import MassSilence, TaskRecovered
+from everbeat.runtime.events import JudgementDelayed, MassSilence, TaskRecovered
 from everbeat.runtime.identity import ProcessIdentity
 from everbeat.services.excuses import SilenceExcused
+from everbeat.services.observer import OwnBeats
 from everbeat.services.reaper import Reaper
 from everbeat.store import migrations, workers
 from everbeat.store.session import Session
@@ -296,6 +297,97 @@ async def test_windows_restart_after_trouble_of_the_observer(
     assert hands.row(running.id, "state") == "RUNNING", "a whole window is granted anew"
     await look(onlooker, reaper, after_s=0.2)
     assert hands.row(running.id, "state") == "FAILED"
+
+
+@pytest.mark.parametrize("every_looks", [1, 2])
+async def test_trouble_that_recurs_faster_than_the_threshold_puts_no_judgement_off_for_ever(
+    every_looks: int, onlooker: Onlooker, hands: Hands
+) -> None:  # I14, E4
+    """The beats of the observer land: the silent tree had the same chance. Two thresholds of that are enough."""
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    await look(onlooker, reaper)
+    for number in range(3):
+        onlooker.disturbances += number % every_looks == 0
+        await look(onlooker, reaper)
+    assert hands.row(running.id, "state") == "RUNNING", "three beats in a threshold of two, each with trouble"
+    onlooker.disturbances += 1
+    await look(onlooker, reaper)
+    assert hands.row(running.id, "state") == "FAILED"
+
+
+async def test_trouble_that_recurs_costs_no_living_tree_its_work(onlooker: Onlooker, hands: Hands) -> None:
+    """It gets one beat through in a threshold and a half."""
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    for number in range(16):
+        onlooker.disturbances += 1
+        await look(onlooker, reaper, beating=("s1",) if number % 3 == 0 else ())
+    assert hands.row(running.id, "state") == "RUNNING"
+    assert onlooker.told(JudgementDelayed) == []
+
+
+@pytest.mark.parametrize("trouble", ["no write", "no connection", "away"])
+async def test_time_in_which_nobody_could_beat_is_never_collected(
+    trouble: str, onlooker: Onlooker, hands: Hands
+) -> None:  # J12
+    assert await state_after(trouble, onlooker, hands) == "RUNNING"
+    assert onlooker.living() == {"me", "s1"}
+
+
+async def state_after(trouble: str, onlooker: Onlooker, hands: Hands, *, times: int = 12) -> str:
+    """The same trouble so many times, with one beat between, and then without an end."""
+    had_its_lock(hands, "s1")
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    for _ in range(times):
+        await look(onlooker, reaper)
+        onlooker.disturbances += 1
+        onlooker.is_served = trouble != "no connection"
+        for _ in range(3):
+            await onlooker.clock.advance(2.1 if trouble == "away" else 0.9)
+            if trouble != "no write":
+                onlooker.beat("me")
+            await reaper.tick()
+        onlooker.is_served = True
+        onlooker.disturbances += 1
+        await look(onlooker, reaper, beating=("s1",))
+    for _ in range(8):
+        onlooker.disturbances += 1
+        onlooker.is_served = trouble != "no connection"
+        await onlooker.clock.advance(2.1 if trouble == "away" else 0.9)
+        if trouble != "no write":
+            onlooker.beat("me")
+        await reaper.tick()
+    return str(hands.row(running.id, "state"))
+
+
+async def test_a_clock_in_the_place_of_own_beats_is_noticed(
+    onlooker: Onlooker, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mistake that this rule invites: each look counts as served, although nobody's beat was accepted."""
+    monkeypatch.setattr(OwnBeats, "landed", lambda *_, **__: 1)
+    assert await state_after("no write", onlooker, hands, times=0) == "FAILED"
+
+
+async def test_a_judgement_that_trouble_puts_off_is_told_once(onlooker: Onlooker, hands: Hands) -> None:
+    running = hands.running()
+    reaper = onlooker.reaper(**FAST)
+    for _ in range(12):
+        onlooker.disturbances += 1
+        await onlooker.clock.advance(0.9)
+        await reaper.tick()
+    (event,) = onlooker.told(JudgementDelayed)
+    assert (event.silent, event.troubles) == (1, 6)  # type: ignore[attr-defined]
+    assert event.for_s == pytest.approx(4.5)  # type: ignore[attr-defined]
+    assert hands.row(running.id, "state") == "RUNNING"
+    onlooker.beat("me", "s1")
+    await reaper.tick()
+    for _ in range(6):
+        onlooker.disturbances += 1
+        await onlooker.clock.advance(0.9)
+        await reaper.tick()
+    assert len(onlooker.told(JudgementDelayed)) == 2, "another episode"
 
 
 async def test_both_halves_off_leave_everything_as_it_is(onlooker: Onlooker, hands: Hands) -> None:  # A7

@@ -139,6 +139,19 @@ class MassSilence(Event, frozen=True, kw_only=True):
     fix: str
 
 
+class JudgementDelayed(Event, frozen=True, kw_only=True):
+    """Supervisors have been silent for more than two thresholds, and trouble of this observer puts the judgement off.
+
+    `troubles`: how often a beat of this observer failed or a session was lost since its start.
+    """
+
+    room = "services"
+    level = logging.WARNING
+    silent: int
+    for_s: float
+    troubles: int
+
+
 class DatabaseUnreachable(Event, frozen=True, kw_only=True):
     """PostgreSQL has not answered, or has accepted no writes, for some seconds. One for each outage of a tree."""
 

@@ -16,11 +16,11 @@ from everbeat.domain.commands import SWEEP
 from everbeat.domain.recovery import Charge
 from everbeat.domain.silence import is_mass
 from everbeat.runtime.clock import Clock
-from everbeat.runtime.events import EventBus, MassSilence
+from everbeat.runtime.events import EventBus, JudgementDelayed, MassSilence
 from everbeat.services.brake import Brake
 from everbeat.services.death import AGE, Death
 from everbeat.services.excuses import Excuses
-from everbeat.services.observer import Amnesty, Observer, Statements, Windows
+from everbeat.services.observer import Amnesty, Observer, OwnBeats, Statements, Windows
 from everbeat.services.problems import problem_of
 from everbeat.services.recovery import Recoverer, always
 from everbeat.services.thresholds import Thresholds
@@ -33,6 +33,7 @@ _ONE_TRY: Final = 0.0
 _MOST_OF_ONE_SUPERVISOR: Final = 10_000
 _SOONEST_S: Final = 0.02
 _EXCUSED_WINDOWS: Final = 2
+_THRESHOLDS_UNTIL_TOLD: Final = 2
 
 
 class Reaper:
@@ -62,10 +63,12 @@ class Reaper:
         self._command = command
         self._beat_s = min(config.runner_heartbeat_interval_ms, config.claimer_heartbeat_interval_ms) / 1_000
         self._is_in_doubt = False
+        self._is_delayed = False
         self._silent_ids: set[str] = set()
         self._thresholds = Thresholds.automatic(config)
         self._windows = Windows()
         self._amnesty = Amnesty(longest_gap_s=2 * self.interval_s)
+        self._own_beats = OwnBeats()
         window_s = self._thresholds.longest_plain_ms / 1_000
         self._brake = Brake(window_s=window_s)
         self._excuses = Excuses(
@@ -96,12 +99,15 @@ class Reaper:
         excused = await self._excuses.look(others, is_silent=is_silent, at=asked_at)
         for beat in others:
             if beat.supervisor_id in excused:
-                self._windows.restart_of((beat.supervisor_id, *beat.worker_seqs))
+                self._windows.forget_some((beat.supervisor_id, *beat.worker_seqs))
         others = [beat for beat in others if beat.supervisor_id not in excused]
         least_s = self._thresholds.all_ms()[0] / 1_000
+        self._tell_delay(others, least_s=least_s, at=asked_at)
         unproven = await self._unproven(others, least_s=least_s, known=len(beats), at=asked_at)
         known, others = len(beats) - len(others) + len(unproven), unproven
-        stale = [beat for beat in others if self._stands_s(beat.supervisor_id, at=asked_at) >= least_s]
+        stale = [
+            beat for beat in others if self._windows.stands_s(beat.supervisor_id, at=asked_at) >= least_s
+        ]
         judged = await self._judged(stale, others=others, least_s=least_s, known=known, at=asked_at)
         problems = [await problem_of(partial(self._judge, beat, at=asked_at)) for beat in judged]
         for problem in filter(None, problems):
@@ -109,19 +115,38 @@ class Reaper:
         return self._next_look(others)
 
     def _see(self, beats: Sequence[WatchedBeats], *, asked_at: float, answered_at: float) -> None:
+        landed = self._own_beats.landed(beats, supervisor_id=self._observer.supervisor_id)
         if beats and self._amnesty.is_due(
             asked_at=asked_at,
             answered_at=answered_at,
             server=beats[0].server_started_at,
             disturbances=self._observer.disturbances,
         ):
-            self._windows.restart()
+            self._windows.excuse(at=answered_at)
+        watched_s = self._amnesty.watched_s
+        self._windows.pass_by(watched_s=watched_s, served_s=landed * self._beat_s if watched_s else 0.0)
         for beat in beats:
             self._windows.see(beat.supervisor_id, beat.beat_seq, at=answered_at)
             for worker_id, sequence in beat.worker_seqs.items():
                 self._windows.see(worker_id, sequence, at=answered_at)
         seen = [beat.supervisor_id for beat in beats]
         self._windows.keep(seen + [worker_id for beat in beats for worker_id in beat.worker_seqs])
+
+    def _tell_delay(self, others: Sequence[WatchedBeats], *, least_s: float, at: float) -> None:
+        """Says once that the trouble of this observer has put judgements off for long."""
+        silent_s = [
+            self._unheard_s(beat)
+            for beat in others
+            if self._unheard_s(beat) > _THRESHOLDS_UNTIL_TOLD * least_s
+            and self._silence_s(beat, at=at) < least_s
+        ]
+        if silent_s and not self._is_delayed:
+            self._events.emit(
+                JudgementDelayed(
+                    silent=len(silent_s), for_s=max(silent_s), troubles=self._observer.disturbances
+                )
+            )
+        self._is_delayed = bool(silent_s)
 
     async def _unproven(
         self, others: Sequence[WatchedBeats], *, least_s: float, known: int, at: float
@@ -162,7 +187,7 @@ class Reaper:
                 MassSilence(silent=len(silent), known=known, wait_s=self._brake.window_s, fix=self._command)
             )
         if was_on and not self._brake.is_on:
-            self._windows.restart()  # most are back: the last ones may be on their way
+            self._windows.forget()  # most are back: the last ones may be on their way
             return []
         if not self._brake.is_on:
             # Those cut off together reach the threshold one after the other, as their last beats came, and were seen: before the
@@ -214,17 +239,20 @@ class Reaper:
             return False
         if lease.worker_seq != beat.worker_seqs.get(lease.worker_id, 0):
             return False
-        own_s = self._stands_s(lease.worker_id, at=at) if lease.worker_id in beat.worker_seqs else math.inf
-        return min(self._stands_s(beat.supervisor_id, at=at), own_s) * 1_000 >= threshold_ms
-
-    def _stands_s(self, key: str, *, at: float) -> float:
-        """For how long one sequence has stood still."""
-        since = self._windows.since(key)
-        return 0.0 if since is None else at - since
+        own_s = (
+            self._windows.stands_s(lease.worker_id, at=at)
+            if lease.worker_id in beat.worker_seqs
+            else math.inf
+        )
+        return min(self._windows.stands_s(beat.supervisor_id, at=at), own_s) * 1_000 >= threshold_ms
 
     def _silence_s(self, beat: WatchedBeats, *, at: float) -> float:
         """How long nothing of a tree was heard: of its supervisor or of a worker that beats for itself."""
-        return min(self._stands_s(key, at=at) for key in (beat.supervisor_id, *beat.worker_seqs))
+        return min(self._windows.stands_s(key, at=at) for key in (beat.supervisor_id, *beat.worker_seqs))
+
+    def _unheard_s(self, beat: WatchedBeats) -> float:
+        """The same, counted without regard to the trouble of this observer."""
+        return min(self._windows.watched_s(key) for key in (beat.supervisor_id, *beat.worker_seqs))
 
     def _next_look(self, others: Sequence[WatchedBeats]) -> float | None:
         if self._brake.is_on:
@@ -233,7 +261,7 @@ class Reaper:
             return min(self.interval_s, self._beat_s / 8)
         now = self._clock.monotonic()
         waits = [
-            threshold_ms / 1_000 - self._stands_s(beat.supervisor_id, at=now)
+            self._windows.next_in(beat.supervisor_id, threshold_ms / 1_000, at=now)
             for beat in others
             if self._windows.is_suspect(beat.supervisor_id)
             for threshold_ms in self._thresholds.all_ms()
