@@ -134,6 +134,42 @@ def test_sends_end_with_an_error_while_the_synchronous_standby_is_gone(  # J15
 
 
 @pytest.mark.story
+def test_each_kind_of_write_ends_in_time_while_the_synchronous_standby_is_gone(  # J15
+    new_pair: NewPair, make_app: MakeApp
+) -> None:
+    pair = new_pair(synchronous=True)
+    app = make_app(pair.primary.tcp_url, patience=1.0)
+
+    @app.task
+    def work(n: int) -> None: ...
+
+    @app.define_workflow("order")
+    def order(wf: Workflow) -> None:
+        wf.add(work, 1)
+
+    waits, ended = work.send(1), work.send(2)
+    ended.cancel()
+    writes: dict[str, Callable[[], Any]] = {
+        "send_many": lambda: app.send_many(work.call(n) for n in range(3)),
+        "cancel": waits.cancel,
+        "retry": ended.retry,
+        "start": order.start,
+    }
+    pair.stop_standby()
+    for name, write in writes.items():
+        began_at = time.monotonic()
+        problem = in_a_thread(write)
+        took_s = time.monotonic() - began_at
+        print(f"{name}: {took_s:.2f} s")
+        assert isinstance(problem, DatabaseUnreachable), name
+        assert "synchronous standby" in str(problem)
+        assert took_s < 3 * (1.0 + 1), name
+    pair.require_standby("")
+    assert [app.handle(each.id).info().state for each in (waits, ended)] == ["CANCELLED", "PENDING"]
+    assert app.send_many([work.call(9)])[0].info().name == "work", "the client goes on"
+
+
+@pytest.mark.story
 def test_a_send_uses_the_promoted_standby_while_the_old_primary_waits_for_it(  # J15
     new_pair: NewPair, make_app: MakeApp
 ) -> None:

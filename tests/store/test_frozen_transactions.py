@@ -17,6 +17,9 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
+from everbeat import App
+from everbeat.cli.examination import Examination
+from everbeat.domain.diagnosis import CheckCode
 from everbeat.store import migrations, workers
 from everbeat.store.database import Database
 from everbeat.store.embedded import EmbeddedServer
@@ -87,7 +90,7 @@ def frozen_in(
         process.wait()
 
 
-def test_others_wait_a_bounded_time_for_one_that_is_frozen_in_any_kind_of_transaction(
+def test_others_wait_a_bounded_time_for_one_that_is_frozen_in_any_kind_of_transaction_and_doctor_names_it(
     hands: Hands, schema: str
 ) -> None:  # J14
     kinds = {kind: f"w{number}" for number, kind in enumerate(KINDS)}
@@ -122,9 +125,28 @@ def test_others_wait_a_bounded_time_for_one_that_is_frozen_in_any_kind_of_transa
                 assert Database(hands.target).run(workers.beat_worker(kinds[kind])) is True
             return time.monotonic() - began_at
 
-        for kind, took in zip(kinds, threads.map(waited, kinds), strict=True):
+        waits = threads.map(waited, kinds)  # begins now
+        holders = {f"frozen {name}" for name in kinds.values()}
+        app = stack.enter_context(app_on(hands.target))
+        doctor = Examination(app, long_transaction_s=300)
+        seen: set[str] = set()
+        give_up_at = time.monotonic() + WITHIN_S
+        while seen != holders:
+            assert time.monotonic() < give_up_at, f"doctor names only {sorted(seen)}"
+            (check,) = [each for each in doctor.checks() if each.code == CheckCode.LOCKS]
+            seen |= {name for name in holders if name in check.text}
+        for kind, took in zip(kinds, waits, strict=True):
             print(f"{kind}: {took:.2f} s")
             assert 5 < took < WITHIN_S, kind
+
+
+@contextmanager
+def app_on(target: Target) -> Iterator[App]:
+    app = App(target.url, schema=target.schema)
+    try:
+        yield app
+    finally:
+        app.close()
 
 
 SETTINGS = "select array_agg(setting::integer order by name) from pg_settings where name ~ %s"

@@ -198,6 +198,68 @@ def test_a_restart_of_the_pooler_is_survived(
         crew.is_whole_again()
 
 
+# A restart of PostgreSQL.
+
+
+def test_a_restart_of_the_server_is_survived_by_every_process(
+    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # J11, E7
+    server = new_server(settings={"fsync": "on", "synchronous_commit": "on"})
+    with ExitStack() as end:
+        stage = Stage(server.url, "story", tmp_path)
+        end.callback(lambda: stage.close(check=False))
+        deeds = end.enter_context(program_of(stage, monkeypatch))
+        crew = Crew(stage, deeds)
+        server.restart("fast")
+        again(stage, server.url)
+        assert deeds.quick.send(7).result(timeout=4 * SLACK) == 7, "after a restart without a pause"
+        crew.numbers.append(7)
+        server.stop("immediate")
+        stage.until(lambda: noticed(crew.trees), within=20, what="both trees notice")
+        with deeds.app.patience("500ms"), pytest.raises(DatabaseUnreachable):
+            deeds.quick.send(8)
+        server.restart("immediate")
+        again(stage, server.url)
+        crew.is_whole_again()
+
+
+# Strangers take every connection.
+
+
+def test_exhausted_connections_are_survived_by_every_process(
+    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # J11
+    server = new_server(settings={"max_connections": "30", "superuser_reserved_connections": "0"})
+    with ExitStack() as end:
+        stage = Stage(server.url, "story", tmp_path)
+        end.callback(lambda: stage.close(check=False))
+        deeds = end.enter_context(program_of(stage, monkeypatch))
+        crew = Crew(stage, deeds)
+        strangers = end.enter_context(ExitStack())
+        take_every_connection(stage, strangers)
+        stage.until(lambda: noticed(crew.trees), within=20, what="both trees are refused")
+        with deeds.app.patience("500ms"), pytest.raises(DatabaseUnreachable):
+            deeds.quick.send(8)
+        time.sleep(2 * THRESHOLD_S)  # the shortage
+        assert stage.recoveries() == []
+        strangers.close()
+        crew.is_whole_again()
+
+
+def take_every_connection(stage: Stage, strangers: ExitStack) -> None:
+    """All sessions but those of strangers and of the stage end, until the strangers have every place."""
+    while True:
+        try:
+            strangers.enter_context(psycopg.connect(stage.url, application_name="stranger"))
+        except psycopg.OperationalError:
+            left = stage.query(
+                """select pg_terminate_backend(pid) from pg_stat_activity
+                   where backend_type = 'client backend' and application_name <> 'stranger' and pid <> pg_backend_pid()"""
+            )
+            if not left:
+                return
+
+
 # A long outage of the server.
 
 
