@@ -109,6 +109,24 @@ class TestWaiting:
         change(hands, "supervisors", "last_beat_at = statement_timestamp()")
         assert codes(app, task) == ["IN_LINE"]
 
+    def test_live_supervisors_that_cannot_start_workers_are_named_if_nobody_can_run_it(  # J8
+        self, app: App, hands: Hands
+    ) -> None:
+        hands.supervisor("s2")
+        for name, problem in (("s1", "no module 'shop'"), ("s2", None)):
+            hands.run(workers.record_starts(name, processes=2, problem=problem, age_ms=5_000))
+        task = hands.send()
+        assert codes(app, task) == ["IN_LINE"], "its worker that lives can run it"
+        dismiss(hands, "w1", "w2")
+        assert codes(app, task) == ["NO_WORKER", "WORKER_NOT_STARTED"]
+        reason = the_reason(app, task, ReasonCode.WORKER_NOT_STARTED)
+        assert "supervisor s1 (pid " in reason.text
+        assert reason.text.endswith(" on host cannot start a worker process: no module 'shop'")
+        assert reason.blocked_by == "s1"
+        assert reason.since == app.list_supervisors()[1].start_problem_at
+        change(hands, "supervisors", "last_beat_at = last_beat_at - interval '1 hour'")
+        assert codes(app, task) == ["NO_WORKER"], "a dead supervisor starts nothing anyway"
+
     def test_nobody_serves_the_queue_or_knows_the_name(self, app: App, hands: Hands) -> None:
         dismiss(hands, "w1", "w2")
         join(hands, "w3", queues=["mails"], metadata='{"tasks": ["welcome", "work"]}')

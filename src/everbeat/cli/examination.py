@@ -21,6 +21,7 @@ from everbeat.domain.duration import spelled
 from everbeat.domain.locks import judge_locks
 from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
 from everbeat.domain.read_only import ReadOnly
+from everbeat.domain.starts import judge_starts
 from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled
 from everbeat.runtime.clock import SystemClock
 from everbeat.store import (
@@ -51,6 +52,7 @@ _OF_THE_LIVING: Final = frozenset(
         CheckCode.LISTEN,
         CheckCode.NOTIFY_QUEUE,
         CheckCode.WORKERS,
+        CheckCode.STARTS,
         CheckCode.UNRESPONSIVE,
         CheckCode.TREES,
         CheckCode.SWEEPER,
@@ -140,6 +142,7 @@ class Examination:
         yield CheckCode.LOCKS, asked(explanation.lock_holders(target.schema), judge_locks)
         yield CheckCode.DEAD_ROWS, asked(diagnosis.dead_rows(target.schema), server_checks.judge_dead_rows)
         yield CheckCode.WORKERS, lambda: work_checks.judge_crew(self._crew(database))
+        yield CheckCode.STARTS, asked(explanation.failing_starts(stale_ms=stale_ms), judge_starts)
         yield CheckCode.UNRESPONSIVE, asked(diagnosis.unresponsive(), work_checks.judge_unresponsive)
         silent = diagnosis.silent_trees(silent_ms=2 * config.beat_interval_ms, stale_ms=stale_ms)
         is_watched = config.session_grace_ms / 1_000 <= _LONGEST_WATCH_S

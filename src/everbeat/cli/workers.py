@@ -12,6 +12,7 @@ from everbeat.app import App
 from everbeat.cli.default_command import ListByDefault
 from everbeat.cli.output import ON_STANDBY, duration, moment, say, show_json, show_table
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
+from everbeat.cli.supervisors import condition, show_supervisors
 from everbeat.cli.sweep import show_swept, swept_document
 from everbeat.cli.typed import typed_as
 from everbeat.domain.explanation import counted
@@ -23,7 +24,7 @@ commands = typer.Typer(
     cls=ListByDefault,
     rich_markup_mode=None,
     add_completion=False,
-    help="Show workers, what they hold and whether they beat (`list`, meant where nothing is named); release them.",
+    help="Show workers and supervisors, and whether they beat (`list`, meant where nothing is named); release workers.",
 )
 
 _MOST_SNAPSHOTS = 10_000
@@ -37,7 +38,7 @@ def list_workers(
         str | None,
         typer.Option("--history", metavar="WORKER", help="The snapshots of one worker, newest first."),
     ] = None,
-    everyone: Annotated[bool, typer.Option("--all", help="Also workers that ended.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Also workers and supervisors that ended.")] = False,
     stale_after: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Call a worker stale after so long without a beat.")
     ] = None,
@@ -47,9 +48,10 @@ def list_workers(
     app: AppOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show workers, what they hold and whether they beat.
+    """Show workers, what they hold and whether they beat, and the supervisors that keep them.
 
-    Newest beat first; STALE is judged by the database's clock. RSS, CPU, LAG and NATS are of the last snapshot.
+    Newest beat first; STALE is judged by the database's clock. RSS, CPU, LAG and NATS are of the last snapshot. PROCESSES are the live
+    worker processes of a supervisor, and how many it keeps. If it cannot start one, the reason follows.
     """
     if everyone and stale_after is not None:
         raise typer.BadParameter("--stale-after is about workers that have not ended; leave --all out.")
@@ -63,11 +65,14 @@ def list_workers(
                 if everyone
                 else chosen.list_active_workers(stale_after=stale_after, limit=limit)
             )
+            supervisors = chosen.list_supervisors(ended=everyone, stale_after=stale_after, limit=limit)
         snapshots = _latest_snapshots(chosen)
     if as_json:
-        show_json({"workers": [_document(worker, snapshots.get(worker.worker_id)) for worker in found]})
+        workers = [_document(worker, snapshots.get(worker.worker_id)) for worker in found]
+        show_json({"workers": workers, "supervisors": supervisors})
     else:
         _show_workers(found, snapshots)
+        show_supervisors(supervisors)
 
 
 @commands.command()
@@ -137,7 +142,7 @@ def _show_workers(found: list[WorkerInfo], snapshots: dict[str, WorkerStateInfo]
                 worker.worker_id,
                 worker.hostname,
                 str(worker.pid),
-                _condition(worker),
+                condition(worker, ended=worker.ended_cause or worker.ended_how),
                 "all" if worker.queues is None else ",".join(worker.queues),
                 str(worker.claimed),
                 str(worker.running),
@@ -162,19 +167,6 @@ def _messages(snapshot: WorkerStateInfo) -> Text:
     if not found.get("up"):
         return Text("away", style="yellow")
     return Text("up, relays" if found.get("relay") else "up")
-
-
-def _condition(worker: WorkerInfo) -> Text:
-    if worker.ended_at is not None:
-        why = worker.ended_cause or worker.ended_how
-        return Text("ended" if why is None else f"ended ({why})", style="dim")
-    if worker.is_stale is None:
-        return Text("unknown", style="yellow")
-    if worker.is_stale:
-        return Text("stale", style="red")
-    if worker.session_lost:
-        return Text("no session", style="red")
-    return Text("draining", style="yellow") if worker.draining else Text("live", style="green")
 
 
 def _show_history(found: list[WorkerStateInfo], *, worker: str, as_json: bool) -> None:

@@ -104,6 +104,9 @@ def reasons_to_wait(
     waiting = yield from ask(explanation.waiting(stored.summary.id, stale_ms=alive_within_ms))
     if waiting is None:
         return ()  # pruned this very moment
+    if not waiting.knowing and not waiting.is_standby:
+        failing = yield from ask(explanation.failing_starts(stale_ms=alive_within_ms))
+        waiting = structs.replace(waiting, failing_starts=tuple(failing))
     if waiting.alive and not waiting.knowing:
         waiting = yield from _with_names(waiting, alive_within_ms=alive_within_ms)
     return why_waiting(stored.summary, waiting, policy=stored.policy, recoveries=recoveries, at=stored.at)

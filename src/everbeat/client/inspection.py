@@ -92,20 +92,25 @@ class Inspection:
 
         `stale_after` None takes the running_stale_threshold_ms of the app. The age is by the database's clock.
         """
-        stale_ms = (
-            self._alive_within_ms
-            if stale_after is None
-            else to_milliseconds(stale_after, subject="stale_after")
-        )
+        stale_ms = self._stale_ms(stale_after)
         return ask(inspect.workers(stale_ms=stale_ms, ended_too=False, limit=_limit(limit, subject="limit")))
 
-    def _list_supervisors(self, *, ended: bool = True, limit: int = 1_000) -> Plan[list[SupervisorInfo]]:
-        """Supervisors, also those that ended, newest beat first."""
+    def _list_supervisors(
+        self, *, ended: bool = True, stale_after: Duration | None = None, limit: int = 1_000
+    ) -> Plan[list[SupervisorInfo]]:
+        """Supervisors, also those that ended, newest beat first; `start_problem` says why one cannot start a worker process.
+
+        `stale_after` is as in `list_active_workers`.
+        """
+        stale_ms = self._stale_ms(stale_after)
         return ask(
-            inspect.supervisors(
-                stale_ms=self._alive_within_ms, ended_too=ended, limit=_limit(limit, subject="limit")
-            )
+            inspect.supervisors(stale_ms=stale_ms, ended_too=ended, limit=_limit(limit, subject="limit"))
         )
+
+    def _stale_ms(self, stale_after: Duration | None) -> int:
+        if stale_after is None:
+            return self._alive_within_ms
+        return to_milliseconds(stale_after, subject="stale_after")
 
     def _queues(self) -> Plan[list[QueueInfo]]:
         """Declared queues and those with live tasks, in the order they are served, then by name."""

@@ -36,6 +36,7 @@ class CheckCode(StrEnum):
     LOCKS = "LOCKS"
     DEAD_ROWS = "DEAD_ROWS"
     WORKERS = "WORKERS"
+    STARTS = "STARTS"
     UNRESPONSIVE = "UNRESPONSIVE"
     TREES = "TREES"
     BEATS = "BEATS"

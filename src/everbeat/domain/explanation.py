@@ -24,6 +24,7 @@ class ReasonCode(StrEnum):
     """What a reason is about; stable for programs."""
 
     NO_WORKER = "NO_WORKER"
+    WORKER_NOT_STARTED = "WORKER_NOT_STARTED"
     LIVENESS_UNKNOWN = "LIVENESS_UNKNOWN"
     QUEUE_NOT_SERVED = "QUEUE_NOT_SERVED"
     NAME_UNKNOWN = "NAME_UNKNOWN"
@@ -122,6 +123,18 @@ class WorkflowExplanation(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
+class FailingStart(msgspec.Struct, frozen=True):
+    """A live supervisor that cannot start a worker process, why, and since when. It has `workers` of the `processes` that it keeps."""
+
+    supervisor_id: str
+    pid: int
+    hostname: str
+    problem: str
+    since: datetime | None
+    processes: int | None
+    workers: int
+
+
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """What a PENDING task waits for. Counts of tasks stop at 1,001.
 
@@ -129,7 +142,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     `running` in, None where a worker has not told yet; `ahead` in its queue, `before` it in its serial line, the first of
     those; suspects that run or are held elsewhere (`alone`); `lagging` of the `knowing`, with an event loop that is late
     by more than a second. On a standby (`is_standby`) beats arrive late, so no worker is known to be dead. `lost` have beaten lately, but
-    PostgreSQL has no session of their trees any more; they are not `alive`.
+    PostgreSQL has no session of their trees any more; they are not `alive`. `failing_starts` is read only if none are `knowing`.
     """
 
     alive: int
@@ -152,6 +165,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     known_queues: tuple[str, ...] = ()
     is_standby: bool = False
     lost: int = 0
+    failing_starts: tuple[FailingStart, ...] = ()
 
 
 class Holding(msgspec.Struct, frozen=True):

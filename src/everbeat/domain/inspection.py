@@ -196,7 +196,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 class SupervisorInfo(msgspec.Struct, frozen=True):
     """One supervisor and the number of its workers that were not ended. `session_held`: it has taken its session lock.
 
-    `is_stale` is None on a standby, as a worker's is. `session_lost` is as a worker's is.
+    `is_stale` is None on a standby, as a worker's is. `session_lost` is as a worker's is. `processes`: how many worker processes it
+    keeps; None for a worker inside another program. `start_problem`: why it cannot start one, since `start_problem_at`.
     """
 
     supervisor_id: str
@@ -212,6 +213,9 @@ class SupervisorInfo(msgspec.Struct, frozen=True):
     ended_how: str | None
     workers: int
     session_lost: bool
+    processes: int | None = None
+    start_problem: str | None = None
+    start_problem_at: datetime | None = None
 
 
 class WorkerStateInfo(msgspec.Struct, frozen=True):

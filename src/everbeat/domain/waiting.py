@@ -14,6 +14,7 @@ from everbeat.domain.explanation import Reason, ReasonCode, Waiting, counted, fa
 from everbeat.domain.inspection import RecoveryInfo, TaskSummary
 from everbeat.domain.pauses import Pause
 from everbeat.domain.policy import StoredPolicy
+from everbeat.domain.starts import why_not_started
 from everbeat.domain.states import TaskState
 from everbeat.errors import nearest
 
@@ -39,6 +40,7 @@ def why_waiting(
     found = [
         *_unusable(task),
         *_crew(task, waiting),
+        *why_not_started(waiting.failing_starts),
         *_pauses(task, waiting),
         *_not_due(task, policy=policy, recoveries=recoveries, at=at),
         *_line(task, waiting, at=at),

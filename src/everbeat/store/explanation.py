@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.domain.explanation import Holding, Waiting
+from everbeat.domain.explanation import FailingStart, Holding, Waiting
 from everbeat.domain.locks import LONG_WAIT_MS, LockHolder
 from everbeat.domain.pauses import Pause
 from everbeat.domain.read_only import ReadOnly
@@ -39,6 +39,13 @@ def lock_holders(schema: str) -> Statement[list[LockHolder]]:
 def read_only() -> Statement[ReadOnly | None]:
     """Where it was set that transactions are read-only by default; None where they are not, and on a standby."""
     return Statement("inspect/read_only", {}, lambda found: ReadOnly(*found[0]) if found else None)
+
+
+def failing_starts(*, stale_ms: int) -> Statement[list[FailingStart]]:
+    """The live supervisors that cannot start a worker process, at most 100; one without a beat for `stale_ms` does not live."""
+    return Statement(
+        "inspect/failing_starts", {"stale_ms": stale_ms}, lambda found: [FailingStart(*row) for row in found]
+    )
 
 
 def known_names(*, stale_ms: int) -> Statement[tuple[tuple[str, ...], tuple[str, ...]]]:

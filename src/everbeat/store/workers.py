@@ -111,6 +111,16 @@ def register_supervisor(row: SupervisorRow) -> Statement[bool]:
     return Statement("worker/register_supervisor", parameters, any_row)
 
 
+def record_starts(
+    supervisor_id: str, *, processes: int, problem: str | None = None, age_ms: int = 0
+) -> Statement[None]:
+    """Stores how many worker processes a supervisor keeps, and why it has not been able to start one for `age_ms`."""
+    parameters = {
+        "supervisor_id": supervisor_id, "processes": processes, "problem": problem, "age_ms": age_ms,
+    }  # fmt: skip
+    return Statement("worker/record_starts", parameters, nothing)
+
+
 def hold_session(supervisor_id: str, lock_key: int) -> Statement[bool | None]:
     """Takes the session lock on this connection: True, False (somebody has it), None (the supervisor was ended)."""
     return Statement(

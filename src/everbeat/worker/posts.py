@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final
 
+from everbeat.domain.starts import StartProblem, start_problem_text
 from everbeat.errors import EverbeatError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.nursery import Nursery
@@ -51,6 +52,13 @@ class Post:
         self._clock = clock
         self._random = random
         self._finishing: set[asyncio.Task[None]] = set()
+        self._child: Child | None = None
+        self._start_problem: StartProblem | None = None
+
+    @property
+    def start_problem(self) -> StartProblem | None:
+        """Why this post has no worker process, from its first failure to start one until one is ready."""
+        return None if self._child is not None and self._child.is_ready else self._start_problem
 
     async def keep(self) -> None:
         """Keeps it filled until all is to end."""
@@ -68,20 +76,28 @@ class Post:
             except OSError as problem:
                 pause = pace.pause_after(0.0)
                 self._prospects.cannot_start(problem, again_in_s=pause)
+                self._failed_to_start(f"the system refuses a process: {problem}")
                 await self._clock.wait(self._stopping, timeout_s=pause)
                 continue
             life = self._nursery.start(self._live(child), name=f"life of {child.process.pid}")
             self._lives.add(life)
             life.add_done_callback(self._lives.discard)
-            if await self._has_retired(child, life):
+            self._child = child
+            has_retired = await self._has_retired(child, life)
+            self._child = None
+            if child.is_ready:
+                self._start_problem = None
+            if has_retired:
                 pace = Pace(
                     random=self._random
                 )  # no death, hence no pause: what it has begun goes on beside its successor
                 await self._until_few_finish(life)
                 continue
             pause = pace.pause_after(self._clock.monotonic() - started_at)
-            if not child.is_ready and not self._stopping.is_set() and self._are_bleak(child):
-                pause = _HOPELESS_PAUSE_S
+            if not child.is_ready and not self._stopping.is_set():
+                if self._are_bleak(child):
+                    pause = _HOPELESS_PAUSE_S
+                self._failed_to_start(_why(child))
             await self._clock.wait(self._stopping, timeout_s=pause)
 
     async def _fill(self) -> Child:
@@ -114,6 +130,17 @@ class Post:
         while len(self._finishing) > _MOST_FINISHING:  # also when all is to end: they are told so themselves
             await asyncio.wait(set(self._finishing), return_when=asyncio.FIRST_COMPLETED)
 
+    def _failed_to_start(self, why: str) -> None:
+        since = self._clock.monotonic() if self._start_problem is None else self._start_problem.since
+        self._start_problem = StartProblem(start_problem_text(why), since)
+
     def _are_bleak(self, child: Child) -> bool:
         cause = "" if child.report is None else child.report.cause
         return self._prospects.are_bleak(cause=cause, refusal=child.refusal, at=self._clock.monotonic())
+
+
+def _why(child: Child) -> str:
+    """Why a process that has ended was never ready."""
+    if child.refusal is not None:
+        return child.refusal.message
+    return f"it ended before it was ready: {'unknown cause' if child.report is None else child.report.cause}"

@@ -17,6 +17,8 @@ _SOUND_S: Final = 60.0
 """A process that lived so long was sound: its end starts the count anew."""
 _MOST_EARLY_DEATHS: Final = 5
 _EARLY_WINDOW_S: Final = 60.0
+_LONG_ENOUGH_S: Final = 10.0
+"""Two early deaths that are this far apart are enough where no process was ever ready: five slow starts may take minutes."""
 
 
 class Pace:
@@ -36,7 +38,7 @@ class Pace:
 
 
 class WorkersKeepFailing(Event, frozen=True, kw_only=True):
-    """Worker processes end again and again before they are ready; they are tried again every half minute."""
+    """A worker process refused to start, or several ended before they were ready; the supervisor tries again."""
 
     room = "worker"
     level = logging.ERROR
@@ -63,6 +65,10 @@ class EarlyDeaths:
         self._at.append(at)
         return len(self._at) == _MOST_EARLY_DEATHS and at - self._at[0] <= _EARLY_WINDOW_S
 
+    def last_for_s(self, at: float) -> float:
+        """Seconds since the oldest of those that are remembered."""
+        return at - self._at[0] if self._at else 0.0
+
 
 class Prospects:
     """Whether there is any sense in starting another process, after one that ended before it was ready."""
@@ -79,15 +85,19 @@ class Prospects:
         self._events.emit(WorkerNotStarted(reason=str(problem), again_in_s=again_in_s))
 
     def are_bleak(self, *, cause: str, refusal: Refused | None, at: float) -> bool:
-        """Takes notice of one more; whether a long pause is due. Raises WorkerRefused or WorkerError when none was ever ready."""
+        """Takes notice of one more; whether a long pause is due. Raises WorkerRefused or WorkerError when none was ever ready.
+
+        A refusal alone is no reason for a long pause: in the middle of a deploy, an import may be broken for a second.
+        """
         too_often = self._early_deaths.count(at)
-        if not too_often and (refusal is None or self.was_ever_ready):
-            return False
         reason = cause if refusal is None else refusal.message
         if not self.was_ever_ready:
-            raise _hopeless(reason, refusal)
-        self._events.emit(WorkersKeepFailing(reason=reason))
-        return True
+            if too_often or refusal is not None or self._early_deaths.last_for_s(at) >= _LONG_ENOUGH_S:
+                raise _hopeless(reason, refusal)
+            return False
+        if too_often or refusal is not None:
+            self._events.emit(WorkersKeepFailing(reason=reason))
+        return too_often
 
 
 def _hopeless(reason: str, refusal: Refused | None) -> EverbeatError:

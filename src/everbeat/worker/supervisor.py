@@ -25,8 +25,6 @@ from everbeat.runtime.process import spawn
 from everbeat.runtime.service import ServiceRunner
 from everbeat.runtime.signals import signals_call
 from everbeat.worker.children import Child
-from everbeat.worker.cut_off_watch import CutOffWatch
-from everbeat.worker.hang_watch import HangWatch
 from everbeat.worker.hook_line import HookLine
 from everbeat.worker.posts import Post
 from everbeat.worker.protocol import (
@@ -43,10 +41,10 @@ from everbeat.worker.protocol import (
     Tick,
 )
 from everbeat.worker.recycling import ProcessRecycled
-from everbeat.worker.response_watch import ResponseWatch
 from everbeat.worker.restarts import Prospects
 from everbeat.worker.seat import Seat
 from everbeat.worker.supervision import Supervision
+from everbeat.worker.watches import watches_of
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LAST_WORDS_S: Final = 1.0  # for what a process said before it ended to be read
@@ -88,6 +86,7 @@ class Supervisor:
         self._supervision: Supervision | None = None
         self._opening = asyncio.Lock()
         self._nursery = Nursery(name="supervisor")
+        self._kept: list[Post] = []
         self._posts: list[asyncio.Task[None]] = []
         self._lives: set[asyncio.Task[None]] = set()
         self._last_rites: set[asyncio.Task[None]] = set()
@@ -154,6 +153,7 @@ class Supervisor:
             live=self._live, lives=self._lives, prospects=self._prospects, on_failure=self._fail, stopping=self._stopping,
             nursery=self._nursery, clock=self._clock, random=self._random,
         )  # fmt: skip
+        self._kept.append(post)
         self._posts.append(self._nursery.start(post.keep(), name=f"post {len(self._posts) + 1}"))
 
     @property
@@ -275,31 +275,16 @@ class Supervisor:
         return supervision
 
     def _watch(self, supervision: Supervision) -> None:
-        config, clock, events = supervision.config, self._clock, self._events
-        watches: list[HangWatch | CutOffWatch | ResponseWatch] = [
-            ResponseWatch(children=lambda: self._children, events=events, clock=clock),
-            CutOffWatch(
-                threshold_s=config.running_stale_threshold_ms / 1_000,
-                children=lambda: self._children,
-                disturbances=lambda: supervision.disturbances,
-                can_connect=supervision.can_connect,
-                events=events,
-                clock=clock,
-            ),
-        ]
-        if config.hang_timeout_ms is not None:
-            watches.append(
-                HangWatch(
-                    timeout_s=config.hang_timeout_ms / 1_000,
-                    children=lambda: self._children,
-                    running=supervision.running,
-                    events=events,
-                    clock=clock,
-                    nursery=self._nursery,
-                )
-            )
+        watches = watches_of(
+            supervision,
+            children=lambda: self._children,
+            posts=lambda: self._kept,
+            events=self._events,
+            clock=self._clock,
+            nursery=self._nursery,
+        )
         for watch in watches:
-            runner = ServiceRunner(watch, clock=clock, random=self._random, emit=events.emit)
+            runner = ServiceRunner(watch, clock=self._clock, random=self._random, emit=self._events.emit)
             self._nursery.start(runner.run(), name=watch.name)
 
     def _fail(self, failure: EverbeatError) -> None:

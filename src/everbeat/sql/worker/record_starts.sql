@@ -1,0 +1,5 @@
+-- A supervisor records how many worker processes it keeps and why it cannot start one; repeatable. It runs only when that changes.
+update {schema}.supervisors s
+set processes = %(processes)s, start_problem = %(problem)s::text,
+    start_problem_at = case when %(problem)s::text is not null then statement_timestamp() - %(age_ms)s * interval '1 millisecond' end
+where s.id = %(supervisor_id)s and s.ended_at is null
