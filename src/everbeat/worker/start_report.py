@@ -17,7 +17,8 @@ _EVERY_S: Final = 1.0
 class StartReport:
     """A service of the supervisor; `problems` has an item for each worker process that it keeps: None if there is none.
 
-    It writes only what has changed since its last write, so the beats carry nothing of it. The row of a supervisor that goes on under a new id is a new one, so a new id is a change too.
+    It writes only what has changed since its last write, so the beats carry nothing of it. A supervisor that goes on
+    under a new id has a new row, so a new id is a change too.
     """
 
     name = "start_report"
