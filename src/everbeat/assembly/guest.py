@@ -28,7 +28,7 @@ from everbeat.runtime.nursery import CriticalCancelled, Nursery
 from everbeat.runtime.signals import signals_call
 from everbeat.runtime.threads import LastingExecutor
 from everbeat.store.target import Target
-from everbeat.worker.farewell import EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
+from everbeat.worker.farewell import EXIT_CODE_RUNS, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
 from everbeat.worker.messenger import MakeMessenger
 from everbeat.worker.protocol import Drain, FromSupervisor, FromWorker, Held, Leaving, Stop, Tick, Welcome
 from everbeat.worker.seat import Seat
@@ -122,6 +122,8 @@ class Guest:
             self._tell_left_behind("the program has cancelled its parts")
         elif work.result() == EXIT_UNSETTLED:
             self._tell_left_behind("the database could not be reached in time")
+        elif work.result() == EXIT_CODE_RUNS:
+            self._tell_left_behind("its code still runs in this program and cannot be ended")
         elif work.result() == EXIT_SLOTS_LEAKED:
             self._failure = WorkerError(
                 "Every slot of a kind is kept by code that was given up and does not end, so this worker left.",
@@ -225,8 +227,8 @@ class Minder:
         match message:
             case Held() | Tick() if self._seat is not None:
                 self._in_thread(self._seat.hear, message)
-            case Leaving():
-                self._has_left = True
+            case Leaving(code_runs):
+                self._has_left = not code_runs
             case _:
                 pass
 

@@ -21,6 +21,8 @@ UNHANDLED_EXCEPTION: Final = "UNHANDLED_EXCEPTION"
 """The function raised, and neither the exception nor the task's options gave a code."""
 WORKER_CRASHED: Final = "WORKER_CRASHED"
 """The process that ran the task died, or its lease was given up."""
+WORKER_STOPPED: Final = "WORKER_STOPPED"
+"""The worker was told to stop, and the code did not end within the grace."""
 TASK_TIMEOUT: Final = "TASK_TIMEOUT"
 """The attempt ran longer than the task's timeout."""
 TASK_CANCELLED: Final = "TASK_CANCELLED"
@@ -43,6 +45,7 @@ BUILT_IN_CODES: Final = frozenset(
         EVENT_TIMEOUT,
         UNHANDLED_EXCEPTION,
         WORKER_CRASHED,
+        WORKER_STOPPED,
         TASK_TIMEOUT,
         TASK_CANCELLED,
         TASK_EXPIRED,

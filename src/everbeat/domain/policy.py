@@ -26,12 +26,13 @@ from everbeat.domain.checks import (
     whole,
 )
 from everbeat.domain.duration import Duration, milliseconds, span, spelled
-from everbeat.domain.outcome import TASK_STALLED, WORKER_CRASHED
+from everbeat.domain.outcome import TASK_STALLED, WORKER_CRASHED, WORKER_STOPPED
 from everbeat.domain.retry import BackoffStrategy, RetryPolicy, delay_seconds
 from everbeat.domain.settings import Settings, by, checked
 from everbeat.errors import PayloadError, Problem
 
 OnCrash = Literal["fail", "retry"]
+OnStop = Literal["fail", "retry"]
 RunIn = Literal["async", "thread", "process"]
 
 LOWEST_PRIORITY: Final = -32_768
@@ -51,6 +52,7 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_delay: float | None = None
     retry_for: tuple[str, ...] = ()
     on_crash: OnCrash = "fail"
+    on_stop: OnStop | None = None
     max_crashes: int | None = None
     max_losses: int | None = None
     timeout_ms: int | None = None
@@ -69,6 +71,16 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def retries_stall(self) -> bool:
         """Whether code that stopped making progress is one of the reasons to retry."""
         return TASK_STALLED in self.retry_for
+
+    @property
+    def retries_stop(self) -> bool:
+        """Whether started code may run again after its worker was stopped before the code ended.
+
+        `on_stop` decides; without it, `on_crash="retry"` or `WORKER_STOPPED` among the listed errors allows it.
+        """
+        if self.on_stop is not None:
+            return self.on_stop == "retry"
+        return self.on_crash == "retry" or WORKER_STOPPED in self.retry_for
 
     def delay(self, retry_number: int, random: Random) -> float:
         """Seconds to wait before retry `retry_number`, which counts from 1; 0 without a retry policy."""
@@ -115,7 +127,9 @@ class TaskOptions(Settings):
     `priority`: the lower number runs first. `timeout` and `stall_timeout` are durations, None for no limit.
     `run_in`: None lets async functions run on the loop and others in a thread. `on_crash`, `max_crashes` and
     `max_losses`: None takes the app's default. `serial`: one run of this task function at a time, in the
-    order they were sent. `exception_codes` gives exceptions an error code by class.
+    order they were sent. `on_stop`: what becomes of started code that does not end within the grace of a worker
+    that is told to stop, "retry" (handed back at no cost) or "fail" (WORKER_STOPPED); None decides by `on_crash` and
+    `auto_retry_for`. `exception_codes` gives exceptions an error code by class.
     """
 
     name: str | None = field(default=None, metadata=by(optional(task_name, none="takes the function's name")))
@@ -132,6 +146,10 @@ class TaskOptions(Settings):
     )
     on_crash: OnCrash | None = field(
         default=None, metadata=by(optional(one_of("fail", "retry"), none="takes the app's default"))
+    )
+    on_stop: OnStop | None = field(
+        default=None,
+        metadata=by(optional(one_of("fail", "retry"), none="decides by on_crash and auto_retry_for")),
     )
     max_crashes: int | None = field(
         default=None, metadata=by(optional(whole(1, MOST_CRASHES), none="takes the app's default"))
@@ -172,6 +190,7 @@ class TaskOptions(Settings):
         retry = self.retry
         caps = {
             "on_crash": self.on_crash or on_crash,
+            "on_stop": self.on_stop,
             "max_crashes": self.max_crashes,
             "max_losses": self.max_losses,
             "timeout_ms": self.timeout_ms,
@@ -211,6 +230,14 @@ class TaskOptions(Settings):
                 value="'fail'",
                 rule=f"contradicts {WORKER_CRASHED} in auto_retry_for, which runs the task again",
                 fix=f"leave out on_crash, or take {WORKER_CRASHED} out of auto_retry_for",
+            )
+        if self.on_stop == "fail" and isinstance(retry, RetryPolicy) and retry.matches(WORKER_STOPPED, None):
+            yield Problem(
+                code="CONTRADICTION",
+                subject="TaskOptions.on_stop",
+                value="'fail'",
+                rule=f"contradicts {WORKER_STOPPED} in auto_retry_for, which runs the task again",
+                fix=f"leave out on_stop, or take {WORKER_STOPPED} out of auto_retry_for",
             )
 
 

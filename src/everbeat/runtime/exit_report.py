@@ -16,7 +16,9 @@ EXIT_SLOTS_LEAKED: Final = 74
 """Every slot of a kind was kept by code that had been given up; the process has settled its work and wants to be replaced."""
 EXIT_UNSETTLED: Final = 75
 """The worker was told to leave at once, and the database could not be reached to settle its work."""
-OWN_EXITS: Final = frozenset({EXIT_SOFTWARE, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED})
+EXIT_CODE_RUNS: Final = 76
+"""The worker was told to leave, and code of its tasks does not end: the end of the process ends it."""
+OWN_EXITS: Final = frozenset({EXIT_SOFTWARE, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED, EXIT_CODE_RUNS})
 """What a process of ours exits with for reasons that no task gave it."""
 KILLED_BY_US: Final = ", killed by its supervisor"
 """How the cause of a death ends where its parent sent SIGKILL."""
@@ -25,7 +27,8 @@ KILLED_BY_US: Final = ", killed by its supervisor"
 class ExitReport(Struct, frozen=True, kw_only=True):
     """The end of one child: an exit code or a signal; neither if other code took its exit status.
 
-    `killed_because`: why its parent itself sent SIGKILL.
+    `killed_because`: why its parent itself sent SIGKILL. `stopped`: the worker was told to leave, and its process ended while
+    code of its tasks ran.
     """
 
     pid: int
@@ -35,6 +38,7 @@ class ExitReport(Struct, frozen=True, kw_only=True):
     out_of_memory: bool = False
     max_rss_bytes: int | None = None
     killed_because: str | None = None
+    stopped: bool = False
 
     @classmethod
     def from_wait_status(

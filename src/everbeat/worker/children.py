@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Self
+from typing import Final, Self
+
+from msgspec.structs import replace
 
 from everbeat.runtime.channel import AsyncChannel
 from everbeat.runtime.clock import Clock
-from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.exit_report import EXIT_UNSETTLED, ExitReport
 from everbeat.runtime.frames import ChannelError
 from everbeat.runtime.process import ChildProcess
 from everbeat.worker.protocol import FromWorkerProcess, Refused, ToWorkerProcess
 from everbeat.worker.seat import Seat
+
+GRACE_OVER: Final = "its grace was over"
 
 
 class Child:
@@ -29,6 +33,8 @@ class Child:
         self.is_welcome = False
         self.is_ready = False
         self.has_left = False
+        self.leaves_code = False
+        self.is_told_to_leave = False
         self.killed_because: str | None = None
         self.retired = asyncio.Event()
         self.fell_silent = asyncio.Event()
@@ -48,6 +54,13 @@ class Child:
         """Ends it at once; the reason goes into its exit report."""
         self.killed_because = because
         self.process.kill()
+
+    def explained(self, report: ExitReport) -> ExitReport:
+        """Return its exit report with why it was killed, and whether it ended because it was told to leave."""
+        unsettled = self.is_told_to_leave and report.exit_code == EXIT_UNSETTLED
+        overdue = self.killed_because == GRACE_OVER and report.signal_number is not None
+        stopped = self.leaves_code or unsettled or overdue
+        return replace(report.explained(self.killed_because), stopped=stopped)
 
     def close(self) -> None:
         """Gives back what the process took of ours."""

@@ -71,6 +71,8 @@ class Conductor:
         """Attempts that a commit of their own has completed, and whose code has not ended yet."""
         self.astray: set[Attempt] = set()
         """Attempts that are over, or as good as, while their code goes on in this very process: it may still break it."""
+        self.unstoppable: set[Attempt] = set()
+        """Attempts whose code was stopped because the worker leaves, and did not end: settled once their process has."""
         self.went_astray = asyncio.Event()
         self.progress: ProgressRecorder
         self.unsettled: Counter[LaneName] = Counter()
@@ -207,6 +209,7 @@ class Conductor:
         attempt.cancel_timers()
         attempt.is_committing = False
         self.astray.discard(attempt)
+        self.unstoppable.discard(attempt)
         if attempt in self.trailing:
             self.trailing.discard(attempt)
             if not isinstance(ended, Succeeded | Suspended):
@@ -267,6 +270,9 @@ class Conductor:
             if settlement is not None:
                 self._goes_astray(attempt)
                 self._settle(attempt, settlement)
+                self._on_change(attempt)
+            elif attempt.stopped == "shutting_down":
+                self.unstoppable.add(attempt)
                 self._on_change(attempt)
 
     def _goes_astray(self, attempt: Attempt) -> None:

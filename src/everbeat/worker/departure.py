@@ -16,7 +16,7 @@ from everbeat.runtime.clock import Clock
 from everbeat.worker.attempt import ALONE, LaneName, Stage
 from everbeat.worker.conductor import Conductor
 from everbeat.worker.executor import Executor
-from everbeat.worker.farewell import EXIT_ORDERLY, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
+from everbeat.worker.farewell import EXIT_CODE_RUNS, EXIT_ORDERLY, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
 from everbeat.worker.leases import LeaseTable
 
 LEAK_PATIENCE_S: Final = 5.0
@@ -83,7 +83,7 @@ class Departure:
     async def carried_out(self) -> int:
         """Wait for the order, then leave; answers the exit code. EXIT_UNSETTLED: something is still held.
 
-        What a recovery hook left is not waited for.
+        What a recovery hook left is not waited for. EXIT_CODE_RUNS: code that does not end is all that is held.
         """
         await self._ordered.wait()
         while self._has_running_code() and self._clock.monotonic() < self._leave_at:
@@ -93,14 +93,17 @@ class Departure:
             if self._clock.monotonic() >= self._give_up_at:
                 return EXIT_UNSETTLED
             await self._wait_until(self._give_up_at)
-        return self._exit_code
+        return EXIT_CODE_RUNS if self._conductor.unstoppable else self._exit_code
 
     def _has_running_code(self) -> bool:
         return bool(self._table.at(Stage.RUNNING, Stage.STARTING) or self._conductor.trailing)
 
     def _has_unsettled(self) -> bool:
         # What a recovery hook left stays as it is: the sweeps of others offer it again.
-        return any(attempt.stage is not Stage.LEFT for attempt in self._table)
+        return any(
+            attempt.stage is not Stage.LEFT and attempt not in self._conductor.unstoppable
+            for attempt in self._table
+        )
 
     async def _wait_until(self, moment: float) -> None:
         seconds = min(max(moment - self._clock.monotonic(), 0.0), _LOOK_EVERY_S)

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Final, NoReturn
 
+from everbeat.runtime.exit_report import EXIT_CODE_RUNS as EXIT_CODE_RUNS
 from everbeat.runtime.exit_report import EXIT_SLOTS_LEAKED as EXIT_SLOTS_LEAKED
 from everbeat.runtime.exit_report import EXIT_UNSETTLED as EXIT_UNSETTLED
 

@@ -91,7 +91,12 @@ class Retiring(Message, frozen=True):
 
 
 class Leaving(Message, frozen=True):
-    """Everything is settled or given back, but for what a recovery hook left; the process exits now with code 0."""
+    """Everything is settled or given back, but for what a recovery hook left; the process exits now.
+
+    `code_runs`: code was told to stop and does not end; its supervisor settles those attempts after the exit.
+    """
+
+    code_runs: bool = False
 
 
 # From a supervisor to a worker process.

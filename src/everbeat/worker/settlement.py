@@ -17,6 +17,7 @@ from everbeat.domain.outcome import TASK_TIMEOUT, UNHANDLED_EXCEPTION, WORKER_CR
 from everbeat.domain.stored_text import storable
 from everbeat.runtime.events import Event
 from everbeat.store.leases import Settlement
+from everbeat.store.stopped import stop_settlement
 from everbeat.worker.attempt import Attempt, Died, Ended, Failed, Succeeded, Suspended
 
 _TOLD_BYTES: Final = 1_000
@@ -25,6 +26,7 @@ _TOLD_BYTES: Final = 1_000
 def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> Settlement | None:
     """What is written for an attempt; None for a death under running code. `ended` None: the code has not ended yet.
 
+    Code of a worker that stops, and that does not end, is settled after its process: a second run must not overlap it.
     Code that was asked to stop and returned all the same has succeeded, unless its time was up; whatever else it does
     after being asked is a consequence of that, not an error of its own.
     """
@@ -43,8 +45,10 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="SUSPENDED")
         case None, Suspended():
             return _failed(attempt, _suspended_itself(), reasons=(UNHANDLED_EXCEPTION,), random=random)
+        case "shutting_down", None:
+            return None
         case "shutting_down", _:
-            return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="RELEASED")
+            return stop_settlement(attempt.id, attempt.claim_id, policy=attempt.policy)
         case _, Failed(error, reasons):
             return _failed(attempt, error, reasons=reasons, random=random)
         case _:

@@ -24,7 +24,7 @@ from everbeat.runtime.out_of_memory import OutOfMemoryCounter
 from everbeat.runtime.process import spawn
 from everbeat.runtime.service import ServiceRunner
 from everbeat.runtime.signals import signals_call
-from everbeat.worker.children import Child
+from everbeat.worker.children import GRACE_OVER, Child
 from everbeat.worker.hook_line import HookLine
 from everbeat.worker.posts import Post
 from everbeat.worker.protocol import (
@@ -134,8 +134,9 @@ class Supervisor:
             self._ask_to_leave(child)
 
     def _ask_to_leave(self, child: Child) -> None:
+        child.is_told_to_leave = True
         if self._stops >= 3 or not child.is_welcome:
-            child.process.kill()  # one that was not welcomed yet holds nothing
+            child.kill(because=GRACE_OVER)  # one that was not welcomed yet holds nothing
         elif self._stops == 2:
             child.tell(Stop())
         else:
@@ -145,7 +146,7 @@ class Supervisor:
         await self._clock.sleep(self._worker.grace_s + _BEYOND_GRACE_S)
         for child in list(self._children):
             _log.error("grace_exceeded pid=%d", child.process.pid)
-            child.process.kill()
+            child.kill(because=GRACE_OVER)
 
     def _fill_post(self) -> None:
         post = Post(
@@ -165,7 +166,7 @@ class Supervisor:
         process = child.process
         self._children.append(child)
         conversation = self._nursery.start(self._converse(child), name=f"line to {process.pid}")
-        child.report = (await process.wait_exit()).explained(child.killed_because)
+        child.report = child.explained(await process.wait_exit())
         died_at = self._clock.monotonic()
         await self._clock.wait(child.fell_silent, timeout_s=_LAST_WORDS_S)
         conversation.cancel()
@@ -228,8 +229,8 @@ class Supervisor:
                     child.seat.hear(message)
             case Refused():
                 child.refusal = message
-            case Leaving():
-                child.has_left = True
+            case Leaving(code_runs):
+                child.has_left, child.leaves_code = not code_runs, code_runs
             case Retiring(reason, tasks, rss):
                 self._events.emit(
                     ProcessRecycled(pid=child.process.pid, reason=reason, tasks=tasks, rss_bytes=rss)

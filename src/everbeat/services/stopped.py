@@ -1,0 +1,53 @@
+"""Settles what ran in a worker process that was told to stop, once the process has ended."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from everbeat.domain.states import TaskState
+from everbeat.services.observer import Statements
+from everbeat.services.orders import facts_of
+from everbeat.store import leases
+from everbeat.store.division import divided
+from everbeat.store.leases import Settlement
+from everbeat.store.stopped import stop_settlement
+
+_MOST_AT_ONCE: Final = 500
+_LONGEST_PROBLEM: Final = 500
+_log = logging.getLogger("everbeat.services")
+
+
+async def settle_stopped(statements: Statements, worker_id: str, *, channel: str) -> None:
+    """Settle each started attempt by what its policy says of a stop; retried until the database answers.
+
+    What the database refuses stays held: the recovery of the worker, which comes next, decides on it.
+    """
+    verdicts: Counter[str] = Counter()
+    last = None
+    while found := await statements.run(leases.leases_of_worker(worker_id, limit=_MOST_AT_ONCE, after=last)):
+        last = found[-1]
+        ran = [
+            stop_settlement(lease.id, lease.claim_id, policy=facts_of(lease).policy)
+            for lease in found
+            if lease.state is TaskState.RUNNING
+        ]
+
+        async def settle(part: Sequence[Settlement]) -> list[str]:
+            return list((await statements.run(leases.settle(part, channel=channel))).values())
+
+        if ran:
+            verdicts.update(await divided(ran, settle, _refused))
+    _log.info(
+        "stopped_code_settled worker_id=%s handed_back=%d failed=%d",
+        worker_id,
+        verdicts["PENDING"],
+        verdicts["FAILED"],
+    )
+
+
+async def _refused(settlement: Settlement, problem: Exception) -> list[str]:
+    _log.error("settlement_refused task_id=%s problem=%s", settlement.id, str(problem)[:_LONGEST_PROBLEM])
+    return []

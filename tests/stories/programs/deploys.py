@@ -1,0 +1,56 @@
+"""Tasks that run on when their worker is told to stop: in each place, under each policy."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from everbeat import RetryPolicy
+from deeds import app, effect, gate  # type: ignore[import-not-found]  # a program stands beside it
+
+LISTED = RetryPolicy(max_retries=1, intervals=[1], jitter=0, auto_retry_for=["WORKER_STOPPED"])
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "fail": {"on_crash": "fail"},
+    "retry": {"on_crash": "retry"},
+    "listed": {"on_crash": "fail", "retry": LISTED},
+    "stop_retry": {"on_crash": "fail", "on_stop": "retry"},
+    "stop_fail": {"on_crash": "retry", "on_stop": "fail"},
+}
+
+
+async def polite(gate_name: str) -> None:
+    effect("start")
+    try:
+        await asyncio.to_thread(gate, gate_name)
+    finally:
+        effect("end")
+
+
+async def stubborn(gate_name: str) -> None:
+    effect("start")
+    waiting = asyncio.ensure_future(asyncio.to_thread(gate, gate_name))
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            effect("told")
+    effect("end")
+
+
+def blocked(gate_name: str) -> None:
+    effect("start")
+    gate(gate_name)
+    effect("end")
+
+
+TASKS = {
+    (kind, policy): app.task(name=f"{kind}_{policy}", **options, **place)(code)
+    for policy, options in POLICIES.items()
+    for kind, code, place in (
+        ("async", polite, {}),
+        ("stubborn", stubborn, {}),
+        ("thread", blocked, {"run_in": "thread"}),
+        ("process", blocked, {"run_in": "process"}),
+    )
+}

@@ -1,0 +1,70 @@
+"""What becomes of running code when its worker is told to stop: never a second run that the policy forbids."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.stories.stage import Stage
+
+pytestmark = pytest.mark.story
+
+KINDS = ("async", "stubborn", "thread", "process")
+AGAIN = ("retry", "listed", "stop_retry")
+NEVER = ("fail", "stop_fail")
+
+
+@pytest.fixture
+def deploys(deeds: ModuleType) -> Iterator[ModuleType]:
+    sys.modules.pop("deploys", None)
+    import deploys as program  # type: ignore[import-not-found]  # the environment must be there before
+
+    yield program
+    sys.modules.pop("deploys", None)
+
+
+def test_a_stop_gives_no_code_a_second_run_that_its_policy_forbids(
+    stage: Stage, deploys: ModuleType
+) -> None:  # J1
+    tree = stage.ready_tree(
+        program="deploys",
+        worker={"grace": 1, "async_concurrency": 10, "thread_concurrency": 5, "process_concurrency": 5},
+    )
+    sent = {key: task.send("never") for key, task in deploys.TASKS.items()}
+    stage.until(lambda: len(stage.effects("start")) == len(sent), within=40, what="all run", tree=tree)
+    assert tree.stop() == 0, tree.output()
+    for (kind, policy), handle in sent.items():
+        row, place = stage.task(handle.id), f"{kind} {policy}"
+        assert (row["retry_count"], row["crash_count"], row["loss_count"]) == (0, 0, 0), place
+        assert row["state"] == ("PENDING" if policy in AGAIN else "FAILED"), place
+        if policy in NEVER:
+            assert row["error"]["code"] == "WORKER_STOPPED", place
+        assert [each["outcome"] for each in stage.attempts(handle.id)] == [
+            "RELEASED" if policy in AGAIN else "FAILED"
+        ], place
+    stage.open_gate("never")
+    stage.ready_tree(program="deploys")
+    for (_, policy), handle in sent.items():
+        if policy in AGAIN:
+            handle.result(timeout=40)
+        assert len(stage.effects("start", handle.id)) == (2 if policy in AGAIN else 1)
+
+
+def test_a_second_run_begins_after_the_process_of_the_first_has_ended(
+    stage: Stage, deploys: ModuleType
+) -> None:  # J1
+    tree = stage.ready_tree(program="deploys", worker={"grace": 1})
+    handle = deploys.TASKS["thread", "retry"].send("later")
+    stage.until(stage.started(handle.id), within=20, what="it runs", tree=tree)
+    stage.ready_tree(program="deploys")
+    (first,) = stage.effects("start", handle.id)
+    tree.process.terminate()
+    stage.until(stage.started(handle.id, times=2), within=20, what="the second run", tree=tree)
+    assert not Path(f"/proc/{first['pid']}").exists()
+    stage.open_gate("later")
+    handle.result(timeout=20)
+    assert stage.effects("end", handle.id)[0]["pid"] != first["pid"]
