@@ -199,7 +199,7 @@ class TestCancel:
 class TestLeaving:
     def test_unfinished_work_goes_back_at_no_cost(self, stage: Stage, deeds: ModuleType) -> None:  # B12
         tree = stage.ready_tree(worker={"async_concurrency": 2, "prefetch": 1, "grace": 1})
-        handles = [deeds.wait_for.send("a") for _ in range(3)]
+        handles = [deeds.wait_for_on_crash.send("a") for _ in range(3)]
         stage.until(lambda: len(stage.effects("start")) == 2, within=20, what="two run")
         assert tree.stop() == 0
         for handle in handles:
@@ -217,7 +217,7 @@ class TestLeaving:
 
     def test_a_second_signal_leaves_at_once(self, stage: Stage, deeds: ModuleType) -> None:  # B12
         tree = stage.ready_tree(worker={"grace": 60})
-        handle = deeds.wait_for.send("never")
+        handle = deeds.wait_for_on_crash.send("never")
         stage.until(stage.started(handle.id), within=20, what="it runs")
         tree.process.terminate()
         stage.until(

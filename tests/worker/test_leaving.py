@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
+from everbeat.domain.policy import OnCrash, StoredPolicy
 from everbeat.worker.protocol import Drain, Leaving
 from tests.worker.deeds import gate
 from tests.worker.proxy import Proxy
@@ -29,16 +31,19 @@ async def test_a_draining_worker_finishes_what_runs_and_gives_back_what_waits(st
     assert not running.held
 
 
-async def test_what_outlasts_the_grace_goes_back_at_no_cost(stand: Stand, tmp_path: Path) -> None:  # B12
+@pytest.mark.parametrize("on_crash", ["retry", "fail"])
+async def test_what_outlasts_the_grace_follows_its_policy_at_no_cost(
+    stand: Stand, tmp_path: Path, on_crash: OnCrash
+) -> None:  # B12 J1
+    policy = StoredPolicy(on_crash=on_crash).to_json()
     async with stand.worker() as running:
         sent = [
-            stand.send("linger", word="x"),
-            stand.send("wait_for_gate", word="y"),
-            stand.send("process_linger", folder=str(tmp_path)),
-            stand.send("stubborn", seconds=7),
+            stand.send_with("linger", {"word": "x"}, policy=policy),
+            stand.send_with("check_often", {}, policy=policy),
+            stand.send_with("process_linger", {"folder": str(tmp_path)}, policy=policy),
         ]
         pid = await until_pid(running, tmp_path)
-        await running.until(lambda: stand.states() == {"RUNNING": 4})
+        await running.until(lambda: stand.states() == {"RUNNING": 3})
         running.worker.obey(Drain(300))
         began = time.monotonic()
         assert await running.left() == 0
@@ -49,13 +54,25 @@ async def test_what_outlasts_the_grace_goes_back_at_no_cost(stand: Stand, tmp_pa
     for task_id in sent:
         row = stand.task(task_id)
         assert (row["state"], row["retry_count"], row["crash_count"], row["loss_count"]) == (
-            "PENDING",
+            "PENDING" if on_crash == "retry" else "FAILED",
             0,
             0,
             0,
         )
-        assert [a["outcome"] for a in stand.attempts(task_id)] == ["RELEASED"]
-    assert ("told", "y", "shutting_down") in gate.journal
+        outcome = "RELEASED" if on_crash == "retry" else "FAILED"
+        assert [a["outcome"] for a in stand.attempts(task_id)] == [outcome]
+
+
+async def test_code_that_does_not_end_is_settled_by_nobody_before_its_process_has_ended(
+    stand: Stand,
+) -> None:  # J1
+    async with stand.worker() as running:
+        task_id = stand.send("stubborn", seconds=7)
+        await running.until(lambda: stand.states() == {"RUNNING": 1})
+        running.worker.obey(Drain(300))
+        assert await running.left() == 76
+    assert Leaving(code_runs=True) in running.told
+    assert stand.task(task_id)["state"] == "RUNNING"
 
 
 async def test_a_second_order_is_at_once(stand: Stand) -> None:  # B12
@@ -67,7 +84,7 @@ async def test_a_second_order_is_at_once(stand: Stand) -> None:  # B12
         running.stop()
         assert await running.left() == 0
         assert time.monotonic() - began < 5
-    assert stand.task(task_id)["state"] == "PENDING"
+    assert stand.task(task_id)["error"]["code"] == "WORKER_STOPPED"
 
 
 async def test_a_task_that_finishes_when_asked_to_hurry_is_completed(stand: Stand) -> None:

@@ -124,8 +124,6 @@ class Conductor:
                     task_id=attempt.id, name=attempt.task.name, state="EXPIRED", duration_s=0.0
                 )
                 self._events.emit(finished)
-            case _:
-                pass
 
     def stop(self, attempt: Attempt, reason: StopReason) -> None:
         """Make running code end; the first reason stands, but a lost lease outranks every other."""
@@ -271,7 +269,9 @@ class Conductor:
                 self._goes_astray(attempt)
                 self._settle(attempt, settlement)
                 self._on_change(attempt)
-            elif attempt.stopped == "shutting_down":
+            elif (
+                attempt.stopped == "shutting_down" and attempt.lane not in ALONE
+            ):  # a process of its own is killed
                 self.unstoppable.add(attempt)
                 self._on_change(attempt)
 

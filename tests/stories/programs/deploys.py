@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from everbeat import RetryPolicy
 from deeds import app, effect, gate  # type: ignore[import-not-found]  # a program stands beside it
+
+from everbeat import RetryPolicy
 
 LISTED = RetryPolicy(max_retries=1, intervals=[1], jitter=0, auto_retry_for=["WORKER_STOPPED"])
 
