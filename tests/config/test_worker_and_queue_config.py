@@ -58,7 +58,7 @@ def test_the_defaults_of_a_worker() -> None:
     assert (config.processes, config.async_concurrency, config.thread_concurrency) == (1, 500, 32)
     assert config.process_concurrency == len(os.sched_getaffinity(0))
     assert (config.prefetch, config.queues) == (4, None)
-    assert (config.grace_s, config.poll_interval_s) == (30.0, 5.0)
+    assert (config.grace_s, config.poll_interval_s) == (25.0, 5.0)
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,14 @@ def _warnings(apps: dict[str, App]) -> Iterator[Finding]:
         for task in app.tasks.values():
             for text in task.options.warnings():
                 yield Finding(code="UNUSUAL", message=f"Task {task.name!r}: {text}", where=task.where)
+            if (outlasts := task.options.outlasts(app.worker.grace_s)) is not None:
+                yield Finding(
+                    code="OUTLASTS_GRACE",
+                    message=f"Task {task.name!r}: {outlasts}, and on_crash='fail' forbids a second run: a deploy can end it FAILED "
+                    "with WORKER_STOPPED.",
+                    fix="give it a timeout shorter than the grace, or allow a second run after a stop: on_stop='retry'.",
+                    where=task.where,
+                )
             served = app.worker.queues
             if served is not None and task.options.queue not in served:
                 yield Finding(

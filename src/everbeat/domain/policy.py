@@ -221,6 +221,21 @@ class TaskOptions(Settings):
             )
         return found
 
+    def outlasts(self, grace_s: float) -> str | None:
+        """Return why a worker's stop can fail the task: an explicit `on_crash="fail"`, and code that may outlast the grace (in seconds)."""
+        may_run_again = self.on_stop is not None or (
+            self.retry is not None and self.retry.matches(WORKER_STOPPED, None)
+        )
+        if self.on_crash != "fail" or may_run_again:
+            return None
+        if (limit_ms := self.timeout_ms) is None:
+            return "it has no timeout"
+        return (
+            f"its timeout is longer than the grace of {spelled(grace_s)}"
+            if limit_ms > grace_s * 1_000
+            else None
+        )
+
     def _contradictions(self) -> Iterator[Problem]:
         retry: object = self.retry
         if self.on_crash == "fail" and isinstance(retry, RetryPolicy) and retry.matches(WORKER_CRASHED, None):

@@ -11,7 +11,7 @@ from typing import Any
 
 from everbeat.domain.explanation import Reason, ReasonCode, fate
 from everbeat.domain.inspection import AttemptInfo, RecoveryInfo, TaskSummary
-from everbeat.domain.outcome import TASK_STALLED, WORKER_CRASHED
+from everbeat.domain.outcome import TASK_STALLED, WORKER_CRASHED, WORKER_STOPPED
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TaskState
 
@@ -61,6 +61,8 @@ def _why_not_again(task: TaskSummary, *, policy: StoredPolicy, last: AttemptInfo
     by_death = last is not None and last.outcome in ("CRASHED", "LOST")
     if by_death and policy.on_crash != "retry" and not policy.lists((WORKER_CRASHED, TASK_STALLED)):
         return "its policy does not run it again after the death of a worker (on_crash='fail')"
+    if code == WORKER_STOPPED:
+        return "its policy does not run it again after a stop (on_stop, on_crash='fail')"
     if policy.max_retries == 0 and not by_death:
         return "it has no retry policy"
     if policy.max_retries and task.retry_count >= policy.max_retries:

@@ -13,7 +13,7 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.exit_report import EXIT_UNSETTLED, ExitReport
 from everbeat.runtime.frames import ChannelError
 from everbeat.runtime.process import ChildProcess
-from everbeat.worker.protocol import FromWorkerProcess, Refused, ToWorkerProcess
+from everbeat.worker.protocol import Drain, FromWorkerProcess, Refused, Stop, ToWorkerProcess
 from everbeat.worker.seat import Seat
 
 GRACE_OVER: Final = "its grace was over"
@@ -47,6 +47,7 @@ class Child:
 
     def tell(self, message: ToWorkerProcess) -> None:
         """Queues a message; a process that is gone, or reads nothing any more, is found out by other ways."""
+        self.is_told_to_leave |= isinstance(message, Drain | Stop)
         with contextlib.suppress(ChannelError):
             self.channel.send_nowait(message)
 

@@ -74,6 +74,7 @@ class Conductor:
         self.unstoppable: set[Attempt] = set()
         """Attempts whose code was stopped because the worker leaves, and did not end: settled once their process has."""
         self.went_astray = asyncio.Event()
+        self.outcomes: Counter[str] = Counter()
         self.progress: ProgressRecorder
         self.unsettled: Counter[LaneName] = Counter()
         self._table = table
@@ -114,16 +115,13 @@ class Conductor:
     def not_started(self, attempt: Attempt, verdict: str) -> None:
         """The lease is over before any code ran: "released", "expired" or "lost"."""
         self._let_go(attempt)
-        match verdict:
-            case "lost":
-                self._events.emit(
-                    LeasesLost(task_ids=(attempt.id,), reason="taken away before its code started")
-                )
-            case "expired":
-                finished = TaskFinished(
-                    task_id=attempt.id, name=attempt.task.name, state="EXPIRED", duration_s=0.0
-                )
-                self._events.emit(finished)
+        if verdict == "lost":
+            self._events.emit(LeasesLost(task_ids=(attempt.id,), reason="taken away before its code started"))
+        elif verdict == "expired":
+            finished = TaskFinished(
+                task_id=attempt.id, name=attempt.task.name, state="EXPIRED", duration_s=0.0
+            )
+            self._events.emit(finished)
 
     def stop(self, attempt: Attempt, reason: StopReason) -> None:
         """Make running code end; the first reason stands, but a lost lease outranks every other."""
@@ -229,6 +227,7 @@ class Conductor:
             self._events.emit(ZombieRefused(task_id=attempt.id, verb="settle"))
             return
         state = state_after(settlement) if verdict == "already" else verdict
+        self.outcomes[state] += 1
         duration_s = self._clock.monotonic() - attempt.launched_at
         self._events.emit(
             TaskFinished(task_id=attempt.id, name=attempt.task.name, state=state, duration_s=duration_s)
@@ -240,6 +239,7 @@ class Conductor:
         attempt.after_commit = ()
         attempt.cancel_timers()
         self.trailing.add(attempt)
+        self.outcomes["COMPLETED"] += 1
         self._goes_astray(attempt)
         duration_s = self._clock.monotonic() - attempt.launched_at
         if (limit_s := attempt.timeout_s) is not None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import Event
 from everbeat.worker.attempt import ALONE, LaneName, Stage
 from everbeat.worker.conductor import Conductor
 from everbeat.worker.executor import Executor
@@ -28,6 +30,20 @@ _LOOK_EVERY_S: Final = 1.0
 _log = logging.getLogger("everbeat.worker")
 
 
+class WorkerDrained(Event, frozen=True, kw_only=True):
+    """A worker leaves: what became of the attempts it held when it was told to, and of those that `code_runs` left to its supervisor.
+
+    `back`: PENDING again, handed back at no cost, suspended or to be retried. `failed`: also CANCELLED ones.
+    """
+
+    room = "worker"
+    took_s: float
+    completed: int
+    back: int
+    failed: int
+    code_runs: int
+
+
 class Departure:
     """`give_back()` begins to give back what waits unstarted, and answers the task that does."""
 
@@ -40,6 +56,7 @@ class Departure:
         clock: Clock,
         own_grace_s: float,
         give_back: Callable[[], asyncio.Task[None]],
+        emit: Callable[[Event], None],
     ) -> None:
         self._table = table
         self._conductor = conductor
@@ -47,6 +64,10 @@ class Departure:
         self._clock = clock
         self._own_grace_s = own_grace_s
         self._give_back = give_back
+        self._emit = emit
+        self._ordered_at = 0.0
+        self._before: Counter[str] = Counter()
+        self._unstarted = 0
         self._giving_back: asyncio.Task[None] | None = None
         self._ordered = asyncio.Event()
         self._changed = asyncio.Event()
@@ -58,6 +79,9 @@ class Departure:
         """Leave when running code has ended, at the latest after the grace; a second order can only shorten it."""
         self._leave_at = min(self._leave_at, self._clock.monotonic() + grace_s)
         if self._giving_back is None:
+            self._ordered_at = self._clock.monotonic()
+            self._before = Counter(self._conductor.outcomes)
+            self._unstarted = len(self._table.at(Stage.CLAIMED))
             self._giving_back = self._give_back()
             self._giving_back.add_done_callback(lambda _: self._changed.set())
         self._ordered.set()
@@ -93,7 +117,20 @@ class Departure:
             if self._clock.monotonic() >= self._give_up_at:
                 return EXIT_UNSETTLED
             await self._wait_until(self._give_up_at)
+        self._tell()
         return EXIT_CODE_RUNS if self._conductor.unstoppable else self._exit_code
+
+    def _tell(self) -> None:
+        since = self._conductor.outcomes - self._before
+        self._emit(
+            WorkerDrained(
+                took_s=round(self._clock.monotonic() - self._ordered_at, 3),
+                completed=since["COMPLETED"],
+                back=since["PENDING"] + self._unstarted,
+                failed=since["FAILED"] + since["CANCELLED"],
+                code_runs=len(self._conductor.unstoppable),
+            )
+        )
 
     def _has_running_code(self) -> bool:
         return bool(self._table.at(Stage.RUNNING, Stage.STARTING) or self._conductor.trailing)

@@ -134,7 +134,6 @@ class Supervisor:
             self._ask_to_leave(child)
 
     def _ask_to_leave(self, child: Child) -> None:
-        child.is_told_to_leave = True
         if self._stops >= 3 or not child.is_welcome:
             child.kill(because=GRACE_OVER)  # one that was not welcomed yet holds nothing
         elif self._stops == 2:

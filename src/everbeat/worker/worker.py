@@ -272,7 +272,7 @@ class Worker:
     def _make_departure(self) -> Departure:
         return Departure(
             table=self._table, conductor=self._conductor, executors=self._executors, clock=self._clock,
-            own_grace_s=self._plan.config.grace_s, give_back=self._give_back_what_waits,
+            own_grace_s=self._plan.config.grace_s, give_back=self._give_back_what_waits, emit=self._events.emit,
         )  # fmt: skip
 
     def _give_back_what_waits(self) -> asyncio.Task[None]:
