@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import psycopg
 import pytest
 
 from tests.stories.stage import Stage
@@ -68,3 +69,30 @@ def test_a_second_run_begins_after_the_process_of_the_first_has_ended(
     stage.open_gate("later")
     handle.result(timeout=20)
     assert stage.effects("end", handle.id)[0]["pid"] != first["pid"]
+
+
+def test_where_an_exit_proves_no_death_a_stop_still_follows_its_policy(
+    stage: Stage, deploys: ModuleType
+) -> None:  # J1
+    tree = stage.ready_tree(
+        program="deploys", worker={"grace": 1, "thread_concurrency": 5}, recovery={"detect_child_exit": False}
+    )
+    sent = {policy: deploys.TASKS["thread", policy].send("never") for policy in (*AGAIN, *NEVER)}
+    stage.until(lambda: len(stage.effects("start")) == len(sent), within=40, what="all run", tree=tree)
+    assert tree.stop() == 0, tree.output()
+    for policy, handle in sent.items():
+        assert stage.task(handle.id)["state"] == ("PENDING" if policy in AGAIN else "FAILED"), policy
+
+
+def test_the_row_of_a_stopped_worker_ends_after_its_code_was_settled_so_that_no_sweep_can_take_it_for_a_death(
+    stage: Stage, deploys: ModuleType
+) -> None:  # J1
+    tree = stage.ready_tree(program="deploys", worker={"grace": 1})
+    handle = deploys.TASKS["thread", "stop_fail"].send("never")
+    stage.until(stage.started(handle.id), within=20, what="it runs", tree=tree)
+    with psycopg.connect(stage.url) as other:
+        other.execute(f'select from "{stage.schema}".workers for update')
+        tree.process.terminate()
+        stage.until(stage.state_is(handle.id, "FAILED"), within=20, what="settled beside the locked row")
+    assert tree.process.wait(60) == 0
+    assert stage.task(handle.id)["error"]["code"] == "WORKER_STOPPED"

@@ -29,6 +29,7 @@ from everbeat.services.slot import SlotKeeper
 from everbeat.services.snapshots import Snapshots
 from everbeat.services.stalls import Holder, Stalls
 from everbeat.services.startup import Reconciliation
+from everbeat.services.stopped import settle_stopped
 from everbeat.services.witness import Witness
 from everbeat.store.workers import WorkerState
 
@@ -68,6 +69,7 @@ class Caretakers:
     ) -> None:
         self._statements = statements
         self._config = config
+        self._channel = channel
         self.recoverer = Recoverer(
             statements,
             config,
@@ -118,6 +120,10 @@ class Caretakers:
         """What is provably dead on this machine is recovered at once."""
         if self.is_reconciling:
             await self._reconciliation.run()
+
+    async def settle_stopped(self, worker_id: str) -> None:
+        """Settles the code that ended with a stopped worker process, by what each policy says of a stop."""
+        await settle_stopped(self._statements, worker_id, channel=self._channel)
 
     async def recover_worker(
         self, worker_id: str, report: ExitReport, *, died_at: float, astray: int

@@ -25,7 +25,6 @@ from everbeat.services.carrying import Carried, Carrier, always
 from everbeat.services.death import SWEEP, Death, DeathOf
 from everbeat.services.observer import Statements
 from everbeat.services.orders import facts_of
-from everbeat.services.stopped import settle_stopped
 from everbeat.services.thresholds import Thresholds
 from everbeat.store import leases, workers
 from everbeat.store.leases import Lease, Recovered
@@ -65,7 +64,6 @@ class Recoverer:
     ) -> None:
         self._statements = statements
         self._config = config
-        self._channel = channel
         self._clock = clock
         self._sharers: dict[str, int] = {}
         self._carrier = Carrier(
@@ -96,8 +94,6 @@ class Recoverer:
         """
         # What is locked, or was started this very moment, is asked for again until it is free. Who ran in that process is judged
         # before anything is changed: what is left after a first batch looks as if it had been alone.
-        if report.stopped:
-            await settle_stopped(self._statements, worker_id, channel=self._channel)
         death = Death.by_exit(report, after_s=self._clock.monotonic() - died_at)
         carried, pause_s = Carried(), _FIRST_PAUSE_S
         while True:

@@ -30,18 +30,31 @@ class RecoverWorker(Protocol):
 
 
 class Burials:
-    """How the workers of one supervision end; nothing vouches for any of them any more."""
+    """How the workers of one supervision end; nothing vouches for any of them any more.
+
+    `settle_stopped(worker_id)` settles the code that a stopped worker process ended with it, by what each policy says of a stop.
+    """
 
     def __init__(
-        self, session: Session, config: RecoveryConfig, *, recover_worker: RecoverWorker, clock: Clock
+        self,
+        session: Session,
+        config: RecoveryConfig,
+        *,
+        settle_stopped: Callable[[str], Awaitable[None]],
+        recover_worker: RecoverWorker,
+        clock: Clock,
     ) -> None:
         self._session = session
+        self._settle_stopped = settle_stopped
         self._recover_worker = recover_worker
         self._clock = clock
         self._threshold_s = max(config.claimed_stale_threshold_ms, config.running_stale_threshold_ms) / 1_000
 
     async def by_exit(self, seat: Seat, report: ExitReport, *, died_at: float) -> None:
         """Its process was seen to end: its row ends, and what it held is settled."""
+        # Before the row ends: from then on a sweep of any tree could take the stop for a death.
+        if report.stopped:
+            await self._until_answered(lambda: self._settle_stopped(seat.worker_id))
         await self._until_answered(lambda: self._end(seat, how="child_exit", report=report))
         await self._until_answered(
             lambda: self._recover_worker(seat.worker_id, report, died_at=died_at, astray=seat.astray)

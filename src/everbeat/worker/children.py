@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from everbeat.runtime.channel import AsyncChannel
 from everbeat.runtime.clock import Clock
-from everbeat.runtime.exit_report import EXIT_UNSETTLED, ExitReport
+from everbeat.runtime.exit_report import EXIT_CODE_RUNS, EXIT_UNSETTLED, ExitReport
 from everbeat.runtime.frames import ChannelError
 from everbeat.runtime.process import ChildProcess
 from everbeat.worker.protocol import Drain, FromWorkerProcess, Refused, Stop, ToWorkerProcess
@@ -58,7 +58,8 @@ class Child:
 
     def explained(self, report: ExitReport) -> ExitReport:
         """Return its exit report with why it was killed, and whether it ended because it was told to leave."""
-        unsettled = self.is_told_to_leave and report.exit_code == EXIT_UNSETTLED
+        # The exit code too: its last word may not have been read.
+        unsettled = self.is_told_to_leave and report.exit_code in (EXIT_UNSETTLED, EXIT_CODE_RUNS)
         overdue = self.killed_because == GRACE_OVER and report.signal_number is not None
         stopped = self.leaves_code or unsettled or overdue
         return replace(report.explained(self.killed_because), stopped=stopped)

@@ -299,6 +299,7 @@ class Conductor:
         if attempt.stage is Stage.SETTLING:
             self.unsettled[attempt.lane] -= 1
         self._table.remove(attempt)
+        self.unstoppable.discard(attempt)
         self.progress.forget(attempt)
         if attempt.task.workflow_id is not None:
             self.advance()

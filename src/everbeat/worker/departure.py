@@ -107,7 +107,8 @@ class Departure:
     async def carried_out(self) -> int:
         """Wait for the order, then leave; answers the exit code. EXIT_UNSETTLED: something is still held.
 
-        What a recovery hook left is not waited for. EXIT_CODE_RUNS: code that does not end is all that is held.
+        What a recovery hook left is not waited for. EXIT_CODE_RUNS: code that does not end is all that is held;
+        after leaked slots the code stays EXIT_SLOTS_LEAKED.
         """
         await self._ordered.wait()
         while self._has_running_code() and self._clock.monotonic() < self._leave_at:
@@ -118,7 +119,9 @@ class Departure:
                 return EXIT_UNSETTLED
             await self._wait_until(self._give_up_at)
         self._tell()
-        return EXIT_CODE_RUNS if self._conductor.unstoppable else self._exit_code
+        if self._conductor.unstoppable and self._exit_code == EXIT_ORDERLY:
+            return EXIT_CODE_RUNS
+        return self._exit_code
 
     def _tell(self) -> None:
         since = self._conductor.outcomes - self._before

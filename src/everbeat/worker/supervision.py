@@ -55,6 +55,10 @@ class Care(Protocol):
         """Done once, as soon as the supervisor is registered."""
         ...
 
+    async def settle_stopped(self, worker_id: str) -> None:
+        """Settles the code that ended with a stopped worker process."""
+        ...
+
     async def recover_worker(
         self, worker_id: str, report: ExitReport, *, died_at: float, astray: int
     ) -> None:
@@ -116,7 +120,9 @@ class Supervision:
         )
         self._heart_runner = self._runner(self._heart)
         self._care = care(self)
-        self.burials = Burials(self.session, config, recover_worker=self._care.recover_worker, clock=clock)
+        self.burials = Burials(
+            self.session, config, settle_stopped=self._care.settle_stopped, recover_worker=self._care.recover_worker, clock=clock
+        )  # fmt: skip
 
     @property
     def beat_interval_s(self) -> float:

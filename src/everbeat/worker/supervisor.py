@@ -190,7 +190,7 @@ class Supervisor:
     ) -> None:
         """Begins the burial; the replacement starts beside it."""
         burials = supervision.burials
-        if not child.has_left and not supervision.config.detect_child_exit:
+        if not (child.has_left or report.stopped) and not supervision.config.detect_child_exit:
             self._nursery.start(burials.by_age(seat, report), name=f"burial of {seat.worker_id}")
             return
         in_order = child.has_left and report.signal_number is None

@@ -27,7 +27,7 @@ from everbeat.worker.conductor import Conductor, RecoverCrashed, RecoverStalled
 from everbeat.worker.departure import Departure
 from everbeat.worker.ears import Ears
 from everbeat.worker.equipment import make_executors, make_lanes, make_loop_watch
-from everbeat.worker.farewell import EXIT_CODE_RUNS, EXIT_UNSETTLED
+from everbeat.worker.farewell import EXIT_UNSETTLED
 from everbeat.worker.lease_watch import LeaseWatch
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.link import Link
@@ -144,7 +144,7 @@ class Worker:
             code = await self._departure.carried_out()
             if code != EXIT_UNSETTLED:
                 self._reporter.tell_held()
-                self._link.tell(Leaving(code_runs=code == EXIT_CODE_RUNS))
+                self._link.tell(Leaving(code_runs=bool(self._conductor.unstoppable)))
             return code
         finally:
             await self._close()
