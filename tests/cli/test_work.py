@@ -191,6 +191,41 @@ def test_a_worker_is_released(everbeat: Command, shop_worker: RunningWorker) -> 
     assert shop_worker.process.poll() is None
 
 
+def test_workers_are_made_quiet_and_resumed(everbeat: Command, shop_worker: RunningWorker) -> None:  # J1
+    everbeat("send", "shop", "welcome", "user_id=1", "--wait").assert_code(0)
+    (worker,) = everbeat("workers", "--json").assert_code(0).document["workers"]
+    name, supervisor, host = worker["worker_id"], worker["supervisor_id"], worker["hostname"]
+    for wrong in ((), (name, "--all"), ("--host", host, "--all")):
+        assert "give ids, or --host, or --all" in everbeat("workers", "quiet", *wrong).assert_code(2).err
+    refusal = (
+        everbeat("workers", "quiet", supervisor, name[:-1], "--json").assert_code(ExitCode.NOT_FOUND).error
+    )
+    assert f"did you mean {name!r}?" in refusal["fix"]
+    refusal = (
+        everbeat("workers", "quiet", "--host", "elsewhere", "--json").assert_code(ExitCode.NOT_FOUND).error
+    )
+    assert refusal["message"].startswith("Host 'elsewhere' is not known here")
+    assert "live" in everbeat("workers").out
+    answer = everbeat("workers", "quiet", name).assert_code(0)
+    assert f"Supervisor {supervisor}" in answer.err
+    assert "1 worker) is quiet since" in answer.err
+    again = everbeat("workers", "quiet", "--host", host).assert_code(0)
+    assert again.err == answer.err  # the first order stands
+    assert "quiet" in everbeat("workers").out
+    task_id = everbeat("send", "shop", "welcome", "user_id=2").assert_code(0).out.strip()
+    assert (
+        "WORKERS_QUIET  an operator made 1 live worker quiet"
+        in everbeat("explain", task_id).assert_code(0).out
+    )
+    page = everbeat("doctor").out
+    assert f"all of them quiet, by an operator: {supervisor}; and tasks wait" in page
+    assert "everbeat workers quiet --resume --all" in page
+    answer = everbeat("workers", "quiet", "--all", "--resume").assert_code(0)
+    assert answer.err.endswith("1 worker) claims.\n")
+    until(state_of(everbeat, task_id), lambda answer: answer.document["state"] == "COMPLETED")
+    assert shop_worker.process.poll() is None
+
+
 def test_task_functions_and_queues_are_paused_and_resumed(
     everbeat: Command, shop_worker: RunningWorker
 ) -> None:

@@ -21,6 +21,7 @@ from everbeat import (
     Node,
     Nodes,
     Pause,
+    QuietTree,
     RecoveryContext,
     Reschedule,
     RetryPolicy,
@@ -262,6 +263,8 @@ def operating() -> None:
     assert_type(decide(context_of()), Reschedule | Skip)
     assert_type(app.sweep_stale_workers(dry_run=True), SweepResult)
     assert_type(app.release_workers(["web-1"]), SweepResult)
+    assert_type(app.quiet_workers(["web-1"]), list[QuietTree])
+    assert_type(app.resume_workers(host="web-1"), list[QuietTree])
     assert_type(app.pause_task("render", reason="a bad deploy"), Pause)
     assert_type(app.resume_queue("mail"), Pause)
     assert_type(app.list_pauses(), list[Pause])
@@ -270,6 +273,7 @@ def operating() -> None:
 async def operating_on_a_loop() -> None:
     assert_type(await decide_render(context_of()), FailWithBackoff | Default)
     assert_type(await app.arelease_workers(["web-1"]), SweepResult)
+    assert_type(await app.aquiet_workers(everyone=True), list[QuietTree])
     assert_type(await app.apause_queue("mail"), Pause)
 
 

@@ -30,8 +30,19 @@ from everbeat.runtime.threads import LastingExecutor
 from everbeat.store.target import Target
 from everbeat.worker.farewell import EXIT_CODE_RUNS, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
 from everbeat.worker.messenger import MakeMessenger
-from everbeat.worker.protocol import Drain, FromSupervisor, FromWorker, Held, Leaving, Stop, Tick, Welcome
+from everbeat.worker.protocol import (
+    AskBeat,
+    Drain,
+    FromSupervisor,
+    FromWorker,
+    Held,
+    Leaving,
+    Stop,
+    Tick,
+    Welcome,
+)
 from everbeat.worker.seat import Seat
+from everbeat.worker.supervision import Supervision
 from everbeat.worker.worker import Worker
 
 Result = TypeVar("Result")
@@ -212,6 +223,7 @@ class Minder:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over = asyncio.Event()
         self._seat: Seat | None = None
+        self._supervision: Supervision | None = None
         self._has_left = False
 
     def start(self, blueprint: Blueprint) -> Future[Welcome]:
@@ -227,6 +239,8 @@ class Minder:
         match message:
             case Held() | Tick() if self._seat is not None:
                 self._in_thread(self._seat.hear, message)
+            case AskBeat() if self._supervision is not None:
+                self._in_thread(self._supervision.beat_now)
             case Leaving(code_runs):
                 self._has_left = not code_runs
             case _:
@@ -254,6 +268,7 @@ class Minder:
             hooks=local_hooks(blueprint.hooks, self._recovery, around=self._around, loop=self._guest.loop),
             on_fatal=self._guest.fail,
         )
+        self._supervision = supervision
         try:
             await supervision.open()
             queues = blueprint.worker.queues

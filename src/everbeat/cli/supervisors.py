@@ -22,7 +22,9 @@ def condition(one: WorkerInfo | SupervisorInfo, *, ended: str | None) -> Text:
         return Text("stale", style="red")
     if one.session_lost:
         return Text("no session", style="red")
-    return Text("draining", style="yellow") if one.draining else Text("live", style="green")
+    if one.draining:
+        return Text("draining", style="yellow")
+    return Text("live", style="green") if one.quiet_since is None else Text("quiet", style="yellow")
 
 
 def show_supervisors(found: Sequence[SupervisorInfo]) -> None:

@@ -1,4 +1,4 @@
-"""`everbeat workers list | release`; `list` is meant where neither is named."""
+"""`everbeat workers list | quiet | release`; `list` is meant where none is named."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.text import Text
 from everbeat.app import App
 from everbeat.cli.default_command import ListByDefault
 from everbeat.cli.output import ON_STANDBY, duration, moment, say, show_json, show_table
+from everbeat.cli.quiet import add_quiet
 from everbeat.cli.selection import AppOption, JsonOption, LimitOption, SchemaOption, UrlOption, selected_app
 from everbeat.cli.supervisors import condition, show_supervisors
 from everbeat.cli.sweep import show_swept, swept_document
@@ -26,6 +27,7 @@ commands = typer.Typer(
     add_completion=False,
     help="Show workers and supervisors, and whether they beat (`list`, meant where nothing is named); release workers.",
 )
+add_quiet(commands)
 
 _MOST_SNAPSHOTS = 10_000
 _MOST_WORKERS = 100_000

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from uuid import uuid4
 
 from everbeat.client.door import Door
-from everbeat.client.inspection import Inspection
+from everbeat.client.quieting import Quieting
 from everbeat.client.twins import awaiting, blocking
 from everbeat.domain.checks import queue_name, remark, task_name
 from everbeat.domain.pauses import Pause, PauseKind
@@ -18,7 +18,7 @@ from everbeat.store import pauses
 from everbeat.store.plan import Plan, ask
 
 
-class Pausing(Inspection):
+class Pausing(Quieting):
     """Running tasks go on; nothing more of what is paused is claimed. Every method has a twin to await."""
 
     def __init__(self, door: Door, *, alive_within_ms: int, queue_priorities: Mapping[str, int]) -> None:

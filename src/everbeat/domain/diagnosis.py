@@ -5,6 +5,7 @@ What lives here: the records. What may not: the judgements (`server_checks`, `wo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
@@ -174,6 +175,7 @@ class Crew(msgspec.Struct, frozen=True):
     """Live supervisors and workers, and whether any task is PENDING, CLAIMED or RUNNING.
 
     `lost`: how many trees were not ended and have no session in PostgreSQL any more; those are not live.
+    `quiet` names the live supervisors that an operator keeps from claiming.
     """
 
     supervisors: int
@@ -181,6 +183,7 @@ class Crew(msgspec.Struct, frozen=True):
     last_beat_at: datetime | None
     has_work: bool
     lost: int
+    quiet: Sequence[str] = ()
 
 
 class Unresponsive(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ class ReasonCode(StrEnum):
     NO_WORKER = "NO_WORKER"
     WORKER_NOT_STARTED = "WORKER_NOT_STARTED"
     LIVENESS_UNKNOWN = "LIVENESS_UNKNOWN"
+    WORKERS_QUIET = "WORKERS_QUIET"
     QUEUE_NOT_SERVED = "QUEUE_NOT_SERVED"
     NAME_UNKNOWN = "NAME_UNKNOWN"
     SCHEDULED = "SCHEDULED"
@@ -143,6 +144,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     those; suspects that run or are held elsewhere (`alone`); `lagging` of the `knowing`, with an event loop that is late
     by more than a second. On a standby (`is_standby`) beats arrive late, so no worker is known to be dead. `lost` have beaten lately, but
     PostgreSQL has no session of their trees any more; they are not `alive`. `failing_starts` is read only if none are `knowing`.
+    `quiet` of the `knowing`, the last since `quiet_since`: an operator keeps their trees from claiming.
     """
 
     alive: int
@@ -166,6 +168,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     is_standby: bool = False
     lost: int = 0
     failing_starts: tuple[FailingStart, ...] = ()
+    quiet: int = 0
+    quiet_since: datetime | None = None
 
 
 class Holding(msgspec.Struct, frozen=True):

@@ -165,6 +165,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
     `is_stale` is None on a standby, where beats arrive with the delay of replication: an old one does not prove a death.
     `session_lost`: PostgreSQL has no session of its tree any more, so the tree is dead or cut off. False also where that is unknown.
+    `quiet_since`: since when an operator keeps its tree from claiming.
     """
 
     worker_id: str
@@ -185,6 +186,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     claimed: int
     running: int
     session_lost: bool
+    quiet_since: datetime | None = None
 
     @property
     def tasks(self) -> tuple[str, ...] | None:
@@ -196,7 +198,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 class SupervisorInfo(msgspec.Struct, frozen=True):
     """One supervisor and the number of its workers that were not ended. `session_held`: it has taken its session lock.
 
-    `is_stale` is None on a standby, as a worker's is. `session_lost` is as a worker's is. `processes`: how many worker processes it
+    `is_stale` is None on a standby, as a worker's is. `session_lost` and `quiet_since` are as a worker's are. `processes`: how many worker processes it
     keeps; None for a worker inside another program. `start_problem`: why it cannot start one, since `start_problem_at`.
     """
 
@@ -216,6 +218,17 @@ class SupervisorInfo(msgspec.Struct, frozen=True):
     processes: int | None = None
     start_problem: str | None = None
     start_problem_at: datetime | None = None
+    quiet_since: datetime | None = None
+
+
+class QuietTree(msgspec.Struct, frozen=True):
+    """A supervisor that was made quiet or resumed, with the ids of its live workers. `quiet_since` is None for one that claims."""
+
+    supervisor_id: str
+    hostname: str
+    pid: int
+    quiet_since: datetime | None
+    workers: tuple[str, ...]
 
 
 class WorkerStateInfo(msgspec.Struct, frozen=True):

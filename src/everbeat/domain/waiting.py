@@ -95,6 +95,15 @@ def _crew(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
             command="everbeat check MODULE:APP",
         )
 
+    elif waiting.quiet >= waiting.knowing:
+        workers = counted(waiting.quiet, "live worker")
+        yield Reason(
+            code=ReasonCode.WORKERS_QUIET,
+            text=f"an operator made {workers} quiet, and no other could run it",
+            since=waiting.quiet_since,
+            command="everbeat workers quiet --resume --all",
+        )
+
 
 def _lost(waiting: Waiting) -> str:
     if not waiting.lost:
@@ -226,7 +235,7 @@ def _turn(
     if task.suspect:
         yield _suspicion(waiting, last=next((each for each in recoveries if each.suspect), None))
     elif waiting.slots is not None and waiting.running is not None and waiting.running >= waiting.slots:
-        workers = counted(waiting.knowing, "live worker")
+        workers = counted(waiting.knowing - waiting.quiet, "live worker")
         slots = f"{counted(waiting.slots, 'slot')}, all busy" if waiting.slots else "no slots for its kind"
         yield Reason(
             code=ReasonCode.SLOTS_BUSY,
@@ -235,7 +244,7 @@ def _turn(
             command="everbeat workers",
         )
     else:
-        workers = counted(waiting.knowing, "live worker")
+        workers = counted(waiting.knowing - waiting.quiet, "live worker")
         yield Reason(
             code=ReasonCode.IN_LINE,
             text=f"it is due and waits for its turn: {ahead}, {workers} that could run it{_late(waiting)}",

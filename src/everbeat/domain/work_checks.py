@@ -39,7 +39,15 @@ def judge_crew(crew: Crew) -> Check:
     """Whether anybody works."""
     if crew.workers:
         text = f"{counted(crew.workers, 'live worker')} of {counted(crew.supervisors, 'live supervisor')}"
-        return Check(CheckCode.WORKERS, Verdict.OK, text)
+        if not crew.quiet:
+            return Check(CheckCode.WORKERS, Verdict.OK, text)
+        quiet = f"quiet, by an operator: {some(list(crew.quiet))}"
+        resume = "when the reason is gone: everbeat workers quiet --resume --all."
+        if crew.has_work and len(crew.quiet) >= crew.supervisors:
+            return Check(
+                CheckCode.WORKERS, Verdict.WARN, f"{text}, all of them {quiet}; and tasks wait", resume
+            )
+        return Check(CheckCode.WORKERS, Verdict.OK, f"{text}; {quiet}", resume)
     since = (
         "; none was ever registered"
         if crew.last_beat_at is None

@@ -68,7 +68,19 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
     if not found:
         return None
     alive, serving, knowing, slots, running, last_beat_at, ahead, before, *rest = found[0]
-    first_id, first_state, first_name, first_due_at, alone, lagging, *pauses, is_standby, lost = rest
+    (
+        first_id,
+        first_state,
+        first_name,
+        first_due_at,
+        alone,
+        lagging,
+        *pauses,
+        is_standby,
+        lost,
+        quiet,
+        quiet_since,
+    ) = rest
     return Waiting(
         alive=alive,
         serving=serving,
@@ -88,6 +100,8 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
         queue_pause=_pause(pauses[6:]),
         is_standby=is_standby,
         lost=lost,
+        quiet=quiet,
+        quiet_since=quiet_since,
     )
 
 

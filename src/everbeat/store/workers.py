@@ -29,6 +29,7 @@ class SupervisorRow(Struct, frozen=True, kw_only=True):
     machine_id: str | None = None
     lock_file: str | None = None
     metadata: str | None = None
+    quiet: bool = False
 
 
 class WorkerRow(Struct, frozen=True, kw_only=True):
@@ -46,7 +47,7 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
 class BeatAnswer(Struct, frozen=True):
     """What a beat learned. `seq` is None when the supervisor was ended. Leases are (task id, claim_id[, worker id]).
 
-    `ended`: those of its workers that somebody else ended.
+    `ended`: those of its workers that somebody else ended. `quiet`: an operator made the tree quiet.
     """
 
     seq: int | None
@@ -54,6 +55,7 @@ class BeatAnswer(Struct, frozen=True):
     cancel: tuple[tuple[UUID, UUID], ...]
     phantoms: tuple[tuple[UUID, UUID, str], ...]
     ended: tuple[str, ...] = ()
+    quiet: bool = False
 
 
 class WatchedSession(Struct, frozen=True):
@@ -107,6 +109,7 @@ def register_supervisor(row: SupervisorRow) -> Statement[bool]:
         "id": row.id, "hostname": row.hostname, "pid": row.pid, "boot_id": row.boot_id, "pid_namespace": row.pid_namespace,
         "process_started": row.process_started, "lock_key": row.lock_key, "session_name": row.session_name,
         "machine_id": row.machine_id, "lock_file": row.lock_file, "metadata": row.metadata,
+        "quiet": row.quiet,
     }  # fmt: skip
     return Statement("worker/register_supervisor", parameters, any_row)
 
@@ -160,6 +163,7 @@ def beat(
             tuple((row[1], row[2]) for row in found if row[0] == "cancel"),
             tuple((row[1], row[2], row[3]) for row in found if row[0] == "phantom"),
             tuple(row[3] for row in found if row[0] == "ended"),
+            any(row[0] == "quiet" for row in found),
         )
 
     return Statement("worker/beat", parameters, read)

@@ -4,7 +4,7 @@ What lives here: the kinds of hints, their payloads, reading them back. What may
 hint may be lost, repeated or late, and whoever gets one looks into the database.
 
 The statements that end, cancel or take tasks write the same payloads: `t:<queue>`, `d:<id>,<id>`, `c:<id>`,
-`l:<id>,<id>`, `w`, and `*` for all there may be; the triggers of the message outbox `o:`,
+`l:<id>,<id>`, `w`, `q`, and `*` for all there may be; the triggers of the message outbox `o:`,
 `o:<number>:<task id>:<queue>` and, when whoever publishes has ended, `r`.
 
 Every role that can connect can send any of them: a hint makes its receiver query the rows, and has no other effect.
@@ -67,6 +67,10 @@ class TurnFree(Struct, frozen=True):
     """Nobody may be publishing what stands in the outbox."""
 
 
+class TreesQuiet(Struct, frozen=True):
+    """An operator may have made trees quiet, or resumed them."""
+
+
 Hint = (
     TasksReady
     | TaskEnded
@@ -75,6 +79,7 @@ Hint = (
     | WorkflowsMoved
     | MessagesWritten
     | TurnFree
+    | TreesQuiet
     | Everything
 )
 
@@ -97,6 +102,8 @@ def encode(hint: Hint) -> tuple[str, ...]:
             return ("o:" if queue is None else f"o:::{queue}",)
         case TurnFree():
             return ("r",)
+        case TreesQuiet():
+            return ("q",)
         case Everything():
             return ("*",)
 
@@ -109,6 +116,8 @@ def decode(payload: str) -> Hint | None:
         return WorkflowsMoved()
     if payload == "r":
         return TurnFree()
+    if payload == "q":
+        return TreesQuiet()
     kind, _, subject = payload.partition(":")
     if kind == "o":
         return _decode_written(subject)

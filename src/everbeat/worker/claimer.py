@@ -64,6 +64,7 @@ class Claimer:
     ) -> None:
         self.wake = asyncio.Event()
         self.is_closed = False
+        self.is_quiet = False
         self._session = session
         self._lanes = lanes
         self._table = table
@@ -100,6 +101,11 @@ class Claimer:
         """Something may be started, or claimed, that had no room before."""
         self.wake.set()
 
+    def quieten(self, on: bool) -> None:
+        """Claim and start nothing, and give back what waits, until this is called with False."""
+        self.is_quiet = on
+        self.look()
+
     @property
     def claims(self) -> tuple[int, int]:
         """How many were asked for, and of how many it is known what they brought."""
@@ -108,7 +114,8 @@ class Claimer:
     async def tick(self) -> float | None:
         """Start what waits, claim for what is free, start again."""
         async with self._busy:
-            if self.is_closed:
+            if self.is_closed or self.is_quiet:
+                await self._give_back_waiting()
                 return None
             hinted = [lane for lane in self._lanes if lane.has_more]
             if self._lookout.is_time() or self._attention.is_blind:
@@ -133,10 +140,7 @@ class Claimer:
         ending = self._nursery.start(self._asking.end(patience_s=CLOSE_PATIENCE_S), name="last claim")
         async with self._busy:
             ending.cancel()
-            waiting = [attempt for lane in self._lanes for attempt in lane.waiting]
-            for lane in self._lanes:
-                lane.waiting.clear()
-            await self._release(waiting)
+            await self._give_back_waiting()
 
     async def confirm_phantoms(self, proposed: Sequence[Lease]) -> None:
         """Give back what the database holds in our name and nobody here knows."""
@@ -183,7 +187,7 @@ class Claimer:
         return idle, left_out
 
     def _may_start(self) -> bool:
-        return not self.is_closed and self._rules.may_start()
+        return not (self.is_closed or self.is_quiet) and self._rules.may_start()
 
     def _may_ask(self) -> bool:
         return self._may_start() and self._rules.may_claim()
@@ -240,18 +244,16 @@ class Claimer:
     async def _start_waiting(self) -> None:
         if not self._may_start():
             return
-        batch = [attempt for lane in self._lanes for attempt in lane.take()]
-        if not batch:
+        if not (batch := [attempt for lane in self._lanes for attempt in lane.take()]):
             return
         for attempt in batch:
             attempt.stage = Stage.STARTING
         try:
             statement = leases.start(
-                [attempt.lease for attempt in batch],
+                [attempt.lease for attempt in batch], channel=self._session.target.channel,
                 policies={one.id: one.policy.to_json() for one in batch if one.task.policy is None},
                 alone={one.claim_id for one in batch if one.lane in ALONE},
-                channel=self._session.target.channel,
-            )
+            )  # fmt: skip
             answers = await self._session.run(statement)
         except BaseException:
             self._wait_again(batch)
@@ -279,6 +281,11 @@ class Claimer:
             if lane.is_broken:
                 await self._release(lane.rest(self._clock.monotonic()))
 
+    async def _give_back_waiting(self) -> None:
+        await self._release([attempt for lane in self._lanes for attempt in lane.waiting])
+        for lane in self._lanes:
+            lane.waiting.clear()
+
     async def _release(self, attempts: Sequence[Attempt]) -> None:
         held = [attempt for attempt in attempts if attempt.stage is Stage.CLAIMED]
         if held:
@@ -287,15 +294,13 @@ class Claimer:
             self._rules.not_started(attempt, "released")
 
     def _can_go_on(self) -> bool:
-        if not self._rules.may_start():
+        if not self._may_start():
             return False
-        now = self._clock.monotonic()
-        for lane in self._lanes:
-            if lane.startable or lane.is_broken:
-                return True
-            if lane.has_more and lane.wanted and now >= lane.paused_until and self._rules.may_claim():
-                return True
-        return False
+        now, may_claim = self._clock.monotonic(), self._rules.may_claim()
+        return any(
+            lane.startable or lane.is_broken or (may_claim and lane.has_more and lane.wanted and now >= lane.paused_until)
+            for lane in self._lanes
+        )  # fmt: skip
 
     async def _ask_next_due(self, idle: Sequence[Lane], left_out: Sequence[Lane], asked_at: float) -> None:
         names = sorted({name for lane in (*idle, *left_out) for name in lane.names})

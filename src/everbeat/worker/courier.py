@@ -128,6 +128,8 @@ class Courier:
         self.deliveries.give_all_back()
 
     def _room(self) -> int:
+        if self._around.is_quiet():
+            return 0
         return sum(lane.wanted for lane in self._around.lanes if not lane.suspects)
 
     def _tap(self, queue: str) -> None:

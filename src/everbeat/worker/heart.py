@@ -40,6 +40,7 @@ class Heart:
     ) -> None:
         self.interval_s = interval_s
         self.draining = False
+        self.is_quiet = False
         self.failures = 0
         self._session = session
         self._supervisor_id = supervisor_id
@@ -75,6 +76,9 @@ class Heart:
             await self._on_ended(supervisor_id)
             return 0.0
         self._hand_out(answer, seats, holder, sent_at=asked_at)
+        self.is_quiet = answer.quiet
+        for seat in self._seats():  # also those that were registered while the beat was on its way
+            seat.quieten(answer.quiet)
         for worker_id in answer.ended:
             await self._on_worker_ended(worker_id)
         return None

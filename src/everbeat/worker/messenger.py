@@ -30,7 +30,10 @@ class Part(Service, Protocol):
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
-    """What a messenger needs of its worker. `look(queue)`: tasks may be due there, None: anywhere."""
+    """What a messenger needs of its worker. `look(queue)`: tasks may be due there, None: anywhere.
+
+    `is_quiet()`: the worker claims nothing, by an operator's order.
+    """
 
     plan: WorkerPlan
     session: Session
@@ -39,6 +42,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     lanes: Sequence[Lane]
     worker_id: Callable[[], str]
     look: Callable[[str | None], None]
+    is_quiet: Callable[[], bool]
     events: EventBus
     clock: Clock
     random: Random

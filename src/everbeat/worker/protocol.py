@@ -90,6 +90,10 @@ class Retiring(Message, frozen=True):
     rss_bytes: int
 
 
+class AskBeat(Message, frozen=True):
+    """Beat now: an operator may have given an order, which the answer to a beat carries."""
+
+
 class Leaving(Message, frozen=True):
     """Everything is settled or given back, but for what a recovery hook left; the process exits now.
 
@@ -103,11 +107,15 @@ class Leaving(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The worker is registered. Every session it opens bears an application name that begins with `session_name`."""
+    """The worker is registered. Every session it opens bears an application name that begins with `session_name`.
+
+    `quiet`: an operator made the tree quiet before.
+    """
 
     worker_id: str
     supervisor_id: str
     session_name: str
+    quiet: bool = False
 
 
 class Beaten(Message, frozen=True):
@@ -115,6 +123,12 @@ class Beaten(Message, frozen=True):
 
     seq: int
     sent_at: float
+
+
+class Quiet(Message, frozen=True):
+    """Claim nothing and give back what has not started, until this comes with `on` false. Running code goes on."""
+
+    on: bool
 
 
 class Lost(Message, frozen=True):
@@ -253,8 +267,8 @@ class Raised(Message, frozen=True):
     reasons: tuple[str, ...]
 
 
-FromWorker = Hello | Ready | Held | Tick | Refused | Retiring | Leaving
-FromSupervisor = Welcome | Beaten | Lost | Cancel | Phantoms | Adopt | Drain | Stop
+FromWorker = Hello | Ready | Held | Tick | Refused | Retiring | AskBeat | Leaving
+FromSupervisor = Welcome | Beaten | Lost | Cancel | Phantoms | Adopt | Quiet | Drain | Stop
 FromWorkerProcess = FromWorker | HookAnswers
 ToWorkerProcess = FromSupervisor | AskHooks | TellHooks
 FromTaskProcess = ProcessReady | Progress | Returned | Suspended | Raised | Refused | Request

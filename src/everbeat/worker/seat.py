@@ -10,7 +10,7 @@ import msgspec
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.identity import cpu_seconds, new_id, rss_bytes, start_ticks
 from everbeat.store.workers import WorkerRow, WorkerState
-from everbeat.worker.protocol import REPORT_EVERY_S, FromSupervisor, Held, Lease, Lost, Tick
+from everbeat.worker.protocol import REPORT_EVERY_S, FromSupervisor, Held, Lease, Lost, Quiet, Tick
 
 
 class Seat:
@@ -36,6 +36,7 @@ class Seat:
         self.tell = tell
         self.worker_id = new_id(pid)
         self.held: dict[UUID, UUID] = {}
+        self.is_quiet = False
         self.tick: Tick | None = None
         self.ticked_at = self.heard_at
         self._cpu_s: float | None = None
@@ -62,6 +63,12 @@ class Seat:
             self.held.pop(claim_id, None)
         self._lost_since += len(leases)
         self.tell(Lost(leases))
+
+    def quieten(self, on: bool) -> None:
+        """Tells the worker whether it may claim, if that has changed."""
+        if self.is_quiet is not on:
+            self.is_quiet = on
+            self.tell(Quiet(on))
 
     def hear(self, message: Held | Tick) -> None:
         """Takes notice of what the worker says of itself."""

@@ -166,14 +166,15 @@ class Supervision:
     async def register(self, seat: Seat) -> Welcome:
         """Makes a worker known and beats for it from now on; answers what the worker must be told."""
         await self._register(seat)
+        seat.is_quiet = self._heart.is_quiet
         self.seats.append(seat)
         return self.welcome(seat)
 
     def welcome(self, seat: Seat) -> Welcome:
         """Who the worker is."""
         return Welcome(
-            worker_id=seat.worker_id, supervisor_id=self.supervisor_id, session_name=self.session_name
-        )
+            worker_id=seat.worker_id, supervisor_id=self.supervisor_id, session_name=self.session_name, quiet=seat.is_quiet
+        )  # fmt: skip
 
     def dismiss(self, seat: Seat) -> None:
         """No beat speaks for the worker any more."""
@@ -183,6 +184,10 @@ class Supervision:
     def drain(self) -> None:
         """Says with the next beat, which is now, that these workers claim no more."""
         self._heart.draining = True
+        self._heart_runner.wake_now()
+
+    def beat_now(self) -> None:
+        """Makes the next beat start at once; its answer carries an operator's orders."""
         self._heart_runner.wake_now()
 
     async def can_connect(self) -> bool:
@@ -286,6 +291,7 @@ class Supervision:
             machine_id=identity.machine_id,
             lock_file=None if self._tree_lock is None else str(self._tree_lock.path),
             metadata=self._metadata,
+            quiet=self._heart.is_quiet,
         )
 
     def _new_session(self, purpose: str = "supervisor", *, patient: bool = False) -> Session:

@@ -28,6 +28,7 @@ from everbeat.worker.children import GRACE_OVER, Child
 from everbeat.worker.hook_line import HookLine
 from everbeat.worker.posts import Post
 from everbeat.worker.protocol import (
+    AskBeat,
     Drain,
     FromWorkerProcess,
     Held,
@@ -226,6 +227,9 @@ class Supervisor:
             case Held() | Tick():
                 if child.seat is not None:
                     child.seat.hear(message)
+            case AskBeat():
+                if self._supervision is not None:
+                    self._supervision.beat_now()
             case Refused():
                 child.refusal = message
             case Leaving(code_runs):

@@ -36,6 +36,7 @@ from everbeat.worker.plan import WorkerPlan
 from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.protocol import (
     Adopt,
+    AskBeat,
     Beaten,
     Cancel,
     Drain,
@@ -43,6 +44,7 @@ from everbeat.worker.protocol import (
     Leaving,
     Lost,
     Phantoms,
+    Quiet,
     Ready,
     Retiring,
     Stop,
@@ -116,14 +118,15 @@ class Worker:
         )
         self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
+        self._claimer.is_quiet = welcome.quiet
         self._messenger = make_messenger(Surroundings(
             plan=plan, session=self._giving, session_name=lambda: self._welcome.session_name, table=self._table,
             lanes=tuple(self._lanes.values()), worker_id=lambda: self.id, look=self._claimer.look, events=events, clock=clock,
-            random=random, nursery=self._nursery))  # fmt: skip
+            is_quiet=lambda: self._claimer.is_quiet, random=random, nursery=self._nursery))  # fmt: skip
         self._advancer = Advancer(self._giving, on_enqueued=self._claimer.look, clock=clock)
         self._conductor.advance = self._advancer.look
         self._ears = Ears(make_wake, claimer=self._claimer, leases=self._leases, advancer=self._advancer, messenger=self._messenger,
-            nursery=self._nursery)  # fmt: skip
+            ask_beat=lambda: self._link.tell(AskBeat()), nursery=self._nursery)  # fmt: skip
         self._departure = self._make_departure()
         self._recycling = Recycling(Limits.of(plan.config), events=events, on_due=self._retire)
         self._reach = Reach(
@@ -155,11 +158,7 @@ class Worker:
             return
         match message:
             case Beaten(_, sent_at):
-                was_silent = not self._vitality.may_claim
-                self._vitality.beaten(sent_at)
-                self._messenger.beaten()
-                if was_silent:
-                    self._claimer.look()
+                self._beaten(sent_at)
             case Lost(leases):
                 self._conductor.lose(self._table.of(leases), "a beat was told so")
             case Cancel(leases):
@@ -169,12 +168,22 @@ class Worker:
                 self._nursery.start(self._claimer.confirm_phantoms(leases), name="phantoms")
             case Adopt(welcome):
                 self._adopt(welcome)
+            case Quiet(on):
+                self._claimer.quieten(on)
+                self._messenger.room_changed()
             case Drain(grace_ms):
                 self._departure.drain(grace_s=grace_ms / 1_000)
             case Stop():
                 self._departure.stop()
             case Welcome():
                 pass  # the first word, taken before this worker was made
+
+    def _beaten(self, sent_at: float) -> None:
+        was_silent = not self._vitality.may_claim
+        self._vitality.beaten(sent_at)
+        self._messenger.beaten()
+        if was_silent:
+            self._claimer.look()
 
     def _start(self) -> None:
         services: tuple[Part, ...] = (
@@ -282,16 +291,9 @@ class Worker:
     def _make_claimer(self) -> Claimer:
         plan = self._plan
         return Claimer(
-            self._taking,
-            lanes=tuple(self._lanes.values()),
-            table=self._table,
-            definitions=plan.definitions,
-            policies=plan.policies(),
-            queues=None if plan.config.queues is None else tuple(plan.config.queues),
-            queue_priorities=plan.queue_priorities,
-            poll_interval_s=plan.config.poll_interval_s,
-            clock=self._clock,
-            nursery=self._nursery,
+            self._taking, lanes=tuple(self._lanes.values()), table=self._table, definitions=plan.definitions, policies=plan.policies(),
+            queues=None if plan.config.queues is None else tuple(plan.config.queues), queue_priorities=plan.queue_priorities,
+            poll_interval_s=plan.config.poll_interval_s, clock=self._clock, nursery=self._nursery,
             rules=ClaimRules(
                 worker_id=lambda: self.id,
                 may_claim=lambda: self._vitality.may_claim,
@@ -304,7 +306,7 @@ class Worker:
                 on_claimed=self._on_claimed,
                 on_happened=lambda happened: self._advancer.asked(happened),  # noqa: PLW0108 - made after it
             ),
-        )
+        )  # fmt: skip
 
     @property
     def _session_name(self) -> str:

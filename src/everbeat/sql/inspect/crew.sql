@@ -26,4 +26,11 @@ select
             select from {schema}.tasks t
             where t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.enqueued_at <= statement_timestamp()
         ) as has_work,
-    (select count(*) from lost) as lost
+    (select count(*) from lost) as lost,
+    array(
+        select s.id from {schema}.supervisors s
+        where s.ended_at is null and s.quiet_since is not null
+          and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+          and s.id not in (select l.id from lost l)
+        order by s.quiet_since, s.id
+    ) as quiet

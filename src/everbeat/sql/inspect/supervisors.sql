@@ -6,7 +6,8 @@ select
     s.draining, s.session_held, s.ended_at, s.ended_how,
     (select count(*) from {schema}.workers w where w.supervisor_id = s.id and w.ended_at is null) as workers,
     s.id = any (array(select x.id from {schema}.trees_without_session() x)) as session_lost,
-    s.processes, s.start_problem, {schema}.plausible(s.start_problem_at) as start_problem_at
+    s.processes, s.start_problem, {schema}.plausible(s.start_problem_at) as start_problem_at,
+    s.quiet_since
 from {schema}.supervisors s
 where %(ended_too)s or s.ended_at is null
 order by s.last_beat_at desc, s.id

@@ -5,7 +5,7 @@ with mine as materialized (
 ), lost as materialized (
     select x.id from {schema}.trees_without_session() x
 ), beating as materialized (
-    select w.id, w.supervisor_id, {schema}.object_of(w.metadata) as metadata, w.queues
+    select w.id, w.supervisor_id, {schema}.object_of(w.metadata) as metadata, w.queues, s.quiet_since
     from {schema}.workers w
     join {schema}.supervisors s on s.id = w.supervisor_id
     where w.ended_at is null and s.ended_at is null and not s.draining
@@ -14,7 +14,7 @@ with mine as materialized (
     select b.* from beating b where b.supervisor_id not in (select x.id from lost x)
 ), crew as materialized (
     select
-        l.id, l.metadata, l.queues is null or mine.queue = any(l.queues) as serves,
+        l.id, l.metadata, l.quiet_since, l.queues is null or mine.queue = any(l.queues) as serves,
         coalesce(l.metadata -> 'tasks' ? mine.name, true) as knows
     from living l cross join mine
 ), lane as (
@@ -33,7 +33,7 @@ with mine as materialized (
         where each.value -> 'tasks' ? mine.name
         limit 1
     ) own on true
-    where crew.serves and crew.knows
+    where crew.serves and crew.knows and crew.quiet_since is null
 ), able as (
     select sum(lane.slots) as slots, sum(held.running) as running
     from lane
@@ -80,7 +80,9 @@ select
     task_pause.kind, task_pause.name, task_pause.paused_at, task_pause.paused_by, task_pause.reason, task_pause.crashes,
     queue_pause.kind, queue_pause.name, queue_pause.paused_at, queue_pause.paused_by, queue_pause.reason, queue_pause.crashes,
     pg_is_in_recovery() as is_standby,
-    (select count(*) from beating b where b.supervisor_id in (select x.id from lost x)) as lost
+    (select count(*) from beating b where b.supervisor_id in (select x.id from lost x)) as lost,
+    (select count(*) from crew where serves and knows and quiet_since is not null) as quiet,
+    (select max(quiet_since) from crew where serves and knows) as quiet_since
 from mine
 left join (select * from line limit 1) first on true
 left join {schema}.pauses task_pause on task_pause.kind = 'task' and task_pause.name = mine.name

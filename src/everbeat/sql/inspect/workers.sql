@@ -5,7 +5,8 @@ select
     nullif(beat.at < statement_timestamp() - %(stale_ms)s * interval '1 millisecond', pg_is_in_recovery() or null) as is_stale,
     s.draining, coalesce(w.ended_at, s.ended_at) as ended_at, coalesce(w.ended_how, s.ended_how) as ended_how, w.ended_cause,
     w.exit_code, w.signal, w.metadata::text, held.claimed, held.running,
-    coalesce(w.ended_at, s.ended_at) is null and s.id = any (array(select x.id from {schema}.trees_without_session() x)) as session_lost
+    coalesce(w.ended_at, s.ended_at) is null and s.id = any (array(select x.id from {schema}.trees_without_session() x)) as session_lost,
+    s.quiet_since
 from {schema}.workers w
 join {schema}.supervisors s on s.id = w.supervisor_id
 cross join lateral (select greatest(s.last_beat_at, w.last_beat_at, w.started_at) as at) beat

@@ -1,6 +1,6 @@
 -- One beat: proof of life of a supervisor for what it holds in memory, and the answer which leases were lost, which tasks are
--- asked to cancel, which leases nobody holds (phantoms), and which of its workers were ended by somebody else. No row "beat" means:
--- this supervisor was ended.
+-- asked to cancel, which leases nobody holds (phantoms), which of its workers were ended by somebody else, and whether the tree is quiet.
+-- No row "beat" means: this supervisor was ended.
 -- The sequence begins again at its end; observers only compare it with the one before.
 -- A beat that is lost in a crash of the server costs nothing, so it does not wait for the disk.
 with relaxed as materialized (
@@ -10,7 +10,7 @@ with relaxed as materialized (
     set beat_seq = s.beat_seq %% 9223372036854775807 + 1, last_beat_at = statement_timestamp(), draining = %(draining)s
     from relaxed
     where s.id = %(supervisor_id)s and s.ended_at is null
-    returning s.beat_seq, s.last_beat_at
+    returning s.beat_seq, s.last_beat_at, s.quiet_since
 ), history as (
     insert into {schema}.beats (supervisor_id, seq, sent_at, held)
     select %(supervisor_id)s, b.beat_seq, b.last_beat_at, cardinality(%(claim_ids)s::uuid[]) from beat b
@@ -24,6 +24,8 @@ with relaxed as materialized (
     where w.supervisor_id = %(supervisor_id)s
 )
 select 'beat' as kind, null::uuid as id, null::uuid as claim_id, b.beat_seq::text as detail from beat b
+union all
+select 'quiet', null, null, null from beat b where b.quiet_since is not null
 union all
 select 'lost', h.id, h.claim_id, null from held h where not exists (select from lease l where l.claim_id = h.claim_id)
 union all

@@ -1,10 +1,12 @@
 -- A supervisor announces itself, with the role that its tree connects as; repeatable.
 insert into {schema}.supervisors (
-    id, hostname, pid, boot_id, pid_namespace, process_started, machine_id, lock_key, session_name, lock_file, metadata, session_role
+    id, hostname, pid, boot_id, pid_namespace, process_started, machine_id, lock_key, session_name, lock_file, metadata, session_role,
+    quiet_since
 )
 values (
     %(id)s, %(hostname)s, %(pid)s, %(boot_id)s, %(pid_namespace)s, %(process_started)s, %(machine_id)s, %(lock_key)s, %(session_name)s,
-    %(lock_file)s, %(metadata)s::json, (select a.usesysid from pg_stat_get_activity(pg_backend_pid()) a)
+    %(lock_file)s, %(metadata)s::json, (select a.usesysid from pg_stat_get_activity(pg_backend_pid()) a),
+    case when %(quiet)s then statement_timestamp() end
 )
 on conflict (id) do update set last_beat_at = statement_timestamp(), session_role = excluded.session_role
 returning id
