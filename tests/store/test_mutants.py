@@ -14,6 +14,7 @@ from tests.invariants import breaches, install_audit
 from tests.store import test_hostile_rows as hostile
 from tests.store import test_life_cycle as life
 from tests.store import test_lost_trees as lost_trees
+from tests.store import test_quiet_statements as quiet
 from tests.store import test_recovery_statements as recovery
 from tests.store import test_remaining_sessions as sessions
 from tests.store import test_signals as signals
@@ -133,6 +134,23 @@ MUTANTS = [
         "a beat that tells of no losses", "worker/beat", "select 'lost', h.id, h.claim_id, null from held h where not exists",
         "select 'lost', h.id, h.claim_id, null from held h where false and not exists",
         recovery.test_a_beat_tells_of_losses_cancels_and_phantoms,
+    ),
+    Mutant(
+        "a beat that tells of no order", "worker/beat", "where b.quiet_since is not null", "where b.quiet_since is null",
+        quiet.test_a_beat_tells_whether_its_tree_is_quiet,
+    ),
+    Mutant(
+        "a tree that comes back and claims", "worker/register_supervisor", "case when %(quiet)s then statement_timestamp() end",
+        "case when %(quiet)s then null::timestamptz end",
+        quiet.test_a_beat_tells_whether_its_tree_is_quiet,
+    ),
+    Mutant(
+        "an order to the dead", "worker/quiet", "where s.ended_at is null and (", "where (",
+        quiet.test_an_order_reaches_the_chosen_trees_that_live,
+    ),
+    Mutant(
+        "an order that begins anew", "worker/quiet", "(s.quiet_since is null) = %(quiet)s", "true",
+        quiet.test_an_order_reaches_the_chosen_trees_that_live,
     ),
     Mutant(
         "an observer that ends whom it did not watch", "worker/end_supervisor", "or s.beat_seq = %(beat_seq)s", "or true",

@@ -269,9 +269,8 @@ class Conductor:
                 self._goes_astray(attempt)
                 self._settle(attempt, settlement)
                 self._on_change(attempt)
-            elif (
-                attempt.stopped == "shutting_down" and attempt.lane not in ALONE
-            ):  # a process of its own is killed
+            elif attempt.stopped == "shutting_down" and attempt.lane not in ALONE:
+                # Code in a process of its own is killed instead.
                 self.unstoppable.add(attempt)
                 self._on_change(attempt)
 

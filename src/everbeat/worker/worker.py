@@ -295,9 +295,7 @@ class Worker:
             queues=None if plan.config.queues is None else tuple(plan.config.queues), queue_priorities=plan.queue_priorities,
             poll_interval_s=plan.config.poll_interval_s, clock=self._clock, nursery=self._nursery,
             rules=ClaimRules(
-                worker_id=lambda: self.id,
-                may_claim=lambda: self._vitality.may_claim,
-                may_start=lambda: self._vitality.may_start,
+                worker_id=lambda: self.id, may_claim=lambda: self._vitality.may_claim, may_start=lambda: self._vitality.may_start,
                 is_deaf=lambda: self._leases.is_deaf,
                 is_told=lambda: self._messenger.tells,
                 on_progress=self._progress.note,

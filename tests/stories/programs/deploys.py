@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 from deeds import app, effect, gate  # type: ignore[import-not-found]  # a program stands beside it
 
-from everbeat import RetryPolicy
+from everbeat import Context, RetryPolicy
 
 LISTED = RetryPolicy(max_retries=1, intervals=[1], jitter=0, auto_retry_for=["WORKER_STOPPED"])
 
@@ -55,3 +56,43 @@ TASKS = {
         ("process", blocked, {"run_in": "process"}),
     )
 }
+
+
+@app.task(run_in="process", on_crash="retry", on_stop="fail")
+def deaf_process(gate_name: str) -> None:
+    """Ignores every signal that can be ignored, and every exception that a stop raises."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    effect("start")
+    while True:
+        try:
+            gate(gate_name)
+            return
+        except BaseException:  # noqa: BLE001 - the rudeness that the story is about
+            effect("told")
+
+
+@app.task(on_crash="fail", on_stop="retry")
+def block_loop_thread(gate_name: str) -> None:
+    effect("start")
+    gate(gate_name)
+
+
+@app.task(on_crash="retry", on_stop="fail")
+async def blocks_the_loop(gate_name: str) -> None:
+    effect("start")
+    gate(gate_name)
+
+
+@app.task(on_crash="fail")
+async def sleeps_long(ctx: Context) -> int:
+    effect("start")
+    await ctx.asleep("1s")
+    return ctx.attempt
+
+
+@app.task(run_in="thread", on_crash="fail")
+def sleeps_in_thread(ctx: Context) -> int:
+    effect("start")
+    ctx.sleep("1s")
+    return ctx.attempt
