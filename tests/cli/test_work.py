@@ -218,7 +218,7 @@ def test_workers_are_made_quiet_and_resumed(everbeat: Command, shop_worker: Runn
         in everbeat("explain", task_id).assert_code(0).out
     )
     page = everbeat("doctor").out
-    assert f"all of them quiet, by an operator: {supervisor}; and tasks wait" in page
+    assert f"all of them quiet, by an operator: {supervisor}; tasks are open" in page
     assert "everbeat workers quiet --resume --all" in page
     answer = everbeat("workers", "quiet", "--all", "--resume").assert_code(0)
     assert answer.err.endswith("1 worker) claims.\n")

@@ -198,8 +198,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 class SupervisorInfo(msgspec.Struct, frozen=True):
     """One supervisor and the number of its workers that were not ended. `session_held`: it has taken its session lock.
 
-    `is_stale` is None on a standby, as a worker's is. `session_lost` and `quiet_since` are as a worker's are. `processes`: how many worker processes it
-    keeps; None for a worker inside another program. `start_problem`: why it cannot start one, since `start_problem_at`.
+    `is_stale` is None on a standby, as a worker's is. `session_lost` and `quiet_since` are as a worker's are. `processes`: how many worker
+    processes it keeps; None for a worker inside another program. `start_problem`: why it cannot start one, since `start_problem_at`.
     """
 
     supervisor_id: str

@@ -45,7 +45,7 @@ def judge_crew(crew: Crew) -> Check:
         resume = "when the reason is gone: everbeat workers quiet --resume --all."
         if crew.has_work and len(crew.quiet) >= crew.supervisors:
             return Check(
-                CheckCode.WORKERS, Verdict.WARN, f"{text}, all of them {quiet}; and tasks wait", resume
+                CheckCode.WORKERS, Verdict.WARN, f"{text}, all of them {quiet}; tasks are open", resume
             )
         return Check(CheckCode.WORKERS, Verdict.OK, f"{text}; {quiet}", resume)
     since = (

@@ -77,7 +77,9 @@ class ExitReport(Struct, frozen=True, kw_only=True):
         if self.signal_name is not None:
             return f"killed by {self.signal_name}"
         if self.exit_code is not None:
-            return f"exit code {self.exit_code}"
+            return (
+                f"exit code {self.exit_code}{' (stopped, and code of its tasks ran)' if self.stopped else ''}"
+            )
         return "gone (its exit status was taken by other code in the parent)"
 
 

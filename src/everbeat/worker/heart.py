@@ -5,6 +5,7 @@ What lives here: beating. What may not: what a supervisor does when it learns th
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -19,6 +20,7 @@ from everbeat.worker.protocol import Beaten, Cancel, Lease, Phantoms
 from everbeat.worker.seat import Seat
 
 _AGAIN_S: Final = 0.05
+_log = logging.getLogger("everbeat.worker")
 
 
 class Heart:
@@ -76,7 +78,9 @@ class Heart:
             await self._on_ended(supervisor_id)
             return 0.0
         self._hand_out(answer, seats, holder, sent_at=asked_at)
-        self.is_quiet = answer.quiet
+        if self.is_quiet is not answer.quiet:
+            self.is_quiet = answer.quiet
+            _log.info("claims=%s by=operator", "none" if answer.quiet else "resumed")
         for seat in self._seats():  # also those that were registered while the beat was on its way
             seat.quieten(answer.quiet)
         for worker_id in answer.ended:
