@@ -103,7 +103,7 @@ def test_a_worker_in_a_thread_is_stopped_from_another(app: App) -> None:  # D7
 def test_a_second_stop_does_not_wait_for_the_grace(app: App) -> None:
     running = threading.Event()
 
-    @app.task
+    @app.task(on_crash="retry")
     async def slow() -> None:
         running.set()
         await asyncio.sleep(600)  # until it is cancelled
@@ -118,6 +118,33 @@ def test_a_second_stop_does_not_wait_for_the_grace(app: App) -> None:
     assert not thread.is_alive()
     info = handle.info()
     assert (info.state, info.retry_count, info.attempts[0].outcome) == (TaskState.PENDING, 0, "RELEASED")
+
+
+def test_a_stopped_guest_fails_running_threads_that_must_not_run_again(app: App) -> None:  # J1
+    running, release = threading.Barrier(3), threading.Event()
+
+    @app.task(on_crash="retry", on_stop="fail")
+    def never_again() -> None:
+        running.wait(30)
+        release.wait(60)
+
+    @app.task(on_crash="retry")
+    def again() -> None:
+        running.wait(30)
+        release.wait(60)
+
+    thread = threading.Thread(target=app.run_worker, kwargs={"grace": 0.1, "process_concurrency": 0})
+    thread.start()
+    failed, left = never_again.send(), again.send()
+    running.wait(30)
+    app.stop_worker()
+    thread.join(30)
+    assert not thread.is_alive()
+    info = failed.info()
+    assert info.error is not None
+    assert (info.state, info.error.code) == (TaskState.FAILED, "WORKER_STOPPED")
+    assert left.info().state is TaskState.RUNNING  # its second run must wait for a recovery
+    release.set()
 
 
 def test_user_code_that_blocks_the_loop_is_not_taken_for_dead(  # D4, D7

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +13,7 @@ from types import ModuleType
 import psycopg
 import pytest
 
-from tests.stories.stage import Stage
+from tests.stories.stage import SLACK, Stage
 
 pytestmark = pytest.mark.story
 
@@ -96,3 +99,57 @@ def test_the_row_of_a_stopped_worker_ends_after_its_code_was_settled_so_that_no_
         stage.until(stage.state_is(handle.id, "FAILED"), within=20, what="settled beside the locked row")
     assert tree.process.wait(60) == 0
     assert stage.task(handle.id)["error"]["code"] == "WORKER_STOPPED"
+
+
+def test_a_stop_frees_serial_lines_and_fails_workflow_nodes_and_what_is_handed_back_keeps_its_turn(
+    stage: Stage, deploys: ModuleType
+) -> None:  # J1
+    tree = stage.ready_tree(program="deploys", worker={"grace": 1})
+    lines = {
+        policy: [deploys.TASKS["thread", policy].with_options(serial=policy).send("later") for _ in range(2)]
+        for policy in ("fail", "retry")
+    }
+    for policy in lines:
+        workflow = deploys.app.workflow(policy)
+        first = workflow.add(deploys.TASKS["thread", policy], "later").named("first")
+        workflow.add(deploys.TASKS["async", policy], "later").after(first).named("second")
+        workflow.start()
+    stage.until(lambda: len(stage.effects("start")) == 4, within=20, what="four run", tree=tree)
+    assert tree.stop() == 0, tree.output()
+    stage.open_gate("later")
+    stage.ready_tree(program="deploys")
+    for policy, (one, two) in lines.items():
+        two.result(timeout=20)
+        begun = [
+            line["task"] for line in stage.effects("start") if line["task"] in (str(one.id), str(two.id))
+        ]
+        assert begun == [str(one.id)] * (1 if policy == "fail" else 2) + [str(two.id)], policy
+    ended = {"fail": "FAILED", "retry": "COMPLETED"}
+    stage.until(
+        lambda: (
+            {row["name"]: row["state"] for row in stage.query("select name, state from {schema}.workflows")}
+            == ended
+        ),
+        within=20,
+        what="both workflows have ended",
+    )
+
+
+def test_a_second_signal_ends_rude_processes_at_once_and_a_cancel_outranks_the_stop(
+    stage: Stage, deploys: ModuleType
+) -> None:  # J1 B12
+    tree = stage.ready_tree(program="deploys", worker={"grace": 60})
+    deaf = deploys.deaf_process.send("never")
+    again, cancelled = (deploys.TASKS["thread", "retry"].send("never") for _ in range(2))
+    stage.until(lambda: len(stage.effects("start")) == 3, within=20, what="three run", tree=tree)
+    (worker,) = stage.workers(tree)
+    os.kill(worker["pid"], signal.SIGTERM)  # only the supervisor decides
+    tree.process.terminate()
+    stage.until(lambda: "stop_asked times=1" in tree.output(), within=10, what="it drains", tree=tree)
+    cancelled.cancel()
+    began = time.monotonic()
+    assert tree.stop() == 0, tree.output()
+    assert time.monotonic() - began < 10 * SLACK
+    assert stage.task(deaf.id)["error"]["code"] == "WORKER_STOPPED"
+    assert stage.task(again.id)["state"] == "PENDING"
+    assert stage.task(cancelled.id)["state"] == "CANCELLED"

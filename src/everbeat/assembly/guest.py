@@ -47,6 +47,7 @@ from everbeat.worker.worker import Worker
 
 Result = TypeVar("Result")
 _JOIN_S: Final = 30.0
+_SETTLE_S: Final = 5.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _log = logging.getLogger("everbeat.worker")
@@ -224,7 +225,7 @@ class Minder:
         self._over = asyncio.Event()
         self._seat: Seat | None = None
         self._supervision: Supervision | None = None
-        self._has_left = False
+        self._has_left = self._leaves_code = False
 
     def start(self, blueprint: Blueprint) -> Future[Welcome]:
         """Registers the guest and begins to beat; the future tells the worker who it is, or why it cannot be."""
@@ -242,7 +243,7 @@ class Minder:
             case AskBeat() if self._supervision is not None:
                 self._in_thread(self._supervision.beat_now)
             case Leaving(code_runs):
-                self._has_left = not code_runs
+                self._has_left, self._leaves_code = not code_runs, code_runs
             case _:
                 pass
 
@@ -289,4 +290,7 @@ class Minder:
         supervision.dismiss(self._seat)
         if self._has_left:
             await supervision.burials.in_order(self._seat)
+        elif self._leaves_code:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(supervision.burials.with_running_code(self._seat), _SETTLE_S)
         await supervision.close()

@@ -121,9 +121,9 @@ class Caretakers:
         if self.is_reconciling:
             await self._reconciliation.run()
 
-    async def settle_stopped(self, worker_id: str) -> None:
+    async def settle_stopped(self, worker_id: str, *, code_runs: bool = False) -> None:
         """Settles the code that ended with a stopped worker process, by what each policy says of a stop."""
-        await settle_stopped(self._statements, worker_id, channel=self._channel)
+        await settle_stopped(self._statements, worker_id, channel=self._channel, code_runs=code_runs)
 
     async def recover_worker(
         self, worker_id: str, report: ExitReport, *, died_at: float, astray: int

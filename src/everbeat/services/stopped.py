@@ -20,8 +20,12 @@ _LONGEST_PROBLEM: Final = 500
 _log = logging.getLogger("everbeat.services")
 
 
-async def settle_stopped(statements: Statements, worker_id: str, *, channel: str) -> None:
+async def settle_stopped(
+    statements: Statements, worker_id: str, *, channel: str, code_runs: bool = False
+) -> None:
     """Settle each started attempt by what its policy says of a stop; retried until the database answers.
+
+    `code_runs`: the code of some goes on. Only those that never run again are settled: a second run could overlap the others.
 
     What the database refuses stays held: the recovery of the worker, which comes next, decides on it.
     """
@@ -32,7 +36,7 @@ async def settle_stopped(statements: Statements, worker_id: str, *, channel: str
         ran = [
             stop_settlement(lease.id, lease.claim_id, policy=facts_of(lease).policy)
             for lease in found
-            if lease.state is TaskState.RUNNING
+            if lease.state is TaskState.RUNNING and not (code_runs and facts_of(lease).policy.retries_stop)
         ]
 
         async def settle(part: Sequence[Settlement]) -> list[str]:

@@ -29,18 +29,23 @@ class RecoverWorker(Protocol):
         ...
 
 
-class Burials:
-    """How the workers of one supervision end; nothing vouches for any of them any more.
+class SettleStopped(Protocol):
+    """Settles the code of a stopped worker by what each policy says of a stop; if `code_runs`, only what never runs again."""
 
-    `settle_stopped(worker_id)` settles the code that a stopped worker process ended with it, by what each policy says of a stop.
-    """
+    async def __call__(self, worker_id: str, *, code_runs: bool = False) -> None:
+        """Raises a DatabaseError where the database refuses."""
+        ...
+
+
+class Burials:
+    """How the workers of one supervision end; nothing vouches for any of them any more."""
 
     def __init__(
         self,
         session: Session,
         config: RecoveryConfig,
         *,
-        settle_stopped: Callable[[str], Awaitable[None]],
+        settle_stopped: SettleStopped,
         recover_worker: RecoverWorker,
         clock: Clock,
     ) -> None:
@@ -68,6 +73,10 @@ class Burials:
     async def in_order(self, seat: Seat) -> None:
         """It has settled or given back everything but what a recovery hook left to it, and is gone: sweeps offer that again."""
         await self._until_answered(lambda: self._end(seat, how="left"))
+
+    async def with_running_code(self, seat: Seat) -> None:
+        """It has left, and code of its tasks goes on in a process that does not end; other trees recover what may run again."""
+        await self._until_answered(lambda: self._settle_stopped(seat.worker_id, code_runs=True))
 
     async def _end(self, seat: Seat, *, how: str, report: ExitReport | None = None) -> None:
         await self._session.run(

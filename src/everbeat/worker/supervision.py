@@ -55,8 +55,8 @@ class Care(Protocol):
         """Done once, as soon as the supervisor is registered."""
         ...
 
-    async def settle_stopped(self, worker_id: str) -> None:
-        """Settles the code that ended with a stopped worker process."""
+    async def settle_stopped(self, worker_id: str, *, code_runs: bool = False) -> None:
+        """Settles the code that ended with a stopped worker process; of `code_runs` only what never runs again."""
         ...
 
     async def recover_worker(

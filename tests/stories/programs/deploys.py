@@ -8,7 +8,7 @@ from typing import Any
 
 from deeds import app, effect, gate  # type: ignore[import-not-found]  # a program stands beside it
 
-from everbeat import Context, RetryPolicy
+from everbeat import RetryPolicy
 
 LISTED = RetryPolicy(max_retries=1, intervals=[1], jitter=0, auto_retry_for=["WORKER_STOPPED"])
 
@@ -70,29 +70,3 @@ def deaf_process(gate_name: str) -> None:
             return
         except BaseException:  # noqa: BLE001 - the rudeness that the story is about
             effect("told")
-
-
-@app.task(on_crash="fail", on_stop="retry")
-def block_loop_thread(gate_name: str) -> None:
-    effect("start")
-    gate(gate_name)
-
-
-@app.task(on_crash="retry", on_stop="fail")
-async def blocks_the_loop(gate_name: str) -> None:
-    effect("start")
-    gate(gate_name)
-
-
-@app.task(on_crash="fail")
-async def sleeps_long(ctx: Context) -> int:
-    effect("start")
-    await ctx.asleep("1s")
-    return ctx.attempt
-
-
-@app.task(run_in="thread", on_crash="fail")
-def sleeps_in_thread(ctx: Context) -> int:
-    effect("start")
-    ctx.sleep("1s")
-    return ctx.attempt
