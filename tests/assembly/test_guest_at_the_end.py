@@ -16,14 +16,14 @@ import pytest
 
 from everbeat import App, TaskState
 
-Run = Callable[[str], "subprocess.CompletedProcess[str]"]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 PROGRAM = """
 import asyncio, logging, os, time
 from everbeat import App, TaskState
 
 logging.basicConfig(level=logging.INFO)
-app = App(os.environ["PROGRAM_URL"], schema=os.environ["PROGRAM_SCHEMA"])
+app = App(os.environ["PROGRAM_URL"], schema=os.environ["PROGRAM_SCHEMA"], on_crash=os.environ["PROGRAM_ON_CRASH"])
 
 @app.task
 async def plain() -> None:
@@ -78,12 +78,17 @@ def app(database_url: str, schema: str) -> Iterator[App]:
 
 @pytest.fixture
 def run(database_url: str, schema: str, tmp_path: Path) -> Run:
-    def run(body: str) -> subprocess.CompletedProcess[str]:
+    def run(body: str, on_crash: str = "fail") -> subprocess.CompletedProcess[str]:
         program = tmp_path / "program.py"
         program.write_text(PROGRAM.replace("{body}", textwrap.indent(body, "    ")))
         return subprocess.run(
             [sys.executable, str(program)],
-            env={**os.environ, "PROGRAM_URL": database_url, "PROGRAM_SCHEMA": schema},
+            env={
+                **os.environ,
+                "PROGRAM_URL": database_url,
+                "PROGRAM_SCHEMA": schema,
+                "PROGRAM_ON_CRASH": on_crash,
+            },
             capture_output=True,
             text=True,
             timeout=30,
@@ -104,22 +109,21 @@ def sent(done: subprocess.CompletedProcess[str]) -> list[UUID]:
     return [UUID(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("sent ")]
 
 
-def test_what_runs_is_handed_back_when_asyncio_run_ends(app: App, run: Run) -> None:  # D7
-    done = run("worker = await work()\nawait all_run()")
+def test_what_runs_follows_its_policy_when_asyncio_run_ends(app: App, run: Run) -> None:  # D7 J1
+    done = run("worker = await work()\nawait all_run()", "retry")
     assert_quiet(done)
     assert "tidied up" in done.stdout
-    assert "loop_ends running=handed_back" in done.stderr
+    assert "loop_ends running=stopped" in done.stderr
     for task_id in sent(done):
         info = app.handle(task_id).info()
         outcomes = [attempt.outcome for attempt in info.attempts]
-        assert (info.name, info.state, info.retry_count, outcomes) == (
-            info.name, TaskState.PENDING, 0, ["RELEASED"],
-        )  # fmt: skip
+        # A thread went on until the process ended, so its second run is left to a recovery.
+        expected = (TaskState.RUNNING, []) if info.name == "threaded" else (TaskState.PENDING, ["RELEASED"])
+        assert (info.name, (info.state, outcomes), info.retry_count) == (info.name, expected, 0)
         assert info.recoveries == ()
     assert len(sent(done)) == 5
-    (worker,) = app.list_workers()
     (supervisor,) = app.list_supervisors()
-    assert (worker.ended_how, supervisor.ended_how) == ("left", "left")
+    assert supervisor.ended_how == "left"
 
 
 @pytest.mark.parametrize(
@@ -133,12 +137,15 @@ def test_a_program_that_ends_while_its_worker_begins_is_quiet(app: App, run: Run
     assert [supervisor.ended_how for supervisor in app.list_supervisors()] in ([], ["left"])
 
 
-def test_a_program_that_raises_hands_back_and_shows_its_own_error_only(app: App, run: Run) -> None:
+def test_a_program_that_raises_stops_its_tasks_and_shows_its_own_error_only(app: App, run: Run) -> None:
     done = run("worker = await work()\nawait all_run()\nraise ValueError('of the program')")
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert "ValueError: of the program" in done.stderr
-    assert {app.handle(task_id).info().state for task_id in sent(done)} == {TaskState.PENDING}
+    infos = [app.handle(task_id).info() for task_id in sent(done)]
+    assert {(info.state, info.error and info.error.code) for info in infos} == {
+        (TaskState.FAILED, "WORKER_STOPPED")
+    }
 
 
 def test_parts_that_the_program_cancels_are_no_crash_and_the_work_is_recovered(app: App, run: Run) -> None:

@@ -72,7 +72,7 @@ class Guest:
     async def run(self) -> None:
         """Works until it is told to stop. Cancelling it is the first stop: it drains, and only then is cancelled.
 
-        The end of `asyncio.run` cancels everything on the loop: then what runs is handed back at once.
+        The end of `asyncio.run` cancels everything on the loop: then what runs is stopped at once, by its policy.
 
         Raises WorkerError, a DatabaseError, a NatsError.
         """
@@ -155,7 +155,7 @@ class Guest:
         # Called while the loop stands still; in its very next turn, before any code on it sees that all was cancelled.
         if self._loop is not None and not self._is_loop_ending:
             self._is_loop_ending = True
-            _log.info("loop_ends running=handed_back")
+            _log.info("loop_ends running=stopped")
             self._loop.call_soon(self._stop_at_once)
 
     def _stop_at_once(self) -> None:
