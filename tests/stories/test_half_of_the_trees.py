@@ -109,6 +109,7 @@ def test_half_of_the_trees_behind_a_silent_line_keep_their_work(
 ) -> None:  # E14
     """No connection was closed, so the server keeps the session of each, and the wait for closed ones does not apply."""
     _, tasks = running_trees(stage, deeds, recovery={"mass_session_grace_ms": 1_000}, away=line.url)
+    stage.until(lambda: held_sessions(stage) == TREES, within=15, what="each tree has its session lock")
     line.stall()
     time.sleep(8)  # several times the wait and the grace
     assert held_sessions(stage) == TREES
