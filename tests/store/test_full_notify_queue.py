@@ -19,6 +19,7 @@ from everbeat.store import leases, messages, migrations, pauses, statement, task
 from everbeat.store import workflow_control as control
 from everbeat.store.database import Database
 from everbeat.store.embedded import EmbeddedServer
+from everbeat.store.quiet import quiet
 from everbeat.store.refusals import is_refused_data, is_refused_hint, is_repeatable
 from everbeat.store.session import Run, Session
 from everbeat.store.target import Target
@@ -216,6 +217,11 @@ def tell_workers(hands: Hands) -> Act:
     return lambda: hands.run(messages.tell_workers(["mail"], channel=hands.target.channel))
 
 
+def make_quiet(hands: Hands) -> Act:
+    channel = hands.target.channel
+    return lambda: hands.run(quiet(["w1"], host=None, everyone=False, quiet=True, channel=channel))
+
+
 ACTS: Final[dict[str, Callable[[Hands], Act]]] = {
     "task/insert_task": send_one,
     "task/insert_tasks": send_many,
@@ -241,6 +247,7 @@ ACTS: Final[dict[str, Callable[[Hands], Act]]] = {
     "message/let_go": let_relay_go,
     "message/tell_queues": tell_queues,
     "message/tell_workers": tell_workers,
+    "worker/quiet": make_quiet,
 }
 
 

@@ -72,7 +72,13 @@ def timed(act: Callable[[], object]) -> Iterator[list[float]]:
     thread.join(WITHIN_S * SLACK)
 
 
-@pytest.mark.parametrize("what", ["worker process", pytest.param("whole tree", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("worker process", marks=pytest.mark.alone),
+        pytest.param("whole tree", marks=pytest.mark.long),
+    ],
+)
 def test_tasks_of_a_claim_whose_answer_a_frozen_worker_does_not_read_are_free_in_time(
     stage: Stage, deeds: ModuleType, what: str
 ) -> None:  # J14

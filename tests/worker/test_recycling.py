@@ -12,12 +12,15 @@ from uuid import UUID
 
 import pytest
 
+from everbeat.domain.policy import StoredPolicy
 from everbeat.store import workers
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.protocol import Drain, Leaving, Retiring
 from everbeat.worker.recycling import Limits, ProcessRecycled, RecyclingOff
 from tests.worker.stand import TASK_PROCESS, Stand
 from tests.worker.supervising import Tree, tree, until
+
+AGAIN = StoredPolicy(on_crash="retry").to_json()
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ def test_a_post_that_waits_for_its_retired_processes_can_be_stopped(stand: Stand
     with tree(
         stand.target, log, max_tasks_per_process=1, async_concurrency=1, prefetch=0, grace=0.5
     ) as party:
-        tasks = [stand.send("whereabouts", seconds=60) for _ in range(3)]
+        tasks = [stand.send_with("whereabouts", {"seconds": 60}, policy=AGAIN) for _ in range(3)]
         until(lambda: stand.states().get("RUNNING") == 2, what="two run")
         until(lambda: log.read_text().count("process_recycled") == 2, what="both have retired")
         began = time.monotonic()
@@ -166,7 +169,7 @@ async def test_what_could_not_begin_does_not_count(stand: Stand) -> None:
 
 async def test_a_stop_shortens_what_a_retired_worker_may_take(stand: Stand) -> None:
     async with stand.worker(max_tasks_per_process=1, async_concurrency=1) as running:
-        task_id = stand.send("nap", seconds=60)
+        task_id = stand.send_with("nap", {"seconds": 60}, policy=AGAIN)
         await running.until(lambda: any(isinstance(one, Retiring) for one in running.told))
         running.worker.obey(Drain(100))
         assert await running.left() == 0

@@ -199,7 +199,7 @@ class TestStops:
     async def test_a_worker_that_leaves_hands_it_back_under_suspicion_still(
         self, stand: Stand, tmp_path: Path, name: str
     ) -> None:
-        task_id = self.linger(stand, tmp_path, name)
+        task_id = self.linger(stand, tmp_path, name, policy=StoredPolicy(on_crash="retry").to_json())
         async with stand.worker() as running:
             pid = await until_begun(running, tmp_path)
             running.stop()

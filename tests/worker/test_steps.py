@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from everbeat.domain.policy import StoredPolicy
 from everbeat.runtime.events import LeasesLost
 from everbeat.store.signals import send_signal
 from tests.worker.deeds import gate
@@ -228,8 +229,10 @@ class TestSleep:
         assert effects(tmp_path) == ["pack"]
 
     async def test_a_worker_that_leaves_hands_a_resting_task_back(self, stand: Stand, tmp_path: Path) -> None:
+        policy = StoredPolicy(on_crash="retry").to_json()
         async with stand.worker() as running:
-            task_id = send(stand, "nap_in_thread", tmp_path, duration="4900ms")
+            arguments = {"folder": str(tmp_path), "duration": "4900ms"}
+            task_id = stand.send_with("nap_in_thread", arguments, policy=policy)
             await running.until(lambda: ("sleep", "sleep", "DONE") in steps(stand, task_id))
             running.stop()
             await running.left()

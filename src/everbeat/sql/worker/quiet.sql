@@ -13,7 +13,7 @@ with chosen as materialized (
     where s.id = c.id and (s.quiet_since is null) = %(quiet)s
     returning s.id, s.quiet_since
 ), hint as materialized (
-    select pg_notify(%(channel)s, 'q') from (select from changed limit 1) one
+    select pg_notify(%(channel)s, 'q') from (select from changed limit 1) one where (select pg_notification_queue_usage()) < 0.5
 )
 select
     s.id, s.hostname, s.pid, case when x.id is null then s.quiet_since else x.quiet_since end as quiet_since,
