@@ -102,7 +102,7 @@ class Proxy:
             each.cancel()
         await asyncio.gather(*served, return_exceptions=True)
         for line in lines:
-            line.close()
+            line.transport.abort()
             with suppress(OSError):
                 await line.wait_closed()
 
@@ -131,9 +131,10 @@ class Proxy:
         except* (OSError, EOFError):
             pass
         finally:
+            # Kept for `_end`: a line whose reader is frozen closes only once its text is read. Waiting for it here would let a
+            # cancellation of this task spoil the wait of `_end`.
             for line in (writer, up):
-                self._lines.discard(line)
-                line.close()  # waiting for it here would let a cancellation of this task spoil the wait of `_end`
+                line.close()
 
     async def _requests(
         self, reader: asyncio.StreamReader, up: asyncio.StreamWriter, swallow: asyncio.Event
