@@ -111,6 +111,35 @@ def test_warnings_alone_are_no_failure(everbeat: Command) -> None:
     assert "odd.py:5: warning: Task 'render' goes to queue 'films'" in answer.out
 
 
+def test_code_that_must_not_run_again_and_can_outlast_the_grace_is_a_warning(everbeat: Command) -> None:  # J1
+    (everbeat.folder / "deploy.py").write_text(
+        """from everbeat import App
+
+app = App("postgresql:///none")
+
+@app.task(on_crash="fail")
+def endless() -> None: ...
+
+@app.task(on_crash="fail", timeout="1m")
+def long() -> None: ...
+
+@app.task(on_crash="fail", timeout="10s")
+def short() -> None: ...
+
+@app.task(on_crash="fail", on_stop="retry")
+def again() -> None: ...
+
+@app.task
+def silent() -> None: ...
+"""
+    )
+    found = everbeat("check", "deploy:app", "--json").assert_code(0).document["warnings"]
+    assert {each["message"].split("'")[1] for each in found if each["code"] == "OUTLASTS_GRACE"} == {
+        "endless",
+        "long",
+    }
+
+
 def test_mistakes_before_a_broken_line_are_reported_too(everbeat: Command) -> None:
     everbeat.write(
         "broken.py",
