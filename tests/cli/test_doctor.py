@@ -140,9 +140,8 @@ class TestServer:
         with _migrated(server.url) as direct:
             assert examine(direct)["NOTIFY_QUEUE"].verdict is Verdict.OK
             with full_queue(server.url) as pid:
-                time.sleep(
-                    5.5
-                )  # PostgreSQL names it once in 5 s, and has done so to the session that filled the queue
+                # PostgreSQL names it once in 5 s, and has done so to the session that filled the queue.
+                time.sleep(5.5)  # the pause of PostgreSQL
                 check = examine(direct)["NOTIFY_QUEUE"]
                 # PostgreSQL has just named it: the next look knows the transactions only.
                 again = examine(direct)

@@ -214,7 +214,7 @@ def test_a_standby_reads_everything_and_never_calls_a_worker_dead(
         everbeat(*words, EVERBEAT_DATABASE_URL=url).out
         for words in (["workers"], ["doctor"], ["sweep", "--dry-run"])
     )
-    assert not re.search(r"\b(dead(?! rows)|stale|nobody sweeps)\b", told)
+    assert not re.search(r"\b(dead(?! rows)|stale|no supervisor sweeps)\b", told)
     checks = {
         each["code"]: each
         for each in everbeat("doctor", "--json", EVERBEAT_DATABASE_URL=url).assert_code(0).document["checks"]

@@ -200,7 +200,7 @@ def _nodes(rows: Sequence[NodeRow], edges: Sequence[EdgeRow]) -> list[NodeInfo]:
     conditions = _conditions(rows, edges, names)
     for edge in edges:
         needed = needs.setdefault(edge.child, [])
-        # A row that somebody changed with SQL can refer to a number that no node has.
+        # A row that was changed with SQL can refer to a number that no node has.
         if (parent := names.get(edge.parent)) is not None and parent not in needed:
             needed.append(parent)
     return [

@@ -167,7 +167,7 @@ def judge_beats(gaps: Gaps, *, rules: SilenceRules) -> Check:
 
 
 def _outages(gaps: Gaps) -> str:
-    """What was taken out of the gaps: nobody is declared dead for a silence of all."""
+    """What was taken out of the gaps: no tree is declared dead for a silence of all."""
     if not gaps.outages or gaps.outage_s is None or gaps.outage_at is None:
         return ""
     last = gaps.outage_at.isoformat(timespec="seconds")
@@ -185,7 +185,7 @@ def judge_sweeper(unswept: Unswept, *, rules: SilenceRules) -> Check:
         return Check(CheckCode.SWEEPER, Verdict.WARN, text, fix)
     if unswept.abandoned:
         text = (
-            f"nobody sweeps: {counted(unswept.abandoned, 'lease')} of trees that have no session in PostgreSQL any more, and no"
+            f"no supervisor sweeps: {counted(unswept.abandoned, 'lease')} of trees that have no session in PostgreSQL any more, and no"
             " other supervisor lives"
         )
         fix = f"start a worker: everbeat worker MODULE:APP. See 'everbeat explain {unswept.task_id}'."
@@ -197,7 +197,7 @@ def judge_sweeper(unswept: Unswept, *, rules: SilenceRules) -> Check:
         )
     late = "" if unswept.overdue_ms is None else f", by up to {unswept.overdue_ms / 1_000:.0f} s"
     text = (
-        f"nobody sweeps: {counted(overdue, 'lease')} overdue for recovery{late} ({unswept.silent} of silent workers,"
+        f"no supervisor sweeps: {counted(overdue, 'lease')} overdue for recovery{late} ({unswept.silent} of silent workers,"
         f" {unswept.ended} of ended ones)"
     )
     fix = f"see 'everbeat explain {unswept.task_id}'; recover them now with 'everbeat sweep'."

@@ -1,4 +1,4 @@
-"""The sessions that keep locks on the server for nobody: those of dead trees, and those whose process does not read an answer.
+"""The sessions that keep locks on the server without use: those of dead trees, and those whose process does not read an answer.
 
 Frozen processes keep their sessions, with the locks of their statements. Those of a dead tree are ended after the death was recorded,
 by any of the ways to notice it. PostgreSQL keeps the transaction of a statement open until its answer is sent, and none of its timeouts
@@ -86,7 +86,7 @@ class Leftovers:
         self._ended: set[tuple[int, str]] = set()
 
     async def tick(self) -> float | None:
-        """End what keeps locks for nobody, and report what cannot be ended, once for each session. Soon again if there are suspects."""
+        """End sessions that keep locks without use, and report what cannot be ended, once for each session. Soon again if there are suspects."""
         found = await self._statements.run(sweeping.remaining_sessions(), patience_s=_ONE_TRY)
         useless = [each for each in found if each.is_left] + self._unread.see(found)
         await self._end([each for each in useless if each.may_end])

@@ -58,7 +58,7 @@ def is_refused_value(problem: BaseException) -> bool:
 
 
 def is_refused_row(problem: BaseException) -> bool:
-    """Whether the server refused this statement for its rows, whatever it says of them: no outage and no missing right.
+    """Whether the server refused this statement for its rows, with any error code: not for an outage or a missing right.
 
     A trigger or a constraint of the operator counts, too.
     """

@@ -78,5 +78,5 @@ def read_only(connection: Connection[Any] | AsyncConnection[Any] | None) -> tupl
 
 
 def quoted(name: str) -> str:
-    """The name of a schema as SQL takes it, whatever its case and also if it is a word of SQL."""
+    """The name of a schema as SQL takes it: quoted, so that its case is kept and a word of SQL is allowed."""
     return f'"{name}"'

@@ -27,7 +27,7 @@ class KnownWorker(Struct, frozen=True):
 
 
 class RemainingSession(Struct, frozen=True):
-    """A session that keeps locks for nobody: its backend, its application name and its role.
+    """A session that keeps locks without use: its backend, its application name and its role.
 
     `since` changes with each of its statements; None: hidden from this role. `is_left`: its tree is dead. Otherwise its process
     did not read an answer at the moment of the look.

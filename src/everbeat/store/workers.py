@@ -47,7 +47,7 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
 class BeatAnswer(Struct, frozen=True):
     """What a beat learned. `seq` is None when the supervisor was ended. Leases are (task id, claim_id[, worker id]).
 
-    `ended`: those of its workers that somebody else ended. `quiet`: an operator made the tree quiet.
+    `ended`: those of its workers that others ended. `quiet`: an operator made the tree quiet.
     """
 
     seq: int | None

@@ -1,5 +1,5 @@
 -- One beat: proof of life of a supervisor for what it holds in memory, and the answer which leases were lost, which tasks are
--- asked to cancel, which leases nobody holds (phantoms), which of its workers were ended by somebody else, and whether the tree is quiet.
+-- asked to cancel, which leases no process holds (phantoms), which of its workers were ended by others, and whether the tree is quiet.
 -- No row "beat" means: this supervisor was ended.
 -- The sequence begins again at its end; observers only compare it with the one before.
 -- A beat that is lost in a crash of the server costs nothing, so it does not wait for the disk.

@@ -1,6 +1,6 @@
--- The sessions of trees that keep locks or dead rows on the server for nobody. `is_left`: what is left of a dead tree and waits for its
+-- The sessions of trees that keep locks or dead rows on the server without use. `is_left`: what is left of a dead tree and waits for its
 -- client; one that commits might wait for a standby, and would show what the standby might lose. The others send an answer that their
--- process does not read; whoever looks must see them several times. Only Unix sockets: over TCP, tcp_user_timeout sees whether the
+-- process does not read; a caller must see them several times. Only Unix sockets: over TCP, tcp_user_timeout sees whether the
 -- client reads. A tree with a living supervisor, or with one that left in good order, is not dead. A session of another role than that of
 -- the tree bears its name by chance or to deceive. What is left of the tree of this session itself is not listed. `since` changes with
 -- each connection, transaction and statement. As the role that logged in, as in at_work: another one does not see what these sessions do.
