@@ -13,7 +13,7 @@ from everbeat.services.orders import facts_of
 from everbeat.store import leases
 from everbeat.store.division import divided
 from everbeat.store.leases import Settlement
-from everbeat.store.stopped import stop_settlement
+from everbeat.store.stopped import left_by_hooks, stop_settlement
 
 _MOST_AT_ONCE: Final = 500
 _LONGEST_PROBLEM: Final = 500
@@ -27,16 +27,19 @@ async def settle_stopped(
 
     `code_runs`: the code of some goes on. Only those that never run again are settled: a second run could overlap the others.
 
-    What the database refuses stays held: the recovery of the worker, which comes next, decides on it.
+    A lease that a recovery hook left stays as it is. What the database refuses stays held: the recovery of the worker, which comes next, decides on it.
     """
     verdicts: Counter[str] = Counter()
     last = None
     while found := await statements.run(leases.leases_of_worker(worker_id, limit=_MOST_AT_ONCE, after=last)):
         last = found[-1]
+        left = await statements.run(left_by_hooks([lease.id for lease in found]))
         ran = [
             stop_settlement(lease.id, lease.claim_id, policy=facts_of(lease).policy)
             for lease in found
-            if lease.state is TaskState.RUNNING and not (code_runs and facts_of(lease).policy.retries_stop)
+            if lease.state is TaskState.RUNNING
+            and lease.id not in left
+            and not (code_runs and facts_of(lease).policy.retries_stop)
         ]
 
         async def settle(part: Sequence[Settlement]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
@@ -9,6 +10,7 @@ from everbeat.domain.failure import error_to_json
 from everbeat.domain.outcome import WORKER_STOPPED, TaskError
 from everbeat.domain.policy import StoredPolicy
 from everbeat.store.leases import Settlement
+from everbeat.store.statement import Statement
 
 _MESSAGE: Final = "The worker was told to stop, and the code did not end within the grace."
 
@@ -19,3 +21,8 @@ def stop_settlement(task_id: UUID, claim_id: UUID, *, policy: StoredPolicy) -> S
         return Settlement(id=task_id, claim_id=claim_id, outcome="RELEASED")
     error = error_to_json(TaskError(WORKER_STOPPED, _MESSAGE))
     return Settlement(id=task_id, claim_id=claim_id, outcome="FAILED", error=error)
+
+
+def left_by_hooks(task_ids: Sequence[UUID]) -> Statement[set[UUID]]:
+    """Return those of these tasks whose present lease a recovery hook left as it is."""
+    return Statement("task/left_by_hooks", {"ids": list(task_ids)}, lambda found: {row[0] for row in found})

@@ -1,0 +1,26 @@
+"""What a supervisor writes for code that ended with its stopped worker process."""
+
+from __future__ import annotations
+
+import pytest
+
+from everbeat.domain.policy import StoredPolicy
+from everbeat.services.stopped import settle_stopped
+from everbeat.store import leases
+from everbeat.store.session import Session
+from tests.services.conftest import Hands
+
+AGAIN = StoredPolicy(on_crash="retry").to_json()
+
+
+@pytest.mark.parametrize("policy", [AGAIN, None])
+async def test_a_stop_leaves_the_leases_that_a_recovery_hook_left(
+    hands: Hands, policy: bytes | None
+) -> None:  # J1
+    left, other = hands.running(policy=policy), hands.running(policy=policy)
+    assert hands.run(leases.leave([(left.id, left.claim_id)])) == [left.id]
+    session = Session(hands.target, "everbeat test session")
+    await settle_stopped(session, "w1", channel=hands.target.channel)
+    await session.drop()
+    assert hands.row(left.id, "state, claim_id") == ("RUNNING", left.claim_id)
+    assert hands.row(other.id, "state") == ("FAILED" if policy is None else "PENDING")
