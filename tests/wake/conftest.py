@@ -31,6 +31,7 @@ from tests.conftest import NewServer
 from tests.nats_server import NatsServer
 from tests.notify_queue import SETTINGS, require_small_queue
 from tests.wake.stream_fixtures import message, plan_for
+from tests.worker.proxy import accept_no_more
 
 PROMPT_S = 2.0
 TELLABLE = ("mail", "first", "second", "other")
@@ -230,6 +231,7 @@ class Wire:
             try:
                 yield self
             finally:
+                await accept_no_more(service)
                 service.close()
                 for task in [task for task in asyncio.all_tasks() if "Wire." in repr(task.get_coro())]:
                     task.cancel()

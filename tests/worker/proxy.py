@@ -29,7 +29,6 @@ class Proxy:
         )
         self.lost = 0
         self.is_cut = False
-        self._is_over = False
         self.pause_s = 0.0
         self._passes = asyncio.Event()
         self._passes.set()
@@ -47,6 +46,7 @@ class Proxy:
                 try:
                     yield proxy
                 finally:
+                    await accept_no_more(server)
                     server.close()
                     await proxy._end()  # from Python 3.12 on, the server waits for its lines
 
@@ -96,7 +96,6 @@ class Proxy:
 
     async def _end(self) -> None:
         """No line outlives its proxy, whatever it waits for."""
-        self._is_over = True
         served, lines = tuple(self._served), tuple(self._lines)
         for each in served:
             each.cancel()
@@ -108,9 +107,6 @@ class Proxy:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Tasks of our own: the server does not wait for those that it makes. One that ends before it began closes nothing.
-        if self._is_over:  # accepted while the server closed
-            writer.transport.abort()
-            return
         self._lines.add(writer)
         line = asyncio.ensure_future(self._serve(reader, writer))
         self._served.add(line)
@@ -169,3 +165,14 @@ class Proxy:
                 raise EOFError
             writer.write(data)
         raise EOFError
+
+
+async def accept_no_more(server: asyncio.Server) -> None:
+    """End accepting, and wait until what was accepted is a line.
+
+    Python 3.11 leaves a socket open that was accepted just before its server was closed.
+    """
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening)
+    for _ in range(10):  # more turns of the loop than an accepted socket needs
+        await asyncio.sleep(0)
