@@ -25,9 +25,11 @@ async def settle_stopped(
 ) -> None:
     """Settle each started attempt by what its policy says of a stop; retried until the database answers.
 
-    `code_runs`: the code of some goes on. Only those that never run again are settled: a second run could overlap the others.
+    `code_runs`: the code of some goes on. Only those that never run again are settled: a second run
+    could overlap the others.
 
-    A lease that a recovery hook left stays as it is. What the database refuses stays held: the recovery of the worker, which comes next, decides on it.
+    A lease that a recovery hook left stays as it is. What the database refuses stays held: the recovery of the worker
+    comes next and decides on it.
     """
     verdicts: Counter[str] = Counter()
     last = None
