@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from everbeat.assembly.parts import Surroundings, make_supervision, take_tree_lock
 from everbeat.config import RecoveryConfig
 from everbeat.runtime.tree_lock import TreeLock, TreeVerdict, verdict_on
-from everbeat.store import migrations
+from everbeat.store import migrating
 from everbeat.store.target import Target
 
 FAST = RecoveryConfig(
@@ -30,7 +30,7 @@ FAST = RecoveryConfig(
 def line(database_url: str, schema: str) -> Any:
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
-    migrations.migrate(connection, target)
+    migrating.migrate(connection, target)
     yield target, connection
     connection.close()
 

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from everbeat import App
-from everbeat.store import migrations
+from everbeat.store import migrating
 from everbeat.store.target import Target
 from tests.chaos.clock import boot_s
 from tests.chaos.cluster import APPLICATION, SESSIONS, Cluster
@@ -164,7 +164,7 @@ class Director:
     def _prepare_schema(self) -> None:
         target = Target.parse(self._cluster.url, schema=SCHEMA)
         with target.connect("chaos") as connection:
-            migrations.migrate(connection, target)
+            migrating.migrate(connection, target)
             install_audit(connection, SCHEMA)
             install_witness(connection, SCHEMA)
 

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.errors import DatabaseUnreachable
-from everbeat.store import migrations, tasks
+from everbeat.store import migrating, tasks
 from everbeat.store.database import Database
 from everbeat.store.plan import run_plan
 from everbeat.store.target import Target
@@ -29,7 +29,7 @@ def lines() -> Iterator[Lines]:
 def line(lines: Lines, database_url: str, schema: str) -> Line:
     target = Target(database_url, schema)
     with target.connect("line test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
     return lines.open(database_url)
 
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg import Connection
 
 from everbeat.runtime.identity import ProcessIdentity
-from everbeat.store import migrations, workers
+from everbeat.store import migrating, workers
 from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.session import Session
 from everbeat.store.target import Target
@@ -27,7 +27,7 @@ class Restarting:
         self.server = server
         self.target = Target.parse(server.url)
         connection = self.target.connect("everbeat test")
-        migrations.migrate(connection, self.target)
+        migrating.migrate(connection, self.target)
         self.hands = Hands(self.target, connection)
         self.restarts = 0
         ended = subprocess.Popen([sys.executable, "-c", ""])

@@ -19,7 +19,7 @@ from everbeat.services.leftovers import (
     SessionsEnded,
     SessionsLeft,
 )
-from everbeat.store import migrations, sweeping, workers
+from everbeat.store import migrating, sweeping, workers
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from tests.conftest import NewServer
@@ -128,7 +128,7 @@ async def test_a_session_over_tcp_is_left_to_the_timeout_that_sees_whether_its_c
     server = new_server(tcp_port=free_port())
     target = Target.parse(server.tcp_url, schema="everbeat")
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
         hands = Hands(target, connection)
         hands.supervisor("s1", "w1", "w2")
         with session_of(target, "s1") as session, unread_by(session, hands):
@@ -148,7 +148,7 @@ async def test_unread_answers_that_the_role_must_not_end_are_reported_once(
         owner.execute("revoke execute on function pg_terminate_backend(int, bigint) from public")
         target = Target.parse(make_conninfo(server.url, user="app"), schema="everbeat")
         with target.connect("everbeat test") as connection:
-            migrations.migrate(connection, target)
+            migrating.migrate(connection, target)
             hands = Hands(target, connection)
             hands.supervisor("s1", "w1")
             session = Session(target, "everbeat test observer")

@@ -15,7 +15,7 @@ import pytest
 from everbeat.config import RecoveryConfig
 from everbeat.runtime.clock import SystemClock
 from everbeat.services.pruner import STEP_ROWS, PrunePass
-from everbeat.store import leases, migrations, workers
+from everbeat.store import leases, migrating, workers
 from everbeat.store.leases import Settlement
 from everbeat.store.session import Session
 from everbeat.store.statement import Statement
@@ -32,7 +32,7 @@ def plain(database_url: str, schema: str) -> Iterator[Hands]:
     """A migrated schema without the audit, which would double the work of filling it."""
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
-    migrations.migrate(connection, target)
+    migrating.migrate(connection, target)
     hands = Hands(target, connection)
     hands.supervisor("s1", "w1")
     yield hands

@@ -18,7 +18,7 @@ from everbeat.runtime.identity import ProcessIdentity
 from everbeat.services.excuses import SilenceExcused
 from everbeat.services.observer import OwnBeats
 from everbeat.services.reaper import Reaper
-from everbeat.store import migrations, workers
+from everbeat.store import migrating, workers
 from everbeat.store.session import Session
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
@@ -581,7 +581,7 @@ async def test_a_restart_of_the_server_restarts_the_windows(new_server: NewServe
     with target.connect("everbeat test") as connection:
         from_store = Hands(target, connection)
         onlooker = Onlooker(from_store, Session(target, "everbeat test caretakers"))
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
         from_store.supervisor("s1", "w1")
         from_store.supervisor("me")
         running = from_store.running()

@@ -19,7 +19,7 @@ from everbeat.runtime.events import EventBus
 from everbeat.services.observer import CALM_S
 from everbeat.services.session_watch import SessionWatch
 from everbeat.services.slot import SlotKeeper
-from everbeat.store import migrations, workers
+from everbeat.store import migrating, workers
 from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.predecessors import predecessors, take_slot
 from everbeat.store.session import Session
@@ -37,7 +37,7 @@ class Crashing:
     def __init__(self, server: EmbeddedServer) -> None:
         self.target = Target.parse(server.url, schema="everbeat")
         with self.target.connect("everbeat test") as connection:
-            migrations.migrate(connection, self.target)
+            migrating.migrate(connection, self.target)
         self.hands = self._new_hands()
         self.session = Session(self.target, "everbeat test caretakers")
 

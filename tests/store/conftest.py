@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import Connection, sql
 
-from everbeat.store import leases, migrations, tasks, workers
+from everbeat.store import leases, migrating, tasks, workers
 from everbeat.store.database import Database
 from everbeat.store.leases import Claimed, Settlement
 from everbeat.store.statement import Statement, compose
@@ -163,7 +163,7 @@ class Hands:
 def hands(database_url: str, schema: str) -> Iterator[Hands]:
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
-    migrations.migrate(connection, target)
+    migrating.migrate(connection, target)
     install_audit(connection, schema)
     party = Hands(target, connection)
     party.supervisor("s1", "w1", "w2")

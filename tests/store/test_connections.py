@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 
-from everbeat.store import inspect, migrations, tasks, workers
+from everbeat.store import inspect, migrating, tasks, workers
 from everbeat.store.database import Database
 from everbeat.store.moments import EARLIEST, LATEST
 from everbeat.store.session import Session
@@ -39,7 +39,7 @@ def database_with(url: str, settings: str = "", creation: str = "") -> Iterator[
 @contextmanager
 def hands_in(target: Target) -> Iterator[Hands]:
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
         hands = Hands(target, connection)
         hands.supervisor("s1", "w1")
         yield hands

@@ -20,7 +20,7 @@ from psycopg import Connection, sql
 from everbeat import App
 from everbeat.cli.examination import Examination
 from everbeat.domain.diagnosis import CheckCode
-from everbeat.store import migrations, workers
+from everbeat.store import migrating, workers
 from everbeat.store.database import Database
 from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.session import Session
@@ -33,7 +33,7 @@ from tests.store.programs.in_transaction import KINDS
 from tests.stories.pooler import pooled
 
 WITHIN_S = 15.0
-MIGRATION = "store/migrations.py migrate"
+MIGRATION = "store/migrating.py migrate"
 
 
 def openers() -> set[str]:
@@ -119,7 +119,7 @@ def test_others_wait_a_bounded_time_for_one_that_is_frozen_in_any_kind_of_transa
             began_at = time.monotonic()
             if kind == MIGRATION:
                 with empty.connect("everbeat test") as connection:
-                    assert migrations.migrate(connection, empty) != ()
+                    assert migrating.migrate(connection, empty) != ()
                     connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(empty.schema)))
             else:
                 assert Database(hands.target).run(workers.beat_worker(kinds[kind])) is True

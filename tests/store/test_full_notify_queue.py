@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.errors import DatabaseError
-from everbeat.store import leases, messages, migrations, pauses, statement, tasks
+from everbeat.store import leases, messages, migrating, pauses, statement, tasks
 from everbeat.store import workflow_control as control
 from everbeat.store.database import Database
 from everbeat.store.embedded import EmbeddedServer
@@ -50,7 +50,7 @@ def server(database_url: str) -> Iterator[EmbeddedServer]:
 def migrated(server: EmbeddedServer) -> Iterator[Hands]:
     target = Target.parse(server.url, schema="full")
     connection = target.connect("everbeat test")
-    migrations.migrate(connection, target)
+    migrating.migrate(connection, target)
     party = Hands(target, connection)
     party.supervisor("s1", "w1", "w2")
     party.run(messages.use_messages(channel=target.channel))

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from everbeat import App, Completed, RetryPolicy, TaskError
-from everbeat.store import leases, migrations, workers
+from everbeat.store import leases, migrating, workers
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from tests.cli.conftest import Command, everbeat, forks
@@ -44,7 +44,7 @@ READ = (
 async def stage(database_url: str, schema: str, everbeat: Command) -> AsyncIterator[Stage]:
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
-    migrations.migrate(connection, target)
+    migrating.migrate(connection, target)
     hands = Hands(target, connection)
     session = Session(target, "everbeat test caretakers")
     app = App(database_url, schema=schema)

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.errors import DatabaseError, SchemaForbidden, SchemaFromTheFuture, SchemaMissing, SchemaOutdated
-from everbeat.store import leases, migrations
+from everbeat.store import leases, migrating, migrations
 from everbeat.store.database import Database
 from everbeat.store.target import Target
 
@@ -27,8 +27,8 @@ def test_an_empty_database_is_migrated_once(target: Target) -> None:
         assert (before.applied, before.pending) == ((), before.known)
         with pytest.raises(SchemaMissing, match="everbeat migrate"):
             migrations.require_fit(before, target)
-        assert migrations.migrate(connection, target) == before.known
-        assert migrations.migrate(connection, target) == ()
+        assert migrating.migrate(connection, target) == before.known
+        assert migrating.migrate(connection, target) == ()
         migrations.require_fit(migrations.status(connection, target), target)
 
 
@@ -39,7 +39,7 @@ def test_one_process_migrates_while_others_wait(target: Target) -> None:
     def migrate() -> None:
         with target.connect("everbeat test") as connection:
             together.wait(timeout=30)
-            applied.append(migrations.migrate(connection, target))
+            applied.append(migrating.migrate(connection, target))
 
     threads = [threading.Thread(target=migrate) for _ in range(6)]
     for thread in threads:
@@ -57,20 +57,20 @@ def test_a_migration_that_fails_leaves_nothing_behind(
     monkeypatch.setattr(migrations, "known_migrations", lambda: broken)
     with target.connect("everbeat test") as connection:
         with pytest.raises(DatabaseError, match="syntax error"):
-            migrations.migrate(connection, target)
+            migrating.migrate(connection, target)
         assert migrations.status(connection, target).applied == ()
 
 
 @pytest.mark.parametrize(
     "verb",
     [
-        migrations.migrate,
+        migrating.migrate,
         lambda connection, target: migrations.require_fit(migrations.status(connection, target), target),
     ],
 )
 def test_a_schema_from_the_future_is_refused(target: Target, verb: Callable[..., object]) -> None:
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
         connection.execute(
             sql.SQL("insert into {}.schema_versions (version, name) values (9999, 'later')").format(
                 sql.Identifier(target.schema)
@@ -84,19 +84,19 @@ def test_an_older_schema_is_refused_until_it_is_migrated(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
         newer = (*migrations.known_migrations(), migrations.Migration(9_000, "later", ()))
         monkeypatch.setattr(migrations, "known_migrations", lambda: newer)
         with pytest.raises(SchemaOutdated, match="9000"):
             migrations.require_fit(migrations.status(connection, target), target)
-        assert migrations.migrate(connection, target) == (9_000,)
+        assert migrating.migrate(connection, target) == (9_000,)
 
 
 def test_the_printed_script_makes_the_same_schema(target: Target, database_url: str) -> None:
     with target.connect("everbeat test") as connection:
-        connection.execute(migrations.script(target.schema).encode())
+        connection.execute(migrating.script(target.schema).encode())
         assert migrations.status(connection, target).pending == ()
-        assert migrations.migrate(connection, target) == ()
+        assert migrating.migrate(connection, target) == ()
 
 
 def test_a_role_that_owns_only_its_schema_can_migrate(target: Target, database_url: str) -> None:  # B15
@@ -111,14 +111,14 @@ def test_a_role_that_owns_only_its_schema_can_migrate(target: Target, database_u
                 theirs.connect("everbeat test") as connection,
                 pytest.raises(SchemaForbidden, match="authorization"),
             ):
-                migrations.migrate(connection, theirs)
+                migrating.migrate(connection, theirs)
             admin.execute(
                 sql.SQL("create schema {} authorization {}").format(
                     sql.Identifier(target.schema), sql.Identifier(role)
                 )
             )
             with theirs.connect("everbeat test") as connection:
-                assert migrations.migrate(connection, theirs) != ()
+                assert migrating.migrate(connection, theirs) != ()
         finally:
             admin.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(role)))
             admin.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
@@ -129,7 +129,7 @@ def test_work_of_an_earlier_version_goes_on_in_the_last(target: Target, version:
     """A task that waited and one that was running when the schema was migrated: the one is claimed, the other settled."""
     schema = sql.Identifier(target.schema)
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target, to=version)
+        migrating.migrate(connection, target, to=version)
         connection.execute(
             sql.SQL(
                 "insert into {}.supervisors (id, hostname, pid, lock_key, session_name) values ('s1', 'host', 1, 1, 's1')"
@@ -154,7 +154,7 @@ def test_work_of_an_earlier_version_goes_on_in_the_last(target: Target, version:
             ).format(schema),
             [running, claim],
         )
-        assert migrations.migrate(connection, target) == tuple(
+        assert migrating.migrate(connection, target) == tuple(
             one.version for one in migrations.known_migrations() if one.version > version
         )
     database = Database(target)

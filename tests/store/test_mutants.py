@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from psycopg import sql
 
-from everbeat.store import migrations, statement
+from everbeat.store import migrating, statement
 from everbeat.store.target import Target
 from tests.invariants import breaches, install_audit
 from tests.store import test_hostile_rows as hostile
@@ -443,7 +443,7 @@ def stage(
         statement.compose.cache_clear()
         target = Target.parse(database_url, schema=schema if mutant is None else f"{schema}_m")
         connection = target.connect("everbeat test")
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
         install_audit(connection, target.schema)
         party = Hands(target, connection)
         party.supervisor("s1", "w1", "w2")

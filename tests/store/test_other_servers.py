@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat.store import embedded_cluster, migrations
+from everbeat.store import embedded_cluster, migrating
 from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.target import Target
 from tests.conftest import NewServer
@@ -81,7 +81,7 @@ def test_every_statement_plays_on_older_servers(server: EmbeddedServer) -> None:
         target = Target.parse(server.url, schema=f"play_{uuid4().hex[:8]}")
         with closing(target.connect("everbeat test")) as connection:
             assert connection.info.server_version < NEWEST * 10_000
-            migrations.migrate(connection, target)
+            migrating.migrate(connection, target)
             install_audit(connection, target.schema)
             hands = Hands(target, connection)
             hands.supervisor("s1", "w1", "w2")

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.store import leases, migrations, sweeping, tasks, workers
+from everbeat.store import leases, migrating, sweeping, tasks, workers
 from everbeat.store.foreign_statement import numbered
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement, compose
@@ -48,7 +48,7 @@ def filled(database_url: str, *, rows: int, in_flight: int) -> Iterator[Hands]:
     schema = f"test_plans_{uuid4().hex[:8]}"
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
-    migrations.migrate(connection, target)
+    migrating.migrate(connection, target)
     party = Hands(target, connection)
     party.supervisor("s1", "w1")
     party.supervisor("s2", "w2", "w3")

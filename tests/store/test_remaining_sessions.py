@@ -11,7 +11,7 @@ import psycopg
 from psycopg import Connection, sql
 from psycopg.conninfo import make_conninfo
 
-from everbeat.store import migrations, sweeping, workers
+from everbeat.store import migrating, sweeping, workers
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from tests.conftest import NewServer
@@ -195,7 +195,7 @@ async def test_a_session_connects_again_where_its_role_must_not_end_sessions(
         owner.execute("revoke execute on function pg_terminate_backend(int, bigint) from public")
         target = Target.parse(make_conninfo(server.url, user="app"))
         with target.connect("everbeat test") as connection:
-            migrations.migrate(connection, target)
+            migrating.migrate(connection, target)
         session = Session(target, "everbeat-s1 worker")
         first = await session.connection()
         name = first.info.parameter_status("application_name") or ""

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import sql
 
-from everbeat.store import migrations, retention
+from everbeat.store import migrating, retention
 from everbeat.store.retention import TaskIdBounds
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
@@ -48,7 +48,7 @@ def aged(database_url: str) -> Iterator[Hands]:
     schema = f"test_aged_{uuid4().hex[:8]}"
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
-    migrations.migrate(connection, target)
+    migrating.migrate(connection, target)
     rows = Aged(connection, schema)
     for days in (60, 1):
         rows.ended(ROWS, days=days)

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from everbeat.store import migrations
+from everbeat.store import migrating
 from everbeat.store.target import Target
 from tests.invariants import check_invariants, deadlocks, install_audit
 
@@ -107,7 +107,7 @@ class Stage:
         self.wake: Mapping[str, Any] | None = None
         self.target = Target.parse(url, schema=schema)
         self.connection = self.target.connect("everbeat story")
-        migrations.migrate(self.connection, self.target)
+        migrating.migrate(self.connection, self.target)
         install_audit(self.connection, schema)
         self.connection.row_factory = dict_row  # type: ignore[assignment]
         with psycopg.connect(url) as plain:

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from everbeat import App, SweepResult
-from everbeat.store import migrations, workers
+from everbeat.store import migrating, workers
 from everbeat.store.target import Target
 from tests.conftest import NewServer
 from tests.store.conftest import Hands
@@ -96,7 +96,7 @@ def test_a_killed_worker_process_is_noticed_at_once_and_a_cancel_arrives_by_poll
 def test_a_sweep_through_the_pooler_ends_no_sessions_of_the_dead(pool: tuple[str, str]) -> None:  # J14
     target, pooled_target = (Target.parse(url) for url in pool)
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
         hands = Hands(target, connection)
         hands.supervisor("s1")
         hands.run(workers.end_supervisor("s1", how="age"))

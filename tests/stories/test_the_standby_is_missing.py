@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from everbeat.store import migrations, workers
+from everbeat.store import migrating, workers
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from tests.conftest import NewPair
@@ -70,7 +70,7 @@ def test_sessions_stay_few_while_the_standby_is_missing_and_nothing_is_lost_or_d
 async def test_a_session_waits_for_its_own_backend_that_waits_for_the_standby(pair: Pair) -> None:
     target = Target.parse(pair.primary.url)
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
         session = Session(target, "everbeat counted", reply_timeout_s=0.5)
         await session.run(workers.take_turn("mine", interval_ms=0, taken_by="me"))
         pair.stop_standby()

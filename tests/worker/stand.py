@@ -23,7 +23,7 @@ from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import Event, EventBus, TaskFinished
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.services.recovery import Recoverer
-from everbeat.store import leases, migrations, tasks, workers
+from everbeat.store import leases, migrating, tasks, workers
 from everbeat.store.database import Database
 from everbeat.store.session import Session
 from everbeat.store.statement import Statement
@@ -50,7 +50,7 @@ class Stand:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.connection: Connection[Any] = target.connect("everbeat test")
-        migrations.migrate(self.connection, target)
+        migrating.migrate(self.connection, target)
         self.database = Database(target)
         self.supervisor_id = f"supervisor-{uuid4().hex[:8]}"
         self.register_supervisor(self.supervisor_id)

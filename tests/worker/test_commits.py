@@ -16,7 +16,7 @@ import pytest
 
 from everbeat.errors import CommitRefused
 from everbeat.runtime.events import LeasesLost, ZombieRefused, event_text
-from everbeat.store import migrations
+from everbeat.store import migrating
 from everbeat.store.target import Target
 from everbeat.worker import code_side
 from everbeat.worker.protocol import Lost
@@ -284,7 +284,7 @@ class TestElsewhere:  # bad input: a commit on a connection to another database
     async def test_another_installation_of_the_same_name(self, shop: Shop, other_database: str) -> None:
         elsewhere = Target.parse(other_database, schema=shop.stand.target.schema)
         with elsewhere.connect("everbeat test") as connection:
-            migrations.migrate(connection, elsewhere)
+            migrating.migrate(connection, elsewhere)
             async with shop.stand.worker() as running:
                 row = await shop.ended(running, shop.send("commit_async", url=other_database))
         assert "is another installation of everbeat" in row["error"]["message"]

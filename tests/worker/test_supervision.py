@@ -17,7 +17,7 @@ from everbeat.config import RecoveryConfig
 from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.events import DatabaseBack, Event, EventBus
 from everbeat.runtime.events import DatabaseUnreachable as Unreachable
-from everbeat.store import migrations, sweeping, workers
+from everbeat.store import migrating, sweeping, workers
 from everbeat.store.target import Target
 from everbeat.worker.protocol import Adopt, Beaten, Cancel, FromSupervisor, Held, Lost, Phantoms, Tick
 from everbeat.worker.seat import Seat
@@ -196,7 +196,7 @@ async def test_the_lock_follows_the_beats_to_a_promoted_standby(new_pair: NewPai
     pair = new_pair()
     target = Target.parse(f"{pair.url}?connect_timeout=2")
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
     times = {f"{role}_heartbeat_interval_ms": 3_000 for role in ("claimer", "runner")}
     found = make(target, **times, claimed_stale_threshold_ms=6_000, running_stale_threshold_ms=6_000)
     await found.move_in()
@@ -255,7 +255,7 @@ async def test_an_outage_is_told_once_and_its_end_too(new_server: NewServer) -> 
     server = new_server(settings={"synchronous_commit": "on"})
     target = Target.parse(server.url)
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
     household = make(target)
     await household.move_in()
     await household.ears.next(Beaten)
@@ -288,7 +288,7 @@ async def test_an_idle_supervisor_asks_at_most_two_questions_a_second(new_server
     server = new_server(settings={"log_statement": "all", "log_line_prefix": "%a|"})
     target = Target.parse(server.url)
     with target.connect("everbeat test") as connection:
-        migrations.migrate(connection, target)
+        migrating.migrate(connection, target)
     household = Household(supervision(target, RecoveryConfig()), [])
     await household.move_in()
     household.seat.hear(Tick(0, 0, 1, 0.0, 0.0, []))

@@ -17,7 +17,8 @@ from everbeat.cli.selection import (
     schema_as_typed,
     selected_app,
 )
-from everbeat.store.migrations import SchemaStatus, script
+from everbeat.store.migrating import script
+from everbeat.store.migrations import SchemaStatus
 from everbeat.store.target import Target
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)

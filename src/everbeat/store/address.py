@@ -15,7 +15,7 @@ from msgspec import Struct
 from psycopg import Connection
 
 from everbeat.errors import EmbeddedUnavailable, WrongDatabaseURL
-from everbeat.store import migrations
+from everbeat.store import migrating, migrations
 from everbeat.store.database import Database
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.target import Target
@@ -132,12 +132,12 @@ class OpenDatabase(Struct, frozen=True, kw_only=True):
     ) -> tuple[int, ...]:
         """Applies what is pending (up to version `to`) and answers the versions applied."""
         return self._connected(
-            lambda connection: migrations.migrate(connection, self.target, to=to), database, patience_s
+            lambda connection: migrating.migrate(connection, self.target, to=to), database, patience_s
         )
 
     def drop(self, *, database: Database | None = None) -> None:
         """Drops the schema with everything in it. Raises a DatabaseError."""
-        self._connected(lambda connection: migrations.drop(connection, self.target), database, None)
+        self._connected(lambda connection: migrating.drop(connection, self.target), database, None)
 
     def status(self, *, database: Database | None = None, patience_s: float | None = None) -> SchemaStatus:
         """What is applied in the schema. Raises a DatabaseError."""

@@ -1,5 +1,4 @@
-"""Migrations go forward only. One process applies them in one transaction while others wait; code and schema that do not fit
-are refused in words."""
+"""Which migrations there are and which are applied. Code and schema that do not fit are refused in words."""
 
 from __future__ import annotations
 
@@ -7,14 +6,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import psycopg
 from msgspec import Struct
 from psycopg import Connection, sql
 
 from everbeat.errors import SchemaFromTheFuture, SchemaGone, SchemaMissing, SchemaOutdated
-from everbeat.store.statement import compose, source
+from everbeat.store.statement import compose
 from everbeat.store.target import Target
-from everbeat.store.transaction import transaction
 
 
 class Migration(Struct, frozen=True):
@@ -68,23 +65,6 @@ def known_migrations() -> tuple[Migration, ...]:
     return tuple(sorted(found, key=lambda migration: migration.version))
 
 
-def script(schema: str) -> str:
-    """Everything `migrate` would run on an empty database, as text for a reviewer."""
-    parts = [compose(name, schema).decode() for name in ("schema/create_schema", "schema/versions_table")]
-    record = sql.SQL(source("schema/record_version"))
-    for migration in known_migrations():
-        parts.append(
-            f"-- Migration {migration.version}: {migration.name}\n"
-            + compose(migration.statements[0], schema).decode()
-        )
-        parts.extend(compose(name, schema).decode() for name in migration.statements[1:])
-        noted = record.format(schema=sql.Identifier(schema)).as_string(None)
-        parts.append(
-            noted % {"version": migration.version, "name": sql.Literal(migration.name).as_string(None)}
-        )
-    return "".join(f"{part.strip()};\n\n" for part in parts)
-
-
 def status(connection: Connection[Any], target: Target) -> SchemaStatus:
     """What is applied in the target's schema."""
     applied: tuple[int, ...] = ()
@@ -106,7 +86,7 @@ def status(connection: Connection[Any], target: Target) -> SchemaStatus:
     )
 
 
-def _require_own_name(found: SchemaStatus, target: Target) -> None:
+def require_own_name(found: SchemaStatus, target: Target) -> None:
     """Raises SchemaGone for a schema that was renamed: made anew, it would share the work with the renamed one's triggers."""
     before, now = found.made_as or found.schema, found.moved_to or found.schema
     if before == now:
@@ -119,7 +99,7 @@ def _require_own_name(found: SchemaStatus, target: Target) -> None:
 
 def require_fit(found: SchemaStatus, target: Target) -> None:
     """Raises SchemaMissing, SchemaGone, SchemaOutdated or SchemaFromTheFuture when this code cannot work with the schema."""
-    _require_own_name(found, target)
+    require_own_name(found, target)
     if found.unknown:
         raise SchemaFromTheFuture(
             f"The schema {target.schema!r} in {target.shown!r} is at version {max(found.applied)}; this everbeat knows up to {max(found.known)}.",
@@ -135,52 +115,3 @@ def require_fit(found: SchemaStatus, target: Target) -> None:
             f"The schema {target.schema!r} in {target.shown!r} is at version {max(found.applied)}; this everbeat needs {max(found.known)}.",
             fix="run 'everbeat migrate'.",
         )
-
-
-def migrate(connection: Connection[Any], target: Target, *, to: int | None = None) -> tuple[int, ...]:
-    """Applies what is pending (up to version `to`) in one transaction and answers the versions applied.
-
-    Raises SchemaFromTheFuture, SchemaGone, SchemaForbidden or another DatabaseError.
-    """
-    try:
-        found = status(connection, target)
-        if found.unknown:
-            require_fit(found, target)
-        _require_own_name(found, target)
-        if not [version for version in found.pending if to is None or version <= to]:
-            return ()
-        with transaction(connection):
-            connection.execute(
-                compose("schema/lock_migrations", target.schema), {"lock_key": target.lock_key("migrations")}
-            )
-            found = status(connection, target)
-            if found.unknown:
-                require_fit(found, target)
-            there = connection.execute(
-                compose("schema/schema_exists", target.schema),
-                {"schema": target.schema, "versions_table": "pg_class"},
-            ).fetchone()
-            if there is None or not there[0]:
-                connection.execute(compose("schema/create_schema", target.schema))
-            connection.execute(compose("schema/versions_table", target.schema))
-            applied = []
-            for migration in known_migrations():
-                if migration.version in found.pending and (to is None or migration.version <= to):
-                    for name in migration.statements:
-                        connection.execute(compose(name, target.schema))
-                    connection.execute(
-                        compose("schema/record_version", target.schema),
-                        {"version": migration.version, "name": migration.name},
-                    )
-                    applied.append(migration.version)
-            return tuple(applied)
-    except psycopg.Error as problem:
-        raise target.explain(problem) from problem
-
-
-def drop(connection: Connection[Any], target: Target) -> None:
-    """Drops the schema with everything in it, if it is there. Raises a DatabaseError."""
-    try:
-        connection.execute(compose("schema/drop_schema", target.schema))
-    except psycopg.Error as problem:
-        raise target.explain(problem) from problem

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from psycopg import Connection, sql
 
 from everbeat.errors import DatabaseUnreachable
-from everbeat.store import migrations
+from everbeat.store import migrating
 from everbeat.store.statement import Statement, source
 from everbeat.store.target import Target
 from tests.invariants import install_audit
@@ -45,7 +45,7 @@ class Stage:
     def __post_init__(self) -> None:
         self._texts: dict[str, bytes] = {}
         self.connection = self.target.connect("everbeat test")
-        migrations.migrate(self.connection, self.target)
+        migrating.migrate(self.connection, self.target)
         install_audit(self.connection, self.target.schema)
 
     def run(self, statement: Statement[T]) -> T:
@@ -89,7 +89,7 @@ class Stage:
 
     def close(self) -> None:
         """Drops the schema."""
-        migrations.drop(self.connection, self.target)
+        migrating.drop(self.connection, self.target)
         self.connection.close()
 
     def _text(self, name: str) -> bytes:

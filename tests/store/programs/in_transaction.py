@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from everbeat.errors import DatabaseUnreachable
-from everbeat.store import migrations, workers
+from everbeat.store import migrating, workers
 from everbeat.store.database import Database
 from everbeat.store.session import Run, Session
 from everbeat.store.target import Target
@@ -37,7 +37,7 @@ def by_thread(target: Target, worker_id: str) -> None:
 def by_migration(target: Target, worker_id: str) -> None:
     with target.connect(f"frozen {worker_id}") as connection:
         try:
-            print(bool(migrations.migrate(connection, target)), flush=True)
+            print(bool(migrating.migrate(connection, target)), flush=True)
         except DatabaseUnreachable:
             print("not migrated", flush=True)  # a command, which nobody repeats
 
@@ -55,7 +55,7 @@ KINDS = {
     "store/session.py _transacted": by_session,
     "store/database.py _atransacted": by_loop,
     "store/database.py _transacted": by_thread,
-    "store/migrations.py migrate": by_migration,
+    "store/migrating.py migrate": by_migration,
 }
 
 if __name__ == "__main__":
