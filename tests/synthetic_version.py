@@ -1,0 +1,25 @@
+"""A copy of everbeat that is one schema version ahead, to run beside this one: `python -m everbeat` with its folder as PYTHONPATH."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.architecture.source_tree import PACKAGE
+
+
+def next_version(folder: Path, statements: Mapping[str, str]) -> Path:
+    """Make the copy in `folder` and return the value for PYTHONPATH; `statements` are the .sql files of the next migration by name.
+
+    A name is like that of any migration's file, without `.sql`: "10_tasks_column".
+    """
+    copy = folder / PACKAGE.name
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    migrations = copy / "sql" / "schema"
+    newest = max(int(each.name[:4]) for each in migrations.iterdir() if each.is_dir())
+    added = migrations / f"{newest + 1:04}_synthetic"
+    added.mkdir()
+    for name, text in statements.items():
+        (added / f"{name}.sql").write_text(text, encoding="utf-8")
+    return folder
