@@ -63,6 +63,10 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         """The tasks whose code runs on the event loop of a worker."""
         return sorted(name for name, each in self.definitions.items() if each.run_in == "async")
 
+    def parameters(self) -> dict[str, object]:
+        """By task name, the argument names that its function takes and requires."""
+        return {name: each.codec.accepts.to_json() for name, each in sorted(self.definitions.items())}
+
     def lanes(self) -> dict[str, dict[str, object]]:
         """By kind, the slots of a worker and the tasks that run in them: what tells a busy kind from an idle worker."""
         names: dict[str, list[str]] = {}

@@ -276,7 +276,11 @@ class Minder:
             self._seat = supervision.new_seat(
                 pid=os.getpid(),
                 queues=None if queues is None else list(queues),
-                metadata={"tasks": sorted(blueprint.definitions), "lanes": blueprint.lanes()},
+                metadata={
+                    "tasks": sorted(blueprint.definitions),
+                    "lanes": blueprint.lanes(),
+                    "parameters": blueprint.parameters(),
+                },
                 tell=self._guest.tell,
                 on_loop=blueprint.on_loop(),
             )

@@ -61,4 +61,5 @@ def hello_of(blueprint: Blueprint) -> Hello:
         on_loop=blueprint.on_loop(),
         hooks=blueprint.hooks.scopes,
         lanes=blueprint.lanes(),
+        parameters=blueprint.parameters(),
     )

@@ -122,7 +122,7 @@ def _struct(signature: TaskSignature, *, name: str, keywords_only: bool) -> type
     named: list[Any] = []
     for each in signature.parameters:
         annotation = carried(signature.annotations[each.name])
-        required = each.default is each.empty and each.kind not in (_REST, _NAMED_REST)
+        required = each.name in signature.required
         fields = named if keywords_only or each.kind is _KEYWORD_ONLY else positional
         fields.append((each.name, annotation) if required else (each.name, annotation | UnsetType, UNSET))
     # Named fields come last in a struct, as keyword-only parameters do in a signature.

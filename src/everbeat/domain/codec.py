@@ -25,6 +25,7 @@ import msgspec
 from everbeat.domain.binding import Binding
 from everbeat.domain.fidelity import Misfit
 from everbeat.domain.outcome_json import carried, received, sent
+from everbeat.domain.parameters import Parameters
 from everbeat.domain.settings import shown
 from everbeat.domain.signature import TaskSignature, read_signature
 from everbeat.domain.typed_json import LARGEST_BYTES, TypedJson, encode_untyped, typed_json
@@ -49,6 +50,7 @@ class CallCodec:
         "_outcomes",
         "_result",
         "_results_in_outcomes",
+        "accepts",
         "annotations",
         "largest",
         "owner",
@@ -67,6 +69,7 @@ class CallCodec:
         self.annotations = read.annotations
         self.returns = read.returns
         self.parameters = tuple(read.annotations)
+        self.accepts = Parameters(self.parameters, read.required)
         self.owner = owner
         self.signature = str(read.bindable)
         self._name = name

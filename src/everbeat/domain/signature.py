@@ -39,6 +39,14 @@ class TaskSignature(Struct, frozen=True, kw_only=True):
         """The parameters in order."""
         return tuple(self.bindable.parameters.values())
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The names of the parameters that every call must give."""
+        rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return tuple(
+            each.name for each in self.parameters if each.default is each.empty and each.kind not in rest
+        )
+
 
 def read_signature(
     function: Callable[..., Any], *, owner: str, leading: type = Context, sends_result: bool = True

@@ -40,6 +40,7 @@ class Hello(Message, frozen=True):
     on_loop: list[str] = msgspec.field(default_factory=list)
     hooks: HookScopes = HookScopes()
     lanes: dict[str, Any] = msgspec.field(default_factory=dict)
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Hello(schema={self.schema!r}, queues={self.queues!r})"  # the URL may hold a password

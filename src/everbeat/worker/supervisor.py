@@ -249,7 +249,7 @@ class Supervisor:
         child.seat = supervision.new_seat(
             pid=child.process.pid,
             queues=hello.queues,
-            metadata={"tasks": hello.task_names, "lanes": hello.lanes},
+            metadata={"tasks": hello.task_names, "lanes": hello.lanes, "parameters": hello.parameters},
             tell=child.tell,
             on_loop=hello.on_loop,
         )

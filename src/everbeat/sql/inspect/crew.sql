@@ -20,7 +20,11 @@ select
     exists (select from {schema}.tasks t where t.state in ('CLAIMED', 'RUNNING'))
         or exists (
             select from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.enqueued_at <= statement_timestamp()
+            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.enqueued_at <= statement_timestamp()
+        )
+        or exists (
+            select from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id is not null and t.enqueued_at <= statement_timestamp()
         )
         or exists (
             select from {schema}.tasks t

@@ -9,7 +9,9 @@ with living as materialized (
 ), waiting as materialized (
     select t.queue, t.name, count(*) as waiting
     from (
-        (select queue, name from {schema}.tasks where state = 'PENDING' and serial is null limit 100000)
+        (select queue, name from {schema}.tasks where state = 'PENDING' and serial is null and needs_id is null limit 100000)
+        union all
+        (select queue, name from {schema}.tasks where state = 'PENDING' and serial is null and needs_id is not null limit 100000)
         union all
         (
             select queue, name from {schema}.tasks

@@ -53,7 +53,7 @@ with mine as materialized (
     limit 1001
 ), ahead as (
     select from {schema}.tasks t cross join mine
-    where t.state = 'PENDING' and t.serial is null and mine.serial is null and t.queue = mine.queue and t.enqueued_at <= statement_timestamp()
+    where t.state = 'PENDING' and t.serial is null and t.needs_id is null and mine.serial is null and mine.needs_id is null and t.queue = mine.queue and t.enqueued_at <= statement_timestamp()
       and (t.priority, t.enqueued_at, t.id) < (mine.priority, mine.enqueued_at, mine.id)
     limit 1001
 )

@@ -41,14 +41,14 @@ with recursive caller as materialized (
             union all
             (
                 select t.queue, t.priority from {schema}.tasks t
-                where known.queue is not null and t.state = 'PENDING' and t.serial is null
+                where known.queue is not null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
                   and (t.queue, t.priority) > (lane.queue, lane.priority) and (t.queue, t.priority) < (known.queue, known.priority)
                 order by t.queue, t.priority limit 1
             )
             union all
             (
                 select t.queue, t.priority from {schema}.tasks t
-                where known.queue is null and t.state = 'PENDING' and t.serial is null
+                where known.queue is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
                   and (t.queue, t.priority) > (lane.queue, lane.priority)
                 order by t.queue, t.priority limit 1
             )
@@ -78,7 +78,7 @@ with recursive caller as materialized (
         order by t.serial_at, t.id limit 1
     ) first
     cross join asked
-    where first.state = 'PENDING' and first.enqueued_at <= statement_timestamp()
+    where first.state = 'PENDING' and first.needs_id is null and first.enqueued_at <= statement_timestamp()
       and first.name = any(asked.names) and (%(suspects)s::boolean is null or first.suspect = %(suspects)s::boolean)
       and (first.good_until is null or first.good_until > statement_timestamp())
       and not exists (
@@ -94,7 +94,7 @@ with recursive caller as materialized (
         cross join lateral (select coalesce(f.at, '-infinity') as at, coalesce(f.id, '00000000-0000-0000-0000-000000000000') as id) start
         cross join lateral (
             select t.enqueued_at from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.queue = lane.queue and t.priority = lane.priority
+            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = lane.queue and t.priority = lane.priority
               and (t.enqueued_at, t.id) > (start.at, start.id) and t.enqueued_at <= statement_timestamp()
             order by t.enqueued_at, t.id limit 1
         ) first
@@ -111,7 +111,7 @@ with recursive caller as materialized (
     cross join lateral (
         select * from (
             select t.id, t.args, t.checkpoint from {schema}.tasks t
-            where r.head is null and t.state = 'PENDING' and t.serial is null and t.queue = r.queue and t.priority = r.priority
+            where r.head is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = r.queue and t.priority = r.priority
               and (t.enqueued_at, t.id) > (r.at, r.id) and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
               and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
               and (t.good_until is null or t.good_until > statement_timestamp())

@@ -1,0 +1,116 @@
+"""Whether a function understands the names of a task's arguments is decided alike when reading them and when claiming."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everbeat.domain.codec import CallCodec
+from everbeat.domain.context import Context
+from everbeat.domain.parameters import Parameters, given_names, registered
+from everbeat.errors import PayloadError
+
+NAMES = ("a", "b", "c", "d", "rest", "more")
+
+
+def function(signature: str) -> Any:
+    scope: dict[str, Any] = {"Context": Context}
+    exec(f"def made({signature}): ...", scope)
+    return scope["made"]
+
+
+@st.composite
+def signatures(draw: st.DrawFn) -> str:
+    """A random signature over a few names: positional-only, either, keyword-only, defaults, *rest, **more, a leading Context."""
+    names = draw(st.permutations(NAMES[:4]))[: draw(st.integers(0, 4))]
+    first, second = sorted((draw(st.integers(0, len(names))), draw(st.integers(0, len(names)))))
+    defaults_from = draw(st.integers(0, len(names)))
+    parts = ["ctx: Context"] if draw(st.booleans()) else []
+    for place, name in enumerate(names[:second]):
+        parts.append(f"{name}: int" + (" = 1" if place >= defaults_from else ""))
+        if place == first - 1:
+            parts.append("/")
+    has_rest = draw(st.booleans())
+    if has_rest:
+        parts.append("*rest: int")
+    elif names[second:]:
+        parts.append("*")
+    parts += [f"{name}: int" + (" = 1" if draw(st.booleans()) else "") for name in names[second:]]
+    if draw(st.booleans()):
+        parts.append("**more: int")
+    return ", ".join(parts)
+
+
+ARGUMENTS = st.dictionaries(
+    st.sampled_from([*NAMES, "e"]), st.sampled_from([1, "text", [1], {"x": 1}, {"a": 1}, None]), max_size=6
+)
+
+
+@given(signatures(), ARGUMENTS)
+def test_arguments_that_can_be_read_fit_and_those_that_do_not_fit_cannot_be_read(  # J2
+    signature: str, arguments: dict[str, Any]
+) -> None:
+    codec = CallCodec.from_function(function(signature), task_name="made")
+    stored = json.dumps(arguments)
+    fits = codec.accepts.fits(arguments)
+    assert given_names(stored) == set(arguments)
+    needs = json.dumps({"arguments": sorted(arguments)})
+    assert codec.accepts.fits_needs(needs) is fits
+    (known,) = registered(json.dumps({"made": codec.accepts.to_json()})).values()
+    assert known.fits_needs(needs) is fits
+    try:
+        codec.decode(stored)
+    except PayloadError:
+        return
+    assert fits
+
+
+@given(signatures(), st.sets(st.sampled_from([*NAMES, "e"])))
+def test_right_values_can_be_read_exactly_where_their_names_fit(
+    signature: str, names: set[str]
+) -> None:  # J2
+    codec = CallCodec.from_function(function(signature), task_name="made")
+    values: dict[str, Any] = {"rest": [1], "more": {"x": 1}}
+    stored = json.dumps({name: values.get(name, 1) for name in names})
+    try:
+        codec.decode(stored)
+    except PayloadError:
+        assert not codec.accepts.fits(names)
+    else:
+        assert codec.accepts.fits(names)
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        '{"arguments": ["a"], "answers": []}',
+        "{}",
+        '{"arguments": "a"}',
+        '{"arguments": [1]}',
+        "[]",
+        "no JSON",
+        "",
+    ],
+)
+def test_a_requirement_that_is_not_known_or_is_damaged_never_fits(needs: str) -> None:  # J2
+    assert not Parameters(None).fits_needs(needs)
+
+
+def test_a_function_that_takes_any_name_still_requires_its_own() -> None:  # J2
+    anything = Parameters(None, ("a",))
+    assert anything.fits({"a", "b"})
+    assert not anything.fits({"b"})
+
+
+@pytest.mark.parametrize("stored", ["[]", "1", "{", "", "null", '{"a": }'])
+def test_what_is_no_object_has_no_names(stored: str) -> None:
+    assert given_names(stored) is None
+
+
+def test_damaged_registered_parameters_are_none() -> None:
+    assert registered('{"task": {"takes": 1}}') == {}
+    assert registered("no JSON") == {}
