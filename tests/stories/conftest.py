@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.stories.stage import Stage, staged
+from tests.stories.stage import Stage, program_of, staged
 
 
 @pytest.fixture
@@ -19,15 +18,14 @@ def stage(database_url: str, schema: str, tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def deeds(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def deeds(stage: Stage) -> Iterator[ModuleType]:
     """The stories' program as a sender imports it."""
-    for name, value in stage.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("deeds", None)
-    import deeds as program  # type: ignore[import-not-found]  # the environment must be there before
+    with program_of(stage) as program:
+        yield program
 
-    yield program
-    program.app.close()
-    sys.modules.pop("deeds", None)
+
+@pytest.fixture
+def mischief(stage: Stage) -> Iterator[ModuleType]:
+    """The program of rude tasks as a sender imports it."""
+    with program_of(stage, "mischief") as program:
+        yield program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -11,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from uuid import UUID
 
 import psutil
 import psycopg
+import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
 
@@ -249,7 +252,7 @@ class Stage:
 
 
 @contextmanager
-def staged(url: str, schema: str, folder: Path) -> Iterator[Stage]:
+def staged(url: str, schema: str, folder: Path, *, check: bool = True) -> Iterator[Stage]:
     """A stage that is torn down, and checked unless the story itself failed."""
     stage = Stage(url, schema, folder)
     try:
@@ -257,4 +260,24 @@ def staged(url: str, schema: str, folder: Path) -> Iterator[Stage]:
     except BaseException:
         stage.close(check=False)
         raise
-    stage.close()
+    stage.close(check=check)
+
+
+@contextmanager
+def program_of(stage: Stage, name: str = "deeds") -> Iterator[ModuleType]:
+    """A program of the stories as a sender imports it, for the URL that the stage has now."""
+    folder = Path(__file__).parent / "programs"
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in stage.environment(recovery={}, worker={}).items():
+            if variable.startswith("STORY_"):
+                patch.setenv(variable, value)
+        patch.syspath_prepend(str(folder))
+        program = importlib.import_module(name)
+        try:
+            yield program
+        finally:
+            program.app.close()
+            for known in folder.glob(
+                "*.py"
+            ):  # programs import one another, and each has read its environment
+                sys.modules.pop(known.stem, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from types import ModuleType
 import psycopg
 import pytest
 
-from tests.stories.stage import SLACK, Stage
+from tests.stories.stage import SLACK, Stage, program_of
 
 pytestmark = pytest.mark.story
 
@@ -23,12 +22,9 @@ NEVER = ("fail", "stop_fail")
 
 
 @pytest.fixture
-def deploys(deeds: ModuleType) -> Iterator[ModuleType]:
-    sys.modules.pop("deploys", None)
-    import deploys as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    sys.modules.pop("deploys", None)
+def deploys(stage: Stage) -> Iterator[ModuleType]:
+    with program_of(stage, "deploys") as program:
+        yield program
 
 
 def test_a_stop_gives_no_code_a_second_run_that_its_policy_forbids(

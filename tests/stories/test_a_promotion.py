@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,27 +14,15 @@ from psycopg.rows import dict_row
 
 from tests.conftest import NewPair
 from tests.replication import Pair
-from tests.stories.stage import SLACK, Stage, Tree
+from tests.stories.stage import SLACK, Stage, Tree, program_of, staged
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
 
 @contextmanager
-def staged_on(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stage, ModuleType]]:
-    stage = Stage(url, "story", folder)
-    for name, value in stage.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("deeds", None)
-    import deeds  # type: ignore[import-not-found]  # the environment must be there before
-
-    try:
+def staged_on(url: str, folder: Path) -> Iterator[tuple[Stage, ModuleType]]:
+    with staged(url, "story", folder, check=False) as stage, program_of(stage) as deeds:
         yield stage, deeds
-    finally:
-        deeds.app.close()
-        sys.modules.pop("deeds", None)
-        stage.close(check=False)
 
 
 def supervisor(stage: Stage, tree: Tree) -> dict[str, Any]:
@@ -64,10 +51,10 @@ def now_on(stage: Stage, pair: Pair) -> None:
 
 
 def test_a_tree_that_waits_for_the_former_primary_is_not_declared_dead(
-    new_pair: NewPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_pair: NewPair, tmp_path: Path
 ) -> None:  # J16
     pair = new_pair()
-    with staged_on(pair.url, tmp_path, monkeypatch) as (stage, deeds):
+    with staged_on(pair.url, tmp_path) as (stage, deeds):
         old = stage.ready_tree()
         task = deeds.wait_for_on_crash.send("go")
         stage.until(stage.started(task.id), within=20, what="it runs")

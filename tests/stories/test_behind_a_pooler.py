@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,20 +41,6 @@ def stage(pool: tuple[str, str], tmp_path: Path) -> Iterator[Stage]:
     yield made
     made.url = pool[0]
     made.close()
-
-
-@pytest.fixture
-def deeds(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    for name, value in stage.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("deeds", None)
-    import deeds as program  # type: ignore[import-not-found]
-
-    yield program
-    program.app.close()
-    sys.modules.pop("deeds", None)
 
 
 def test_a_dead_tree_is_recovered_by_age_and_says_that_sessions_prove_nothing(

@@ -65,7 +65,8 @@ def test_a_task_is_taken_by_hint_and_a_dead_tree_is_noticed_by_its_session(
     second = stage.ready_tree(recovery=FAST | {"running_stale_threshold_ms": 60_000})
     first.kill()
     stage.until(lambda: len(stage.recoveries()) == 1, within=4 * SLACK, what="the task is recovered")
-    assert {row["noticed_by"] for row in stage.recoveries()} <= {"session", "host"}
+    # Whichever looks first; not by age, whose threshold is a minute.
+    assert {row["noticed_by"] for row in stage.recoveries()} <= {"session", "host", "startup"}
     stage.open_gate("go")
     assert running.result(timeout=30) == "done"
     app.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,15 +21,6 @@ from tests.invariants import check_invariants
 from tests.stories.stage import FAST, Stage
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def mischief(deeds: ModuleType) -> Iterator[ModuleType]:
-    sys.modules.pop("mischief", None)
-    import mischief as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    sys.modules.pop("mischief", None)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
@@ -22,15 +21,6 @@ pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 def line(stage: Stage) -> Iterator[Wire]:
     with wire(stage.target) as made:
         yield made
-
-
-@pytest.fixture
-def mischief(deeds: ModuleType) -> Iterator[ModuleType]:
-    sys.modules.pop("mischief", None)
-    import mischief as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    sys.modules.pop("mischief", None)
 
 
 @pytest.mark.parametrize(

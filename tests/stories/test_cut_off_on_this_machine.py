@@ -13,11 +13,10 @@ from psycopg import conninfo
 
 from everbeat.store.embedded import EmbeddedServer
 from tests.conftest import NewServer
-from tests.stories.stage import FAST, SLACK, Stage
+from tests.stories.stage import FAST, SLACK, Stage, program_of, staged
 from tests.stories.test_everything_works_again import (
     ROLE,
     cut_sessions,
-    program_of,
     server_with_a_password,
     set_password,
 )
@@ -29,17 +28,12 @@ RECOVERY = {"session_grace_ms": 500, "mass_session_grace_ms": round(WAIT_S * 1_0
 
 
 @contextmanager
-def staged(
-    server: EmbeddedServer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Stage, ModuleType]]:
+def staged_with_a_password(server: EmbeddedServer, folder: Path) -> Iterator[tuple[Stage, ModuleType]]:
     """A stage whose trees log in with the first password, and its program."""
     set_password(server, "first")
-    stage = Stage(conninfo.make_conninfo(server.url, user=ROLE, password="first"), "story", folder)
-    try:
-        with program_of(stage, monkeypatch) as deeds:
-            yield stage, deeds
-    finally:
-        stage.close(check=False)
+    url = conninfo.make_conninfo(server.url, user=ROLE, password="first")
+    with staged(url, "story", folder, check=False) as stage, program_of(stage) as deeds:
+        yield stage, deeds
 
 
 def lock_out(server: EmbeddedServer, stage: Stage) -> str:
@@ -51,11 +45,11 @@ def lock_out(server: EmbeddedServer, stage: Stage) -> str:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_living_trees_without_a_session_are_not_ended_on_their_own_machine(
-    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    new_server: NewServer, tmp_path: Path, number: int
 ) -> None:  # E14, promise 4
     """One is a single loss, and two of three trees are a mass loss."""
     server = server_with_a_password(new_server)
-    with staged(server, tmp_path, monkeypatch) as (stage, deeds):
+    with staged_with_a_password(server, tmp_path) as (stage, deeds):
         trees = [stage.ready_tree(recovery=RECOVERY) for _ in range(number)]
         workers = {row["id"] for tree in trees for row in stage.workers(tree)}
         tasks = [deeds.wait_for.send("go") for _ in range(4)]
@@ -73,11 +67,11 @@ def test_living_trees_without_a_session_are_not_ended_on_their_own_machine(
 
 
 def test_a_frozen_tree_without_a_session_is_recovered_by_age_on_its_own_machine(
-    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_server: NewServer, tmp_path: Path
 ) -> None:  # E4
     """It holds its lock file as a living one does."""
     server = server_with_a_password(new_server)
-    with staged(server, tmp_path, monkeypatch) as (stage, deeds):
+    with staged_with_a_password(server, tmp_path) as (stage, deeds):
         frozen = stage.ready_tree(recovery=FAST)
         task = deeds.wait_for_on_crash.send("go")
         stage.until(stage.started(task.id), within=20, what="it runs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -10,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.stories.stage import SLACK, Stage
+from tests.stories.stage import SLACK, Stage, program_of
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(180)]
 
@@ -18,12 +17,9 @@ ALONE = {"processes": 1, "process_concurrency": 1, "async_concurrency": 2, "thre
 
 
 @pytest.fixture
-def durable(deeds: ModuleType) -> Iterator[ModuleType]:
-    sys.modules.pop("durable", None)
-    import durable as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    sys.modules.pop("durable", None)
+def durable(stage: Stage) -> Iterator[ModuleType]:
+    with program_of(stage, "durable") as program:
+        yield program
 
 
 def is_suspended(stage: Stage, task_id: UUID) -> bool:

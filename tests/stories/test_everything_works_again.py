@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
@@ -21,30 +19,13 @@ from everbeat.store.target import Target
 from tests.conftest import NewServer
 from tests.nats_server import free_port
 from tests.stories.pooler import pooler_before
-from tests.stories.stage import FAST, SLACK, Stage, Tree
+from tests.stories.stage import FAST, SLACK, Stage, Tree, program_of
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
 THRESHOLD_S = FAST["running_stale_threshold_ms"] / 1_000
 HELD = 8
 ROLE = "everbeat_app"
-
-
-@contextmanager
-def program_of(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The stories' program as a sender imports it, for the URL that the stage has now."""
-    for name, value in stage.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("deeds", None)
-    import deeds  # type: ignore[import-not-found]  # the environment must be there before
-
-    try:
-        yield deeds
-    finally:
-        deeds.app.close()
-        sys.modules.pop("deeds", None)
 
 
 class Crew:
@@ -135,7 +116,7 @@ def send_patiently(deeds: ModuleType, number: int) -> Handle[int]:
 
 @pytest.mark.parametrize("place", ["a password file", "the URL"])
 def test_workers_outlast_a_rotated_password(
-    server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    server: EmbeddedServer, tmp_path: Path, place: str
 ) -> None:  # J11
     set_password(server, "first")
     url = conninfo.make_conninfo(server.url, user=ROLE)
@@ -149,7 +130,7 @@ def test_workers_outlast_a_rotated_password(
     with ExitStack() as end:
         stage = Stage(url, "story", tmp_path)
         end.callback(lambda: stage.close(check=False))
-        deeds = end.enter_context(program_of(stage, monkeypatch))
+        deeds = end.enter_context(program_of(stage))
         crew = Crew(stage, deeds)
         set_password(server, "second")
         assert deeds.quick.send(7).result(timeout=10) == 7, "open sessions go on"
@@ -174,16 +155,14 @@ def test_workers_outlast_a_rotated_password(
 
 
 @pytest.mark.parametrize("mode", ["transaction", pytest.param("session", marks=pytest.mark.long)])
-def test_a_restart_of_the_pooler_is_survived(
-    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:  # J11
+def test_a_restart_of_the_pooler_is_survived(new_server: NewServer, tmp_path: Path, mode: str) -> None:  # J11
     server = new_server(tcp_port=free_port())
     with ExitStack() as end:
         pooler = end.enter_context(pooler_before(server.tcp_url, mode=mode))
         stage = Stage(server.tcp_url, "story", tmp_path)
         end.callback(lambda: stage.close(check=False))
         stage.url = f"{pooler.url}?pooler={mode}"
-        deeds = end.enter_context(program_of(stage, monkeypatch))
+        deeds = end.enter_context(program_of(stage))
         crew = Crew(stage, deeds)
         pooler.kill()
         pooler.start()
@@ -202,13 +181,13 @@ def test_a_restart_of_the_pooler_is_survived(
 
 
 def test_a_restart_of_the_server_is_survived_by_every_process(
-    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_server: NewServer, tmp_path: Path
 ) -> None:  # J11, E7
     server = new_server(settings={"fsync": "on", "synchronous_commit": "on"})
     with ExitStack() as end:
         stage = Stage(server.url, "story", tmp_path)
         end.callback(lambda: stage.close(check=False))
-        deeds = end.enter_context(program_of(stage, monkeypatch))
+        deeds = end.enter_context(program_of(stage))
         crew = Crew(stage, deeds)
         server.restart("fast")
         again(stage, server.url)
@@ -227,13 +206,13 @@ def test_a_restart_of_the_server_is_survived_by_every_process(
 
 
 def test_exhausted_connections_are_survived_by_every_process(
-    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_server: NewServer, tmp_path: Path
 ) -> None:  # J11
     server = new_server(settings={"max_connections": "30", "superuser_reserved_connections": "0"})
     with ExitStack() as end:
         stage = Stage(server.url, "story", tmp_path)
         end.callback(lambda: stage.close(check=False))
-        deeds = end.enter_context(program_of(stage, monkeypatch))
+        deeds = end.enter_context(program_of(stage))
         crew = Crew(stage, deeds)
         strangers = end.enter_context(ExitStack())
         take_every_connection(stage, strangers)
@@ -266,13 +245,13 @@ def take_every_connection(stage: Stage, strangers: ExitStack) -> None:
 @pytest.mark.long  # 60 thresholds are two minutes; up to 10 are in test_the_database_goes_away.py
 @pytest.mark.timeout(600)
 def test_an_outage_of_60_thresholds_loses_and_doubles_nothing(
-    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_server: NewServer, tmp_path: Path
 ) -> None:  # J11
     server = new_server(settings={"fsync": "on", "synchronous_commit": "on"})
     with ExitStack() as end:
         stage = Stage(server.url, "story", tmp_path)
         end.callback(lambda: stage.close(check=False))
-        deeds = end.enter_context(program_of(stage, monkeypatch))
+        deeds = end.enter_context(program_of(stage))
         crew = Crew(stage, deeds)
         server.stop("immediate")
         give_up_at = time.monotonic() + 60 * THRESHOLD_S

@@ -16,7 +16,7 @@ from uuid import UUID
 import psutil
 import pytest
 
-from tests.stories.stage import SLACK, Stage, Tree
+from tests.stories.stage import SLACK, Stage, Tree, program_of
 
 pytestmark = pytest.mark.story
 
@@ -30,12 +30,9 @@ DEEDS = (
 
 
 @pytest.fixture
-def forking(deeds: ModuleType) -> Iterator[ModuleType]:
-    sys.modules.pop("forking", None)
-    import forking as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    sys.modules.pop("forking", None)
+def forking(stage: Stage) -> Iterator[ModuleType]:
+    with program_of(stage, "forking") as program:
+        yield program
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,7 @@ from everbeat.cli.examination import Examination
 from everbeat.domain.diagnosis import Verdict
 from everbeat.store.embedded import EmbeddedServer
 from tests.conftest import NewServer
-from tests.stories.stage import FAST, Stage
+from tests.stories.stage import FAST, Stage, staged
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
@@ -40,24 +39,9 @@ def server(new_server: NewServer) -> EmbeddedServer:
 
 
 @pytest.fixture
-def stage(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    made = Stage(server.url, "story", tmp_path)
-    for name, value in made.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("deeds", None)
-    yield made
-    sys.modules.pop("deeds", None)
-    made.close(check=False)
-
-
-@pytest.fixture
-def deeds(stage: Stage) -> Iterator[ModuleType]:
-    import deeds as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    program.app.close()
+def stage(server: EmbeddedServer, tmp_path: Path) -> Iterator[Stage]:
+    with staged(server.url, "story", tmp_path, check=False) as made:
+        yield made
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from tests.conftest import NewServer
-from tests.stories.stage import FAST, SLACK, Stage, Tree, staged
+from tests.stories.stage import FAST, SLACK, Stage, Tree, program_of, staged
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(180)]
 
@@ -21,12 +21,9 @@ ALONE = {"processes": 1, "process_concurrency": 1, "async_concurrency": 2, "thre
 
 
 @pytest.fixture
-def steps(deeds: ModuleType) -> Iterator[ModuleType]:
-    sys.modules.pop("steps", None)
-    import steps as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    sys.modules.pop("steps", None)
+def steps(stage: Stage) -> Iterator[ModuleType]:
+    with program_of(stage, "steps") as program:
+        yield program
 
 
 def orders(stage: Stage) -> list[int]:
@@ -150,18 +147,10 @@ def test_a_lease_lost_meanwhile_rolls_rows_and_completion_back(
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_server_that_restarts_in_the_midst_of_the_commit(
-    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    new_server: NewServer, tmp_path: Path, name: str
 ) -> None:  # G4, L: commit unknown
     server = new_server(settings={"fsync": "on", "synchronous_commit": "on"})
-    with staged(server.url, "story", tmp_path) as stage:
-        for key, value in stage.environment(recovery={}, worker={}).items():
-            if key.startswith("STORY_"):
-                monkeypatch.setenv(key, value)
-        monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-        for module in ("deeds", "steps"):
-            sys.modules.pop(module, None)
-        import steps as program  # the environment must be there before
-
+    with staged(server.url, "story", tmp_path) as stage, program_of(stage, "steps") as program:
         make_orders(stage)
         # A check at the end of the transaction waits: whoever commits is in the midst of it, its outcome written already.
         stage.connection.execute(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from uuid import UUID
@@ -13,24 +11,16 @@ from uuid import UUID
 import psutil
 import pytest
 
-from tests.stories.stage import FAST, SLACK, Stage, Tree
+from tests.stories.stage import FAST, SLACK, Stage, Tree, program_of
 
 pytestmark = pytest.mark.story
 
 
 @pytest.fixture
-def hooked(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def hooked(stage: Stage) -> Iterator[ModuleType]:
     """The program as a sender imports it."""
-    for name, value in stage.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("hooked", None)
-    import hooked as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    program.app.close()
-    sys.modules.pop("hooked", None)
+    with program_of(stage, "hooked") as program:
+        yield program
 
 
 def trees(stage: Stage, **recovery: Any) -> tuple[Tree, Tree]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -13,15 +11,6 @@ import pytest
 from tests.stories.stage import SLACK, Stage
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def mischief(deeds: ModuleType) -> Iterator[ModuleType]:
-    sys.modules.pop("mischief", None)
-    import mischief as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    sys.modules.pop("mischief", None)
 
 
 def long(*values: object) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
@@ -10,21 +9,17 @@ from types import ModuleType
 import psutil
 import pytest
 
-from tests.stories.stage import SLACK, Stage
+from tests.stories.stage import SLACK, Stage, program_of
 
 pytestmark = pytest.mark.story
 PROGRAM = "lines"
 
 
 @pytest.fixture
-def lines(stage: Stage, deeds: ModuleType) -> Iterator[ModuleType]:
+def lines(stage: Stage) -> Iterator[ModuleType]:
     """The program with the lines as a sender imports it, in the surroundings of the stories' other program."""
-    sys.modules.pop(PROGRAM, None)
-    import lines as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    program.app.close()
-    sys.modules.pop(PROGRAM, None)
+    with program_of(stage, PROGRAM) as program:
+        yield program
 
 
 def starts(stage: Stage) -> list[int]:

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.stories.stage import FAST, SLACK, Stage
+from tests.stories.stage import FAST, SLACK, Stage, program_of
 
 IN_TIME_S = 2.0 + 1.0
 """The stall_timeout and one check interval."""
 
 
 @pytest.fixture
-def silences(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def silences(stage: Stage) -> Iterator[ModuleType]:
     """The stories' program as a sender imports it."""
-    for name, value in stage.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("silences", None)
-    import silences as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    program.app.close()
-    sys.modules.pop("silences", None)
+    with program_of(stage, "silences") as program:
+        yield program
 
 
 @pytest.mark.parametrize(

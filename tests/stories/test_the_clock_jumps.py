@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psycopg
@@ -18,7 +16,7 @@ from everbeat.store.embedded import EmbeddedServer
 from tests.chaos.clock import ServerClock
 from tests.conftest import NewServer
 from tests.invariants import breaches
-from tests.stories.stage import BY_AGE, FAST, SLACK, Stage
+from tests.stories.stage import BY_AGE, FAST, SLACK, Stage, program_of
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
@@ -53,17 +51,6 @@ def staged_on(server: EmbeddedServer, folder: Path) -> Iterator[Stage]:
         stage.close(check=False)
 
 
-def program(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    for name, value in stage.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("deeds", None)
-    import deeds  # type: ignore[import-not-found]  # the environment must be there before
-
-    return deeds
-
-
 def hours_ahead(stage: Stage) -> float:
     (row,) = stage.query("select extract(epoch from clock_timestamp()) - %s as s", time.time())
     return round(float(row["s"]) / HOUR_S, 1)
@@ -90,11 +77,9 @@ def test_an_hour_forth_and_back(
     server: EmbeddedServer,
     clock: ServerClock,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     ways: dict[str, object],
 ) -> None:  # I13, I14
-    with staged_on(server, tmp_path) as stage:
-        deeds = program(stage, monkeypatch)
+    with staged_on(server, tmp_path) as stage, program_of(stage) as deeds:
         # Neither has room for all of them.
         worker = {"async_concurrency": 8, "prefetch": 0}
         doomed, heir = (stage.ready_tree(recovery={**FAST, **ways}, worker=worker) for _ in range(2))
@@ -119,11 +104,10 @@ def test_an_hour_forth_and_back(
 
 
 def test_a_dead_turn_holder_blocks_nobody_an_hour_back(
-    server: EmbeddedServer, clock: ServerClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: EmbeddedServer, clock: ServerClock, tmp_path: Path
 ) -> None:  # I13, I14
     """The end of a turn is a moment of the database's clock: set back by an hour, it would be an hour away."""
-    with staged_on(server, tmp_path) as stage:
-        deeds = program(stage, monkeypatch)
+    with staged_on(server, tmp_path) as stage, program_of(stage) as deeds:
         trees = [stage.ready_tree(recovery=FAST, options=("--queues", "none")) for _ in range(2)]
         stage.until(lambda: turn(stage, "expirer"), within=20, what="somebody has the turn to expire")
         # A sweeper that takes its turn and dies before it ends it.

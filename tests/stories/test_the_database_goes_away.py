@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from psycopg.rows import dict_row
 
 from everbeat.store.embedded import EmbeddedServer
 from tests.conftest import NewServer
-from tests.stories.stage import BY_AGE, FAST, SLACK, Stage
+from tests.stories.stage import BY_AGE, FAST, SLACK, Stage, staged
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
@@ -23,16 +23,9 @@ def server(new_server: NewServer) -> EmbeddedServer:
 
 
 @pytest.fixture
-def stage(server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    made = Stage(server.url, "story", tmp_path)
-    for name, value in made.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("deeds", None)
-    yield made
-    sys.modules.pop("deeds", None)
-    made.close(check=False)
+def stage(server: EmbeddedServer, tmp_path: Path) -> Iterator[Stage]:
+    with staged(server.url, "story", tmp_path, check=False) as made:
+        yield made
 
 
 def again(stage: Stage) -> None:
@@ -41,9 +34,9 @@ def again(stage: Stage) -> None:
     stage.connection.row_factory = dict_row  # type: ignore[assignment]
 
 
-def test_an_immediate_restart_during_a_task_is_survived(stage: Stage, server: EmbeddedServer) -> None:  # E7
-    import deeds  # type: ignore[import-not-found]  # the environment must be there before
-
+def test_an_immediate_restart_during_a_task_is_survived(
+    stage: Stage, deeds: ModuleType, server: EmbeddedServer
+) -> None:  # E7
     stage.ready_tree()
     task = deeds.nap.send(6)
     stage.until(stage.started(task.id), within=20, what="it runs")
@@ -62,10 +55,8 @@ def test_an_immediate_restart_during_a_task_is_survived(stage: Stage, server: Em
     "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
 )
 def test_outages_of_half_a_threshold_to_ten_kill_nobody(
-    stage: Stage, server: EmbeddedServer, ways: dict[str, object]
+    stage: Stage, deeds: ModuleType, server: EmbeddedServer, ways: dict[str, object]
 ) -> None:  # E7
-    import deeds  # the environment must be there before
-
     settings = {**FAST, **ways}
     threshold_s = FAST["running_stale_threshold_ms"] / 1_000
     stage.ready_tree(recovery=settings)

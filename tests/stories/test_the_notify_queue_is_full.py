@@ -9,8 +9,7 @@ import pytest
 
 from tests.conftest import NewServer
 from tests.notify_queue import SETTINGS, full_queue, require_small_queue
-from tests.stories.stage import FAST, SLACK
-from tests.stories.test_the_server_is_short import staged_on
+from tests.stories.stage import FAST, SLACK, program_of, staged
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
@@ -18,18 +17,11 @@ DEATH_S = 3.0
 
 
 def test_a_role_without_rights_fills_the_queue_of_notifications(
-    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str
+    new_server: NewServer, tmp_path: Path, database_url: str
 ) -> None:  # J12
     require_small_queue(database_url)
     server = new_server(settings=dict(SETTINGS))
-    with staged_on(server, tmp_path) as stage:
-        for name, value in stage.environment(recovery={}, worker={}).items():
-            if name.startswith("STORY_"):
-                monkeypatch.setenv(name, value)
-        monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-        sys.modules.pop("deeds", None)
-        import deeds  # type: ignore[import-not-found]  # the environment must be there before
-
+    with staged(server.url, "story", tmp_path, check=False) as stage, program_of(stage) as deeds:
         doomed, other = stage.ready_tree(recovery=FAST), stage.ready_tree(recovery=FAST)
         done = [deeds.wait_for.send("during") for _ in range(8)]
         again = [deeds.wait_for_on_crash.send("after") for _ in range(8)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,31 +14,17 @@ import pytest
 from psycopg.rows import dict_row
 
 from tests.conftest import NewServer
-from tests.stories.stage import Stage
+from tests.stories.stage import Stage, staged
 from tests.stories.wire import wire
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def stage(new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    made = Stage(new_server(settings={"synchronous_commit": "on"}).url, "story", tmp_path)
-    for name, value in made.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("deeds", None)
-    yield made
-    sys.modules.pop("deeds", None)
-    made.close(check=False)
-
-
-@pytest.fixture
-def deeds(stage: Stage) -> Iterator[ModuleType]:
-    import deeds as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    program.app.close()
+def stage(new_server: NewServer, tmp_path: Path) -> Iterator[Stage]:
+    server = new_server(settings={"synchronous_commit": "on"})
+    with staged(server.url, "story", tmp_path, check=False) as made:
+        yield made
 
 
 def test_a_tree_that_starts_after_a_crash_waits_for_one_that_is_slow_to_return(

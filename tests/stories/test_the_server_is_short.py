@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -15,23 +14,13 @@ import pytest
 from psycopg import sql
 
 from everbeat.errors import DatabaseError
-from everbeat.store.embedded import EmbeddedServer
 from tests.conftest import NewServer
-from tests.stories.stage import BY_AGE, FAST, Stage
+from tests.stories.stage import BY_AGE, FAST, program_of, staged
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
 SHORTAGE_S = 3 * FAST["running_stale_threshold_ms"] / 1_000
 CONNECTIONS = 30
-
-
-@contextmanager
-def staged_on(server: EmbeddedServer, folder: Path) -> Iterator[Stage]:
-    made = Stage(server.url, "story", folder)
-    try:
-        yield made
-    finally:
-        made.close(check=False)
 
 
 @pytest.fixture
@@ -65,14 +54,6 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def in_environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in stage.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    sys.modules.pop("deeds", None)
-
-
 @pytest.mark.parametrize(
     "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
 )
@@ -80,7 +61,6 @@ def test_a_full_disk(
     new_server: NewServer,
     small_disk: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     ways: dict[str, object],
 ) -> None:
     server = new_server()
@@ -89,10 +69,7 @@ def test_a_full_disk(
     with psycopg.connect(server.url, autocommit=True) as admin:
         admin.execute(sql.SQL("create tablespace small location {}").format(sql.Literal(str(space))))
         admin.execute("alter database postgres set default_tablespace = 'small'")
-    with staged_on(server, tmp_path) as stage:
-        in_environment(stage, monkeypatch)
-        import deeds  # type: ignore[import-not-found]  # the environment must be there before
-
+    with staged(server.url, "story", tmp_path, check=False) as stage, program_of(stage) as deeds:
         settings = {**FAST, **ways}
         for _ in range(2):
             stage.ready_tree(recovery=settings)
@@ -121,14 +98,13 @@ def test_a_full_disk(
         deeds.app.close()
 
 
-def test_strangers_take_every_connection(
-    new_server: NewServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_take_every_connection(new_server: NewServer, tmp_path: Path) -> None:
     server = new_server(settings={"max_connections": str(CONNECTIONS), "superuser_reserved_connections": "0"})
-    with staged_on(server, tmp_path) as stage, ExitStack() as strangers:
-        in_environment(stage, monkeypatch)
-        import deeds
-
+    with (
+        staged(server.url, "story", tmp_path, check=False) as stage,
+        program_of(stage) as deeds,
+        ExitStack() as strangers,
+    ):
         stage.ready_tree(recovery=FAST, worker={"processes": 2})
         stage.ready_tree(recovery=FAST)
         held = [deeds.wait_for_on_crash.send("go") for _ in range(9)]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +19,7 @@ from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.client.workflow_sender import WorkflowSender
 from everbeat.client.workflow_signature import StartOptions
 from everbeat.domain.graph import Edge, Graph, Hole, Node, TaskSpec
-from tests.stories.stage import FAST, SLACK, Stage
+from tests.stories.stage import FAST, SLACK, Stage, program_of
 from tests.workflows.graphs import graph_of
 from tests.workflows.plain import Ends, random_nodes
 
@@ -31,17 +29,10 @@ WORK = TaskSpec(name="work", queue="default")
 
 
 @pytest.fixture
-def flows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def flows(stage: Stage) -> Iterator[ModuleType]:
     """The program as a sender imports it."""
-    for name, value in stage.environment(recovery={}, worker={}).items():
-        if name.startswith("STORY_"):
-            monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
-    import flows as program  # type: ignore[import-not-found]  # the environment must be there before
-
-    yield program
-    program.app.close()
-    sys.modules.pop("flows", None)
+    with program_of(stage, "flows") as program:
+        yield program
 
 
 class Starter:
