@@ -65,8 +65,8 @@ class TestWholeTreeDies:
         assert (answer["reason"], answer["previous"]) == ("worker_crashed", holder["id"])
         assert answer["sweeping"] != holder["id"]
         assert answer["pid"] in [each.pid for each in psutil.Process(other.pid).children()]
-        told = [line["task"] for line in stage.effects("interrupted")]
         stage.until(lambda: stage.effects("recovered"), within=5, what="the pass is told")
+        told = [line["task"] for line in stage.effects("interrupted")]
         assert sorted(told) == sorted(str(task_id) for name, task_id in sent.items() if name != "left")
         passes = stage.effects("recovered")
         assert sum(line["count"] for line in passes) == len(sent) - 1
