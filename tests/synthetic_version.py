@@ -9,10 +9,11 @@ from pathlib import Path
 from tests.architecture.source_tree import PACKAGE
 
 
-def next_version(folder: Path, statements: Mapping[str, str]) -> Path:
+def next_version(folder: Path, statements: Mapping[str, str], *, oldest_code: int | None = None) -> Path:
     """Make the copy in `folder` and return the value for PYTHONPATH; `statements` are the .sql files of the next migration by name.
 
-    A name is like that of any migration's file, without `.sql`: "10_tasks_column".
+    A name is like that of any migration's file, without `.sql`: "10_tasks_column". `oldest_code` is the version of the oldest code that
+    works with the schema afterwards, by default that of the original.
     """
     copy = folder / PACKAGE.name
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -20,6 +21,7 @@ def next_version(folder: Path, statements: Mapping[str, str]) -> Path:
     newest = max(int(each.name[:4]) for each in migrations.iterdir() if each.is_dir())
     added = migrations / f"{newest + 1:04}_synthetic"
     added.mkdir()
+    (added / "oldest_code.txt").write_text(f"{oldest_code or newest}\n", encoding="utf-8")
     for name, text in statements.items():
         (added / f"{name}.sql").write_text(text, encoding="utf-8")
     return folder

@@ -105,7 +105,8 @@ def test_exception_codes_may_be_left_out() -> None:
         ({"queues": [QueueConfig("mail"), QueueConfig("mail", priority=1)]}, "mail more than once"),
         ({"on_crash": "retri"}, "use 'retry'"),
         ({"exception_codes": {"ValueError": "X"}}, "exception class"),
-        ({"auto_migrate": "no"}, "True or False"),
+        ({"auto_migrate": "no"}, "must be 'create', True or False"),
+        ({"auto_migrate": 1}, "must be 'create', True or False"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], said: str) -> None:

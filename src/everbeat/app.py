@@ -26,7 +26,7 @@ from everbeat.client.sender import CallSender, TaskIds
 from everbeat.client.twins import awaiting, blocking
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig, WorkerSettings
 from everbeat.domain.checks import exception_codes as checked_codes
-from everbeat.domain.checks import one_of, switch
+from everbeat.domain.checks import one_of, switch_or
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.duration import Duration
 from everbeat.domain.gathering import attempt
@@ -36,7 +36,7 @@ from everbeat.domain.payload_limit import payload_limit as checked_limit
 from everbeat.domain.policy import OnCrash, TaskOptions
 from everbeat.domain.settings import refused
 from everbeat.runtime.clock import SystemClock
-from everbeat.store.address import NOWHERE, DatabaseAddress
+from everbeat.store.address import NOWHERE, AutoMigrate, DatabaseAddress
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.patience import DEFAULT_PATIENCE_S
 from everbeat.store.plan import Plan
@@ -68,7 +68,7 @@ class App(Desk):
         wake: str | NatsConfig | None = None,
         on_crash: OnCrash = "fail",
         exception_codes: Mapping[type[BaseException], str] | None = None,
-        auto_migrate: bool = True,
+        auto_migrate: AutoMigrate = "create",
         payload_limit: str | int = DEFAULT_LIMIT,
         patience: Duration = "5s",
         name: str | None = None,
@@ -90,8 +90,8 @@ class App(Desk):
         self.schema = schema
         self.name = name or "app"
         self.module = _caller_module()
-        self.auto_migrate: bool = attempt(
-            lambda: switch(auto_migrate, subject="App.auto_migrate"), otherwise=False
+        self.auto_migrate: AutoMigrate = attempt(
+            lambda: switch_or("create")(auto_migrate, subject="App.auto_migrate"), otherwise=False
         )
         self.payload_limit = checked_limit(payload_limit)
         self._guests: WeakSet[assembly.Guest] = WeakSet()
@@ -270,7 +270,7 @@ class App(Desk):
         return self.door.migrate(to=to)
 
     def schema_status(self) -> SchemaStatus:
-        """Which migrations are applied, and which this code knows."""
+        """Which migrations are applied, which this code knows, and whether it works with the schema."""
         refuse_in_loop("App.schema_status", twin="asyncio.to_thread(app.schema_status)")
         return self.door.status()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from everbeat import App
 from everbeat.cli.exit_codes import ExitCode
 from tests.cli.conftest import Command
 
@@ -186,6 +187,24 @@ def test_no_such_app_is_not_found(everbeat: Command) -> None:
     assert "'shop'" in answer.err
     answer = everbeat("check", "shop:ap").assert_code(ExitCode.NOT_FOUND)
     assert "shop:app" in answer.err
+
+
+def test_an_outdated_schema_is_a_problem_unless_the_app_upgrades_it(  # J3
+    everbeat: Command, database_url: str, schema: str
+) -> None:
+    App(database_url, schema=schema).migrate(to=10)
+    for given, severity, code in (
+        ("True", "warning", 0),
+        ("False", "error", ExitCode.FAILED),
+        ("'create'", "error", ExitCode.FAILED),
+    ):
+        everbeat.write(
+            "prog.py",
+            f"from everbeat import App\napp = App(schema={schema!r}, auto_migrate={given})\n\n@app.task\ndef work() -> None: ...\n",
+        )
+        out = everbeat("check", "prog:app", "--live").assert_code(code).out
+        assert f"{severity}: The schema {schema!r}" in out
+        assert "everbeat migrate" in out
 
 
 def test_live_asks_the_database(everbeat: Command) -> None:

@@ -25,6 +25,8 @@ def test_migrate_makes_the_schema_once(everbeat: Command, schema: str) -> None:
     assert "up to date" in everbeat("migrate").assert_code(0).err
     status = everbeat("migrate", "--status", "--json").assert_code(0).document
     assert (status["schema"], status["pending"], status["unknown"]) == (schema, [], [])
+    assert (status["version"], status["newest_known"]) == (first["applied"][-1], first["applied"][-1])
+    assert (status["oldest_code"], status["supported"]) == (11, True)
 
 
 def test_the_statements_can_be_read_and_run_by_hand(
@@ -48,6 +50,36 @@ def test_a_schema_from_the_future_is_refused(everbeat: Command, database_url: st
     assert "upgrade everbeat" in everbeat("tasks", "list").assert_code(ExitCode.DATABASE).err
     everbeat("migrate").assert_code(ExitCode.DATABASE)
     assert everbeat("migrate", "--status", "--json").assert_code(ExitCode.FAILED).document["unknown"] == [999]
+
+
+def test_older_code_works_with_a_newer_schema_that_supports_it(  # J3
+    everbeat: Command, database_url: str, schema: str
+) -> None:
+    known = everbeat("migrate", "--json").assert_code(0).document["newest_known"]
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            f"insert into {schema}.schema_versions (version, name, oldest_code) values ({known + 1}, 'later', {known})".encode()
+        )
+    ahead = f"is at version {known + 1}, which supports this everbeat ({known})"
+    assert f"Nothing to do: schema {schema!r} {ahead}" in everbeat("migrate").assert_code(0).err
+    status = everbeat("migrate", "--status", "--json").assert_code(0).document
+    assert (status["version"], status["newest_known"], status["supported"]) == (known + 1, known, True)
+    assert (status["unknown"], status["pending"]) == ([known + 1], [])
+    assert f"this everbeat  {known}, supported" in everbeat("migrate", "--status").assert_code(0).out
+    (found,) = [
+        each
+        for each in everbeat("doctor", "--json").assert_code(0).document["checks"]
+        if each["code"] == "SCHEMA"
+    ]
+    assert found["verdict"] == "OK"
+    assert ahead in found["text"]
+    everbeat.write(
+        "shop.py",
+        f"from everbeat import App\napp = App(schema={schema!r})\n\n@app.task\ndef welcome() -> None: ...\n",
+    )
+    assert ahead in everbeat("check", "shop:app", "--live").err
+    everbeat("send", "welcome").assert_code(0)
+    assert "welcome" in everbeat("tasks", "list").assert_code(0).out
 
 
 def test_a_wrong_schema_name_is_refused(everbeat: Command) -> None:

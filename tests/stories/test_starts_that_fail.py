@@ -137,13 +137,15 @@ def test_a_schema_too_new_for_the_code_is_named_as_the_reason(  # J8
     stage.until(stage.started(task.id), within=20, what="it runs", tree=tree)
     supervisor = supervisor_of(app)
     stage.query(
-        "insert into {schema}.schema_versions (version, name) values (%s, 'of a later release') returning version",
+        "insert into {schema}.schema_versions (version, name, oldest_code) values (%s, 'of a later release', %s) returning version",
+        NEWER,
         NEWER,
     )
     kill_the_worker(stage, tree)
     refused = wait_for_the_reason(stage, app, tree)
     assert refused.supervisor_id == supervisor.supervisor_id, "the supervisor goes on"
     assert f"is at version {NEWER}; this everbeat knows up to" in (refused.start_problem or "")
+    assert f"the schema works with {NEWER} or newer" in (refused.start_problem or "")
     waiting = deeds.quick.send()
     assert (
         f"is at version {NEWER}"

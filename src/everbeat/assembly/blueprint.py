@@ -14,7 +14,7 @@ from everbeat.domain.hooks import HookSet
 from everbeat.domain.policy import OnCrash
 from everbeat.domain.settings import refused
 from everbeat.errors import WorkerError
-from everbeat.store.address import DatabaseAddress
+from everbeat.store.address import AutoMigrate, DatabaseAddress
 from everbeat.wake.options import NatsConfig
 
 
@@ -22,7 +22,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     """`locator` is how a new process finds the app; None where none was found, so that process tasks cannot run."""
 
     address: DatabaseAddress
-    auto_migrate: bool
+    auto_migrate: AutoMigrate
     definitions: Mapping[str, TaskDefinition]
     exception_codes: Mapping[type[BaseException], str]
     on_crash: OnCrash

@@ -183,22 +183,30 @@ def _ask_databases(report: Report) -> None:
     for name, app in report.apps.items():
         try:
             try:
-                require_fit(app.schema_status(), app.door.target)
+                found = app.schema_status()
+                require_fit(found, app.door.target)
                 unusable = list(_unusable(name, app))
             finally:
                 app.close()
         except SchemaGone as error:
             report.problems += of_error(error, where=None)
         except (SchemaMissing, SchemaOutdated) as error:
-            findings = report.warnings if app.door.auto_migrate else report.problems
-            findings += of_error(error, where=None)
+            report_to = report.warnings if _makes_it_fit(app, error) else report.problems
+            report_to += of_error(error, where=None)
         except EverbeatError as error:
             report.problems += of_error(error, where=None)
         else:
             report.problems += unusable
-            say(f"{name}: the database answers, and schema {app.schema!r} fits.")
+            say(f"{name}: the database answers, and {found.summary}.")
         if app.nats is not None:
             _ask_nats(report, name, app, app.nats)
+
+
+def _makes_it_fit(app: App, error: SchemaMissing | SchemaOutdated) -> bool:
+    """Whether the first use of the app does what the error asks for."""
+    if isinstance(error, SchemaMissing):
+        return bool(app.auto_migrate)
+    return app.door.address.upgrades(app.auto_migrate)
 
 
 def _unusable(name: str, app: App) -> Iterator[Finding]:

@@ -105,8 +105,7 @@ class Examination:
     def _schema(self, target: Target) -> Check:
         found = self._app.door.status()
         migrations.require_fit(found, target)
-        text = f"schema {target.schema!r} is at version {max(found.applied)}, as this everbeat needs it"
-        return Check(CheckCode.SCHEMA, Verdict.OK, text)
+        return Check(CheckCode.SCHEMA, Verdict.OK, found.summary)
 
     def _looks(
         self, database: Database, target: Target, *, pooled: bool

@@ -29,7 +29,9 @@ def migrate(
     *,
     status: Annotated[
         bool,
-        typer.Option("--status", help="Only say what is applied; exit code 1 unless it fits this everbeat."),
+        typer.Option(
+            "--status", help="Only say what is applied; exit code 1 unless this everbeat works with it."
+        ),
     ] = False,
     as_sql: Annotated[
         bool, typer.Option("--sql", help="Only print the statements for an empty database, for a reviewer.")
@@ -41,7 +43,7 @@ def migrate(
 ) -> None:
     """Create or upgrade the schema.
 
-    One process migrates while others wait; a schema that is up to date is left alone. Migrations only go forward.
+    One process migrates while others wait; a schema that is up to date, or newer, is left alone. Migrations only go forward.
     """
     if status and as_sql:
         raise typer.BadParameter("--status and --sql exclude each other.")
@@ -58,7 +60,7 @@ def migrate(
         applied_now = () if status else chosen.migrate()
         found = chosen.schema_status()
     _show(found, applied_now=applied_now, as_json=as_json, only_status=status)
-    if status and (found.pending or found.unknown):
+    if status and not found.is_supported:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -69,6 +71,10 @@ def _show(found: SchemaStatus, *, applied_now: tuple[int, ...], as_json: bool, o
             "applied": found.applied,
             "pending": found.pending,
             "unknown": found.unknown,
+            "version": found.version,
+            "newest_known": found.code,
+            "oldest_code": found.oldest_code,
+            "supported": found.is_supported,
             "applied_now": applied_now,
         }
         show_json(document)
@@ -79,12 +85,15 @@ def _show(found: SchemaStatus, *, applied_now: tuple[int, ...], as_json: bool, o
                 ("applied", _listed(found.applied)),
                 ("pending", _listed(found.pending)),
                 ("unknown", f"{_listed(found.unknown)} (of a newer everbeat)" if found.unknown else None),
+                ("this everbeat", f"{found.code}, {'supported' if found.is_supported else 'not supported'}"),
             ]
         )
     elif applied_now:
         say(f"Schema {found.schema!r}: applied {_listed(applied_now)}.")
+    elif found.unknown:
+        say(f"Nothing to do: {found.summary}.")
     else:
-        say(f"Schema {found.schema!r} is up to date (version {max(found.applied)}).")
+        say(f"Schema {found.schema!r} is up to date (version {found.version}).")
 
 
 def _listed(versions: tuple[int, ...]) -> str:

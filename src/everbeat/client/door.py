@@ -24,7 +24,7 @@ from everbeat.client.waiter import Waiter
 from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
-from everbeat.store.address import DatabaseAddress, OpenDatabase
+from everbeat.store.address import AutoMigrate, DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
 from everbeat.store.giving_up import unreachable
 from everbeat.store.migrations import SchemaStatus
@@ -50,7 +50,7 @@ class Door:
     """Runs plans on the app's database; safe for many threads and loops, and after a fork."""
 
     def __init__(
-        self, address: DatabaseAddress, *, auto_migrate: bool, patience_s: float = DEFAULT_PATIENCE_S
+        self, address: DatabaseAddress, *, auto_migrate: AutoMigrate, patience_s: float = DEFAULT_PATIENCE_S
     ) -> None:
         self.address = address
         self.auto_migrate = auto_migrate
@@ -192,7 +192,7 @@ class Door:
         return unreachable(text, fix=fix, last=self._signs.problem)
 
     def prepare(self, *, patience_s: float, within_s: float) -> Database:
-        """Open the database and check or migrate its schema, in one try. Raises a DatabaseError."""
+        """Open the database and create, upgrade or check its schema, in one try. Raises a DatabaseError."""
         with self._turn(within_s) as left_s:
             if self._database is not None:
                 return self._database

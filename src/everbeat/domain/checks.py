@@ -49,6 +49,20 @@ def switch(value: object, /, *, subject: str) -> bool:
     )
 
 
+def switch_or(word: str) -> Check:
+    """The check of True, False or one word."""
+
+    def check(value: object, /, *, subject: str) -> bool | str:
+        if isinstance(value, bool) or value == word:
+            return value
+        rule = f"must be {word!r}, True or False"
+        raise refused(
+            value, subject=subject, code="UNKNOWN_CHOICE", rule=rule, fix=f"use {word!r}, for example"
+        )
+
+    return check
+
+
 def one_of(*choices: str) -> Check:
     """The check of one word out of a few."""
 

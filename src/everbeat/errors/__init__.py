@@ -246,7 +246,7 @@ class SchemaOutdated(DatabaseError):
 
 
 class SchemaFromTheFuture(DatabaseError):
-    """The schema was migrated by a newer everbeat than this one."""
+    """The schema was migrated by a newer everbeat and no longer supports this one."""
 
     code = "SCHEMA_FROM_THE_FUTURE"
 

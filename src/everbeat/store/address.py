@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import psycopg
 from msgspec import Struct
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 URL_VARIABLE: Final = "EVERBEAT_DATABASE_URL"
 FOLDER_VARIABLE: Final = "EVERBEAT_EMBEDDED_DIR"
 EMBEDDED: Final = "embedded"
+AutoMigrate: TypeAlias = bool | Literal["create"]
+"""What the first use may do: "create" makes a schema that is absent, True also upgrades an older one, False does neither."""
 _MIGRATES: Final = "everbeat migrate"
 
 T = TypeVar("T")
@@ -85,6 +87,10 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
         """The address as another process of this host understands it, whatever its folder and environment."""
         return self.url if self.folder is None else f"{EMBEDDED}:{self.folder}"
 
+    def upgrades(self, auto_migrate: AutoMigrate) -> bool:
+        """Whether the first use upgrades an older schema: on request, and on an embedded server, which belongs to its user alone."""
+        return auto_migrate is True or (auto_migrate == "create" and self.folder is not None)
+
     @property
     def channel(self) -> str:
         """The notification channel of the schema."""
@@ -93,11 +99,12 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
     def open(self, *, stopping_s: float = 60.0, within_s: float = 120.0) -> OpenDatabase:
         """The target, its embedded server started or joined within these times (`EmbeddedServer.open`). Raises EmbeddedUnavailable."""
         if self.folder is None:
-            return OpenDatabase(target=Target.parse(self.url, schema=self.schema), server=None)
+            return OpenDatabase(address=self, target=Target.parse(self.url, schema=self.schema), server=None)
         server: EmbeddedServer = _embedded().EmbeddedServer.open(
             self.folder, stopping_s=stopping_s, within_s=within_s
         )
-        return OpenDatabase(target=Target.parse(server.url, schema=self.schema), server=server)
+        target = Target.parse(server.url, schema=self.schema)
+        return OpenDatabase(address=self, target=target, server=server)
 
 
 NOWHERE: Final = DatabaseAddress(url="", folder=None, schema="everbeat")
@@ -107,6 +114,7 @@ NOWHERE: Final = DatabaseAddress(url="", folder=None, schema="everbeat")
 class OpenDatabase(Struct, frozen=True, kw_only=True):
     """A target, and this process's use of the embedded server if it is one."""
 
+    address: DatabaseAddress
     target: Target
     server: EmbeddedServer | None
 
@@ -116,16 +124,22 @@ class OpenDatabase(Struct, frozen=True, kw_only=True):
             self.server.close()
 
     def prepare(
-        self, *, auto_migrate: bool, database: Database | None = None, patience_s: float | None = None
+        self, *, auto_migrate: AutoMigrate, database: Database | None = None, patience_s: float | None = None
     ) -> None:
-        """Migrates the schema, or only checks that this code fits it. Raises a DatabaseError that says what to do.
+        """Creates or upgrades the schema if it may, and checks that this code works with it. Raises a DatabaseError that says what to do.
 
         Through `database` it is repeated and bounded as the calls of a client are; without, there is one try.
         """
-        if auto_migrate:
-            self.migrate(database=database, patience_s=patience_s)
-        else:
-            migrations.require_fit(self.status(database=database, patience_s=patience_s), self.target)
+        upgrades = self.address.upgrades(auto_migrate)
+
+        def fit(connection: Connection[Any]) -> None:
+            found = migrations.status(connection, self.target)
+            if found.pending and (upgrades or (auto_migrate and not found.applied)):
+                migrating.migrate(connection, self.target, only_absent=not upgrades)
+                found = migrations.status(connection, self.target)
+            migrations.require_fit(found, self.target)
+
+        self._connected(fit, database, patience_s)
 
     def migrate(
         self, *, to: int | None = None, database: Database | None = None, patience_s: float | None = None

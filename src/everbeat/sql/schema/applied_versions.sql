@@ -1,2 +1,2 @@
--- The applied versions in order.
-select version, name, applied_at from {schema}.schema_versions order by version
+-- The applied versions in order, each with the oldest code that works with the schema since then. A schema up to version 10 has no such column.
+select v.version, (to_jsonb(v) ->> 'oldest_code')::integer as oldest_code from {schema}.schema_versions v order by v.version

@@ -1,2 +1,2 @@
--- Notes that a migration was applied, in its transaction.
-insert into {schema}.schema_versions (version, name) values (%(version)s, %(name)s)
+-- Records that a migration was applied, in its transaction, and the version of the oldest code that works with the schema from then on.
+insert into {schema}.schema_versions (version, name, oldest_code) values (%(version)s, %(name)s, %(oldest_code)s)
