@@ -143,6 +143,19 @@ def test_a_blueprint_is_what_workers_are_made_from() -> None:
 module_app = App(URL)
 
 
+def test_a_worker_serves_only_queues_that_its_app_declares() -> None:  # J9
+    app = App(URL, queues=[QueueConfig("mail"), QueueConfig("films")])
+    assert app.blueprint(queues=["mail", "default"]).worker.queues == ("mail", "default")
+    with pytest.raises(ConfigurationError) as caught:
+        app.blueprint(queues=["films", "mial"])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.value, problem.fix) == ("UNKNOWN_QUEUE", "'mial'", "use 'mail'")
+    assert "--queues" in problem.subject
+    assert App(URL).blueprint(queues=["mial"]).worker.queues == ("mial",), (
+        "an app that declares none sends to any"
+    )
+
+
 def test_an_app_knows_how_a_new_process_finds_it() -> None:
     assert module_app.blueprint().locator == f"{__name__}:module_app"
     assert App(URL).blueprint().locator is None

@@ -239,6 +239,9 @@ class App(Desk):
 
     def blueprint(self, *, locator: str | None = None, **settings: Unpack[WorkerSettings]) -> Blueprint:
         """What the app is to its workers; `locator` is how a new process finds it, by default where it was made."""
+        worker = self.worker.replace(**settings)
+        for queue in worker.queues or ():
+            self._sender.require_queue(queue, subject="WorkerConfig.queues (--queues)")
         return Blueprint(
             address=self.door.address,
             auto_migrate=self.auto_migrate,
@@ -246,7 +249,7 @@ class App(Desk):
             exception_codes=self.exception_codes,
             on_crash=self.on_crash,
             recovery=self.recovery,
-            worker=self.worker.replace(**settings),
+            worker=worker,
             queue_priorities={queue.name: queue.priority for queue in self.queue_configs},
             locator=locator or self._locator(),
             hooks=self._hooks.hooks(),

@@ -189,6 +189,18 @@ def test_slots_of_a_worker_are_named_by_their_options(everbeat: Command) -> None
     assert "_concurrency" not in answer.err
 
 
+def test_a_queue_that_is_mistyped_is_refused_with_the_nearest_one(everbeat: Command) -> None:  # J9
+    everbeat.write(
+        "post.py",
+        "from everbeat import App, QueueConfig\n\n"
+        'app = App(queues=[QueueConfig("mail")])\n\n\n'
+        '@app.task(queue="mail")\ndef letter() -> None: ...\n',
+    )
+    answer = everbeat("worker", "post:app", "--queues", "mial").assert_code(ExitCode.USAGE)
+    assert "--queues" in answer.err
+    assert "fix: use 'mail'" in answer.err
+
+
 def test_an_app_and_a_url_contradict_each_other(everbeat: Command) -> None:
     answer = everbeat("queues", "--app", "shop:app", "--schema", "other").assert_code(ExitCode.USAGE)
     assert "--app" in answer.err
