@@ -22,6 +22,16 @@ INFRASTRUCTURE_RESILIENT: Final = "infrastructure_resilient"
 LONGEST_RETENTION_HOURS: Final = 1_000_000
 
 _DAY_MS: Final = 86_400_000
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "enabled": "leave it out: recovery is on; auto_requeue_stale_claimed=False and auto_fail_stale_running=False recover nothing by age",
+    "heartbeat_interval": "use runner_heartbeat_interval_ms and claimer_heartbeat_interval_ms, in milliseconds",
+    "sweep_interval": "use check_interval_ms, in milliseconds",
+    "sweep_threshold": "use running_stale_threshold_ms and claimed_stale_threshold_ms, in milliseconds",
+    "stale_threshold": "use running_stale_threshold_ms and claimed_stale_threshold_ms, in milliseconds",
+    "recovery_delay": "use recovery_delay_ms, in milliseconds",
+    "resilient_job_flags": "use resilient_task_flags",
+}
+"""What graphile_worker and the NATS recipe call a setting of RecoveryConfig, and what to write instead."""
 _retention = by(optional(whole(1, LONGEST_RETENTION_HOURS), none="never prunes them"))
 
 
@@ -111,6 +121,11 @@ class RecoveryConfig(PortableSettings):
             "resilient_task_flags": (INFRASTRUCTURE_RESILIENT,),
         }
         return cls(**{**defaults, **overrides})
+
+    @classmethod
+    def _decided_elsewhere(cls, name: str) -> tuple[str, str] | None:
+        fix = _ELSEWHERE.get(name.lower().removesuffix("_ms"))
+        return None if fix is None else ("other systems have a setting of this name", fix)
 
     def warnings(self) -> list[str]:
         """What is allowed but probably not meant."""

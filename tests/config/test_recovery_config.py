@@ -207,6 +207,27 @@ def test_a_misspelt_name_is_refused_with_the_nearest_right_one(misspelt: str, ri
     assert problem.fix == f"use {right}"
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("sweep_threshold", ["running_stale_threshold_ms", "claimed_stale_threshold_ms"]),
+        ("STALE_THRESHOLD_MS", ["running_stale_threshold_ms", "claimed_stale_threshold_ms"]),
+        ("HEARTBEAT_INTERVAL_MS", ["runner_heartbeat_interval_ms", "claimer_heartbeat_interval_ms"]),
+        ("heartbeat_interval", ["runner_heartbeat_interval_ms", "claimer_heartbeat_interval_ms"]),
+        ("sweep_interval", ["check_interval_ms"]),
+        ("recovery_delay", ["recovery_delay_ms"]),
+        ("enabled", ["auto_requeue_stale_claimed", "auto_fail_stale_running"]),
+    ],
+)
+def test_a_name_of_another_system_is_answered_with_ours(theirs: str, ours: list[str]) -> None:  # A5
+    with pytest.raises(ConfigurationError) as refusal:
+        RecoveryConfig(**{theirs: 5_000})
+    (problem,) = refusal.value.problems
+    assert (problem.code, problem.rule) == ("UNKNOWN_NAME", "other systems have a setting of this name")
+    assert all(name in problem.fix for name in ours)
+    assert all(hasattr(RecoveryConfig(), name) for name in ours)
+
+
 def test_a_name_like_nothing_is_refused_with_all_names() -> None:  # A5
     message = message_of(zzz=1)
     assert all(name in message for name in PAGE_DEFAULTS)
