@@ -12,7 +12,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.store import leases, migrating, sweeping, tasks, workers
+from everbeat.domain.needs import Marked
+from everbeat.store import diagnosis, explanation, leases, migrating, sweeping, tasks, workers
 from everbeat.store.foreign_statement import numbered
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement, compose
@@ -151,6 +152,49 @@ def test_claim_beside_long_serial_lines(loaded: Hands) -> None:
 
 def test_looking_for_suspects_where_there_are_none(loaded: Hands) -> None:
     check_plan(loaded, suspects_wait(names=["work"], queues=None), pages=20)
+
+
+def test_explain_and_doctor_read_marked_tasks_by_their_index(loaded: Hands) -> None:  # J2
+    """Beside 100,000 tasks that wait and are not marked."""
+    schema = sql.Identifier(loaded.target.schema)
+    pending = sql.SQL("select id from {}.tasks where state = 'PENDING' limit 1").format(schema)
+    mark = (
+        "update {}.tasks set needs = json_build_object('arguments', array['a' || priority]), needs_id = md5(name || priority)::uuid"
+        " where id = any(array(select id from {}.tasks where state = 'PENDING' and enqueued_at < now() limit %s))"
+    )
+    with loaded.connection.transaction(force_rollback=True):
+        check_plan(loaded, diagnosis.marked(), pages=20)
+        loaded.connection.execute(sql.SQL(mark).format(schema, schema), [300])
+        assert sum(each.waiting for each in diagnosis_of(loaded)) == 300
+        check_plan(loaded, diagnosis.marked(), pages=400)
+        check_plan(loaded, diagnosis.knowing(["work"], stale_ms=60_000), pages=100)
+        row = loaded.connection.execute(pending).fetchone()
+        assert row is not None
+        check_plan(loaded, explanation.waiting(row[0], stale_ms=60_000), pages=1_500)
+        marked = sql.SQL("select id from {}.tasks where needs_id is not null limit 1").format(schema)
+        row = loaded.connection.execute(marked).fetchone()
+        assert row is not None
+        check_plan(loaded, explanation.waiting(row[0], stale_ms=60_000), pages=1_500)
+
+
+def test_doctor_looks_at_a_bounded_part_of_many_marked_tasks(loaded: Hands) -> None:  # J2
+    """30,000 tasks that all need something else."""
+    mark = (
+        "update {}.tasks set needs = '{{\"arguments\": []}}', needs_id = gen_random_uuid()"
+        " where id = any(array(select id from {}.tasks where state = 'PENDING' limit 30000))"
+    )
+    schema = sql.Identifier(loaded.target.schema)
+    with loaded.connection.transaction(force_rollback=True):
+        loaded.connection.execute(sql.SQL(mark).format(schema, schema))
+        check_plan(loaded, diagnosis.marked(), pages=40_000)
+        assert len(diagnosis_of(loaded)) == 200
+
+
+def diagnosis_of(hands: Hands) -> list[Marked]:
+    """What `doctor` reads, in the transaction of the test."""
+    statement = diagnosis.marked()
+    found = hands.connection.execute(hands.text(statement.name), statement.parameters).fetchall()
+    return statement.read(found)
 
 
 def test_start_settle_release_and_check(loaded: Hands) -> None:

@@ -22,6 +22,7 @@ from everbeat.domain.locks import judge_locks
 from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
 from everbeat.domain.read_only import ReadOnly
 from everbeat.domain.starts import judge_starts
+from everbeat.domain.unfit import judge_needs
 from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled
 from everbeat.runtime.clock import SystemClock
 from everbeat.store import (
@@ -57,6 +58,7 @@ _OF_THE_LIVING: Final = frozenset(
         CheckCode.TREES,
         CheckCode.SWEEPER,
         CheckCode.NAMES,
+        CheckCode.NEEDS,
         CheckCode.QUEUES,
     }
 )
@@ -166,6 +168,7 @@ class Examination:
         )
         unserved = diagnosis.unserved(stale_ms=stale_ms)
         yield CheckCode.NAMES, asked(unserved, work_checks.judge_names)
+        yield CheckCode.NEEDS, lambda: self._needs(database)
         yield CheckCode.QUEUES, asked(unserved, work_checks.judge_queues)
         yield CheckCode.PAUSES, asked(pauses.pauses(), work_checks.judge_pauses)
         yield CheckCode.SUSPECTS, asked(diagnosis.suspects(), work_checks.judge_suspects)
@@ -204,6 +207,12 @@ class Examination:
             return found
         time.sleep(min(self._app.recovery.session_grace_ms / 1_000, _LONGEST_WATCH_S))
         return database.run(crew)
+
+    def _needs(self, database: Database) -> Check:
+        marked = database.run(diagnosis.marked())
+        names = {each.name for each in marked}
+        crew = database.run(diagnosis.knowing(names, stale_ms=self._alive_within_ms)) if names else []
+        return judge_needs(marked, crew)
 
     def _clock(self, database: Database) -> Check:
         clock = SystemClock()

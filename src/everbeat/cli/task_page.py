@@ -24,6 +24,7 @@ from everbeat.cli.output import (
 )
 from everbeat.cli.recoveries import show_recoveries
 from everbeat.domain.inspection import AttemptInfo, TaskInfo, TaskSummary
+from everbeat.domain.needs import Needs
 from everbeat.domain.outcome import TaskError
 
 
@@ -63,6 +64,7 @@ def _facts(task: TaskInfo) -> Iterator[tuple[str, str | Text | None]]:
         None if task.waiting_because is None else Text(task.waiting_because, style="yellow"),
     )
     yield "arguments", compact_json(task.arguments)
+    yield "needs", _needs(task.needs)
     yield "result", None if task.completed_at is None else compact_json(task.result)
     yield "error", _error(task.error)
     yield "error data", _error_data(task.error)
@@ -94,6 +96,13 @@ def _facts(task: TaskInfo) -> Iterator[tuple[str, str | Text | None]]:
     yield "worker", task.claimed_by_worker_id
     yield "parent", None if task.parent_id is None else str(task.parent_id)
     yield "heartbeat", _heartbeat(task)
+
+
+def _needs(needs: Needs | None) -> str | None:
+    if needs is None:
+        return None
+    arguments = f"code that takes the arguments {', '.join(needs.arguments) or 'none'}"
+    return "; ".join([arguments, *needs.other])
 
 
 def _heartbeat(task: TaskInfo) -> str | None:

@@ -132,6 +132,7 @@ class Control:
             heartbeat=heartbeats[0] if heartbeats else None,
             recoveries=tuple(recoveries),
             waiting_because=waiting_because(reasons),
+            needs=stored.needs,
         )
 
     def explain(self, task_id: UUID) -> Plan[Explanation]:

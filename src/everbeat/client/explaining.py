@@ -22,6 +22,7 @@ from everbeat.domain.explanation import (
 from everbeat.domain.holding import why_held
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.domain.locks import why_locked
+from everbeat.domain.needs import misfits
 from everbeat.domain.read_only import why_read_only
 from everbeat.domain.second_runs import why_again, why_ended
 from everbeat.domain.states import TaskState
@@ -101,15 +102,31 @@ def reasons_to_wait(
     """Why the task is not claimed; nothing for one that is not PENDING."""
     if stored.summary.state is not TaskState.PENDING:
         return ()
-    waiting = yield from ask(explanation.waiting(stored.summary.id, stale_ms=alive_within_ms))
+    waiting = yield from _waiting(stored, alive_within_ms=alive_within_ms)
     if waiting is None:
         return ()  # pruned this very moment
-    if not waiting.knowing and not waiting.is_standby:
+    if not waiting.fitting and not waiting.is_standby:
         failing = yield from ask(explanation.failing_starts(stale_ms=alive_within_ms))
         waiting = structs.replace(waiting, failing_starts=tuple(failing))
     if waiting.alive and not waiting.knowing:
         waiting = yield from _with_names(waiting, alive_within_ms=alive_within_ms)
     return why_waiting(stored.summary, waiting, policy=stored.policy, recoveries=recoveries, at=stored.at)
+
+
+def _waiting(stored: StoredTask, *, alive_within_ms: int) -> Plan[Waiting | None]:
+    """What the task waits for; of the workers that know its name, only those that can run it with its arguments count."""
+    task_id = stored.summary.id
+    waiting = yield from ask(explanation.waiting(task_id, stale_ms=alive_within_ms))
+    needs = stored.needs or stored.given
+    if waiting is None or needs is None:
+        return waiting
+    unfit = misfits(needs, waiting.registered)
+    ids = [worker for each in unfit for worker in each.workers]
+    # Any worker takes an unmarked task. One that cannot run it marks it.
+    if not ids or (stored.needs is None and len(ids) < waiting.knowing):
+        return waiting
+    again = yield from ask(explanation.waiting(task_id, stale_ms=alive_within_ms, unfit=ids))
+    return None if again is None else structs.replace(again, needs=needs, misfits=unfit)
 
 
 def _with_names(waiting: Waiting, *, alive_within_ms: int) -> Plan[Waiting]:

@@ -43,6 +43,7 @@ class CheckCode(StrEnum):
     BEATS = "BEATS"
     SWEEPER = "SWEEPER"
     NAMES = "NAMES"
+    NEEDS = "NEEDS"
     QUEUES = "QUEUES"
     PAUSES = "PAUSES"
     SUSPECTS = "SUSPECTS"

@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.domain.inspection import RecoveryInfo
+from everbeat.domain.needs import Misfit, Needs, Registered
 from everbeat.domain.pauses import Pause
 from everbeat.domain.states import TaskState
 from everbeat.domain.workflow_info import WorkflowState
@@ -29,6 +30,7 @@ class ReasonCode(StrEnum):
     WORKERS_QUIET = "WORKERS_QUIET"
     QUEUE_NOT_SERVED = "QUEUE_NOT_SERVED"
     NAME_UNKNOWN = "NAME_UNKNOWN"
+    NEEDS_OTHER_CODE = "NEEDS_OTHER_CODE"
     SCHEDULED = "SCHEDULED"
     SLEEPING = "SLEEPING"
     WAITING_FOR_EVENT = "WAITING_FOR_EVENT"
@@ -139,12 +141,13 @@ class FailingStart(msgspec.Struct, frozen=True):
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """What a PENDING task waits for. Counts of tasks stop at 1,001.
 
-    Workers that are `alive`, `serving` its queue and `knowing` its name too; `slots` of those and how many code is
-    `running` in, None where a worker has not told yet; `ahead` in its queue, `before` it in its serial line, the first of
-    those; suspects that run or are held elsewhere (`alone`); `lagging` of the `knowing`, with an event loop that is late
+    Workers that are `alive`, `serving` its queue, `knowing` its name too, and `fitting` its arguments too; `slots` of the last and how many
+    code is `running` in, None where a worker has not told yet; `ahead` in its queue, `before` it in its serial line, the first of
+    those; suspects that run or are held elsewhere (`alone`); `lagging` of the `fitting`, with an event loop that is late
     by more than a second. On a standby (`is_standby`) beats arrive late, so no worker is known to be dead. `lost` have beaten lately, but
-    PostgreSQL has no session of their trees any more; they are not `alive`. `failing_starts` is read only if none are `knowing`.
-    `quiet` of the `knowing`, the last since `quiet_since`: an operator keeps their trees from claiming.
+    PostgreSQL has no session of their trees any more; they are not `alive`. `failing_starts` is read only if none are `fitting`.
+    `quiet` of the `fitting`, the last since `quiet_since`: an operator keeps their trees from claiming. The `knowing` have `registered`
+    their parameters; the `misfits` among them cannot run the task, because of what it `needs`.
     """
 
     alive: int
@@ -170,6 +173,10 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     failing_starts: tuple[FailingStart, ...] = ()
     quiet: int = 0
     quiet_since: datetime | None = None
+    fitting: int = 0
+    registered: tuple[Registered, ...] = ()
+    needs: Needs | None = None
+    misfits: tuple[Misfit, ...] = ()
 
 
 class Holding(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from everbeat.domain.needs import Needs
 from everbeat.domain.outcome import TaskError
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TaskState
@@ -147,7 +148,8 @@ class TaskSummary(msgspec.Struct, frozen=True):
 class TaskInfo(TaskSummary, frozen=True):
     """Everything about one task. `arguments` and `result` are plain JSON values.
 
-    `waiting_because` says what keeps a PENDING task from being claimed; None when it only waits for its turn.
+    `waiting_because` says what keeps a PENDING task from being claimed; None when it only waits for its turn. `needs`: what the code of a
+    worker must understand to take the task; None unless a worker with other code has handed it back.
     """
 
     arguments: Mapping[str, Any]
@@ -158,6 +160,7 @@ class TaskInfo(TaskSummary, frozen=True):
     heartbeat: HeartbeatInfo | None
     recoveries: tuple[RecoveryInfo, ...]
     waiting_because: str | None
+    needs: Needs | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from everbeat.domain.pauses import Pause
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.starts import why_not_started
 from everbeat.domain.states import TaskState
+from everbeat.domain.unfit import others_unfit, why_unfit
 from everbeat.errors import nearest
 
 _NEAR: Final = timedelta(minutes=1)
@@ -70,7 +71,7 @@ def _unusable(task: TaskSummary) -> Iterator[Reason]:
 
 
 def _crew(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
-    if waiting.is_standby and not waiting.knowing:
+    if waiting.is_standby and not waiting.fitting:
         yield unknown_liveness("whether a live worker takes it", last_beat_at=waiting.last_beat_at)
     elif waiting.alive == 0:
         yield Reason(
@@ -94,8 +95,9 @@ def _crew(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
             blocked_by=task.name,
             command="everbeat check MODULE:APP",
         )
-
-    elif waiting.quiet >= waiting.knowing:
+    elif waiting.fitting == 0:
+        yield from why_unfit(waiting)
+    elif waiting.quiet >= waiting.fitting:
         workers = counted(waiting.quiet, "live worker")
         yield Reason(
             code=ReasonCode.WORKERS_QUIET,
@@ -235,19 +237,19 @@ def _turn(
     if task.suspect:
         yield _suspicion(waiting, last=next((each for each in recoveries if each.suspect), None))
     elif waiting.slots is not None and waiting.running is not None and waiting.running >= waiting.slots:
-        workers = counted(waiting.knowing - waiting.quiet, "live worker")
+        workers = counted(waiting.fitting - waiting.quiet, "live worker")
         slots = f"{counted(waiting.slots, 'slot')}, all busy" if waiting.slots else "no slots for its kind"
         yield Reason(
             code=ReasonCode.SLOTS_BUSY,
-            text=f"slots of the {workers} that could run it: {slots}; {ahead}",
+            text=f"slots of the {workers} that could run it: {slots}; {ahead}{others_unfit(waiting)}",
             since=task.enqueued_at,
             command="everbeat workers",
         )
     else:
-        workers = counted(waiting.knowing - waiting.quiet, "live worker")
+        workers = counted(waiting.fitting - waiting.quiet, "live worker")
         yield Reason(
             code=ReasonCode.IN_LINE,
-            text=f"it is due and waits for its turn: {ahead}, {workers} that could run it{_late(waiting)}",
+            text=f"it is due and waits for its turn: {ahead}, {workers} that could run it{_late(waiting)}{others_unfit(waiting)}",
             since=task.enqueued_at,
             command="everbeat workers",
         )
@@ -265,7 +267,7 @@ def _late(waiting: Waiting) -> str:
         return ""
     whose = (
         "whose event loop lags"
-        if waiting.knowing == 1
+        if waiting.fitting == 1
         else f"of which {waiting.lagging} with a lagging event loop"
     )
     return f", {whose}"

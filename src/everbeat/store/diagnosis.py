@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import Final
 
@@ -28,7 +28,9 @@ from everbeat.domain.diagnosis import (
     Unswept,
 )
 from everbeat.domain.explanation import SilenceRules
+from everbeat.domain.needs import Knowing, Marked, Needs, Registered, read_needs, read_parameters
 from everbeat.domain.silence import UNRESPONSIVE_S
+from everbeat.store.readable import names
 from everbeat.store.statement import Row, Statement
 from everbeat.store.target import Target
 
@@ -120,6 +122,29 @@ def unserved(*, stale_ms: int) -> Statement[list[Unserved]]:
     return Statement(
         "inspect/unserved", {"stale_ms": stale_ms}, lambda found: [Unserved(*row) for row in found]
     )
+
+
+def marked() -> Statement[list[Marked]]:
+    """PENDING tasks that need something of a worker's code, at most 200 groups; the first 200,000 such tasks are looked at."""
+
+    def read(found: Sequence[Row]) -> list[Marked]:
+        return [
+            Marked(name, queue, read_needs(needs) or Needs(), *rest) for name, queue, needs, *rest in found
+        ]
+
+    return Statement("inspect/marked", {}, read)
+
+
+def knowing(task_names: Collection[str], *, stale_ms: int) -> Statement[list[Knowing]]:
+    """The live workers that know these task functions, by what they registered. A worker without a beat for `stale_ms` does not live."""
+
+    def read(found: Sequence[Row]) -> list[Knowing]:
+        return [
+            Knowing(name, names(queues), Registered(read_parameters(told), tuple(workers)))
+            for name, queues, told, workers in found
+        ]
+
+    return Statement("inspect/knowing", {"names": sorted(task_names), "stale_ms": stale_ms}, read)
 
 
 def suspects() -> Statement[Suspects]:

@@ -11,6 +11,7 @@ import msgspec
 
 from everbeat.domain.explanation import FailingStart, Holding, Waiting
 from everbeat.domain.locks import LONG_WAIT_MS, LockHolder
+from everbeat.domain.needs import read_registered
 from everbeat.domain.pauses import Pause
 from everbeat.domain.read_only import ReadOnly
 from everbeat.domain.states import TaskState
@@ -20,9 +21,13 @@ from everbeat.store.statement import Row, Statement
 _LEASE_COLUMNS = 14
 
 
-def waiting(task_id: UUID, *, stale_ms: int) -> Statement[Waiting | None]:
-    """What the task waits for; None when there is no such task. A worker without a beat for `stale_ms` does not live."""
-    return Statement("inspect/waiting", {"id": task_id, "stale_ms": stale_ms}, _waiting)
+def waiting(task_id: UUID, *, stale_ms: int, unfit: Sequence[str] = ()) -> Statement[Waiting | None]:
+    """What the task waits for; None when there is no such task. A worker without a beat for `stale_ms` does not live.
+
+    `unfit`: the ids of workers that cannot run the task with its arguments.
+    """
+    parameters = {"id": task_id, "stale_ms": stale_ms, "unfit": list(unfit)}
+    return Statement("inspect/waiting", parameters, _waiting)
 
 
 def holding(task_id: UUID, *, stale_ms: int) -> Statement[Holding | None]:
@@ -80,6 +85,8 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
         lost,
         quiet,
         quiet_since,
+        fitting,
+        told,
     ) = rest
     return Waiting(
         alive=alive,
@@ -102,6 +109,8 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
         lost=lost,
         quiet=quiet,
         quiet_since=quiet_since,
+        fitting=fitting,
+        registered=read_registered(told),
     )
 
 

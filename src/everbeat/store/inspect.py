@@ -21,10 +21,11 @@ from everbeat.domain.inspection import (
     WorkerInfo,
     WorkerStateInfo,
 )
+from everbeat.domain.needs import Needs, read_needs
 from everbeat.domain.outcome import TaskError
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TaskState
-from everbeat.store.readable import document, mapping, names, optional_mapping, progress, state
+from everbeat.store.readable import document, is_marker, mapping, names, optional_mapping, progress, state
 from everbeat.store.statement import Row, Statement
 
 _SUMMARY_COLUMNS = 33
@@ -40,6 +41,12 @@ class StoredTask(Struct, frozen=True, kw_only=True):
     result: Any
     policy: StoredPolicy
     flags: Mapping[str, bool]
+    needs: Needs | None
+
+    @property
+    def given(self) -> Needs | None:
+        """What the task would need if it were marked; None if its arguments cannot be read."""
+        return None if is_marker(self.arguments) else Needs(tuple(sorted(self.arguments)))
 
 
 def task(task_id: UUID) -> Statement[StoredTask | None]:
@@ -48,7 +55,7 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
     def read(found: Sequence[Row]) -> StoredTask | None:
         if not found:
             return None
-        at, arguments, result, policy, flags = found[0][_SUMMARY_COLUMNS:]
+        at, arguments, result, policy, flags, needs = found[0][_SUMMARY_COLUMNS:]
         return StoredTask(
             summary=_summary(found[0]),
             at=at,
@@ -56,6 +63,7 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
             result=document(result),
             policy=StoredPolicy.from_json(policy),
             flags=mapping(flags),
+            needs=read_needs(needs),
         )
 
     return Statement("inspect/task", {"id": task_id}, read)

@@ -36,6 +36,11 @@ def optional_mapping(text: str | None) -> Mapping[str, Any] | None:
     return _read(text, _object, marker=_marker)
 
 
+def is_marker(found: Mapping[str, Any]) -> bool:
+    """Whether an object stands for one that cannot be read."""
+    return [*found] == [UNREADABLE]
+
+
 def progress(text: str | None) -> Progress | None:
     """Reported progress; an unreadable one has the stage "unreadable"."""
     return _read(text, _progress, marker=lambda shown: Progress(stage=UNREADABLE, message=shown[:_SHOWN]))

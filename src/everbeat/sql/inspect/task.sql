@@ -5,6 +5,6 @@ select
     t.good_until, t.cancel_requested_at, t.progress::text, t.error::text, t.progress_at, t.serial, t.suspect, t.workflow_id,
     (select n.name from {schema}.nodes n where n.workflow_id = t.workflow_id and n.number = t.node) as node, t.parent_id,
     case when t.state = 'PENDING' then t.waits_for end as waits_for, case when t.state = 'PENDING' then t.wake_at end as wake_at,
-    statement_timestamp() as at, t.args::text, t.result::text, t.policy::text, t.flags::text
+    statement_timestamp() as at, t.args::text, t.result::text, t.policy::text, t.flags::text, t.needs::text
 from {schema}.tasks t
 where t.id = %(id)s

@@ -1,5 +1,6 @@
 -- What a PENDING task waits for: who lives, serves its queue and knows its name (a worker that told no names is believed to know
 -- all), how busy those are, what is paused, what stands before it in its serial line or in its queue. Counts stop at 1,001.
+-- Workers that are `unfit` know its name and cannot run it with its arguments; from "registered" the caller finds out which those are.
 with mine as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s
 ), lost as materialized (
@@ -15,7 +16,8 @@ with mine as materialized (
 ), crew as materialized (
     select
         l.id, l.metadata, l.quiet_since, l.queues is null or mine.queue = any(l.queues) as serves,
-        coalesce(l.metadata -> 'tasks' ? mine.name, true) as knows
+        coalesce(l.metadata -> 'tasks' ? mine.name, true) as knows, l.id <> all(%(unfit)s::text[]) as fits,
+        (l.metadata -> 'parameters' -> mine.name)::text as parameters
     from living l cross join mine
 ), lane as (
     select
@@ -33,7 +35,7 @@ with mine as materialized (
         where each.value -> 'tasks' ? mine.name
         limit 1
     ) own on true
-    where crew.serves and crew.knows and crew.quiet_since is null
+    where crew.serves and crew.knows and crew.fits and crew.quiet_since is null
 ), able as (
     select sum(lane.slots) as slots, sum(held.running) as running
     from lane
@@ -52,9 +54,26 @@ with mine as materialized (
     order by t.state = 'PENDING', t.serial_at, t.id
     limit 1001
 ), ahead as (
-    select from {schema}.tasks t cross join mine
-    where t.state = 'PENDING' and t.serial is null and t.needs_id is null and mine.serial is null and mine.needs_id is null and t.queue = mine.queue and t.enqueued_at <= statement_timestamp()
-      and (t.priority, t.enqueued_at, t.id) < (mine.priority, mine.enqueued_at, mine.id)
+    select due.id from mine
+    cross join lateral (
+        (
+            select t.id from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and mine.serial is null
+              and t.queue = mine.queue and t.enqueued_at <= statement_timestamp()
+              and (t.priority, t.enqueued_at, t.id) < (mine.priority, mine.enqueued_at, mine.id)
+            order by t.priority, t.enqueued_at, t.id
+            limit 1001
+        )
+        union all
+        (
+            select t.id from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id is not null and mine.serial is null
+              and t.needs_id = mine.needs_id and t.queue = mine.queue and t.enqueued_at <= statement_timestamp()
+              and (t.priority, t.enqueued_at, t.id) < (mine.priority, mine.enqueued_at, mine.id)
+            order by t.priority, t.enqueued_at, t.id
+            limit 1001
+        )
+    ) due
     limit 1001
 )
 select
@@ -73,7 +92,7 @@ select
     ) as alone,
     (
         select count(*) from crew
-        where serves and knows and (
+        where serves and knows and fits and (
             select x.loop_lag_ms from {schema}.worker_states x where x.worker_id = crew.id order by x.at desc limit 1
         ) > 1000
     ) as lagging,
@@ -81,8 +100,13 @@ select
     queue_pause.kind, queue_pause.name, queue_pause.paused_at, queue_pause.paused_by, queue_pause.reason, queue_pause.crashes,
     pg_is_in_recovery() as is_standby,
     (select count(*) from beating b where b.supervisor_id in (select x.id from lost x)) as lost,
-    (select count(*) from crew where serves and knows and quiet_since is not null) as quiet,
-    (select max(quiet_since) from crew where serves and knows) as quiet_since
+    (select count(*) from crew where serves and knows and fits and quiet_since is not null) as quiet,
+    (select max(quiet_since) from crew where serves and knows and fits) as quiet_since,
+    (select count(*) from crew where serves and knows and fits) as fitting,
+    (
+        select json_agg(json_build_array(alike.parameters, alike.workers))::text
+        from (select parameters, array_agg(id order by id) as workers from crew where serves and knows group by parameters) alike
+    ) as registered
 from mine
 left join (select * from line limit 1) first on true
 left join {schema}.pauses task_pause on task_pause.kind = 'task' and task_pause.name = mine.name
