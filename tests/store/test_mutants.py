@@ -11,6 +11,7 @@ from psycopg import sql
 from everbeat.store import migrating, statement
 from everbeat.store.target import Target
 from tests.invariants import breaches, install_audit
+from tests.store import test_grown_tables as grown
 from tests.store import test_hostile_rows as hostile
 from tests.store import test_life_cycle as life
 from tests.store import test_lost_trees as lost_trees
@@ -45,6 +46,10 @@ MUTANTS = [
     Mutant(
         "a completion of what never started", "task/complete", COMPLETED, "where t.id = a.id and t.claim_id = a.claim_id",
         life.test_only_what_has_started_is_completed,
+    ),
+    Mutant(
+        "a statement that answers with whatever columns a view has", "task/leases_of_supervisor", "l.last_rss_bytes\n", "l.last_rss_bytes, l.*\n",
+        grown.test_no_answer_gets_more_columns_when_tables_and_views_grow,
     ),
     Mutant(
         "settle by id and state alone", "task/settle", "where t.claim_id = a.claim_id and t.state = 'RUNNING'", "where t.state = 'RUNNING'",

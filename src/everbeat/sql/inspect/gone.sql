@@ -4,7 +4,7 @@ with login as materialized (
 )
 select l.pid
 from login
-cross join unnest(%(pids)s) l (pid)
+cross join unnest(%(pids)s::integer[]) l (pid)
 where not exists (
     select from pg_stat_get_activity(nullif(login.role, 'none')::integer) a
     where a.pid = l.pid and a.usesysid = (select r.oid from pg_roles r where r.rolname = session_user)

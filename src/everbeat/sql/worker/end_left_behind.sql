@@ -5,4 +5,4 @@ with login as materialized (
 )
 select pg_terminate_backend(l.pid)
 from login
-cross join unnest(%(pids)s) l (pid)
+cross join unnest(%(pids)s::integer[]) l (pid)
