@@ -90,7 +90,7 @@ class Inspection:
     ) -> Plan[list[WorkerInfo]]:
         """Workers that were not ended, newest beat first; `is_stale` says whose beat is older than `stale_after`.
 
-        `stale_after` None takes the running_stale_threshold_ms of the app. The age is by the database's clock.
+        `stale_after` None takes the claimed_stale_threshold_ms of the app. The age is by the database's clock.
         """
         stale_ms = self._stale_ms(stale_after)
         return ask(inspect.workers(stale_ms=stale_ms, ended_too=False, limit=_limit(limit, subject="limit")))

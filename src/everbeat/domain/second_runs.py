@@ -110,7 +110,7 @@ def _again(attempt: AttemptInfo, recovery: RecoveryInfo | None) -> Reason:
     if attempt.outcome == "RELEASED":
         return Reason(
             code=ReasonCode.HANDED_BACK,
-            text=f"{number} was handed back, at no cost, by worker {attempt.worker_id}, which was leaving",
+            text=f"{number} was handed back, at no cost, by worker {attempt.worker_id}",
             since=attempt.ended_at,
             blocked_by=attempt.worker_id,
         )
