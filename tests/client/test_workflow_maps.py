@@ -93,9 +93,25 @@ class TestKnownItems:
         mapped = wf.map(charge, [])
         wf.add(total, mapped.results)
         graph = wf.graph()
-        assert (graph.nodes[0].members, graph.nodes[0].first_member) == (0, 1)
+        assert (graph.nodes[0].members, graph.nodes[0].items) == (None, ("[]",))
         assert graph.edges == (Edge(0, 1),)
-        assert list(mapped) == []
+        assert (list(mapped), len(mapped)) == ([], 0)
+
+    def test_a_map_of_nothing_waits_for_what_its_members_would_wait_for(self, wf: Workflow) -> None:
+        opened, label = wf.add(is_open), wf.add(anything)
+        wf.map(pack, [], label.result).when(opened.result).after(label, opened, join="any")
+        graph = wf.graph()
+        assert set(graph.edges) == {
+            Edge(1, 2),
+            Edge(0, 2, path=(), expects=True),
+            Edge(1, 2, joins=True),
+            Edge(0, 2, joins=True),
+        }
+        assert graph.nodes[2].quorum == 1
+
+    def test_shared_arguments_of_a_map_of_nothing_are_checked(self, wf: Workflow) -> None:
+        with pytest.raises(PayloadError, match="weight"):
+            wf.map(ship, [], "heavy")  # type: ignore[arg-type]
 
     def test_a_thousand_are_built_and_collected(self, wf: Workflow) -> None:
         wf.add(total, wf.map(charge, [Order(number) for number in range(1_000)]).results)

@@ -146,3 +146,27 @@ def _spelled(end: TaskResult[Payment]) -> str:
             return f"{error.code} {error.message} {error.data}"
         case _:
             raise AssertionError(end)
+
+
+async def test_what_follows_a_map_of_nothing_is_skipped_with_it(app: App) -> None:
+    @app.task
+    async def is_wanted() -> bool:
+        return False
+
+    @app.task
+    async def pack(article: str, wanted: bool) -> str:
+        return article
+
+    @app.task
+    async def ship() -> str:
+        return "shipped"
+
+    @app.task
+    async def say(shipped: Completed[str] | Failed) -> str:
+        return shipped.error.code if isinstance(shipped, Failed) else shipped.value
+
+    wf = app.workflow("nothing")
+    wanted = wf.add(is_wanted)
+    packed = wf.map(pack, list[str](), wanted.result).when(wanted.result).named("packed")
+    shipped = wf.add(ship).after(packed)
+    assert await run(app, wf, wf.add(say, shipped.outcome)) == Completed("UPSTREAM_SKIPPED")

@@ -30,9 +30,18 @@ def graph_of(plain: list[dict[str, Any]], *, name: str = "random", task: str = "
         match each["kind"]:
             case "map":
                 members = each["members"]
-                nodes.append(
-                    Node(name=each["name"], kind="map", first_member=number + 1, members=len(members))
-                )
+                if members:
+                    whole = Node(name=each["name"], kind="map", first_member=number + 1, members=len(members))
+                else:
+                    whole = Node(
+                        name=each["name"],
+                        kind="map",
+                        task=spec,
+                        items=("[]",),
+                        args="{}",
+                        quorum=each["quorum"],
+                    )
+                nodes.append(whole)
                 nodes += [
                     Node(
                         name=one["name"],
@@ -43,7 +52,7 @@ def graph_of(plain: list[dict[str, Any]], *, name: str = "random", task: str = "
                     )
                     for one in members
                 ]
-                of_one = [number + 1 + n for n in range(len(members))]
+                of_one = [number + 1 + n for n in range(len(members))] or [number]
             case "child":
                 inner = graph_of(each["nodes"], name="child", task=task)
                 nodes.append(Node(name=each["name"], kind="workflow", graph=inner, quorum=each["quorum"]))

@@ -77,8 +77,6 @@ class Ends:
             self._end(name, "SKIPPED", None)
             for member in node.get("members", ()):
                 self._end(member["name"], "SKIPPED", None)
-            if node["kind"] == "map" and not node["members"]:
-                self._end(name, "COMPLETED", [])  # nobody was there to be skipped
             return
         match node["kind"]:
             case "task":
@@ -124,8 +122,10 @@ class Ends:
         return found
 
     def _outcome(self, node: dict[str, Any]) -> Any:
-        if node["kind"] == "map":
+        if node["kind"] == "map" and (node["members"] or self.states[node["name"]] == "COMPLETED"):
             return [self._told(member["name"]) for member in node["members"]]
+        if node["kind"] == "map":
+            return [self.states[node["name"]]]
         return self._told(node["name"])
 
     def _told(self, name: str) -> Any:

@@ -21,7 +21,7 @@ from everbeat.client.workflow_signature import StartOptions
 from everbeat.domain.codec import CallCodec
 from everbeat.domain.composing import Composed, Placed, compose, leaves
 from everbeat.domain.gathering import place_of_caller
-from everbeat.domain.graph import ITEM, Graph, Hole, TaskSpec
+from everbeat.domain.graph import ITEM, Graph, Hole, TaskSpec, Template
 from everbeat.domain.graph import items_of as texts_of
 from everbeat.domain.placeholder import Placeholder, Promise, promise_of
 from everbeat.domain.settings import refused, shown
@@ -87,6 +87,8 @@ def add_members(
         except PayloadError as error:
             message = f"Item {number} of the map: {error.message}"
             raise PayloadError(message, parameter=error.parameter, fix=error.fix) from None
+    if not composed:
+        return _add_empty(draft, backend, known, args, kwargs), []
     shape, read = shape_of(known.definition.codec.returns), known.definition.codec.decode_result
     whole = draft.add(
         known.name, kind="map", members=len(items), shape=types.ListType(shape), read=_reader_of_list(read)
@@ -120,18 +122,16 @@ def add_map(
     known = require_task(task, call="wf.map")
     item = items_of(items.shape)
     one = Giver(draft, ITEM, f"an item of {items!r}")
-    placeholder = Placeholder(Promise(origin=one, shape=ANY if item is None else item))
-    composed = composed_call(known.definition.codec, (placeholder, *args), kwargs)
-    codec = known.definition.codec
-    node = draft.add(
-        known.name,
-        kind="map",
-        composed=composed,
-        shape=types.ListType(shape_of(codec.returns)),
-        read=_reader_of_list(codec.decode_result),
+    template: Template = (Hole(items.origin.source, items.wants, items.path),)
+    node, composed = _collector(
+        draft,
+        backend,
+        known,
+        template,
+        Promise(origin=one, shape=ANY if item is None else item),
+        args,
+        kwargs,
     )
-    node.task = _spec(node, backend, known)
-    node.items = (Hole(items.origin.source, items.wants, items.path),)
     if item is None:
         rule = f"is {items.type_name}, and only a list has items"
         fix = "hand on a list, or write wf.add(task, ...) for one"
@@ -139,6 +139,44 @@ def add_map(
     whole = Placed(promise=items, parameter="items", place="items", wanted=ANY)
     draft.place(node, [whole, *composed.placed])
     return node
+
+
+def _add_empty(
+    draft: Draft,
+    backend: WorkflowBackend,
+    task: Task[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> NodeDraft:
+    """A map over no items. It has no members that could wait, so the map itself waits for what they would wait for."""
+    item = Promise(origin=Giver(draft, ITEM, "an item of an empty list"), shape=ANY)
+    node, composed = _collector(draft, backend, task, ("[]",), item, args, kwargs)
+    draft.place(node, composed.placed)
+    return node
+
+
+def _collector(
+    draft: Draft,
+    backend: WorkflowBackend,
+    task: Task[..., Any],
+    items: Template,
+    item: Promise,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[NodeDraft, Composed]:
+    """The node of a map whose members are made when it runs, and the arguments of each; raises PayloadError."""
+    codec = task.definition.codec
+    composed = composed_call(codec, (Placeholder(item), *args), kwargs)
+    node = draft.add(
+        task.name,
+        kind="map",
+        composed=composed,
+        shape=types.ListType(shape_of(codec.returns)),
+        read=_reader_of_list(codec.decode_result),
+    )
+    node.task = _spec(node, backend, task)
+    node.items = items
+    return node, composed
 
 
 def require_task(task: object, *, call: str) -> Task[..., Any]:

@@ -225,7 +225,8 @@ class Nodes(_Waiting, Generic[R_co]):
         return self._members
 
     def _waiting(self) -> list[NodeDraft]:
-        return [self._draft] if self._members is None else self._members
+        # Without members, the map itself waits: its dependents wait only for it.
+        return self._members or [self._draft]
 
 
 def results(nodes: Iterable[Node[R]], /) -> list[R]:
