@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from everbeat.client.workflow_control import nodes
 from everbeat.domain.graph import INPUT, ITEM, Edge, Graph, Hole, Node, TaskSpec
 from everbeat.store import advance, tasks, workflows
 from everbeat.store.advance import Step
@@ -175,6 +176,18 @@ def test_a_map_over_a_result(hands: Hands, items: list[Any]) -> None:
     ]
     assert flow.args("sum") == {"all": [f"each[{n}]" for n in range(len(items))]}
     assert flow.state == "COMPLETED"
+
+
+def test_the_first_failed_node_is_first_in_the_order_of_adding(hands: Hands) -> None:
+    spec = TaskSpec(name="work", queue="default")
+    each = Node(name="each", kind="map", task=spec, items=(Hole(0),), template=('{"item":', Hole(ITEM), "}"))
+    flow = Flow.start(hands, [task("list"), each, task("later")], after(1, 0))
+    failures = failing("each[1]", "each[2]", "later")
+    flow.play(lambda name: ["x", "y", "z"] if name == "list" else failures(name))
+    assert flow.nodes()["each"] == "FAILED"
+    assert flow.column("error")["data"]["node"] == "each[1]"
+    seen = [node.name for node in perform(nodes(flow.id), hands.run)]
+    assert seen == ["list", "each", "each[0]", "each[1]", "each[2]", "later"]
 
 
 def test_a_map_over_what_is_no_list_fails(hands: Hands) -> None:

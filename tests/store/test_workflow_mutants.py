@@ -108,6 +108,10 @@ MUTANTS = [
         advance.test_a_map_is_the_list_of_its_members,
     ),
     Mutant(
+        "members of a map over a result behind all other nodes", "workflow/ended", "order by coalesce(n.member_of, n.number), n.number limit 1",
+        "order by n.number limit 1", advance.test_the_first_failed_node_is_first_in_the_order_of_adding,
+    ),
+    Mutant(
         "a retry that is done twice", "workflow/retry", " and w.retry_call is distinct from %(call)s", "",
         control.test_a_repeated_retry_does_not_run_again_what_it_has_run,
     ),

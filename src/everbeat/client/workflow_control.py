@@ -96,6 +96,8 @@ def nodes(workflow_id: UUID) -> Plan[list[NodeInfo]]:
             else []
         )
     edges = yield from ask(store.edges(workflow_id))
+    # Members that were made at run time have numbers behind all other nodes.
+    rows.sort(key=lambda row: (row.number if row.member_of is None else row.member_of, row.number))
     return _nodes(rows, edges)
 
 

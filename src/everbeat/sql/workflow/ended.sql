@@ -1,4 +1,5 @@
 -- Of locked workflows those of which nothing is left to wait for, and what they came to. Paused ones go on when they are resumed.
+-- A member of a map over a result has a number behind all other nodes; in the order of nodes it stands where its map does.
 with done as materialized (
     select w.* from {schema}.workflows w
     where w.id = any(%(ids)s::text::uuid[]) and w.state in ('RUNNING', 'CANCELLING')
@@ -29,6 +30,6 @@ left join lateral (
               where r.number::integer in (n.number, n.member_of)
           )
       )
-    order by n.number limit 1
+    order by coalesce(n.member_of, n.number), n.number limit 1
 ) bad on true
 left join {schema}.tasks bt on bt.id = bad.task_id
