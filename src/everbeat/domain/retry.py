@@ -159,7 +159,7 @@ class RetryPolicy(Settings):
 
 def reasons_of(code: str, exception: BaseException | None) -> tuple[str, ...]:
     """All that a policy may list a failure by: its code, and the full names of its exception's class and bases."""
-    return code, *(class_name(each) for each in type(exception).__mro__[:-2] if exception is not None)
+    return code, *(class_name(each) for each in type(exception).__mro__[:-1] if exception is not None)
 
 
 def class_name(kind: type) -> str:

@@ -95,13 +95,17 @@ class Invoker(Struct, frozen=True):
             error = error_from_exception(exception, codes=codes)
             if code is not None:
                 error = TaskError(code, error.message, error.data, type=error.type, traceback=error.traceback)
-            reasons = reasons_of(error.code, exception)
         except BaseException as problem:  # noqa: BLE001 - the exception's own class may break isinstance and more
-            error = TaskError(
-                code or UNHANDLED_EXCEPTION, f"The error could not be read: {class_name(type(problem))}."
-            )
-            reasons = (error.code,)
-        return Failed(error_to_json(error), reasons)
+            message = f"The error could not be read: {class_name(type(problem))}."
+            error = TaskError(code or UNHANDLED_EXCEPTION, message, type=class_name(type(exception)))
+        return Failed(error_to_json(error), _reasons(error.code, exception))
+
+
+def _reasons(code: str, exception: BaseException) -> tuple[str, ...]:
+    try:
+        return reasons_of(code, exception)
+    except BaseException:  # noqa: BLE001 - its metaclass may break the names of classes
+        return (code,)
 
 
 async def _awaited(call: Call) -> Any:

@@ -14,13 +14,18 @@ from uuid import UUID
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.failure import error_from_json, error_to_json
 from everbeat.domain.outcome import TASK_TIMEOUT, UNHANDLED_EXCEPTION, WORKER_CRASHED, TaskError
-from everbeat.domain.stored_text import storable
+from everbeat.domain.retry import reasons_of
+from everbeat.domain.stops import TaskSuspended
+from everbeat.domain.stored_text import class_name, storable
 from everbeat.runtime.events import Event
 from everbeat.store.leases import Settlement
 from everbeat.store.stopped import stop_settlement
 from everbeat.worker.attempt import Attempt, Died, Ended, Failed, Succeeded, Suspended
 
 _TOLD_BYTES: Final = 1_000
+_TIMED_OUT: Final = reasons_of(TASK_TIMEOUT, TimeoutError())
+"""A timeout of everbeat is listed like one that the code would have raised itself."""
+_SUSPENDED_ITSELF: Final = reasons_of(UNHANDLED_EXCEPTION, TaskSuspended())
 
 
 def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> Settlement | None:
@@ -36,7 +41,7 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
         return _failed(attempt, _self_fenced(), reasons=(WORKER_CRASHED,), random=random)
     match attempt.stopped, ended:
         case "timed_out", _:
-            return _failed(attempt, _timed_out(attempt), reasons=(TASK_TIMEOUT,), random=random)
+            return _failed(attempt, _timed_out(attempt), reasons=_TIMED_OUT, random=random)
         case _, Succeeded(result):
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=result)
         case "cancelled", _:
@@ -44,7 +49,7 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
         case None | "shutting_down", Suspended() if attempt.may_suspend:
             return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="SUSPENDED")
         case None, Suspended():
-            return _failed(attempt, _suspended_itself(), reasons=(UNHANDLED_EXCEPTION,), random=random)
+            return _failed(attempt, _suspended_itself(), reasons=_SUSPENDED_ITSELF, random=random)
         case "shutting_down", None:
             return None
         case "shutting_down", _:
@@ -127,7 +132,7 @@ def _timed_out(attempt: Attempt) -> bytes:
 
 def _suspended_itself() -> bytes:
     message = "The code raised TaskSuspended, and had not been told to give its slot back: only Context.sleep and Context.wait_event do."
-    return error_to_json(TaskError(UNHANDLED_EXCEPTION, message))
+    return error_to_json(TaskError(UNHANDLED_EXCEPTION, message, type=class_name(TaskSuspended)))
 
 
 def _self_fenced() -> bytes:
