@@ -19,6 +19,7 @@ from tests.store import test_quiet_statements as quiet
 from tests.store import test_recovery_statements as recovery
 from tests.store import test_remaining_sessions as sessions
 from tests.store import test_signals as signals
+from tests.store import test_stale_trees as stale_trees
 from tests.store import test_steps as steps
 from tests.store.conftest import Hands
 
@@ -424,6 +425,37 @@ MUTANTS = [
             lost_trees.test_no_look_counts_a_lost_tree_as_live,
         )
         for look in ("crew", "waiting", "holding", "silent_trees", "unswept", "unserved", "workers", "supervisors")
+    ),
+    *(
+        Mutant(
+            f"{look} judges a tree by the asker's threshold alone", look, f"greatest(%(stale_ms)s, {column})", "%(stale_ms)s",
+            stale_trees.test_every_look_judges_a_tree_by_the_longer_of_both_thresholds,
+        )
+        for look, column in (
+            *(
+                (f"inspect/{name}", "s.claimed_stale_ms")
+                for name in ("crew", "waiting", "holding", "unserved", "workers", "supervisors", "known_names", "movement", "failing_starts")
+            ),
+            ("inspect/silent_trees", "t.claimed_stale_ms"),
+            ("message/look", "s.running_stale_ms"),
+        )
+    ),
+    Mutant(
+        "a tree that beats rarely is called silent", "inspect/silent_trees", "greatest(%(silent_ms)s, 2 * s.beat_ms)", "%(silent_ms)s",
+        stale_trees.test_every_look_judges_a_tree_by_the_longer_of_both_thresholds,
+    ),
+    Mutant(
+        "a lease of a tree that beats rarely is called overdue", "inspect/unswept", "greatest(%(running_ms)s::bigint, l.running_stale_ms)",
+        "%(running_ms)s::bigint", stale_trees.test_every_look_judges_a_tree_by_the_longer_of_both_thresholds,
+    ),
+    Mutant(
+        "a sweep ends a tree that beats rarely", "worker/silent_supervisors",
+        "greatest(%(silent_ms)s, s.claimed_stale_ms, s.running_stale_ms)", "%(silent_ms)s",
+        stale_trees.test_every_look_judges_a_tree_by_the_longer_of_both_thresholds,
+    ),
+    Mutant(
+        "a tree does not write its thresholds", "worker/register_supervisor", "%(claimed_stale_ms)s, %(running_stale_ms)s",
+        "null::integer, null::integer", stale_trees.test_every_look_judges_a_tree_by_the_longer_of_both_thresholds,
     ),
 ]  # fmt: skip
 

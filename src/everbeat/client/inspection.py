@@ -90,10 +90,17 @@ class Inspection:
     ) -> Plan[list[WorkerInfo]]:
         """Workers that were not ended, newest beat first; `is_stale` says whose beat is older than `stale_after`.
 
-        `stale_after` None takes the claimed_stale_threshold_ms of the app. The age is by the database's clock.
+        `stale_after` None takes the claimed_stale_threshold_ms of the app or of the worker's own tree, whichever is longer. The age is by
+        the database's clock.
         """
-        stale_ms = self._stale_ms(stale_after)
-        return ask(inspect.workers(stale_ms=stale_ms, ended_too=False, limit=_limit(limit, subject="limit")))
+        return ask(
+            inspect.workers(
+                stale_ms=self._stale_ms(stale_after),
+                exact=stale_after is not None,
+                ended_too=False,
+                limit=_limit(limit, subject="limit"),
+            )
+        )
 
     def _list_supervisors(
         self, *, ended: bool = True, stale_after: Duration | None = None, limit: int = 1_000
@@ -102,9 +109,13 @@ class Inspection:
 
         `stale_after` is as in `list_active_workers`.
         """
-        stale_ms = self._stale_ms(stale_after)
         return ask(
-            inspect.supervisors(stale_ms=stale_ms, ended_too=ended, limit=_limit(limit, subject="limit"))
+            inspect.supervisors(
+                stale_ms=self._stale_ms(stale_after),
+                exact=stale_after is not None,
+                ended_too=ended,
+                limit=_limit(limit, subject="limit"),
+            )
         )
 
     def _stale_ms(self, stale_after: Duration | None) -> int:

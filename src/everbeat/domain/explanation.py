@@ -184,6 +184,7 @@ class Holding(msgspec.Struct, frozen=True):
 
     `left_at`: when a recovery hook first said that this holder keeps it. `is_standby`: the beats may be older than they are.
     `session_lost`: PostgreSQL has no session of the holder's tree any more. `lag_ms`: how late its event loop was, `lag_at` that moment.
+    The last three are what the holder's tree wrote of its beats.
     """
 
     worker_id: str
@@ -208,6 +209,9 @@ class Holding(msgspec.Struct, frozen=True):
     session_lost: bool = False
     lag_ms: float | None = None
     lag_at: datetime | None = None
+    claimed_stale_ms: int | None = None
+    running_stale_ms: int | None = None
+    beat_ms: int | None = None
 
 
 class SilenceRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,12 +224,20 @@ class SilenceRules(msgspec.Struct, frozen=True, kw_only=True):
     multiplier: int
     resilient_flags: Collection[str]
 
-    def threshold_ms(self, *, started: bool, flags: Mapping[str, Any]) -> int | None:
-        """The threshold of one lease; None when its state is not recovered by itself."""
-        plain = self.running_ms if started else self.claimed_ms
-        if plain is None or not any(flags.get(name) for name in self.resilient_flags):
-            return plain
-        return plain * self.multiplier
+    def threshold_ms(self, holding: Holding) -> int | None:
+        """The threshold of a lease, the longer of these rules' and its tree's; None when its state is not recovered by itself."""
+        is_running = holding.started_at is not None
+        plain = self.running_ms if is_running else self.claimed_ms
+        if plain is None:
+            return None
+        plain = max(plain, (holding.running_stale_ms if is_running else holding.claimed_stale_ms) or 0)
+        return plain * (
+            self.multiplier if any(holding.flags.get(name) for name in self.resilient_flags) else 1
+        )
+
+    def is_silent(self, holding: Holding) -> bool:
+        """Whether the holder has missed a beat by the longer of these rules' interval and its tree's."""
+        return holding.silent_ms > 2 * max(self.beat_interval_ms, holding.beat_ms or 0)
 
 
 def unknown_liveness(what: str, *, last_beat_at: datetime | None, blocked_by: str | None = None) -> Reason:

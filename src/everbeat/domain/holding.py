@@ -142,7 +142,7 @@ def _death(
 ) -> Iterator[Reason]:
     """What is wrong with the holder or its code, and what stands in the way of a recovery; nothing while all is well."""
     started = holding.started_at is not None
-    threshold_ms = rules.threshold_ms(started=started, flags=holding.flags)
+    threshold_ms = rules.threshold_ms(holding)
     found = _trouble(holding, threshold_ms=threshold_ms, rules=rules, at=at)
     if found is None:
         # A holder that lives keeps what a hook left only where it lost the process of the code, or stopped it for its silence.
@@ -211,10 +211,10 @@ def _trouble(
             f"worker {_shown(holding)}, which held it, has ended ({cause})",
             "the next look of a supervisor recovers it",
         )
-    elif holding.silent_ms > 2 * rules.beat_interval_ms and holding.is_standby:
+    elif rules.is_silent(holding) and holding.is_standby:
         what = f"whether worker {_shown(holding)}, which holds it, is alive"
         return unknown_liveness(what, last_beat_at=holding.last_beat_at, blocked_by=holding.worker_id)
-    elif holding.silent_ms > 2 * rules.beat_interval_ms:
+    elif rules.is_silent(holding):
         code, since, due_at = ReasonCode.HOLDER_SILENT, holding.last_beat_at, holding.last_beat_at + silent
         text = f"worker {_shown(holding)}, which holds it, has been silent for {_spelled(holding.silent_ms)}"
         coming = "unless it beats again, it is recovered then"

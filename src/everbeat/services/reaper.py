@@ -61,7 +61,7 @@ class Reaper:
         self._clock = clock
         self._witness = witness
         self._command = command
-        self._beat_s = min(config.runner_heartbeat_interval_ms, config.claimer_heartbeat_interval_ms) / 1_000
+        self._beat_s = config.beat_interval_ms / 1_000
         self._is_in_doubt = False
         self._is_delayed = False
         self._silent_ids: set[str] = set()
@@ -101,14 +101,15 @@ class Reaper:
             if beat.supervisor_id in excused:
                 self._windows.forget_some((beat.supervisor_id, *beat.worker_seqs))
         others = [beat for beat in others if beat.supervisor_id not in excused]
-        least_s = self._thresholds.all_ms()[0] / 1_000
-        self._tell_delay(others, least_s=least_s, at=asked_at)
-        unproven = await self._unproven(others, least_s=least_s, known=len(beats), at=asked_at)
+        self._tell_delay(others, at=asked_at)
+        unproven = await self._unproven(others, known=len(beats), at=asked_at)
         known, others = len(beats) - len(others) + len(unproven), unproven
         stale = [
-            beat for beat in others if self._windows.stands_s(beat.supervisor_id, at=asked_at) >= least_s
+            beat
+            for beat in others
+            if self._windows.stands_s(beat.supervisor_id, at=asked_at) >= self._least_s(beat)
         ]
-        judged = await self._judged(stale, others=others, least_s=least_s, known=known, at=asked_at)
+        judged = await self._judged(stale, others=others, known=known, at=asked_at)
         problems = [await problem_of(partial(self._judge, beat, at=asked_at)) for beat in judged]
         for problem in filter(None, problems):
             raise problem
@@ -132,13 +133,13 @@ class Reaper:
         seen = [beat.supervisor_id for beat in beats]
         self._windows.keep(seen + [worker_id for beat in beats for worker_id in beat.worker_seqs])
 
-    def _tell_delay(self, others: Sequence[WatchedBeats], *, least_s: float, at: float) -> None:
+    def _tell_delay(self, others: Sequence[WatchedBeats], *, at: float) -> None:
         """Says once that the trouble of this observer has put judgements off for long."""
         silent_s = [
             self._unheard_s(beat)
             for beat in others
-            if self._unheard_s(beat) > _THRESHOLDS_UNTIL_TOLD * least_s
-            and self._silence_s(beat, at=at) < least_s
+            if self._unheard_s(beat) > _THRESHOLDS_UNTIL_TOLD * self._least_s(beat)
+            and not self._is_silent(beat, at=at)
         ]
         if silent_s and not self._is_delayed:
             self._events.emit(
@@ -148,11 +149,9 @@ class Reaper:
             )
         self._is_delayed = bool(silent_s)
 
-    async def _unproven(
-        self, others: Sequence[WatchedBeats], *, least_s: float, known: int, at: float
-    ) -> list[WatchedBeats]:
+    async def _unproven(self, others: Sequence[WatchedBeats], *, known: int, at: float) -> list[WatchedBeats]:
         """The others without those that this machine proves dead: a death is no part of a mass silence."""
-        silent = [beat for beat in others if self._silence_s(beat, at=at) >= least_s]
+        silent = [beat for beat in others if self._is_silent(beat, at=at)]
         if self._witness is None or not is_mass(silent=self._silent_with(silent, others, at=at), known=known):
             return list(others)
         buried = await self._witness.bury_proven([beat.supervisor_id for beat in silent], noticed_by=AGE)
@@ -171,13 +170,12 @@ class Reaper:
         stale: Sequence[WatchedBeats],
         *,
         others: Sequence[WatchedBeats],
-        least_s: float,
         known: int,
         at: float,
     ) -> Sequence[WatchedBeats]:
         """Whom this look may judge: all that are stale or, in a mass silence, nobody or the longest silent one."""
         silent = sorted(
-            (beat for beat in stale if self._silence_s(beat, at=at) >= least_s),
+            (beat for beat in stale if self._is_silent(beat, at=at)),
             key=lambda beat: self._silence_s(beat, at=at),
             reverse=True,
         )
@@ -228,7 +226,7 @@ class Reaper:
                 return  # its longest threshold has not passed, or it came back, or what it holds is to be left
             if carried.left or len(held) < _MOST_OF_ONE_SUPERVISOR:
                 break
-        if self._silence_s(beat, at=at) * 1_000 >= self._thresholds.longest_plain_ms:
+        if self._silence_s(beat, at=at) * 1_000 >= self._thresholds.judging(beat).longest_plain_ms:
             end = workers.end_supervisor(beat.supervisor_id, how=AGE, beat_seq=beat.beat_seq)
             await self._statements.run(end, patience_s=_ONE_TRY)
             await self._recoverer.recover_ended()
@@ -245,6 +243,14 @@ class Reaper:
             else math.inf
         )
         return min(self._windows.stands_s(beat.supervisor_id, at=at), own_s) * 1_000 >= threshold_ms
+
+    def _least_s(self, beat: WatchedBeats) -> float:
+        """The shortest silence from which a lease of this tree may be stale."""
+        return self._thresholds.judging(beat).all_ms()[0] / 1_000
+
+    def _is_silent(self, beat: WatchedBeats, *, at: float) -> bool:
+        """Whether nothing of a tree was heard for that long."""
+        return self._silence_s(beat, at=at) >= self._least_s(beat)
 
     def _silence_s(self, beat: WatchedBeats, *, at: float) -> float:
         """How long nothing of a tree was heard: of its supervisor or of a worker that beats for itself."""
@@ -264,7 +270,7 @@ class Reaper:
             self._windows.next_in(beat.supervisor_id, threshold_ms / 1_000, at=now)
             for beat in others
             if self._windows.is_suspect(beat.supervisor_id)
-            for threshold_ms in self._thresholds.all_ms()
+            for threshold_ms in self._thresholds.judging(beat).all_ms()
         ]
         soonest = min((wait for wait in waits if wait > 0), default=self.interval_s)
         return max(_SOONEST_S, soonest) if soonest < self.interval_s else None

@@ -190,7 +190,9 @@ class _Sweep:
 
     async def _silent(self) -> list[sweeping.SilentSupervisor]:
         return await self._statements.run(
-            sweeping.silent_supervisors(silent_ms=self._thresholds.longest_plain_ms)
+            sweeping.silent_supervisors(
+                silent_ms=self._thresholds.longest_plain_ms, exact=self._thresholds.exact
+            )
         )
 
     async def _stale(self) -> AsyncIterator[list[Lease]]:

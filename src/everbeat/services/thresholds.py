@@ -1,6 +1,8 @@
 """How long a holder may be silent before a lease is stale: by state, and longer for resilient tasks.
 
 What lives here: reading that from the configuration, an operator's overrides included. What may not: silence itself.
+A tree beats as often as its own configuration says, and writes the thresholds that follow from it. An observer with shorter ones would
+take a living tree for dead, so the longer of the two counts, unless an operator gave the threshold.
 """
 
 from __future__ import annotations
@@ -9,20 +11,23 @@ from collections.abc import Collection
 from typing import Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.states import TaskState
 from everbeat.services.orders import flags_of
 from everbeat.store.leases import Lease
+from everbeat.store.workers import WatchedBeats
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
-    """Silence in ms from which a lease is stale; None: leases of this state are left alone."""
+    """Silence in ms from which a lease is stale; None: leases of this state are left alone. `exact`: what trees wrote does not count."""
 
     claimed_ms: int | None
     running_ms: int | None
     resilient_flags: Collection[str]
     multiplier: int
+    exact: bool = False
 
     @classmethod
     def automatic(cls, config: RecoveryConfig) -> Self:
@@ -49,11 +54,23 @@ class Thresholds(Struct, frozen=True, kw_only=True):
             running_ms=config.running_stale_threshold_ms if threshold_ms is None else threshold_ms,
             resilient_flags=config.resilient_task_flags if resilient_flags is None else resilient_flags,
             multiplier=config.resilient_sweep_threshold_multiplier if multiplier is None else multiplier,
+            exact=threshold_ms is not None,
+        )
+
+    def judging(self, tree: Lease | WatchedBeats) -> Self:
+        """Those for one tree: the longer of these and what it wrote."""
+        if self.exact:
+            return self
+        return replace(
+            self,
+            claimed_ms=_longer(self.claimed_ms, tree.claimed_stale_ms),
+            running_ms=_longer(self.running_ms, tree.running_stale_ms),
         )
 
     def of(self, lease: Lease) -> int | None:
         """The threshold of one lease in ms; None: it is left alone."""
-        plain = self.running_ms if lease.state is TaskState.RUNNING else self.claimed_ms
+        own = self.judging(lease)
+        plain = own.running_ms if lease.state is TaskState.RUNNING else own.claimed_ms
         if plain is None or not self._is_resilient(lease):
             return plain
         return plain * self.multiplier
@@ -76,3 +93,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     def _is_resilient(self, lease: Lease) -> bool:
         flags = flags_of(lease)
         return any(flags.get(name, False) for name in self.resilient_flags)
+
+
+def _longer(own_ms: int | None, tree_ms: int | None) -> int | None:
+    return None if own_ms is None else max(own_ms, tree_ms or 0)

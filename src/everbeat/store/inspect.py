@@ -132,15 +132,19 @@ def recoveries(
     return Statement("inspect/recoveries", parameters, _recoveries)
 
 
-def workers(*, stale_ms: int, ended_too: bool, limit: int) -> Statement[list[WorkerInfo]]:
-    """Workers, newest beat first."""
-    parameters = {"stale_ms": stale_ms, "ended_too": ended_too, "limit": limit}
+def workers(
+    *, stale_ms: int, ended_too: bool, limit: int, exact: bool = False
+) -> Statement[list[WorkerInfo]]:
+    """Workers, newest beat first. Unless `exact`, a tree that wrote a longer threshold is judged by that."""
+    parameters = {"stale_ms": stale_ms, "exact": exact, "ended_too": ended_too, "limit": limit}
     return Statement("inspect/workers", parameters, lambda found: [_worker(row) for row in found])
 
 
-def supervisors(*, stale_ms: int, ended_too: bool, limit: int) -> Statement[list[SupervisorInfo]]:
-    """Supervisors, newest beat first."""
-    parameters = {"stale_ms": stale_ms, "ended_too": ended_too, "limit": limit}
+def supervisors(
+    *, stale_ms: int, ended_too: bool, limit: int, exact: bool = False
+) -> Statement[list[SupervisorInfo]]:
+    """Supervisors, newest beat first. Unless `exact`, a tree that wrote a longer threshold is judged by that."""
+    parameters = {"stale_ms": stale_ms, "exact": exact, "ended_too": ended_too, "limit": limit}
     return Statement("inspect/supervisors", parameters, lambda found: [SupervisorInfo(*row) for row in found])
 
 

@@ -45,7 +45,10 @@ class Claimed(Struct, frozen=True):
 
 
 class Lease(Struct, frozen=True):
-    """A lease somebody else held, as the reaper reads it. An orphan's worker is not registered: what is known of it is None."""
+    """A lease somebody else held, as the reaper reads it. An orphan's worker is not registered: what is known of it is None.
+
+    `claimed_stale_ms` and `running_stale_ms`: from which silence its holder's tree wrote that leases are stale.
+    """
 
     id: UUID
     claim_id: UUID
@@ -81,6 +84,8 @@ class Lease(Struct, frozen=True):
     progress: str | None
     serial: str | None
     last_rss_bytes: int | None
+    claimed_stale_ms: int | None = None
+    running_stale_ms: int | None = None
 
     @property
     def is_orphan(self) -> bool:

@@ -41,11 +41,14 @@ class RemainingSession(Struct, frozen=True):
     may_end: bool
 
 
-def silent_supervisors(*, silent_ms: int) -> Statement[list[SilentSupervisor]]:
-    """Those that were not ended and whose whole tree has been silent for so long, by the database's clock."""
+def silent_supervisors(*, silent_ms: int, exact: bool = False) -> Statement[list[SilentSupervisor]]:
+    """Those that were not ended and whose whole tree has been silent for `silent_ms`, by the database's clock.
+
+    Unless `exact`, a tree that wrote a longer threshold is judged by that.
+    """
     return Statement(
         "worker/silent_supervisors",
-        {"silent_ms": silent_ms},
+        {"silent_ms": silent_ms, "exact": exact},
         lambda found: [SilentSupervisor(row[0], row[1], tuple(row[2]), row[3] or {}) for row in found],
     )
 

@@ -15,7 +15,8 @@ from everbeat.store.statement import Row, Statement, any_row, nothing
 class SupervisorRow(Struct, frozen=True, kw_only=True):
     """What a supervisor tells about itself. `session_name` begins the application name of every session of its tree.
 
-    `lock_file`: the path of the file that its tree keeps locked, whose content is the session name.
+    `lock_file`: the path of the file that its tree keeps locked, whose content is the session name. Others judge its silence by these
+    lengths if they are longer than their own; None: by their own.
     """
 
     id: str
@@ -30,6 +31,9 @@ class SupervisorRow(Struct, frozen=True, kw_only=True):
     lock_file: str | None = None
     metadata: str | None = None
     quiet: bool = False
+    beat_ms: int | None = None
+    claimed_stale_ms: int | None = None
+    running_stale_ms: int | None = None
 
 
 class WorkerRow(Struct, frozen=True, kw_only=True):
@@ -81,13 +85,18 @@ class WatchedSession(Struct, frozen=True):
 
 
 class WatchedBeats(Struct, frozen=True):
-    """A supervisor's beats as an observer sees them: its own sequence, and those of workers that ever beat for themselves."""
+    """A supervisor's beats as an observer sees them: its own sequence, and those of workers that ever beat for themselves.
+
+    The lengths are those by which its tree wrote that its leases are to be judged; None: it wrote none.
+    """
 
     supervisor_id: str
     beat_seq: int
     silent_ms: int
     worker_seqs: Mapping[str, int]
     server_started_at: datetime
+    claimed_stale_ms: int | None = None
+    running_stale_ms: int | None = None
 
 
 class WorkerState(Struct, frozen=True, kw_only=True):
@@ -109,7 +118,7 @@ def register_supervisor(row: SupervisorRow) -> Statement[bool]:
         "id": row.id, "hostname": row.hostname, "pid": row.pid, "boot_id": row.boot_id, "pid_namespace": row.pid_namespace,
         "process_started": row.process_started, "lock_key": row.lock_key, "session_name": row.session_name,
         "machine_id": row.machine_id, "lock_file": row.lock_file, "metadata": row.metadata,
-        "quiet": row.quiet,
+        "quiet": row.quiet, "beat_ms": row.beat_ms, "claimed_stale_ms": row.claimed_stale_ms, "running_stale_ms": row.running_stale_ms,
     }  # fmt: skip
     return Statement("worker/register_supervisor", parameters, any_row)
 
@@ -221,7 +230,9 @@ def watch_beats() -> Statement[list[WatchedBeats]]:
     return Statement(
         "worker/watch_beats",
         {},
-        lambda found: [WatchedBeats(row[0], row[1], row[2], row[3] or {}, row[4]) for row in found],
+        lambda found: [
+            WatchedBeats(row[0], row[1], row[2], row[3] or {}, row[4], row[5], row[6]) for row in found
+        ],
     )
 
 

@@ -127,9 +127,7 @@ class Supervision:
     @property
     def beat_interval_s(self) -> float:
         """Seconds between two beats, which speak for both roles."""
-        return (
-            min(self.config.runner_heartbeat_interval_ms, self.config.claimer_heartbeat_interval_ms) / 1_000
-        )
+        return self.config.beat_interval_ms / 1_000
 
     @property
     def is_pooled(self) -> bool:
@@ -292,6 +290,9 @@ class Supervision:
             lock_file=None if self._tree_lock is None else str(self._tree_lock.path),
             metadata=self._metadata,
             quiet=self._heart.is_quiet,
+            beat_ms=self.config.beat_interval_ms,
+            claimed_stale_ms=self.config.claimed_stale_threshold_ms,
+            running_stale_ms=self.config.running_stale_threshold_ms,
         )
 
     def _new_session(self, purpose: str = "supervisor", *, patient: bool = False) -> Session:

@@ -5,7 +5,7 @@ with lost as materialized (
 select
     (
         select count(*) from {schema}.supervisors s
-        where s.ended_at is null and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+        where s.ended_at is null and s.last_beat_at > statement_timestamp() - greatest(%(stale_ms)s, s.claimed_stale_ms) * interval '1 millisecond'
           and s.id not in (select l.id from lost l)
     ) as supervisors,
     (
@@ -13,7 +13,7 @@ select
         from {schema}.workers w
         join {schema}.supervisors s on s.id = w.supervisor_id
         where w.ended_at is null and s.ended_at is null
-          and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+          and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - greatest(%(stale_ms)s, s.claimed_stale_ms) * interval '1 millisecond'
           and s.id not in (select l.id from lost l)
     ) as workers,
     (select max(s.last_beat_at) from {schema}.supervisors s) as last_beat_at,
@@ -34,7 +34,7 @@ select
     array(
         select s.id from {schema}.supervisors s
         where s.ended_at is null and s.quiet_since is not null
-          and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+          and s.last_beat_at > statement_timestamp() - greatest(%(stale_ms)s, s.claimed_stale_ms) * interval '1 millisecond'
           and s.id not in (select l.id from lost l)
         order by s.quiet_since, s.id
     ) as quiet

@@ -15,13 +15,15 @@ select
     (
         select count(*) from {schema}.supervisors s
         where s.ended_at is null and (s.id is distinct from l.supervisor_id or l.ended_at is not null)
-          and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+          and s.last_beat_at > statement_timestamp() - greatest(%(stale_ms)s, s.claimed_stale_ms) * interval '1 millisecond'
           and s.id not in (select x.id from lost x)
     ) as observers,
     (select t.left_at from {schema}.tasks t where t.id = l.id and t.left_claim_id = l.claim_id) as left_at,
     pg_is_in_recovery() as is_standby,
     l.supervisor_id is not null and l.supervisor_id in (select x.id from lost x) as session_lost,
-    latest.loop_lag_ms, latest.at
+    latest.loop_lag_ms, latest.at,
+    l.claimed_stale_ms, l.running_stale_ms,
+    (select s.beat_ms from {schema}.supervisors s where s.id = l.supervisor_id) as beat_ms
 from {schema}.leases l
 left join lateral (
     select x.loop_lag_ms, x.at from {schema}.worker_states x where x.worker_id = l.worker_id order by x.at desc limit 1

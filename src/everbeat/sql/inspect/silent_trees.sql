@@ -4,7 +4,7 @@ with lost as materialized (
     select x.id from {schema}.trees_without_session() x
 ), tree as materialized (
     select
-        s.id, s.pid, s.hostname, s.last_beat_at, s.id in (select x.id from lost x) as is_lost, greatest(s.last_beat_at, w.last_beat_at) < statement_timestamp() - %(silent_ms)s * interval '1 millisecond'
+        s.id, s.pid, s.hostname, s.last_beat_at, s.claimed_stale_ms, s.id in (select x.id from lost x) as is_lost, greatest(s.last_beat_at, w.last_beat_at) < statement_timestamp() - greatest(%(silent_ms)s, 2 * s.beat_ms) * interval '1 millisecond'
             as is_silent
     from {schema}.supervisors s
     cross join lateral (
@@ -20,7 +20,7 @@ select
         where k.state in ('CLAIMED', 'RUNNING') and w.supervisor_id in (select x.id from tree x where x.is_silent)
     ) as held,
     count(*) filter (
-        where not t.is_lost and t.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+        where not t.is_lost and t.last_beat_at > statement_timestamp() - greatest(%(stale_ms)s, t.claimed_stale_ms) * interval '1 millisecond'
     ) as living,
     array_agg(format('%%s (pid %%s on %%s)', t.id, t.pid, t.hostname) order by t.id) filter (where t.is_lost) as lost,
     (

@@ -1,8 +1,9 @@
--- Supervisors with their latest beat, newest beat first. Stale is judged by the database's clock; on a standby, where beats arrive
--- late, an old beat proves nothing: null. Lost: PostgreSQL has no session of its tree any more.
+-- Supervisors with their latest beat, newest beat first. Stale is judged by the database's clock, and by the longer of the asker's and the
+-- tree's own silence unless the asker is exact; on a standby, where beats arrive late, an old beat proves nothing: null. Lost: PostgreSQL
+-- has no session of its tree any more.
 select
     s.id, s.hostname, s.pid, s.started_at, s.last_beat_at, s.beat_seq,
-    nullif(s.last_beat_at < statement_timestamp() - %(stale_ms)s * interval '1 millisecond', pg_is_in_recovery() or null) as is_stale,
+    nullif(s.last_beat_at < statement_timestamp() - case when %(exact)s then %(stale_ms)s else greatest(%(stale_ms)s, s.claimed_stale_ms) end * interval '1 millisecond', pg_is_in_recovery() or null) as is_stale,
     s.draining, s.session_held, s.ended_at, s.ended_how,
     (select count(*) from {schema}.workers w where w.supervisor_id = s.id and w.ended_at is null) as workers,
     s.id = any (array(select x.id from {schema}.trees_without_session() x)) as session_lost,

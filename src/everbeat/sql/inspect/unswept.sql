@@ -8,7 +8,10 @@ with overdue as materialized (
     from {schema}.leases l
     cross join lateral (
         select
-            case l.state when 'RUNNING' then %(running_ms)s::bigint else %(claimed_ms)s::bigint end
+            case
+                when l.state = 'RUNNING' and %(running_ms)s::bigint is not null then greatest(%(running_ms)s::bigint, l.running_stale_ms)
+                when l.state = 'CLAIMED' and %(claimed_ms)s::bigint is not null then greatest(%(claimed_ms)s::bigint, l.claimed_stale_ms)
+            end
             * case when exists (
                 select from jsonb_each_text({schema}.object_of(l.flags::json)) flag where flag.key = any(%(resilient_flags)s::text[]) and flag.value = 'true'
             ) then %(multiplier)s else 1 end as threshold_ms
@@ -22,7 +25,7 @@ with overdue as materialized (
     where l.ended_at is null and l.supervisor_id in (select x.id from lost x) and not exists (
         select from {schema}.supervisors s
         where s.ended_at is null and s.id not in (select x.id from lost x)
-          and s.last_beat_at > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+          and s.last_beat_at > statement_timestamp() - greatest(%(stale_ms)s, s.claimed_stale_ms) * interval '1 millisecond'
     )
 )
 select

@@ -1,8 +1,9 @@
--- Workers with their latest sign of life and what they hold, newest beat first. Stale is judged by the database's clock; on a standby,
+-- Workers with their latest sign of life and what they hold, newest beat first. Stale is judged by the database's clock, and by the longer
+-- of the asker's and the tree's own silence unless the asker is exact; on a standby,
 -- where beats arrive late, an old beat proves nothing: null. Lost: PostgreSQL has no session of the worker's tree any more.
 select
     w.id, w.supervisor_id, w.hostname, w.pid, w.queues, w.started_at, beat.at as last_heartbeat_at,
-    nullif(beat.at < statement_timestamp() - %(stale_ms)s * interval '1 millisecond', pg_is_in_recovery() or null) as is_stale,
+    nullif(beat.at < statement_timestamp() - case when %(exact)s then %(stale_ms)s else greatest(%(stale_ms)s, s.claimed_stale_ms) end * interval '1 millisecond', pg_is_in_recovery() or null) as is_stale,
     s.draining, coalesce(w.ended_at, s.ended_at) as ended_at, coalesce(w.ended_how, s.ended_how) as ended_how, w.ended_cause,
     w.exit_code, w.signal, w.metadata::text, held.claimed, held.running,
     coalesce(w.ended_at, s.ended_at) is null and s.id = any (array(select x.id from {schema}.trees_without_session() x)) as session_lost,

@@ -13,7 +13,7 @@ select
     case when t.claim_id is not null then t.claimed_by_worker_id end as holder,
     case when t.claim_id is not null then (
         select w.ended_at is not null
-            or statement_timestamp() - greatest(s.last_beat_at, w.last_beat_at, t.claimed_at, t.started_at) > %(stale_ms)s * interval '1 millisecond'
+            or statement_timestamp() - greatest(s.last_beat_at, w.last_beat_at, t.claimed_at, t.started_at) > greatest(%(stale_ms)s, s.running_stale_ms) * interval '1 millisecond'
         from {schema}.workers w join {schema}.supervisors s on s.id = w.supervisor_id
         where w.id = t.claimed_by_worker_id
     ) end as stale

@@ -1,12 +1,13 @@
--- A supervisor announces itself, with the role that its tree connects as; repeatable.
+-- A supervisor announces itself, with the role that its tree connects as, and with the silence by which others judge it; repeatable.
 insert into {schema}.supervisors (
     id, hostname, pid, boot_id, pid_namespace, process_started, machine_id, lock_key, session_name, lock_file, metadata, session_role,
-    quiet_since
+    quiet_since, beat_ms, claimed_stale_ms, running_stale_ms
 )
 values (
     %(id)s, %(hostname)s, %(pid)s, %(boot_id)s, %(pid_namespace)s, %(process_started)s, %(machine_id)s, %(lock_key)s, %(session_name)s,
     %(lock_file)s, %(metadata)s::json, (select a.usesysid from pg_stat_get_activity(pg_backend_pid()) a),
-    case when %(quiet)s then statement_timestamp() end
+    case when %(quiet)s then statement_timestamp() end,
+    %(beat_ms)s, %(claimed_stale_ms)s, %(running_stale_ms)s
 )
 on conflict (id) do update set last_beat_at = statement_timestamp(), session_role = excluded.session_role
 returning id

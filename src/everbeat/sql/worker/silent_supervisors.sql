@@ -1,5 +1,5 @@
 -- Supervisors of whose whole tree nothing was heard for so long by the database's clock, longest silent first: with the workers that
--- would end with each, and how many leases each of those holds.
+-- would end with each, and how many leases each of those holds. A tree's own longer silence counts unless the asker is exact.
 select s.id, s.beat_seq, coalesce(tree.workers, '{{}}') as workers, tree.held
 from {schema}.supervisors s
 cross join lateral (
@@ -12,5 +12,6 @@ cross join lateral (
     where w.supervisor_id = s.id and w.ended_at is null
 ) tree
 where s.ended_at is null
-  and greatest(s.last_beat_at, tree.last_beat_at) <= statement_timestamp() - %(silent_ms)s * interval '1 millisecond'
+  and greatest(s.last_beat_at, tree.last_beat_at) <= statement_timestamp()
+      - case when %(exact)s then %(silent_ms)s else greatest(%(silent_ms)s, s.claimed_stale_ms, s.running_stale_ms) end * interval '1 millisecond'
 order by s.last_beat_at, s.id

@@ -5,7 +5,7 @@ select
         select json_object_agg(w.id, w.beat_seq) from {schema}.workers w
         where w.supervisor_id = s.id and w.ended_at is null and w.beat_seq > 0
     ) as worker_seqs,
-    pg_postmaster_start_time() as server_started_at
+    pg_postmaster_start_time() as server_started_at, s.claimed_stale_ms, s.running_stale_ms
 from {schema}.supervisors s
 where s.ended_at is null
 order by s.id

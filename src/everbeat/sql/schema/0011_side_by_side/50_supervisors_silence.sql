@@ -1,0 +1,6 @@
+-- How often a tree beats, and from which silence its leases are stale: an observer with other settings judges it by the longer silence.
+-- Null for trees that do not record it.
+alter table {schema}.supervisors
+    add column beat_ms integer check (beat_ms between 1 and 120000),
+    add column claimed_stale_ms integer check (claimed_stale_ms between 1 and 3600000),
+    add column running_stale_ms integer check (running_stale_ms between 1 and 7200000)
