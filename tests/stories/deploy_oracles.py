@@ -1,0 +1,127 @@
+"""What a deploy must not do, judged from the effects of the code and from the rows: each answers what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tests.stories.fleet import Fleet
+from tests.stories.stage import Stage
+
+Row = Mapping[str, Any]
+
+RETRIED_AFTER_DEATH: Final = {"retry", "stop_fail"}
+RETRIED_AFTER_STOP: Final = {"retry", "stop_retry"}
+DEATHS: Final = {"CRASHED", "LOST"}
+ENDS: Final = {"WORKER_STOPPED", "WORKER_CRASHED"}
+
+
+def judge(stage: Stage, fleet: Fleet) -> Counter[str]:
+    """Fail with everything that is wrong; return the figures of the run."""
+    tasks = {str(row["id"]): row for row in stage.query("select * from {schema}.tasks")}
+    attempts: dict[str, list[Row]] = defaultdict(list)
+    for row in stage.query("select * from {schema}.attempts order by task_id, attempt"):
+        attempts[str(row["task_id"])].append(row)
+    ledger: dict[str, list[Row]] = defaultdict(list)
+    for line in stage.effects():
+        ledger[line["task"]].append(line)
+    wrong = [*_lost(stage, fleet, tasks), *_disorder(tasks, ledger)]
+    for key, row in tasks.items():
+        problems = (
+            *_end(row, attempts[key], ledger[key]),
+            *_runs(row, attempts[key], ledger[key]),
+            *_overlap(ledger[key]),
+            *_arguments(row, ledger[key]),
+        )
+        wrong += [f"{row['name']} {key}: {problem}" for problem in problems]
+    assert not wrong, "\n".join(wrong[:20])
+    outcomes = Counter(f"{row['outcome']} attempts" for rows in attempts.values() for row in rows)
+    failed = Counter(row["error"]["code"] for row in tasks.values() if row["state"] == "FAILED")
+    figures = Counter(tasks=len(tasks), starts=sum(len(_starts(lines)) for lines in ledger.values()))
+    return figures + Counter(row["state"] for row in tasks.values()) + outcomes + failed + fleet.done
+
+
+def _starts(lines: Sequence[Row]) -> list[Row]:
+    return [line for line in lines if line["step"] == "start"]
+
+
+def _policy(row: Row) -> str:
+    return str(row["name"]).split("-")[1]
+
+
+def _lost(stage: Stage, fleet: Fleet, tasks: Mapping[str, Row]) -> Iterator[str]:
+    sent = fleet.sent()
+    if missing := sent["task"] - tasks.keys():
+        yield f"acknowledged tasks are missing: {missing}"
+    workflows = {str(row["id"]) for row in stage.query("select id from {schema}.workflows")}
+    if missing := sent["workflow"] - workflows:
+        yield f"acknowledged workflows are missing: {missing}"
+
+
+def _end(row: Row, attempts: Sequence[Row], lines: Sequence[Row]) -> Iterator[str]:
+    """A task completes after its code ended, or fails because its policy forbids a further run."""
+    if row["state"] == "COMPLETED":
+        if not any(line["step"] == "end" for line in lines):
+            yield "COMPLETED, but its code never ended"
+        return
+    code = (row["error"] or {}).get("code")
+    if row["state"] != "FAILED" or code not in ENDS:
+        yield f"{row['state']} with {code}"
+        return
+    allowed = RETRIED_AFTER_STOP if code == "WORKER_STOPPED" else RETRIED_AFTER_DEATH
+    if _policy(row) in allowed:
+        yield f"FAILED with {code}, which its policy runs again"
+    if not attempts:
+        yield f"FAILED with {code} without a run"
+
+
+def _runs(row: Row, attempts: Sequence[Row], lines: Sequence[Row]) -> Iterator[str]:
+    """Each run after the first is one that the policy allows, for a reason that has a row."""
+    policy, starts = _policy(row), _starts(lines)
+    for attempt in attempts[:-1]:
+        outcome = attempt["outcome"]
+        if outcome in DEATHS and policy in RETRIED_AFTER_DEATH:
+            continue
+        if outcome == "RELEASED" and policy in RETRIED_AFTER_STOP:
+            continue
+        yield f"run again after attempt {attempt['attempt']} that is {outcome}"
+    if len(starts) > len(attempts):
+        yield f"its code started {len(starts)} times in {len(attempts)} attempts"
+    if again := [
+        number for number, times in Counter(line["attempt"] for line in starts).items() if times > 1
+    ]:
+        yield f"its code started more than once in the attempts {again}"
+
+
+def _overlap(lines: Sequence[Row]) -> Iterator[str]:
+    """No code runs while another attempt of its task runs."""
+    latest = 0
+    for line in sorted(lines, key=lambda line: line["at"]):
+        if line["attempt"] < latest:
+            yield f"attempt {line['attempt']} ran after attempt {latest} had started"
+            return
+        latest = line["attempt"]
+
+
+def _arguments(row: Row, lines: Sequence[Row]) -> Iterator[str]:
+    """What the sender gave arrived, and what it did not give has its default."""
+    given = {key: value for key, value in row["args"].items() if key != "took_s"}
+    for line in _starts(lines):
+        if {key: value for key, value in line["given"].items() if value != "en"} != given:
+            yield f"given {given}, but its code received {line['given']}"
+
+
+def _disorder(tasks: Mapping[str, Row], ledger: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """Serial lines: one task at a time, in the order in which they were sent."""
+    lines: dict[str, list[Row]] = defaultdict(list)
+    for row in tasks.values():
+        if row["serial"] is not None:
+            lines[row["serial"]].append(row)
+    for name, rows in lines.items():
+        before = 0.0
+        for row in sorted(rows, key=lambda row: (row["serial_at"], row["id"])):
+            moments = [line["at"] for line in ledger[str(row["id"])]]
+            if moments and min(moments) < before:
+                yield f"{name}: {row['name']} {row['id']} ran before the one in front of it had ended"
+            before = max([before, *moments])

@@ -1,0 +1,42 @@
+"""Two versions of a program are deployed forwards and backwards under load, while processes and trees are killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.stories.deploy_oracles import judge
+from tests.stories.fleet import Fleet
+from tests.stories.stage import Stage
+
+pytestmark = pytest.mark.story
+
+
+def deploy(stage: Stage, *, seconds: float, per_second: float, seed: int) -> Counter[str]:
+    """Deploy for so long, and return the figures; fail if anything is wrong."""
+    fleet = Fleet(stage, seed=seed)
+    stage.until(lambda: len(stage.query("select from {schema}.workers")) == 2, within=30, what="two trees")
+    fleet.send(per_second=per_second)
+    fleet.deploy(seconds)
+    fleet.finish(within=90)
+    figures = judge(stage, fleet)
+    print(f"seed {seed}: {dict(sorted(figures.items()))}")
+    return figures
+
+
+def test_deploys_forwards_and_backwards_under_kills_lose_nothing_and_fail_nothing(
+    stage: Stage,
+) -> None:  # J1 J2
+    figures = deploy(stage, seconds=16, per_second=10, seed=1)
+    assert figures["COMPLETED"] > figures["FAILED"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_a_minute_of_deploys_forwards_and_backwards_under_kills_loses_nothing(
+    stage: Stage, seed: int
+) -> None:  # J1 J2
+    figures = deploy(stage, seconds=62, per_second=20, seed=seed)
+    assert figures["COMPLETED"] > figures["FAILED"]
