@@ -95,6 +95,7 @@ def test_no_look_counts_a_lost_tree_as_live(hands: Hands) -> None:  # E4
     assert (trees.known, trees.silent, trees.living, len(trees.lost), trees.held_by_lost) == (1, 0, 0, 1, 1)
     assert hands.run(diagnosis.unswept(RULES, margin_ms=0, stale_ms=AGE)).abandoned == 1
     assert [each.served for each in hands.run(diagnosis.unserved(stale_ms=AGE))] == [False]
+    assert hands.run(diagnosis.knowing(["work"], stale_ms=AGE)) == []
     assert [
         each.session_lost for each in hands.run(inspect.supervisors(stale_ms=AGE, ended_too=False, limit=9))
     ] == [True]

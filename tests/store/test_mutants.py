@@ -15,6 +15,7 @@ from tests.store import test_grown_tables as grown
 from tests.store import test_hostile_rows as hostile
 from tests.store import test_life_cycle as life
 from tests.store import test_lost_trees as lost_trees
+from tests.store import test_needs_statements as needs
 from tests.store import test_quiet_statements as quiet
 from tests.store import test_recovery_statements as recovery
 from tests.store import test_remaining_sessions as sessions
@@ -424,7 +425,24 @@ MUTANTS = [
             f"{look} counts a lost tree as live", f"inspect/{look}", "trees_without_session() x", "trees_without_session() x where false",
             lost_trees.test_no_look_counts_a_lost_tree_as_live,
         )
-        for look in ("crew", "waiting", "holding", "silent_trees", "unswept", "unserved", "workers", "supervisors")
+        for look in ("crew", "waiting", "holding", "silent_trees", "unswept", "unserved", "knowing", "workers", "supervisors")
+    ),
+    Mutant(
+        "explain counts workers that cannot run the task as fitting", "inspect/waiting",
+        "l.id <> all(%(unfit)s::text[]) as fits", "%(unfit)s::text[] is not null as fits",
+        needs.test_workers_that_cannot_run_a_task_count_neither_as_fitting_nor_for_slots_lag_and_quiet,
+    ),
+    Mutant(
+        "explain counts the slots of workers that cannot run the task", "inspect/waiting", "and crew.fits and", "and",
+        needs.test_workers_that_cannot_run_a_task_count_neither_as_fitting_nor_for_slots_lag_and_quiet,
+    ),
+    Mutant(
+        "doctor leaves out marked tasks of serial lines", "inspect/marked", "t.serial is not null and", "false and",
+        needs.test_marked_tasks_that_wait_are_counted_by_what_they_need_and_their_queue,
+    ),
+    Mutant(
+        "doctor counts marked tasks that do not wait", "inspect/marked", "t.state = 'PENDING' and t.serial is null", "t.serial is null",
+        needs.test_marked_tasks_that_wait_are_counted_by_what_they_need_and_their_queue,
     ),
     *(
         Mutant(
