@@ -262,6 +262,20 @@ def test_a_task_that_is_put_back_has_a_row_of_its_own_with_the_reason(relayed: H
     assert (row.fence, row.reason) == (2, None)
 
 
+def test_a_marked_task_has_no_message_because_most_workers_would_pass_it_on(relayed: Hands) -> None:  # J2
+    marked, other = relayed.running(), relayed.send()
+    publish(relayed)
+    relayed.connection.execute(
+        relayed.plain(
+            "update {schema}.tasks set state = 'PENDING', claim_id = null, attempt = 0, needs = '{{}}', needs_id = %s where id = %s"
+        ),
+        [uuid4(), marked.id],
+    )
+    assert (marked.id, 1) in outbox(relayed)
+    assert not due(relayed).rows
+    assert outbox(relayed) == [(other, 0)]
+
+
 def test_a_task_that_becomes_due_earlier_has_a_row(relayed: Hands) -> None:
     task_id = relayed.send(delay_ms=3_600_000)
     relayed.connection.execute(relayed.plain("update {schema}.tasks set enqueued_at = now()"))

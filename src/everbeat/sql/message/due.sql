@@ -1,5 +1,6 @@
 -- What is to be published next: of each queue its first due rows, so many that no more than `window` are out, `portion` in all. Rows of tasks
--- that are not PENDING any more, were claimed since, or are of a paused task function are deleted instead (who resumes that tells all workers);
+-- that are not PENDING any more, were claimed since, are marked (workers are told of those when they are marked, and look for them), or
+-- are of a paused task function are deleted instead (who resumes that tells all workers);
 -- those of a paused queue wait. The first row tells the milliseconds until the next row is due, how many were taken
 -- away, and the queues of which rows that are due wait for room in their window, each with the number of the last of them.
 with recursive queue (name) as (
@@ -29,7 +30,7 @@ with recursive queue (name) as (
     limit %(portion)s
 ), judged as materialized (
     select f.*, coalesce(
-        t.state = 'PENDING' and t.fence = f.fence and not exists (select from {schema}.pauses p where p.kind = 'task' and p.name = t.name), false
+        t.state = 'PENDING' and t.fence = f.fence and t.needs_id is null and not exists (select from {schema}.pauses p where p.kind = 'task' and p.name = t.name), false
     ) as waits
     from found f
     left join lateral (select * from {schema}.tasks t where t.id = f.task_id limit 1) t on true
