@@ -33,7 +33,7 @@ from tests.store.programs.in_transaction import KINDS
 from tests.stories.pooler import pooled
 
 WITHIN_S = 15.0
-MIGRATION = "store/migrating.py migrate"
+MIGRATION = "store/migrating.py _create"
 
 
 def openers() -> set[str]:

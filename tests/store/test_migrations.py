@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.errors import DatabaseError, SchemaForbidden, SchemaFromTheFuture, SchemaMissing, SchemaOutdated
-from everbeat.store import leases, migrating, migrations
+from everbeat.store import leases, migrating, migrations, schema_script
 from everbeat.store.database import Database
 from everbeat.store.target import Target
 
@@ -94,7 +94,7 @@ def test_an_older_schema_is_refused_until_it_is_migrated(
 
 def test_the_printed_script_makes_the_same_schema(target: Target, database_url: str) -> None:
     with target.connect("everbeat test") as connection:
-        connection.execute(migrating.script(target.schema).encode())
+        connection.execute(schema_script.script(target.schema).encode())
         assert migrations.status(connection, target).pending == ()
         assert migrating.migrate(connection, target) == ()
 

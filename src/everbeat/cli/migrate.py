@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -17,9 +17,14 @@ from everbeat.cli.selection import (
     schema_as_typed,
     selected_app,
 )
-from everbeat.store.migrating import script
-from everbeat.store.migrations import SchemaStatus
+from everbeat.cli.typed import typed_as
+from everbeat.domain.duration import span, spelled
+from everbeat.store.migrations import SchemaStatus, known_migrations
+from everbeat.store.schema_script import script
 from everbeat.store.target import Target
+from everbeat.store.upgrade import DEFAULT_LOCK_PATIENCE_S
+
+_PATIENCE: Final = "migrate.patience"
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -34,8 +39,23 @@ def migrate(
         ),
     ] = False,
     as_sql: Annotated[
-        bool, typer.Option("--sql", help="Only print the statements for an empty database, for a reviewer.")
+        bool, typer.Option("--sql", help="Only print the statements: for an empty database, or --from.")
     ] = False,
+    since: Annotated[
+        int | None,
+        typer.Option(
+            "--from",
+            min=0,
+            metavar="VERSION",
+            help="With --sql: print the steps that upgrade from this version.",
+        ),
+    ] = None,
+    patience: Annotated[
+        str,
+        typer.Option(
+            "--patience", metavar="DURATION", help="How long each step of an upgrade tries to get its lock."
+        ),
+    ] = spelled(DEFAULT_LOCK_PATIENCE_S),
     url: UrlOption = None,
     schema: SchemaOption = None,
     app: AppOption = None,
@@ -45,23 +65,40 @@ def migrate(
 
     One process migrates while others wait; a schema that is up to date, or newer, is left alone. Migrations only go forward.
     """
-    if status and as_sql:
-        raise typer.BadParameter("--status and --sql exclude each other.")
+    _require_sense(status=status, as_sql=as_sql, since=since)
+    with typed_as({_PATIENCE: "--patience"}):
+        lock_patience_s = span(0.5, 7 * 86_400)(patience, subject=_PATIENCE)
     if as_sql and app is None:
         name = chosen_schema(schema)
         with schema_as_typed(schema):
             Target.parse("postgresql://", schema=name)  # refuses a name that cannot be a schema's
-        print(script(name), end="")
+        print(script(name, since=since or 0), end="")
         return
     with selected_app(url=url, schema=schema, locator=app, may_make=not status) as chosen:
         if as_sql:
-            print(script(chosen.schema), end="")
+            print(script(chosen.schema, since=since or 0), end="")
             return
-        applied_now = () if status else chosen.migrate()
+        applied_now = () if status else chosen.door.migrate(lock_patience_s=lock_patience_s, tell=say)
         found = chosen.schema_status()
     _show(found, applied_now=applied_now, as_json=as_json, only_status=status)
     if status and not found.is_supported:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _require_sense(*, status: bool, as_sql: bool, since: int | None) -> None:
+    if status and as_sql:
+        raise typer.BadParameter("--status and --sql exclude each other.")
+    if status and since is not None:
+        raise typer.BadParameter("--status and --from exclude each other.")
+    if since is None:
+        return
+    if not as_sql:
+        raise typer.BadParameter("--from is for --sql: an upgrade begins where the schema stands.")
+    newest = known_migrations()[-1].version
+    if since > newest:
+        raise typer.BadParameter(
+            f"--from {since}: this everbeat knows no version {since}. It knows the versions 1 to {newest}."
+        )
 
 
 def _show(found: SchemaStatus, *, applied_now: tuple[int, ...], as_json: bool, only_status: bool) -> None:

@@ -32,6 +32,7 @@ from everbeat.store.patience import DEFAULT_PATIENCE_S, SignsOfLife
 from everbeat.store.plan import Plan, arun_plan, run_plan
 from everbeat.store.target import Target
 from everbeat.store.tasks import StoredOutcome, outcomes
+from everbeat.store.upgrade import DEFAULT_LOCK_PATIENCE_S, Tell, tell_nobody
 from everbeat.wake import SyncWake
 from everbeat.wake.postgres import SyncPostgresWake
 
@@ -122,10 +123,18 @@ class Door:
         with self._turn(inf) as within_s:
             return self._open(stopping_s=self.patience_s, within_s=within_s)
 
-    def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
+    def migrate(
+        self,
+        *,
+        to: int | None = None,
+        lock_patience_s: float = DEFAULT_LOCK_PATIENCE_S,
+        tell: Tell = tell_nobody,
+    ) -> tuple[int, ...]:
         """Applies pending migrations (up to version `to`) and answers the versions applied. Raises a DatabaseError."""
         opened = self.opened()
-        return opened.migrate(to=to, database=self._bounded(opened))
+        return opened.migrate(
+            to=to, lock_patience_s=lock_patience_s, tell=tell, database=self._bounded(opened)
+        )
 
     def status(self) -> SchemaStatus:
         """What is applied in the schema. Raises a DatabaseError."""

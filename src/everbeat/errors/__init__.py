@@ -251,6 +251,12 @@ class SchemaFromTheFuture(DatabaseError):
     code = "SCHEMA_FROM_THE_FUTURE"
 
 
+class MigrationStopped(DatabaseError):
+    """An upgrade of the schema that ended at a step. The steps before it stay done, and the next run goes on there."""
+
+    code = "MIGRATION_STOPPED"
+
+
 class SchemaForbidden(DatabaseError):
     """The role may not use or create what the schema needs."""
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import psycopg
 from msgspec import Struct
-from psycopg import Connection
 
 from everbeat.errors import EmbeddedUnavailable, WrongDatabaseURL
 from everbeat.store import migrating, migrations
 from everbeat.store.database import Database
 from everbeat.store.migrations import SchemaStatus
+from everbeat.store.silence import WatchedConnection
 from everbeat.store.target import Target
+from everbeat.store.upgrade import DEFAULT_LOCK_PATIENCE_S, Tell, tell_nobody
 from everbeat.store.url import shown_url
 
 if TYPE_CHECKING:
@@ -131,23 +132,34 @@ class OpenDatabase(Struct, frozen=True, kw_only=True):
         Through `database` it is repeated and bounded as the calls of a client are; without, there is one try.
         """
         upgrades = self.address.upgrades(auto_migrate)
+        lock_patience_s = DEFAULT_LOCK_PATIENCE_S if patience_s is None else patience_s
 
-        def fit(connection: Connection[Any]) -> None:
+        def fit(connection: WatchedConnection) -> None:
             found = migrations.status(connection, self.target)
             if found.pending and (upgrades or (auto_migrate and not found.applied)):
-                migrating.migrate(connection, self.target, only_absent=not upgrades)
+                migrating.migrate(
+                    connection, self.target, only_absent=not upgrades, patience_s=lock_patience_s
+                )
                 found = migrations.status(connection, self.target)
             migrations.require_fit(found, self.target)
 
         self._connected(fit, database, patience_s)
 
     def migrate(
-        self, *, to: int | None = None, database: Database | None = None, patience_s: float | None = None
+        self,
+        *,
+        to: int | None = None,
+        lock_patience_s: float = DEFAULT_LOCK_PATIENCE_S,
+        tell: Tell = tell_nobody,
+        database: Database | None = None,
+        patience_s: float | None = None,
     ) -> tuple[int, ...]:
-        """Applies what is pending (up to version `to`) and answers the versions applied."""
-        return self._connected(
-            lambda connection: migrating.migrate(connection, self.target, to=to), database, patience_s
-        )
+        """Applies what is pending (up to version `to`) and answers the versions applied, as `migrating.migrate` does."""
+
+        def migrate(connection: WatchedConnection) -> tuple[int, ...]:
+            return migrating.migrate(connection, self.target, to=to, patience_s=lock_patience_s, tell=tell)
+
+        return self._connected(migrate, database, patience_s)
 
     def drop(self, *, database: Database | None = None) -> None:
         """Drops the schema with everything in it. Raises a DatabaseError."""
@@ -160,7 +172,7 @@ class OpenDatabase(Struct, frozen=True, kw_only=True):
         )
 
     def _connected(
-        self, work: Callable[[Connection[Any]], T], database: Database | None, patience_s: float | None
+        self, work: Callable[[WatchedConnection], T], database: Database | None, patience_s: float | None
     ) -> T:
         if database is not None:
             return database.on_own_connection(_MIGRATES, work, patience_s=patience_s)

@@ -95,7 +95,7 @@ class Database:
     def on_own_connection(
         self,
         application_name: str,
-        work: Callable[[Connection[Any]], T],
+        work: Callable[[WatchedConnection], T],
         *,
         patience_s: float | None = None,
     ) -> T:

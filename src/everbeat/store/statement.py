@@ -33,10 +33,11 @@ def source(name: str) -> str:
 
 
 @cache
-def compose(name: str, schema: str) -> bytes:
-    """The statement for one schema, whose name is quoted safely."""
+def compose(name: str, schema: str, *, concurrently: bool = False) -> bytes:
+    """The statement for one schema, whose name is quoted safely; `concurrently`: for one that is in use, where `{concurrently}` is a word."""
     template = sql.SQL(source(name))  # from our own package, never from data
-    return template.format(schema=sql.Identifier(schema)).as_bytes(None)
+    word = sql.SQL("concurrently" if concurrently else "")
+    return template.format(schema=sql.Identifier(schema), concurrently=word).as_bytes(None)
 
 
 def has_rows(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:

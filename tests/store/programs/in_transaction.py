@@ -55,7 +55,7 @@ KINDS = {
     "store/session.py _transacted": by_session,
     "store/database.py _atransacted": by_loop,
     "store/database.py _transacted": by_thread,
-    "store/migrating.py migrate": by_migration,
+    "store/migrating.py _create": by_migration,
 }
 
 if __name__ == "__main__":

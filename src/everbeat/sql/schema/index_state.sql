@@ -1,0 +1,6 @@
+-- Whether the build of an index was finished; no row where there is no such index.
+select i.indisvalid
+from pg_index i
+join pg_class c on c.oid = i.indexrelid
+join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %(schema)s and c.relname = %(index)s
