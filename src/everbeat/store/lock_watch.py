@@ -23,7 +23,7 @@ _CONNECT_S: Final = 5.0
 
 
 class Wait(Struct, frozen=True):
-    """What a statement waits for: the table, or the kind of the lock, and the sessions that hold it, the oldest transaction first."""
+    """What a statement waits for: a lock of the table `wanted`, or the end of other transactions; and whose they are, the oldest first."""
 
     wanted: str | None
     holders: tuple[LockHolder, ...]

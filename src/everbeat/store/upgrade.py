@@ -161,12 +161,13 @@ class Upgrade:
             )
         where = f" on {self._target.schema}.{seen.wanted}" if seen.wanted else ""
         return MigrationStopped(
-            f"{waited}{where}. It is held by {seen.held_by}.",
+            f"{waited}{where}. It waits for {seen.held_by}.",
             fix=f"end that transaction, for example by {seen.holders[0].command}, {_AGAIN}",
         )
 
     def _on_wait(self, wait: Wait) -> None:
-        text = f"{_title(self._step)}: waits for {wait.wanted or 'a lock'}, held by {wait.held_by}."
+        subject = "the end of a transaction" if wait.wanted is None else f"a lock on {wait.wanted}"
+        text = f"{_title(self._step)}: waits for {subject}, held by {wait.held_by}."
         if text != self._last_told:
             self._last_told = text
             self._tell(text)

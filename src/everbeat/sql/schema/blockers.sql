@@ -1,8 +1,8 @@
--- The sessions that a session waits for, and the table whose lock it wants; no row while it waits for none.
+-- The sessions that a session waits for, and the table whose lock it wants (null: it waits for the end of their transactions); no row
+-- while it waits for none.
 select
     (
-        select coalesce(c.relname, l.locktype) from pg_locks l left join pg_class c on c.oid = l.relation
-        where l.pid = %(pid)s and not l.granted limit 1
+        select c.relname from pg_locks l join pg_class c on c.oid = l.relation where l.pid = %(pid)s and not l.granted limit 1
     ) as wanted,
     nullif(b.pid, 0) as pid, nullif(a.application_name, '') as session, a.usename::text as role, a.state, a.wait_event, a.xact_start,
     coalesce(a.backend_type = 'autovacuum worker', false) as is_vacuum
