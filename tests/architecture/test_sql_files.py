@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from everbeat.store.schema_steps import Step
 from tests.architecture.source_tree import PACKAGE
 
 SQL = PACKAGE / "sql"
@@ -49,6 +50,17 @@ def test_migrations_are_numbered_without_gaps_and_no_two_steps_have_one_number()
         numbered = numbers(MIGRATION_STEP, steps)
         assert 0 not in numbered, f"{folder}: a name that breaks the pattern"
         assert len(set(numbered)) == len(numbered), f"{folder}: two steps with one number have no order"
+
+
+@pytest.mark.parametrize("name", [name for name in names() if re.match(r"schema/00(?!0\d|10)\d\d_", name)])
+def test_an_index_of_a_table_that_is_in_use_is_built_and_dropped_concurrently(name: str) -> None:  # J3
+    text = (SQL / name).read_text(encoding="utf-8")
+    plain = NOT_CODE.sub(" x ", text.replace("{schema}", "s").replace("{concurrently}", "concurrently"))
+    says_index = re.search(r"\b(create\s+(unique\s+)?|drop\s+)index\b", plain, re.IGNORECASE) is not None
+    step = Step(0, name.removesuffix(".sql"))
+    assert step.is_concurrent is says_index
+    if says_index:
+        assert re.search(rf"\b{step.index}\b", plain)
 
 
 def numbers(pattern: re.Pattern[str], found: list[str]) -> list[int]:

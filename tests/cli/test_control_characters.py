@@ -51,7 +51,7 @@ def spoil(connection: psycopg.Connection[Any], schema: str) -> dict[str, list[st
     columns = connection.execute(
         "select table_name, column_name, data_type from information_schema.columns join information_schema.tables"
         " using (table_schema, table_name) where table_schema = %s and table_type = 'BASE TABLE'"
-        " and data_type in ('text', 'json') and table_name <> 'schema_versions'",
+        " and data_type in ('text', 'json') and table_name not in ('schema_versions', 'schema_steps')",
         [schema],
     ).fetchall()
     connection.execute("set session_replication_role = replica")  # foreign keys would keep ids as they are

@@ -25,7 +25,7 @@ from tests.store.hostile_stage import Stage, Step
 
 __all__ = ["everbeat", "forks"]
 
-NOT_READ = {"schema_versions", "installation"}
+NOT_READ = {"schema_versions", "schema_steps", "installation"}
 """Nothing that claims, beats, sweeps or lists reads these."""
 HOLDS = {"id", "claim_id", "state"}
 """Whoever changes these takes the lease."""
