@@ -1,2 +1,0 @@
--- Replaced by an index that leaves out marked tasks.
-drop index {schema}.tasks_pending
