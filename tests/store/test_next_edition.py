@@ -1,0 +1,80 @@
+"""What a later version does to keep older code from its tasks: a trigger refuses the lease, and `needs` hides the task from claims."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from everbeat.store import leases
+from tests.next_edition import NEXT, next_edition
+from tests.store.conftest import Hands
+
+LIMIT = 5
+
+
+@pytest.fixture
+def ahead(hands: Hands, tmp_path: Path) -> Hands:
+    """Hands of this version on the schema of the next one."""
+    subprocess.run(
+        [sys.executable, "-m", "everbeat", "migrate", "--url", hands.target.url, "--schema", hands.target.schema],
+        env=os.environ | {"PYTHONPATH": str(next_edition(tmp_path))}, check=True, capture_output=True,
+    )  # fmt: skip
+    return hands
+
+
+def change(hands: Hands, text: str, ids: list[UUID]) -> None:
+    hands.connection.execute(hands.plain("update {schema}.tasks set " + text + " where id = any(%s)"), [ids])
+
+
+def refused(hands: Hands) -> int:
+    return len(hands.table("refusals"))
+
+
+def hide(hands: Hands, ids: list[UUID]) -> None:
+    change(hands, "needs = json_build_object('edition', 12), needs_id = md5('edition')::uuid", ids)
+
+
+def test_a_refusing_trigger_alone_starves_older_claims_and_hidden_tasks_are_never_looked_at(  # J3
+    ahead: Hands,
+) -> None:
+    of_next = [ahead.send() for _ in range(LIMIT)]
+    change(ahead, f"edition = {NEXT}", of_next)
+    ordinary = ahead.send()
+    for tries in (1, 2):
+        assert ahead.claim(limit=LIMIT) == [], "the same head again, and nothing behind it"
+        assert refused(ahead) == tries * LIMIT
+    hide(ahead, of_next)
+    (claimed,) = ahead.claim(limit=LIMIT)
+    assert claimed.id == ordinary
+    assert refused(ahead) == 2 * LIMIT, "older code has not even tried"
+    assert {ahead.row(each, "(state, fence, attempt)::text") for each in of_next} == {"(PENDING,0,0)"}
+
+
+def test_hidden_tasks_are_neither_claimed_from_a_serial_line_nor_as_suspects_nor_waited_for(  # J3
+    ahead: Hands,
+) -> None:
+    in_line = [ahead.send(serial="line") for _ in range(2)]
+    suspect, alone = ahead.send(), ahead.send()
+    hidden = [in_line[0], suspect, alone]
+    change(ahead, f"edition = {NEXT}", hidden)
+    change(ahead, "suspect = true", [suspect])
+    hide(ahead, hidden)
+    for suspects in (None, True, False):
+        assert ahead.claim(limit=LIMIT, suspects=suspects) == []
+    assert refused(ahead) == 0
+
+
+def test_the_database_refuses_an_older_lease_and_takes_every_other_change(ahead: Hands) -> None:  # J3
+    task = ahead.send()
+    change(ahead, f"edition = {NEXT}", [task])
+    assert ahead.claim() == []
+    ahead.cancel(task)
+    assert ahead.row(task, "state") == "CANCELLED"
+    done = ahead.running()
+    assert ahead.settle(done) == "COMPLETED"
+    assert ahead.run(leases.leases_of_supervisor("s1", limit=9)) == []
