@@ -218,3 +218,34 @@ def test_live_asks_the_database(everbeat: Command) -> None:
     nowhere = "postgresql://127.0.0.1:1/nowhere"
     answer = everbeat("check", "shop:app", "--live", EVERBEAT_DATABASE_URL=nowhere)
     assert "cannot be reached" in answer.assert_code(ExitCode.FAILED).out
+
+
+def test_policies_of_which_the_nearer_one_decides_are_warnings(everbeat: Command) -> None:
+    everbeat.write(
+        "near.py",
+        """
+        from everbeat import App, RetryPolicy
+        LISTED = RetryPolicy(max_retries=4, auto_retry_for=["WORKER_CRASHED"])
+        STALLS = RetryPolicy(max_retries=2, auto_retry_for=["TASK_STALLED"])
+        app = App("postgresql:///none", on_crash="retry")
+
+        @app.task(retry=LISTED)
+        def by_default() -> None: ...
+
+        @app.task(retry=LISTED, on_crash="retry")
+        def by_itself() -> None: ...
+
+        @app.task(retry=STALLS)
+        def stalls() -> None: ...
+
+        @app.task(retry=RetryPolicy(auto_retry_for=["SMTP_DOWN"]))
+        def plain() -> None: ...
+        """,
+    )
+    found = everbeat("check", "near:app", "--json").assert_code(0).document["warnings"]
+    told = {each["message"].split("'")[1]: each for each in found if each["code"] == "SEVERAL_POLICIES"}
+    assert set(told) == {"by_default", "by_itself", "stalls"}
+    assert "no more than 4 times" in told["by_default"]["message"]
+    assert "after its 4 retries" in told["by_itself"]["message"]
+    assert "TASK_STALLED" in told["stalls"]["message"]
+    assert all(each["fix"] and each["where"] for each in told.values())

@@ -75,6 +75,21 @@ def test_the_policy_is_stored_for_whoever_finds_the_task_dead(app: App, hands: H
     assert overridden.max_crashes == 7
 
 
+def test_a_policy_given_at_a_send_keeps_the_registered_codes_of_a_lost_worker(app: App, hands: Hands) -> None:
+    codes = [WORKER_CRASHED, "TASK_STALLED", "SMTP_DOWN", OSError]
+
+    @app.task(retry=RetryPolicy(max_retries=2, auto_retry_for=codes))
+    def work() -> None: ...
+
+    given = RetryPolicy(max_retries=5, auto_retry_for=["BUSY", "WORKER_STOPPED"])
+    policy = work.with_options(retry=given).send().info().policy
+    assert policy.max_retries == 5
+    assert sorted(policy.retry_for) == ["BUSY", "TASK_STALLED", "WORKER_CRASHED", "WORKER_STOPPED"]
+    by_name = app.send_by_name("work", retry=given).info().policy
+    assert by_name == policy, "a send by name of a known task"
+    assert work.with_options(retry=None).send().info().policy.retry_for == ()
+
+
 def test_the_apps_default_for_crashes_reaches_every_task(database_url: str, schema: str) -> None:
     app = App(database_url, schema=schema, on_crash="retry")
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from everbeat.domain.certificate import DeathCertificate
 from everbeat.domain.failure import error_from_json, error_to_json
-from everbeat.domain.policy import StoredPolicy
+from everbeat.domain.outcome import WORKER_CRASHED
+from everbeat.domain.policy import StoredPolicy, TaskOptions
 from everbeat.domain.recovery import (
     Blame,
     Cancel,
@@ -28,6 +29,7 @@ from everbeat.domain.recovery import (
     decide,
     spread,
 )
+from everbeat.domain.retry import RetryPolicy
 
 PLAIN = StoredPolicy()
 RETRIES_CRASH = StoredPolicy(
@@ -214,3 +216,25 @@ def test_a_certificate_says_since_when_it_counts(
         noticed_after_ms=after_ms, crash_count=0, loss_count=1, poison=False,
     )  # fmt: skip
     assert certificate.message() == f"Worker w (pid 7 on web) was running this task {expected}"
+
+
+def test_the_apps_default_adds_no_run_to_the_retries_of_a_task_that_lists_the_crash() -> None:
+    options = TaskOptions(retry=RetryPolicy(max_retries=1, auto_retry_for=[WORKER_CRASHED], jitter=0))
+    policy = options.stored(on_crash="retry")
+    assert isinstance(decided(policy=policy), Retry)
+    assert decided(policy=policy, retry_count=1) == Fail(poison=False)
+    assert isinstance(decided(policy=policy, retry_count=1, stalled=True), Retry), "a stall is not listed"
+    assert policy.retries_stop, "a stop is not listed"
+    assert StoredPolicy.from_json(policy.to_json()) == policy
+
+
+def test_the_apps_default_decides_on_crashes_that_a_task_does_not_list() -> None:
+    policy = TaskOptions(retry=RetryPolicy(max_retries=1, auto_retry_for=["SMTP_DOWN"])).stored(
+        on_crash="retry"
+    )
+    assert decided(policy=policy, retry_count=1) == Retry(0)
+
+
+def test_a_tasks_own_on_crash_goes_on_after_its_listed_retries() -> None:
+    own = TaskOptions(retry=RetryPolicy(max_retries=1, auto_retry_for=[WORKER_CRASHED]), on_crash="retry")
+    assert decided(policy=own.stored(on_crash="fail"), retry_count=1) == Retry(0)

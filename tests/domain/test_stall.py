@@ -66,6 +66,12 @@ def test_every_line_of_the_table(
     assert decided(policy, **facts) == (decision, charge)
 
 
+def test_the_apps_default_adds_no_run_to_the_retries_of_a_listed_stall() -> None:
+    bounded = replace(LISTED, on_crash="retry", retries_bound=True)
+    assert decided(bounded) == (Retry(3_000), None)
+    assert decided(bounded, retry_count=2) == (Fail(poison=False), None)
+
+
 def test_a_stall_that_nobody_can_be_charged_with_alone_is_a_loss() -> None:
     lease = LeaseFacts(started=True, stalled=True, policy=AGAIN)
     assert charge_of_stall(lease, charge=Charge.LOSS) is Charge.LOSS

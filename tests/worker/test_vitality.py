@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.policy import StoredPolicy
 from everbeat.runtime.clock import SystemClock
 from everbeat.worker.protocol import Beaten, Tick
 from everbeat.worker.vitality import Silence
@@ -86,6 +87,25 @@ async def test_a_fenced_worker_stops_its_code_before_it_can_be_taken_over(
             stand.target = direct
     assert (row["state"], row["error"]["code"]) == ("FAILED", "WORKER_CRASHED")
     assert row["error"]["data"] == {"cause": "self_fenced"}
+
+
+async def test_a_fenced_task_runs_again_where_its_policy_lets_it_after_a_crash(stand: Stand) -> None:  # E15
+    recovery = RecoveryConfig(**FAST, self_fence=True)
+    again = StoredPolicy(on_crash="retry")
+    async with Proxy.before(stand.target) as proxy:
+        direct, stand.target = stand.target, proxy.target
+        try:
+            async with stand.worker(recovery=recovery, beating=False) as running:
+                task_id = stand.send_with("linger", {"word": "x"}, policy=again.to_json())
+                await running.until(lambda: ("begun", "x") in gate.journal)
+                proxy.cut()
+                await running.until(lambda: ("cancelled", "x") in gate.journal)
+                proxy.mend()
+                await running.until(lambda: bool(stand.attempts(task_id)))
+                stand.cancel(task_id)
+        finally:
+            stand.target = direct
+    assert stand.attempts(task_id)[0]["will_retry"]
 
 
 async def test_without_self_fencing_code_goes_on_through_an_outage(stand: Stand) -> None:

@@ -160,6 +160,10 @@ def _warnings(apps: dict[str, App]) -> Iterator[Finding]:
         for task in app.tasks.values():
             for text in task.options.warnings():
                 yield Finding(code="UNUSUAL", message=f"Task {task.name!r}: {text}", where=task.where)
+            if (several := task.options.several_policies(on_crash=app.on_crash)) is not None:
+                text, fix = several
+                message = f"Task {task.name!r}: {text}."
+                yield Finding(code="SEVERAL_POLICIES", message=message, fix=fix, where=task.where)
             if (outlasts := task.options.outlasts(app.worker.grace_s)) is not None:
                 yield Finding(
                     code="OUTLASTS_GRACE",

@@ -269,9 +269,8 @@ class CallSender:
         """Policy and flags as they are stored: what a reaper needs, which imports no user code."""
         if call.task is not None and (known := self._stored.get(call.task)) is not None:
             return known
-        overrides = {"timeout": call.settings.timeout, "retry": call.settings.retry}
         plain = TaskOptions() if call.task is None else call.task.definition.options
-        options = plain.replace(**overrides)
+        options = plain.given(timeout=call.settings.timeout, retry=call.settings.retry)
         if options == plain:
             options = plain  # nothing is stored for what is plain: the worker's own definition is asked
         flags: Mapping[str, bool] = options.flag_values

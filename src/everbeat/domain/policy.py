@@ -40,10 +40,15 @@ HIGHEST_PRIORITY: Final = 32_767
 MOST_CRASHES: Final = 100
 MOST_LOSSES: Final = 1_000
 LONGEST_TIMEOUT_S: Final = 365 * 86_400.0
+LOSSES_OF_WORKER: Final = (WORKER_CRASHED, WORKER_STOPPED, TASK_STALLED)
+"""Ends that the code cannot see. Whether it may run again after them is a property of the code, not of a send."""
 
 
 class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored with a task for whoever finds it dead; caps of None mean the finder's configuration."""
+    """What is stored with a task for whoever finds it dead; caps of None mean the finder's configuration.
+
+    `retries_bound`: `on_crash` is the app's default, so an end that `retry_for` lists runs again at most `max_retries` times.
+    """
 
     max_retries: int = 0
     strategy: BackoffStrategy = "fixed"
@@ -53,6 +58,7 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
     retry_for: tuple[str, ...] = ()
     on_crash: OnCrash = "fail"
     on_stop: OnStop | None = None
+    retries_bound: bool = False
     max_crashes: int | None = None
     max_losses: int | None = None
     timeout_ms: int | None = None
@@ -185,12 +191,28 @@ class TaskOptions(Settings):
         """Whether one of these flags is set on the task."""
         return any(self.flag_values.get(name, False) for name in resilient_flags)
 
+    def given(self, *, timeout: Duration | None, retry: RetryPolicy | None) -> TaskOptions:
+        """Return the options of one send, which decides these two itself.
+
+        Its policy replaces the registered one, but the codes of a lost worker that are registered stay listed.
+        """
+        if retry is not None and self.retry is not None and retry != self.retry:
+            kept = [code for code in self.retry.reasons if code in LOSSES_OF_WORKER]
+            retry = retry.replace(auto_retry_for=tuple(dict.fromkeys((*retry.auto_retry_for, *kept))))
+        return self.replace(timeout=timeout, retry=retry)
+
+    def _listed_losses(self) -> tuple[str, ...]:
+        listed = () if self.retry is None else self.retry.reasons
+        return tuple(code for code in (WORKER_CRASHED, TASK_STALLED) if code in listed)
+
     def stored(self, *, on_crash: OnCrash) -> StoredPolicy:
         """What is stored with each task; `on_crash` is the app's default for tasks that say nothing."""
         retry = self.retry
+        chosen = self.on_crash or on_crash
         caps = {
-            "on_crash": self.on_crash or on_crash,
+            "on_crash": chosen,
             "on_stop": self.on_stop,
+            "retries_bound": self.on_crash is None and chosen == "retry" and bool(self._listed_losses()),
             "max_crashes": self.max_crashes,
             "max_losses": self.max_losses,
             "timeout_ms": self.timeout_ms,
@@ -220,6 +242,17 @@ class TaskOptions(Settings):
                 f"TaskOptions.stall_timeout is never reached: timeout ends the attempt after {limit}."
             )
         return found
+
+    def several_policies(self, *, on_crash: OnCrash) -> tuple[str, str] | None:
+        """Return what `on_crash`, its own or the app's default, means beside a listed loss of the worker, and the fix. None without both."""
+        if not (listed := self._listed_losses()) or (self.on_crash or on_crash) != "retry":
+            return None
+        codes, retries = " and ".join(listed), cast(RetryPolicy, self.retry).max_retries
+        if self.on_crash is None:
+            text = f"auto_retry_for lists {codes}, so it runs again no more than {retries} times: on_crash='retry' of the app adds none"
+            return text, "to have it run again until max_crashes, write on_crash='retry' here."
+        text = f"auto_retry_for lists {codes}, and on_crash='retry' goes on after its {retries} retries, until max_crashes or max_losses"
+        return text, "leave out on_crash to stop after max_retries, or take the code out of auto_retry_for."
 
     def outlasts(self, grace_s: float) -> str | None:
         """Return why a worker's stop can fail the task: an explicit `on_crash="fail"`, and code that may outlast the grace (in seconds)."""

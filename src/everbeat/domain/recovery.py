@@ -118,16 +118,24 @@ def decide(
     if is_listed(facts):
         own_ms = milliseconds(policy.delay(facts.retry_count + 1, random))
         return Retry(max(spread(rules, random), own_ms), suspect)
-    if policy.on_crash == "retry":
+    if is_left_to_on_crash(facts):
         return Retry(spread(rules, random), suspect)
     return Fail(poison=False)
 
 
 def is_listed(facts: LeaseFacts) -> bool:
     """Whether the policy has a retry left for this very end."""
+    return _lists(facts) and facts.retry_count < facts.policy.max_retries
+
+
+def is_left_to_on_crash(facts: LeaseFacts) -> bool:
+    """Whether `on_crash` runs it again when no listed retry does. The app's default decides only on ends that the task does not list."""
     policy = facts.policy
-    listed = policy.retries_stall if facts.stalled else policy.retries_crash
-    return listed and facts.retry_count < policy.max_retries
+    return policy.on_crash == "retry" and not (policy.retries_bound and _lists(facts))
+
+
+def _lists(facts: LeaseFacts) -> bool:
+    return facts.policy.retries_stall if facts.stalled else facts.policy.retries_crash
 
 
 def spread(rules: RecoveryRules, random: Random) -> int:
@@ -142,7 +150,7 @@ def charge_of(facts: LeaseFacts, *, sharers: int) -> Charge:
 
 def charge_of_stall(facts: LeaseFacts, *, charge: Charge) -> Charge | None:
     """What a stall costs; one that the policy lists, or that ends the task, is a failure like any other."""
-    return None if is_listed(facts) or facts.policy.on_crash != "retry" else charge
+    return None if is_listed(facts) or not is_left_to_on_crash(facts) else charge
 
 
 def is_suspicious(facts: LeaseFacts, *, blame: Blame) -> bool:

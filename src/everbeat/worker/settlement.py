@@ -14,6 +14,7 @@ from uuid import UUID
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.failure import error_from_json, error_to_json
 from everbeat.domain.outcome import TASK_TIMEOUT, UNHANDLED_EXCEPTION, WORKER_CRASHED, TaskError
+from everbeat.domain.recovery import LeaseFacts, RecoveryRules, Retry, decide
 from everbeat.domain.retry import reasons_of
 from everbeat.domain.stops import TaskSuspended
 from everbeat.domain.stored_text import class_name, storable
@@ -38,7 +39,7 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
     if attempt.stopped is None and isinstance(ended, Succeeded) and not attempt.self_fenced:  # nearly always
         return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=ended.result)
     if attempt.self_fenced:
-        return _failed(attempt, _self_fenced(), reasons=(WORKER_CRASHED,), random=random)
+        return _fenced(attempt, random)
     match attempt.stopped, ended:
         case "timed_out", _:
             return _failed(attempt, _timed_out(attempt), reasons=_TIMED_OUT, random=random)
@@ -114,6 +115,19 @@ def _failed(attempt: Attempt, error: bytes, *, reasons: tuple[str, ...], random:
         outcome="FAILED",
         error=error,
         retry_in_ms=_retry_in_ms(attempt, random) if attempt.policy.lists(reasons) else None,
+    )
+
+
+def _fenced(attempt: Attempt, random: Random) -> Settlement:
+    """Its own end is decided like any loss of its worker, and charged to nobody."""
+    facts = LeaseFacts(started=True, policy=attempt.policy, retry_count=attempt.task.retry_count)
+    decision = decide(facts, rules=RecoveryRules(), charge=None, random=random)
+    return Settlement(
+        id=attempt.id,
+        claim_id=attempt.claim_id,
+        outcome="FAILED",
+        error=_self_fenced(),
+        retry_in_ms=decision.delay_ms if isinstance(decision, Retry) else None,
     )
 
 
