@@ -16,6 +16,8 @@ from everbeat.domain.needs import Needs
 from everbeat.store import workers
 from tests.client.test_explaining import change, codes, dismiss, join, pause, the_reason
 from tests.store.conftest import Hands
+from tests.store.flows import task as node
+from tests.workflows.sent import sent
 
 OLD = {"takes": ["user_id"], "requires": ["user_id"]}
 NEW = {"takes": ["user_id", "locale"], "requires": ["user_id"]}
@@ -197,6 +199,15 @@ class TestExplain:
         change(hands, "tasks", """args = '{"user_id": 1}'""", f"id = '{behind}'")
         assert codes(app, head) == ["NEEDS_OTHER_CODE"]
         assert the_reason(app, behind, ReasonCode.SERIAL_LINE).blocked_by == str(head)
+
+    def test_a_workflow_says_which_node_waits_for_other_code(self, app: App, hands: Hands) -> None:  # J2
+        handle, _ = sent(app, hands, [node("a")])
+        (task,) = [each.id for each in app.list_tasks()]
+        mark(hands, task, {"arguments": ["name"]})
+        only(app, hands, v1=registers(OLD))
+        (reason,) = handle.explain().reasons
+        assert (reason.code, reason.node) == (ReasonCode.NEEDS_OTHER_CODE, "a")
+        assert "does not take 'name' and requires 'user_id'" in reason.text
 
 
 class TestDoctor:
