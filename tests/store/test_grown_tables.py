@@ -63,6 +63,34 @@ def test_no_answer_gets_more_columns_when_tables_and_views_grow(hands: Hands) ->
     assert after == before
 
 
+def test_a_later_column_can_have_any_name(hands: Hands) -> None:  # J3
+    """No statement takes a later column for what it means by the same name: all names of the statement become columns of its tables.
+
+    A point can be compared with nothing, so what is taken for one cannot go unnoticed.
+    """
+    schema = sql.Identifier(hands.target.schema)
+    columns: dict[str, set[str]] = {}
+    for table, column in hands.connection.execute(
+        "select c.relname, a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid"
+        " where c.relnamespace = %s::regnamespace and c.relkind = 'r'",
+        [f'"{hands.target.schema}"'],
+    ):
+        columns.setdefault(table, set()).add(column)
+    for name in STATEMENTS:
+        before = answers(hands, name, called=f"{name} as it is")
+        text = (SQL / f"{name}.sql").read_text(encoding="utf-8")
+        words = set(re.findall(r"[a-z_]\w*", re.sub(r"--[^\n]*|'[^']*'|%\(\w+\)s", "", text)))
+        with hands.connection.transaction(force_rollback=True):
+            for table in columns.keys() & words:
+                later = [
+                    sql.SQL("add column {} point").format(sql.Identifier(word))
+                    for word in words - columns[table]
+                ]
+                change = sql.SQL("alter table {}.{} ").format(schema, sql.Identifier(table))
+                hands.connection.execute(change + sql.SQL(", ").join(later))
+            assert answers(hands, name, called=f"{name} later") == before, name
+
+
 @pytest.mark.filterwarnings("error")
 def test_prepared_statements_and_functions_go_on_when_tables_and_views_grow(hands: Hands) -> None:  # J3
     """psycopg prepares a statement at its sixth run; PostgreSQL then refuses it if its answer got another column."""

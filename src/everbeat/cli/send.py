@@ -91,7 +91,7 @@ def send(
     wait_s = None if wait_timeout is None else to_seconds(wait_timeout, subject="--wait-timeout")
     when = None if delay is None else timedelta(seconds=to_seconds(delay, subject="--delay"))
     found = locator or app
-    # An app that is known migrates as its program does; whatever name is sent elsewhere needs a schema that is there.
+    # An app that is known creates its schema as its program does; whatever name is sent elsewhere needs a schema that is there.
     with selected_app(url=url, schema=schema, locator=found, may_make=found is not None) as chosen:
         if found is not None and name not in chosen.tasks:
             raise UnknownTask(name, known=chosen.tasks)

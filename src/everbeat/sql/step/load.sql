@@ -10,10 +10,11 @@ select
 from held h
 left join lateral (
     select
-        page.*, count(*) over () as looked, row_number() over (order by page.kind, page.name) as place,
+        page.kind, page.name, page.state, page.result, page.due_at, count(*) over () as looked, row_number() over (order by page.kind, page.name) as place,
         sum(octet_length(page.result::text)) over (order by page.kind, page.name) as bytes
     from (
-        select * from {schema}.steps s
+        select s.kind, s.name, s.state, s.result, s.due_at
+        from {schema}.steps s
         where s.task_id = h.id and (s.kind, s.name) > (%(kind)s::text, %(name)s::text)
         order by s.kind, s.name
         limit %(limit)s

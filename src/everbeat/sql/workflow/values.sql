@@ -4,10 +4,10 @@ with asked as materialized (
     select distinct a.workflow_id, a.number
     from unnest(%(ids)s::text::uuid[], %(numbers)s::text::integer[]) as a (workflow_id, number)
 ), node as (
-    select n.*, a.number as of, null::integer as place
+    select n.workflow_id, a.number as of, null::integer as place, n.state, n.kind, n.error, n.task_id
     from asked a join {schema}.nodes n on n.workflow_id = a.workflow_id and n.number = a.number
     union all
-    select m.*, a.number, m.number - n.first_member
+    select m.workflow_id, a.number, m.number - n.first_member, m.state, m.kind, m.error, m.task_id
     from asked a
     join {schema}.nodes n on n.workflow_id = a.workflow_id and n.number = a.number and n.kind = 'map'
     join {schema}.nodes m on m.workflow_id = n.workflow_id and m.number >= n.first_member and m.number < n.first_member::bigint + n.members
