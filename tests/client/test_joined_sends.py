@@ -164,6 +164,74 @@ def test_calls_of_two_transactions_are_not_sent_together(database_url: str, welc
         assert len(app.send_many([calls[0], calls[0]])) == 2
 
 
+@pytest.mark.parametrize("kind", SYNC_KINDS, ids=lambda kind: kind.name)
+def test_a_database_without_the_schema_gets_a_note_with_the_fix(
+    kind: SyncKind, database_url: str, schema: str
+) -> None:
+    app = App(database_url, schema=schema)
+    welcome = app.task(name="welcome")(plain_function)
+    with kind.open(database_url) as connection:
+        with pytest.raises(Exception) as failure:  # noqa: PT011 - the error of the user's own library
+            welcome.with_options(connection=connection).send(1)
+        assert_noted(failure.value, schema)
+        with pytest.raises(Exception):  # noqa: B017, PT011 - the transaction has failed, or the same again
+            welcome.with_options(connection=connection).send_many([welcome.call(1)])
+        connection.rollback()
+    app.close()
+
+
+@pytest.mark.parametrize("kind", ASYNC_KINDS, ids=lambda kind: kind.name)
+async def test_so_does_one_on_an_event_loop(kind: AsyncKind, database_url: str, schema: str) -> None:
+    app = App(database_url, schema=schema)
+    welcome = app.task(name="welcome")(plain_function)
+    async with kind.open(database_url) as connection:
+        with pytest.raises(Exception) as failure:  # noqa: PT011 - the error of the user's own library
+            await welcome.with_options(connection=connection).asend(1)
+    assert_noted(failure.value, schema)
+    await app.aclose()
+
+
+def test_a_schema_of_another_version_and_a_missing_right_get_their_own_notes(
+    app: App, hands: Hands, database_url: str, welcome: Any
+) -> None:
+    role = f"sender_{hands.target.schema[-12:]}"
+    with psycopg.connect(database_url, autocommit=True) as admin:
+        admin.execute(f"create role {role}")
+        try:
+            with psycopg.connect(database_url) as connection:
+                connection.execute(f"set role {role}")
+                with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused:
+                    welcome.with_options(connection=connection).send(1)
+            assert "grant usage on schema" in " ".join(refused.value.__notes__)
+        finally:
+            admin.execute(f"drop role {role}")
+    with psycopg.connect(database_url) as connection:
+        connection.execute(f'alter table "{hands.target.schema}".tasks rename column args to arguments')
+        with pytest.raises(psycopg.errors.UndefinedColumn) as outdated:
+            welcome.with_options(connection=connection).send(1)
+    assert "another version of everbeat" in " ".join(outdated.value.__notes__)
+
+
+def test_other_errors_of_the_users_library_pass_as_they_are(database_url: str, welcome: Any) -> None:
+    with psycopg.connect(database_url) as connection:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            connection.execute("select 1/0")
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction) as failure:
+            welcome.with_options(connection=connection).send(1)
+    assert not hasattr(failure.value, "__notes__")
+
+
+def plain_function(user_id: int) -> None: ...
+
+
+def assert_noted(problem: BaseException, schema: str) -> None:
+    (note,) = problem.__notes__
+    assert note.startswith(
+        f"everbeat: the database of this connection has no everbeat tables in schema {schema!r}"
+    )
+    assert "everbeat migrate" in note
+
+
 class TestDjango:
     """Django's own connection, in its atomic blocks."""
 
@@ -210,3 +278,15 @@ class TestDjango:
         with pytest.raises(ZeroDivisionError):
             send_and_fail()
         assert stored() == 3
+
+    def test_a_database_without_the_schema_gets_the_note_too(
+        self, connection: Any, database_url: str, schema: str
+    ) -> None:
+        from django.db import ProgrammingError, transaction
+
+        other = App(database_url, schema=f"{schema}_absent")
+        welcome = other.task(name="welcome")(plain_function)
+        with pytest.raises(ProgrammingError) as failure, transaction.atomic():
+            welcome.with_options(connection=connection).send(1)
+        assert_noted(failure.value, other.schema)
+        other.close()

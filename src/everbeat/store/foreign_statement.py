@@ -9,6 +9,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from everbeat.errors import CommitRefused
+from everbeat.store.remedies import remedy_of_right
 from everbeat.store.statement import compose
 
 _PLACEHOLDER: Final = re.compile(r"%(?:\((\w+)\)[sb]|%)")
@@ -62,7 +63,35 @@ def _plain(value: Any) -> Any:
 
 
 def is_forbidden(problem: BaseException) -> bool:
-    """Whether the role may not do what was asked; each library says so in its own attribute."""
-    problem = getattr(problem, "orig", None) or problem  # SQLAlchemy wraps the driver's
-    code = getattr(problem, "sqlstate", None) or getattr(problem, "pgcode", None)
-    return code == "42501"
+    """Whether the role may not do what was asked."""
+    return sqlstate_of(problem) == "42501"
+
+
+def sqlstate_of(problem: BaseException) -> str | None:
+    """The SQLSTATE of an error of any of these libraries; each has it in its own attribute."""
+    # SQLAlchemy wraps the driver's error as `orig`, Django raises its own from it.
+    for each in (problem, getattr(problem, "orig", None), problem.__cause__):
+        for name in ("sqlstate", "pgcode"):
+            if isinstance(code := getattr(each, name, None), str):
+                return code
+    return None
+
+
+def note_of(problem: BaseException, *, schema: str) -> str | None:
+    """What the user can do about an error of a statement of ours on their connection; None if it is not about the schema."""
+    match sqlstate_of(problem):
+        case "3F000" | "42P01":
+            return (
+                f"everbeat: the database of this connection has no everbeat tables in schema {schema!r}."
+                " Connect to the database of the tasks, or run 'everbeat migrate' with the URL of this one."
+            )
+        case "42703" | "42883" | "42P10":
+            return (
+                f"everbeat: schema {schema!r} in the database of this connection was made by another version of everbeat."
+                " Run 'everbeat migrate' with the newest version in use."
+            )
+        case "42501":
+            fix = remedy_of_right(str(problem), schema=schema)
+            return f"everbeat: the role of this connection may not write in schema {schema!r}. Fix: {fix}"
+        case _:
+            return None

@@ -6,14 +6,15 @@ our own on such a connection (`foreign`).
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from everbeat.domain.settings import refused
 from everbeat.errors import ConfigurationError
 from everbeat.store.foreign import ACCEPTED, known_async, known_sync
 from everbeat.store.foreign_sqlalchemy import PARAMETER_STYLES
-from everbeat.store.foreign_statement import as_text, named
+from everbeat.store.foreign_statement import as_text, named, note_of
 from everbeat.store.statement import Statement
 
 T = TypeVar("T")
@@ -23,15 +24,19 @@ _FIX = "give it the connection whose transaction the task is to be part of, not 
 
 
 def run_joined(connection: object, statement: Statement[T], *, schema: str, twin: str) -> T:
-    """Runs it in this thread; errors of the user's library pass. Raises ConfigurationError for what is no connection, naming `twin`
-    for one that is made for event loops."""
+    """Runs it in this thread; errors of the user's library pass, with a note where the schema is the problem.
+
+    Raises ConfigurationError for what is no connection, naming `twin` for one that is made for event loops.
+    """
     if _is_django(connection):
-        return _run_in_django(connection, statement, schema)
+        with _noted(schema):
+            return _run_in_django(connection, statement, schema)
     joined = known_sync(connection)
     if joined is None:
         raise _refused(connection, twin=twin if known_async(connection) is not None else None)
     _require_postgresql(connection)
-    return joined.run(statement, schema=schema)
+    with _noted(schema):
+        return joined.run(statement, schema=schema)
 
 
 async def arun_joined(connection: object, statement: Statement[T], *, schema: str, twin: str) -> T:
@@ -41,7 +46,18 @@ async def arun_joined(connection: object, statement: Statement[T], *, schema: st
         is_sync = _is_django(connection) or known_sync(connection) is not None
         raise _refused(connection, twin=twin if is_sync else None)
     _require_postgresql(connection)
-    return await joined.run(statement, schema=schema)
+    with _noted(schema):
+        return await joined.run(statement, schema=schema)
+
+
+@contextmanager
+def _noted(schema: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as problem:
+        if (note := note_of(problem, schema=schema)) is not None:
+            problem.add_note(note)
+        raise
 
 
 def _run_in_django(connection: Any, statement: Statement[T], schema: str) -> T:
