@@ -81,6 +81,27 @@ async def test_the_reconciler_tells_of_a_workflow_that_cannot_go_on_once_and_nev
     forget(hands)
 
 
+async def test_what_a_pass_does_not_change_is_logged_once_and_not_told_as_put_right(
+    onlooker: Onlooker, hands: Hands, caplog: pytest.LogCaptureFixture
+) -> None:  # W9
+    flow = Flow.start(hands, [task("a"), task("b")], after(1, 0))
+    flow.settle_down()
+    hurt(hands, flow, "update {schema}.nodes set state = 'PENDING' where workflow_id = %s")
+    hurt(hands, flow, BREAKS_THE_GRAPH["a cycle"])
+    reconciler = Reconciler(
+        onlooker.session, RecoveryConfig(check_interval_ms=1_000), channel=hands.target.channel, observer=onlooker,
+        events=onlooker.events, grace_ms=0,
+    )  # fmt: skip
+    caplog.set_level(logging.ERROR)
+    for _ in range(3):
+        hands.connection.execute(hands.plain("delete from {schema}.turns"))
+        await reconciler.tick()
+    assert onlooker.told(WorkflowUnstuck) == []
+    assert caplog.text.count(f"workflow_cannot_go_on workflow={flow.id}") == 1
+    assert "wait for each other" in caplog.text
+    forget(hands)
+
+
 async def test_one_line_tells_of_all_that_a_pass_found_after_a_time_without_workers(
     onlooker: Onlooker, hands: Hands
 ) -> None:  # W9
@@ -124,6 +145,7 @@ BREAKS_THE_GRAPH = {
     "a member of no node": "update {schema}.nodes set member_of = 99999 where name = 'b' and workflow_id = %s",
     "a member of itself": "update {schema}.nodes set member_of = number where name = 'b' and workflow_id = %s",
     "another number": "update {schema}.nodes set number = 2147483647 where name = 'a' and workflow_id = %s",
+    "a node whose row is gone": "delete from {schema}.nodes where name = 'a' and workflow_id = %s",
     "another kind": "update {schema}.nodes set kind = 'map', members = 2147483647, first_member = 1 where name = 'a' and workflow_id = %s",
     "the same name": "update {schema}.nodes set name = 'b' where workflow_id = %s",
     "a cycle": "insert into {schema}.edges (workflow_id, parent, child, number, joins, tolerates, state)"
@@ -131,7 +153,13 @@ BREAKS_THE_GRAPH = {
     "its own parent": "update {schema}.workflows set parent_id = id, parent_node = 0 where id = %s",
 }
 
-GATE = {"an edge from no node", "a condition with a NULL in its path", "another number", "its own parent"}
+GATE = {
+    "an edge from no node",
+    "a node whose row is gone",
+    "a condition with a NULL in its path",
+    "another number",
+    "its own parent",
+}
 """The others are variants of these."""
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
+from everbeat.client.workflow_control import recover_stuck
 from everbeat.domain.graph import Edge, Graph, Node, TaskSpec
+from everbeat.domain.workflow_info import StuckWorkflow
 from everbeat.store import advance, workflows
 from everbeat.store import workflow_control as control
 from everbeat.store.advance import Step
 from everbeat.store.leases import Claimed, Settlement, settle
-from everbeat.store.plan import perform
+from everbeat.store.plan import Transaction, perform
 from everbeat.store.reconcile import find_stuck, move_on
 from tests.store.conftest import Hands
 
@@ -80,6 +82,16 @@ class Flow:
             lambda run: perform(move_on(ids, channel=self.hands.target.channel), run)
         )
         self.settle_down()
+
+    def recovered(self, *, dry_run: bool = False) -> list[StuckWorkflow]:
+        """As `app.recover_stuck_workflows()`, of what is stuck at this moment."""
+
+        def do(step: Any) -> Any:
+            if isinstance(step, Transaction):
+                return self.hands.database.transact(lambda run: perform(step.make(), run))
+            return self.hands.run(step)
+
+        return perform(recover_stuck(channel=self.hands.target.channel, dry_run=dry_run, grace_ms=0), do)
 
     def settle_down(self) -> None:
         """Steps until nothing has happened any more."""

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
-from everbeat.domain.graph import Edge, Graph, Node
+from everbeat.domain.graph import Edge, Graph, Hole, Node
+from everbeat.store import workflow_control as control
+from everbeat.store import workflows
 from everbeat.store.plan import perform
 from everbeat.store.reconcile import find_stuck
+from everbeat.store.statement import Statement
 from tests.store.conftest import Hands
 from tests.store.flows import Flow, after, task
 from tests.store.test_advance import failing, spread
+
+T = TypeVar("T")
 
 
 def test_what_was_paused_goes_on_when_it_is_resumed(hands: Hands) -> None:  # W2
@@ -235,3 +244,161 @@ def test_nothing_left_and_not_finished(hands: Hands) -> None:  # W9
 def test_what_is_moving_is_left_alone(hands: Hands) -> None:
     chain(hands)
     assert perform(find_stuck(grace_ms=60_000), hands.run) == []
+
+
+def test_a_cancel_that_nobody_acted_on_is_put_right(hands: Hands) -> None:  # W9
+    child = Graph(name="child", nodes=(task("inner"),))
+    nodes = [task("running"), task("queued"), Node(name="child", kind="workflow", graph=child), task("next")]
+    flow = Flow.start(hands, nodes, after(3, 0))
+    flow.settle_down()
+    running = flow.by_name(hands.claim())["running"]
+    hands.start(running)
+    hands.run(control.cancel(flow.id, channel=hands.target.channel))
+    hurt(hands, "delete from {schema}.outbox")
+    assert flow.stuck() == [(each, "NOT_CANCELLED") for each in ("child", "next", "queued", "running")]
+    flow.reconcile()
+    assert flow.stuck() == []
+    assert flow.nodes() == {
+        "running": "ENQUEUED",
+        "queued": "CANCELLED",
+        "child": "CANCELLED",
+        "next": "SKIPPED",
+    }
+    flow.end([running], str)
+    flow.settle_down()
+    assert flow.state == "CANCELLED"
+
+
+def forget(hands: Hands) -> None:
+    """What was deleted breaches the invariants that are checked after a test."""
+    hurt(hands, "set session_replication_role = replica")
+    for table in ("nodes", "edges", "outbox", "workflows", "tasks", "attempts"):
+        hurt(hands, f"delete from {{schema}}.{table}")
+    hurt(hands, "reset session_replication_role")
+
+
+def test_a_node_whose_row_was_deleted_fails_and_what_waits_for_it_is_resolved(hands: Hands) -> None:  # W9
+    nodes = [task("a"), task("b"), task("told", template=('{"of":', Hole(0, "outcome"), "}"))]
+    flow = Flow.start(hands, nodes, [*after(1, 0), *after(2, 0, tolerates=True)])
+    flow.settle_down()
+    flow.end(flow.claim(), str)
+    hurt(hands, "delete from {schema}.nodes where name = 'a'")
+    flow.settle_down()
+    assert flow.stuck() == [("#0", "NODE_GONE")]
+    (found,) = flow.recovered()
+    assert (found.what, found.problem) == ("NODE_GONE", None)
+    flow.play()
+    assert flow.nodes() == {"#0": "FAILED", "b": "SKIPPED", "told": "COMPLETED"}
+    assert flow.args("told")["of"]["failed"]["code"] == "RESULT_NOT_AVAILABLE"
+    assert (flow.state, flow.column("error")["data"]["node"], flow.stuck()) == ("FAILED", "#0", [])
+    flow.retry()
+    assert (flow.state, flow.nodes()["#0"]) == ("FAILED", "FAILED"), "it has no task that could run again"
+    forget(hands)
+
+
+def test_a_map_with_a_member_whose_row_was_deleted_does_not_complete(hands: Hands) -> None:  # W9
+    flow = Flow.start(hands, spread(3), output=0)
+    flow.settle_down()
+    flow.end(flow.claim(), str)
+    hurt(hands, "delete from {schema}.nodes where name = 'all[1]'")
+    flow.settle_down()
+    flow.reconcile()
+    assert (flow.nodes()["all"], flow.state) == ("FAILED", "FAILED")
+
+
+def test_nodes_that_wait_for_each_other_are_reported_and_not_said_to_be_put_right(hands: Hands) -> None:  # W9
+    flow = Flow.start(hands, [task("a"), task("b")], after(1, 0))
+    hurt(hands, "update {schema}.nodes set state = 'PENDING'")
+    hurt(
+        hands,
+        "insert into {schema}.edges (workflow_id, parent, child) select workflow_id, 1, 0 from {schema}.edges",
+    )
+    hurt(hands, "delete from {schema}.outbox")
+    for dry_run in (True, False):
+        (found,) = flow.recovered(dry_run=dry_run)
+        assert (found.what, found.node) == ("NOTHING_MOVES", None)
+        assert "wait for each other" in (found.problem or "")
+    flow.cancel()
+    assert flow.state == "CANCELLED"
+
+
+def test_what_a_step_does_not_change_is_not_said_to_be_put_right(hands: Hands) -> None:  # W9
+    flow = chain(hands)
+    flow.settle_down()
+    hurt(hands, "delete from {schema}.tasks where node = 1")
+    hurt(
+        hands,
+        "update {schema}.nodes set state = 'PENDING', task_id = null, iteration = 0, kind = 'map' where name = 'b'",
+    )
+    hurt(hands, "delete from {schema}.outbox")
+    (found,) = flow.recovered()
+    assert (found.node, found.what) == ("b", "NOT_RESOLVED")
+    assert "did not change it" in (found.problem or "")
+    flow.cancel()
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+def test_two_that_withdraw_each_others_children_do_not_block_each_other(hands: Hands, verb: str) -> None:
+    first, second = (Flow.start(hands, nested(), after(2, 1)) for _ in range(2))
+    first.settle_down()
+    if verb == "resume":
+        first.pause()
+        second.pause()
+    children = [child_of(first), child_of(second)]
+    order = {"cancel": control.cancel, "pause": control.pause, "resume": control.resume}[verb]
+    for each in (first, second):
+        hands.run(order(each.id, channel=hands.target.channel))
+    both_hold = threading.Barrier(2)
+
+    def act(flow: Flow, other_child: UUID) -> None:
+        with psycopg.connect(hands.target.url) as connection:
+            ask(connection, workflows.lock_these([flow.id, other_child]))
+            both_hold.wait(timeout=10)
+            follow = (
+                workflows.let_go([flow.id])
+                if verb == "resume"
+                else workflows.withdraw([flow.id], channel=hands.target.channel)
+            )
+            assert ask(connection, follow) == {flow.id}
+            both_hold.wait(timeout=10)
+
+    def ask(connection: psycopg.Connection[Any], statement: Statement[T]) -> T:
+        rows = connection.execute(hands.text(statement.name), statement.parameters).fetchall()
+        return statement.read(rows)
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [
+            pool.submit(act, flow, child)
+            for flow, child in zip((first, second), reversed(children), strict=True)
+        ]
+        for each in running:
+            each.result(timeout=30)
+    hurt(
+        hands,
+        "insert into {schema}.outbox (workflow_id, node) select id, null from {schema}.workflows where parent_id is null",
+    )
+    first.settle_down()
+    expected = {"cancel": "CANCELLED", "pause": "PAUSED", "resume": "RUNNING"}[verb]
+    assert {state for (state,) in hands.table("workflows", "state")} == {expected}
+
+
+def child_of(flow: Flow) -> UUID:
+    found = flow.hands.connection.execute(
+        flow.hands.plain("select id from {schema}.workflows where parent_id = %s"), [flow.id]
+    ).fetchone()
+    assert found is not None
+    return found[0]  # type: ignore[no-any-return]
+
+
+def test_a_step_that_waits_for_a_child_that_another_holds_is_not_repeated_at_once(hands: Hands) -> None:
+    flow = Flow.start(hands, nested(), after(2, 1))
+    flow.settle_down()
+    hands.run(control.cancel(flow.id, channel=hands.target.channel))
+    with hands.connection.transaction():
+        hands.connection.execute(
+            hands.plain("select from {schema}.workflows where id = %s for no key update"), [child_of(flow)]
+        )
+        assert flow.step().workflows == 0
+        assert hands.run(workflows.happened())
+    flow.settle_down()
+    assert flow.state == "CANCELLED"

@@ -31,8 +31,13 @@ def stuck() -> Iterator[Mutant]:
          control.test_a_task_that_ended_and_nothing_was_told),
         ("CHILD_ENDED", "where w.id is null or w.state in", "where w.state || '?' in",
          control.test_a_child_that_ended_and_its_parent_was_not_told),
-        ("NOT_ENQUEUED", "where s.state = 'RUNNING'", "where false", control.test_a_node_that_is_ready_and_nobody_enqueued),
+        ("NOT_ENQUEUED", "where s.state = 'RUNNING'\n    union all", "where false\n    union all",
+         control.test_a_node_that_is_ready_and_nobody_enqueued),
         ("NOT_RESOLVED", "n.state = 'PENDING'\n", "false\n", control.test_edges_of_an_ended_node_that_nobody_closed),
+        ("NOT_CANCELLED", "where s.state = 'CANCELLING' and (", "where false and (", control.test_a_cancel_that_nobody_acted_on_is_put_right),
+        ("NODE_GONE", "and p.number is null\n", "and false\n", control.test_a_node_whose_row_was_deleted_fails_and_what_waits_for_it_is_resolved),
+        ("NOTHING_MOVES", "where s.state = 'RUNNING'\n      and exists", "where false\n      and exists",
+         control.test_nodes_that_wait_for_each_other_are_reported_and_not_said_to_be_put_right),
         ("NOT_FINISHED", "where s.state <> 'PAUSED' and", "where false and", control.test_nothing_left_and_not_finished),
     ]  # fmt: skip
     for what, old, new, check in parts:
@@ -108,7 +113,25 @@ MUTANTS = [
         advance.test_a_map_is_the_list_of_its_members,
     ),
     Mutant(
-        "members of a map over a result behind all other nodes", "workflow/ended", "order by coalesce(n.member_of, n.number), n.number limit 1",
+        "a cancel that waits for the row of a child", "workflow/withdraw", "for no key update of w skip locked", "for no key update of w",
+        lambda hands: control.test_two_that_withdraw_each_others_children_do_not_block_each_other(hands, "cancel"),
+    ),
+    Mutant(
+        "a resume that waits for the row of a child", "workflow/let_go", "for no key update of w skip locked", "for no key update of w",
+        lambda hands: control.test_two_that_withdraw_each_others_children_do_not_block_each_other(hands, "resume"),
+    ),
+    Mutant(
+        "a child that another holds and that is not looked at again", "workflow/withdraw", "select w.workflow_id, null::integer from waits w",
+        "select w.workflow_id, null::integer from waits w where false",
+        control.test_a_step_that_waits_for_a_child_that_another_holds_is_not_repeated_at_once,
+    ),
+    Mutant(
+        "a map that does not miss a member", "workflow/resolve", ") < c.members then 'FAILED'", ") < 0 then 'FAILED'",
+        control.test_a_map_with_a_member_whose_row_was_deleted_does_not_complete,
+    ),
+    Mutant(
+        "members of a map over a result behind all other nodes", "workflow/ended",
+        "order by coalesce(n.member_of, n.number), n.kind = 'map', n.number limit 1",
         "order by n.number limit 1", advance.test_the_first_failed_node_is_first_in_the_order_of_adding,
     ),
     Mutant(

@@ -167,6 +167,15 @@ def test_stopping_and_going_on(loaded: Loaded) -> None:
         loaded.check_plan(verb(loaded.wide, channel=loaded.channel), pages=60)
     loaded.check_plan(control.retry(loaded.wide, call=uuid4(), channel=loaded.channel), pages=60)
     loaded.check_plan(control.look([loaded.wide]), pages=20)
+    loaded.check_plan(control.restore([loaded.wide]), pages=60_000)
+    with loaded.hands.connection.transaction(force_rollback=True):
+        update = sql.SQL("update {}.workflows set state = 'CANCELLING' where id = {}")
+        schema = sql.Identifier(loaded.hands.target.schema)
+        loaded.hands.connection.execute(update.format(schema, sql.Literal(loaded.wide)))
+        loaded.check_plan(
+            workflows.withdraw([loaded.wide], channel=loaded.channel), by="worker", pages=200_000
+        )
+    loaded.check_plan(workflows.let_go([loaded.wide]), by="worker", pages=2_000)
 
 
 def test_the_pass_of_the_reconciler(loaded: Loaded) -> None:

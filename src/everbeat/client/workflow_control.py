@@ -28,7 +28,7 @@ from everbeat.errors import (
 from everbeat.store import workflow_control as store
 from everbeat.store.advance import step
 from everbeat.store.plan import Plan, ask, together
-from everbeat.store.reconcile import GRACE_MS, find_stuck, move_on
+from everbeat.store.reconcile import GRACE_MS, NEVER_MENDED, find_stuck, move_on, problem_of
 from everbeat.store.statement import Statement
 from everbeat.store.workflow_control import EdgeRow, NodeRow, StuckNode, WorkflowRow
 
@@ -150,16 +150,23 @@ def recover_stuck(
 ) -> Plan[list[StuckWorkflow]]:
     """Finds what should have happened in live workflows and has not, and does it. A workflow that cannot go on stops no other one."""
     found = yield from find_stuck(grace_ms=grace_ms, only=only)
+    if dry_run:
+        return [_stuck(each, problem=NEVER_MENDED.get(each.what)) for each in found]
     problems: dict[UUID, str] = {}
-    for one in () if dry_run else sorted({each.workflow_id for each in found}):
+    still: set[StuckNode] = set()
+    for one in sorted({each.workflow_id for each in found}):
         try:
             yield from together(lambda one=one: move_on([one], channel=channel))  # type: ignore[misc]
             yield from _steps(one, channel)
+            still.update((yield from find_stuck(grace_ms=grace_ms, only=one)))
         except _OUTAGES:
             raise
         except _BROKEN as problem:
             problems[one] = str(problem)[:_LONGEST_PROBLEM]
-    return [_stuck(each, problem=problems.get(each.workflow_id)) for each in found]
+    return [
+        _stuck(each, problem=problems.get(each.workflow_id) or (problem_of(each) if each in still else None))
+        for each in found
+    ]
 
 
 def _ordered(statement: Statement[str | None], workflow_id: UUID, channel: str) -> Plan[WorkflowState]:

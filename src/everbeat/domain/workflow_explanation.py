@@ -37,6 +37,10 @@ _STUCK: Final = {
     "MEMBERS_ENDED": "all of its members have ended",
     "NOT_RESOLVED": "all it waits for has ended",
     "NOT_ENQUEUED": "it is ready, and was not enqueued",
+    "CHILD_HELD": "its workflow is still paused",
+    "NOT_CANCELLED": "the cancel of the workflow has not reached it",
+    "NODE_GONE": "other nodes wait for it, and its row was deleted",
+    "NOTHING_MOVES": "its open nodes wait for each other",
     "NOT_FINISHED": "all nodes have ended, and it was not finished",
 }
 

@@ -123,8 +123,10 @@ class StuckWorkflow(Struct, frozen=True, kw_only=True):
     """What a reconciliation found, and, unless it was a dry run, put right: something that should have happened and had not.
 
     `what`: `TASK_ENDED` or `CHILD_ENDED` or `MEMBERS_ENDED` (what the node stands for had ended, the node had not), `NOT_RESOLVED` (all
-    it waits for had ended), `NOT_ENQUEUED` (it was ready), `NOT_FINISHED` (no node was left to wait for; `node` is None).
-    `problem`: why the workflow cannot take its next step, as the database or the decoder said; None where it took it.
+    it waits for had ended), `NOT_ENQUEUED` (it was ready), `CHILD_HELD` (its workflow was still paused), `NOT_CANCELLED` (the cancel of
+    the workflow had not reached it), `NODE_GONE` (the row of a node that others wait for was deleted: the node is FAILED),
+    `NOT_FINISHED` (no node was left to wait for; `node` is None), `NOTHING_MOVES` (the open nodes wait for each other; `node` is None).
+    `problem`: why this was not put right, as the database or the decoder said; None where it was.
     """
 
     workflow_id: UUID

@@ -18,9 +18,9 @@ from everbeat.runtime.events import Event, EventBus
 from everbeat.services.observer import Observer, Statements
 from everbeat.store import workers
 from everbeat.store.plan import aperform
-from everbeat.store.reconcile import GRACE_MS, PAGE, move_on
+from everbeat.store.reconcile import GRACE_MS, PAGE, move_on, problem_of
 from everbeat.store.session import Run
-from everbeat.store.workflow_control import StuckNode, forget, stuck
+from everbeat.store.workflow_control import StuckNode, StuckPage, forget, stuck
 
 T = TypeVar("T")
 _ONE_TRY: Final = 0.0
@@ -75,7 +75,6 @@ class Reconciler:
         self._observer = observer
         self._events = events
         self._grace_ms = grace_ms
-        self._found_before: set[StuckNode] = set()
         self._broken_before: set[UUID] = set()
 
     async def tick(self) -> float | None:
@@ -86,30 +85,39 @@ class Reconciler:
         if not await self._statements.run(turn, patience_s=_ONE_TRY):
             return None
         await self._statements.run(forget(limit=_BATCH), patience_s=_ONE_TRY)
-        found_now: set[StuckNode] = set()
         broken_now: set[UUID] = set()
         after: UUID | None = _FIRST
         unstuck: list[StuckNode] = []
         try:
             while after is not None:
-                page = await self._statements.run(
-                    stuck(after=after, limit=PAGE, grace_ms=self._grace_ms), patience_s=_ONE_TRY
-                )
+                page = await self._page(after)
                 if page.found:
                     broken = await self._move_on(page.found)
-                    broken_now |= broken
-                    # What the last pass found as well was not put right by it and is not told again.
+                    still = await self._still(page, after, broken)
+                    broken_now |= broken | {each.workflow_id for each in still}
                     unstuck += [
-                        each
-                        for each in page.found
-                        if each.workflow_id not in broken and each not in self._found_before
+                        each for each in page.found if each.workflow_id not in broken and each not in still
                     ]
-                    found_now.update(page.found)
                 after = page.next_after
         finally:
             self._tell(unstuck)
-        self._found_before, self._broken_before = found_now, broken_now
+        self._broken_before = broken_now
         return None
+
+    async def _page(self, after: UUID) -> StuckPage:
+        return await self._statements.run(
+            stuck(after=after, limit=PAGE, grace_ms=self._grace_ms), patience_s=_ONE_TRY
+        )
+
+    async def _still(self, page: StuckPage, after: UUID, broken: set[UUID]) -> set[StuckNode]:
+        """Return what a step of its workflow did not change. Each such workflow is logged once for as long as that is so."""
+        still = {*page.found}.intersection((await self._page(after)).found)
+        first = {each.workflow_id: each for each in page.found if each in still}
+        for one in first.keys() - self._broken_before - broken:
+            each = first[one]
+            problem = f"{each.what}{'' if each.node is None else f' of node {each.node}'}: {problem_of(each)}"
+            _log.error("workflow_cannot_go_on workflow=%s error=%r", one, problem)
+        return still
 
     def _tell(self, unstuck: Sequence[StuckNode]) -> None:
         """Once for a whole pass: after a time without workers it finds something in every workflow."""

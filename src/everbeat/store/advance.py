@@ -47,7 +47,8 @@ MOST_BYTES_OF_MEMBERS: Final = 128_000_000
 
 
 class Step(Struct, frozen=True):
-    """What a step did: workflows it was at, nodes it enqueued, workflows it ended."""
+    """What a step did: workflows it was at (without those that wait for a child that another transaction holds), nodes it enqueued,
+    workflows it ended."""
 
     workflows: int
     enqueued: int = 0
@@ -77,12 +78,13 @@ def step(
     happened = yield from ask(workflows.absorb(states, limit=MOST_EVENTS))
     stopping = yield from _pause(locked, states, happened.failed)
     stopping |= {each for each in happened.whole if states[each] in ("PAUSED", "CANCELLING")}
+    waiting_for_a_child: set[UUID] = set()
     if stopping:
-        yield from ask(workflows.withdraw(stopping, channel=channel))
+        waiting_for_a_child |= yield from ask(workflows.withdraw(stopping, channel=channel))
     ready = [*happened.ready]
     going_on = [each for each in happened.whole if states[each] == "RUNNING"]
     if going_on:
-        yield from ask(workflows.let_go(going_on))
+        waiting_for_a_child |= yield from ask(workflows.let_go(going_on))
     if happened.look:
         ready += yield from ask(workflows.resolve(happened.look))
     begins = [each for each in ready if states[each.workflow_id] == "RUNNING"]
@@ -91,7 +93,8 @@ def step(
     if waiting:
         yield from ask(workflows.hold(waiting, again=[False] * len(waiting)))
     ended = yield from _end(states.keys() - {each.workflow_id for each in begins}, channel)
-    return Step(len(locked), enqueued, ended)
+    # What waits for another transaction is not worth the next step at once.
+    return Step(len(states.keys() - waiting_for_a_child), enqueued, ended)
 
 
 def _pause(locked: Iterable[Locked], states: dict[UUID, str], failed: Sequence[Place]) -> Plan[set[UUID]]:

@@ -193,6 +193,11 @@ def look(ids: Iterable[UUID]) -> Statement[None]:
     return Statement("workflow/look", {"ids": uuids(ids)}, nothing)
 
 
+def restore(ids: Iterable[UUID]) -> Statement[None]:
+    """Writes a FAILED node in place of each that is waited for and whose row was deleted."""
+    return Statement("workflow/restore", {"ids": uuids(ids)}, nothing)
+
+
 def forget(*, limit: int) -> Statement[None]:
     """Drops what happened to workflows that are gone, of the oldest `limit` entries of the outbox."""
     return Statement("workflow/forget", {"limit": limit}, nothing)

@@ -244,14 +244,19 @@ def pause_failed(ids: Iterable[UUID]) -> Statement[list[UUID]]:
     return Statement("workflow/pause_failed", {"ids": uuids(ids)}, lambda found: [row[0] for row in found])
 
 
-def let_go(ids: Iterable[UUID]) -> Statement[None]:
-    """Lets children go on that were paused with these workflows."""
-    return Statement("workflow/let_go", {"ids": uuids(ids)}, nothing)
+def let_go(ids: Iterable[UUID]) -> Statement[set[UUID]]:
+    """Lets children go on that were paused with these workflows; answers those with a child that another transaction holds."""
+    return Statement("workflow/let_go", {"ids": uuids(ids)}, _waiting)
 
 
-def withdraw(ids: Iterable[UUID], *, channel: str) -> Statement[None]:
-    """Takes back what paused and cancelled workflows have under way and has not begun; asks what runs to end, if cancelled."""
-    return Statement("workflow/withdraw", {"ids": uuids(ids), "channel": channel}, nothing)
+def withdraw(ids: Iterable[UUID], *, channel: str) -> Statement[set[UUID]]:
+    """Takes back what paused and cancelled workflows have under way and has not begun; asks what runs to end, if cancelled. Answers as
+    `let_go`."""
+    return Statement("workflow/withdraw", {"ids": uuids(ids), "channel": channel}, _waiting)
+
+
+def _waiting(found: Sequence[Row]) -> set[UUID]:
+    return set(found[0][0])
 
 
 def ended(ids: Iterable[UUID]) -> Statement[list[Ended]]:

@@ -1,5 +1,6 @@
 -- Of locked workflows those of which nothing is left to wait for, and what they came to. Paused ones go on when they are resumed.
--- A member of a map over a result has a number behind all other nodes; in the order of nodes it stands where its map does.
+-- A member of a map over a result has a number behind all other nodes; in the order of nodes it stands where its map does,
+-- and a map behind its members.
 with done as materialized (
     select w.* from {schema}.workflows w
     where w.id = any(%(ids)s::text::uuid[]) and w.state in ('RUNNING', 'CANCELLING')
@@ -22,7 +23,7 @@ left join {schema}.workflows c on o.kind = 'workflow' and c.id = o.task_id
 left join lateral (
     select n.number, n.name, n.state, n.error, n.task_id
     from {schema}.nodes n
-    where n.workflow_id = w.id and n.state in ('FAILED', 'CANCELLED', 'EXPIRED') and (n.kind <> 'map' or n.members is null)
+    where n.workflow_id = w.id and n.state in ('FAILED', 'CANCELLED', 'EXPIRED')
       and (
           w.success is null
           or exists (
@@ -30,6 +31,6 @@ left join lateral (
               where r.number::integer in (n.number, n.member_of)
           )
       )
-    order by coalesce(n.member_of, n.number), n.number limit 1
+    order by coalesce(n.member_of, n.number), n.kind = 'map', n.number limit 1
 ) bad on true
 left join {schema}.tasks bt on bt.id = bad.task_id

@@ -3,7 +3,7 @@
 -- in turn: it stands in the outbox. Answers the nodes that are ready. A quorum stops counting where it is met.
 with candidate as materialized (
     select
-        n.workflow_id, n.number, n.kind, n.state, n.quorum,
+        n.workflow_id, n.number, n.kind, n.state, n.quorum, n.first_member, n.members,
         n.template is not null or n.items is not null or n.graph is not null as composed
     from (select distinct a.* from unnest(%(ids)s::text::uuid[], %(numbers)s::text::integer[]) as a (workflow_id, number)) a
     join {schema}.nodes n on n.workflow_id = a.workflow_id and n.number = a.number
@@ -54,7 +54,7 @@ with candidate as materialized (
     where n.workflow_id = j.workflow_id and n.number = j.number and (j.fails or j.met + j.open < j.quorum)
     returning n.workflow_id, n.number
 ), complete as materialized (
-    select c.workflow_id, c.number from candidate c
+    select c.workflow_id, c.number, c.first_member, c.members from candidate c
     where c.state = 'ENQUEUED' and not exists (
         select from {schema}.nodes m
         where m.workflow_id = c.workflow_id and m.member_of = c.number and m.state in ('PENDING', 'READY', 'ENQUEUED')
@@ -63,12 +63,21 @@ with candidate as materialized (
     update {schema}.nodes n
     set state = m.came_to, ended_at = statement_timestamp(),
         error = case when m.came_to <> 'COMPLETED' then json_build_object(
-            'code', 'MEMBERS_' || m.came_to, 'message', m.name || ' ended ' || m.state,
+            'code', 'MEMBERS_' || m.came_to, 'message', coalesce(m.name || ' ended ' || m.state, 'rows of its members are gone'),
             'data', json_build_object('member', m.name, 'task_id', m.task_id)) end
     from (
         select
             c.workflow_id, c.number, bad.name, bad.state, bad.task_id,
-            case when bad.state is null then 'COMPLETED' when bad.state = 'SKIPPED' then 'SKIPPED' else 'FAILED' end as came_to
+            case
+                when bad.state = 'SKIPPED' then 'SKIPPED'
+                when bad.state is not null then 'FAILED'
+                when (
+                    select count(*)
+                    from {schema}.nodes m
+                    where m.workflow_id = c.workflow_id and m.number >= c.first_member and m.number < c.first_member::bigint + c.members
+                ) < c.members then 'FAILED'
+                else 'COMPLETED'
+            end as came_to
         from complete c
         left join lateral (
             select m.name, m.state, m.task_id

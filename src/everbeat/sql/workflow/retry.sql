@@ -33,7 +33,7 @@ with recursive root as (
         end,
         ended_at = null, error = null
     from tree t
-    where n.workflow_id = t.id and n.state in ('FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED')
+    where n.workflow_id = t.id and n.state in ('FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED') and (n.kind <> 'task' or n.task is not null)
     returning n.workflow_id, n.number
 ), opened as (
     update {schema}.edges e

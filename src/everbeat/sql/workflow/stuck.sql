@@ -1,6 +1,7 @@
 -- Live workflows in which something should have happened and has not: a page of them, by id. Those of which the outbox has something
 -- younger than the grace are moving; an entry from more than a second ahead is old: the clock was set back since. Paused ones wait for
--- somebody, cancelled ones enqueue nothing.
+-- somebody, cancelled ones enqueue nothing. NODE_GONE: a node is waited for, and its row was deleted. NOTHING_MOVES: open nodes wait for
+-- each other only.
 with page as materialized (
     select w.id, w.name, w.state
     from {schema}.workflows w
@@ -43,10 +44,28 @@ with page as materialized (
     select s.id, n.number, n.name, n.task_id, 'NOT_RESOLVED'
     from still s
     join {schema}.nodes n on n.workflow_id = s.id and n.state = 'PENDING'
-    where not exists (
+    where s.state <> 'CANCELLING' and not exists (
         select from {schema}.edges e
-        join {schema}.nodes p on p.workflow_id = e.workflow_id and p.number = e.parent
-        where e.workflow_id = s.id and e.child = n.number and p.state in ('PENDING', 'READY', 'ENQUEUED')
+        left join {schema}.nodes p on p.workflow_id = e.workflow_id and p.number = e.parent
+        where e.workflow_id = s.id and e.child = n.number
+          and case when p.number is null then e.state = 'OPEN' else p.state in ('PENDING', 'READY', 'ENQUEUED') end
+    )
+    union all
+    select distinct s.id, e.parent, '#' || e.parent, null::uuid, 'NODE_GONE'
+    from still s
+    join {schema}.nodes n on n.workflow_id = s.id and n.state = 'PENDING'
+    join {schema}.edges e on e.workflow_id = s.id and e.child = n.number and e.state = 'OPEN'
+    left join {schema}.nodes p on p.workflow_id = e.workflow_id and p.number = e.parent
+    where s.state <> 'CANCELLING' and p.number is null
+    union all
+    select s.id, n.number, n.name, n.task_id, 'NOT_CANCELLED'
+    from still s
+    join {schema}.nodes n on n.workflow_id = s.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
+    left join {schema}.tasks t on n.kind = 'task' and n.state = 'ENQUEUED' and t.id = n.task_id
+    left join {schema}.workflows w on n.kind = 'workflow' and n.state = 'ENQUEUED' and w.id = n.task_id
+    where s.state = 'CANCELLING' and (
+        n.state <> 'ENQUEUED' or t.state in ('PENDING', 'CLAIMED') or t.state = 'RUNNING' and t.cancel_requested_at is null
+        or w.state in ('RUNNING', 'PAUSED')
     )
     union all
     select s.id, n.number, n.name, n.task_id, 'CHILD_HELD'
@@ -60,8 +79,20 @@ with page as materialized (
     where s.state <> 'PAUSED' and not exists (
         select from {schema}.nodes n where n.workflow_id = s.id and n.state in ('PENDING', 'READY', 'ENQUEUED')
     )
+), motionless as materialized (
+    select s.id
+    from still s
+    where s.state = 'RUNNING'
+      and exists (select from {schema}.nodes n where n.workflow_id = s.id and n.state in ('PENDING', 'READY', 'ENQUEUED'))
+      and not exists (
+          select from {schema}.nodes n
+          where n.workflow_id = s.id and n.state in ('PENDING', 'READY', 'ENQUEUED') and n.state <> 'PENDING'
+      )
+      and not exists (select from found f where f.id = s.id)
 )
 select 'found' as kind, f.id, s.name, f.number, f.name as node, f.task_id, f.what from found f join still s on s.id = f.id
+union all
+select 'found', s.id, s.name, null, null, null, 'NOTHING_MOVES' from motionless m join still s on s.id = m.id
 union all
 select 'page', max_id.id, null, null, null, null, null
 from (select p.id from page p order by p.id desc limit 1) max_id

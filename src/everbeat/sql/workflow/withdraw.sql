@@ -2,6 +2,8 @@
 -- that has begun an attempt, recorded a step, or been sent a signal, goes on. Cancelled: nodes that were not enqueued are SKIPPED, tasks
 -- that wait are CANCELLED, those that run are asked, and so is what these tasks have sent. Child workflows share it: they stand in the
 -- outbox, and so does a workflow of which somebody was asked, who may have sent one more child meanwhile.
+-- The row of a child is never waited for: its holder may be waiting for a child of one of these. Instead, the parent is looked at again.
+-- Answers the parents of which that is so.
 with recursive node as materialized (
     select n.workflow_id, n.number, n.kind, n.state, n.task_id, w.state as doing
     from {schema}.workflows w
@@ -63,16 +65,28 @@ with recursive node as materialized (
     from node d
     where d.doing = 'CANCELLING' and d.state in ('PENDING', 'READY') and n.workflow_id = d.workflow_id and n.number = d.number
     returning n.workflow_id, n.number, n.member_of
-), child as (
-    update {schema}.workflows w
-    set state = n.doing, is_held = n.doing = 'PAUSED', paused_at = case when n.doing = 'PAUSED' then statement_timestamp() else w.paused_at end,
-        cancel_requested_at = case when n.doing = 'CANCELLING' then statement_timestamp() else w.cancel_requested_at end
+), child as materialized (
+    select n.task_id as id, n.workflow_id, n.doing
     from node n
-    where n.kind = 'workflow' and n.state = 'ENQUEUED' and w.id = n.task_id and w.state in ('RUNNING', 'PAUSED') and w.state <> n.doing
+    join {schema}.workflows w on w.id = n.task_id and w.state in ('RUNNING', 'PAUSED') and w.state <> n.doing
+    where n.kind = 'workflow' and n.state = 'ENQUEUED'
+), free as materialized (
+    select w.id from {schema}.workflows w where w.id in (select c.id from child c) order by w.id for no key update of w skip locked
+), follows as (
+    update {schema}.workflows w
+    set state = c.doing, is_held = c.doing = 'PAUSED', paused_at = case when c.doing = 'PAUSED' then statement_timestamp() else w.paused_at end,
+        cancel_requested_at = case when c.doing = 'CANCELLING' then statement_timestamp() else w.cancel_requested_at end
+    from child c
+    join free f on f.id = c.id
+    where w.id = c.id and w.state in ('RUNNING', 'PAUSED') and w.state <> c.doing
     returning w.id
+), waits as materialized (
+    select distinct c.workflow_id from child c where not exists (select from free f where f.id = c.id)
 ), happened as (
     insert into {schema}.outbox (workflow_id, node)
-    select c.id, null from child c
+    select f.id, null::integer from follows f
+    union all
+    select w.workflow_id, null::integer from waits w
     union all
     select distinct s.workflow_id, s.member_of from skipped s where s.member_of is not null
     union all
@@ -88,4 +102,4 @@ with recursive node as materialized (
         select 't:' || left(e.queue, 1000) from ended e where e.serial is not null
     ) hints
 )
-select (select count(*) from ended) + (select count(*) from skipped) as withdrawn, (select hints from hint) as hints
+select array(select w.workflow_id from waits w) as waits, (select hints from hint) as hints
