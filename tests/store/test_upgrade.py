@@ -17,9 +17,16 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
+from everbeat import App
+from everbeat.cli.examination import Examination
+from everbeat.domain.diagnosis import Check, CheckCode, Verdict
 from everbeat.store.schema_steps import LOCK_TIMEOUT_MS
+from tests.cli.conftest import Command, everbeat, forks
+from tests.client.conftest import app
 from tests.store.conftest import Hands
 from tests.synthetic_version import next_version
+
+__all__ = ["app", "everbeat", "forks"]
 
 COLUMN = {"10_tasks_column": "-- A column.\nalter table {schema}.tasks add column synthetic integer"}
 INDEX = {
@@ -293,3 +300,49 @@ def test_no_time_limit_of_the_role_ends_the_build_of_an_index(
         assert migration.process.poll() is None
     migration.ends(0)
     assert (version(hands), (index_of(hands) or (0, False))[1]) == (before + 1, True)
+
+
+def test_an_upgrade_that_ended_half_way_is_named_by_doctor_and_by_status_with_what_finishes_it(
+    hands: Hands, tmp_path: Path, migrator: Callable[..., Migrator], app: App, everbeat: Command
+) -> None:  # J3
+    def found() -> Check:
+        checks = Examination(app, long_transaction_s=300).checks()
+        (check,) = [each for each in checks if each.code == CheckCode.UPGRADE]
+        return check
+
+    assert (found().verdict, found().text) == (
+        Verdict.OK,
+        "no upgrade of the schema is under way or unfinished",
+    )
+    later = code(tmp_path, COLUMN, INDEX)
+    with old_snapshot(hands):
+        migration = migrator(later)
+        migration.says("20_tasks_by_synthetic: waits for")
+        assert found().verdict is Verdict.OK
+        assert "a migration is under way: session everbeat migrate of role" in found().text
+        migration.kill()
+        until(lambda: "under way" not in found().text, "the server ends the session of the killed migrator")
+    newest = version(hands) + 1
+    half, broken = (
+        f"the upgrade to version {newest} is not whole: 1 of its steps are done",
+        "the build of the index tasks_by_synthetic did not finish",
+    )
+    check = found()
+    assert check.verdict is Verdict.WARN
+    assert half in check.text
+    assert broken in check.text
+    assert (
+        check.fix
+        == "run 'everbeat migrate' of the newer everbeat that began it, which goes on after the last step."
+    )
+    document = everbeat("migrate", "--status", "--json").assert_code(0).document
+    assert document["unfinished_steps"] == [{"version": newest, "name": "10_tasks_column"}]
+    assert (document["invalid_indexes"], document["migrator"]) == (["tasks_by_synthetic"], None)
+    shown = everbeat("migrate", "--status").assert_code(0)
+    assert broken in shown.out
+    assert "fix: run 'everbeat migrate'" in shown.err
+    hands.connection.execute(hands.plain("delete from {schema}.schema_steps"))
+    assert found().fix is not None
+    rebuild = str(found().fix).partition("rebuild it: ")[2]
+    hands.connection.execute(rebuild.encode())
+    assert found().verdict is Verdict.OK

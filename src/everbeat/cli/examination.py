@@ -23,7 +23,8 @@ from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
 from everbeat.domain.read_only import ReadOnly
 from everbeat.domain.starts import judge_starts
 from everbeat.domain.unfit import judge_needs
-from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled
+from everbeat.domain.upgrades import judge_upgrade
+from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled, SchemaOutdated
 from everbeat.runtime.clock import SystemClock
 from everbeat.store import (
     diagnosis,
@@ -88,6 +89,8 @@ class Examination:
             yield self._schema(target)
         except DatabaseError as error:
             yield _failed(CheckCode.SCHEMA, error)
+            if isinstance(error, SchemaOutdated):
+                yield self._upgrade()
             return
         database = Database(target, application_name="everbeat doctor")
         try:
@@ -109,6 +112,10 @@ class Examination:
         migrations.require_fit(found, target)
         return Check(CheckCode.SCHEMA, Verdict.OK, found.summary)
 
+    def _upgrade(self) -> Check:
+        newest = migrations.known_migrations()[-1].version
+        return judge_upgrade(self._app.door.unfinished(), newest_known=newest)
+
     def _looks(
         self, database: Database, target: Target, *, pooled: bool
     ) -> Iterator[tuple[CheckCode, Callable[[], Check]]]:
@@ -117,6 +124,7 @@ class Examination:
 
         config, rules, stale_ms = self._app.recovery, self._rules, self._alive_within_ms
         yield CheckCode.RIGHTS, asked(diagnosis.rights(target.schema), server_checks.judge_rights)
+        yield CheckCode.UPGRADE, self._upgrade
         yield CheckCode.POOLER, lambda: server_checks.judge_pooler(is_pooled=pooled)
         yield (
             CheckCode.LISTEN,

@@ -19,6 +19,7 @@ from everbeat.cli.selection import (
 )
 from everbeat.cli.typed import typed_as
 from everbeat.domain.duration import span, spelled
+from everbeat.domain.upgrades import UnfinishedUpgrade
 from everbeat.store.migrations import SchemaStatus, known_migrations
 from everbeat.store.schema_script import script
 from everbeat.store.target import Target
@@ -80,7 +81,8 @@ def migrate(
             return
         applied_now = () if status else chosen.door.migrate(lock_patience_s=lock_patience_s, tell=say)
         found = chosen.schema_status()
-    _show(found, applied_now=applied_now, as_json=as_json, only_status=status)
+        left = chosen.door.unfinished()
+    _show(found, left, applied_now=applied_now, as_json=as_json, only_status=status)
     if status and not found.is_supported:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -101,7 +103,14 @@ def _require_sense(*, status: bool, as_sql: bool, since: int | None) -> None:
         )
 
 
-def _show(found: SchemaStatus, *, applied_now: tuple[int, ...], as_json: bool, only_status: bool) -> None:
+def _show(
+    found: SchemaStatus,
+    left: UnfinishedUpgrade,
+    *,
+    applied_now: tuple[int, ...],
+    as_json: bool,
+    only_status: bool,
+) -> None:
     if as_json:
         document = {
             "schema": found.schema,
@@ -113,6 +122,9 @@ def _show(found: SchemaStatus, *, applied_now: tuple[int, ...], as_json: bool, o
             "oldest_code": found.oldest_code,
             "supported": found.is_supported,
             "applied_now": applied_now,
+            "unfinished_steps": left.steps,
+            "invalid_indexes": left.invalid_indexes,
+            "migrator": None if left.migrator is None else left.migrator.who,
         }
         show_json(document)
     elif only_status:
@@ -123,8 +135,11 @@ def _show(found: SchemaStatus, *, applied_now: tuple[int, ...], as_json: bool, o
                 ("pending", _listed(found.pending)),
                 ("unknown", f"{_listed(found.unknown)} (of a newer everbeat)" if found.unknown else None),
                 ("this everbeat", f"{found.code}, {'supported' if found.is_supported else 'not supported'}"),
+                ("upgrade", left.text),
             ]
         )
+        if (fix := left.fix(newest_known=found.code)) is not None:
+            say(f"fix: {fix}")
     elif applied_now:
         say(f"Schema {found.schema!r}: applied {_listed(applied_now)}.")
     elif found.unknown:

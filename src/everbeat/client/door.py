@@ -21,6 +21,7 @@ from msgspec import structs
 
 from everbeat.client.turns import Turns
 from everbeat.client.waiter import Waiter
+from everbeat.domain.upgrades import UnfinishedUpgrade
 from everbeat.errors import DatabaseUnreachable
 from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
@@ -140,6 +141,11 @@ class Door:
         """What is applied in the schema. Raises a DatabaseError."""
         opened = self.opened()
         return opened.status(database=self._bounded(opened))
+
+    def unfinished(self) -> UnfinishedUpgrade:
+        """What an upgrade that is under way, or ended half way, has left in the schema. Raises a DatabaseError."""
+        opened = self.opened()
+        return opened.unfinished(database=self._bounded(opened))
 
     def drop(self) -> None:
         """Drops the schema with everything in it. Raises a DatabaseError."""

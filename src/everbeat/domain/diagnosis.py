@@ -27,6 +27,7 @@ class CheckCode(StrEnum):
     DATABASE = "DATABASE"
     SCHEMA = "SCHEMA"
     RIGHTS = "RIGHTS"
+    UPGRADE = "UPGRADE"
     POOLER = "POOLER"
     LISTEN = "LISTEN"
     NOTIFY_QUEUE = "NOTIFY_QUEUE"

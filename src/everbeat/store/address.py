@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 import psycopg
 from msgspec import Struct
 
+from everbeat.domain.upgrades import UnfinishedUpgrade
 from everbeat.errors import EmbeddedUnavailable, WrongDatabaseURL
 from everbeat.store import migrating, migrations
 from everbeat.store.database import Database
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.silence import WatchedConnection
 from everbeat.store.target import Target
+from everbeat.store.unfinished import unfinished
 from everbeat.store.upgrade import DEFAULT_LOCK_PATIENCE_S, Tell, tell_nobody
 from everbeat.store.url import shown_url
 
@@ -170,6 +172,10 @@ class OpenDatabase(Struct, frozen=True, kw_only=True):
         return self._connected(
             lambda connection: migrations.status(connection, self.target), database, patience_s
         )
+
+    def unfinished(self, *, database: Database | None = None) -> UnfinishedUpgrade:
+        """What an upgrade that is under way, or ended half way, has left in the schema. Raises a DatabaseError."""
+        return self._connected(lambda connection: unfinished(connection, self.target), database, None)
 
     def _connected(
         self, work: Callable[[WatchedConnection], T], database: Database | None, patience_s: float | None

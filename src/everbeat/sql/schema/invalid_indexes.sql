@@ -1,0 +1,11 @@
+-- Indexes of the schema whose build did not finish, without those of tables on which a session builds an index just now.
+select c.relname
+from pg_index i
+join pg_class c on c.oid = i.indexrelid
+join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %(schema)s and not i.indisvalid and not exists (
+    select from pg_locks l
+    where l.relation = i.indrelid and l.mode = 'ShareUpdateExclusiveLock' and l.granted
+        and l.database = (select d.oid from pg_database d where d.datname = current_database())
+)
+order by 1

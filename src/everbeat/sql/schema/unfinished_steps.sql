@@ -1,0 +1,5 @@
+-- The steps that were done of versions that are not applied, in their order.
+select s.version, s.name
+from {schema}.schema_steps s
+where not exists (select from {schema}.schema_versions v where v.version = s.version)
+order by s.version, s.name
