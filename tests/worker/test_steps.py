@@ -14,6 +14,7 @@ import pytest
 from everbeat.domain.policy import StoredPolicy
 from everbeat.runtime.events import LeasesLost
 from everbeat.store.signals import send_signal
+from everbeat.worker.protocol import Drain, Stop
 from tests.worker.deeds import gate
 from tests.worker.partial_deeds import effects
 from tests.worker.stand import Running, Stand
@@ -228,16 +229,30 @@ class TestSleep:
         assert row["state"] == "CANCELLED"
         assert effects(tmp_path) == ["pack"]
 
-    async def test_a_worker_that_leaves_hands_a_resting_task_back(self, stand: Stand, tmp_path: Path) -> None:
-        policy = StoredPolicy(on_crash="retry").to_json()
-        async with stand.worker() as running:
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("grace_s", [0.0, 60.0])
+    async def test_a_worker_that_is_told_to_stop_suspends_a_resting_task_at_once(
+        self, stand: Stand, tmp_path: Path, mode: str, grace_s: float
+    ) -> None:  # J1
+        async with stand.worker(task_process_argv=PROGRAM) as running:
             arguments = {"folder": str(tmp_path), "duration": "4900ms"}
-            task_id = stand.send_with("nap_in_thread", arguments, policy=policy)
+            policy = StoredPolicy(on_crash="fail").to_json()
+            task_id = stand.send_with(f"nap_{mode}", arguments, policy=policy)
             await running.until(lambda: ("sleep", "sleep", "DONE") in steps(stand, task_id))
-            running.stop()
+            since = asyncio.get_running_loop().time()
+            running.worker.obey(Drain(round(grace_s * 1_000)) if grace_s else Stop())
             await running.left()
-        assert stand.task(task_id)["state"] == "PENDING"
-        assert [one["outcome"] for one in stand.attempts(task_id)] == ["RELEASED"]
+            assert asyncio.get_running_loop().time() - since < 3
+        assert [one["outcome"] for one in stand.attempts(task_id)] == ["SUSPENDED"]
+        row = stand.task(task_id)
+        assert (row["state"], row["retry_count"]) == ("PENDING", 0)
+        due = stand.query("select due_at from {schema}.steps where task_id = %s and kind = 'sleep'", task_id)
+        assert row["enqueued_at"] == due[0]["due_at"], "it goes on when the sleep is over"
+        make_due(stand, task_id)
+        async with stand.worker(task_process_argv=PROGRAM) as running:
+            row = await ended(running, task_id)
+        assert row["result"] == "attempt 2"
+        assert effects(tmp_path) == ["pack", "woken"], "the step before the sleep was not done again"
 
     async def test_code_that_swallows_its_suspension_ends_as_it_ends(
         self, stand: Stand, tmp_path: Path

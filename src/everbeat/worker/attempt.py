@@ -108,6 +108,8 @@ class Attempt(CodeSide):
     settling_since: float = 0.0
     unanswered: int = 0
     """Requests of its code that this worker has not answered: whoever waits for us is not silent."""
+    rests: int = 0
+    """Durable sleeps in which its code keeps its slot: a stop suspends them."""
     timers: Sequence[asyncio.TimerHandle] = ()
     clerk: Clerk | None = None
     """Who answers requests of its code."""

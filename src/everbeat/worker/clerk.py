@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, Protocol, TypeVar, assert_never
 from uuid import UUID
@@ -65,6 +66,7 @@ class Clerk:
         commits: Commits,
         nursery: Nursery,
         clock: Clock,
+        is_leaving: Callable[[], bool],
     ) -> None:
         self._session = session
         self._progress = progress
@@ -72,7 +74,7 @@ class Clerk:
         self._nursery = nursery
         self._clock = clock
         self._inquiry = Inquiry(session, losses=commits)
-        self._steps = StepClerk(self._inquiry, clock=clock)
+        self._steps = StepClerk(self._inquiry, clock=clock, is_leaving=is_leaving)
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self._installation: UUID | None = None

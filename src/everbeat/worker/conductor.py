@@ -127,7 +127,7 @@ class Conductor:
         """Make running code end; the first reason stands, but a lost lease outranks every other."""
         if reason == "cancelled":
             attempt.cancel_asked = True  # remembered for the launch, while the start is under way
-        if attempt.stage is not Stage.RUNNING:
+        if attempt.stage is not Stage.RUNNING or (attempt.rests and reason == "shutting_down"):
             return
         if attempt.is_committing:
             attempt.after_commit = [*attempt.after_commit, partial(self.stop, attempt, reason)]

@@ -87,6 +87,11 @@ class Departure:
         self._ordered.set()
         self._changed.set()
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it is to leave within a grace, and not only when all has ended."""
+        return math.isfinite(self._leave_at)
+
     def retire(self) -> None:
         """Leave when running code has ended, however long that takes."""
         self.drain(grace_s=math.inf)

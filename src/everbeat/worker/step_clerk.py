@@ -6,6 +6,7 @@ code's half (`domain.durable`), and how an attempt ends that is suspended (`sett
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, assert_never
 
 from everbeat.domain.backend import (
@@ -24,7 +25,8 @@ from everbeat.worker.attempt import Attempt
 from everbeat.worker.inquiry import Inquiry, Stopped
 
 REST_IN_PLACE_S: Final = 5.0
-"""A shorter rest keeps its slot: giving it back costs a settle, a claim and the code before the sleep once more."""
+"""A shorter rest keeps its slot: giving it back costs a settle, a claim and the code before the sleep once more. A worker that is told
+to stop gives it back all the same."""
 _LOOK_EVERY_S: Final = 0.25
 _MOST_TRIES: Final = 20
 
@@ -36,9 +38,10 @@ class Suspend(Exception):
 class StepClerk:
     """One for each worker, on its loop."""
 
-    def __init__(self, inquiry: Inquiry, *, clock: Clock) -> None:
+    def __init__(self, inquiry: Inquiry, *, clock: Clock, is_leaving: Callable[[], bool]) -> None:
         self._inquiry = inquiry
         self._clock = clock
+        self._is_leaving = is_leaving
 
     async def answer(self, attempt: Attempt, question: StepQuestion) -> StepAnswer:
         """The answer. Raises Stopped, and Suspend where the code should end until it is time."""
@@ -69,13 +72,22 @@ class StepClerk:
             self._inquiry.lost(attempt)
         if left_ms > REST_IN_PLACE_S * 1_000:
             raise Suspend
-        until = self._clock.monotonic() + left_ms / 1_000
+        attempt.rests += 1
+        try:
+            await self._rest(attempt, left_ms / 1_000)
+        finally:
+            attempt.rests -= 1
+        return StepAnswer()
+
+    async def _rest(self, attempt: Attempt, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
         while (left_s := until - self._clock.monotonic()) > 0:
             self._inquiry.require_running(attempt)
             if attempt.stopped is not None:
                 raise Stopped(attempt.stopped)
+            if self._is_leaving():  # another worker goes on when it is time
+                raise Suspend
             await self._clock.sleep(min(left_s, _LOOK_EVERY_S))
-        return StepAnswer()
 
     async def _wait(self, attempt: Attempt, question: WaitForEvent) -> StepAnswer:
         wait = steps.wait_for_signal(

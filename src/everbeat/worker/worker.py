@@ -105,9 +105,8 @@ class Worker:
         self._lanes = make_lanes(plan, self._executors, unsettled=self._conductor.unsettled.__getitem__)
         self._settler = Settler(self._giving, progress=self._progress, on_settled=self._conductor.settled, nursery=self._nursery)  # fmt: skip
         self._conductor.progress, self._conductor.settler = self._progress, self._settler
-        self._conductor.clerk = Clerk(
-            self._giving, progress=self._progress, commits=self._conductor, nursery=self._nursery, clock=clock
-        )
+        self._conductor.clerk = Clerk(self._giving, progress=self._progress, commits=self._conductor, nursery=self._nursery,
+            clock=clock, is_leaving=lambda: self._departure.is_urgent)  # fmt: skip
         self._leases = LeaseWatch(
             self._giving,
             table=self._table,
