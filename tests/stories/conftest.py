@@ -29,3 +29,9 @@ def mischief(stage: Stage) -> Iterator[ModuleType]:
     """The program of rude tasks as a sender imports it."""
     with program_of(stage, "mischief") as program:
         yield program
+
+
+@pytest.fixture
+def deploys(stage: Stage) -> Iterator[ModuleType]:
+    with program_of(stage, "deploys") as program:
+        yield program

@@ -5,26 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import psycopg
 import pytest
 
-from tests.stories.stage import SLACK, Stage, program_of
+from tests.stories.stage import SLACK, Stage
 
 pytestmark = pytest.mark.story
 
 KINDS = ("async", "stubborn", "thread", "process")
 AGAIN = ("retry", "listed", "stop_retry")
 NEVER = ("fail", "stop_fail")
-
-
-@pytest.fixture
-def deploys(stage: Stage) -> Iterator[ModuleType]:
-    with program_of(stage, "deploys") as program:
-        yield program
 
 
 def test_a_stop_gives_no_code_a_second_run_that_its_policy_forbids(
