@@ -8,6 +8,7 @@ import psycopg
 from msgspec import Struct
 from psycopg import Connection
 
+from everbeat.errors import SchemaForbidden
 from everbeat.store import migrations
 from everbeat.store.migrations import Migration
 from everbeat.store.schema_steps import record_of
@@ -41,16 +42,7 @@ def migrate(
             return created
         if only_absent:
             return ()
-        upgrade = Upgrade(connection, target, patience_s=patience_s, tell=tell)
-        with upgrade.alone():
-            pending = _pending(connection, target, to)
-            if not pending.migrations:
-                return ()
-            for name in ("schema/versions_table", "schema/steps_table"):
-                connection.execute(compose(name, target.schema))
-            for migration in pending.migrations:
-                upgrade.apply(migration)
-            return tuple(migration.version for migration in pending.migrations)
+        return _upgrade(connection, target, to, Upgrade(connection, target, patience_s=patience_s, tell=tell))
     except psycopg.Error as problem:
         raise target.explain(problem) from problem
 
@@ -98,6 +90,25 @@ def _create(connection: Connection[Any], target: Target, to: int | None) -> tupl
                 connection.execute(compose(name, target.schema))
             connection.execute(record_of(migration, target.schema).encode())
     return tuple(migration.version for migration in pending.migrations)
+
+
+def _upgrade(
+    connection: WatchedConnection, target: Target, to: int | None, upgrade: Upgrade
+) -> tuple[int, ...]:
+    """Apply what another process has not applied meanwhile. Raises SchemaForbidden, MigrationStopped, psycopg.Error."""
+    with upgrade.alone():
+        pending = _pending(connection, target, to)
+        if not pending.migrations:
+            return ()
+        try:
+            for name in ("schema/versions_table", "schema/steps_table"):
+                connection.execute(compose(name, target.schema))
+            for migration in pending.migrations:
+                upgrade.apply(migration)
+        except psycopg.errors.InsufficientPrivilege as problem:
+            fix = "run 'everbeat migrate' as the role that owns the schema and its tables."
+            raise SchemaForbidden(target.explain(problem).message, fix=fix) from problem
+        return tuple(migration.version for migration in pending.migrations)
 
 
 def drop(connection: Connection[Any], target: Target) -> None:
