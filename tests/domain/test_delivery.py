@@ -51,6 +51,11 @@ def test_the_table(facts: Facts | None, fence: int, verdict: Verdict) -> None:  
     assert judge(facts, fence=fence, worker_id="me", names={"work"}) is verdict
 
 
+def test_a_task_whose_arguments_this_worker_does_not_understand_is_for_others() -> None:  # J2
+    assert judge(WAITS, fence=1, worker_id="me", names={"work"}, is_understood=False) is Verdict.FOREIGN
+    assert judge(HELD, fence=1, worker_id="w1", names={"work"}, is_understood=False) is Verdict.OURS
+
+
 def test_what_still_has_to_run_and_nobody_alive_holds_is_never_acknowledged() -> None:
     """But for what waits for a later moment, of which the outbox tells again, or for somebody to resume it, which tells all workers."""
     for holder, stale in ((None, None), ("other", True)):

@@ -47,7 +47,7 @@ class Hands:
             name=name,
             queue=options.pop("queue", "default"),
             priority=options.pop("priority", 0),
-            args=b"{}",
+            args=options.pop("args", b"{}"),
             **options,
         )
         sent = self.run(tasks.insert_task(task, channel=self.target.channel)) or self.run(
@@ -69,7 +69,8 @@ class Hands:
             leases.claim(
                 worker_id=worker, claim_call=call or uuid4(), names=names, limit=limit,
                 queues=more.get("queues"), queue_priorities=more.get("queue_priorities", {}), suspects=more.get("suspects"),
-                floors=more.get("floors", leases.NO_FLOORS),
+                floors=more.get("floors", leases.NO_FLOORS), marked=more.get("marked", ()), starts=more.get("starts", 0),
+                policies=more.get("policies"),
             )
         )  # fmt: skip
 

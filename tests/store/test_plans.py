@@ -14,6 +14,7 @@ from psycopg import sql
 
 from everbeat.domain.needs import Marked
 from everbeat.store import diagnosis, explanation, leases, migrating, sweeping, tasks, workers
+from everbeat.store.declining import decline, marked
 from everbeat.store.foreign_statement import numbered
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement, compose
@@ -118,6 +119,7 @@ def a_claim(limit: int, **more: Any) -> Statement[Any]:
         queue_priorities=priorities,
         starts=more.get("starts", 0),
         floors=more.get("floors", leases.NO_FLOORS),
+        marked=more.get("marked", ()),
     )
 
 
@@ -225,6 +227,7 @@ def test_the_hot_statements_of_a_worker_look_rows_up_whatever_their_number(loade
         leases.settle(settled, channel="c"),
         leases.complete(settled, channel="c"),
         leases.release(leased, channel="c"),
+        decline(leased, channel="c"),
     ):
         text, names = numbered(statement.name, loaded.target.schema)
         given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
@@ -301,6 +304,51 @@ def test_a_plan_that_scans_is_noticed(loaded: Hands) -> None:
 def test_the_server_is_new_enough(loaded: Hands) -> None:
     assert isinstance(loaded.connection, psycopg.Connection)
     assert loaded.connection.info.server_version >= 140_000
+
+
+MARKED = """
+insert into {schema}.tasks (id, name, queue, priority, args, sent_at, enqueued_at, needs, needs_id)
+select gen_random_uuid(), 'work', case when n % 10 = 0 then 'mail' else 'default' end, n % 3, '{{}}', now(), now() - interval '1 year',
+    '{{"arguments": ["new"]}}', '00000000-0000-0000-0000-00000000000a'
+from generate_series(1, 100000) n
+"""
+OTHER_GROUPS = """
+insert into {schema}.tasks (id, name, queue, priority, args, sent_at, enqueued_at, needs, needs_id)
+select gen_random_uuid(), 'work', 'default', n % 3, '{{}}', now(), now(), '{{"arguments": []}}',
+    ('0000000b-0000-0000-0000-' || lpad(n::text, 12, '0'))::uuid
+from generate_series(1, 10000) n
+"""
+
+
+def test_marked_tasks_of_others_make_no_claim_longer_and_those_of_a_group_are_found(
+    loaded: Hands,
+) -> None:  # J2
+    """100,000 marked tasks of one group stand before all others of their lanes; 10,000 groups have one task each."""
+    schema = sql.Identifier(loaded.target.schema)
+    loaded.connection.execute(sql.SQL("vacuum {}.tasks").format(schema))  # what other tests rolled back
+    before = plan(loaded, a_claim(10))["Plan"]["Shared Hit Blocks"]
+    with loaded.connection.transaction(force_rollback=True):
+        for statement in (MARKED, OTHER_GROUPS, "analyze {schema}.tasks"):
+            loaded.connection.execute(sql.SQL(statement).format(schema=schema))  # type: ignore[arg-type]
+        found = plan(loaded, a_claim(10))["Plan"]
+        print(f"{before} pages without marked tasks, {found['Shared Hit Blocks']} with them")
+        assert found["Actual Rows"] == 10
+        assert found["Shared Hit Blocks"] <= before * 1.2 + 20
+        check_plan(loaded, leases.next_due(names=["work"], queues=None), pages=200)
+        first = marked(most=200)
+        text = compose(first.name, loaded.target.schema)
+        page = first.read(loaded.connection.execute(text, first.parameters).fetchall())
+        assert len(page.groups) == 200
+        assert page.after is not None
+        check_plan(loaded, first, pages=3_000)
+        check_plan(loaded, marked(page.after, most=200), pages=3_000)
+        one = [each for each in page.groups if each.needs_id.int == 10]
+        assert len(one) == 6  # two queues with three priorities each
+        check_plan(loaded, a_claim(100, marked=one), pages=4_000)
+        check_plan(loaded, a_claim(10, marked=page.groups), pages=6_000)
+        check_plan(loaded, leases.next_due(names=["work"], queues=None, marked=one), pages=400)
+        check_plan(loaded, suspects_wait(names=["work"], queues=None, marked=one), pages=20)
+    loaded.connection.execute(sql.SQL("vacuum analyze {}.tasks").format(schema))
 
 
 def test_a_claim_with_a_floor_does_not_walk_through_what_was_claimed_before(loaded: Hands) -> None:

@@ -17,6 +17,7 @@ from psycopg import Connection, sql
 from psycopg.rows import dict_row
 
 from everbeat.config import RecoveryConfig, WorkerConfig
+from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.stall import Stall
 from everbeat.domain.states import TaskState
 from everbeat.runtime.clock import SystemClock
@@ -173,13 +174,14 @@ class Stand:
         queue_priorities: Mapping[str, int] | None = None,
         task_process_argv: list[str] | None = None,
         beating: bool = True,
+        definitions: Mapping[str, TaskDefinition] = DEFINITIONS,
         **config: Any,
     ) -> AsyncIterator[Running]:
         """A running worker; it is drained at the end, and must then leave in order, unless the test made it leave."""
         values = {"process_concurrency": 2, "poll_interval": "5s", "thread_concurrency": 4} | config
         plan = WorkerPlan(
             target=self.target,
-            definitions=DEFINITIONS,
+            definitions=definitions,
             config=WorkerConfig(**values),
             recovery=recovery or RecoveryConfig(),
             queue_priorities=queue_priorities or {},

@@ -91,12 +91,16 @@ async def test_a_stray_task_that_exits_ends_neither_its_task_nor_the_worker(stan
     assert (row["state"], row["error"]["code"]) == ("FAILED", "RESULT_UNSERIALISABLE")
 
 
-async def test_arguments_that_do_not_fit_any_more_fail_the_attempt(stand: Stand) -> None:
+async def test_arguments_whose_values_do_not_fit_any_more_fail_the_attempt(stand: Stand) -> None:  # J2
     async with stand.worker() as running:
         sent = [
             stand.send_with(name, args)
-            for name in ("double", "thread_nap", "process_async")
-            for args in (b'{"y": 1}', b'{"x": "no number", "seconds": []}', b"[]")
+            for name, wrong in (
+                ("double", b'{"x": "no number"}'),
+                ("thread_nap", b'{"seconds": []}'),
+                ("process_async", b'{"x": {}}'),
+            )
+            for args in (wrong, b"[]")
         ]
         await running.finished(*sent)
     for task_id in sent:

@@ -17,7 +17,8 @@ from everbeat.domain.states import TASK_TERMINAL_STATES
 class Facts(Struct, frozen=True):
     """A task as its row says. `due`, `paused` and `kept_back` (by others of its serial line) matter while it is PENDING.
 
-    `holder`: the worker that holds it. `stale`: that has ended, or was silent for longer than the running threshold.
+    `holder`: the worker that holds it. `stale`: that has ended, or was silent for longer than the running threshold. `needs`: what the code of
+    a worker must understand, as JSON.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Facts(Struct, frozen=True):
     kept_back: bool
     holder: str | None
     stale: bool | None
+    needs: str | None = None
 
 
 class Verdict(StrEnum):
@@ -49,7 +51,7 @@ class Verdict(StrEnum):
     KEPT_BACK = "kept back"
     """Given back: another task of its serial line comes first."""
     FOREIGN = "foreign"
-    """Given back: this worker does not know the task function; another one may."""
+    """Given back: this worker does not know the task function, or does not understand its arguments; another one may."""
     CLAIMABLE = "claimable"
     """To be claimed; given back where there is no room for it here."""
 
@@ -58,9 +60,11 @@ ACKNOWLEDGED: Final = frozenset({Verdict.OVER, Verdict.ELSEWHERE, Verdict.NOT_NO
 _ENDED: Final = frozenset(str(state) for state in TASK_TERMINAL_STATES)
 
 
-def judge(facts: Facts | None, *, fence: int, worker_id: str, names: Container[str]) -> Verdict:
+def judge(
+    facts: Facts | None, *, fence: int, worker_id: str, names: Container[str], is_understood: bool = True
+) -> Verdict:
     """What a message means to this worker, which runs tasks of these names; `fence` is the message's own: that of the last claim before it
-    was written."""
+    was written. `is_understood`: the code of this worker understands what the task needs."""
     if facts is None:
         return Verdict.UNKNOWN
     if facts.state in _ENDED:
@@ -73,6 +77,6 @@ def judge(facts: Facts | None, *, fence: int, worker_id: str, names: Container[s
         return Verdict.OVER
     if facts.paused or not facts.due:
         return Verdict.NOT_NOW
-    if facts.name not in names:
+    if facts.name not in names or not is_understood:
         return Verdict.FOREIGN
     return Verdict.KEPT_BACK if facts.kept_back else Verdict.CLAIMABLE

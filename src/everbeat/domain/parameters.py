@@ -24,9 +24,15 @@ class Parameters(Struct, frozen=True):
 
     def fits(self, given: Collection[str]) -> bool:
         """Return whether the function takes every given name and is given every name that it requires."""
-        return set(self.requires).issubset(given) and (
-            self.takes is None or set(self.takes).issuperset(given)
-        )
+        return not self.unknown(given) and not self.missing(given)
+
+    def unknown(self, given: Collection[str]) -> tuple[str, ...]:
+        """Return the given names that the function does not take."""
+        return () if self.takes is None else tuple(sorted(set(given).difference(self.takes)))
+
+    def missing(self, given: Collection[str]) -> tuple[str, ...]:
+        """Return the names that the function requires and that are not given."""
+        return tuple(sorted(set(self.requires).difference(given)))
 
     def fits_needs(self, needs: bytes | str) -> bool:
         """Return whether the function understands everything in `tasks.needs`. A requirement that is not known here never fits."""

@@ -108,6 +108,14 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
         }
         return msgspec.json.encode(given) if given else None
 
+    def default_json(self) -> bytes | None:
+        """`to_json`, for the policy that a worker stores at the first start because the sender gave none.
+
+        If that worker does not understand the arguments, `task/decline` takes the policy back, and no other one.
+        """
+        plain = self.to_json()
+        return None if plain is None else plain[:-1] + b',"is_default":true}'
+
     @classmethod
     def from_json(cls, data: bytes | str | None) -> StoredPolicy:
         """The policy from its stored form, unknown names ignored; raises PayloadError when it is damaged."""

@@ -63,6 +63,18 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     Transition(
         TaskState.CLAIMED, TaskState.PENDING, "task/recover", "its worker died before its code started"
     ),
+    Transition(
+        TaskState.CLAIMED,
+        TaskState.PENDING,
+        "task/decline",
+        "its worker does not understand its arguments",
+    ),
+    Transition(
+        TaskState.CLAIMED,
+        TaskState.CANCELLED,
+        "task/decline",
+        "its worker does not understand its arguments; a cancel was requested",
+    ),
     Transition(TaskState.CLAIMED, TaskState.CANCELLED, "task/cancel", "cancelled before its code started"),
     Transition(TaskState.CLAIMED, TaskState.CANCELLED, "task/cancel_children", "cancelled with its parent"),
     Transition(
@@ -79,6 +91,18 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         TaskState.PENDING,
         "task/settle",
         "a retry, suspended until a time or an event, or handed back by a worker that leaves",
+    ),
+    Transition(
+        TaskState.RUNNING,
+        TaskState.PENDING,
+        "task/decline",
+        "its worker does not understand its arguments; no code ran",
+    ),
+    Transition(
+        TaskState.RUNNING,
+        TaskState.CANCELLED,
+        "task/decline",
+        "its worker does not understand its arguments; a cancel was requested",
     ),
     Transition(
         TaskState.RUNNING, TaskState.PENDING, "task/recover", "its worker died; the policy runs it again"

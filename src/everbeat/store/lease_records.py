@@ -19,6 +19,7 @@ class Claimed(Struct, frozen=True):
     `suspect`: it may kill its process, so it runs alone in one. `started_at`: its attempt has begun with the claim.
     `in_line`: it is one of a serial line. `workflow_id`: it is a node's. `is_cut`: its claim would have brought more, had that not been
     too large together; `looked_s`: how long that claim looked for tasks, where it was long. Both are None for what a repeated claim answers.
+    `is_marked`: it says what the code of a worker must understand before it can lease it.
     """
 
     id: UUID
@@ -40,8 +41,22 @@ class Claimed(Struct, frozen=True):
     started_at: datetime | None = None
     in_line: bool = False
     workflow_id: UUID | None = None
+    is_marked: bool = False
     looked_s: float | None = None
     is_cut: bool | None = None
+
+
+class MarkedGroup(Struct, frozen=True):
+    """Marked tasks of one name in one queue and priority that need the same; `needs` is JSON text.
+
+    Without a queue and priority: marked tasks of serial lines, wherever those are.
+    """
+
+    needs_id: UUID
+    queue: str | None
+    priority: int | None
+    name: str
+    needs: str
 
 
 class Lease(Struct, frozen=True):

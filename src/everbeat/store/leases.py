@@ -11,11 +11,15 @@ from uuid import UUID, uuid4
 from msgspec import Struct
 
 from everbeat.domain.states import TaskState
+from everbeat.store.declining import marked_json
 from everbeat.store.lease_records import Claimed as Claimed
 from everbeat.store.lease_records import Lease as Lease
+from everbeat.store.lease_records import MarkedGroup as MarkedGroup
 from everbeat.store.lease_records import Recovered as Recovered
 from everbeat.store.lease_records import RecoveryOrder as RecoveryOrder
 from everbeat.store.literals import booleans, integers, json_array, uuids, words
+from everbeat.store.prospect import Prospect as Prospect
+from everbeat.store.prospect import next_due as next_due
 from everbeat.store.statement import Row, Statement
 
 NO_POLICIES: Final[Mapping[UUID, bytes | None]] = MappingProxyType({})
@@ -27,7 +31,7 @@ NO_FLOORS: Final[Mapping[tuple[str, int], Place]] = MappingProxyType({})
 CLAIM_BYTES: Final = 16 * 1024 * 1024
 """So much of arguments and checkpoints one claim brings at most, unless a single task has more."""
 
-AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED", "SUSPENDED"]
+AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED", "SUSPENDED", "DECLINED"]
 
 
 class Started(Struct, frozen=True):
@@ -41,7 +45,8 @@ class Started(Struct, frozen=True):
 class Settlement(Struct, frozen=True, kw_only=True):
     """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now.
 
-    What is SUSPENDED is due when its row says so: `store.steps` has written it there."""
+    What is SUSPENDED is due when its row says so: `store.steps` has written it there. DECLINED is for `store.declining`, not for `settle`: the
+    rest says what is written instead if the row cannot be marked."""
 
     id: UUID
     claim_id: UUID
@@ -65,18 +70,21 @@ def claim(
     alone: bool = False,
     floors: Mapping[tuple[str, int], Place] = NO_FLOORS,
     most_bytes: int = CLAIM_BYTES,
+    marked: Sequence[MarkedGroup] = (),
 ) -> Statement[list[Claimed]]:
     """Takes up to `limit` due tasks of these names, in order: queue priority, priority, first in first out.
 
     `suspects`: True takes only suspects, False only others, None both. The first `starts` of them begin at once: `policies` (a JSON
     object by name) and `alone` are as for `start`. `floors`: of a (queue, priority) only what stands behind this place.
-    It ends before arguments and checkpoints exceed `most_bytes` together, but for the first task.
+    It ends before arguments and checkpoints exceed `most_bytes` together, but for the first task. Of marked tasks it takes only those of
+    the `marked` groups.
     """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
         "most_bytes": most_bytes, "queues": None if queues is None else list(queues),
         "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()), "suspects": suspects,
         "starts": starts, "policies": None if policies is None else policies.decode(), "alone": alone,
+        "marked": marked_json(marked),
         "floor_queues": [queue for queue, _ in floors], "floor_priorities": integers([priority for _, priority in floors]),
         "floor_ats": [place[0] for place in floors.values()], "floor_ids": uuids([place[1] for place in floors.values()]),
     }  # fmt: skip
@@ -94,32 +102,6 @@ def claim(
         return claimed
 
     return Statement("task/claim", parameters, read)
-
-
-class Prospect(Struct, frozen=True):
-    """What there is to wait for: `due_in_ms` until the next scheduled task becomes due (negative: it just did; None: there is none),
-    whether something has `happened` to workflows, and whether `suspects` are due."""
-
-    due_in_ms: float | None
-    happened: bool
-    suspects: bool
-
-
-def next_due(
-    *, names: Sequence[str], queues: Sequence[str] | None, margin_ms: int = 0
-) -> Statement[Prospect]:
-    """What a worker with nothing to do asks, of tasks of these names; what became due within the margin counts."""
-    parameters = {
-        "names": list(names),
-        "queues": None if queues is None else list(queues),
-        "margin_ms": margin_ms,
-    }
-
-    def read(found: Sequence[Row]) -> Prospect:
-        due_in_ms, happened, suspects = found[0]
-        return Prospect(None if due_in_ms is None else float(due_in_ms), happened, suspects)
-
-    return Statement("task/next_due", parameters, read)
 
 
 def start(

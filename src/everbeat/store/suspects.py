@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
+from everbeat.store.declining import marked_json
+from everbeat.store.lease_records import MarkedGroup
 from everbeat.store.statement import Statement
 
 
-def suspects_wait(*, names: Sequence[str], queues: Sequence[str] | None) -> Statement[bool]:
+def suspects_wait(
+    *, names: Sequence[str], queues: Sequence[str] | None, marked: Sequence[MarkedGroup] = ()
+) -> Statement[bool]:
     """Whether any suspect of these names and queues is due; costs next to nothing where there is none."""
-    parameters = {"names": list(names), "queues": None if queues is None else list(queues)}
+    parameters = {
+        "names": list(names),
+        "queues": None if queues is None else list(queues),
+        "marked": marked_json(marked),
+    }
     return Statement("task/suspects_wait", parameters, lambda found: bool(found[0][0]))
 
 

@@ -4,7 +4,7 @@ What lives here: the kinds of hints, their payloads, reading them back. What may
 hint may be lost, repeated or late, and whoever gets one looks into the database.
 
 The statements that end, cancel or take tasks write the same payloads: `t:<queue>`, `d:<id>,<id>`, `c:<id>`,
-`l:<id>,<id>`, `w`, `q`, and `*` for all there may be; the triggers of the message outbox `o:`,
+`l:<id>,<id>`, `w`, `q`, `m`, and `*` for all there may be; the triggers of the message outbox `o:`,
 `o:<number>:<task id>:<queue>` and, when whoever publishes has ended, `r`.
 
 Every role that can connect can send any of them: a hint makes its receiver query the rows, and has no other effect.
@@ -71,6 +71,10 @@ class TreesQuiet(Struct, frozen=True):
     """An operator may have made trees quiet, or resumed them."""
 
 
+class TasksMarked(Struct, frozen=True):
+    """Tasks may wait that say what the code of a worker must understand."""
+
+
 Hint = (
     TasksReady
     | TaskEnded
@@ -80,6 +84,7 @@ Hint = (
     | MessagesWritten
     | TurnFree
     | TreesQuiet
+    | TasksMarked
     | Everything
 )
 
@@ -104,6 +109,8 @@ def encode(hint: Hint) -> tuple[str, ...]:
             return ("r",)
         case TreesQuiet():
             return ("q",)
+        case TasksMarked():
+            return ("m",)
         case Everything():
             return ("*",)
 
@@ -118,6 +125,8 @@ def decode(payload: str) -> Hint | None:
         return TurnFree()
     if payload == "q":
         return TreesQuiet()
+    if payload == "m":
+        return TasksMarked()
     kind, _, subject = payload.partition(":")
     if kind == "o":
         return _decode_written(subject)

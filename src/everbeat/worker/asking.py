@@ -16,12 +16,14 @@ from everbeat.domain.policy import StoredPolicy
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.clock import Clock
 from everbeat.store import leases
-from everbeat.store.leases import Claimed
+from everbeat.store.leases import Claimed, Prospect
 from everbeat.store.session import Session
+from everbeat.store.suspects import suspects_wait
 from everbeat.worker.attempt import ALONE, LaneName
 from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.floors import Floors
 from everbeat.worker.lane import Lane
+from everbeat.worker.marks import Marks
 from everbeat.worker.portion import Portion
 
 TOO_LONG_S: Final = 10.0
@@ -58,6 +60,7 @@ class Asking:
         queue_priorities: Mapping[str, int],
         rules: ClaimRules,
         clock: Clock,
+        marks: Marks,
     ) -> None:
         self.asked = 0
         self.known = 0
@@ -65,13 +68,14 @@ class Asking:
         self._is_over = False
         self._is_asking = False
         self._session = session
-        stored = {name: policy.to_json() for name, policy in policies.items()}
+        stored = {name: policy.default_json() for name, policy in policies.items()}
         documents = {name: msgspec.Raw(json) for name, json in stored.items() if json is not None}
         self._policies = msgspec.json.encode(documents) if documents else None
         self._queues = queues
         self._queue_priorities = dict(queue_priorities)
         self._rules = rules
         self._clock = clock
+        self._marks = marks
         self._floors: dict[LaneName, Floors] = {}
 
     async def ask(self, lane: Lane, limit: int, *, unbegun: int = 0) -> Batch:
@@ -96,6 +100,7 @@ class Asking:
             alone=lane.name in ALONE,
             floors=places,
             most_bytes=self.portion.most_bytes,
+            marked=self._marks.known(lane.names),
         )
         self.asked += 1
         self._is_asking = True
@@ -115,6 +120,20 @@ class Asking:
         # A repeated claim does not say whether it left anything.
         has_more = is_full or used or self._session.tries > tries + 1
         return Batch(claimed, worker_id, has_more=has_more)
+
+    async def is_worth_it(self, lane: Lane) -> bool:
+        """Whether a claim can bring anything: to find that no suspect waits, a claim would go through all tasks that wait."""
+        if not lane.suspects:
+            return True
+        marked = self._marks.known(lane.names)
+        return await self._session.run(suspects_wait(names=lane.names, queues=self._queues, marked=marked))
+
+    async def prospect(self, names: Sequence[str], *, margin_ms: int) -> Prospect:
+        """What there is to wait for; what became due within the margin counts."""
+        marked = self._marks.known(names)
+        return await self._session.run(
+            leases.next_due(names=names, queues=self._queues, margin_ms=margin_ms, marked=marked)
+        )
 
     async def end(self, *, patience_s: float) -> None:
         """Nothing is repeated from now on, and what is under way after so many seconds ends without an answer."""

@@ -13,7 +13,7 @@ from everbeat.domain.definition import RunIn
 from everbeat.runtime.fork import UserCode
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.stacks import coroutine_stack
-from everbeat.worker.attempt import Attempt, Ended, Failed, OnEnded
+from everbeat.worker.attempt import Attempt, Declined, Ended, Failed, OnEnded
 from everbeat.worker.invocation import Invoker
 
 CLOSE_PATIENCE_S: Final = 0.5
@@ -89,7 +89,7 @@ class AsyncExecutor:
         enter(context)  # until this asyncio task ends, which has a context of its own
         try:
             call = self._invoker.call(definition, attempt.task.args, context)
-            if isinstance(call, Failed):
+            if isinstance(call, Failed | Declined):
                 ended: Ended = call
             else:
                 with UserCode():

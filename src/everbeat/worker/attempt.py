@@ -70,13 +70,24 @@ class Suspended(Struct, frozen=True):
     """The code gave its slot back until it is time."""
 
 
+class Declined(Struct, frozen=True):
+    """The function does not understand the arguments: it does not know the `unknown` names, or it requires the `missing` ones.
+
+    No code ran. `failed` is how the attempt ends if the task cannot be left to other code.
+    """
+
+    failed: Failed
+    unknown: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
 class Died(Struct, frozen=True):
     """The task process ended under the code."""
 
     report: ExitReport
 
 
-Ended: TypeAlias = Succeeded | Failed | Suspended | Died
+Ended: TypeAlias = Succeeded | Failed | Suspended | Declined | Died
 OnEnded: TypeAlias = Callable[["Attempt", Ended], None]
 
 

@@ -1,9 +1,6 @@
 """Getting work: one claim for free slots and a few ahead. What finds a free slot begins with the claim, the rest by a start.
 
-What lives here: when to look, and the statements claim, start and release. What may not: running code.
-
-Code runs only after its claim or start was acknowledged. A claim is repeated with the same call id until it is answered, so that
-a lost reply loses nothing.
+Code runs only after its claim or start was acknowledged. A claim is repeated with the same call id, so a lost reply loses nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.nursery import Nursery
 from everbeat.store import leases
 from everbeat.store.session import Session
-from everbeat.store.suspects import suspects_wait
 from everbeat.wake.hint_rate import HintRate
 from everbeat.worker.asking import Asking, Batch
 from everbeat.worker.attempt import ALONE, Attempt, Stage, attempt_of
@@ -30,16 +26,16 @@ from everbeat.worker.claim_rules import ClaimRules
 from everbeat.worker.lane import Lane
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.lookout import Lookout
+from everbeat.worker.marks import Marks
 from everbeat.worker.phantoms import give_back, give_back_unknown, release
 from everbeat.worker.protocol import Lease
 
-MOST_AHEAD: Final = 8
-"""So many claims follow one another for a lane before the others have their turn."""
+MOST_AHEAD: Final = 8  # claims that follow one another for a lane before the others have their turn
 LEAST_AHEAD: Final = 50
-CLOSE_PATIENCE_S: Final = 2.0
-"""So long a claim under way may hold up the end of the worker."""
-SUSPECTS_EVERY_S: Final = 1.0
-"""Suspects are rare: hints make this worker look for them no more often than this."""
+CLOSE_PATIENCE_S: Final = 2.0  # for which a claim under way may hold up the end of the worker
+SUSPECTS_EVERY_S: Final = (
+    1.0  # suspects are rare: hints make this worker look for them no more often than this
+)
 
 
 class Claimer:
@@ -70,12 +66,16 @@ class Claimer:
         self._table = table
         self._definitions = definitions
         self._policies = policies
+        self._lookout = Lookout(poll_interval_s=poll_interval_s, is_deaf=rules.is_deaf, clock=clock)
+        self._marks = Marks(
+            session, definitions=definitions, queues=queues, lookout=self._lookout, clock=clock
+        )
         self._asking = Asking(
-            session, policies=policies, queues=queues, queue_priorities=queue_priorities, rules=rules, clock=clock
+            session, policies=policies, queues=queues, queue_priorities=queue_priorities, rules=rules, clock=clock,
+            marks=self._marks,
         )  # fmt: skip
         self._queues = queues
         self._clock = clock
-        self._lookout = Lookout(poll_interval_s=poll_interval_s, is_deaf=rules.is_deaf, clock=clock)
         self._attention = Attention(session, worker_id=rules.worker_id, is_told=rules.is_told, clock=clock)
         self._rules = rules
         self._nursery = nursery
@@ -92,6 +92,11 @@ class Claimer:
         if queue is None or self._queues is None or queue in self._queues:
             self._look_everywhere()
             self.wake.set()
+
+    def look_for_marked(self) -> None:
+        """Tasks may be due that say what the code of a worker must understand."""
+        self._marks.ask()
+        self.wake.set()
 
     def _look_everywhere(self) -> None:
         for lane in self._lanes:
@@ -119,6 +124,8 @@ class Claimer:
                 return None
             hinted = [lane for lane in self._lanes if lane.has_more]
             if self._lookout.is_time() or self._attention.is_blind:
+                self._look_everywhere()
+            if await self._marks.learn():
                 self._look_everywhere()
             await self._give_back_broken()
             asked_at = self._clock.monotonic()
@@ -171,7 +178,7 @@ class Claimer:
             worker_id = self._rules.worker_id()
             lane.has_more = False  # a hint that comes while the statement runs sets it again
             try:
-                taken = await self._claim(lane, limit) if await self._is_worth_it(lane) else 0
+                taken = await self._claim(lane, limit) if await self._asking.is_worth_it(lane) else 0
             except (DatabaseUnreachable, DatabaseReadOnly):
                 # The next one takes less. What this one took, if it did, is nobody's here.
                 lane.has_more = True
@@ -191,12 +198,6 @@ class Claimer:
 
     def _may_ask(self) -> bool:
         return self._may_start() and self._rules.may_claim()
-
-    async def _is_worth_it(self, lane: Lane) -> bool:
-        """Not to be asked of the claim: it would go through all that waits to find that no suspect does."""
-        if not lane.suspects:
-            return True
-        return await self._session.run(suspects_wait(names=lane.names, queues=self._queues))
 
     async def _claim(self, lane: Lane, limit: int) -> int:
         """While there is more than one claim takes, the server looks for the next batch as this one begins."""
@@ -251,7 +252,7 @@ class Claimer:
         try:
             statement = leases.start(
                 [attempt.lease for attempt in batch], channel=self._session.target.channel,
-                policies={one.id: one.policy.to_json() for one in batch if one.task.policy is None},
+                policies={one.id: one.policy.default_json() for one in batch if one.task.policy is None},
                 alone={one.claim_id for one in batch if one.lane in ALONE},
             )  # fmt: skip
             answers = await self._session.run(statement)
@@ -306,8 +307,7 @@ class Claimer:
         names = sorted({name for lane in (*idle, *left_out) for name in lane.names})
         # What became due while the claim ran was missed by it, and is in the past by now.
         margin_ms = math.ceil((self._clock.monotonic() - asked_at) * 1_000) + 1
-        statement = leases.next_due(names=names, queues=self._queues, margin_ms=margin_ms)
-        prospect = await self._session.run(statement)
+        prospect = await self._asking.prospect(names, margin_ms=margin_ms)
         if prospect.due_in_ms is not None:
             self._lookout.expect(prospect.due_in_ms)
         for lane in left_out:

@@ -1,8 +1,4 @@
-"""The life of an attempt in this worker: launched, perhaps stopped, ended, settled. One place for every turn of it.
-
-What lives here: what follows from what, in memory. What may not: how code is run or ended (the executors), what an
-outcome is (`settlement`), statements (`settler`).
-"""
+"""The life of an attempt in this worker: launched, perhaps stopped, ended, settled. One place for every turn of it."""
 
 from __future__ import annotations
 
@@ -23,7 +19,8 @@ from everbeat.runtime.events import EventBus, LeasesLost, TaskFinished, ZombieRe
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.leases import Settlement
-from everbeat.worker.attempt import ALONE, Attempt, Clerk, Died, Ended, LaneName, Stage, Succeeded, Suspended
+from everbeat.worker.attempt import ALONE, Attempt, Clerk, Declined, Died, Ended, Failed, LaneName, Stage
+from everbeat.worker.declines import Declines
 from everbeat.worker.executor import Executor
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.progress import ProgressRecorder
@@ -84,6 +81,7 @@ class Conductor:
         self._nursery = nursery
         self._recover_crashed = recover_crashed
         self._recover_stalled = recover_stalled
+        self._declines = Declines(events)
         self.stall_watch = StallWatch(clock=clock, on_stalled=self.stalled)
         self._on_change = on_change
         self._on_broken = on_broken
@@ -208,9 +206,11 @@ class Conductor:
         self.unstoppable.discard(attempt)
         if attempt in self.trailing:
             self.trailing.discard(attempt)
-            if not isinstance(ended, Succeeded | Suspended):
+            if isinstance(ended, Failed | Died):
                 self._events.emit(failed_after_commit(attempt, ended))
         if attempt.stage is Stage.RUNNING:
+            if isinstance(ended, Declined):
+                self._declines.note(attempt, ended)
             settlement = settlement_of(attempt, ended, random=self._random)
             if settlement is not None:
                 self._settle(attempt, settlement)

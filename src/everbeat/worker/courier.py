@@ -53,7 +53,7 @@ class Courier:
         self._is_leaving = False
         self.deliveries = Deliveries(
             around.session, table=around.table, room=self._room, look=around.look, on_ended=self.room_changed,
-            worker_id=around.worker_id, names=plan.definitions, ack_wait_s=ack_wait_s,
+            worker_id=around.worker_id, definitions=plan.definitions, ack_wait_s=ack_wait_s,
             stale_ms=plan.recovery.running_stale_threshold_ms, events=around.events, clock=around.clock, random=around.random,
         )  # fmt: skip
         self.relay = Relay(

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final
 from uuid import UUID
 
 from msgspec import Struct
 
-from everbeat.domain.delivery import ACKNOWLEDGED, Verdict, judge
+from everbeat.domain.definition import TaskDefinition
+from everbeat.domain.delivery import ACKNOWLEDGED, Facts, Verdict, judge
 from everbeat.errors import DatabaseError
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event, EventBus
@@ -71,7 +72,7 @@ class Deliveries:
         look: Callable[[str], None],
         on_ended: Callable[[], None],
         worker_id: Callable[[], str],
-        names: Container[str],
+        definitions: Mapping[str, TaskDefinition],
         ack_wait_s: float,
         stale_ms: int,
         events: EventBus,
@@ -87,7 +88,7 @@ class Deliveries:
         self._look = look
         self._on_ended = on_ended
         self._worker_id = worker_id
-        self._names = names
+        self._definitions = definitions
         self._ack_wait_s = ack_wait_s
         self._stale_ms = stale_ms
         self._events = events
@@ -176,11 +177,13 @@ class Deliveries:
         elsewhere: list[UUID] = []
         for each in asked:
             message = each.message
+            known = facts.get(message.task_id)
             verdict = judge(
-                facts.get(message.task_id),
+                known,
                 fence=message.fence,
                 worker_id=self._worker_id(),
-                names=self._names,
+                names=self._definitions,
+                is_understood=known is None or self._understands(known),
             )
             if self._carried_out(each, verdict):
                 over.append(each)
@@ -192,6 +195,10 @@ class Deliveries:
             self._events.emit(
                 TaskSkippedActiveElsewhere(count=len(elsewhere), task_ids=tuple(elsewhere[:NAMED]))
             )
+
+    def _understands(self, facts: Facts) -> bool:
+        definition = self._definitions.get(facts.name)
+        return facts.needs is None or definition is None or definition.codec.accepts.fits_needs(facts.needs)
 
     def _carried_out(self, each: _Held, verdict: Verdict) -> bool:
         """Whether the delivery is ended with this."""

@@ -16,6 +16,7 @@ from everbeat.wake.topics import (
     Everything,
     Hint,
     MessagesWritten,
+    TasksMarked,
     TasksReady,
     TreesQuiet,
     TurnFree,
@@ -73,9 +74,12 @@ class Ears:
                 self._messenger.turn_free()
             case TreesQuiet():
                 self._ask_for_orders()
+            case TasksMarked():
+                self._claimer.look_for_marked()
             case Everything():
                 self._messenger.written(MessagesWritten())
                 self._claimer.look()
+                self._claimer.look_for_marked()
                 self._advancer.look()
             case _:
                 pass

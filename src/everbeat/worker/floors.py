@@ -46,9 +46,11 @@ class Floors:
             # A look may have waited for a lock: only what the last one took as well is what it costs.
             costs_s, self._looked_s = min(looked_s, self._looked_s), looked_s
             self._until = self._clock.monotonic() + min(LONGEST_S, max(TRUSTED_S, costs_s / _SHARE))
-        # A serial line is served by its own order.
+        # A serial line is served by its own order, and marked tasks wait in lanes of their own.
         reached = {
-            (task.queue, task.priority): (task.enqueued_at, task.id) for task in claimed if not task.in_line
+            (task.queue, task.priority): (task.enqueued_at, task.id)
+            for task in claimed
+            if not (task.in_line or task.is_marked)
         }
         places = {**self._places, **reached}
         self._places = places if len(places) <= _MOST else NO_FLOORS

@@ -17,12 +17,13 @@ from everbeat.domain.context import Context
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.failure import error_from_exception, error_to_json
 from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_UNSERIALISABLE, UNHANDLED_EXCEPTION, TaskError
+from everbeat.domain.parameters import given_names
 from everbeat.domain.retry import reasons_of
 from everbeat.domain.stops import is_suspension
 from everbeat.domain.stored_text import class_name
 from everbeat.errors import PayloadError
 from everbeat.runtime.fork import UserCode
-from everbeat.worker.attempt import Ended, Failed, Succeeded, Suspended
+from everbeat.worker.attempt import Declined, Ended, Failed, Succeeded, Suspended
 
 
 class Call(Struct, frozen=True):
@@ -41,12 +42,13 @@ class Invoker(Struct, frozen=True):
 
     exception_codes: Mapping[type[BaseException], str]
 
-    def call(self, definition: TaskDefinition, args: str, context: Context) -> Call | Failed:
-        """The call; a failure where the stored arguments do not fit the function any more."""
+    def call(self, definition: TaskDefinition, args: str, context: Context) -> Call | Failed | Declined:
+        """Return the call. The stored arguments are declined if their names do not fit the function, and fail if a value does not."""
         try:
             positional, named = definition.codec.decode(args)
         except Exception as problem:  # noqa: BLE001 - models of the user validate themselves here, and may raise anything
-            return self._failed(definition, problem, code=ARGUMENTS_INVALID)
+            failed = self._failed(definition, problem, code=ARGUMENTS_INVALID)
+            return _declined(definition, args, failed) or failed
         if definition.codec.takes_context:
             positional = (context, *positional)
         return Call(definition.function, positional, named)
@@ -77,8 +79,8 @@ class Invoker(Struct, frozen=True):
         try:
             with context.entered():
                 match self.call(definition, args, context):
-                    case Failed() as failed:
-                        return failed
+                    case (Failed() | Declined()) as refused:
+                        return refused
                     case call if definition.is_async:
                         return self.returned(definition, asyncio.run(_awaited(call)))
                     case call:
@@ -106,6 +108,14 @@ def _reasons(code: str, exception: BaseException) -> tuple[str, ...]:
         return reasons_of(code, exception)
     except BaseException:  # noqa: BLE001 - its metaclass may break the names of classes
         return (code,)
+
+
+def _declined(definition: TaskDefinition, args: str, failed: Failed) -> Declined | None:
+    """Return what other code might understand in arguments that could not be read; None if the names fit this function."""
+    given, accepts = given_names(args), definition.codec.accepts
+    if given is None or accepts.fits(given):
+        return None
+    return Declined(failed, unknown=accepts.unknown(given), missing=accepts.missing(given))
 
 
 async def _awaited(call: Call) -> Any:

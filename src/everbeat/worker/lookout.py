@@ -22,6 +22,8 @@ class Lookout:
         self._poll_interval_s = poll_interval_s
         self._is_deaf = is_deaf
         self._clock = clock
+        self.is_poll = False
+        """Whether the poll had come at the last `is_time`."""
         self._due_at = math.inf
         self._poll_at = 0.0
 
@@ -34,6 +36,7 @@ class Lookout:
         """Whether one of the two has come; each counts once."""
         now = self._clock.monotonic()
         is_due, is_poll = now >= self._due_at, now >= self._poll_at
+        self.is_poll = is_poll
         if is_due:
             self._due_at = math.inf
         if is_poll or self._poll_at - now > self.interval_s:

@@ -20,9 +20,10 @@ from everbeat.runtime.identity import rss_bytes
 from everbeat.runtime.nursery import Nursery
 from everbeat.runtime.process import spawn
 from everbeat.worker import protocol
-from everbeat.worker.attempt import Attempt, Died, Ended, Failed, OnEnded, Succeeded, Suspended
+from everbeat.worker.attempt import Attempt, Declined, Died, Ended, Failed, OnEnded, Succeeded, Suspended
 from everbeat.worker.protocol import (
     FromTaskProcess,
+    NotUnderstood,
     ProcessReady,
     Progress,
     Raised,
@@ -230,6 +231,9 @@ class ProcessExecutor:
                         self._ended(process, claim_id, Suspended())
                     case Raised(claim_id, error, reasons):
                         self._ended(process, claim_id, Failed(error.encode(), reasons))
+                    case NotUnderstood(claim_id, error, reasons, unknown, missing):
+                        failed = Failed(error.encode(), reasons)
+                        self._ended(process, claim_id, Declined(failed, unknown, missing))
                     case _:
                         pass
         except ChannelError as problem:

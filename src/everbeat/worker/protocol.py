@@ -268,9 +268,19 @@ class Raised(Message, frozen=True):
     reasons: tuple[str, ...]
 
 
+class NotUnderstood(Message, frozen=True):
+    """No code ran: the function does not know the `unknown` names of arguments, or requires the `missing` ones. The rest is as of `Raised`."""
+
+    claim_id: UUID
+    error: str
+    reasons: tuple[str, ...]
+    unknown: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
 FromWorker = Hello | Ready | Held | Tick | Refused | Retiring | AskBeat | Leaving
 FromSupervisor = Welcome | Beaten | Lost | Cancel | Phantoms | Adopt | Quiet | Drain | Stop
 FromWorkerProcess = FromWorker | HookAnswers
 ToWorkerProcess = FromSupervisor | AskHooks | TellHooks
-FromTaskProcess = ProcessReady | Progress | Returned | Suspended | Raised | Refused | Request
+FromTaskProcess = ProcessReady | Progress | Returned | Suspended | Raised | NotUnderstood | Refused | Request
 ToTaskProcess = Run | CancelRun | LeaveIdle | Answer

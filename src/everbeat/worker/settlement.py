@@ -11,6 +11,8 @@ from random import Random
 from typing import Final
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from everbeat.domain.duration import milliseconds
 from everbeat.domain.failure import error_from_json, error_to_json
 from everbeat.domain.outcome import TASK_TIMEOUT, UNHANDLED_EXCEPTION, WORKER_CRASHED, TaskError
@@ -21,7 +23,7 @@ from everbeat.domain.stored_text import class_name, storable
 from everbeat.runtime.events import Event
 from everbeat.store.leases import Settlement
 from everbeat.store.stopped import stop_settlement
-from everbeat.worker.attempt import Attempt, Died, Ended, Failed, Succeeded, Suspended
+from everbeat.worker.attempt import Attempt, Declined, Died, Ended, Failed, Succeeded, Suspended
 
 _TOLD_BYTES: Final = 1_000
 _TIMED_OUT: Final = reasons_of(TASK_TIMEOUT, TimeoutError())
@@ -34,10 +36,14 @@ def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> S
 
     Code of a worker that stops, and that does not end, is settled after its process: a second run must not overlap it.
     Code that was asked to stop and returned all the same has succeeded, unless its time was up; whatever else it does
-    after being asked is a consequence of that, not an error of its own.
+    after being asked is a consequence of that, not an error of its own. Arguments that this code does not understand are left to other
+    code whatever was asked, because no code has run.
     """
     if attempt.stopped is None and isinstance(ended, Succeeded) and not attempt.self_fenced:  # nearly always
         return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=ended.result)
+    if isinstance(ended, Declined):
+        failed = _failed(attempt, ended.failed.error, reasons=ended.failed.reasons, random=random)
+        return replace(failed, outcome="DECLINED")
     if attempt.self_fenced:
         return _fenced(attempt, random)
     match attempt.stopped, ended:
@@ -94,10 +100,15 @@ def state_after(settlement: Settlement) -> str:
     match settlement.outcome:
         case "COMPLETED" | "CANCELLED":
             return settlement.outcome
-        case "RELEASED" | "SUSPENDED":
+        case "RELEASED" | "SUSPENDED" | "DECLINED":
             return "PENDING"
         case _:
             return "FAILED" if settlement.retry_in_ms is None else "PENDING"
+
+
+def undeclined(attempt: Settlement) -> Settlement:
+    """Return what is written instead if a task cannot be marked for other code: its arguments are invalid."""
+    return replace(attempt, outcome="FAILED")
 
 
 def refused_result(attempt: Settlement, reason: str) -> Settlement:

@@ -20,12 +20,13 @@ from msgspec import Struct
 
 from everbeat.errors import EverbeatError
 from everbeat.runtime.nursery import Nursery
+from everbeat.store.declining import decline
 from everbeat.store.leases import Settlement, complete, settle
 from everbeat.store.refusals import is_refused_data, is_timeout
 from everbeat.store.session import Session
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.progress import ProgressRecorder
-from everbeat.worker.settlement import refused_result
+from everbeat.worker.settlement import refused_result, undeclined
 
 MOST_ROWS: Final = 1000
 MOST_AHEAD: Final = 16
@@ -50,7 +51,9 @@ class Unsettled(Struct):
     @property
     def size(self) -> int:
         """Bytes of JSON."""
-        return len(self.settlement.result or b"") + len(self.settlement.error or b"")
+        size = len(self.settlement.result or b"") + len(self.settlement.error or b"")
+        # The server reads the arguments for their names.
+        return size + len(self.attempt.task.args) if self.settlement.outcome == "DECLINED" else size
 
 
 Answer: TypeAlias = tuple[Unsettled, str]
@@ -154,7 +157,13 @@ class Settler:
             return await self._divided(batch, problem)
         if verdicts is None:
             return [(one, "COMPLETED") for one in batch]
-        return [(one, verdicts.get(one.attempt.claim_id, "lost")) for one in batch]
+        told = [(one, verdicts.get(one.attempt.claim_id, "lost")) for one in batch]
+        unmarkable = [one for one, verdict in told if verdict == "unmarkable"]
+        if not unmarkable:
+            return told
+        for one in unmarkable:
+            one.settlement = undeclined(one.settlement)
+        return [pair for pair in told if pair[1] != "unmarkable"] + await self._settle(unmarkable)
 
     async def _written(self, batch: list[Unsettled]) -> dict[UUID, str] | None:
         """The verdict on each, None where all have completed: most do, which is a cheaper statement."""
@@ -168,6 +177,11 @@ class Settler:
             if len(landed) == len(settlements):
                 return None
             verdicts = dict.fromkeys(landed, "COMPLETED")
+        if declined := [one for one in settlements if one.outcome == "DECLINED"]:
+            leases = [(one.id, one.claim_id) for one in declined]
+            marked = await self._session.run(decline(leases, channel=channel), patience_s=patience_s)
+            # Without its lease a task is where this worker wanted it: with others.
+            verdicts |= {one.claim_id: marked.get(one.claim_id, "already") for one in declined}
         if others := [one for one in settlements if one.claim_id not in verdicts]:
             told = await self._session.run(settle(others, channel=channel), patience_s=patience_s)
             verdicts |= told
@@ -187,6 +201,9 @@ class Settler:
         if len(batch) > 1:
             middle = len(batch) // 2
             return [*await self._settle(batch[:middle]), *await self._settle(batch[middle:])]
+        if batch[0].settlement.outcome == "DECLINED":
+            batch[0].settlement = undeclined(batch[0].settlement)
+            return await self._settle(batch)
         reason = problem.message if isinstance(problem, EverbeatError) else str(problem).strip()
         batch[0].settlement = refused_result(batch[0].settlement, reason)
         batch[0].is_replaced = True

@@ -31,7 +31,7 @@ from everbeat.runtime.parent import exit_orphaned
 from everbeat.runtime.signals import take_signal
 from everbeat.runtime.stacks import coroutine_stack
 from everbeat.worker import attempt as ended_as
-from everbeat.worker.attempt import Ended, Failed, Succeeded, progress_json
+from everbeat.worker.attempt import Declined, Ended, Failed, Succeeded, progress_json
 from everbeat.worker.code_side import CodeSide
 from everbeat.worker.farewell import leave
 from everbeat.worker.invocation import Call, Invoker
@@ -40,6 +40,7 @@ from everbeat.worker.protocol import (
     CancelRun,
     Lease,
     LeaveIdle,
+    NotUnderstood,
     ProcessReady,
     Progress,
     Raised,
@@ -115,8 +116,8 @@ class TaskProgram:
         try:
             with context.entered():
                 match self._invoker.call(definition, running.order.args, context):
-                    case Failed() as failed:
-                        return failed
+                    case (Failed() | Declined()) as refused:
+                        return refused
                     case call if definition.is_async:
                         return self._invoker.returned(definition, asyncio.run(running.awaited(call)))
                     case call:
@@ -130,11 +131,15 @@ class TaskProgram:
     def _report(self, order: Run, ended: Ended) -> None:
         match ended:
             case Succeeded(result):
-                message: Returned | Suspended | Raised = Returned(order.claim_id, result.decode())
+                message: Returned | Suspended | Raised | NotUnderstood = Returned(
+                    order.claim_id, result.decode()
+                )
             case ended_as.Suspended():
                 message = Suspended(order.claim_id)
             case Failed(error, reasons):
                 message = Raised(order.claim_id, error.decode(), reasons)
+            case Declined(Failed(error, reasons), unknown, missing):
+                message = NotUnderstood(order.claim_id, error.decode(), reasons, unknown, missing)
             case _:
                 raise AssertionError(ended)
         try:

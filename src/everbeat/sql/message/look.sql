@@ -1,5 +1,5 @@
 -- What the rows say of tasks that messages speak of: the name, the state, the fence, whether it is due, whether it is paused, whether its serial line
--- keeps it back, its holder and how long that has been silent. No row: nobody knows it.
+-- keeps it back, its holder and how long that has been silent, and what the code of a worker must understand. No row: nobody knows it.
 select
     t.id, t.name, t.state, t.fence, t.enqueued_at <= statement_timestamp() as due,
     t.state = 'PENDING' and exists (
@@ -16,6 +16,7 @@ select
             or statement_timestamp() - greatest(s.last_beat_at, w.last_beat_at, t.claimed_at, t.started_at) > greatest(%(stale_ms)s, s.running_stale_ms) * interval '1 millisecond'
         from {schema}.workers w join {schema}.supervisors s on s.id = w.supervisor_id
         where w.id = t.claimed_by_worker_id
-    ) end as stale
+    ) end as stale,
+    t.needs::text as needs
 from unnest(%(ids)s::uuid[]) as m (id)
 cross join lateral (select * from {schema}.tasks t where t.id = m.id limit 1) t

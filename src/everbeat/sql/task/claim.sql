@@ -10,6 +10,8 @@
 -- too long is never delivered. What is small even if it were compressed as far as that goes (255 : 1) is not measured one by one; of the
 -- others the stored size comes first, which needs no unpacking.
 -- Of a serial line only the head may be taken, and only while none of the line is held.
+-- Marked tasks (needs_id) are taken only of the groups in `marked`, which the code of this worker understands: mostly there is none, and the
+-- claim reads no other marked task. A group is a lane of its own, without a floor.
 -- A row whose counters have no next value is passed over: the overflow would end the claim of all others. `everbeat doctor` names it.
 with recursive caller as materialized (
     select id from {schema}.workers where id = %(worker_id)s and ended_at is null for key share
@@ -20,6 +22,11 @@ with recursive caller as materialized (
     select
         array(select unnest(%(names)s::text[]) except select p.name from {schema}.pauses p where p.kind = 'task') as names,
         array(select p.name from {schema}.pauses p where p.kind = 'queue') as closed
+), marked as materialized (
+    select m.needs_id, m.queue, m.priority
+    from json_to_recordset(%(marked)s::json) as m (needs_id uuid, name text, queue text, priority smallint)
+    cross join asked
+    where m.name = any(asked.names)
 ), floor as materialized (
     select f.queue, f.priority, f.at, f.id
     from unnest(
@@ -78,7 +85,8 @@ with recursive caller as materialized (
         order by t.serial_at, t.id limit 1
     ) first
     cross join asked
-    where first.state = 'PENDING' and first.needs_id is null and first.enqueued_at <= statement_timestamp()
+    where first.state = 'PENDING' and (first.needs_id is null or first.needs_id = any(array(select m.needs_id from marked m)))
+      and first.enqueued_at <= statement_timestamp()
       and first.name = any(asked.names) and (%(suspects)s::boolean is null or first.suspect = %(suspects)s::boolean)
       and (first.good_until is null or first.good_until > statement_timestamp())
       and not exists (
@@ -88,7 +96,7 @@ with recursive caller as materialized (
 ), ready as materialized (
     select found.*, coalesce(q.priority, 100) as queue_priority
     from (
-        select lane.queue, lane.priority, first.enqueued_at, null::uuid as head, start.at, start.id
+        select lane.queue, lane.priority, first.enqueued_at, null::uuid as head, start.at, start.id, null::uuid as needs_id
         from lane
         left join floor f on f.queue = lane.queue and f.priority = lane.priority
         cross join lateral (select coalesce(f.at, '-infinity') as at, coalesce(f.id, '00000000-0000-0000-0000-000000000000') as id) start
@@ -99,7 +107,16 @@ with recursive caller as materialized (
             order by t.enqueued_at, t.id limit 1
         ) first
         union all
-        select head.queue, head.priority, head.enqueued_at, head.id, null, null from head
+        select m.queue, m.priority, first.enqueued_at, null, null, null, m.needs_id
+        from marked m
+        cross join lateral (
+            select t.enqueued_at from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id = m.needs_id and t.queue = m.queue and t.priority = m.priority
+              and t.enqueued_at <= statement_timestamp()
+            order by t.enqueued_at, t.id limit 1
+        ) first
+        union all
+        select head.queue, head.priority, head.enqueued_at, head.id, null, null, null from head
     ) found
     cross join asked
     left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = found.queue
@@ -111,7 +128,7 @@ with recursive caller as materialized (
     cross join lateral (
         select * from (
             select t.id, t.args, t.checkpoint from {schema}.tasks t
-            where r.head is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = r.queue and t.priority = r.priority
+            where r.head is null and r.needs_id is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = r.queue and t.priority = r.priority
               and (t.enqueued_at, t.id) > (r.at, r.id) and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
               and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
               and (t.good_until is null or t.good_until > statement_timestamp())
@@ -120,6 +137,18 @@ with recursive caller as materialized (
             limit %(limit)s
             for no key update skip locked
         ) of_lane
+        union all
+        select * from (
+            select t.id, t.args, t.checkpoint from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id = r.needs_id and t.queue = r.queue and t.priority = r.priority
+              and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
+              and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
+              and (t.good_until is null or t.good_until > statement_timestamp())
+              and t.fence < 9223372036854775807 and t.attempt < 2147483647
+            order by t.enqueued_at, t.id
+            limit %(limit)s
+            for no key update skip locked
+        ) of_group
         union all
         select * from (
             select t.id, t.args, t.checkpoint from {schema}.tasks t
@@ -161,7 +190,8 @@ with recursive caller as materialized (
     from numbered p
     where t.id = p.id
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id
+        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
+        t.needs_id is not null
 )
 select taken.*,
     (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05),
@@ -170,5 +200,5 @@ from taken
 union all
 select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
     t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-    null, null
+    t.needs_id is not null, null, null
 from {schema}.tasks t join again a on a.id = t.id

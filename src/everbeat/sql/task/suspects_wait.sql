@@ -1,7 +1,10 @@
--- Whether any suspect that a worker might take is due.
+-- Whether any suspect that a worker might take is due. Marked tasks (needs_id) count only if they are of the groups in `marked`, which the
+-- code of this worker understands.
 select exists (
     select from {schema}.tasks t
-    where t.state = 'PENDING' and t.suspect and t.needs_id is null and t.enqueued_at <= statement_timestamp() and t.fence < 9223372036854775807 and t.attempt < 2147483647
+    where t.state = 'PENDING' and t.suspect
+      and (t.needs_id is null or t.needs_id = any(array(select m.needs_id from json_to_recordset(%(marked)s::json) as m (needs_id uuid))))
+      and t.enqueued_at <= statement_timestamp() and t.fence < 9223372036854775807 and t.attempt < 2147483647
           and t.name = any(%(names)s::text[])
       and (%(queues)s::text[] is null or t.queue = any(%(queues)s::text[]))
 )

@@ -1,0 +1,55 @@
+-- Which marked tasks wait, by what they need: of each (needs_id, queue, priority) the name of the task and `needs`, at most `most` after the
+-- place given. Tasks of serial lines stand by themselves, without a queue and after all others, since a claim finds them by their line.
+-- The groups are found by skipping through two small indexes, so the number of tasks in a group does not matter.
+with recursive marked (needs_id, queue, priority, place) as (
+    (
+        select t.needs_id, t.queue, t.priority, 1
+        from {schema}.tasks t
+        where t.state = 'PENDING' and t.serial is null and t.needs_id is not null
+          and (t.needs_id, t.queue, t.priority) > (%(after_id)s::uuid, %(after_queue)s::text, %(after_priority)s::smallint)
+        order by t.needs_id, t.queue, t.priority limit 1
+    )
+    union all
+    select further.needs_id, further.queue, further.priority, marked.place + 1
+    from marked
+    cross join lateral (
+        select t.needs_id, t.queue, t.priority
+        from {schema}.tasks t
+        where t.state = 'PENDING' and t.serial is null and t.needs_id is not null
+          and (t.needs_id, t.queue, t.priority) > (marked.needs_id, marked.queue, marked.priority)
+        order by t.needs_id, t.queue, t.priority limit 1
+    ) further
+    where marked.place < %(most)s
+), in_line (needs_id, place) as (
+    (
+        select t.needs_id, 1
+        from {schema}.tasks t
+        where t.state = 'PENDING' and t.serial is not null and t.needs_id is not null and t.needs_id > %(after_in_line)s::uuid
+        order by t.needs_id limit 1
+    )
+    union all
+    select further.needs_id, in_line.place + 1
+    from in_line
+    cross join lateral (
+        select t.needs_id
+        from {schema}.tasks t
+        where t.state = 'PENDING' and t.serial is not null and t.needs_id is not null and t.needs_id > in_line.needs_id
+        order by t.needs_id limit 1
+    ) further
+    where in_line.place < %(most)s
+)
+select m.needs_id, m.queue, m.priority, one.name, one.needs::text, m.place
+from marked m
+cross join lateral (
+    select t.name, t.needs from {schema}.tasks t
+    where t.state = 'PENDING' and t.serial is null and t.needs_id = m.needs_id and t.queue = m.queue and t.priority = m.priority
+    limit 1
+) one
+union all
+select l.needs_id, null, null, one.name, one.needs::text, l.place
+from in_line l
+cross join lateral (
+    select t.name, t.needs from {schema}.tasks t
+    where t.state = 'PENDING' and t.serial is not null and t.needs_id = l.needs_id
+    limit 1
+) one
