@@ -52,7 +52,7 @@ def test_tasks_with_a_new_argument_wait_for_new_code_and_run_there_once(
         deeds.app.send_by_name("greet_thread", {"who": "you"}).result(timeout=20) == "hello you"
     )  # the old worker serves its own
     assert [untouched(stage, each) for each in everything] == [True] * 6
-    assert old.output().count("arguments_not_understood") == 6
+    assert old.output().count("task_declined") == 6
     stage.ready_tree(program="signatures_new")
     stage.until(
         lambda: all(stage.task(each.id)["state"] == "COMPLETED" for each in everything), within=WITHIN_S, what="new code runs them",

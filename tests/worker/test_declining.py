@@ -13,7 +13,7 @@ from everbeat.domain.codec import CallCodec
 from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.policy import TaskOptions
 from everbeat.worker import marks
-from everbeat.worker.declines import ArgumentsNotUnderstood
+from everbeat.worker.declined import TaskDeclined
 from tests.worker.deeds import gate
 from tests.worker.stand import Running, Stand
 
@@ -55,8 +55,10 @@ async def test_arguments_with_other_names_are_declined_in_every_lane(  # J2
         sent = [stand.send(name, y=n) for n in range(1 if not prefetched else 20)]
         await declined(stand, running, *sent)
         assert {one.state for one in running.finishes()} == {"PENDING"}
-        told = [event for event in running.events if isinstance(event, ArgumentsNotUnderstood)]
-        assert [(one.name, one.unknown) for one in told] == [(name, "y")]
+        told = [event for event in running.events if isinstance(event, TaskDeclined)]
+        assert [(one.name, one.unknown, one.count) for one in told] == [(name, ("y",), 1)]
+    told = [event for event in running.events if isinstance(event, TaskDeclined)]
+    assert sum(one.count for one in told) == len(sent), "the end of the worker reports the rest"
     for each in sent:
         row = stand.task(each)
         assert (row["needs"], row["attempt"], row["policy"]) == ({"arguments": ["y"]}, 0, None)

@@ -104,6 +104,4 @@ def misfits(needs: Needs, registered: Iterable[Registered]) -> tuple[Misfit, ...
 def _lack(needs: Needs, accepts: Parameters | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if accepts is None:
         return (), ()
-    given = set(needs.arguments)
-    unknown = () if accepts.takes is None else tuple(sorted(given.difference(accepts.takes)))
-    return unknown, tuple(sorted(set(accepts.requires) - given))
+    return accepts.unknown(needs.arguments), accepts.missing(needs.arguments)

@@ -20,7 +20,7 @@ from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.leases import Settlement
 from everbeat.worker.attempt import ALONE, Attempt, Clerk, Declined, Died, Ended, Failed, LaneName, Stage
-from everbeat.worker.declines import Declines
+from everbeat.worker.declined import Declines
 from everbeat.worker.executor import Executor
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.progress import ProgressRecorder
@@ -81,7 +81,7 @@ class Conductor:
         self._nursery = nursery
         self._recover_crashed = recover_crashed
         self._recover_stalled = recover_stalled
-        self._declines = Declines(events)
+        self.declines = Declines(events)
         self.stall_watch = StallWatch(clock=clock, on_stalled=self.stalled)
         self._on_change = on_change
         self._on_broken = on_broken
@@ -116,10 +116,7 @@ class Conductor:
         if verdict == "lost":
             self._events.emit(LeasesLost(task_ids=(attempt.id,), reason="taken away before its code started"))
         elif verdict == "expired":
-            finished = TaskFinished(
-                task_id=attempt.id, name=attempt.task.name, state="EXPIRED", duration_s=0.0
-            )
-            self._events.emit(finished)
+            self._finished(attempt, "EXPIRED", 0.0)
 
     def stop(self, attempt: Attempt, reason: StopReason) -> None:
         """Make running code end; the first reason stands, but a lost lease outranks every other."""
@@ -210,7 +207,9 @@ class Conductor:
                 self._events.emit(failed_after_commit(attempt, ended))
         if attempt.stage is Stage.RUNNING:
             if isinstance(ended, Declined):
-                self._declines.note(attempt, ended)
+                self.declines.note(
+                    attempt.id, attempt.task.name, unknown=ended.unknown, missing=ended.missing
+                )
             settlement = settlement_of(attempt, ended, random=self._random)
             if settlement is not None:
                 self._settle(attempt, settlement)
@@ -229,9 +228,7 @@ class Conductor:
         state = state_after(settlement) if verdict == "already" else verdict
         self.outcomes[state] += 1
         duration_s = self._clock.monotonic() - attempt.launched_at
-        self._events.emit(
-            TaskFinished(task_id=attempt.id, name=attempt.task.name, state=state, duration_s=duration_s)
-        )
+        self._finished(attempt, state, duration_s)
 
     def committed(self, attempt: Attempt) -> None:
         """Its own code has settled it, COMPLETED. What the code does from here on is not the task's, but for its timeout."""
@@ -245,9 +242,7 @@ class Conductor:
         if (limit_s := attempt.timeout_s) is not None:
             self._later(attempt, max(0.0, limit_s - duration_s), lambda: self._end_trailing(attempt))
         self._let_go(attempt)
-        self._events.emit(
-            TaskFinished(task_id=attempt.id, name=attempt.task.name, state="COMPLETED", duration_s=duration_s)
-        )
+        self._finished(attempt, "COMPLETED", duration_s)
 
     def commit_ended(self, attempt: Attempt) -> None:
         """Its own code has not settled it after all: what was asked of it meanwhile is done now."""
@@ -255,6 +250,10 @@ class Conductor:
         waiting, attempt.after_commit = attempt.after_commit, ()
         for act in waiting:
             act()
+
+    def _finished(self, attempt: Attempt, state: str, duration_s: float) -> None:
+        name = attempt.task.name
+        self._events.emit(TaskFinished(task_id=attempt.id, name=name, state=state, duration_s=duration_s))
 
     def _end_trailing(self, attempt: Attempt) -> None:
         attempt.stopped = "timed_out"

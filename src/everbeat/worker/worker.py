@@ -1,7 +1,4 @@
-"""The worker: claims, runs and settles tasks. It knows nothing of pipes, and nothing of how its supervisor beats.
-
-What lives here: putting the parts together, obeying the supervisor, and leaving. What may not: any of the parts' work.
-"""
+"""The worker: puts its parts together, obeys its supervisor and leaves. It uses no pipes, and does not know how its supervisor beats."""
 
 from __future__ import annotations
 
@@ -311,6 +308,7 @@ class Worker:
 
     async def _close(self) -> None:
         self._is_closed = True
+        self._conductor.declines.close()
         self._loop_watch.stop()
         await asyncio.gather(*(executor.close() for executor in self._executors.values()))
         await self._messenger.close()
