@@ -39,6 +39,13 @@ end $$
 create trigger tasks_edition before update of state on {schema}.tasks
     for each row when (old.state is distinct from new.state) execute function {schema}.refuse_lease()
 """,
+    "14_leases": """-- A view that code of the version before reads gets a column more.
+do $$
+begin
+    execute 'create or replace view {schema}.leases as select old.*, 0 as edition from ('
+        || rtrim(pg_get_viewdef('{schema}.leases'::regclass), ';') || ') old';
+end $$
+""",
     "20_tasks_pending_next": """-- Replaces tasks_pending, which code of the version before still uses: a later migration drops that one.
 create index {concurrently} tasks_pending_next on {schema}.tasks (queue, priority, enqueued_at, id, name, edition)
     where state = 'PENDING' and serial is null and needs_id is null
