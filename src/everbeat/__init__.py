@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         NodeState,
         StuckWorkflow,
         WorkflowInfo,
+        WorkflowRetry,
         WorkflowState,
     )
     from everbeat.errors import (
@@ -174,6 +175,7 @@ _ROOMS: Final = {
         "NodeState",
         "StuckWorkflow",
         "WorkflowInfo",
+        "WorkflowRetry",
         "WorkflowState",
     ),
     "everbeat.errors": (
@@ -311,6 +313,7 @@ __all__ = [
     "WorkflowExplanation",
     "WorkflowHandle",
     "WorkflowInfo",
+    "WorkflowRetry",
     "WorkflowState",
     "outcomes",
     "results",

@@ -159,7 +159,7 @@ def test_a_failure_names_its_node_and_can_be_retried(app: App) -> None:
     assert paid.task_id is not None
     with pytest.raises(TaskNotRetryable, match="retry the workflow"):
         app.retry(paid.task_id)
-    assert handle.retry() is WorkflowState.RUNNING
+    assert handle.retry().state is WorkflowState.RUNNING
     assert isinstance(handle.outcome(timeout=30), Failed)
     assert [each.attempt for each in handle.nodes()] == [1, None]
 

@@ -170,3 +170,38 @@ async def test_what_follows_a_map_of_nothing_is_skipped_with_it(app: App) -> Non
     packed = wf.map(pack, list[str](), wanted.result).when(wanted.result).named("packed")
     shipped = wf.add(ship).after(packed)
     assert await run(app, wf, wf.add(say, shipped.outcome)) == Completed("UPSTREAM_SKIPPED")
+
+
+async def test_a_retried_order_tells_what_became_of_it(app: App) -> None:  # J7
+    stock = [0]
+
+    @app.task
+    async def reserve() -> int:
+        if stock[0] == 0:
+            raise TaskError("NO_STOCK", "nothing is left")
+        return stock[0]
+
+    @app.task
+    async def ship(count: int) -> str:
+        return f"shipped {count}"
+
+    @app.task
+    async def tell(reserved: Completed[int] | Failed) -> str:
+        return reserved.error.code if isinstance(reserved, Failed) else "thank you"
+
+    wf = app.workflow("order")
+    reserved = wf.add(reserve)
+    told = wf.add(tell, reserved.outcome)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(app.arun_worker())
+        try:
+            handle = await wf.astart(output=wf.add(ship, reserved.result))
+            assert isinstance(await handle.aoutcome(timeout="30s"), Failed)
+            assert await handle.aresult_of(told) == "NO_STOCK"
+            stock[0] = 3
+            assert (await handle.aretry(dry_run=True)).completed == ("tell",)
+            assert (await handle.aretry()).completed == ("tell",)
+            assert await handle.aresult(timeout="30s") == "shipped 3"
+            assert await handle.aresult_of(told) == "thank you"
+        finally:
+            app.stop_worker()

@@ -9,8 +9,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from everbeat.client.workflow_control import recover_stuck
+from everbeat.client.workflow_retrying import retry
 from everbeat.domain.graph import Edge, Graph, Node, TaskSpec
-from everbeat.domain.workflow_info import StuckWorkflow
+from everbeat.domain.workflow_info import StuckWorkflow, WorkflowRetry
 from everbeat.store import advance, workflows
 from everbeat.store import workflow_control as control
 from everbeat.store.advance import Step
@@ -66,9 +67,12 @@ class Flow:
         self.hands.run(control.cancel(self.id, channel=self.hands.target.channel))
         self.settle_down()
 
-    def retry(self, *, call: UUID | None = None) -> None:
-        self.hands.run(control.retry(self.id, call=call or uuid4(), channel=self.hands.target.channel))
-        self.settle_down()
+    def retry(self, **options: Any) -> WorkflowRetry:
+        chosen: dict[str, Any] = {"completed": "rerun", "from_node": None, "dry_run": False} | options
+        answer: WorkflowRetry = self._perform(retry(self.id, channel=self.hands.target.channel, **chosen))
+        if not answer.dry_run:
+            self.settle_down()
+        return answer
 
     def stuck(self) -> list[tuple[str | None, str]]:
         found = perform(find_stuck(grace_ms=0), self.hands.run)
@@ -86,12 +90,20 @@ class Flow:
     def recovered(self, *, dry_run: bool = False) -> list[StuckWorkflow]:
         """As `app.recover_stuck_workflows()`, of what is stuck at this moment."""
 
+        found: list[StuckWorkflow] = self._perform(
+            recover_stuck(channel=self.hands.target.channel, dry_run=dry_run, grace_ms=0)
+        )
+        return found
+
+    def _perform(self, plan: Any) -> Any:
+        """Runs a plan of a client."""
+
         def do(step: Any) -> Any:
             if isinstance(step, Transaction):
                 return self.hands.database.transact(lambda run: perform(step.make(), run))
             return self.hands.run(step)
 
-        return perform(recover_stuck(channel=self.hands.target.channel, dry_run=dry_run, grace_ms=0), do)
+        return perform(plan, do)
 
     def settle_down(self) -> None:
         """Steps until nothing has happened any more."""

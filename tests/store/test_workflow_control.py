@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from everbeat.domain.graph import Edge, Graph, Hole, Node
+from everbeat.domain.reopening import Reopening
 from everbeat.store import workflow_control as control
 from everbeat.store import workflows
 from everbeat.store.plan import perform
@@ -126,10 +127,15 @@ def test_a_retry_begins_what_failed_and_keeps_what_completed(hands: Hands) -> No
 def test_a_repeated_retry_does_not_run_again_what_it_has_run(hands: Hands) -> None:
     flow, call = Flow.start(hands, [task("bad")]), uuid4()
     flow.play(failing("bad"))
-    flow.retry(call=call)
+    plan = Reopening(
+        states={0: "PENDING"}, emptied=frozenset(), children={}, again=(0,), completed=(), kept=()
+    )
+    hands.run(control.retry(flow.id, {flow.id: plan}, call=call, channel=hands.target.channel))
     flow.play(failing("bad"))
-    flow.retry(call=call)
-    assert flow.state == "FAILED"
+    for repeated, is_done in ((call, True), (uuid4(), False)):
+        found = hands.run(control.retry_hold(flow.id, call=repeated, from_node=None))
+        assert found is not None
+        assert (found.state, found.is_done) == ("FAILED", is_done)
 
 
 def test_a_retry_of_members_of_a_map(hands: Hands) -> None:

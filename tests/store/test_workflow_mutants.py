@@ -10,6 +10,7 @@ from tests.services import test_broken_workflows as broken
 from tests.store import test_advance as advance
 from tests.store import test_begun_nodes as begun
 from tests.store import test_workflow_control as control
+from tests.store import test_workflow_retries as retries
 from tests.store.conftest import Hands
 from tests.store.test_mutants import Mutant, notices, stage
 
@@ -135,7 +136,23 @@ MUTANTS = [
         "order by n.number limit 1", advance.test_the_first_failed_node_is_first_in_the_order_of_adding,
     ),
     Mutant(
-        "a retry that is done twice", "workflow/retry", " and w.retry_call is distinct from %(call)s", "",
+        "a retry that leaves edges as they were", "workflow/retry", "and e.parent = a.number and e.state <> 'OPEN'", "and false",
+        retries.test_a_retry_runs_consumers_of_an_outcome_again,
+    ),
+    Mutant(
+        "a retry that does not open edges to what still waits", "workflow/retry", "and c.state || '' = 'PENDING'", "and false",
+        retries.test_what_still_waits_hears_of_the_second_run_only,
+    ),
+    Mutant(
+        "a retry that keeps the members of a map over the old list", "workflow/retry", "where a.is_emptied and m.", "where false and m.",
+        retries.test_a_map_is_made_anew_when_its_list_is_and_keeps_its_members_otherwise,
+    ),
+    Mutant(
+        "a completed node that goes on from its old steps", "workflow/enqueue", "where not b.is_whole and", "where true and",
+        retries.test_a_completed_node_begins_without_its_steps_and_one_that_failed_keeps_them,
+    ),
+    Mutant(
+        "a retry that is done twice", "workflow/retry_hold", "w.retry_call is not distinct from %(call)s::uuid as is_done", "false as is_done",
         control.test_a_repeated_retry_does_not_run_again_what_it_has_run,
     ),
     Mutant(

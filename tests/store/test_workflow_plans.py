@@ -12,6 +12,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.domain.graph import Edge, Graph
+from everbeat.domain.reopening import Reopening
 from everbeat.domain.verdict import Verdict
 from everbeat.store import workflow_control as control
 from everbeat.store import workflows
@@ -165,7 +166,18 @@ def test_looks_at_workflows(loaded: Loaded) -> None:
 def test_stopping_and_going_on(loaded: Loaded) -> None:
     for verb in (control.pause, control.resume, control.cancel):
         loaded.check_plan(verb(loaded.wide, channel=loaded.channel), pages=60)
-    loaded.check_plan(control.retry(loaded.wide, call=uuid4(), channel=loaded.channel), pages=60)
+    some = Reopening(
+        states=dict.fromkeys(range(2, 502), "PENDING"),
+        emptied=frozenset(),
+        children={},
+        again=(),
+        completed=(),
+        kept=(),
+    )
+    again = control.retry(loaded.wide, {loaded.wide: some}, call=uuid4(), channel=loaded.channel)
+    loaded.check_plan(again, by="client", pages=20_000)
+    loaded.check_plan(control.retry_hold(loaded.wide, call=uuid4(), from_node=None), by="client", pages=60)
+    loaded.check_plan(control.retry_nodes(loaded.wide), by="client", pages=1_500)
     loaded.check_plan(control.look([loaded.wide]), pages=20)
     loaded.check_plan(control.restore([loaded.wide]), pages=60_000)
     with loaded.hands.connection.transaction(force_rollback=True):

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from everbeat.domain.graph import ITEM, Edge, Graph, Hole, Node, TaskSpec
+from everbeat.errors import WorkflowNotRetryable
 from everbeat.store import advance, retention, signals, tasks
 from everbeat.store import workflow_control as control
 from everbeat.store.database import Database
@@ -229,9 +230,7 @@ class TestPauses:
             "nobody has looked at its error"
         )
         assert flow.stuck() == []
-        retried = hands.run(control.retry(within, call=uuid4(), channel=hands.target.channel))
-        assert retried is not None
-        assert retried[2]
+        assert Flow(hands, within).retry().again == ("inner",)
         flow.play()
         flow.end([claimed["other"]], str)
         flow.settle_down()
@@ -337,6 +336,6 @@ class TestRetries:
         old = Flow.start(hands, [task("a")], key="k")
         old.play(failing("a"))
         new = Flow.start(hands, [task("a")], key="k")
-        answer = hands.run(control.retry(old.id, call=uuid4(), channel=hands.target.channel))
-        assert answer == ("FAILED", False, False, new.id)
+        with pytest.raises(WorkflowNotRetryable, match=f"workflow {new.id} lives"):
+            old.retry()
         assert old.state == "FAILED"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
+from msgspec import structs
 
 from everbeat.cli.default_command import ListByDefault
 from everbeat.cli.output import amount, brief_moment, say, show_json, show_table, state
@@ -25,8 +26,8 @@ from everbeat.client.workflow_handle import WorkflowHandle
 from everbeat.domain.drawing import picture
 from everbeat.domain.drawing_mermaid import mermaid
 from everbeat.domain.drawing_svg import svg
-from everbeat.domain.workflow_info import StuckWorkflow, WorkflowState
-from everbeat.errors import WorkflowNotFound, WorkflowNotRetryable
+from everbeat.domain.workflow_info import StuckWorkflow, WorkflowRetry, WorkflowState
+from everbeat.errors import UnknownName, WorkflowNotFound, WorkflowNotRetryable
 from everbeat.runtime.clock import SystemClock
 
 commands = typer.Typer(
@@ -42,6 +43,7 @@ IdArgument: TypeAlias = Annotated[
 IdsArgument: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="ID...", help="The workflows' ids.", show_default=False)
 ]
+_MOST_NAMED: Final = 20
 _UNREAD: Final = ("output", "result")
 _LISTED: Final = {"list_workflows.limit": "--limit", "list_workflows.state": "--state"}
 
@@ -191,12 +193,57 @@ _acting(
     lambda handle: handle.cancel(),
     (WorkflowNotFound,),
 )
-_acting(
-    "retry",
-    "Begin again what did not complete in workflows that FAILED, were CANCELLED or are PAUSED; what completed stays.",
-    lambda handle: handle.retry(),
-    (WorkflowNotFound, WorkflowNotRetryable),
-)
+
+
+@commands.command()
+def retry(
+    workflow_ids: IdsArgument,
+    *,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep-completed", help="Run no node again that completed, although its input changes."
+        ),
+    ] = False,
+    from_node: Annotated[
+        str | None,
+        typer.Option(
+            "--from-node", metavar="NODE", help="Run this node again, too, also of a workflow that COMPLETED."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which nodes would run again.")] = False,
+    url: UrlOption = None,
+    schema: SchemaOption = None,
+    app: AppOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Begin again what ended badly in workflows that FAILED, were CANCELLED or are PAUSED, and everything downstream of it."""
+    with selected_app(url=url, schema=schema, locator=app) as chosen:
+
+        def one(workflow_id: str) -> Done:
+            answer = chosen.workflow_handle(workflow_id).retry(
+                completed="keep" if keep else "rerun", from_node=from_node, dry_run=dry_run
+            )
+            return Done(
+                {"id": workflow_id} | structs.asdict(answer),
+                f"{workflow_id}  {answer.state}",
+                "; ".join(_retried(answer)) or None,
+            )
+
+        refusals = (WorkflowNotFound, WorkflowNotRetryable, UnknownName)
+        for_each(workflow_ids, one, refusals=refusals, key="id", listed_as="workflows", as_json=as_json)
+
+
+def _retried(answer: WorkflowRetry) -> Iterator[str]:
+    would = "would run" if answer.dry_run else "run"
+    for names, said in (
+        (answer.again, f"{would} again"),
+        (answer.completed, "had COMPLETED"),
+        (answer.kept, "downstream, not run again"),
+    ):
+        if names:
+            more = "" if len(names) <= _MOST_NAMED else f" and {len(names) - _MOST_NAMED:,} more"
+            yield f"{said}: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 @commands.command()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import msgspec
 
@@ -23,7 +23,6 @@ from everbeat.errors import (
     DatabaseUnreachable,
     UnknownName,
     WorkflowNotFound,
-    WorkflowNotRetryable,
 )
 from everbeat.store import workflow_control as store
 from everbeat.store.advance import step
@@ -116,18 +115,6 @@ def cancel(workflow_id: UUID, *, channel: str) -> Plan[WorkflowState]:
     return (yield from _ordered(store.cancel(workflow_id, channel=channel), workflow_id, channel))
 
 
-def retry(workflow_id: UUID, *, channel: str) -> Plan[WorkflowState]:
-    """Begins again what did not complete; answers its state now. Raises WorkflowNotFound, WorkflowNotRetryable."""
-    found = yield from ask(store.retry(workflow_id, call=uuid4(), channel=channel))
-    if found is None:
-        raise WorkflowNotFound(workflow_id)
-    was, is_child, retried, other = found
-    if not retried:
-        raise WorkflowNotRetryable(workflow_id, state=was, is_child=is_child, other=other)
-    yield from _advanced(workflow_id, channel)
-    return (yield from status(workflow_id))
-
-
 def node_task(workflow_id: UUID, name: str) -> Plan[NodeRow]:
     """The node of this name; raises WorkflowNotFound, UnknownName."""
     found = yield from ask(store.node(workflow_id, name))
@@ -173,11 +160,12 @@ def _ordered(statement: Statement[str | None], workflow_id: UUID, channel: str) 
     was = yield from ask(statement)
     if was is None:
         raise WorkflowNotFound(workflow_id)
-    yield from _advanced(workflow_id, channel)
+    yield from advanced(workflow_id, channel)
     return (yield from status(workflow_id))
 
 
-def _advanced(workflow_id: UUID, channel: str) -> Plan[None]:
+def advanced(workflow_id: UUID, channel: str) -> Plan[None]:
+    """Take the first steps after an order."""
     # The order is stored. A step that fails is not an error of this call: workers repeat it, and `everbeat doctor` names the workflow.
     try:
         yield from _steps(workflow_id, channel)

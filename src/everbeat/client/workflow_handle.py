@@ -12,17 +12,18 @@ from uuid import UUID
 
 import msgspec
 
-from everbeat.client import workflow_control
+from everbeat.client import workflow_control, workflow_retrying
 from everbeat.client.control import Control
 from everbeat.client.door import Door
 from everbeat.client.twins import awaiting, blocking
+from everbeat.client.workflow_retrying import Completed as Completing
 from everbeat.domain.duration import Duration
 from everbeat.domain.explanation import WorkflowExplanation
 from everbeat.domain.failure import error_from_json
 from everbeat.domain.graph import Hole, ResultMissing, fill
 from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, Completed, Failed, TaskError, TaskFailed
 from everbeat.domain.states import TaskState
-from everbeat.domain.workflow_info import NodeInfo, NodeState, WorkflowInfo, WorkflowState
+from everbeat.domain.workflow_info import NodeInfo, NodeState, WorkflowInfo, WorkflowRetry, WorkflowState
 from everbeat.errors import NodeNotEnded, TaskNotFound, WaitTimeout, WorkflowNotFound
 from everbeat.store.advance import known_of
 from everbeat.store.plan import Plan, ask
@@ -125,10 +126,21 @@ class WorkflowHandle(Generic[R_co]):
         """Skips what has not begun, asks what runs to end, children included. Answers the state now; raises WorkflowNotFound."""
         return workflow_control.cancel(self.id, channel=self.door.channel)
 
-    def _retry(self) -> Plan[WorkflowState]:
-        """Begins again what did not complete, with fresh budgets; what completed stays. Raises WorkflowNotRetryable, WorkflowNotFound."""
-        answer = yield from workflow_control.retry(self.id, channel=self.door.channel)
-        self._seen = None
+    def _retry(
+        self, *, completed: Completing = "rerun", from_node: str | None = None, dry_run: bool = False
+    ) -> Plan[WorkflowRetry]:
+        """Begins again what ended badly, with fresh budgets, and everything downstream of it. Raises WorkflowNotRetryable, WorkflowNotFound.
+
+        `completed`: "rerun" also runs nodes again that completed and are downstream of one that runs again; "keep" leaves them as they
+        are. `from_node`: this node runs again, too, also of a workflow that completed; raises UnknownName. `dry_run`: only says.
+
+        handle.retry(dry_run=True).completed
+        """
+        answer = yield from workflow_retrying.retry(
+            self.id, channel=self.door.channel, completed=completed, from_node=from_node, dry_run=dry_run
+        )
+        if not dry_run:
+            self._seen = None
         return answer
 
     def _explain(self) -> Plan[WorkflowExplanation]:

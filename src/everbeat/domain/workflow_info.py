@@ -135,3 +135,17 @@ class StuckWorkflow(Struct, frozen=True, kw_only=True):
     task_id: UUID | None
     what: str
     problem: str | None = None
+
+
+class WorkflowRetry(Struct, frozen=True, kw_only=True):
+    """What a retry of a workflow begins again, by the names of nodes; a node of a workflow within it is `child/node`.
+
+    `again`: all nodes that had ended and run again if their turn comes. `completed`: those of them that had COMPLETED. `kept`: nodes that take
+    from, or wait for, one of them and stay as they are: they completed (`completed="keep"`), or are under way. `state`: the workflow's now.
+    """
+
+    state: WorkflowState
+    again: Sequence[str]
+    completed: Sequence[str]
+    kept: Sequence[str]
+    dry_run: bool = False

@@ -21,8 +21,8 @@ class WorkflowNotFound(EverbeatError):
 
 
 class WorkflowNotRetryable(EverbeatError):
-    """Only a workflow that FAILED, was CANCELLED or is PAUSED can be retried. One that is a node of another only where it paused by itself;
-    one with a key only while no other lives with it."""
+    """Only a workflow that FAILED, was CANCELLED or is PAUSED can be retried; one that COMPLETED, from a node on. One that is a
+    node of another only where it paused by itself; one with a key only while no other lives with it."""
 
     code = "WORKFLOW_NOT_RETRYABLE"
 
@@ -41,7 +41,9 @@ class WorkflowNotRetryable(EverbeatError):
             )
         else:
             reason = f"is {state}; only FAILED, CANCELLED and PAUSED workflows can be retried"
-            fix = "start it anew." if state == "COMPLETED" else "wait until it ends, or cancel it first."
+            fix = "wait until it ends, or cancel it first."
+            if state == "COMPLETED":
+                fix = "start it anew, or name the node to begin from: retry(from_node=...)."
         super().__init__(f"Workflow {workflow_id} {reason}.", fix=fix)
         self.workflow_id = workflow_id
         self.state = state

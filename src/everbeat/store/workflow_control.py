@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
-from everbeat.store.literals import uuids
+from everbeat.domain.reopening import EndedNode, Reopening
+from everbeat.store.literals import booleans, integers, uuids
 from everbeat.store.statement import Row, Statement, nothing
 
 
@@ -90,6 +91,16 @@ class StuckPage(Struct, frozen=True):
     next_after: UUID | None
 
 
+class Retryable(Struct, frozen=True):
+    """Whether a workflow can be retried. `is_done`: this very call has done it; `other`: which other lives with its key."""
+
+    state: str
+    is_child: bool
+    is_done: bool
+    other: UUID | None
+    can: bool
+
+
 class WorkflowEnd(Struct, frozen=True):
     """The state of a workflow and how it ended; `result` and `error` are JSON text."""
 
@@ -115,17 +126,35 @@ def cancel(workflow_id: UUID, *, channel: str) -> Statement[str | None]:
     return Statement("workflow/cancel", {"id": workflow_id, "channel": channel}, _first)
 
 
-def retry(
-    workflow_id: UUID, *, call: UUID, channel: str
-) -> Statement[tuple[str, bool, bool, UUID | None] | None]:
-    """Begins what failed again; answers the state before, whether it is a child, whether it was retried, and which other lives with its
-    key; None: no such workflow."""
-    parameters = {"id": workflow_id, "call": call, "channel": channel}
+def retry_hold(workflow_id: UUID, *, call: UUID, from_node: str | None) -> Statement[Retryable | None]:
+    """Locks a workflow that is to be retried; None: no such workflow."""
+    parameters = {"id": workflow_id, "call": call, "from_node": from_node}
+    return Statement("workflow/retry_hold", parameters, lambda found: Retryable(*found[0]) if found else None)
+
+
+def retry_nodes(workflow_id: UUID) -> Statement[list[EndedNode]]:
+    """The nodes of a workflow that is to be retried, in order."""
+    names = EndedNode.__struct_fields__
     return Statement(
-        "workflow/retry",
-        parameters,
-        lambda found: (found[0][0], found[0][1], found[0][2], found[0][3]) if found else None,
+        "workflow/retry_nodes",
+        {"id": workflow_id},
+        lambda found: [EndedNode(**dict(zip(names, row, strict=True))) for row in found],
     )
+
+
+def retry(workflow_id: UUID, plans: Mapping[UUID, Reopening], *, call: UUID, channel: str) -> Statement[None]:
+    """Begins nodes of a workflow and of its children again, as was decided for each."""
+    places = [
+        (one, number, state, number in plan.emptied)
+        for one, plan in plans.items()
+        for number, state in plan.states.items()
+    ]
+    parameters = {
+        "id": workflow_id, "call": call, "channel": channel, "children": uuids(plans.keys() - {workflow_id}),
+        "workflows": uuids([place[0] for place in places]), "numbers": integers([place[1] for place in places]),
+        "states": [place[2] for place in places], "emptied": booleans([place[3] for place in places]),
+    }  # fmt: skip
+    return Statement("workflow/retry", parameters, nothing)
 
 
 def info(ids: Iterable[UUID]) -> Statement[list[WorkflowRow]]:

@@ -1,7 +1,8 @@
 -- Sends the tasks of ready nodes: PENDING | READY -> ENQUEUED, and nothing -> PENDING. The id of a task is made of its workflow, node and
 -- iteration, with the time of the workflow before it, as in a UUIDv7: sent twice it is sent once.
 -- What begins again (a retry of the workflow) goes on from the checkpoint and the recorded steps of the task before it, but for a wait that
--- ended that task by its timeout, and has no deadline where that one expired.
+-- ended that task by its timeout, and has no deadline where that one expired. Where that task completed, its input may have changed: the
+-- new one begins without them (a completed task has no checkpoint), and has no deadline.
 -- The state is compared as an expression, so that each node is found by its key and not among all that are open.
 with asked as materialized (
     select a.workflow_id, a.number, nullif(a.args::text, 'null')::json as args
@@ -22,7 +23,7 @@ with asked as materialized (
     where n.workflow_id = a.workflow_id and n.number = a.number and n.state || '' in ('PENDING', 'READY') and n.kind = 'task'
     returning n.workflow_id, n.number, n.iteration, n.task_id, n.task, n.queue, n.priority, n.options, coalesce(a.args, n.args) as args
 ), before as materialized (
-    select m.task_id, t.id, t.state, t.checkpoint, t.error
+    select m.task_id, t.id, t.state, t.checkpoint, t.error, t.state = 'COMPLETED' and t.result is not null as is_whole
     from moved m
     join {schema}.tasks t on t.id = encode(
         substr(uuid_send(m.workflow_id), 1, 6)
@@ -37,10 +38,10 @@ with asked as materialized (
     select b.task_id, s.kind, s.name, s.state, s.result, s.due_at, s.signal_id, s.attempt, s.begun_at, s.recorded_at
     from before b
     join {schema}.steps s on s.task_id = b.id
-    where s.state <> 'TIMED_OUT' or b.error is null or b.error::text !~ '^\{{"code": ?"EVENT_TIMEOUT"' or exists (
+    where not b.is_whole and (s.state <> 'TIMED_OUT' or b.error is null or b.error::text !~ '^\{{"code": ?"EVENT_TIMEOUT"' or exists (
         select from {schema}.steps later
         where later.task_id = s.task_id and later.kind = 'event' and later.state = 'TIMED_OUT' and later.recorded_at > s.recorded_at
-    )
+    ))
     on conflict do nothing
 ), sent as (
     insert into {schema}.tasks (
@@ -48,7 +49,7 @@ with asked as materialized (
     )
     select
         m.task_id, m.task, m.queue, m.priority, m.args, (m.options ->> 'policy')::json, (m.options ->> 'flags')::json,
-        case when not exists (select from before b where b.task_id = m.task_id and b.state = 'EXPIRED') then (m.options ->> 'good_until')::timestamptz end, m.options ->> 'serial', statement_timestamp(), statement_timestamp(),
+        case when not exists (select from before b where b.task_id = m.task_id and (b.state = 'EXPIRED' or b.is_whole)) then (m.options ->> 'good_until')::timestamptz end, m.options ->> 'serial', statement_timestamp(), statement_timestamp(),
         case when m.options ->> 'serial' is not null then statement_timestamp() end, m.workflow_id, m.number,
         (select b.checkpoint from before b where b.task_id = m.task_id)
     from moved m

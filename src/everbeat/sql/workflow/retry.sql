@@ -1,64 +1,48 @@
--- An operator's retry: FAILED | CANCELLED -> RUNNING, and PAUSED as well; repeatable by the id of the call. What completed stays completed.
--- Nodes that ended badly begin again; nodes that were skipped for it, or were ready by it, wait again; a child that failed is retried in
--- the same way. A child itself is retried only where it paused by itself, and its parent still waits for it. One key has one that lives.
-with recursive root as (
+-- An operator's retry: the workflow, and the children that are retried with it, run again; repeatable by the id of the call. Which nodes
+-- begin again was decided before (domain.reopening), under the lock of the workflow. Edges from them to nodes that wait are open again. The
+-- members of a map whose list is to be made anew are deleted; their tasks stay.
+with root as (
     update {schema}.workflows w
     set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, is_held = false, cancel_requested_at = null,
         retry_call = %(call)s
-    where w.id = %(id)s and w.retry_call is distinct from %(call)s
-      and (w.state = 'PAUSED' and not w.is_held or w.state in ('FAILED', 'CANCELLED') and w.parent_id is null)
-      and not exists (
-          select from {schema}.workflows o
-          where o.name = w.name and o.key = w.key and o.id <> w.id and o.state in ('RUNNING', 'PAUSED', 'CANCELLING')
-      )
+    where w.id = %(id)s
     returning w.id
-), tree as (
-    select r.id from root r
-    union
-    select c.id
-    from tree t
-    join {schema}.nodes n on n.workflow_id = t.id and n.kind = 'workflow' and n.state in ('FAILED', 'CANCELLED')
-    join {schema}.workflows c on c.id = n.task_id and c.state in ('FAILED', 'CANCELLED')
 ), child as (
     update {schema}.workflows w
     set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, cancel_requested_at = null
-    where w.id in (select t.id from tree t except select r.id from root r)
+    where w.id = any(%(children)s::text::uuid[]) and w.id <> %(id)s and w.state in ('FAILED', 'CANCELLED')
     returning w.id
+), asked as materialized (
+    select a.*
+    from unnest(
+        %(workflows)s::text::uuid[], %(numbers)s::text::integer[], %(states)s::text[], %(emptied)s::text::boolean[]
+    ) as a (workflow_id, number, state, is_emptied)
+), gone as (
+    delete from {schema}.nodes m
+    using asked a
+    join {schema}.nodes n on n.workflow_id = a.workflow_id and n.number = a.number
+    where a.is_emptied and m.workflow_id = n.workflow_id and m.member_of = n.number
+      and m.number >= n.first_member and m.number < n.first_member::bigint + n.members
 ), again as (
     update {schema}.nodes n
-    set state = case
-            when n.kind = 'map' and n.members is not null then 'ENQUEUED'
-            when n.kind = 'workflow' and n.task_id in (select t.id from tree t) then 'ENQUEUED'
-            else 'PENDING'
-        end,
-        ended_at = null, error = null
-    from tree t
-    where n.workflow_id = t.id and n.state in ('FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED') and (n.kind <> 'task' or n.task is not null)
-    returning n.workflow_id, n.number
+    set state = a.state, ended_at = null, error = null,
+        first_member = case when not a.is_emptied then n.first_member end, members = case when not a.is_emptied then n.members end
+    from asked a
+    where n.workflow_id = a.workflow_id and n.number = a.number
 ), opened as (
     update {schema}.edges e
     set state = 'OPEN'
-    from again a
+    from asked a
     where e.workflow_id = a.workflow_id and e.parent = a.number and e.state <> 'OPEN'
-      and exists (
-          select from {schema}.nodes c
-          where c.workflow_id = e.workflow_id and c.number = e.child
-            and c.state in ('PENDING', 'READY', 'FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED')
+      and (
+          (e.workflow_id, e.child) in (select o.workflow_id, o.number from asked o)
+          or exists (
+              select from {schema}.nodes c
+              where c.workflow_id = e.workflow_id and c.number = e.child and c.state || '' = 'PENDING'
+          )
       )
-    returning e.workflow_id, e.child
-), waiting as (
-    update {schema}.nodes n
-    set state = 'PENDING'
-    from (select distinct o.workflow_id, o.child from opened o) o
-    where n.workflow_id = o.workflow_id and n.number = o.child and n.state = 'READY'
 ), happened as (
-    insert into {schema}.outbox (workflow_id, node) select t.id, null from tree t
+    insert into {schema}.outbox (workflow_id, node)
+    select r.id, null::integer from root r union all select c.id, null::integer from child c
 )
-select
-    w.state as was, w.parent_id is not null as is_child, (exists (select from root) or w.retry_call = %(call)s) is true as retried,
-    (
-        select o.id from {schema}.workflows o
-        where o.name = w.name and o.key = w.key and o.id <> w.id and o.state in ('RUNNING', 'PAUSED', 'CANCELLING')
-    ) as other,
-    case when exists (select from root) and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 'w') end
-from {schema}.workflows w where w.id = %(id)s
+select case when exists (select from root) and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 'w') end
