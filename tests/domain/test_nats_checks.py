@@ -101,3 +101,47 @@ def test_a_refusal_fails_and_silence_warns() -> None:
     silent = NatsTrouble(refused=False, text="NATS server x does not answer.", fix="start it.")
     verdict, text = judged(judge_nats(silent, SOUND, TOLD))
     assert (verdict, "PostgreSQL tells workers" in text) == (Verdict.WARN, True)
+
+
+FULL = StreamFacts(server="nats://host:4222", stream="EVERBEAT_x", bytes=65_400, max_bytes=65_536)
+
+
+def test_a_full_stream_is_a_warning() -> None:  # N11
+    verdict, text = judged(judge_nats(FULL, SOUND, TOLD))
+    assert verdict is Verdict.WARN
+    assert "is full (65,400 of 65,536 bytes)" in text
+    with_room = StreamFacts(server="nats://host:4222", stream="EVERBEAT_x", bytes=60_000, max_bytes=65_536)
+    assert judge_nats(with_room, SOUND, TOLD).verdict is Verdict.OK
+    snapshots = [{"up": True}, {"up": True, "refusal": "maximum bytes exceeded (10077)"}]
+    for seen in (SEEN, None):
+        verdict, text = judged(judge_nats(seen, SOUND, Told.of(snapshots)))
+        assert (verdict, "maximum bytes exceeded" in text) == (Verdict.WARN, True)
+
+
+def test_consumers_of_others_and_changed_ones_are_named() -> None:
+    strange = StreamFacts(
+        server="nats://host:4222",
+        stream="EVERBEAT_x",
+        foreign=("'theirs' (takes everbeat.x.mail)",),
+        altered=("'default': max_deliver is 3, not -1",),
+        undeliverable=7,
+    )
+    verdict, text = judged(judge_nats(strange, SOUND, TOLD))
+    assert verdict is Verdict.WARN
+    assert "'theirs' (takes everbeat.x.mail)" in text
+    assert "'default': max_deliver is 3, not -1" in text
+    assert "no consumer delivers 7 messages" in text
+
+
+def test_queues_without_a_consumer_are_named_with_the_reason() -> None:
+    snapshots = [{"up": True, "refused": {f"q{n}": "not unique" for n in range(7)}}]
+    for seen in (SEEN, None):
+        verdict, text = judged(judge_nats(seen, SOUND, Told.of(snapshots)))
+        assert verdict is Verdict.WARN
+        assert "'q0' (not unique)" in text
+        assert "and 2 more" in text
+
+
+def test_queues_whose_messages_nobody_takes_are_named_and_no_fault() -> None:
+    verdict, text = judged(judge_nats(SEEN, SOUND, Told.of([{"up": True, "not_taken": ["mail"]}])))
+    assert (verdict, "whose messages nobody takes: 'mail'" in text) == (Verdict.OK, True)

@@ -88,6 +88,7 @@ def test_looking_at_tasks_and_queues(loaded: Hands) -> None:
     some = [*ids(loaded, "PENDING", 200), *ids(loaded, "RUNNING", 200), *ids(loaded, "COMPLETED", 100)]
     assert touched(loaded, messages.look_at(some, stale_ms=1_000)) <= 6_000
     assert touched(loaded, messages.queues_told()) <= 800
+    assert touched(loaded, messages.messages_lying()) <= 6_000
 
 
 def test_a_send_with_its_row(loaded: Hands) -> None:

@@ -17,6 +17,10 @@ from tests.store.conftest import Hands
 
 @pytest.fixture
 def relayed(hands: Hands) -> Hands:
+    return in_use(hands)
+
+
+def in_use(hands: Hands) -> Hands:
     """Messages are in use, and w1 has the turn."""
     assert hands.run(messages.use_messages(channel=hands.target.channel)) is False
     assert hold(hands, "w1")
@@ -252,8 +256,6 @@ def test_a_task_that_is_put_back_has_a_row_of_its_own_with_the_reason(relayed: H
     relayed.recover(lease, "retry")
     (row,) = due(relayed).rows
     assert (row.task_id, row.fence, row.reason) == (claimed.id, 1, "Worker w1 stopped responding")
-    relayed.connection.execute(relayed.plain("update {schema}.recoveries set noticed_by = 'startup'"))
-    assert due(relayed).rows[0].reason == "Worker restarted"
     assert relayed.recover(lease, "retry") == []  # another sweeper, at the same lease
     (row,) = due(relayed).rows
     (again,) = relayed.claim("w2")
@@ -274,6 +276,46 @@ def test_a_marked_task_has_no_message_because_most_workers_would_pass_it_on(rela
     assert (marked.id, 1) in outbox(relayed)
     assert not due(relayed).rows
     assert outbox(relayed) == [(other, 0)]
+
+
+REASONS = {
+    ("startup", "anything"): "Worker restarted",
+    ("age", "its supervisor fell silent"): "Worker w1 stopped responding",
+    ("session", "its database session ended"): "Worker w1 stopped responding",
+    ("child_exit", "killed by SIGKILL"): "A process of worker w1 ended: killed by SIGKILL",
+    ("progress", "no progress for 2s"): "The task stalled in worker w1: no progress for 2s",
+    ("operator", "it was released by an operator"): "An operator released worker w1",
+    ("sweep", "its worker is not registered"): "Worker w1 lost the task: its worker is not registered",
+}
+
+
+def test_the_reason_of_a_recovery_says_what_happened(relayed: Hands) -> None:  # N3
+    """No worker "stopped responding" that lives, or whose process ended before the eyes of its supervisor."""
+    relayed.running()
+    (lease,) = relayed.leases()
+    relayed.recover(lease, "retry")
+    for (noticed_by, cause), reason in REASONS.items():
+        change = relayed.plain("update {schema}.recoveries set noticed_by = %s, cause = %s")
+        relayed.connection.execute(change, (noticed_by, cause))
+        assert [row.reason for row in due(relayed).rows] == [reason]
+
+
+def test_what_lies_with_reason_is_counted_by_queue(relayed: Hands) -> None:  # N11
+    relayed.running()
+    waiting = [relayed.send() for _ in range(3)]
+    other = relayed.send(queue="other")
+    publish(relayed)
+    assert relayed.run(messages.messages_lying()) == {"default": 4, "other": 1}
+    relayed.cancel(waiting[0])
+    relayed.cancel(other)
+    relayed.run(messages.walk_published(messages.BEGINNING, older_ms=60_000, limit=10))
+    places = [
+        row[0] for row in relayed.connection.execute(relayed.plain("select id from {schema}.message_outbox"))
+    ]
+    assert relayed.run(messages.messages_lying()) == {"default": 3}
+    change = relayed.plain("update {schema}.message_outbox set place = 0 where id = %s")
+    relayed.connection.execute(change, (places[0],))  # not carried
+    assert relayed.run(messages.messages_lying()) == {"default": 2}
 
 
 def test_a_task_that_becomes_due_earlier_has_a_row(relayed: Hands) -> None:

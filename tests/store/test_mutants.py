@@ -15,6 +15,7 @@ from tests.store import test_grown_tables as grown
 from tests.store import test_hostile_rows as hostile
 from tests.store import test_life_cycle as life
 from tests.store import test_lost_trees as lost_trees
+from tests.store import test_messages as told
 from tests.store import test_needs_statements as needs
 from tests.store import test_quiet_statements as quiet
 from tests.store import test_recovery_statements as recovery
@@ -474,6 +475,18 @@ MUTANTS = [
     Mutant(
         "a tree does not write its thresholds", "worker/register_supervisor", "%(claimed_stale_ms)s, %(running_stale_ms)s",
         "null::integer, null::integer", stale_trees.test_every_look_judges_a_tree_by_the_longer_of_both_thresholds,
+    ),
+    Mutant(
+        "a message that was never published counts as one that lies in the stream", "message/lying", " and o.place > 0", "",
+        lambda hands: told.test_what_lies_with_reason_is_counted_by_queue(told.in_use(hands)),
+    ),
+    Mutant(
+        "the message of a running task counts as left behind", "message/lying", "t.state in ('CLAIMED', 'RUNNING')", "t.state in ('CLAIMED')",
+        lambda hands: told.test_what_lies_with_reason_is_counted_by_queue(told.in_use(hands)),
+    ),
+    Mutant(
+        "a stalled task is told as a worker that stopped responding", "message/due", "in ('session', 'age')", "in ('session', 'age', 'progress')",
+        lambda hands: told.test_the_reason_of_a_recovery_says_what_happened(told.in_use(hands)),
     ),
 ]  # fmt: skip
 

@@ -20,8 +20,9 @@ from everbeat.store.session import Session
 from everbeat.wake.jetstream import JetStream
 from everbeat.wake.options import NatsConfig
 from everbeat.wake.stream_plan import StreamPlan
+from everbeat.worker.fullness import MessagesNotPublished
 from everbeat.worker.patrol import MessagesRepublished
-from everbeat.worker.relay import TURN_S, MessagesNotPublished, Relay
+from everbeat.worker.relay import TURN_S, Relay
 from tests.nats_server import NatsServer
 from tests.worker.stand import Stand
 
@@ -220,19 +221,33 @@ async def test_a_burst_makes_the_relay_look_instead_of_being_told(stand: Stand, 
 async def test_a_stream_that_takes_nothing_is_told_of_and_costs_little(
     stand: Stand, server: NatsServer
 ) -> None:
-    async with relaying(stand, server, "one", max_bytes=65_536) as one:
+    async with relaying(stand, server, "one") as one:
         await until(lambda: one.relay.has_turn)
-        send(stand, 600)
-        await until(lambda: any(isinstance(event, MessagesNotPublished) for event in one.events))
-        await until(lambda: says(stand, "failing"))
-        assert 0 < outbox(stand, "place is not null") < 600
+        await in_stream(stand, server, 0)
+        await allow_messages(stand, server, 1)  # bytes
+        with stand.target.connect("everbeat test") as ear:
+            ear.execute(sql.SQL("listen {}").format(sql.Identifier(stand.target.channel)))
+            send(stand, 600)
+            one.relay.written()
+            await until(lambda: any(isinstance(event, MessagesNotPublished) for event in one.events))
+            await until(lambda: says(stand, "failing"))
+            told = {each.payload for each in ear.notifies(timeout=5, stop_after=2)}
+        assert "t:default" in told  # what was sent before is told too
+        assert outbox(stand, "place is not null") == 0
         before = one.relay._own.answers if one.relay._own is not None else 0
         await asyncio.sleep(2)  # what it does meanwhile is counted
         assert one.relay._own is not None
         assert one.relay._own.answers - before < 40
-        stream = plan_of(stand, server).stream
-        assert (await server.ask(f"STREAM.PURGE.{stream}"))["success"]
+        await allow_messages(stand, server, -1)
         await until(lambda: not says(stand, "failing"))
+
+
+async def allow_messages(stand: Stand, server: NatsServer, largest: int) -> None:
+    """Somebody changes the stream so that it takes messages up to this size."""
+    stream = plan_of(stand, server).stream
+    config = (await server.counters(stream)).config
+    answer = await server.ask(f"STREAM.UPDATE.{stream}", {**config, "max_msg_size": largest})
+    assert "error" not in answer, answer
 
 
 def says(stand: Stand, what: str) -> bool:

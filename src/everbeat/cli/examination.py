@@ -230,7 +230,9 @@ class Examination:
         return server_checks.judge_clock(found, asked_at=asked_at, answered_at=clock.wall())
 
     def _nats(self, database: Database) -> Check:
-        relay = database.run(messages.relay_state())
+        share = None if self._app.nats is None else self._app.nats.share
+        window = messages.WINDOW if share is None else min(messages.WINDOW, share)
+        relay = database.run(messages.relay_state(window=window))
         outbox = (
             None
             if relay is None

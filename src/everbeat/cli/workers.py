@@ -162,13 +162,23 @@ def _show_workers(found: list[WorkerInfo], snapshots: dict[str, WorkerStateInfo]
 
 
 def _messages(snapshot: WorkerStateInfo) -> Text:
-    """Whether NATS tells the worker of tasks, and whether it is the one that publishes; nothing where NATS is not in use."""
+    """Whether NATS tells the worker of tasks, and whether it is the one that publishes; nothing where NATS is not in use.
+
+    Also whether the stream is full, and how many queues it does not carry.
+    """
     found = snapshot.messages
     if found is None:
         return Text()
     if not found.get("up"):
         return Text("away", style="yellow")
-    return Text("up, relays" if found.get("relay") else "up")
+    text = Text("up, relays" if found.get("relay") else "up")
+    if found.get("refusal"):
+        text.append(", full", style="yellow")
+    if refused := found.get("refused"):
+        text.append(f", {len(refused)} refused", style="yellow")
+    if not_taken := found.get("not_taken"):
+        text.append(f", {len(not_taken)} not taken")
+    return text
 
 
 def _show_history(found: list[WorkerStateInfo], *, worker: str, as_json: bool) -> None:

@@ -57,6 +57,8 @@ class Verdict(StrEnum):
 
 
 ACKNOWLEDGED: Final = frozenset({Verdict.OVER, Verdict.ELSEWHERE, Verdict.NOT_NOW})
+USELESS: Final = frozenset({Verdict.OVER, Verdict.UNKNOWN})
+"""A message of such a task is of no use to any worker."""
 _ENDED: Final = frozenset(str(state) for state in TASK_TERMINAL_STATES)
 
 

@@ -5,7 +5,7 @@ What lives here: the facts, the judgement and its limits. What may not: reading 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,10 +18,16 @@ BEHIND_S: Final = 10.0
 """So long a message may be due and not published: a change of the relay takes less."""
 
 
+MESSAGE_BYTES: Final = 512
+"""What a message takes in a stream, generously."""
+NAMED: Final = 5
+
+
 class StreamFacts(Struct, frozen=True, kw_only=True):
     """What a NATS server says of the stream. Messages that wait, are delivered and not ended, came more than once; None: there is no stream.
 
-    `published_at`: when the last message came, by the server's clock.
+    `published_at`: when the last message came, by the server's clock. `undeliverable`: messages that no consumer delivers any more.
+    `foreign`: consumers that everbeat did not make. `altered`: consumers of everbeat that somebody changed, and what in them.
     """
 
     server: str
@@ -31,6 +37,16 @@ class StreamFacts(Struct, frozen=True, kw_only=True):
     unended: int = 0
     redelivered: int = 0
     published_at: datetime | None = None
+    bytes: int = 0
+    max_bytes: int | None = None
+    undeliverable: int = 0
+    foreign: tuple[str, ...] = ()
+    altered: tuple[str, ...] = ()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for a message of usual size."""
+        return self.max_bytes is not None and self.max_bytes - self.bytes < MESSAGE_BYTES
 
 
 class NatsTrouble(Struct, frozen=True, kw_only=True):
@@ -54,16 +70,30 @@ class Outbox(Struct, frozen=True, kw_only=True):
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """Live workers by what their last snapshots say: NATS tells them of tasks, or would if it were not away."""
+    """Live workers by what their last snapshots say: NATS tells them of tasks, or would if it were not away.
+
+    `refusal`: why the stream has no room for messages. `refused`: queues whose consumer NATS refuses, with the reason. `not_taken`: queues
+    whose messages no worker takes.
+    """
 
     up: int
     away: int
+    refusal: str | None = None
+    refused: Mapping[str, str] = {}
+    not_taken: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, snapshots: Sequence[Mapping[str, Any] | None]) -> Told:
         """Counted from the messages of snapshots."""
-        using = [each["up"] for each in snapshots if each is not None and each.get("up") is not None]
-        return cls(up=sum(using), away=len(using) - sum(using))
+        known = [each for each in snapshots if each is not None and each.get("up") is not None]
+        up = sum(bool(each["up"]) for each in known)
+        return cls(
+            up=up,
+            away=len(known) - up,
+            refusal=next((each["refusal"] for each in known if each.get("refusal")), None),
+            refused={queue: why for each in known for queue, why in (each.get("refused") or {}).items()},
+            not_taken=tuple(sorted({queue for each in known for queue in each.get("not_taken") or ()})),
+        )
 
 
 def judge_nats(found: StreamFacts | NatsTrouble | None, outbox: Outbox | None, told: Told) -> Check:
@@ -85,10 +115,10 @@ def judge_nats(found: StreamFacts | NatsTrouble | None, outbox: Outbox | None, t
     if outbox is None:
         text = f"NATS answers at {found.server}; no worker has used it for this schema yet"
         return Check(CheckCode.NATS, Verdict.OK, text)
-    behind = _behind(outbox)
-    if behind is not None:
-        return behind
     answers = f"NATS answers at {found.server}"
+    complaints = [*_behind(outbox), *_of_facts(found), *_of_snapshots(told, is_full=found.is_full)]
+    if complaints:
+        return _complained(answers, complaints)
     if outbox.holder is None:
         return Check(
             CheckCode.NATS,
@@ -108,9 +138,10 @@ def judge_nats(found: StreamFacts | NatsTrouble | None, outbox: Outbox | None, t
             text,
             "see 'everbeat workers', and the network between those workers and NATS.",
         )
-    text = (
-        f"{answers}: {_of_stream(found)}; {outbox.holder} publishes, NATS tells {counted(told.up, 'worker')}"
-    )
+    complaints = [*_of_facts(found), *_of_snapshots(told, is_full=found.is_full)]
+    if complaints:
+        return _complained(answers, complaints)
+    text = f"{answers}: {_of_stream(found)}{_of_not_taken(told)}; {outbox.holder} publishes, NATS tells {counted(told.up, 'worker')}"
     return Check(CheckCode.NATS, Verdict.OK, text)
 
 
@@ -122,9 +153,9 @@ def _unseen(outbox: Outbox | None, told: Told) -> Check:
     if outbox.holder is None and not told.up:
         text = "messages were in use, and are not now: PostgreSQL tells workers of tasks"
         return Check(CheckCode.NATS, Verdict.OK, text)
-    behind = _behind(outbox)
-    if behind is not None:
-        return behind
+    complaints = [*_behind(outbox), *_of_snapshots(told, is_full=False)]
+    if complaints:
+        return _complained("NATS itself was not asked, which takes an app with wake=", complaints)
     text = (
         f"NATS tells {counted(told.up, 'worker')} of tasks, {outbox.holder or 'nobody'} publishes; NATS itself was not asked,"
         " which takes an app with wake="
@@ -132,31 +163,86 @@ def _unseen(outbox: Outbox | None, told: Told) -> Check:
     return Check(CheckCode.NATS, Verdict.OK, text)
 
 
-def _behind(outbox: Outbox) -> Check | None:
+def _behind(outbox: Outbox) -> Iterator[tuple[str, str]]:
+    """Whether messages are not published in time, and what helps."""
     if outbox.failing and outbox.holder is not None:
-        return Check(
-            CheckCode.NATS,
-            Verdict.WARN,
+        yield (
             f"the stream takes none of the messages of {outbox.holder}: PostgreSQL tells workers of tasks in its place",
-            "see whether the stream is full (NatsConfig.max_bytes), has a leader, and the user the rights that the page on NATS lists.",
+            "see whether the stream has a leader, and the user the rights that the page on NATS lists",
         )
+        return
     if outbox.oldest_s is None or outbox.oldest_s <= BEHIND_S:
-        return None
+        return
     waiting = "10,000 messages or more" if outbox.waiting >= 10_000 else counted(outbox.waiting, "message")
     text = f"{waiting} due and not published, for up to {outbox.oldest_s:.0f} s: workers find those tasks by looking"
     if outbox.holder is None:
-        return Check(
-            CheckCode.NATS,
-            Verdict.WARN,
-            f"{text}, and no worker publishes",
-            "start a worker whose App has wake=: everbeat worker MODULE:APP.",
-        )
+        fix = "start a worker whose App has wake=: everbeat worker MODULE:APP"
+        yield f"{text}, and no worker publishes", fix
+    else:
+        fix = f"see the log of {outbox.holder}; tasks of a queue of which as many are out as may be wait for those, which is no fault"
+        yield f"{text}; {outbox.holder} publishes", fix
+
+
+def _complained(begins: str, complaints: Sequence[tuple[str, str]]) -> Check:
+    text = "; ".join(text for text, _ in complaints)
     return Check(
-        CheckCode.NATS,
-        Verdict.WARN,
-        f"{text}; {outbox.holder} publishes",
-        f"see the log of {outbox.holder}; tasks of a queue of which 1,000 are out wait for those, which is no fault.",
+        CheckCode.NATS, Verdict.WARN, f"{begins}; {text}", "; ".join(fix for _, fix in complaints) + "."
     )
+
+
+def _of_facts(found: StreamFacts) -> Iterator[tuple[str, str]]:
+    """Each thing that is wrong with the stream, and what helps."""
+    if found.is_full:
+        yield (
+            f"stream {found.stream!r} is full ({found.bytes:,} of {found.max_bytes:,} bytes): messages without room are not carried, and"
+            " PostgreSQL tells workers of their tasks",
+            "set NatsConfig.max_bytes higher, or start workers that take what waits",
+        )
+    if found.foreign:
+        yield (
+            f"stream {found.stream!r} has consumers that everbeat did not make: {named(found.foreign)}; their queues are not carried, and"
+            " PostgreSQL tells workers of those tasks",
+            f"delete them: nats consumer rm {found.stream} NAME",
+        )
+    if found.altered:
+        yield (
+            f"consumers of everbeat were changed: {named(found.altered)}",
+            "restart a worker, which sets them back, and find out who changes them",
+        )
+    if found.undeliverable:
+        yield (
+            f"no consumer delivers {counted(found.undeliverable, 'message')} of the stream, for example because a max_deliver is used up:"
+            " PostgreSQL tells workers of their tasks, and they are removed when those have ended",
+            "keep max_deliver of the consumers at -1",
+        )
+
+
+def _of_snapshots(told: Told, *, is_full: bool) -> Iterator[tuple[str, str]]:
+    if told.refusal is not None and not is_full:
+        yield (
+            f"the stream had no room for messages at the last snapshot of the worker that publishes ({told.refusal}): PostgreSQL tells workers"
+            " of their tasks",
+            "give the account or the stream more room (NatsConfig.max_bytes)",
+        )
+    if told.refused:
+        refused = [f"{queue!r} ({why})" for queue, why in sorted(told.refused.items())]
+        yield (
+            f"NATS refuses the consumers of these queues, of whose tasks PostgreSQL tells workers: {named(refused)}",
+            "see the consumers of the stream (nats consumer ls), the limits of the account, and the rights that the page on NATS lists",
+        )
+
+
+def _of_not_taken(told: Told) -> str:
+    if not told.not_taken:
+        return ""
+    queues = named([repr(queue) for queue in told.not_taken])
+    return f"; PostgreSQL tells workers of tasks in queues whose messages nobody takes: {queues}"
+
+
+def named(items: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    rest = len(items) - NAMED
+    return ", ".join(items[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _of_stream(found: StreamFacts) -> str:

@@ -152,6 +152,11 @@ def queues_told() -> Statement[list[str]]:
     return Statement("message/queues", {}, lambda found: [row[0] for row in found])
 
 
+def messages_lying() -> Statement[dict[str, int]]:
+    """Count the messages that the stream holds with reason, by queue."""
+    return Statement("message/lying", {}, lambda found: {row[0]: row[1] for row in found})
+
+
 def look_at(ids: Sequence[UUID], *, stale_ms: int) -> Statement[dict[UUID, Facts]]:
     """What the rows say of these tasks, those left out that nobody knows. `stale_ms`: a holder silent for longer is no obstacle for long."""
 

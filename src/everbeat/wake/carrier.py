@@ -14,7 +14,9 @@ import msgspec
 from msgspec import Struct
 
 NOT_CARRIED: Final = 0
-"""The place of a message whose queue has no consumer: it is in no stream, and the database tells workers of its task."""
+"""The place of a message that is in no stream: its queue has no consumer or nobody takes its messages, or the stream is full.
+
+PostgreSQL notifies workers of its task."""
 
 
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,6 +37,13 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def id(self) -> str:
         """What makes a repeated publication of the same one harmless. Numbers begin anew with a schema that is made anew."""
         return f"{self.task_id}.{self.number}.{self.times}"
+
+
+class Stored(Struct, frozen=True, kw_only=True):
+    """One message as the stream holds it. `message` is None where nobody understands it."""
+
+    place: int
+    message: Message | None
 
 
 class Delivered(Protocol):
@@ -81,8 +90,48 @@ class Tap(Protocol):
         ...
 
 
+class Stock(Protocol):
+    """The messages in the stream, whether a consumer delivers them or not. Each method raises ConnectionError where it cannot be asked."""
+
+    async def count(self) -> Mapping[str, int]:
+        """Count the messages by subject; subjects without any are left out."""
+        ...
+
+    def subject(self, queue: str) -> str:
+        """Where messages of a queue are."""
+        ...
+
+    async def read(self, subject: str, *, first: int, limit: int, older_s: float) -> Sequence[Stored]:
+        """Read at most `limit` messages from a place on, up to the first that is younger than `older_s` by the server's clock."""
+        ...
+
+    async def take_out(self, subject: str, places: Sequence[int], *, before: int | None) -> None:
+        """Remove the messages at these places. `before`: every message of this subject in front of that place goes, by one request."""
+        ...
+
+    async def is_wanted(self, queue: str) -> bool:
+        """Return whether a worker waits for messages of this queue at this moment."""
+        ...
+
+
 class Carrier(Protocol):
     """A link that keeps connecting again until it is closed."""
+
+    stock: Stock
+    not_taken: set[str]
+    """Queues that are not carried because no worker takes their messages: whoever publishes fills this."""
+    share: int | None
+    """At most this many messages of one queue may be in the stream and wait, so that other queues have room. None: no bound."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the stream had no room for a message of the last publication, None where it had."""
+        ...
+
+    @property
+    def without(self) -> Mapping[str, str]:
+        """The queues for which the server refuses a consumer, each with its reason."""
+        ...
 
     @property
     def is_up(self) -> bool:

@@ -17,12 +17,13 @@ from typing import Any, Final
 from uuid import UUID
 
 from everbeat.errors import NatsError, NatsRefused
-from everbeat.wake.carrier import NOT_CARRIED, Delivered, Message, Tap, decode, encode
+from everbeat.wake.carrier import NOT_CARRIED, Delivered, Message, Stock, Tap, decode, encode
 from everbeat.wake.delivery import Pauses
 from everbeat.wake.nats_check import check as check
 from everbeat.wake.nats_link import Link, LinkLost, NoResponders, reason_of
-from everbeat.wake.nats_problems import NO_MESSAGE, NO_STREAM, ApiProblem
+from everbeat.wake.nats_problems import NO_MESSAGE, NO_ROOM, NO_STREAM, ApiProblem
 from everbeat.wake.nats_states import NatsStates
+from everbeat.wake.nats_stock import StreamStock
 from everbeat.wake.nats_stream import API, TROUBLE, StreamKeeper, read
 from everbeat.wake.options import NatsConfig
 from everbeat.wake.stream_plan import StreamPlan
@@ -54,6 +55,15 @@ class JetStream:
         self._is_up = False
         self._work = asyncio.Event()
         self._words: deque[tuple[str, bytes]] = deque(maxlen=MOST_KEPT_WORDS)
+        self.stock: Stock = StreamStock(plan, self._require_up)
+        self.not_taken: set[str] = set()
+        self.share = config.share
+        self.refusal: str | None = None
+
+    @property
+    def without(self) -> Mapping[str, str]:
+        """The queues for which the server refuses a consumer, each with its reason."""
+        return {} if self._keeper is None else self._keeper.without
 
     @property
     def is_up(self) -> bool:
@@ -85,6 +95,7 @@ class JetStream:
             return places
         queues = {message.queue for message in messages}
         self._queues |= queues
+        before, self.refusal = self.refusal, None
         with suppress(NatsError, *TROUBLE):
             async with asyncio.timeout(PUBLISH_TIMEOUT_S):
                 await keeper.ensure(queues)
@@ -95,6 +106,8 @@ class JetStream:
                     self._work.set()
                     await keeper.ensure(queues)
                     await self._put(keeper, messages, places, unheard)
+        if self.refusal is None and not any(places):
+            self.refusal = before  # nothing was put into the stream
         return places
 
     async def missing(self, places: Mapping[int, UUID]) -> set[int]:
@@ -185,10 +198,15 @@ class JetStream:
     async def _attach(self, keeper: StreamKeeper, *, anew: bool) -> None:
         link = keeper.link
         for token, tap in list(self._taps.items()):
-            if tap.is_attached:
+            if tap.queue in keeper.without:
+                # Its requests would be refused again and again, and each refusal makes all taps begin anew.
+                if tap.is_attached:
+                    link.unsubscribe(token)
+                    tap.detach()
+            elif tap.is_attached:
                 if anew:
                     tap.begin_anew()
-            elif tap.queue not in keeper.without:
+            else:
                 tap.attach(link.say, await link.subscribe(token, tap.hear))
 
     async def _put(
@@ -201,7 +219,8 @@ class JetStream:
         """Publishes these of the messages, notes their places, and answers those for which no stream was there."""
         sent: dict[int, asyncio.Future[Any]] = {}
         for number in which:
-            if messages[number].queue in keeper.without:
+            queue = messages[number].queue
+            if queue in keeper.without or queue in self.not_taken:
                 places[number] = NOT_CARRIED
             else:
                 sent[number] = self._sent(keeper.link, messages[number])
@@ -216,9 +235,17 @@ class JetStream:
                 elif isinstance(future.exception(), NoResponders):
                     unheard.append(number)
                 elif future.exception() is None:
-                    with suppress(ApiProblem):  # a full stream, no leader: it was not taken
-                        places[number] = read(future.result().data).get("seq")
+                    places[number] = self._place(future.result().data)
         return unheard
+
+    def _place(self, answer: bytes) -> int | None:
+        try:
+            return read(answer).get("seq")
+        except ApiProblem as problem:
+            if problem.err_code not in NO_ROOM:
+                return None  # for example no leader: it was not taken
+            self.refusal = str(problem)
+            return NOT_CARRIED
 
     def _sent(self, link: Link, message: Message) -> asyncio.Future[Any]:
         headers = {
@@ -226,7 +253,7 @@ class JetStream:
             "Everbeat-Task": str(message.task_id),
         }
         if message.cleared:
-            headers |= {"cleared": "true", "clear_reason": message.reason or ""}
+            headers |= {"cleared": "true", "clear_reason": " ".join((message.reason or "").split())}
         return link.expect(self._plan.subject(message.queue), encode(message), headers=headers)
 
     async def _answers(

@@ -5,6 +5,7 @@ What lives here: the look. What may not: judging what it sees.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from random import Random
@@ -19,6 +20,7 @@ from everbeat.wake.options import NatsConfig
 from everbeat.wake.stream_plan import StreamPlan
 
 _MOST_PAGES: Final = 100
+_LOOK_AGAIN_S: Final = 1.0
 
 
 async def look(plan: StreamPlan, config: NatsConfig) -> StreamFacts:
@@ -36,6 +38,12 @@ async def _facts(link: Link, plan: StreamPlan) -> StreamFacts:
         if foreign is not None:
             raise of_stream(plan.stream, link.server, foreign)
         consumers = await _consumers(link, plan)
+        stuck = _undeliverable(stream, consumers)
+        if stuck:
+            await asyncio.sleep(_LOOK_AGAIN_S)  # the two answers are of two moments
+            stream = await ask(link, f"STREAM.INFO.{plan.stream}")
+            consumers = await _consumers(link, plan)
+            stuck = min(stuck, _undeliverable(stream, consumers))
     except ApiProblem as problem:
         if problem.err_code == NO_STREAM:
             return StreamFacts(server=link.server, stream=plan.stream, exists=False)
@@ -49,7 +57,26 @@ async def _facts(link: Link, plan: StreamPlan) -> StreamFacts:
         unended=sum(each["num_ack_pending"] for each in consumers),
         redelivered=sum(each["num_redelivered"] for each in consumers),
         published_at=_moment(stream["state"].get("last_ts")),
+        bytes=stream["state"].get("bytes", 0),
+        max_bytes=max(0, stream["config"].get("max_bytes", 0)) or None,
+        undeliverable=stuck,
+        foreign=tuple(
+            f"{each['name']!r} (takes {each['config'].get('filter_subject') or 'all subjects'})"
+            for each in consumers
+            if not plan.is_own_consumer(each["config"])
+        ),
+        altered=tuple(
+            f"{each['name']!r}: {', '.join(changed)}"
+            for each in consumers
+            if plan.is_own_consumer(each["config"]) and (changed := [*plan.altered(each)])
+        ),
     )
+
+
+def _undeliverable(stream: Mapping[str, Any], consumers: Sequence[Mapping[str, Any]]) -> int:
+    """Count the messages that no consumer has to deliver or waits to be ended."""
+    known = sum(int(each["num_pending"] + each["num_ack_pending"]) for each in consumers)
+    return max(0, int(stream["state"]["messages"]) - known)
 
 
 async def _consumers(link: Link, plan: StreamPlan) -> Sequence[Mapping[str, Any]]:

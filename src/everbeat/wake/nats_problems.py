@@ -19,6 +19,8 @@ NO_STREAM: Final = 10059
 NO_CONSUMER: Final = 10014
 NO_MESSAGE: Final = 10037
 STREAM_NAME_TAKEN: Final = 10058
+NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
+"""The stream, its account or the server has no room for the message."""
 SUBJECTS_TAKEN: Final = 10065
 
 _FIXES: Final = {
@@ -56,6 +58,11 @@ class ApiProblem(Exception):
     def may_pass(self) -> bool:
         """Whether the same may work a little later: no leader yet, a server that starts."""
         return self.code in (408, 500, 503) and self.err_code not in _FIXES
+
+    @property
+    def is_of_one_consumer(self) -> bool:
+        """Whether only the consumer that was asked for is refused: the stream is there, and JetStream answers."""
+        return self.err_code != NO_STREAM and self.code not in (408, 503)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ API: Final = "$JS.API"
 API_TIMEOUT_S: Final = 4.0
 CONSUMERS_AT_ONCE: Final = 50
 """A stream made anew needs all consumers again: the last of a thousand must not time out behind the others."""
+RETRY_REFUSED_S: Final = 15.0
+"""How often a consumer that was refused is asked for again, for example because a consumer of another program takes its subject."""
 TROUBLE: Final = (ApiProblem, LinkLost, NoResponders, TimeoutError)
 """What asking may raise, and what may pass."""
 
@@ -35,13 +37,34 @@ _LAST_FIRST_PLACE: Final = 1 << 52  # as far as a number of JSON is exact everyw
 
 
 class NatsConsumersLimited(Event, frozen=True, kw_only=True):
-    """The server allows no consumer for this queue, and perhaps for others: PostgreSQL tells workers of their tasks."""
+    """The server allows no consumer for this queue, and perhaps for others: PostgreSQL tells workers of their tasks.
+
+    Too many consumers, or a right that the user does not have.
+    """
 
     room = "wake"
     level = logging.WARNING
     stream: str
     first_queue: str
     problem: str
+
+
+class NatsConsumerRefused(Event, frozen=True, kw_only=True):
+    """NATS refuses the consumer of this queue; PostgreSQL notifies workers of its tasks. Other queues are not affected."""
+
+    room = "wake"
+    level = logging.WARNING
+    stream: str
+    queue: str
+    problem: str
+
+
+class NatsConsumerMade(Event, frozen=True, kw_only=True):
+    """NATS accepts the consumer that it refused before: the queue is carried again."""
+
+    room = "wake"
+    stream: str
+    queue: str
 
 
 def read(data: bytes) -> dict[str, Any]:
@@ -76,14 +99,16 @@ class StreamKeeper:
         """When the stream was made; another moment is another stream."""
         self.generation = 0
         """How often the stream has been looked at: who doubts says which look, so that a crowd doubts once."""
-        self.without: set[str] = set()
-        """Queues for which the server allows no consumer. The others are not affected by them."""
+        self.without: dict[str, str] = {}
+        """Queues without a consumer, each with the server's reason. The others are not affected by them."""
         self._random = random
         self._sure = False
         self._made: set[str] = set()
         self._lock = asyncio.Lock()
         self._turns = asyncio.Semaphore(CONSUMERS_AT_ONCE)
         self._has_asked_for_more = False
+        self._final: set[str] = set()
+        self._retry_at = 0.0
 
     def doubt(self, generation: int) -> None:
         """Something seems to be gone since this look."""
@@ -102,12 +127,18 @@ class StreamKeeper:
                 created = await self._stream()
                 if created != self.created:
                     self._made.clear()
-                    self.without.clear()
+                    self._final.clear()
+                    self._retry_at = 0.0
                     self._has_asked_for_more = False
                 self.created, self._sure = created, True
                 self.generation += 1
-            wanted = sorted({*queues} - self._made - self.without)
-            await asyncio.gather(*(self._consumer(queue) for queue in wanted))
+            wanted = {*queues} - self._made - self._final
+            now = asyncio.get_running_loop().time()
+            if now < self._retry_at:
+                wanted -= self.without.keys()
+            else:
+                self._retry_at = now + RETRY_REFUSED_S
+            await asyncio.gather(*(self._consumer(queue) for queue in sorted(wanted)))
 
     async def _stream(self) -> str:
         plan = self.plan
@@ -151,27 +182,45 @@ class StreamKeeper:
             return found  # somebody else made it meanwhile
 
     async def _consumer(self, queue: str) -> None:
+        try:
+            async with self._turns:
+                await self._make(queue)
+        except ApiProblem as problem:
+            if not problem.is_of_one_consumer:
+                raise
+            self._refused(queue, str(problem), final=problem.err_code == MOST_CONSUMERS)
+            return
+        except TimeoutError:
+            denied = " ".join(str(self.link.last_reason).split())
+            if f'.{self.plan.stream}.{self.plan.consumer(queue)}"'.lower() not in denied.lower():
+                raise
+            self._refused(queue, denied, final=True)  # what a user may not do is not answered
+            return
+        self._made.add(queue)
+        if self.without.pop(queue, None) is not None:
+            log_event(NatsConsumerMade(stream=self.plan.stream, queue=queue))
+
+    async def _make(self, queue: str) -> None:
         plan = self.plan
         subject = f"CONSUMER.DURABLE.CREATE.{plan.stream}.{plan.consumer(queue)}"
-        async with self._turns:
-            try:
-                await ask(self.link, subject, plan.consumer_settings(queue))
-            except ApiProblem as problem:
-                if problem.err_code != MOST_CONSUMERS:
-                    raise
-                await self._ask_for_more()
-                try:
-                    await ask(self.link, subject, plan.consumer_settings(queue))
-                except ApiProblem as final:
-                    if final.err_code != MOST_CONSUMERS:
-                        raise
-                    if not self.without:
-                        log_event(
-                            NatsConsumersLimited(stream=plan.stream, first_queue=queue, problem=str(final))
-                        )
-                    self.without.add(queue)
-                    return
-        self._made.add(queue)
+        try:
+            await ask(self.link, subject, plan.consumer_settings(queue))
+        except ApiProblem as problem:
+            if problem.err_code != MOST_CONSUMERS:
+                raise
+            await self._ask_for_more()
+            await ask(self.link, subject, plan.consumer_settings(queue))
+
+    def _refused(self, queue: str, reason: str, *, final: bool) -> None:
+        """`final`: it is not asked for again over this link."""
+        stream = self.plan.stream
+        if final:
+            if not self._final:
+                log_event(NatsConsumersLimited(stream=stream, first_queue=queue, problem=reason))
+            self._final.add(queue)
+        elif self.without.get(queue) != reason:
+            log_event(NatsConsumerRefused(stream=stream, queue=queue, problem=reason))
+        self.without[queue] = reason
 
     async def _ask_for_more(self) -> None:
         """Raise the stream's own limit of consumers; nats-server 2.15 and newer allow 1,000 where a stream has none."""

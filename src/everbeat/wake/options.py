@@ -23,6 +23,8 @@ from everbeat.errors import ConfigurationError, Problem
 DEFAULT_PORT: Final = 4222
 LEAST_ACK_WAIT_S: Final = 600.0
 """The acknowledgement wait of who says nothing, where recovery is not slower than that."""
+BYTES_PER_SHARE: Final = 4_096
+"""One waiting message of a queue for so many of `max_bytes`: about a tenth of a full stream, whatever waits in that queue."""
 SUBJECT: Final = "App.wake"
 
 _SCHEMES: Final = ("nats", "tls")
@@ -161,6 +163,14 @@ class NatsConfig(Settings):
     def wants_tls(self) -> bool:
         """Whether a connection in plain text would be a mistake."""
         return any(url.startswith("tls://") for url in self.servers) or any((self.tls_ca, self.tls_cert))
+
+    @property
+    def share(self) -> int | None:
+        """How many waiting messages of one queue may be in the stream, so that others have room; None without `max_bytes`."""
+        if self.max_bytes is None:
+            return None
+        assert isinstance(self.max_bytes, int), "its check made it a number of bytes"
+        return max(1, self.max_bytes // BYTES_PER_SHARE)
 
     def ack_wait_s(self, recovery: RecoveryConfig) -> float:
         """The acknowledgement wait in seconds."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
@@ -26,6 +26,7 @@ MOST_REQUESTS: Final = 16_384
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
 _SPECIAL: Final = re.compile(rb"[^A-Za-z0-9_-]")
+_OF_QUEUE: Final = "everbeat: queue "
 _NS: Final = 1_000_000_000
 
 
@@ -91,7 +92,7 @@ class StreamPlan(Struct, frozen=True):
             "config": {
                 "durable_name": self.consumer(queue),
                 "name": self.consumer(queue),
-                "description": f"everbeat: queue {queue}"[:500],
+                "description": f"{_OF_QUEUE}{queue}"[:500],
                 "deliver_policy": "all",
                 "ack_policy": "explicit",
                 "ack_wait": round(self.ack_wait_s * _NS),
@@ -102,6 +103,22 @@ class StreamPlan(Struct, frozen=True):
                 "replay_policy": "instant",
             },
         }
+
+    def is_own_consumer(self, found: Mapping[str, Any]) -> bool:
+        """Return whether everbeat made the consumer with these settings."""
+        return str(found.get("description", "")).startswith(_OF_QUEUE)
+
+    def altered(self, info: Mapping[str, Any]) -> Iterator[str]:
+        """Say what somebody changed in a consumer of ours so that it delivers less than it should."""
+        settings = info.get("config") or {}
+        planned = self.consumer_settings("")["config"]
+        for name in ("max_deliver", "max_ack_pending", "max_waiting"):
+            if name in settings and settings[name] != planned[name]:
+                yield f"{name} is {settings[name]}, not {planned[name]}"
+        if settings.get("backoff"):
+            yield "it has a backoff"
+        if info.get("paused"):
+            yield "it is paused"
 
     def foreign(self, found: Mapping[str, Any]) -> str | None:
         """Why a stream with these settings is not ours to use, None where it is."""

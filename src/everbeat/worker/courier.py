@@ -17,10 +17,13 @@ from everbeat.store.messages import queues_told
 from everbeat.wake.carrier import Carrier, Delivered, Tap
 from everbeat.wake.topics import MessagesWritten
 from everbeat.worker.deliveries import Deliveries
+from everbeat.worker.leftovers import Leftovers
 from everbeat.worker.messenger import Part, Surroundings
 from everbeat.worker.relay import Relay
 
 MOST_ROOM: Final = 500
+NAMED: Final = 20
+"""The snapshot of a worker names at most this many queues of a kind."""
 LEARN_EVERY_S: Final = 10.0
 LEARN_APART_S: Final = 0.2
 """Hints of unknown queues cause at most one query in this time, however many arrive."""
@@ -60,10 +63,15 @@ class Courier:
             plan.target, giving=around.session, session_name=around.session_name, carrier=carrier, worker_id=around.worker_id,
             events=around.events, clock=around.clock, random=around.random,
         )  # fmt: skip
+        self._leftovers = Leftovers(
+            around.session, publishes=lambda: self.relay.has_turn, carrier=carrier,
+            stale_ms=plan.recovery.running_stale_threshold_ms, events=around.events, clock=around.clock,
+        )  # fmt: skip
+        self.relay.fullness.on_full = self._leftovers.stream_full
         queues = plan.config.queues
         self._first = {"default", *plan.queue_priorities} if queues is None else set(queues)
         self._learning = _Learning(self._learn, around.clock) if queues is None else None
-        own = (self.relay, self.deliveries)
+        own = (self.relay, self.deliveries, self._leftovers)
         self.parts: Sequence[Part] = own if self._learning is None else (*own, self._learning)
 
     @property
@@ -104,13 +112,18 @@ class Courier:
 
     def state(self) -> dict[str, Any]:
         """As JSON: whether messages arrive (null: not known yet), whether this worker publishes, how many are in hand, and what was done with
-        the others."""
+        the others. `refusal`: why the stream has no room. `refused`: queues whose consumer NATS refuses, with the reason; `not_taken`: queues
+        whose messages no worker takes; both name the first few."""
         return {
             "up": None if self._was_up is None else self._carrier.is_up,
             "relay": self.relay.has_turn,
             "held": len(self.deliveries),
             "published": self.relay.published,
             "republished": self.relay.patrol.republished,
+            "removed": self._leftovers.removed,
+            "refusal": self.relay.fullness.refusal,
+            "refused": dict(sorted(self._carrier.without.items())[:NAMED]),
+            "not_taken": sorted(self._carrier.not_taken)[:NAMED],
             "ended": dict(self.deliveries.verdicts),
         }
 

@@ -8,7 +8,6 @@ Anything may be published twice: what a message says is only that its task may b
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final, TypeVar
@@ -24,6 +23,7 @@ from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from everbeat.wake.carrier import NOT_CARRIED, Carrier, Message
 from everbeat.wake.hint_rate import HintRate
+from everbeat.worker.fullness import Fullness, MessagesNotPublished
 from everbeat.worker.patrol import Patrol
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ LOOK_FULL_S: Final = 0.02
 LOOK_FULL_SELDOM_S: Final = 0.1
 """While a queue has as many messages out as it may have, most new rows are of no interest, and those of other queues are looked for:
 seldom, where none came for a second."""
+_NO_ANSWER: Final = "it does not acknowledge messages"
 _PATIENCE_S: Final = 2.0
 
 
@@ -58,17 +59,6 @@ class TaskReenqueued(Event, frozen=True, kw_only=True):
     room = "worker"
     task_id: UUID
     reason: str
-
-
-class MessagesNotPublished(Event, frozen=True, kw_only=True):
-    """The stream takes nothing, though the link is up: it is full, has no leader, or the user may not publish.
-
-    PostgreSQL tells workers of tasks meanwhile, and it is tried again.
-    """
-
-    room = "worker"
-    level = logging.WARNING
-    worker_id: str
 
 
 class Relay:
@@ -94,6 +84,7 @@ class Relay:
         self.is_manned = False
         self.published = 0
         self.patrol = Patrol(self._run, carrier=carrier, channel=target.channel, events=events)
+        self.fullness = Fullness(worker_id=worker_id, events=events, clock=clock)
         self._target = target
         self._giving = giving
         self._own: Session | None = None
@@ -103,6 +94,7 @@ class Relay:
         self._events = events
         self._clock = clock
         self._random = random
+        self._window = WINDOW if carrier.share is None else min(WINDOW, carrier.share)
         self._holder = worker_id()
         self._hints = 0
         self._hint_rate = HintRate()
@@ -218,7 +210,7 @@ class Relay:
 
     async def _publish_due(self, now: float) -> bool:
         """Whether there was anything, and may be more."""
-        portion = await self._run(messages.due_messages(portion=PORTION, window=WINDOW))
+        portion = await self._run(messages.due_messages(portion=PORTION, window=self._window))
         await self._tell_of_full(portion.full)
         if portion.due_in_ms is not None:
             self._look_at = min(self._look_at, now + portion.due_in_ms / 1_000 + 0.001)
@@ -242,6 +234,7 @@ class Relay:
             self._queues |= new
             await self._run(messages.tell_queues(new, channel=self._target.channel))
         places = await self._carrier.publish(published)
+        self.fullness.judge(self._carrier.refusal)
         arrived = {
             each.number: place for each, place in zip(published, places, strict=True) if place is not None
         }
@@ -253,7 +246,7 @@ class Relay:
         if self._says_failing is not False:
             await self._say_failing(False)
         self._hint_rate.paid_off()
-        self.published += len(arrived)
+        self.published += sum(place != NOT_CARRIED for place in arrived.values())
         for each in published:
             if each.cleared and each.number in arrived and not each.times:
                 self._events.emit(TaskReenqueued(task_id=each.task_id, reason=each.reason or ""))
@@ -271,8 +264,11 @@ class Relay:
             self._nothing_since = now
         self._look_at, self._retry_s = now + self._retry_s, min(LONGEST_RETRY_S, 2 * self._retry_s)
         if now - self._nothing_since >= NOTHING_S and self._carrier.is_up and not self._says_failing:
-            self._events.emit(MessagesNotPublished(worker_id=self._worker_id()))
+            self._events.emit(MessagesNotPublished(worker_id=self._worker_id(), problem=_NO_ANSWER))
             await self._say_failing(True)
+            # Senders notify workers from now on. What they wrote before is notified here.
+            waiting = await self._run(messages.queues_told())
+            await self._run(messages.tell_workers(waiting, channel=self._target.channel))
         if now - self._nothing_since >= GIVE_UP_S:
             self._apart_until = now + APART_S
 

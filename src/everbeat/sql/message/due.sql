@@ -58,7 +58,14 @@ select null::bigint as id, null::uuid as task_id, null::text as queue, null::big
 union all
 select j.id, j.task_id, j.queue, j.fence, j.times,
     case when j.fence > 0 then (
-        select case r.noticed_by when 'startup' then 'Worker restarted' else 'Worker ' || r.worker_id || ' stopped responding' end
+        select case
+            when r.noticed_by = 'startup' then 'Worker restarted'
+            when r.noticed_by in ('session', 'age') then 'Worker ' || r.worker_id || ' stopped responding'
+            when r.noticed_by = 'child_exit' then 'A process of worker ' || r.worker_id || ' ended: ' || r.cause
+            when r.noticed_by = 'progress' then 'The task stalled in worker ' || r.worker_id || ': ' || r.cause
+            when r.noticed_by = 'operator' then 'An operator released worker ' || r.worker_id
+            else 'Worker ' || r.worker_id || ' lost the task: ' || r.cause
+        end
         from {schema}.recoveries r where r.task_id = j.task_id and r.fence = j.fence limit 1
     ) end,
     null, null, null
