@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
@@ -53,6 +56,22 @@ def test_messages_of_ended_tasks_leave_the_stream_where_nobody_takes_them(
     assert told.travelled() == before  # nothing more is published of what nobody takes
 
 
+def doctor_says(stage: Stage) -> tuple[str, str]:
+    """Verdict and text of the check of NATS."""
+    done = subprocess.run(
+        [sys.executable, "-m", "everbeat", "doctor", "deeds:app", "--json"],
+        env=stage.environment(recovery={}, worker={}), cwd=stage.folder, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    (check,) = [each for each in json.loads(done.stdout)["checks"] if each["code"] == "NATS"]
+    return check["verdict"], check["text"]
+
+
+async def limit_deliveries(server: NatsServer, plan: StreamPlan) -> None:
+    config = {**plan.consumer_settings("default")["config"], "max_deliver": 3}
+    body = {"stream_name": plan.stream, "config": config}
+    assert "error" not in await server.ask(f"CONSUMER.DURABLE.CREATE.{plan.stream}.default", body)
+
+
 async def take_mail(server: NatsServer, plan: StreamPlan) -> None:
     config = {
         "durable_name": "theirs",
@@ -77,6 +96,11 @@ def test_a_consumer_of_another_program_on_one_queue_takes_nats_from_no_other(
     assert tree.output().count("nats_consumer_refused") == 1
     assert "nats_away" not in tree.output()
     assert told.counters().consumers.keys() == {"default", "theirs"}
+    told.do(limit_deliveries)
+    verdict, text = doctor_says(stage)
+    assert verdict == "WARN"
+    assert f"'theirs' (takes {told.plan.subject('mail')})" in text
+    assert "'default': max_deliver is 3, not -1" in text
     told.do(lambda server, plan: server.delete_consumer(plan.stream, "theirs"))
     stage.until(lambda: "mail" in told.counters().consumers, within=60, what="its own consumer is made")
     stage.until(lambda: "nats_consumer_made" in tree.output(), within=20, what="it is reported")
