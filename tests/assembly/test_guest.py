@@ -147,6 +147,47 @@ def test_a_stopped_guest_fails_running_threads_that_must_not_run_again(app: App)
     release.set()
 
 
+@pytest.mark.parametrize("ends", ["done", "stopped"])
+def test_a_second_run_waits_until_the_code_of_a_stopped_guest_has_ended(
+    app: App, database_url: str, schema: str, ends: str
+) -> None:  # J1
+    """It keeps its lease and beats; a late result counts, and code that ends without one is handed back."""
+    running, release, moments = threading.Event(), threading.Event(), list[str]()
+
+    def code(ctx: Context) -> str:
+        moments.append(f"begins {ctx.attempt}")
+        running.set()
+        release.wait(60)
+        moments.append(f"ends {ctx.attempt}")
+        if ends == "stopped":
+            ctx.check_cancelled()
+        return f"attempt {ctx.attempt}"
+
+    again = app.task(name="again", on_crash="retry")(code)
+    thread = threading.Thread(target=app.run_worker, kwargs={"grace": 0.1, "process_concurrency": 0})
+    thread.start()
+    handle = again.send()
+    assert running.wait(30)
+    app.stop_worker()
+    thread.join(30)
+    assert not thread.is_alive()
+    other = App(database_url, schema=schema, recovery=FAST)
+    other.task(name="again", on_crash="retry")(code)
+    second = threading.Thread(target=other.run_worker, kwargs={"process_concurrency": 0})
+    second.start()
+    time.sleep(5)  # more than two thresholds, in which a tree without a supervisor would be recovered
+    assert (handle.info().state, moments) == (TaskState.RUNNING, ["begins 1"])
+    release.set()
+    runs = 1 if ends == "done" else 2
+    assert handle.result(timeout=30) == f"attempt {runs}"
+    assert moments == [f"{what} {number}" for number in range(1, runs + 1) for what in ("begins", "ends")]
+    assert (handle.info().retry_count, handle.info().recoveries) == (0, ())
+    other.stop_worker()
+    second.join(30)
+    until(lambda: app.list_active_workers() == [])
+    other.close()
+
+
 def test_user_code_that_blocks_the_loop_is_not_taken_for_dead(  # D4, D7
     app: App, database_url: str, schema: str
 ) -> None:

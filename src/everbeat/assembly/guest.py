@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from everbeat.assembly.blueprint import Blueprint
-from everbeat.assembly.parts import Surroundings, local_hooks, make_supervision, take_tree_lock
+from everbeat.assembly.minder import Minder
+from everbeat.assembly.parts import Surroundings
+from everbeat.assembly.remaining_code import RemainingCode
 from everbeat.assembly.worker_parts import make_worker, plan_of, prepare
-from everbeat.config import RecoveryConfig
 from everbeat.errors import WorkerError
 from everbeat.runtime.main_loop import run_through
 from everbeat.runtime.nursery import CriticalCancelled, Nursery
@@ -31,23 +29,13 @@ from everbeat.store.target import Target
 from everbeat.worker.farewell import EXIT_CODE_RUNS, EXIT_SLOTS_LEAKED, EXIT_UNSETTLED
 from everbeat.worker.messenger import MakeMessenger
 from everbeat.worker.protocol import (
-    AskBeat,
     Drain,
     FromSupervisor,
-    FromWorker,
-    Held,
-    Leaving,
     Stop,
-    Tick,
-    Welcome,
 )
-from everbeat.worker.seat import Seat
-from everbeat.worker.supervision import Supervision
 from everbeat.worker.worker import Worker
 
 Result = TypeVar("Result")
-_JOIN_S: Final = 30.0
-_SETTLE_S: Final = 5.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _log = logging.getLogger("everbeat.worker")
@@ -79,11 +67,12 @@ class Guest:
         self._loop = asyncio.get_running_loop()
         self._blueprint.check()
         opened = await self._apart(self._blueprint.address.open)
+        minder = Minder(opened.target, self._blueprint.recovery, around=self._around, guest=self)
         try:
             make_messenger = await self._apart(lambda: prepare(self._blueprint, opened))
-            await self._work_on(opened.target, make_messenger)
+            await self._work_on(opened.target, make_messenger, minder)
         finally:
-            await self._apart(opened.close)
+            await self._apart(lambda: minder.afterwards(opened.close))
         if self._failure is not None:
             raise self._failure
         if self._is_cancelled:
@@ -104,9 +93,8 @@ class Guest:
             with contextlib.suppress(RuntimeError):  # the loop is closed: it has left
                 self._loop.call_soon_threadsafe(self._stop)
 
-    async def _work_on(self, target: Target, make_messenger: MakeMessenger) -> None:
+    async def _work_on(self, target: Target, make_messenger: MakeMessenger, minder: Minder) -> None:
         plan = replace(plan_of(self._blueprint, target), on_loop_ending=self._note_loop_ending)
-        minder = Minder(target, self._blueprint.recovery, around=self._around, guest=self)
         try:
             welcome = asyncio.wrap_future(minder.start(self._blueprint))
             await self._until_done(welcome)
@@ -124,7 +112,9 @@ class Guest:
                 self._work = nursery.start(self._worker.run(), name="worker")
                 await self._until_left(self._work)
         finally:
-            await self._until_done(asyncio.get_running_loop().run_in_executor(self._threads, minder.stop))
+            loop = asyncio.get_running_loop()
+            left = RemainingCode(() if self._worker is None else self._worker.code_left, loop=loop)
+            await self._until_done(loop.run_in_executor(self._threads, minder.stop, left))
 
     async def _until_left(self, work: asyncio.Task[int]) -> None:
         await self._until_done(work)
@@ -135,7 +125,10 @@ class Guest:
         elif work.result() == EXIT_UNSETTLED:
             self._tell_left_behind("the database could not be reached in time")
         elif work.result() == EXIT_CODE_RUNS:
-            self._tell_left_behind("its code still runs in this program and cannot be ended")
+            _log.warning(
+                "code_runs_on problem=%r",
+                "code that a stop cannot end runs on in this program; its tasks are kept until it ends, so that no second run overlaps",
+            )
         elif work.result() == EXIT_SLOTS_LEAKED:
             self._failure = WorkerError(
                 "Every slot of a kind is kept by code that was given up and does not end, so this worker left.",
@@ -207,94 +200,3 @@ def run_guest(guest: Guest) -> None:
             await guest.run()
 
     run_through(run())
-
-
-class Minder:
-    """The supervision of a guest, in a thread and a loop of its own. It is the worker's link."""
-
-    def __init__(
-        self, target: Target, recovery: RecoveryConfig, *, around: Surroundings, guest: Guest
-    ) -> None:
-        self._target = target
-        self._recovery = recovery
-        self._around = around
-        self._guest = guest
-        self._welcome: Future[Welcome] = Future()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._over = asyncio.Event()
-        self._seat: Seat | None = None
-        self._supervision: Supervision | None = None
-        self._has_left = self._leaves_code = False
-
-    def start(self, blueprint: Blueprint) -> Future[Welcome]:
-        """Registers the guest and begins to beat; the future tells the worker who it is, or why it cannot be."""
-        self._thread = threading.Thread(
-            target=lambda: run_through(self._mind(blueprint)), name="everbeat-minder", daemon=True
-        )
-        self._thread.start()
-        return self._welcome
-
-    def tell(self, message: FromWorker) -> None:
-        """What the worker says of itself."""
-        match message:
-            case Held() | Tick() if self._seat is not None:
-                self._in_thread(self._seat.hear, message)
-            case AskBeat() if self._supervision is not None:
-                self._in_thread(self._supervision.beat_now)
-            case Leaving(code_runs):
-                self._has_left, self._leaves_code = not code_runs, code_runs
-            case _:
-                pass
-
-    def stop(self) -> None:
-        """Ends the beats, after the worker has ended."""
-        self._in_thread(self._over.set)
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
-
-    def _in_thread(self, call: object, *arguments: object) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(call, *arguments)  # type: ignore[arg-type]
-
-    async def _mind(self, blueprint: Blueprint) -> None:
-        self._loop = asyncio.get_running_loop()
-        supervision = make_supervision(
-            self._target,
-            self._recovery,
-            around=self._around,
-            lock=take_tree_lock(),
-            slot=blueprint.worker.slot,
-            hooks=local_hooks(blueprint.hooks, self._recovery, around=self._around, loop=self._guest.loop),
-            on_fatal=self._guest.fail,
-        )
-        self._supervision = supervision
-        try:
-            await supervision.open()
-            queues = blueprint.worker.queues
-            self._seat = supervision.new_seat(
-                pid=os.getpid(),
-                queues=None if queues is None else list(queues),
-                metadata={
-                    "tasks": sorted(blueprint.definitions),
-                    "lanes": blueprint.lanes(),
-                    "parameters": blueprint.parameters(),
-                },
-                tell=self._guest.tell,
-                on_loop=blueprint.on_loop(),
-            )
-            welcome = await supervision.register(self._seat)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the program waits for it
-            self._welcome.set_exception(error)
-            await supervision.close()
-            return
-        self._welcome.set_result(welcome)
-        await self._over.wait()
-        supervision.dismiss(self._seat)
-        if self._has_left:
-            await supervision.burials.in_order(self._seat)
-        elif self._leaves_code:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(supervision.burials.with_running_code(self._seat), _SETTLE_S)
-        await supervision.close()

@@ -100,6 +100,7 @@ class AsyncExecutor:
         self._over(attempt, ended)
 
     def _over(self, attempt: Attempt, ended: Ended) -> None:
+        attempt.ended = ended
         self._nursery.give_back(self._running.pop(attempt))
         self._on_ended(attempt, ended)
 

@@ -109,6 +109,8 @@ class Attempt(CodeSide):
     number: int = 0
     started_at: datetime | None = None
     launched_at: float = 0.0
+    ended: Ended | None = None
+    """How its code ended, told by the thread in which it ran: also after its worker has left."""
     stopped: StopReason | None = None
     cancel_asked: bool = False
     self_fenced: bool = False

@@ -75,8 +75,14 @@ class Burials:
         await self._until_answered(lambda: self._end(seat, how="left"))
 
     async def with_running_code(self, seat: Seat) -> None:
-        """It has left, and code of its tasks goes on in a process that does not end; other trees recover what may run again."""
+        """It has left, and code of its tasks goes on in a process that does not end: what never runs again is settled."""
         await self._until_answered(lambda: self._settle_stopped(seat.worker_id, code_runs=True))
+
+    async def after_code(self, seat: Seat, settle: Callable[[], Awaitable[None]]) -> None:
+        """The same when that code has ended, which `settle` waits for: the rest is settled, and its row ends."""
+        await self._until_answered(settle)
+        await self._until_answered(lambda: self._settle_stopped(seat.worker_id))
+        await self._until_answered(lambda: self._end(seat, how="left"))
 
     async def _end(self, seat: Seat, *, how: str, report: ExitReport | None = None) -> None:
         await self._session.run(

@@ -90,6 +90,7 @@ class ThreadExecutor:
             self._thread_of[attempt] = threading.get_ident()
             context = attempt.context(worker_id=self._worker_id())
             ended = self._invoker.run(attempt.definition, attempt.task.args, context)
+            attempt.ended = ended
             self._tell(attempt, ended)
             del attempt, context, ended  # an idle thread must not keep the last result alive
 

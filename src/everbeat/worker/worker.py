@@ -64,6 +64,8 @@ class Worker:
     """
 
     _is_closed = False
+    code_left: frozenset[Attempt] = frozenset()
+    """What it has left while their code goes on."""
 
     def __init__(
         self,
@@ -105,13 +107,8 @@ class Worker:
         self._conductor.clerk = Clerk(self._giving, progress=self._progress, commits=self._conductor, nursery=self._nursery,
             clock=clock, is_leaving=lambda: self._departure.is_urgent)  # fmt: skip
         self._leases = LeaseWatch(
-            self._giving,
-            table=self._table,
-            on_cancel=lambda attempt: self._conductor.stop(attempt, "cancelled"),
-            on_lost=self._on_lost,
-            claims=lambda: self._claimer.claims,
-            clock=clock,
-        )
+            self._giving, table=self._table, on_cancel=lambda attempt: self._conductor.stop(attempt, "cancelled"),
+            on_lost=self._on_lost, claims=lambda: self._claimer.claims, clock=clock)  # fmt: skip
         self._vitality = self._make_vitality()
         self._claimer = self._make_claimer()
         self._claimer.is_quiet = welcome.quiet
@@ -143,7 +140,8 @@ class Worker:
             code = await self._departure.carried_out()
             if code != EXIT_UNSETTLED:
                 self._reporter.tell_held()
-                self._link.tell(Leaving(code_runs=bool(self._conductor.unstoppable)))
+                self.code_left = frozenset(self._conductor.unstoppable)
+                self._link.tell(Leaving(code_runs=bool(self.code_left)))
             return code
         finally:
             await self._close()
