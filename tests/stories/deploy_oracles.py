@@ -26,7 +26,10 @@ def judge(stage: Stage, fleet: Fleet) -> Counter[str]:
     ledger: dict[str, list[Row]] = defaultdict(list)
     for line in stage.effects():
         ledger[line["task"]].append(line)
+    declines = _declines(stage, attempts)
+    again = {key: times for key, times in declines.items() if times > 1}
     wrong = [*_lost(stage, fleet, tasks), *_disorder(tasks, ledger)]
+    wrong += [f"{tasks[key]['name']} {key}: declined {times} times" for key, times in again.items()]
     for key, row in tasks.items():
         problems = (
             *_end(row, attempts[key], ledger[key]),
@@ -38,8 +41,24 @@ def judge(stage: Stage, fleet: Fleet) -> Counter[str]:
     assert not wrong, "\n".join(wrong[:20])
     outcomes = Counter(f"{row['outcome']} attempts" for rows in attempts.values() for row in rows)
     failed = Counter(row["error"]["code"] for row in tasks.values() if row["state"] == "FAILED")
-    figures = Counter(tasks=len(tasks), starts=sum(len(_starts(lines)) for lines in ledger.values()))
+    marked = sum(row["needs_id"] is not None for row in tasks.values())
+    figures = Counter(
+        tasks=len(tasks),
+        marked=marked,
+        declines=declines.total(),
+        starts=sum(len(_starts(lines)) for lines in ledger.values()),
+    )
     return figures + Counter(row["state"] for row in tasks.values()) + outcomes + failed + fleet.done
+
+
+def _declines(stage: Stage, attempts: Mapping[str, Sequence[Row]]) -> Counter[str]:
+    """How often a worker gave back each task without an attempt, because the task did not fit its code."""
+    returned = stage.query(
+        "select task_id, count(*) from {schema}.audit where old = 'RUNNING' and new = 'PENDING' group by task_id"
+    )
+    ran = {str(row["task_id"]): row["count"] for row in returned}
+    # Each attempt but the last one went back, too.
+    return +Counter({key: times - max(0, len(attempts[key]) - 1) for key, times in ran.items()})
 
 
 def _starts(lines: Sequence[Row]) -> list[Row]:
@@ -77,13 +96,17 @@ def _end(row: Row, attempts: Sequence[Row], lines: Sequence[Row]) -> Iterator[st
 
 
 def _runs(row: Row, attempts: Sequence[Row], lines: Sequence[Row]) -> Iterator[str]:
-    """Each run after the first is one that the policy allows, for a reason that has a row."""
+    """Each run after the first is one that the policy allows, for a reason that has a row.
+
+    A worker that is told to stop hands back what it has started in the database only: no code ran.
+    """
     policy, starts = _policy(row), _starts(lines)
+    begun = {line["attempt"] for line in starts}
     for attempt in attempts[:-1]:
         outcome = attempt["outcome"]
         if outcome in DEATHS and policy in RETRIED_AFTER_DEATH:
             continue
-        if outcome == "RELEASED" and policy in RETRIED_AFTER_STOP:
+        if outcome == "RELEASED" and (policy in RETRIED_AFTER_STOP or attempt["attempt"] not in begun):
             continue
         yield f"run again after attempt {attempt['attempt']} that is {outcome}"
     if len(starts) > len(attempts):

@@ -30,6 +30,7 @@ def test_deploys_forwards_and_backwards_under_kills_lose_nothing_and_fail_nothin
 ) -> None:  # J1 J2
     figures = deploy(stage, seconds=16, per_second=10, seed=1)
     assert figures["COMPLETED"] > figures["FAILED"]
+    assert 0 < figures["declines"] < figures["tasks"] / 2
 
 
 @pytest.mark.long
@@ -40,3 +41,4 @@ def test_a_minute_of_deploys_forwards_and_backwards_under_kills_loses_nothing(
 ) -> None:  # J1 J2
     figures = deploy(stage, seconds=62, per_second=20, seed=seed)
     assert figures["COMPLETED"] > figures["FAILED"]
+    assert 0 < figures["declines"] < figures["tasks"] / 2

@@ -31,7 +31,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "stop_retry": {"on_crash": "fail", "on_stop": "retry"},
     "stop_fail": {"on_crash": "retry", "on_stop": "fail", "max_crashes": 50, "max_losses": 100},
 }
-SHAPES = ("same", "renamed")
+SHAPES = ("same", "optional", "required", "renamed")
 SLICE_S = 0.1
 LINES = 4
 
@@ -128,7 +128,7 @@ def send_on(version: int, *, per_second: float, seed: int) -> None:
         while not closed.exists():
             kind, policy, shape = random.choice(keys)
             task, more = shop.tasks[kind, policy, shape], given(version, shape)
-            took_s = random.choice((0.0, 0.0, 0.05, 0.2, 0.5, 1.0, 2.5))
+            took_s = random.choice((0.0, 0.0, 0.05, 0.2, 1.0, 2.5, 2.5))
             if random.random() < 0.1:
                 workflow = shop.app.workflow("order")
                 first = workflow.add(task, took_s, **more).named("first")
