@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
-from everbeat.store import leases
+from everbeat.store import leases, tasks
 from tests.next_edition import NEXT, next_edition
 from tests.store.conftest import Hands
 
@@ -78,3 +78,29 @@ def test_the_database_refuses_an_older_lease_and_takes_every_other_change(ahead:
     done = ahead.running()
     assert ahead.settle(done) == "COMPLETED"
     assert ahead.run(leases.leases_of_supervisor("s1", limit=9)) == []
+
+
+def test_an_older_supervisor_s_recovery_leaves_a_task_of_the_next_version_hidden(ahead: Hands) -> None:  # J3
+    begun = ahead.running()
+    change(ahead, f"edition = {NEXT}, leased_by = {NEXT}", [begun.id])
+    hide(ahead, [begun.id])
+    (lease,) = ahead.leases()
+    (recovered,) = ahead.recover(lease, "retry")
+    assert recovered.state == "PENDING"
+    assert ahead.row(begun.id, "leased_by") is None
+    assert ahead.claim() == []
+    assert refused(ahead) == 0
+
+
+def test_an_older_operator_s_retry_leaves_a_task_of_the_next_version_hidden(ahead: Hands) -> None:  # J3
+    task, known = ahead.send(), ahead.send()
+    hide(ahead, [task])
+    change(ahead, """needs = '{{"arguments": []}}', needs_id = md5('known')::uuid""", [known])
+    change(ahead, f"edition = {NEXT}", [task])
+    for each in (task, known):
+        ahead.cancel(each)
+        ahead.run(tasks.retry(each, channel=ahead.target.channel, call=uuid4()))
+        assert ahead.row(each, "state") == "PENDING"
+    (claimed,) = ahead.claim()
+    assert claimed.id == known
+    assert refused(ahead) == 0

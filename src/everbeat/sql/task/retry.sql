@@ -1,7 +1,8 @@
 -- An operator's retry: FAILED | CANCELLED | EXPIRED -> PENDING, due now, with fresh budgets; repeatable by the id of the call.
 -- A node's task is not retried by itself: its workflow is. Attempts go on counting, and finished parts of the work stay finished, but for a
 -- wait that ended the task by its timeout: it waits anew. In a serial line it goes to the end.
--- It clears the mark of what the task needs: the next worker that takes the task judges its arguments anew.
+-- It clears the mark of what the task needs: the next worker that takes the task judges its arguments anew. A mark with a requirement
+-- that this version does not know stays: without it, the claims of this version would meet a task that they must not run.
 -- A live task with the same name and key prevents the retry, because one key has at most one live task; the answer names it.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s for no key update
@@ -15,9 +16,15 @@ with held as materialized (
     set state = 'PENDING', enqueued_at = statement_timestamp(), next_retry_at = null, good_until = null,
         counted_from = t.attempt, retry_count = 0, crash_count = 0, loss_count = 0, cancel_requested_at = null,
         failed_at = null, cancelled_at = null, expired_at = null, error = null, progress = null,
-        claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false, waits_for = null, wake_at = null, needs = null, needs_id = null, retry_call = %(call)s,
+        claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false, waits_for = null, wake_at = null,
+        needs = case when later.is_marked then t.needs end, needs_id = case when later.is_marked then t.needs_id end, retry_call = %(call)s,
         serial_at = case when t.serial is not null then statement_timestamp() end
     from held h
+    cross join lateral (
+        select exists (
+            select from json_object_keys(case when json_typeof(h.needs) = 'object' then h.needs end) k (name) where k.name <> 'arguments'
+        ) as is_marked
+    ) later
     where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null and h.retry_call is distinct from %(call)s
       and not exists (select from rival)
     returning t.id, t.queue
