@@ -298,7 +298,7 @@ def test_no_time_limit_of_the_role_ends_the_build_of_an_index(
         migration.says("20_tasks_by_synthetic: waits for")
         time.sleep(1.5)  # three times as long as the limits: nothing may happen
         assert migration.process.poll() is None
-    migration.ends(0)
+    assert migration.ends(0).count("builds the index") == 1, "a limit ended the build, and it was begun again"
     assert (version(hands), (index_of(hands) or (0, False))[1]) == (before + 1, True)
 
 
