@@ -146,7 +146,7 @@ def test_a_readers_open_transaction_delays_no_sender_while_an_upgrade_waits_for_
     with reading(hands) as reader:
         pid, migration = reader.info.backend_pid, migrator(later)
         migration.says("waits for a lock on tasks, held by session report of sales")
-        ends_at = time.monotonic() + 5
+        ends_at = time.monotonic() + 3
         while time.monotonic() < ends_at:
             began_at = time.monotonic()
             hands.send()
@@ -346,3 +346,27 @@ def test_an_upgrade_that_ended_half_way_is_named_by_doctor_and_by_status_with_wh
     rebuild = str(found().fix).partition("rebuild it: ")[2]
     hands.connection.execute(rebuild.encode())
     assert found().verdict is Verdict.OK
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_a_frozen_migrator_loses_the_lock_after_a_minute_and_goes_on_behind_the_others(
+    hands: Hands, tmp_path: Path, migrator: Callable[..., Migrator]
+) -> None:  # J3
+    before, later = version(hands), code(tmp_path, COLUMN, INDEX, LATER)
+    with reading(hands) as reader:
+        first = migrator(later)
+        first.says("waits for a lock on tasks")
+        time.sleep(
+            LOCK_TIMEOUT_MS / 1_000
+        )  # now it rests between two tries, or soon will: frozen, its session is idle
+        first.process.send_signal(signal.SIGSTOP)
+        reader.commit()
+    second = migrator(later)
+    second.says("Another migration is under way")
+    began_at = time.monotonic()
+    assert second.process.wait(timeout=90) == 0
+    print(f"the second one went on after {time.monotonic() - began_at:.0f} s")
+    first.process.send_signal(signal.SIGCONT)
+    first.ends(0)
+    assert (version(hands), len(steps(hands))) == (before + 1, 3)

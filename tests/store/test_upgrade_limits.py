@@ -10,6 +10,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from everbeat import App
+from everbeat.cli.examination import Examination
+from everbeat.domain.diagnosis import Verdict
 from everbeat.errors import DatabaseReadOnly, MigrationStopped, SchemaForbidden
 from everbeat.store import migrating, migrations
 from everbeat.store.embedded import EmbeddedServer
@@ -118,3 +121,30 @@ def test_an_autovacuum_of_the_table_does_not_keep_an_upgrade_waiting_until_it_en
         assert migrating.migrate(connection, target, patience_s=20, tell=told.append) == (NEWEST,)
         print(f"{time.monotonic() - began_at:.1f} s")
     assert [line for line in told if "waits for a lock on tasks" in line] != []
+
+
+def test_a_role_with_rights_on_the_tables_works_on_after_an_upgrade_and_doctor_finds_nothing_missing(
+    target: Target,
+) -> None:  # J3
+    role = f"role_{target.schema}"
+    names = {"schema": sql.Identifier(target.schema), "role": sql.Identifier(role)}
+    with target.connect("everbeat test") as admin:
+        migrating.migrate(admin, target, to=NEWEST - 1)
+        admin.execute(sql.SQL("drop table {schema}.schema_steps").format(**names))  # as version 10 left it
+        admin.execute(sql.SQL("create role {role} login").format(**names))
+        try:
+            admin.execute(sql.SQL("grant usage on schema {schema} to {role}").format(**names))
+            rights = "grant select, insert, update, delete on all tables in schema {schema} to {role}"
+            admin.execute(sql.SQL(rights).format(**names))
+            migrating.migrate(admin, target)
+            app = App(psycopg.conninfo.make_conninfo(target.url, user=role), schema=target.schema)
+            try:
+                found = {each.code: each for each in Examination(app, long_transaction_s=300).checks()}
+            finally:
+                app.close()
+        finally:
+            admin.execute(sql.SQL("drop owned by {role} cascade").format(**names))
+            admin.execute(sql.SQL("drop role {role}").format(**names))
+    assert {code: found[code].verdict for code in ("SCHEMA", "RIGHTS", "UPGRADE")} == dict.fromkeys(
+        ("SCHEMA", "RIGHTS", "UPGRADE"), Verdict.OK
+    )

@@ -119,3 +119,14 @@ def test_options_that_make_no_sense_are_refused_by_name(
     everbeat: Command, options: list[str], says: str
 ) -> None:  # J3
     assert says in everbeat("migrate", *options).assert_code(2).err
+
+
+def test_the_printed_steps_refuse_to_run_beside_a_migration(
+    target: Target, postgres: EmbeddedServer, tmp_path: Path
+) -> None:  # J3
+    with target.connect("everbeat test") as connection:
+        migrating.migrate(connection, target, to=NEWEST - 1)
+        connection.execute("select pg_advisory_lock(%s)", [target.lock_key("migrations")])
+        with pytest.raises(subprocess.CalledProcessError):
+            run_by_psql(postgres, schema_script.script(target.schema, since=NEWEST - 1), tmp_path)
+    assert rows(target, STEPS) == []

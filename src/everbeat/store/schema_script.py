@@ -15,6 +15,13 @@ _HOW = """\
 -- A step between "begin" and "commit" ends with an error if it waits for a lock longer than {timeout} ms: run that step again.
 -- A step without "begin" must not be in a transaction. If one fails, its index is invalid: drop the index before you repeat the step.
 -- "everbeat migrate" goes on after the last recorded step, and waits while the lock of the first statement is held."""
+# A session that waited for the lock would keep a snapshot, for which the build of an index by the holder of the lock waits.
+_ALONE = """\
+do $$ begin
+    if not pg_try_advisory_lock({key}) then
+        raise exception 'another migration of this schema is under way';
+    end if;
+end $$;"""
 
 
 def script(schema: str, *, since: int = 0) -> str:
@@ -41,7 +48,7 @@ def _upgrade(schema: str, since: int) -> Iterator[str]:
         return
     yield _HOW.format(schema=schema, since=since, newest=pending[-1].version, timeout=LOCK_TIMEOUT_MS)
     key = Target(url="", schema=schema).lock_key("migrations")
-    yield f"select pg_advisory_lock({key});"
+    yield _ALONE.format(key=key)
     yield "set statement_timeout = 0;\nset lock_timeout = 0;"
     yield f"{compose('schema/steps_table', schema).decode().strip()};"
     for migration in pending:

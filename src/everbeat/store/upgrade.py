@@ -82,7 +82,11 @@ class Upgrade:
         for step in steps_of(migration):
             if step.name not in done:
                 began_at = monotonic()
-                self._once_free(step)
+                try:
+                    self._once_free(step)
+                except psycopg.Error:
+                    self._tell(f"{_title(step)}: failed.")
+                    raise
                 self._tell(f"{_title(step)}: done in {monotonic() - began_at:.1f} s.")
         record = record_of(migration, self._target.schema)
         self._connection.execute(record.encode(), prepare=False)
