@@ -145,6 +145,16 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
            )""",
     ),
     (
+        "I30",
+        "a marked task is held only by a worker whose code understands it, as far as that worker registered",
+        """select t.id, t.name, t.needs::text, w.id from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id
+           cross join lateral (select w.metadata::jsonb -> 'parameters' -> t.name as own) registered
+           where t.claim_id is not null and t.needs is not null and not (
+               (jsonb_typeof(own -> 'takes') = 'null' or (own -> 'takes') @> (t.needs::jsonb -> 'arguments'))
+               and (t.needs::jsonb -> 'arguments') @> (own -> 'requires')
+           )""",
+    ),
+    (
         "I26",
         "no lease of an ended worker",
         """select t.id, t.claimed_by_worker_id from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
@@ -55,15 +55,6 @@ class _Needs(Struct, forbid_unknown_fields=True):
 
 
 _NEEDS: Final = msgspec.json.Decoder(_Needs)
-_REGISTERED: Final = msgspec.json.Decoder(dict[str, Parameters])
-
-
-def registered(document: bytes | str) -> Mapping[str, Parameters]:
-    """Return the parameters by task name, as a worker registered them; empty if the document is damaged."""
-    try:
-        return _REGISTERED.decode(document)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return {}
 
 
 def given_names(arguments: bytes | str) -> frozenset[str] | None:
