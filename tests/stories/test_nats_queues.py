@@ -56,6 +56,33 @@ def test_messages_of_ended_tasks_leave_the_stream_where_nobody_takes_them(
     assert told.travelled() == before  # nothing more is published of what nobody takes
 
 
+def test_a_stream_with_a_bound_is_filled_by_no_queue_that_nobody_takes(
+    stage: Stage, told: Told, deeds: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N11
+    """4,800 tasks end in bursts, far more than the stream has room for, and none of them is taken by its message."""
+    stage.wake = {"servers": [told.server.url], "max_bytes": 65_536}
+    stage.ready_tree(worker={**POLLS_NEVER, "queues": ["default"]})
+    stage.until(lambda: publishes(stage), within=20, what="a worker publishes")
+    stage.wake = None  # the next tree does not use NATS
+    monkeypatch.delenv("STORY_WAKE")
+    stage.ready_tree(worker={"queues": ["mail"]})
+    mail = deeds.quick.with_options(queue="mail")
+    took_s = []
+    for burst in range(24):
+        ended = deeds.app.send_many(mail.call(n) for n in range(200))
+        began = time.monotonic()
+        assert deeds.quick.send(burst).result(timeout=20) == burst
+        took_s.append(time.monotonic() - began)
+        ended[-1].result(timeout=60)
+    print(f"the other queue: {min(took_s):.3f} to {max(took_s):.3f} s")
+    assert max(took_s) < 1 * SLACK
+    before = told.travelled()
+    for n in range(5):
+        assert deeds.quick.send(n).result(timeout=20) == n
+    stage.until(lambda: told.travelled() > before, within=20, what="the other queue is carried")
+    stage.until(lambda: told.counters().messages == 0, within=60, what="the stream holds none of them")
+
+
 def doctor_says(stage: Stage) -> tuple[str, str]:
     """Verdict and text of the check of NATS."""
     done = subprocess.run(

@@ -19,6 +19,7 @@ from everbeat.worker import leftovers
 from everbeat.worker.fullness import MessagesNotPublished
 from everbeat.worker.leftovers import Leftovers, MessagesNotTaken
 from tests.nats_server import ConsumerCounters, NatsServer
+from tests.store.conftest import Hands
 from tests.worker.stand import Stand
 from tests.worker.test_relay import Relaying, in_stream, outbox, plan_of, relaying, until
 
@@ -35,6 +36,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "CHECK_S", 0.2)
     monkeypatch.setattr(leftovers, "SELDOM_S", 0.2)
     monkeypatch.setattr(leftovers, "SETTLED_S", 0.0)
+    monkeypatch.setattr(leftovers, "THOROUGH_S", 1.0)
 
 
 @asynccontextmanager
@@ -154,6 +156,38 @@ async def test_messages_that_used_up_a_max_deliver_are_taken_out_when_their_task
             end(stand, task_id)
         await in_stream(stand, server, 1)
         assert await held(stand, server, published) == {ids[2]}
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_running_tasks_without_a_message_hide_no_messages_of_ended_ones(
+    stand: Stand, server: NatsServer
+) -> None:  # N11
+    async with relaying(stand, server, "one") as one:
+        await until(lambda: one.relay.has_turn)
+        ids = send(one, stand, 3, "mail")
+        await in_stream(stand, server, 3)
+        await until(lambda: outbox(stand, "place is not null") == 3)
+        for task_id in ids:
+            end(stand, task_id)
+        await until(lambda: outbox(stand) == 0)
+        await one.relay.close()
+        worker = stand.welcome()
+        new = [
+            tasks.NewTask(id=uuid4(), name="double", queue="mail", priority=0, args=b"{}") for _ in range(5)
+        ]
+        stand.run(tasks.insert_tasks(new, channel=stand.target.channel))
+        hands = Hands(stand.target, stand.connection)
+        assert len(hands.claim(worker.worker_id, names=["double"])) == 5
+        made = Leftovers(
+            one.giving, publishes=lambda: True, carrier=one.carrier, stale_ms=60_000,
+            events=one.relay._events, clock=SystemClock(),
+        )  # fmt: skip
+        made._thorough_at = SystemClock().monotonic() + 0.5
+        assert await made.tick() is not None
+        assert made.removed == 0
+        await asyncio.sleep(0.6)  # the time of the thorough check comes
+        await made.tick()
+        assert made.removed == 3
 
 
 def _is_used_up(consumer: ConsumerCounters) -> bool:

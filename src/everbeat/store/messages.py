@@ -152,9 +152,20 @@ def queues_told() -> Statement[list[str]]:
     return Statement("message/queues", {}, lambda found: [row[0] for row in found])
 
 
-def messages_lying() -> Statement[dict[str, int]]:
-    """Count the messages that the stream holds with reason, by queue."""
-    return Statement("message/lying", {}, lambda found: {row[0]: row[1] for row in found})
+def messages_lying() -> Statement[dict[str, Lying]]:
+    """Count the messages that the stream may hold with reason, by queue."""
+
+    def read(found: Sequence[Row]) -> dict[str, Lying]:
+        return {row[0]: Lying(*row[1:]) for row in found}
+
+    return Statement("message/lying", {}, read)
+
+
+class Lying(Struct, frozen=True):
+    """Of one queue: rows whose message is out, and tasks that a worker holds, each of which may have a message."""
+
+    out: int
+    held: int
 
 
 def look_at(ids: Sequence[UUID], *, stale_ms: int) -> Statement[dict[UUID, Facts]]:

@@ -24,6 +24,8 @@ from everbeat.wake.carrier import Carrier, Stored
 CHECK_S: Final = 5.0
 SELDOM_S: Final = 20.0
 """The longest time between two checks while nothing is found."""
+THOROUGH_S: Final = 25.0
+"""How often messages are looked through that running tasks could account for."""
 SETTLED_S: Final = 10.0
 """A younger message is left alone: a worker may be about to acknowledge it."""
 URGENT_APART_S: Final = 1.0
@@ -68,7 +70,7 @@ class Leftovers:
         self._clock = clock
         self._pause_s = CHECK_S
         self._is_urgent = False
-        self._urgent_at = 0.0
+        self._urgent_at = self._thorough_at = 0.0
         self._told: set[str] = set()
 
     def stream_full(self) -> None:
@@ -100,8 +102,16 @@ class Leftovers:
         held = await stock.count()
         removed: Counter[str] = Counter()
         if held:
+            # A task that runs may have a message or not: what such tasks could account for is looked through more rarely.
+            now = self._clock.monotonic()
+            is_thorough = now >= self._thorough_at
+            if is_thorough:
+                self._thorough_at = now + THOROUGH_S
             lying = await self._session.run(messages_lying(), patience_s=0)
-            expected = {stock.subject(queue): count for queue, count in lying.items()}
+            expected = {
+                stock.subject(queue): each.out + (0 if is_thorough else each.held)
+                for queue, each in lying.items()
+            }
             for subject, count in held.items():
                 if count > expected.get(subject, 0):
                     removed += await self._clear_subject(subject, older_s=older_s)

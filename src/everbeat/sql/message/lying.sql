@@ -1,8 +1,8 @@
--- How many messages of each queue the stream holds with reason: those of rows that are out, and those of tasks that a worker holds.
-select q.queue, count(*)
+-- How many messages of each queue the stream may hold with reason: those of rows that are out, and those of tasks that a worker holds.
+select q.queue, count(*) filter (where not q.held) as out, count(*) filter (where q.held) as held
 from (
-    select o.queue from {schema}.message_outbox o where o.place is not null and o.place > 0
+    select o.queue, false as held from {schema}.message_outbox o where o.place is not null and o.place > 0
     union all
-    select t.queue from {schema}.tasks t where t.state in ('CLAIMED', 'RUNNING')
+    select t.queue, true as held from {schema}.tasks t where t.state in ('CLAIMED', 'RUNNING')
 ) q
 group by q.queue
