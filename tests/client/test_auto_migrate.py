@@ -29,6 +29,9 @@ if __name__ == "__main__":
 """
 
 
+def work() -> None: ...
+
+
 def start(folder: Path, url: str, schema: str, *arguments: str) -> subprocess.Popen[str]:
     """A real program in a process of its own."""
     (folder / "program.py").write_text(SENDER)
@@ -76,6 +79,10 @@ def test_the_first_use_creates_upgrades_or_refuses_as_the_app_says(
     for refusing in (False, "create"):
         with pytest.raises(SchemaOutdated):
             App(database_url, schema=schema, auto_migrate=refusing).send_by_name("work")  # type: ignore[arg-type]
+        guest = App(database_url, schema=schema, auto_migrate=refusing)  # type: ignore[arg-type]
+        guest.task(work)
+        with pytest.raises(SchemaOutdated):
+            guest.run_worker()
     upgrading = App(database_url, schema=schema, auto_migrate=True)
     upgrading.send_by_name("work")
     assert upgrading.schema_status().version == NEWEST

@@ -51,7 +51,10 @@ def grow(hands: Hands) -> None:
             text = sql.SQL("create or replace view {}.{} as select old.*, 1 as grown from ({}) old")
             change = text.format(schema, sql.Identifier(name), sql.SQL(definition.rstrip().rstrip(";")))
         else:
-            text = sql.SQL("alter table {}.{} add column grown text not null default 'of a later version'")
+            text = sql.SQL(
+                "alter table {}.{} add column grown text not null default 'of a later version',"
+                " add column grown_document json default '[]', add column grown_list text[] default '{{}}', add column grown_point point"
+            )
             change = text.format(schema, sql.Identifier(name))
         hands.connection.execute(change)
 
