@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from everbeat import App
+from everbeat import App, TaskError, TaskFailed
 from everbeat.cli.exit_codes import ExitCode
 from everbeat.domain.graph import Edge
 from tests.cli.conftest import Command
@@ -101,6 +101,27 @@ def test_a_page_has_everything_and_folds_maps(everbeat: Command, app: App, hands
 def _pairs(line: str) -> list[tuple[str, str]]:
     words = line.replace(",", "").split()
     return [(one, other) for one, other in pairwise(words) if one.isdigit() and other.isupper()]
+
+
+def test_the_class_of_an_exception_is_shown_wherever_it_ended_something(
+    everbeat: Command, app: App, hands: Hands
+) -> None:  # J4
+    handle, flow = sent(app, hands, [task("a"), child("ship", task("fold"))])
+    flow.play(lambda name: TaskError("UNHANDLED_EXCEPTION", "k", type="KeyError"))
+    node = next(node.task_id for node in handle.nodes() if node.name == "a")
+    for words in (
+        ("tasks", "list"),
+        ("tasks", "show", str(node)),
+        ("explain", str(node)),
+        ("workflows",),
+        ("workflows", "show", str(handle.id)),
+        ("explain", str(handle.id)),
+    ):
+        assert "UNHANDLED_EXCEPTION (KeyError)" in " ".join(everbeat(*words).assert_code(0).out.split()), (
+            words
+        )
+    with pytest.raises(TaskFailed, match=r"UNHANDLED_EXCEPTION \(KeyError\)"):
+        handle.result(timeout=5)
 
 
 def test_a_result_is_on_the_page(everbeat: Command, app: App, hands: Hands) -> None:

@@ -258,3 +258,13 @@ def test_a_failed_task_says_which_and_why() -> None:
     assert str(failed) == "The task ended without a result: SMTP_DOWN: no answer"
     assert failed.error.code == "SMTP_DOWN"
     assert json.loads(error_to_json(failed.error))["code"] == "SMTP_DOWN"
+
+
+def test_the_class_of_an_exception_is_part_of_the_text_where_the_code_says_nothing() -> None:  # J4
+    plain = error_from_json(error_to_json(error_from_exception(KeyError("k"))))
+    assert str(plain) == "UNHANDLED_EXCEPTION (KeyError): 'k'"
+    assert str(TaskFailed(plain)) == "The task ended without a result: UNHANDLED_EXCEPTION (KeyError): 'k'"
+    coded = error_from_exception(KeyError("k"), codes={KeyError: "KEY_MISSING"})
+    assert str(coded) == "KEY_MISSING: 'k'"
+    silent = error_from_exception(KeyboardInterrupt())
+    assert str(silent) == "UNHANDLED_EXCEPTION (KeyboardInterrupt)"

@@ -114,6 +114,7 @@ def test_a_service_that_fails_in_an_outage_of_the_database_is_one_warning(
 def test_text_is_one_line_of_values_that_can_be_read_back() -> None:
     recovered = TaskRecovered(
         task_id=TASK,
+        name="welcome",
         from_state="RUNNING",
         action="retry",
         cause='said "no"\nand left',
@@ -121,7 +122,7 @@ def test_text_is_one_line_of_values_that_can_be_read_back() -> None:
         noticed_after_s=1.23456,
     )
     text = event_text(recovered)
-    assert f"task_recovered task_id={TASK} from_state=RUNNING action=retry" in text
+    assert f"task_recovered task_id={TASK} name=welcome from_state=RUNNING action=retry" in text
     assert "noticed_after_s=1.235" in text
     many = event_text(LeasesLost(task_ids=(TASK,) * 500, reason="worker gone"))
     assert "(+480)" in many

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from everbeat.domain.policy import StoredPolicy
+from everbeat.runtime.events import Event, EventBus
+from everbeat.runtime.failure_log import TaskFailure
 from everbeat.services.stopped import settle_stopped
 from everbeat.store import leases
 from everbeat.store.session import Session
@@ -20,7 +22,11 @@ async def test_a_stop_leaves_the_leases_that_a_recovery_hook_left(
     left, other = hands.running(policy=policy), hands.running(policy=policy)
     assert hands.run(leases.leave([(left.id, left.claim_id)])) == [left.id]
     session = Session(hands.target, "everbeat test session")
-    await settle_stopped(session, "w1", channel=hands.target.channel)
+    events, told = EventBus(), list[Event]()
+    events.subscribe(told.append)
+    await settle_stopped(session, "w1", channel=hands.target.channel, events=events)
     await session.drop()
     assert hands.row(left.id, "state, claim_id") == ("RUNNING", left.claim_id)
     assert hands.row(other.id, "state") == ("FAILED" if policy is None else "PENDING")
+    failures = [(each.task_id, each.code) for each in told if isinstance(each, TaskFailure)]
+    assert failures == ([(other.id, "WORKER_STOPPED")] if policy is None else [])

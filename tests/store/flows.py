@@ -10,7 +10,9 @@ from uuid import UUID, uuid4
 
 from everbeat.client.workflow_control import recover_stuck
 from everbeat.client.workflow_retrying import retry
+from everbeat.domain.failure import error_to_json
 from everbeat.domain.graph import Edge, Graph, Node, TaskSpec
+from everbeat.domain.outcome import TaskError
 from everbeat.domain.workflow_info import StuckWorkflow, WorkflowRetry
 from everbeat.store import advance, workflows
 from everbeat.store import workflow_control as control
@@ -170,7 +172,8 @@ class Flow:
 
 def _settlement(claimed: Claimed, value: Any) -> Settlement:
     if isinstance(value, Exception):
-        error = json.dumps({"code": "BROKEN", "message": str(value)}).encode()
+        known = value if isinstance(value, TaskError) else TaskError("BROKEN", str(value))
+        error = error_to_json(known)
         return Settlement(id=claimed.id, claim_id=claimed.claim_id, outcome="FAILED", error=error)
     result = json.dumps(value).encode()
     return Settlement(id=claimed.id, claim_id=claimed.claim_id, outcome="COMPLETED", result=result)

@@ -21,7 +21,7 @@ from everbeat.domain.definition import TaskDefinition
 from everbeat.domain.stall import Stall
 from everbeat.domain.states import TaskState
 from everbeat.runtime.clock import SystemClock
-from everbeat.runtime.events import Event, EventBus, TaskFinished
+from everbeat.runtime.events import Event, EventBus, Subscriber, TaskFinished
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.services.recovery import Recoverer
 from everbeat.store import leases, migrating, tasks, workers
@@ -255,6 +255,9 @@ class Running:
             self._task.cancel()
             if self._beats is not None:
                 self._beats.cancel()
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self._bus.subscribe(subscriber)
 
     def hush(self) -> None:
         """The supervisor this test plays beats no more."""

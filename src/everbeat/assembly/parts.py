@@ -15,7 +15,8 @@ from everbeat.config import RecoveryConfig
 from everbeat.domain.commands import sweep_command
 from everbeat.domain.hooks import HookRunner, HookSet
 from everbeat.runtime.clock import Clock, SystemClock
-from everbeat.runtime.events import EventBus, log_event
+from everbeat.runtime.events import EventBus
+from everbeat.runtime.failure_log import LOG
 from everbeat.runtime.nursery import end_process
 from everbeat.runtime.tree_lock import TreeLock
 from everbeat.services.caretakers import Caretakers
@@ -36,7 +37,7 @@ class Surroundings:
         self.clock: Clock = SystemClock()
         self.random = Random()
         self.events = EventBus()
-        self.events.subscribe(log_event)
+        self.events.subscribe(LOG)
 
 
 def local_hooks(

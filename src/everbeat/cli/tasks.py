@@ -95,7 +95,7 @@ def list_tasks(
 
 def _remark(task: TaskSummary) -> str:
     if task.error is not None and task.state is not TaskState.COMPLETED:
-        return brief(f"{task.error.code}: {task.error.message}")
+        return brief(str(task.error))
     if task.progress is not None and task.state is TaskState.RUNNING:
         done = "" if task.progress.fraction is None else f" {task.progress.fraction:.0%}"
         return f"{task.progress.stage}{done} {task.progress.message}".rstrip()

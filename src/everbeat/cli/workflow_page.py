@@ -55,7 +55,7 @@ def workflow_document(info: WorkflowInfo) -> dict[str, object]:
 def workflow_remark(info: WorkflowInfo) -> str:
     """What a list says of a workflow: its error, or how far it is."""
     if info.error is not None and info.state is WorkflowState.FAILED:
-        return brief(f"{info.error.code}: {info.error.message}")
+        return brief(str(info.error))
     if info.state is WorkflowState.COMPLETED:
         return ""
     return tally(info.counts)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, UNHANDLED_EXCEPTION, TaskError
-from everbeat.domain.stored_text import class_name, safe_text, storable
+from everbeat.domain.stored_text import CUT, class_name, safe_text, storable
 
 MESSAGE_BYTES = 8_192
 TRACEBACK_BYTES = 32_768
@@ -62,6 +62,15 @@ def error_to_json(error: TaskError) -> bytes:
         "traceback": storable(error.traceback, limit=TRACEBACK_BYTES, tail=TRACEBACK_BYTES * 3 // 4),
     }
     return msgspec.json.encode(fields)
+
+
+def is_cut(error: TaskError) -> bool:
+    """Whether text of this error was cut, or could not be made: Python's own formatter would copy the whole of it."""
+    return any(
+        mark in text
+        for text in (error.message, error.traceback)
+        for mark in (CUT, "<the traceback could not be formatted")
+    )
 
 
 class _StoredError(msgspec.Struct):

@@ -83,7 +83,7 @@ class TaskError(Exception):
         self.traceback = traceback
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.message}" if self.message else str(self.code)
+        return f"{shown_code(self)}: {self.message}" if self.message else shown_code(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TaskError):
@@ -92,6 +92,12 @@ class TaskError(Exception):
 
     def __hash__(self) -> int:
         return hash((self.code, self.message))
+
+
+def shown_code(error: TaskError) -> str:
+    """The code; where it is UNHANDLED_EXCEPTION, which says little, with the class of the exception."""
+    shows_class = error.code == UNHANDLED_EXCEPTION and error.type
+    return f"{error.code} ({error.type})" if shows_class else str(error.code)
 
 
 class EventTimeout(TaskError):

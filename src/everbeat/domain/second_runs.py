@@ -11,7 +11,7 @@ from typing import Any
 
 from everbeat.domain.explanation import Reason, ReasonCode, fate
 from everbeat.domain.inspection import AttemptInfo, RecoveryInfo, TaskSummary
-from everbeat.domain.outcome import TASK_STALLED, WORKER_CRASHED, WORKER_STOPPED
+from everbeat.domain.outcome import TASK_STALLED, WORKER_CRASHED, WORKER_STOPPED, shown_code
 from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TaskState
 
@@ -99,7 +99,7 @@ def _unstarted(recovery: RecoveryInfo) -> Iterator[Reason]:
 def _again(attempt: AttemptInfo, recovery: RecoveryInfo | None) -> Reason:
     number = f"attempt {attempt.attempt}"
     if not attempt.will_retry:
-        why = attempt.outcome if attempt.error is None else f"{attempt.outcome} ({attempt.error.code})"
+        why = attempt.outcome if attempt.error is None else f"{attempt.outcome} ({shown_code(attempt.error)})"
         return Reason(
             code=ReasonCode.RETRIED_BY_OPERATOR,
             text=f"{number} ended {why}, and an operator ran the task again",

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _NUL = "\x00"
+CUT = " characters cut]"
+"""Ends the mark that stands where text was left out."""
 
 
 def storable(text: str, *, limit: int, tail: int = 0) -> str:
@@ -24,7 +26,7 @@ def storable(text: str, *, limit: int, tail: int = 0) -> str:
     head = _clean(text[:limit])[: limit - tail].decode(errors="ignore")
     end = _clean(text[-limit:])[-tail:].decode(errors="ignore") if tail else ""
     cut = max(len(text) - len(head) - len(end), 1)
-    return f"{head}… [{cut:,} characters cut] …{end}" if tail else f"{head}… [{cut:,} characters cut]"
+    return f"{head}… [{cut:,}{CUT} …{end}" if tail else f"{head}… [{cut:,}{CUT}"
 
 
 def safe_text(value: object, *, limit: int, render: Callable[[object], str] = str) -> str:

@@ -82,6 +82,7 @@ def _of_node(name: str | None, state: str | None, text: str | None) -> dict[str,
         "code": of_node.get("code", "UNHANDLED_EXCEPTION"),
         "message": f"node {name} ended {state}: {of_node.get('message', '')}",
         "data": {"node": name, "error": of_node},
+        "type": of_node.get("type"),
     }
 
 

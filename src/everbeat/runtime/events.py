@@ -10,8 +10,6 @@ import logging
 import re
 import threading
 from collections.abc import Callable
-from datetime import datetime
-from enum import Enum
 from functools import cache
 from typing import ClassVar
 from uuid import UUID
@@ -22,6 +20,7 @@ from msgspec.structs import asdict
 from everbeat.errors import DatabaseReadOnly as ReadOnlyError
 from everbeat.errors import DatabaseUnreachable as UnreachableError
 from everbeat.errors.visible import visible
+from everbeat.runtime.event_values import value_text
 
 _log = logging.getLogger("everbeat.runtime")
 
@@ -36,6 +35,16 @@ class Event(Struct, frozen=True, kw_only=True):
     def loudness(self) -> int:
         """The level at which this very event is logged."""
         return self.level
+
+    @property
+    def unshown(self) -> frozenset[str]:
+        """The fields that its log line leaves out."""
+        return frozenset()
+
+    @property
+    def exc_info(self) -> BaseException | None:
+        """The exception that goes with its log record."""
+        return None
 
 
 class SupervisorRegistered(Event, frozen=True, kw_only=True):
@@ -89,6 +98,16 @@ class ZombieRefused(Event, frozen=True, kw_only=True):
     verb: str
 
 
+class TaskStarted(Event, frozen=True, kw_only=True):
+    """The code of an attempt begins. Only emitted while this room logs at DEBUG."""
+
+    room = "worker"
+    level = logging.DEBUG
+    task_id: UUID
+    name: str
+    attempt: int
+
+
 class TaskFinished(Event, frozen=True, kw_only=True):
     """An attempt was settled; `state` is the task's state afterwards."""
 
@@ -106,6 +125,7 @@ class TaskRecovered(Event, frozen=True, kw_only=True):
     room = "services"
     level = logging.WARNING
     task_id: UUID
+    name: str
     from_state: str
     action: str
     cause: str
@@ -253,7 +273,8 @@ def log_event(event: Event) -> None:
     """Write `event` to the logger `everbeat.<room>`; the record carries it as `everbeat_event`."""
     logger = _logger(event.room)
     if logger.isEnabledFor(event.loudness):
-        logger.log(event.loudness, "%s", event_text(event), extra={"everbeat_event": event})
+        extra = {"everbeat_event": event}
+        logger.log(event.loudness, "%s", event_text(event), exc_info=event.exc_info, extra=extra)
 
 
 @cache
@@ -269,44 +290,12 @@ def event_name(event: Event) -> str:
 def event_text(event: Event) -> str:
     """One line of key=value after the name; text of several lines follows below it, indented."""
     parts, below = [event_name(event)], ""
+    unshown = event.unshown
     for field, value in asdict(event).items():
+        if field in unshown:
+            continue
         if isinstance(value, str) and "\n" in value.rstrip():
             below += f"\n{field}:\n" + "\n".join(f"  {line}" for line in value.rstrip().splitlines())
         else:
-            parts.append(f"{field}={_value(value)}")
+            parts.append(f"{field}={value_text(value)}")
     return visible(" ".join(parts) + below)
-
-
-_VALUE_LIMIT = 2000
-
-
-def _value(value: object) -> str:
-    match value:
-        case float():
-            return f"{value:.3f}"
-        case BaseException():
-            return _quoted(f"{type(value).__name__}: {_safe_text(value)}")
-        case Enum():
-            return _quoted(str(value.value))
-        case datetime():
-            return value.isoformat()
-        case tuple():
-            shown = ",".join(_value(item) for item in value[:20])
-            return shown + (f",(+{len(value) - 20})" if len(value) > 20 else "")
-        case _:
-            return _quoted(_safe_text(value))
-
-
-def _safe_text(value: object) -> str:
-    try:
-        return str(value)
-    except BaseException:  # noqa: BLE001 - the text of a foreign object runs foreign code, which may even exit
-        return "(its text cannot be made)"
-
-
-def _quoted(text: str) -> str:
-    text = text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}…"
-    if text and not re.search(r'[\s"=,]', text):
-        return text
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

@@ -70,6 +70,7 @@ class Caretakers:
         self._statements = statements
         self._config = config
         self._channel = channel
+        self._events = events
         self.recoverer = Recoverer(
             statements,
             config,
@@ -123,7 +124,9 @@ class Caretakers:
 
     async def settle_stopped(self, worker_id: str, *, code_runs: bool = False) -> None:
         """Settles the code that ended with a stopped worker process, by what each policy says of a stop."""
-        await settle_stopped(self._statements, worker_id, channel=self._channel, code_runs=code_runs)
+        await settle_stopped(
+            self._statements, worker_id, channel=self._channel, events=self._events, code_runs=code_runs
+        )
 
     async def recover_worker(
         self, worker_id: str, report: ExitReport, *, died_at: float, astray: int

@@ -28,12 +28,13 @@ from everbeat.domain.hooks import (
 from everbeat.domain.recovery import Charge, RecoveryRules
 from everbeat.domain.states import TaskState
 from everbeat.runtime.clock import Clock
-from everbeat.runtime.events import Event, EventBus, TaskRecovered
+from everbeat.runtime.events import Event, EventBus
 from everbeat.services.death import AGE, PROGRESS, STARTUP, SWEEP, Death, DeathOf
 from everbeat.services.division import Division
 from everbeat.services.observer import Statements
 from everbeat.services.orders import context_of, order_for
 from everbeat.services.process_ends import earlier_ends
+from everbeat.services.recovery_events import recovery_events
 from everbeat.services.type_brake import TypeBrake
 from everbeat.store import leases
 from everbeat.store.leases import Lease, Recovered, RecoveryOrder
@@ -288,17 +289,8 @@ class Carrier:
             return self._statements.run(statement, patience_s=patience_s)
 
         landed = await self._division.recover(orders, recover)
-        for one in landed:
-            self._events.emit(
-                TaskRecovered(
-                    task_id=one.id,
-                    from_state=one.was.value,
-                    action=one.action,
-                    cause=one.cause,
-                    noticed_by=noticed_by,
-                    noticed_after_s=(one.noticed_after_ms or 0) / 1_000,
-                )
-            )
+        for event in recovery_events(landed, orders, noticed_by=noticed_by):
+            self._events.emit(event)
         await self._type_brake.look(
             {one.name for one in landed if one.outcome == "CRASHED"}, patience_s=patience_s
         )

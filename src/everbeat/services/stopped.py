@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
+from uuid import UUID
 
 from everbeat.domain.states import TaskState
+from everbeat.runtime.events import EventBus
+from everbeat.runtime.failure_log import task_failure
 from everbeat.services.observer import Statements
 from everbeat.services.orders import facts_of
 from everbeat.store import leases
 from everbeat.store.division import divided
-from everbeat.store.leases import Settlement
+from everbeat.store.leases import Lease, Settlement
 from everbeat.store.stopped import left_by_hooks, stop_settlement
 
 _MOST_AT_ONCE: Final = 500
@@ -21,7 +24,7 @@ _log = logging.getLogger("everbeat.services")
 
 
 async def settle_stopped(
-    statements: Statements, worker_id: str, *, channel: str, code_runs: bool = False
+    statements: Statements, worker_id: str, *, channel: str, events: EventBus, code_runs: bool = False
 ) -> None:
     """Settle each started attempt by what its policy says of a stop; retried until the database answers.
 
@@ -44,11 +47,13 @@ async def settle_stopped(
             and not (code_runs and facts_of(lease).policy.retries_stop)
         ]
 
-        async def settle(part: Sequence[Settlement]) -> list[str]:
-            return list((await statements.run(leases.settle(part, channel=channel))).values())
+        async def settle(part: Sequence[Settlement]) -> list[tuple[UUID, str]]:
+            return list((await statements.run(leases.settle(part, channel=channel))).items())
 
         if ran:
-            verdicts.update(await divided(ran, settle, _refused))
+            landed = dict(await divided(ran, settle, _refused))
+            verdicts.update(landed.values())
+            _tell(found, ran, landed, events)
     _log.info(
         "stopped_code_settled worker_id=%s handed_back=%d failed=%d",
         worker_id,
@@ -57,6 +62,17 @@ async def settle_stopped(
     )
 
 
-async def _refused(settlement: Settlement, problem: Exception) -> list[str]:
+def _tell(
+    found: Sequence[Lease], ran: Sequence[Settlement], landed: Mapping[UUID, str], events: EventBus
+) -> None:
+    errors = {one.claim_id: one.error or b"{}" for one in ran}
+    for lease in found:
+        if landed.get(lease.claim_id) == "FAILED":
+            events.emit(
+                task_failure(lease.id, lease.name, attempt=lease.attempt, error=errors[lease.claim_id])
+            )
+
+
+async def _refused(settlement: Settlement, problem: Exception) -> list[tuple[UUID, str]]:
     _log.error("settlement_refused task_id=%s problem=%s", settlement.id, str(problem)[:_LONGEST_PROBLEM])
     return []

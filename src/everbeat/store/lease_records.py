@@ -148,3 +148,4 @@ class Recovered(Struct, frozen=True):
     retry_count: int
     crash_count: int
     loss_count: int
+    attempt: int

@@ -267,7 +267,7 @@ def recover(
     }  # fmt: skip
     return Statement(
         "task/recover", parameters,
-        lambda found: [Recovered(row[0], row[1], TaskState(row[2]), row[3], TaskState(row[4]), *row[5:13]) for row in found],
+        lambda found: [Recovered(row[0], row[1], TaskState(row[2]), row[3], TaskState(row[4]), *row[5:14]) for row in found],
     )  # fmt: skip
 
 

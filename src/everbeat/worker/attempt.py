@@ -60,10 +60,14 @@ class Succeeded(Struct, frozen=True):
 
 
 class Failed(Struct, frozen=True):
-    """The code raised, or could not be run; `error` is JSON text, `reasons` all that a policy may list it by."""
+    """The code raised, or could not be run; `error` is JSON text, `reasons` all that a policy may list it by.
+
+    `exception`: for the log, if it was raised in this process.
+    """
 
     error: bytes
     reasons: tuple[str, ...]
+    exception: BaseException | None = None
 
 
 class Suspended(Struct, frozen=True):
@@ -132,6 +136,8 @@ class Attempt(CodeSide):
     is_committing: bool = False
     """Its code settles it this very moment: what happens to it meanwhile waits in `after_commit`."""
     is_committed: bool = False
+    exception: BaseException | None = None
+    """What its code raised, for the log, until it is settled."""
     may_suspend: bool = False
     """Its code was told to give its slot back; the row says until when."""
     after_commit: Sequence[Callable[[], None]] = ()

@@ -15,11 +15,12 @@ from everbeat.domain.context import StopReason
 from everbeat.domain.stall import Stall
 from everbeat.errors import EverbeatError
 from everbeat.runtime.clock import Clock
-from everbeat.runtime.events import EventBus, LeasesLost, TaskFinished, ZombieRefused
+from everbeat.runtime.events import EventBus, LeasesLost, ZombieRefused
 from everbeat.runtime.exit_report import ExitReport
 from everbeat.runtime.nursery import Nursery
 from everbeat.store.leases import Settlement
 from everbeat.worker.attempt import ALONE, Attempt, Clerk, Declined, Died, Ended, Failed, LaneName, Stage
+from everbeat.worker.attempt_events import tell_failed, tell_finished, tell_started
 from everbeat.worker.declined import Declines
 from everbeat.worker.executor import Executor
 from everbeat.worker.leases import LeaseTable
@@ -106,6 +107,7 @@ class Conductor:
             self._on_broken(attempt.lane, f"{type(problem).__name__}: {problem}")
             return False
         self.stall_watch.watch(attempt)
+        tell_started(self._events, attempt)
         if attempt.cancel_asked:
             self.stop(attempt, "cancelled")
         return True
@@ -116,7 +118,7 @@ class Conductor:
         if verdict == "lost":
             self._events.emit(LeasesLost(task_ids=(attempt.id,), reason="taken away before its code started"))
         elif verdict == "expired":
-            self._finished(attempt, "EXPIRED", 0.0)
+            tell_finished(self._events, attempt, "EXPIRED", 0.0)
 
     def stop(self, attempt: Attempt, reason: StopReason) -> None:
         """Make running code end; the first reason stands, but a lost lease outranks every other."""
@@ -205,6 +207,8 @@ class Conductor:
             self.trailing.discard(attempt)
             if isinstance(ended, Failed | Died):
                 self._events.emit(failed_after_commit(attempt, ended))
+        if isinstance(ended, Failed):
+            attempt.exception = ended.exception
         if attempt.stage is Stage.RUNNING:
             if isinstance(ended, Declined):
                 self.declines.note(
@@ -227,8 +231,9 @@ class Conductor:
             return
         state = state_after(settlement) if verdict == "already" else verdict
         self.outcomes[state] += 1
+        tell_failed(self._events, attempt, settlement, state)
         duration_s = self._clock.monotonic() - attempt.launched_at
-        self._finished(attempt, state, duration_s)
+        tell_finished(self._events, attempt, state, duration_s)
 
     def committed(self, attempt: Attempt) -> None:
         """Its own code has settled it, COMPLETED. What the code does from here on is not the task's, but for its timeout."""
@@ -242,7 +247,7 @@ class Conductor:
         if (limit_s := attempt.timeout_s) is not None:
             self._later(attempt, max(0.0, limit_s - duration_s), lambda: self._end_trailing(attempt))
         self._let_go(attempt)
-        self._finished(attempt, "COMPLETED", duration_s)
+        tell_finished(self._events, attempt, "COMPLETED", duration_s)
 
     def commit_ended(self, attempt: Attempt) -> None:
         """Its own code has not settled it after all: what was asked of it meanwhile is done now."""
@@ -250,10 +255,6 @@ class Conductor:
         waiting, attempt.after_commit = attempt.after_commit, ()
         for act in waiting:
             act()
-
-    def _finished(self, attempt: Attempt, state: str, duration_s: float) -> None:
-        name = attempt.task.name
-        self._events.emit(TaskFinished(task_id=attempt.id, name=name, state=state, duration_s=duration_s))
 
     def _end_trailing(self, attempt: Attempt) -> None:
         attempt.stopped = "timed_out"

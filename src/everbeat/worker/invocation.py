@@ -15,7 +15,7 @@ from msgspec import Struct
 from everbeat.domain.commit import RESULT
 from everbeat.domain.context import Context
 from everbeat.domain.definition import TaskDefinition
-from everbeat.domain.failure import error_from_exception, error_to_json
+from everbeat.domain.failure import error_from_exception, error_to_json, is_cut
 from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_UNSERIALISABLE, UNHANDLED_EXCEPTION, TaskError
 from everbeat.domain.parameters import given_names
 from everbeat.domain.retry import reasons_of
@@ -91,16 +91,18 @@ class Invoker(Struct, frozen=True):
             return self.ended_by(definition, exception)
 
     def _failed(self, definition: TaskDefinition, exception: BaseException, *, code: str | None) -> Failed:
+        logged: BaseException | None = None
         try:
             codes = {**definition.options.exception_codes, **self.exception_codes}
             codes.update(definition.options.exception_codes)
             error = error_from_exception(exception, codes=codes)
             if code is not None:
                 error = TaskError(code, error.message, error.data, type=error.type, traceback=error.traceback)
+            logged = None if is_cut(error) else exception
         except BaseException as problem:  # noqa: BLE001 - the exception's own class may break isinstance and more
             message = f"The error could not be read: {class_name(type(problem))}."
             error = TaskError(code or UNHANDLED_EXCEPTION, message, type=class_name(type(exception)))
-        return Failed(error_to_json(error), _reasons(error.code, exception))
+        return Failed(error_to_json(error), _reasons(error.code, exception), logged)
 
 
 def _reasons(code: str, exception: BaseException) -> tuple[str, ...]:

@@ -92,13 +92,13 @@ with watched as materialized (
 )
 select
     h.id, h.name, h.state as was, h.action, r.state, h.claimed_by_worker_id, h.cause, h.noticed_after_ms, h.outcome, h.hook, r.retry_count,
-    r.crash_count, r.loss_count, (select hints from hint) as hints
+    r.crash_count, r.loss_count, h.attempt, (select hints from hint) as hints
 from held h join recovered r on r.id = h.id
 union all
 select
     b.task_id, b.name, b.was, b.action, case b.action when 'fail' then 'FAILED' when 'cancel' then 'CANCELLED' else 'PENDING' end,
     b.worker_id, b.cause, b.noticed_after_ms, case b.charge when 'crash' then 'CRASHED' when 'loss' then 'LOST' end, b.hook,
-    coalesce(t.retry_count, 0), coalesce(t.crash_count, 0), coalesce(t.loss_count, 0), null
+    coalesce(t.retry_count, 0), coalesce(t.crash_count, 0), coalesce(t.loss_count, 0), coalesce(b.attempt, 0), null
 from {schema}.recoveries b
 left join {schema}.tasks t on t.id = b.task_id
 where b.task_id = any (%(ids)s::uuid[]) and b.call = %(call)s

@@ -1,0 +1,136 @@
+"""Records about failed attempts: one each up to a limit, and folded records beyond it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat.domain.failure import error_from_exception, error_to_json
+from everbeat.runtime.events import TaskFinished, WorkerStarted
+from everbeat.runtime.failure_log import MOST_KINDS, FailureLog, task_failure, task_retry
+
+KEY = error_to_json(error_from_exception(KeyError("k")))
+TASK = UUID(int=7)
+
+
+@pytest.fixture
+def records() -> Iterator[list[logging.LogRecord]]:
+    """What is logged at the default level."""
+    logger, handler, found = logging.getLogger("everbeat"), logging.Handler(), list[logging.LogRecord]()
+    handler.emit = found.append  # type: ignore[method-assign]
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield found
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
+def event_of(record: logging.LogRecord) -> Any:
+    return record.everbeat_event  # type: ignore[attr-defined]
+
+
+def test_a_failure_is_one_error_record_with_all_that_is_known(records: list[logging.LogRecord]) -> None:  # J4
+    log = FailureLog()
+    try:
+        raise KeyError("k")
+    except KeyError as error:
+        log(task_failure(TASK, "welcome", attempt=3, error=KEY, exception=error))
+    (record,) = records
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+    assert record.exc_info[0] is KeyError
+    text = record.getMessage()
+    assert (
+        text
+        == f"task_failure task_id={TASK} name=welcome attempt=3 code=UNHANDLED_EXCEPTION type=KeyError message='k'"
+    )
+
+
+def test_a_failure_of_another_process_has_the_stored_traceback(
+    records: list[logging.LogRecord],
+) -> None:  # J4
+    try:
+        raise KeyError("k")
+    except KeyError as error:
+        stored = error_to_json(error_from_exception(error))
+    FailureLog()(task_failure(TASK, "welcome", attempt=1, error=stored))
+    (record,) = records
+    assert record.exc_info is None
+    assert "Traceback (most recent call last):" in record.getMessage()
+
+
+def test_a_retry_is_a_warning(records: list[logging.LogRecord]) -> None:  # J4
+    FailureLog()(task_retry(TASK, "welcome", attempt=1, error=KEY, retry_in_s=10.0))
+    (record,) = records
+    assert record.levelno == logging.WARNING
+    assert (
+        "attempt=1 code=UNHANDLED_EXCEPTION type=KeyError message='k' retry_in_s=10.000"
+        in record.getMessage()
+    )
+
+
+def test_beyond_the_limit_one_record_a_second_has_the_count_of_a_kind(
+    records: list[logging.LogRecord],
+) -> None:  # J4
+    log = FailureLog(every_s=3600)
+    for number in range(300):
+        log(task_failure(UUID(int=number), "welcome", attempt=1, error=KEY))
+        log(task_retry(UUID(int=number), "goodbye", attempt=1, error=KEY, retry_in_s=1.0))
+        log(WorkerStarted(worker_id="w", pid=number))  # other events are never folded
+    assert len([each for each in records if each.levelno > logging.INFO]) == 50
+    assert len([each for each in records if each.levelno == logging.INFO]) == 300
+    log.flush()
+    log.flush()
+    first, second = records[-2:]
+    assert (first.levelno, event_of(first).name, event_of(first).count) == (logging.ERROR, "welcome", 275)
+    assert (second.levelno, event_of(second).name, event_of(second).count) == (
+        logging.WARNING,
+        "goodbye",
+        275,
+    )
+    assert event_of(first).task_id == UUID(int=299)
+    assert first.getMessage().startswith(
+        "failures_folded name=welcome code=UNHANDLED_EXCEPTION type=KeyError count=275"
+    )
+
+
+def test_folded_records_come_by_themselves_from_any_thread(records: list[logging.LogRecord]) -> None:  # J4
+    told = threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "folded" in record.getMessage():
+                told.set()
+
+    logger, handler = logging.getLogger("everbeat.worker"), Handler()
+    logger.addHandler(handler)
+    try:
+        log = FailureLog(most=1, every_s=0.05)
+        log(task_failure(TASK, "welcome", attempt=1, error=KEY))
+        log(task_failure(TASK, "welcome", attempt=1, error=KEY))
+        assert told.wait(30)
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_code_that_invents_error_codes_makes_no_more_records_than_there_are_kinds(
+    records: list[logging.LogRecord],
+) -> None:  # J4
+    log = FailureLog(most=0, every_s=3600)
+    for number in range(10 * MOST_KINDS):
+        log(task_failure(TASK, "welcome", attempt=1, error=b'{"code": "C%d"}' % number))
+    log.flush()
+    assert len(records) == MOST_KINDS + 1
+    assert event_of(records[-1]).name == "(others)"
+    assert sum(event_of(each).count for each in records) == 10 * MOST_KINDS
+
+
+def test_a_completed_task_makes_no_record(records: list[logging.LogRecord]) -> None:  # J4
+    FailureLog()(TaskFinished(task_id=TASK, name="welcome", state="COMPLETED", duration_s=0.1))
+    assert records == []

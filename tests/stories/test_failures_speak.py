@@ -1,0 +1,33 @@
+"""Thousands of tasks that fail: the log shows it, and does not drown."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+
+import pytest
+
+from tests.stories.stage import SLACK, Stage
+
+pytestmark = pytest.mark.story
+FAILING = 2_000
+A_SECOND = 50
+
+
+def test_two_thousand_failures_are_told_in_the_log(stage: Stage, deeds: ModuleType) -> None:  # J4
+    tree = stage.ready_tree(worker={"async_concurrency": 100, "processes": 1})
+    deeds.app.send_many([deeds.raise_something.call("a message") for _ in range(FAILING)])
+    stage.until(lambda: stage.states().get("FAILED", 0) == FAILING, within=60 * SLACK, what="all failed")
+    assert tree.stop() == 0
+    log = tree.output()
+    told = re.findall(
+        r"ERROR .*task_failure task_id=\S+ name=raise_something attempt=1 code=(\w+) type=(\w+)", log
+    )
+    folded = [
+        int(count) for count in re.findall(r"ERROR .*failures_folded name=raise_something.* count=(\d+)", log)
+    ]
+    assert A_SECOND <= len(told) < FAILING / 2
+    assert len(told) + sum(folded) == FAILING
+    assert set(told) == {("UNHANDLED_EXCEPTION", "AssertionError")}
+    assert log.count("Traceback (most recent call last):") == len(told)
+    print(f"{len(told)} records and {len(folded)} folded ones")
