@@ -33,7 +33,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 SHAPES = ("same", "optional", "required", "renamed")
 SLICE_S = 0.1
-LINES = 4
+LINES = 12
 
 
 async def slowly(took_s: float, **given: str) -> None:
@@ -128,7 +128,7 @@ def send_on(version: int, *, per_second: float, seed: int) -> None:
         while not closed.exists():
             kind, policy, shape = random.choice(keys)
             task, more = shop.tasks[kind, policy, shape], given(version, shape)
-            took_s = random.choice((0.0, 0.0, 0.05, 0.2, 1.0, 2.5, 2.5))
+            took_s = random.choice((0.0, 0.0, 0.0, 0.05, 0.2, 1.0, 3.0))
             if random.random() < 0.1:
                 workflow = shop.app.workflow("order")
                 first = workflow.add(task, took_s, **more).named("first")
