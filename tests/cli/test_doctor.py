@@ -433,6 +433,28 @@ class TestWork:
         found = examine(app)
         assert (found["PAUSES"].verdict, found["SUSPECTS"].verdict) == (Verdict.OK, Verdict.OK)
 
+    def test_failures_of_the_last_minutes(self, app: App, hands: Hands) -> None:  # J4
+        assert examine(app)["FAILURES"].text == "no task failed in the last 10m"
+        errors = [b'{"code": "UNHANDLED_EXCEPTION", "type": "KeyError"}'] * 3 + [
+            b'{"code": "NO_STOCK"}',
+            b"5",
+        ]
+        for error in (*errors, b'{"code": "a\\u0000b"}'):
+            assert hands.settle(hands.running(), "FAILED", error=error) == "FAILED"
+        old = hands.running()
+        hands.settle(old, "FAILED", error=b"{}")
+        change(
+            hands, "update {schema}.tasks set failed_at = now() - interval '11 minutes' where id = %s", old.id
+        )
+        check = examine(app)["FAILURES"]
+        assert check.verdict is Verdict.WARN
+        assert check.text.startswith("6 tasks failed in the last 10m (")
+        assert "a second since the first): work: UNHANDLED_EXCEPTION (KeyError) 3 times, since " in check.text
+        assert "work: NO_STOCK 1 times" in check.text
+        assert "work: ? 2 times" in check.text
+        change(hands, "update {schema}.tasks set failed_at = 'infinity' where id = %s", old.id)
+        assert examine(app)["FAILURES"].text.startswith("6 tasks failed")
+
     def test_retention_lags(self, app: App, hands: Hands) -> None:
         claimed = hands.running()
         hands.settle(claimed, result=b"null")

@@ -194,6 +194,29 @@ def test_doctor_looks_at_a_bounded_part_of_many_marked_tasks(loaded: Hands) -> N
         assert len(diagnosis_of(loaded)) == 200
 
 
+def test_doctor_reads_the_newest_failures_beside_100_000_older_ones(loaded: Hands) -> None:  # J4
+    fail = (
+        "insert into {}.tasks (id, name, queue, priority, state, args, sent_at, enqueued_at, failed_at, error, fence, attempt)"
+        " select gen_random_uuid(), 'work', 'default', 0, 'FAILED', '{{}}', now(), now(), now() - n * interval '1 second',"
+        """ '{{"code": "UNHANDLED_EXCEPTION", "type": "KeyError"}}', 1, 1 from generate_series(1, %s) n"""
+    )
+    schema = sql.Identifier(loaded.target.schema)
+    looks = diagnosis.failures(within_s=600, most=1_000)
+    with loaded.connection.transaction(force_rollback=True):
+        check_plan(loaded, looks, pages=5)
+        loaded.connection.execute(sql.SQL(fail).format(schema), [ROWS])
+        loaded.connection.execute(sql.SQL("analyze {}.tasks").format(schema))
+        check_plan(loaded, looks, pages=700)
+        everything = diagnosis.failures(within_s=10 * ROWS, most=1_000)
+        check_plan(loaded, everything, pages=1_100)
+        found = everything.read(
+            loaded.connection.execute(loaded.text(everything.name), everything.parameters).fetchall()
+        )
+        assert [(each.name, each.code, each.type, each.count) for each in found] == [
+            ("work", "UNHANDLED_EXCEPTION", "KeyError", 1_000)
+        ]
+
+
 def diagnosis_of(hands: Hands) -> list[Marked]:
     """What `doctor` reads, in the transaction of the test."""
     statement = diagnosis.marked()

@@ -21,6 +21,7 @@ from everbeat.domain.duration import spelled
 from everbeat.domain.locks import judge_locks
 from everbeat.domain.nats_checks import NatsTrouble, Outbox, StreamFacts, Told
 from everbeat.domain.read_only import ReadOnly
+from everbeat.domain.recent_failures import LOOKED_AT_S, MOST_FAILURES, judge_failures
 from everbeat.domain.starts import judge_starts
 from everbeat.domain.unfit import judge_needs
 from everbeat.domain.upgrades import judge_upgrade
@@ -180,6 +181,8 @@ class Examination:
         yield CheckCode.QUEUES, asked(unserved, work_checks.judge_queues)
         yield CheckCode.PAUSES, asked(pauses.pauses(), work_checks.judge_pauses)
         yield CheckCode.SUSPECTS, asked(diagnosis.suspects(), work_checks.judge_suspects)
+        failures = diagnosis.failures(within_s=LOOKED_AT_S, most=MOST_FAILURES)
+        yield CheckCode.FAILURES, asked(failures, judge_failures)
         yield from self._rows(database)
 
     def _rows(self, database: Database) -> Iterator[tuple[CheckCode, Callable[[], Check]]]:

@@ -48,6 +48,7 @@ class CheckCode(StrEnum):
     QUEUES = "QUEUES"
     PAUSES = "PAUSES"
     SUSPECTS = "SUSPECTS"
+    FAILURES = "FAILURES"
     RETENTION = "RETENTION"
     STUCK = "STUCK"
     BAD_ROWS = "BAD_ROWS"

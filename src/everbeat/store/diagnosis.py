@@ -29,6 +29,7 @@ from everbeat.domain.diagnosis import (
 )
 from everbeat.domain.explanation import SilenceRules
 from everbeat.domain.needs import Knowing, Marked, Needs, Registered, read_needs, read_parameters
+from everbeat.domain.recent_failures import RecentFailures
 from everbeat.domain.silence import UNRESPONSIVE_S
 from everbeat.store.readable import names
 from everbeat.store.statement import Row, Statement
@@ -150,6 +151,12 @@ def knowing(task_names: Collection[str], *, stale_ms: int) -> Statement[list[Kno
 def suspects() -> Statement[Suspects]:
     """Tasks that may kill their worker."""
     return Statement("inspect/suspects", {}, lambda found: Suspects(*found[0]))
+
+
+def failures(*, within_s: int, most: int) -> Statement[list[RecentFailures]]:
+    """Return the tasks that failed in the last `within_s` seconds, by name, code and class; the newest `most` are counted."""
+    parameters = {"within_ms": within_s * 1_000, "most": most}
+    return Statement("inspect/failures", parameters, lambda found: [RecentFailures(*row) for row in found])
 
 
 def oldest_records() -> Statement[Oldest]:
