@@ -116,9 +116,10 @@ def judge_nats(found: StreamFacts | NatsTrouble | None, outbox: Outbox | None, t
         text = f"NATS answers at {found.server}; no worker has used it for this schema yet"
         return Check(CheckCode.NATS, Verdict.OK, text)
     answers = f"NATS answers at {found.server}"
-    complaints = [*_behind(outbox), *_of_facts(found), *_of_snapshots(told, is_full=found.is_full)]
+    behind = [*_behind(outbox)]
+    complaints = [*behind, *_of_facts(found), *_of_snapshots(told, is_full=found.is_full)]
     if complaints:
-        return _complained(answers, complaints)
+        return _complained("" if behind else f"{answers}; ", complaints)
     if outbox.holder is None:
         return Check(
             CheckCode.NATS,
@@ -155,7 +156,7 @@ def _unseen(outbox: Outbox | None, told: Told) -> Check:
         return Check(CheckCode.NATS, Verdict.OK, text)
     complaints = [*_behind(outbox), *_of_snapshots(told, is_full=False)]
     if complaints:
-        return _complained("NATS itself was not asked, which takes an app with wake=", complaints)
+        return _complained("", complaints)
     text = (
         f"NATS tells {counted(told.up, 'worker')} of tasks, {outbox.holder or 'nobody'} publishes; NATS itself was not asked,"
         " which takes an app with wake="
@@ -186,7 +187,7 @@ def _behind(outbox: Outbox) -> Iterator[tuple[str, str]]:
 def _complained(begins: str, complaints: Sequence[tuple[str, str]]) -> Check:
     text = "; ".join(text for text, _ in complaints)
     return Check(
-        CheckCode.NATS, Verdict.WARN, f"{begins}; {text}", "; ".join(fix for _, fix in complaints) + "."
+        CheckCode.NATS, Verdict.WARN, f"{begins}{text}", "; ".join(fix for _, fix in complaints) + "."
     )
 
 
