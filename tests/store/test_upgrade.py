@@ -195,7 +195,9 @@ def test_a_migration_killed_in_the_middle_of_an_index_builds_it_anew(
         assert broken is not None
         assert broken[1] is False
         second = migrator(later)
-        second.says("drops the invalid index tasks_by_synthetic|Another migration is under way")
+        second.says(
+            "drops the invalid index tasks_by_synthetic"
+        )  # until then the build of the first one cannot end
     text = second.ends(0)
     assert "drops the invalid index tasks_by_synthetic of a build that did not finish" in text
     built = index_of(hands)
@@ -279,10 +281,9 @@ def test_a_migrator_that_loses_its_session_has_lost_the_lock_and_does_no_further
         )
         second.says("20_tasks_by_synthetic: waits for")
         first.process.send_signal(signal.SIGCONT)
-        first.says("Another migration is under way")
         reader.commit()
-    first.ends(0)
     second.ends(0)
+    assert first.process.wait(timeout=WITHIN_S) in (0, 3)  # 3: its patience with the lost connection was over
     assert (first.text.count("done in"), second.text.count("done in")) == (1, 2)
     assert (version(hands), len(steps(hands))) == (before + 1, 3)
 
@@ -350,7 +351,7 @@ def test_an_upgrade_that_ended_half_way_is_named_by_doctor_and_by_status_with_wh
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
-def test_a_frozen_migrator_loses_the_lock_after_a_minute_and_goes_on_behind_the_others(
+def test_a_frozen_migrator_loses_the_lock_after_a_minute_and_does_nothing_more(
     hands: Hands, tmp_path: Path, migrator: Callable[..., Migrator]
 ) -> None:  # J3
     before, later = version(hands), code(tmp_path, COLUMN, INDEX, LATER)
@@ -368,5 +369,5 @@ def test_a_frozen_migrator_loses_the_lock_after_a_minute_and_goes_on_behind_the_
     assert second.process.wait(timeout=90) == 0
     print(f"the second one went on after {time.monotonic() - began_at:.0f} s")
     first.process.send_signal(signal.SIGCONT)
-    first.ends(0)
+    assert "terminating connection due to idle-session timeout" in first.ends(3)
     assert (version(hands), len(steps(hands))) == (before + 1, 3)
