@@ -16,7 +16,8 @@ from everbeat.runtime.clock import SystemClock
 from everbeat.services.expirer import Expirer
 from everbeat.services.reconciler import Reconciler
 from everbeat.store import diagnosis, leases, workers
-from everbeat.store.leases import Claimed, Settlement
+from everbeat.store.declining import BEGINNING, MarkedPlace, decline, marked
+from everbeat.store.leases import Claimed, MarkedGroup, Settlement
 from everbeat.worker.advancer import Advancer
 from tests.cli.conftest import Command
 from tests.services.conftest import Onlooker
@@ -51,6 +52,7 @@ class Stage:
     orphaned: list[Claimed] = field(default_factory=list)
     ended: list[UUID] = field(default_factory=list)
     late: list[UUID] = field(default_factory=list)
+    marked: list[UUID] = field(default_factory=list)
     planted: list[HostileRow] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
@@ -77,6 +79,11 @@ class Stage:
         self.flow.settle_down()
         self.other = Flow.start(self.hands, [task("a"), task("b")], after(1, 0))
         self.waiting = [self.hands.send() for _ in range(4)]
+        self.marked = [self.hands.send("older", args=b'{"a": 1}') for _ in range(2)]
+        found = self.hands.claim("w2", names=["older"])
+        self.hands.run(
+            decline([(each.id, each.claim_id) for each in found], channel=self.hands.target.channel)
+        )
         self.late = [self.hands.send(good_until=datetime.now(UTC) - timedelta(seconds=1)) for _ in range(2)]
 
     def _records(self, task_id: UUID) -> None:
@@ -113,6 +120,7 @@ class Stage:
             case "tasks":
                 held = fresh | {"claim_id": "gen_random_uuid()"}
                 yield f"id = '{self.waiting[0]}'", fresh
+                yield f"id = '{self.marked[0]}'", fresh
                 yield f"id = '{self.ended[-1]}'", fresh
                 for lease in (self.orphaned[0], self.running[0], self.claimed[0]):
                     yield f"id = '{lease.id}'", held
@@ -162,7 +170,7 @@ class Stage:
     def work(self) -> list[Step]:
         """The steps that claim, settle, recover and advance, without the commands."""
         return [
-            self.claims, self.starts, self.settles, self.beats, self.reaps, self.sessions, self.expires, self.sweeps,
+            self.claims, self.marks, self.starts, self.settles, self.beats, self.reaps, self.sessions, self.expires, self.sweeps,
             self.workflows, self.reconciles, self.prunes,
         ]  # fmt: skip
 
@@ -177,6 +185,28 @@ class Stage:
         left = [one for one in self.waiting if one not in taken]
         assert not left, (
             f"claims passed over the neighbours {self.described(left)}; stored beside them: {self.stored('tasks')}"
+        )
+
+    async def marks(self) -> None:
+        """A worker that understands the marked neighbours finds their group and claims them."""
+        wanted = self.hands.row(self.marked[1], "needs_id")
+        groups: list[MarkedGroup] = []
+        after: MarkedPlace | None = BEGINNING
+        while after is not None:
+            page = self.hands.run(marked(after, most=200))
+            groups += [each for each in page.groups if each.needs_id == wanted]
+            after = page.after
+        assert {(each.name, each.needs) for each in groups} == {("older", '{"arguments" : ["a"]}')}, (
+            f"{groups} for the marked neighbours; {self.stored('tasks')}"
+        )
+        taken: set[UUID] = set()
+        for _ in range(_MOST_CLAIMS):
+            some = self.hands.claim("w2", limit=100, names=["older"], marked=groups)
+            if not some:
+                break
+            taken |= {each.id for each in some}
+        assert set(self.marked) <= taken, (
+            f"claims passed over a marked neighbour; stored beside them: {self.stored('tasks')}"
         )
 
     async def starts(self) -> None:

@@ -11,6 +11,7 @@ from psycopg import sql
 from everbeat.store import migrating, statement
 from everbeat.store.target import Target
 from tests.invariants import breaches, install_audit
+from tests.store import test_forged_marks as forged
 from tests.store import test_grown_tables as grown
 from tests.store import test_hostile_rows as hostile
 from tests.store import test_life_cycle as life
@@ -436,6 +437,17 @@ MUTANTS = [
     Mutant(
         "explain counts the slots of workers that cannot run the task", "inspect/waiting", "and crew.fits and", "and",
         needs.test_workers_that_cannot_run_a_task_count_neither_as_fitting_nor_for_slots_lag_and_quiet,
+    ),
+    *(
+        Mutant(
+            f"{reader} believe a forged mark", statement, f"and {{schema}}.mark_of(few.name, few.needs) = {of}.needs_id", "",
+            lambda hands, line=line: forged.test_workers_and_doctor_read_what_a_group_needs_from_a_row_whose_mark_is_its_own(  # type: ignore[misc]
+                hands, forged.FORGED["other names"], line
+            ),
+        )
+        for reader, statement, of, line in (
+            ("workers", "task/marked", "m", None), ("workers of serial lines", "task/marked", "l", "key:a"), ("doctor", "inspect/marked", "g", None),
+        )
     ),
     Mutant(
         "doctor leaves out marked tasks of serial lines", "inspect/marked", "t.serial is not null and", "false and",

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from everbeat.domain.needs import Marked
 from everbeat.store import diagnosis, explanation, leases, migrating, sweeping, tasks, workers
-from everbeat.store.declining import decline, marked
+from everbeat.store.declining import MarkedPlace, decline, marked
 from everbeat.store.foreign_statement import numbered
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement, compose
@@ -163,12 +163,13 @@ def test_explain_and_doctor_read_marked_tasks_by_their_index(loaded: Hands) -> N
     loaded.connection.execute(sql.SQL("vacuum {}.tasks").format(schema))
     pending = sql.SQL("select id from {}.tasks where state = 'PENDING' limit 1").format(schema)
     mark = (
-        "update {}.tasks set needs = json_build_object('arguments', array['a' || priority]), needs_id = md5(name || priority)::uuid"
+        "update {}.tasks set needs = json_build_object('arguments', array['a' || priority]),"
+        " needs_id = {}.mark_of(name, json_build_object('arguments', array['a' || priority]))"
         " where id = any(array(select id from {}.tasks where state = 'PENDING' and enqueued_at < now() limit %s))"
     )
     with loaded.connection.transaction(force_rollback=True):
         check_plan(loaded, diagnosis.marked(), pages=20)
-        loaded.connection.execute(sql.SQL(mark).format(schema, schema), [300])
+        loaded.connection.execute(sql.SQL(mark).format(schema, schema, schema), [300])
         assert sum(each.waiting for each in diagnosis_of(loaded)) == 300
         check_plan(loaded, diagnosis.marked(), pages=400)
         check_plan(loaded, diagnosis.knowing(["work"], stale_ms=60_000), pages=100)
@@ -334,14 +335,14 @@ def test_the_server_is_new_enough(loaded: Hands) -> None:
 MARKED = """
 insert into {schema}.tasks (id, name, queue, priority, args, sent_at, enqueued_at, needs, needs_id)
 select gen_random_uuid(), 'work', case when n % 10 = 0 then 'mail' else 'default' end, n % 3, '{{}}', now(), now() - interval '1 year',
-    '{{"arguments": ["new"]}}', '00000000-0000-0000-0000-00000000000a'
-from generate_series(1, 100000) n
+    mark.needs, {schema}.mark_of('work', mark.needs)
+from generate_series(1, 100000) n cross join (select json_build_object('arguments', json_build_array('new')) as needs) mark
 """
 OTHER_GROUPS = """
 insert into {schema}.tasks (id, name, queue, priority, args, sent_at, enqueued_at, needs, needs_id)
-select gen_random_uuid(), 'work', 'default', n % 3, '{{}}', now(), now(), '{{"arguments": []}}',
-    ('0000000b-0000-0000-0000-' || lpad(n::text, 12, '0'))::uuid
+select gen_random_uuid(), 'work', 'default', n % 3, '{{}}', now(), now(), mark.needs, {schema}.mark_of('work', mark.needs)
 from generate_series(1, 10000) n
+cross join lateral (select json_build_object('arguments', json_build_array('x' || n)) as needs) mark
 """
 
 
@@ -360,14 +361,18 @@ def test_marked_tasks_of_others_make_no_claim_longer_and_those_of_a_group_are_fo
         assert found["Actual Rows"] == 10
         assert found["Shared Hit Blocks"] <= before * 1.2 + 20
         check_plan(loaded, leases.next_due(names=["work"], queues=None), pages=200)
-        first = marked(most=200)
+        new = "select {schema}.mark_of('work', json_build_object('arguments', json_build_array('new')))"
+        row = loaded.connection.execute(sql.SQL(new).format(schema=schema)).fetchone()
+        assert row is not None
+        first = marked(MarkedPlace(needs_id=UUID(int=row[0].int - 1)), most=200)
         text = compose(first.name, loaded.target.schema)
         page = first.read(loaded.connection.execute(text, first.parameters).fetchall())
         assert len(page.groups) == 200
         assert page.after is not None
         check_plan(loaded, first, pages=3_000)
+        check_plan(loaded, marked(most=200), pages=3_000)
         check_plan(loaded, marked(page.after, most=200), pages=3_000)
-        one = [each for each in page.groups if each.needs_id.int == 10]
+        one = [each for each in page.groups if each.needs_id == row[0]]
         assert len(one) == 6  # two queues with three priorities each
         check_plan(loaded, a_claim(100, marked=one), pages=4_000)
         check_plan(loaded, a_claim(10, marked=page.groups), pages=6_000)

@@ -62,17 +62,17 @@ def marked(after: MarkedPlace = BEGINNING, *, most: int) -> Statement[MarkedPage
     def read(found: Sequence[Row]) -> MarkedPage:
         # By the walk's own count: PostgreSQL may sort the names of queues otherwise than Python.
         rows = sorted(found, key=_number)
-        groups = tuple(MarkedGroup(*row[:5]) for row in rows)
-        placed = [group for group in groups if group.queue is not None]
-        in_line = [group for group in groups if group.queue is None]
+        groups = tuple(MarkedGroup(*row[:5]) for row in rows if row[3] is not None)
+        placed = [row for row in rows if row[1] is not None]
+        in_line = [row for row in rows if row[1] is None]
         if len(placed) < most and len(in_line) < most:
             return MarkedPage(groups, None)
         place = after
         if placed:
-            last = placed[-1]
-            place = MarkedPlace(last.needs_id, last.queue or "", last.priority or 0, place.in_line)
+            needs_id, queue, priority = placed[-1][:3]
+            place = MarkedPlace(needs_id, queue, priority, place.in_line)
         if in_line:
-            place = replace(place, in_line=in_line[-1].needs_id)
+            place = replace(place, in_line=in_line[-1][0])
         return MarkedPage(groups, place)
 
     return Statement("task/marked", parameters, read)

@@ -1,5 +1,6 @@
 -- Marked tasks that wait, by what they need and their queue, the most first, at most 200 groups; the first 100,000 of each kind are looked
--- at. A mark of more than 100,000 bytes is answered as '' because the answer must stay small.
+-- at. The name and `needs` are those of a row in which needs_id is their hash, if one of the first 100 is like that: one forged row must not
+-- hide the others of its group. A larger mark than everbeat writes is answered as '' because the answer must stay small.
 with seen as materialized (
     (
         select t.needs_id, t.queue, t.id from {schema}.tasks t
@@ -17,7 +18,26 @@ with seen as materialized (
     order by count(*) desc, s.queue, s.needs_id
     limit 200
 )
-select t.name, g.queue, case when octet_length(t.needs::text) <= 100000 then t.needs::text else '' end as needs, g.waiting, g.id
+select coalesce(one.name, any_row.name) as name, g.queue, coalesce(one.needs, any_row.needs) as needs, g.waiting, g.id
 from grouped g
-cross join lateral (select t.name, t.needs from {schema}.tasks t where t.id = g.id limit 1) t
-order by g.waiting desc, t.name, g.queue, g.id
+left join lateral (
+    select few.name, few.needs::text as needs
+    from (
+        (
+            select t.name, t.needs from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id = g.needs_id and t.queue = g.queue limit 100
+        )
+        union all
+        (
+            select t.name, t.needs from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is not null and t.needs_id = g.needs_id limit 100
+        )
+    ) few
+    where octet_length(few.needs::text) <= 10000 and {schema}.mark_of(few.name, few.needs) = g.needs_id
+    limit 1
+) one on true
+cross join lateral (
+    select t.name, case when octet_length(t.needs::text) <= 10000 then t.needs::text else '' end as needs
+    from {schema}.tasks t where t.id = g.id limit 1
+) any_row
+order by g.waiting desc, name, g.queue, g.id

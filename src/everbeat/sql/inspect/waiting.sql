@@ -46,13 +46,16 @@ with mine as materialized (
     ) held
     where not exists (select from lane where slots is null)
 ), line as (
-    select t.id, t.state, t.name, t.enqueued_at, t.serial_at
-    from {schema}.tasks t cross join mine
-    where t.serial = mine.serial and t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.id <> mine.id
-      and ((t.serial_at, t.id) < (mine.serial_at, mine.id) or t.state in ('CLAIMED', 'RUNNING'))
-      and (t.state <> 'PENDING' or (t.fence < 9223372036854775807 and t.attempt < 2147483647))
-    order by t.state = 'PENDING', t.serial_at, t.id
-    limit 1001
+    select other.* from mine
+    cross join lateral (
+        select t.id, t.state, t.name, t.enqueued_at, t.serial_at
+        from {schema}.tasks t
+        where t.serial = mine.serial and t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.id <> mine.id
+          and ((t.serial_at, t.id) < (mine.serial_at, mine.id) or t.state in ('CLAIMED', 'RUNNING'))
+          and (t.state <> 'PENDING' or (t.fence < 9223372036854775807 and t.attempt < 2147483647))
+        order by t.state = 'PENDING', t.serial_at, t.id
+        limit 1001
+    ) other
 ), ahead as (
     select due.id from mine
     cross join lateral (

@@ -30,9 +30,7 @@ with asked as (
         end as verdict
     from held h
     join named n on n.id = h.id
-    cross join lateral (
-        select encode(substr(sha256(convert_to(json_build_array(h.name, n.needs)::text, 'UTF8')), 17), 'hex')::uuid as id
-    ) mark
+    cross join lateral (select {schema}.mark_of(h.name, n.needs) as id) mark
 ), declined as (
     update {schema}.tasks t
     set state = j.verdict,

@@ -1,5 +1,7 @@
 -- Which marked tasks wait, by what they need: of each (needs_id, queue, priority) the name of the task and `needs`, at most `most` after the
 -- place given. Tasks of serial lines stand by themselves, without a queue and after all others, since a claim finds them by their line.
+-- The name and `needs` are those of a row in which needs_id is their hash, and null if none of the first 100 rows is like that: one forged
+-- row must not hide the others of its group.
 -- The groups are found by skipping through two small indexes, so the number of tasks in a group does not matter.
 with recursive marked (needs_id, queue, priority, place) as (
     (
@@ -38,18 +40,28 @@ with recursive marked (needs_id, queue, priority, place) as (
     ) further
     where in_line.place < %(most)s
 )
-select m.needs_id, m.queue, m.priority, one.name, one.needs::text, m.place
+select m.needs_id, m.queue, m.priority, one.name, one.needs, m.place
 from marked m
-cross join lateral (
-    select t.name, t.needs from {schema}.tasks t
-    where t.state = 'PENDING' and t.serial is null and t.needs_id = m.needs_id and t.queue = m.queue and t.priority = m.priority
+left join lateral (
+    select few.name, few.needs::text as needs
+    from (
+        select t.name, t.needs from {schema}.tasks t
+        where t.state = 'PENDING' and t.serial is null and t.needs_id = m.needs_id and t.queue = m.queue and t.priority = m.priority
+        limit 100
+    ) few
+    where octet_length(few.needs::text) <= 10000 and {schema}.mark_of(few.name, few.needs) = m.needs_id
     limit 1
-) one
+) one on true
 union all
-select l.needs_id, null, null, one.name, one.needs::text, l.place
+select l.needs_id, null, null, one.name, one.needs, l.place
 from in_line l
-cross join lateral (
-    select t.name, t.needs from {schema}.tasks t
-    where t.state = 'PENDING' and t.serial is not null and t.needs_id = l.needs_id
+left join lateral (
+    select few.name, few.needs::text as needs
+    from (
+        select t.name, t.needs from {schema}.tasks t
+        where t.state = 'PENDING' and t.serial is not null and t.needs_id = l.needs_id
+        limit 100
+    ) few
+    where octet_length(few.needs::text) <= 10000 and {schema}.mark_of(few.name, few.needs) = l.needs_id
     limit 1
-) one
+) one on true
