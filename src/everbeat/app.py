@@ -105,6 +105,7 @@ class App(Desk):
             door,
             alive_within_ms=self.recovery.claimed_stale_threshold_ms,
             silence=silence_rules(self.recovery),
+            payload_limit=self.payload_limit,
         )
         sender = CallSender(
             control,

@@ -47,8 +47,11 @@ class Flow:
     @classmethod
     def start(cls, hands: Hands, nodes: Sequence[Node], edges: Sequence[Edge] = (), **more: Any) -> Flow:
         key, workflow_id = more.pop("key", None), more.pop("id", None) or uuid4()
+        largest = more.pop("largest", None)
         graph = Graph(name="flow", nodes=tuple(nodes), edges=tuple(edges), **more)
-        started = hands.run(workflows.insert(workflow_id, graph, channel=hands.target.channel, key=key))
+        started = hands.run(
+            workflows.insert(workflow_id, graph, channel=hands.target.channel, key=key, largest=largest)
+        )
         assert started is not None
         return cls(hands, started.id)
 
@@ -70,7 +73,12 @@ class Flow:
         self.settle_down()
 
     def retry(self, **options: Any) -> WorkflowRetry:
-        chosen: dict[str, Any] = {"completed": "rerun", "from_node": None, "dry_run": False} | options
+        chosen: dict[str, Any] = {
+            "completed": "rerun",
+            "from_node": None,
+            "dry_run": False,
+            "largest": 1,
+        } | options
         answer: WorkflowRetry = self._perform(retry(self.id, channel=self.hands.target.channel, **chosen))
         if not answer.dry_run:
             self.settle_down()

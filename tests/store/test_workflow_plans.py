@@ -15,7 +15,7 @@ from everbeat.domain.graph import Edge, Graph
 from everbeat.domain.reopening import Reopening
 from everbeat.domain.verdict import Verdict
 from everbeat.store import workflow_control as control
-from everbeat.store import workflows
+from everbeat.store import workflow_values, workflows
 from everbeat.store.foreign_statement import numbered
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
@@ -138,7 +138,9 @@ def test_nodes_begin(loaded: Loaded) -> None:
             workflows.enqueue(places, [None] * 500, channel=loaded.channel), by="worker", pages=40_000
         )
         loaded.check_plan(workflows.hold(places, again=[True] * 500), by="worker", pages=20_000)
-    loaded.check_plan(workflows.values([(loaded.wide, 0), (loaded.wide, 9)]), by="worker", pages=60)
+    of_two = [(loaded.wide, 0), (loaded.wide, 9)]
+    for read in (workflow_values.values, workflow_values.sources, workflow_values.results):
+        loaded.check_plan(read(of_two), by="worker", pages=60)
     loaded.check_plan(workflows.compositions(places), by="worker", pages=4_000)
 
 

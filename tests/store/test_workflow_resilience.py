@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -11,16 +12,19 @@ import pytest
 
 from everbeat.domain.graph import ITEM, Edge, Graph, Hole, Node, TaskSpec
 from everbeat.errors import WorkflowNotRetryable
-from everbeat.store import advance, retention, signals, tasks
+from everbeat.store import advance, handing_on, retention, signals, tasks
 from everbeat.store import workflow_control as control
 from everbeat.store.database import Database
 from everbeat.store.leases import Claimed, Settlement, settle
 from everbeat.store.partial_work import record_checkpoint
 from everbeat.store.plan import perform
 from everbeat.store.reconcile import find_stuck
+from everbeat.store.statement import Statement
+from everbeat.store.workflow_values import results
+from everbeat.store.workflows import Place
 from tests.store.conftest import Hands
 from tests.store.flows import Flow, after, task
-from tests.store.test_advance import failing
+from tests.store.test_advance import failing, spread
 
 SPEC = TaskSpec(name="work", queue="default")
 
@@ -96,12 +100,9 @@ class TestValues:
         assert flow.nodes()["taker"] in ("COMPLETED", "FAILED")
         assert flow.state in ("COMPLETED", "FAILED")
 
-    def test_results_that_are_too_large_for_one_node_fail_it_alone(
-        self, hands: Hands, monkeypatch: pytest.MonkeyPatch
-    ) -> None:  # B13
-        monkeypatch.setattr(advance, "MOST_BYTES_OF_ONE", 1_000)
+    def test_results_that_are_too_large_for_one_node_fail_it_alone(self, hands: Hands) -> None:  # B13
         nodes = [task("large"), task("larger"), taking("both", Hole(0), Hole(1)), taking("one", Hole(0))]
-        flow = Flow.start(hands, nodes, [*after(2, 0, 1), *after(3, 0)])
+        flow = Flow.start(hands, nodes, [*after(2, 0, 1), *after(3, 0)], largest=1_000)
         flow.play(lambda name: "x" * 600 if name in ("large", "larger") else 1)
         assert flow.nodes() == {
             "large": "COMPLETED",
@@ -109,6 +110,43 @@ class TestValues:
             "both": "FAILED",
             "one": "COMPLETED",
         }
+
+    @pytest.mark.parametrize("storage", ["extended", "external"])
+    def test_what_is_too_large_is_refused_before_most_of_it_is_read(
+        self, hands: Hands, monkeypatch: pytest.MonkeyPatch, storage: str
+    ) -> None:  # W12
+        hands.connection.execute(
+            hands.plain(f"alter table {{schema}}.tasks alter column result set storage {storage}")
+        )
+        read: list[Place] = []
+
+        def noted(places: Sequence[Place]) -> Statement[Any]:
+            read.extend(places)
+            return results(places)
+
+        monkeypatch.setattr(handing_on, "results", noted)
+        nodes = [task(f"n{number}") for number in range(40)]
+        nodes += [
+            taking("all", *map(Hole, range(40))),
+            taking("parts", *(Hole(number, path=(0,)) for number in range(40))),
+        ]
+        flow = Flow.start(hands, nodes, [*after(40, *range(40)), *after(41, *range(40))], largest=100_000)
+        flow.play(lambda name: ["x" * 20_000] if name.startswith("n") else 1)
+        assert (flow.nodes()["all"], flow.nodes()["parts"]) == ("FAILED", "FAILED")
+        if storage == "external":
+            assert read == []
+        said = dict(hands.table("nodes", "name, error ->> 'message'"))
+        assert "is given are more than 100000 bytes, which is the payload_limit" in said["all"]
+        assert "takes parts of are more than 400000 bytes" in said["parts"]
+        flow.retry(largest=1_000_000)
+        flow.play(lambda name: 1)
+        assert flow.state == "COMPLETED"
+
+    def test_a_list_that_is_too_large_is_not_the_output(self, hands: Hands) -> None:  # W12
+        flow = Flow.start(hands, spread(3), output=0, largest=1_000)
+        flow.play(lambda name: "x" * 600)
+        assert (flow.state, flow.column("result")) == ("COMPLETED", None)
+        assert flow.column("error")["code"] == "RESULT_UNSERIALISABLE"
 
     def test_members_that_are_too_much_together_fail_their_map(
         self, hands: Hands, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ from everbeat.domain.explanation import Explanation, SilenceRules, WorkflowExpla
 from everbeat.domain.inspection import TaskInfo
 from everbeat.domain.settings import refused
 from everbeat.domain.states import TaskState
+from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.domain.waiting import waiting_because
 from everbeat.errors import TaskNotFound, TaskNotRetryable, WaitTimeout
 from everbeat.store import inspect, tasks
@@ -75,8 +76,16 @@ def to_task_id(value: object) -> UUID:
 class Control:
     """Questions about tasks of one app. A worker without a beat for `alive_within_ms` does not count as live."""
 
-    def __init__(self, door: Door, *, alive_within_ms: int, silence: SilenceRules) -> None:
+    def __init__(
+        self,
+        door: Door,
+        *,
+        alive_within_ms: int,
+        silence: SilenceRules,
+        payload_limit: int = LARGEST_BYTES,
+    ) -> None:
         self.door = door
+        self.payload_limit = payload_limit
         self.alive_within_ms = alive_within_ms
         self._silence = silence
 

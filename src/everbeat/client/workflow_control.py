@@ -25,7 +25,7 @@ from everbeat.errors import (
     WorkflowNotFound,
 )
 from everbeat.store import workflow_control as store
-from everbeat.store.advance import step
+from everbeat.store.advance import StepTimedOut, step
 from everbeat.store.plan import Plan, ask, together
 from everbeat.store.reconcile import GRACE_MS, NEVER_MENDED, find_stuck, move_on, problem_of
 from everbeat.store.statement import Statement
@@ -36,8 +36,8 @@ _MOST_STEPS: Final = 20
 _PAGE: Final = 10_000
 _LONGEST_PROBLEM: Final = 500
 _OUTAGES: Final = (DatabaseUnreachable, DatabaseReadOnly)
-_BROKEN: Final = (DatabaseError, msgspec.MsgspecError, LookupError, ValueError, RecursionError)
-"""What a step raises where a row holds a value that everbeat never writes."""
+_BROKEN: Final = (DatabaseError, StepTimedOut, msgspec.MsgspecError, LookupError, ValueError, RecursionError)
+"""What a step raises where a row holds a value that everbeat never writes, or a statement takes too long."""
 _log = logging.getLogger("everbeat.client")
 
 

@@ -25,10 +25,10 @@ from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, Completed, Failed, Tas
 from everbeat.domain.states import TaskState
 from everbeat.domain.workflow_info import NodeInfo, NodeState, WorkflowInfo, WorkflowRetry, WorkflowState
 from everbeat.errors import NodeNotEnded, TaskNotFound, WaitTimeout, WorkflowNotFound
-from everbeat.store.advance import known_of
+from everbeat.store.handing_on import known_of
 from everbeat.store.plan import Plan, ask
 from everbeat.store.tasks import StoredOutcome
-from everbeat.store.workflows import values
+from everbeat.store.workflow_values import values
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -137,7 +137,12 @@ class WorkflowHandle(Generic[R_co]):
         handle.retry(dry_run=True).completed
         """
         answer = yield from workflow_retrying.retry(
-            self.id, channel=self.door.channel, completed=completed, from_node=from_node, dry_run=dry_run
+            self.id,
+            channel=self.door.channel,
+            completed=completed,
+            from_node=from_node,
+            dry_run=dry_run,
+            largest=self._control.payload_limit,
         )
         if not dry_run:
             self._seen = None
@@ -195,7 +200,7 @@ class WorkflowHandle(Generic[R_co]):
         if not NodeState(row.state).is_final:
             raise NodeNotEnded(self.id, name, state=row.state)
         found = yield from ask(values([(self.id, row.number)]))
-        known = known_of(found)[self.id]
+        known = known_of([found])[self.id]
         if row.state == "COMPLETED":
             with suppress(ResultMissing):
                 return fill((Hole(row.number),), known)

@@ -29,9 +29,18 @@ class _Decided(Struct, frozen=True):
 
 
 def retry(
-    workflow_id: UUID, *, channel: str, completed: Completed, from_node: str | None, dry_run: bool
+    workflow_id: UUID,
+    *,
+    channel: str,
+    completed: Completed,
+    from_node: str | None,
+    dry_run: bool,
+    largest: int,
 ) -> Plan[WorkflowRetry]:
-    """Begin again what ended badly, and what is downstream of it. Raises WorkflowNotFound, WorkflowNotRetryable, UnknownName."""
+    """Begin again what ended badly, and what is downstream of it. `largest`: what a node can be given, if it is more.
+
+    Raises WorkflowNotFound, WorkflowNotRetryable, UnknownName.
+    """
     one_of("rerun", "keep")(completed, subject="retry.completed")
     call, decisions = uuid4(), list[_Decided]()
 
@@ -48,7 +57,9 @@ def retry(
         decided = yield from _decided(workflow_id, keep=completed == "keep", from_node=from_node)
         decisions.append(decided)
         if not dry_run:
-            yield from ask(store.retry(workflow_id, decided.plans, call=call, channel=channel))
+            yield from ask(
+                store.retry(workflow_id, decided.plans, call=call, channel=channel, largest=largest)
+            )
 
     yield from together(make)
     if not dry_run:

@@ -17,7 +17,8 @@ from everbeat.client.workflow_signature import StartOptions
 from everbeat.domain.graph import Graph, TaskSpec
 from everbeat.errors import SendError
 from everbeat.store.plan import Plan, ask
-from everbeat.store.workflows import insert
+from everbeat.store.statement import Statement
+from everbeat.store.workflows import StartedWorkflow, insert
 
 _MOST_TRIES: Final = 20
 
@@ -53,10 +54,14 @@ class WorkflowSender:
         )
         return WorkflowHandle(started, control=self._control, decode=decode)
 
+    def _insert(self, workflow_id: UUID, graph: Graph, key: str | None) -> Statement[StartedWorkflow | None]:
+        channel, largest = self._control.door.channel, self._sender.payload_limit
+        return insert(workflow_id, graph, channel=channel, key=key, largest=largest)
+
     def _stored(self, graph: Graph, key: str | None) -> Plan[UUID]:
         workflow_id = self._sender.ids.next()
         for _ in range(_MOST_TRIES):
-            started = yield from ask(insert(workflow_id, graph, channel=self._control.door.channel, key=key))
+            started = yield from ask(self._insert(workflow_id, graph, key))
             if started is not None:
                 return started.id
         raise SendError(

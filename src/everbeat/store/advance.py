@@ -8,11 +8,13 @@ A step that is repeated, or taken by two, changes nothing twice: whoever holds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
-from msgspec import Struct
+import msgspec
+import psycopg
+from msgspec import Struct, structs
 
 from everbeat.domain.graph import (
     ITEM,
@@ -26,12 +28,13 @@ from everbeat.domain.graph import (
     holes,
     items_of,
 )
-from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_NOT_AVAILABLE
-from everbeat.domain.typed_json import LARGEST_BYTES
+from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_NOT_AVAILABLE, RESULT_UNSERIALISABLE
 from everbeat.domain.verdict import Ended, Verdict, verdict
 from everbeat.store import workflows
+from everbeat.store.handing_on import Handing, TooMuch
 from everbeat.store.plan import Plan, ask
-from everbeat.store.workflows import Composition, Locked, Place, ReadyNode, Value
+from everbeat.store.workflow_values import sources
+from everbeat.store.workflows import Composition, Locked, Place, ReadyNode
 
 MOST_LOOKED_AT: Final = 2_000
 MOST_WORKFLOWS: Final = 100
@@ -39,9 +42,7 @@ MOST_EVENTS: Final = 500
 MOST_ENQUEUED: Final = 500
 """A step holds its locks for some tens of milliseconds."""
 MOST_BYTES: Final = 16_000_000
-"""Of arguments that were put together: nodes beyond are enqueued by the next step."""
-MOST_BYTES_OF_ONE: Final = LARGEST_BYTES
-"""Of the arguments of one node with the results that are put into them."""
+"""Of results that were read and arguments that were put together: nodes beyond are enqueued by the next step."""
 MOST_BYTES_OF_MEMBERS: Final = 128_000_000
 """Of the arguments of all members of a map over a result, which are written in one statement."""
 
@@ -55,6 +56,10 @@ class Step(Struct, frozen=True):
     ended: int = 0
 
 
+class StepTimedOut(Exception):
+    """The server ended a statement of a step. It is no outage, so that the step is not repeated at once."""
+
+
 def step(
     *,
     channel: str,
@@ -65,7 +70,24 @@ def step(
     on_locked: Callable[[Collection[UUID]], None] | None = None,
 ) -> Plan[Step]:
     """Takes one step: with the workflows that something happened to and nobody is at, `most` of them, or with these (`ids`).
-    `only`: none but this one and what is within it; `without`: none of those. `on_locked` is told which it is about to be at."""
+    `only`: none but this one and what is within it; `without`: none of those. `on_locked` is told which it is about to be at. Raises StepTimedOut."""
+    try:
+        return (
+            yield from _step(ids, only=only, without=without, most=most, on_locked=on_locked, channel=channel)
+        )
+    except psycopg.errors.QueryCanceled as problem:
+        raise StepTimedOut(f"a statement of its step took too long: {problem}") from problem
+
+
+def _step(
+    ids: Collection[UUID] | None,
+    *,
+    only: UUID | None,
+    without: Collection[UUID],
+    most: int,
+    on_locked: Callable[[Collection[UUID]], None] | None,
+    channel: str,
+) -> Plan[Step]:
     if ids is None:
         locked = yield from ask(workflows.lock(look=MOST_LOOKED_AT, limit=most, only=only, without=without))
     else:
@@ -88,11 +110,12 @@ def step(
     if happened.look:
         ready += yield from ask(workflows.resolve(happened.look))
     begins = [each for each in ready if states[each.workflow_id] == "RUNNING"]
-    enqueued = yield from _begin(begins, channel)
+    largest = {each.id: each.largest for each in locked}
+    enqueued = yield from _begin(begins, largest, channel)
     waiting = [each.place for each in ready if states[each.workflow_id] == "PAUSED"]
     if waiting:
         yield from ask(workflows.hold(waiting, again=[False] * len(waiting)))
-    ended = yield from _end(states.keys() - {each.workflow_id for each in begins}, channel)
+    ended = yield from _end(states.keys() - {each.workflow_id for each in begins}, largest, channel)
     # What waits for another transaction is not worth the next step at once.
     return Step(len(states.keys() - waiting_for_a_child), enqueued, ended)
 
@@ -110,7 +133,7 @@ def _pause(locked: Iterable[Locked], states: dict[UUID, str], failed: Sequence[P
     return set(paused)
 
 
-def _begin(ready: Sequence[ReadyNode], channel: str) -> Plan[int]:
+def _begin(ready: Sequence[ReadyNode], largest: Mapping[UUID, int], channel: str) -> Plan[int]:
     """Sends tasks, makes members of maps, starts children."""
     now, later = ready[:MOST_ENQUEUED], ready[MOST_ENQUEUED:]
     if later:
@@ -119,32 +142,34 @@ def _begin(ready: Sequence[ReadyNode], channel: str) -> Plan[int]:
     composed = [each.place for each in now if each.composed]
     if composed:
         parts = yield from ask(workflows.compositions(composed))
-        known = yield from _known(parts)
+        handing = yield from _handing(parts)
         spent, late = 0, list[Place]()
         for part in parts:
             place = part.workflow_id, part.number
-            if spent > MOST_BYTES:
+            if spent and spent + handing.read > MOST_BYTES:
                 args.pop(place, None)
                 late.append(place)
                 continue
+            most = largest[part.workflow_id]
+            spent += 1  # also for a part that is refused, so that the first one is never late
             try:
+                known = yield from handing.known(part.workflow_id, _sources(part), largest=most)
                 match part.kind:
                     case "task":
-                        filled = args[place] = _filled(
-                            part.template, part.args, known.get(part.workflow_id, {})
-                        )
+                        filled = args[place] = _filled(part.template, part.args, known, most)
                         spent += len(filled or "")
                     case "map":
-                        members = _members(part, known.get(part.workflow_id, {}))
+                        members = _members(part, known)
                         spent += sum(map(len, members))
                         yield from ask(workflows.expand(place, members))
                     case _:
-                        yield from _start_child(part, known.get(part.workflow_id, {}), channel)
+                        yield from _start_child(part, known, most, channel)
             except (LookupError, ValueError, RecursionError) as problem:
                 args.pop(place, None)
                 code = RESULT_NOT_AVAILABLE if isinstance(problem, ResultMissing) else ARGUMENTS_INVALID
                 message = f"the arguments of node {part.name} cannot be put together: {problem}"
                 yield from ask(workflows.refuse(place, code=code, message=message))
+            handing.release(beyond=MOST_BYTES)
         if late:
             yield from ask(workflows.hold(late, again=[True] * len(late)))
     if args:
@@ -152,40 +177,14 @@ def _begin(ready: Sequence[ReadyNode], channel: str) -> Plan[int]:
     return len(args)
 
 
-def _known(parts: Iterable[Composition]) -> Plan[dict[UUID, dict[int, Known]]]:
-    """What the sources of all holes have come to."""
+def _handing(parts: Iterable[Composition]) -> Plan[Handing]:
+    """The sources of all holes, with what is small of them."""
     wanted = {(part.workflow_id, hole.source) for part in parts for hole in _sources(part)}
-    found: Sequence[Value] = ()
-    if wanted:
-        found = yield from ask(workflows.values(wanted))
-    return known_of(found)
-
-
-def known_of(found: Iterable[Value]) -> dict[UUID, dict[int, Known]]:
-    """Values by workflow and node; of maps with their members, in order."""
-    known: dict[UUID, dict[int, Known]] = {}
-    members: dict[Place, list[tuple[int, Known]]] = {}
-    maps: list[Value] = []
-    for value in found:
-        one = Known(value.state, value.result, value.error)
-        if value.place is not None:
-            members.setdefault((value.workflow_id, value.number), []).append((value.place, one))
-        elif value.is_map:
-            maps.append(value)
-        else:
-            known.setdefault(value.workflow_id, {})[value.number] = one
-    for value in maps:
-        parts = [
-            part for _, part in sorted(members.get((value.workflow_id, value.number), []), key=_by_place)
-        ]
-        known.setdefault(value.workflow_id, {})[value.number] = Known(
-            value.state, None, value.error, parts=parts
-        )
-    return known
-
-
-def _by_place(member: tuple[int, Known]) -> int:
-    return member[0]
+    if not wanted:
+        return Handing(())
+    handing = Handing((yield from ask(sources(wanted))))
+    yield from handing.read_small()
+    return handing
 
 
 def _sources(part: Composition) -> list[Hole]:
@@ -193,15 +192,15 @@ def _sources(part: Composition) -> list[Hole]:
     return [hole for text in texts for hole in holes(decode_template(text)) if hole.source != ITEM]
 
 
-def _filled(template: str | None, args: str | None, known: dict[int, Known]) -> str | None:
+def _filled(template: str | None, args: str | None, known: dict[int, Known], largest: int) -> str | None:
     """The arguments of a node; raises ValueError where they are too large."""
     if template is None:
         return args
     filled = fill(decode_template(template), known)
-    if len(filled) > MOST_BYTES_OF_ONE:
+    if len(filled) > largest:
         raise ValueError(
-            f"they would take {len(filled):,} characters of JSON; one task takes at most {MOST_BYTES_OF_ONE:,};"
-            " keep large data elsewhere, and hand on where"
+            f"they would take {len(filled):,} characters of JSON; one task takes at most {largest:,}, the payload_limit of the app"
+            " that started the workflow; keep large data elsewhere and hand on where it is, or raise App(payload_limit=...)"
         )
     return filled
 
@@ -223,19 +222,24 @@ def _members(part: Composition, known: dict[int, Known]) -> list[str]:
     return members
 
 
-def _start_child(part: Composition, known: dict[int, Known], channel: str) -> Plan[None]:
-    given = _filled(part.template, part.args, known)
+def _start_child(part: Composition, known: dict[int, Known], largest: int, channel: str) -> Plan[None]:
+    given = _filled(part.template, part.args, known, largest)
     graph = decode_graph(part.graph or "{}")
     place = part.workflow_id, part.number
     child = yield from ask(workflows.adopt(place))
     if child is not None:
         statement = workflows.insert(
-            child, graph, channel=channel, given=None if given is None else given.encode(), parent=place
+            child,
+            graph,
+            channel=channel,
+            given=None if given is None else given.encode(),
+            parent=place,
+            largest=largest,
         )
         yield from ask(statement)
 
 
-def _end(ids: Iterable[UUID], channel: str) -> Plan[int]:
+def _end(ids: Iterable[UUID], largest: Mapping[UUID, int], channel: str) -> Plan[int]:
     candidates = [*ids]
     if not candidates:
         return 0
@@ -244,19 +248,22 @@ def _end(ids: Iterable[UUID], channel: str) -> Plan[int]:
         return 0
     verdicts: list[Verdict] = []
     for each in ended:
-        complete = yield from _with_output(each)
+        complete = yield from _with_output(each, largest[each.workflow_id])
         verdicts.append(verdict(complete))
     yield from ask(workflows.finish(verdicts, channel=channel))
     return len(ended)
 
 
-def _with_output(ended: Ended) -> Plan[Ended]:
+def _with_output(ended: Ended, largest: int) -> Plan[Ended]:
     if not ended.output_is_map or ended.output is None or ended.output_state != "COMPLETED":
         return ended
-    found = yield from ask(workflows.values([(ended.workflow_id, ended.output)]))
-    known = known_of(found)[ended.workflow_id]
-    return Ended(
-        workflow_id=ended.workflow_id, state=ended.state, on_error=ended.on_error, success=ended.success, output=ended.output,
-        output_state=ended.output_state, output_result=fill((Hole(ended.output),), known), bad_name=ended.bad_name,
-        bad_state=ended.bad_state, bad_error=ended.bad_error, short=ended.short, output_name=ended.output_name, output_error=ended.output_error,
-    )  # fmt: skip
+    output = Hole(ended.output)
+    handing = Handing((yield from ask(sources([(ended.workflow_id, ended.output)]))))
+    result, error = None, ended.output_error
+    try:
+        known = yield from handing.known(ended.workflow_id, [output], largest=largest)
+        result = fill((output,), known)
+    except TooMuch as problem:
+        message = f"the list of what its members returned cannot be the result: {problem}"
+        error = msgspec.json.encode({"code": RESULT_UNSERIALISABLE, "message": message}).decode()
+    return structs.replace(ended, output_result=result, output_error=error)

@@ -12,6 +12,7 @@ from msgspec import Struct
 from everbeat.domain.reopening import EndedNode, Reopening
 from everbeat.store.literals import booleans, integers, uuids
 from everbeat.store.statement import Row, Statement, nothing
+from everbeat.store.workflows import DEFAULT_LARGEST
 
 
 class WorkflowRow(Struct, frozen=True, kw_only=True):
@@ -142,15 +143,23 @@ def retry_nodes(workflow_id: UUID) -> Statement[list[EndedNode]]:
     )
 
 
-def retry(workflow_id: UUID, plans: Mapping[UUID, Reopening], *, call: UUID, channel: str) -> Statement[None]:
-    """Begins nodes of a workflow and of its children again, as was decided for each."""
+def retry(
+    workflow_id: UUID,
+    plans: Mapping[UUID, Reopening],
+    *,
+    call: UUID,
+    channel: str,
+    largest: int | None = None,
+) -> Statement[None]:
+    """Begins nodes of a workflow and of its children again, as was decided for each. `largest`: what a node can be given, if it is more."""
     places = [
         (one, number, state, number in plan.emptied)
         for one, plan in plans.items()
         for number, state in plan.states.items()
     ]
     parameters = {
-        "id": workflow_id, "call": call, "channel": channel, "children": uuids(plans.keys() - {workflow_id}),
+        "id": workflow_id, "call": call, "channel": channel, "largest": largest,
+        "default": DEFAULT_LARGEST, "children": uuids(plans.keys() - {workflow_id}),
         "workflows": uuids([place[0] for place in places]), "numbers": integers([place[1] for place in places]),
         "states": [place[2] for place in places], "emptied": booleans([place[3] for place in places]),
     }  # fmt: skip

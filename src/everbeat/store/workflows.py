@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from everbeat.domain.graph import Graph, Node, TaskSpec, encode
+from everbeat.domain.payload_limit import DEFAULT_LIMIT, payload_limit
 from everbeat.domain.verdict import Ended, Verdict
 from everbeat.store.literals import booleans, integers, json_array, uuids
 from everbeat.store.statement import Row, Statement, nothing
@@ -20,6 +21,7 @@ from everbeat.store.statement import Row, Statement, nothing
 _NO_NODE: Final = -1
 """Nodes are numbered from 0."""
 
+DEFAULT_LARGEST: Final = payload_limit(DEFAULT_LIMIT)
 Place = tuple[UUID, int]
 """A node: the id of its workflow, and its number there."""
 
@@ -32,11 +34,12 @@ class StartedWorkflow(Struct, frozen=True):
 
 
 class Locked(Struct, frozen=True):
-    """A workflow that this transaction holds."""
+    """A workflow that this transaction holds. `largest`: bytes of JSON that the arguments of one of its nodes can take."""
 
     id: UUID
     state: str
     on_error: str
+    largest: int
 
 
 class ReadyNode(Struct, frozen=True):
@@ -75,18 +78,6 @@ class Composition(Struct, frozen=True):
     graph: str | None
 
 
-class Value(Struct, frozen=True):
-    """What a node has come to; `place`: of a map's member, its place among them."""
-
-    workflow_id: UUID
-    number: int
-    place: int | None
-    state: str
-    result: str | None
-    error: str | None
-    is_map: bool
-
-
 def insert(
     workflow_id: UUID,
     graph: Graph,
@@ -95,8 +86,10 @@ def insert(
     key: str | None = None,
     given: bytes | None = None,
     parent: Place | None = None,
+    largest: int | None = None,
 ) -> Statement[StartedWorkflow | None]:
-    """Starts a workflow; None when one with the same key ended at this very moment (start again). `given`: its input, as JSON text."""
+    """Starts a workflow; None when one with the same key ended at this very moment (start again). `given`: its input, as JSON text;
+    `largest`: bytes of JSON that the arguments of one node can take, with what is handed on."""
     kinds: dict[TaskSpec, int] = {}
     specs = [
         None if node.task is None else kinds.setdefault(node.task, len(kinds) + 1) for node in graph.nodes
@@ -109,6 +102,7 @@ def insert(
         "success": msgspec.json.encode(graph.success).decode() if graph.success else None,
         "output": graph.output, "node_count": len(graph.nodes), "input": None if given is None else given.decode(),
         "parent_id": None if parent is None else parent[0], "parent_node": None if parent is None else parent[1],
+        "largest": largest,
         "tasks": [kind.name for kind in kinds], "queues": [kind.queue for kind in kinds],
         "priorities": [kind.priority for kind in kinds], "options": json_array([_options(kind) for kind in kinds]),
         "node_names": [node.name for node in graph.nodes], "node_kinds": [node.kind for node in graph.nodes],
@@ -165,14 +159,16 @@ def lock(
     """Takes up to `limit` workflows of which something stands among the oldest `look` entries of the outbox, and nobody is at them:
     none but this one, or none of those."""
     parameters = {"look": look, "limit": limit, "only": only, "without": uuids(without)}
-    return Statement("workflow/lock", parameters, lambda found: [Locked(*row) for row in found])
+    return Statement("workflow/lock", parameters, _locked)
 
 
 def lock_these(ids: Iterable[UUID]) -> Statement[list[Locked]]:
     """Takes these workflows, but for those that somebody is at."""
-    return Statement(
-        "workflow/lock_these", {"ids": uuids(ids)}, lambda found: [Locked(*row) for row in found]
-    )
+    return Statement("workflow/lock_these", {"ids": uuids(ids)}, _locked)
+
+
+def _locked(found: Sequence[Row]) -> list[Locked]:
+    return [Locked(row[0], row[1], row[2], DEFAULT_LARGEST if row[3] is None else row[3]) for row in found]
 
 
 def absorb(ids: Iterable[UUID], *, limit: int) -> Statement[Happenings]:
@@ -194,29 +190,24 @@ def absorb(ids: Iterable[UUID], *, limit: int) -> Statement[Happenings]:
 
 def resolve(places: Sequence[Place]) -> Statement[list[ReadyNode]]:
     """Skips what cannot run any more, ends maps whose members have, and answers the nodes whose turn it is."""
-    return Statement("workflow/resolve", _places(places), lambda found: [ReadyNode(*row) for row in found])
+    return Statement("workflow/resolve", placed(places), lambda found: [ReadyNode(*row) for row in found])
 
 
 def hold(places: Sequence[Place], *, again: Sequence[bool]) -> Statement[None]:
     """Notes that nodes are ready; `again`: and that they are to be enqueued soon."""
-    return Statement("workflow/hold", {**_places(places), "again": booleans(again)}, nothing)
+    return Statement("workflow/hold", {**placed(places), "again": booleans(again)}, nothing)
 
 
 def compositions(places: Sequence[Place]) -> Statement[list[Composition]]:
     """How the arguments of these nodes are put together."""
     return Statement(
-        "workflow/compositions", _places(places), lambda found: [Composition(*row) for row in found]
+        "workflow/compositions", placed(places), lambda found: [Composition(*row) for row in found]
     )
-
-
-def values(places: Iterable[Place]) -> Statement[list[Value]]:
-    """What these nodes have come to; of maps their members, too."""
-    return Statement("workflow/values", _places(list(places)), lambda found: [Value(*row) for row in found])
 
 
 def enqueue(places: Sequence[Place], args: Sequence[str | None], *, channel: str) -> Statement[int]:
     """Sends the tasks of nodes, with these arguments (None: those of the node); answers how many."""
-    parameters = {**_places(places), "args": json_array([_bytes(each) for each in args]), "channel": channel}
+    parameters = {**placed(places), "args": json_array([_bytes(each) for each in args]), "channel": channel}
     return Statement("workflow/enqueue", parameters, lambda found: int(found[0][0]))
 
 
@@ -288,7 +279,8 @@ def _ended(row: Row) -> Ended:
     )  # fmt: skip
 
 
-def _places(places: Sequence[Place]) -> dict[str, object]:
+def placed(places: Sequence[Place]) -> dict[str, object]:
+    """Nodes as parameters of a statement."""
     return {"ids": uuids([place[0] for place in places]), "numbers": integers([place[1] for place in places])}
 
 

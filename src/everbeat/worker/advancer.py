@@ -25,6 +25,8 @@ POLL_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.1
 """Before the second look at workflows that somebody was at; it doubles."""
 SET_ASIDE_S: Final = 60.0
+"""After the first step that failed; it doubles with each further one."""
+LONGEST_ASIDE_S: Final = 3_600.0
 _log = logging.getLogger("everbeat.worker")
 
 
@@ -45,6 +47,7 @@ class Advancer:
         self._pause_s = FIRST_PAUSE_S
         self._at: Collection[UUID] = ()
         self._set_aside: dict[UUID, float] = {}
+        self._pauses_s: dict[UUID, float] = {}
 
     def look(self) -> None:
         """Something may have happened to workflows."""
@@ -88,6 +91,8 @@ class Advancer:
                 self._on_enqueued()
             if not done.workflows:
                 return await self._left_over()
+            for one in self._pauses_s.keys() & self._at:
+                del self._pauses_s[one]
             self._pause_s = FIRST_PAUSE_S
             self._hint_rate.paid_off()
 
@@ -113,10 +118,11 @@ class Advancer:
 
     def _put_aside(self, problem: Exception) -> None:
         for one in self._at:
-            self._set_aside[one] = self._clock.monotonic() + SET_ASIDE_S
+            pause_s = self._pauses_s[one] = min(2 * self._pauses_s.get(one, SET_ASIDE_S / 2), LONGEST_ASIDE_S)
+            self._set_aside[one] = self._clock.monotonic() + pause_s
             _log.error(
                 "workflow_cannot_go_on workflow=%s again_in_s=%d error=%r",
                 one,
-                SET_ASIDE_S,
+                pause_s,
                 str(problem)[:500],
             )

@@ -3,10 +3,10 @@
 with asked as (
     select %(id)s::uuid as id
 ), inserted as (
-    insert into {schema}.workflows (id, name, key, on_error, success, output, node_count, input, parent_id, parent_node)
+    insert into {schema}.workflows (id, name, key, on_error, success, output, node_count, input, parent_id, parent_node, largest_arguments)
     select
         a.id, %(name)s, %(key)s::text, %(on_error)s, %(success)s::text::json, %(output)s::integer, %(node_count)s::integer,
-        %(input)s::text::json, %(parent_id)s::uuid, %(parent_node)s::integer
+        %(input)s::text::json, %(parent_id)s::uuid, %(parent_node)s::integer, %(largest)s::integer
     from asked a
     on conflict do nothing
     returning id

@@ -5,7 +5,7 @@ with recursive tree (id) as (
     union
     select c.id from tree t join {schema}.workflows c on c.parent_id = t.id
 )
-select w.id, w.state, w.on_error
+select w.id, w.state, w.on_error, w.largest_arguments
 from {schema}.workflows w
 where w.id = any(array(
     select distinct o.workflow_id

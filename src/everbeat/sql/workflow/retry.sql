@@ -4,12 +4,13 @@
 with root as (
     update {schema}.workflows w
     set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, is_held = false, cancel_requested_at = null,
-        retry_call = %(call)s
+        retry_call = %(call)s, largest_arguments = greatest(coalesce(w.largest_arguments, %(default)s), %(largest)s::integer)
     where w.id = %(id)s
     returning w.id
 ), child as (
     update {schema}.workflows w
-    set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, cancel_requested_at = null
+    set state = 'RUNNING', ended_at = null, error = null, result = null, paused_at = null, cancel_requested_at = null,
+        largest_arguments = greatest(coalesce(w.largest_arguments, %(default)s), %(largest)s::integer)
     where w.id = any(%(children)s::text::uuid[]) and w.id <> %(id)s and w.state in ('FAILED', 'CANCELLED')
     returning w.id
 ), asked as materialized (

@@ -5,6 +5,8 @@ select
     n.state = 'SKIPPED' and n.error is not null and n.error::text ~ '^\{{"code" ?: ?"(UPSTREAM|MEMBERS)_SKIPPED"' as follows,
     w.id as child, w.state as child_state
 from {schema}.nodes n
-left join {schema}.workflows w on n.kind = 'workflow' and w.id = n.task_id
+left join lateral (
+    select c.id, c.state from {schema}.workflows c where n.kind = 'workflow' and c.id = n.task_id offset 0
+) w on true
 where n.workflow_id = %(id)s
 order by n.number
