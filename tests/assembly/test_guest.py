@@ -100,6 +100,35 @@ def test_a_worker_in_a_thread_is_stopped_from_another(app: App) -> None:  # D7
     assert app.list_active_workers() == []
 
 
+def test_a_quiet_guest_claims_nothing_until_it_is_resumed(app: App) -> None:  # J1 D7
+    @app.task
+    async def hello(n: int) -> int:
+        return n
+
+    thread = threading.Thread(target=app.run_worker, kwargs={"process_concurrency": 0})
+    thread.start()
+    assert hello.send(1).result(timeout=30) == 1
+    (tree,) = app.quiet_workers(everyone=True)
+    assert tree.quiet_since is not None
+    sent = [hello.send(2)]
+
+    def one_waits() -> bool:
+        time.sleep(1)  # longer than a worker that claims needs for a task
+        if sent[-1].info().state is not TaskState.PENDING:
+            sent.append(hello.send(2))  # the order had not arrived yet
+            return False
+        return True
+
+    until(one_waits)
+    waits = sent[-1]
+    assert [reason.code for reason in app.explain(waits.id).reasons] == ["WORKERS_QUIET"]
+    app.resume_workers(everyone=True)
+    assert waits.result(timeout=30) == 2
+    app.stop_worker()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_a_second_stop_does_not_wait_for_the_grace(app: App) -> None:
     running = threading.Event()
 

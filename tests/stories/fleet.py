@@ -53,7 +53,7 @@ class Fleet:
                     )
                 )
 
-    def deploy(self, seconds: float, *, every_s: float = 5.0, kill_every_s: float = 3.0) -> None:
+    def deploy(self, seconds: float, *, every_s: float, kill_every_s: float = 3.0) -> None:
         """Roll one place after the other to the other version, and kill processes and trees at random times."""
         began = time.monotonic()
         roll_at, kill_at, place = began + every_s, began + kill_every_s, 0

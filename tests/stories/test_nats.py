@@ -54,6 +54,36 @@ def test_tasks_travel_as_messages(stage: Stage, told: Told, deeds: ModuleType) -
     )
 
 
+def test_a_quiet_tree_leaves_the_messages_to_others_until_it_is_resumed(
+    stage: Stage, told: Told, deeds: ModuleType
+) -> None:  # J1 N1
+    quiet = stage.ready_tree(worker=POLLS_NEVER)
+    told.ready()
+    deeds.quick.send(1).result(timeout=20)
+    (tree,) = deeds.app.quiet_workers([stage.workers(quiet)[0]["id"]])
+    assert tree.quiet_since is not None
+    sent = [deeds.quick.send(2)]
+
+    def one_waits() -> bool:
+        time.sleep(1)  # longer than a message takes to a worker that asks for it
+        if stage.task(sent[-1].id)["state"] != "PENDING":
+            sent.append(deeds.quick.send(2))  # the order had not arrived yet
+            return False
+        return True
+
+    stage.until(one_waits, within=20, what="a task waits")
+    waits, before = sent[-1], len(stage.effects("start"))
+    stage.ready_tree(worker=POLLS_NEVER)
+    assert waits.result(timeout=20) == 2
+    stage.until(told.drained, within=20, what="the stream is drained")
+    for n in range(10):
+        deeds.quick.send(n).result(timeout=20)
+    ran = {line["pid"] for line in stage.effects("start")[before:]}
+    assert stage.workers(quiet)[0]["pid"] not in ran
+    deeds.app.resume_workers(everyone=True)
+    assert deeds.quick.send(3).result(timeout=20) == 3
+
+
 def test_a_message_of_what_runs_elsewhere_is_acknowledged_and_calls_no_code(
     stage: Stage, told: Told, deeds: ModuleType
 ) -> None:  # N1 N10

@@ -13,12 +13,14 @@ from tests.stories.stage import Stage
 pytestmark = pytest.mark.story
 
 
-def deploy(stage: Stage, *, seconds: float, per_second: float, seed: int) -> Counter[str]:
+def deploy(
+    stage: Stage, *, seconds: float, per_second: float, seed: int, every_s: float = 5.0
+) -> Counter[str]:
     """Deploy for so long, and return the figures; fail if anything is wrong."""
     fleet = Fleet(stage, seed=seed)
     stage.until(lambda: len(stage.query("select from {schema}.workers")) == 2, within=30, what="two trees")
     fleet.send(per_second=per_second)
-    fleet.deploy(seconds)
+    fleet.deploy(seconds, every_s=every_s)
     fleet.finish(within=90)
     figures = judge(stage, fleet)
     print(f"seed {seed}: {dict(sorted(figures.items()))}")
@@ -28,7 +30,7 @@ def deploy(stage: Stage, *, seconds: float, per_second: float, seed: int) -> Cou
 def test_deploys_forwards_and_backwards_under_kills_lose_nothing_and_fail_nothing(
     stage: Stage,
 ) -> None:  # J1 J2
-    figures = deploy(stage, seconds=16, per_second=8, seed=1)
+    figures = deploy(stage, seconds=10, per_second=8, seed=1, every_s=3)
     assert figures["COMPLETED"] > figures["FAILED"]
     assert 0 < figures["declines"] < figures["tasks"] / 2
 
