@@ -11,11 +11,14 @@ import msgspec
 import psycopg
 import pytest
 
+from everbeat.domain.failure import error_from_json
 from everbeat.domain.pauses import Pause
+from everbeat.domain.policy import StoredPolicy
 from everbeat.domain.states import TASK_TERMINAL_STATES, TRANSITIONS, TaskState
 from everbeat.store import leases, pauses, tasks
 from everbeat.store.database import Database
 from everbeat.store.statement import source
+from everbeat.store.stopped import stop_settlement
 from tests.invariants import deadlocks
 from tests.store.conftest import Hands
 
@@ -158,6 +161,44 @@ def test_a_late_pending_task_is_not_claimed_and_expires(hands: Hands) -> None:  
     assert hands.run(tasks.expire(channel=hands.target.channel)) == [task_id]
     assert hands.row(task_id, "state, error ->> 'code'") == ("EXPIRED", "TASK_EXPIRED")
     assert hands.table("attempts") == []
+
+
+def make_late(hands: Hands) -> None:
+    late = "update {schema}.tasks set good_until = statement_timestamp() where good_until is not null"
+    hands.connection.execute(hands.plain(late))
+
+
+def test_a_stop_that_hands_begun_code_back_does_not_cost_the_task_its_second_run(hands: Hands) -> None:  # J1
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    begun, unbegun = hands.running(good_until=soon), hands.running(good_until=soon)
+    again = StoredPolicy(on_crash="retry")
+    stop = stop_settlement(begun.id, begun.claim_id, policy=again)
+    channel = hands.target.channel
+    assert hands.run(leases.settle([stop], channel=channel)) == {begun.claim_id: "PENDING"}
+    assert hands.run(leases.settle([stop], channel=channel)) == {begun.claim_id: "already"}
+    assert hands.settle(unbegun, "RELEASED") == "PENDING"
+    make_late(hands)
+    assert hands.run(tasks.expire(channel=channel)) == [unbegun.id], "its code never ran"
+    assert [claimed.id for claimed in hands.claim()] == [begun.id]
+    assert hands.table("attempts", "outcome, will_retry") == [("RELEASED", True)] * 2
+
+
+@pytest.mark.parametrize("is_claimed", [True, False])
+def test_a_retry_that_expires_says_what_came_before(hands: Hands, is_claimed: bool) -> None:  # C1
+    claimed = hands.running(good_until=datetime.now(UTC) + timedelta(minutes=1))
+    error = b'{"code": "SMTP_DOWN", "message": "m"}'
+    assert hands.settle(claimed, "FAILED", error=error, retry_in_ms=0) == "PENDING"
+    again = hands.claim() if is_claimed else []
+    make_late(hands)
+    if is_claimed:
+        assert hands.start(again[0]) == ["expired"]
+    else:
+        assert hands.run(tasks.expire(channel=hands.target.channel)) == [claimed.id]
+    state, stored = hands.row(claimed.id, "state, error::text")
+    found = error_from_json(stored)
+    assert (state, found.code) == ("EXPIRED", "TASK_EXPIRED")
+    assert found.message.endswith("before the task started again, after attempt 1")
+    assert found.data == {"last_error": {"code": "SMTP_DOWN", "message": "m"}}
 
 
 def test_a_repeated_settle_answers_already_and_another_outcome_is_lost(hands: Hands) -> None:

@@ -283,8 +283,17 @@ MUTANTS = [
     ),
     Mutant(
         "a suspended task that expires", "task/settle",
-        "good_until = case when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then null else t.good_until end,", "",
+        "good_until = case when h.next_state = 'PENDING' and h.has_begun then null else t.good_until end,", "",
         steps.TestSleep().test_a_suspended_task_is_due_then_at_no_cost_and_begun_tasks_do_not_expire,
+    ),
+    Mutant(
+        "a stop that expires begun work", "task/settle", "a.outcome in ('HANDED_BACK', 'SUSPENDED')", "a.outcome = 'SUSPENDED'",
+        life.test_a_stop_that_hands_begun_code_back_does_not_cost_the_task_its_second_run,
+    ),
+    Mutant(
+        "a release that forgets the deadline of code that never ran", "task/settle", "a.outcome in ('HANDED_BACK', 'SUSPENDED')",
+        "a.outcome in ('HANDED_BACK', 'RELEASED', 'SUSPENDED')",
+        life.test_a_stop_that_hands_begun_code_back_does_not_cost_the_task_its_second_run,
     ),
     Mutant(
         "a retry that a signal hurries", "task/settle",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
 from everbeat.domain.policy import OnCrash, StoredPolicy
+from everbeat.store import tasks
 from everbeat.worker.protocol import Drain, Leaving
 from tests.worker.deeds import gate
 from tests.worker.proxy import Proxy
@@ -61,6 +63,24 @@ async def test_what_outlasts_the_grace_follows_its_policy_at_no_cost(
         )
         outcome = "RELEASED" if on_crash == "retry" else "FAILED"
         assert [a["outcome"] for a in stand.attempts(task_id)] == [outcome]
+
+
+async def test_a_task_that_was_handed_back_runs_again_after_its_deadline(stand: Stand) -> None:  # J1
+    policy, soon = StoredPolicy(on_crash="retry").to_json(), datetime.now(UTC) + timedelta(seconds=2)
+    async with stand.worker() as running:
+        task_id = stand.send_with("linger", {"word": "w"}, policy=policy, good_until=soon)
+        await running.until(lambda: ("begun", "w") in gate.journal)
+        running.worker.obey(Drain(0))
+        await running.left()
+    assert stand.task(task_id)["state"] == "PENDING"
+    late = "select statement_timestamp() > %s as late"
+    async with stand.worker(queues=["other"]) as idle:
+        await idle.until(lambda: stand.query(late, soon)[0]["late"])
+    assert stand.run(tasks.expire(channel=stand.target.channel)) == []
+    async with stand.worker() as running:
+        await running.until(lambda: gate.journal.count(("begun", "w")) == 2)
+        assert stand.task(task_id)["attempt"] == 2
+        stand.cancel(task_id)
 
 
 async def test_code_that_does_not_end_is_settled_by_nobody_before_its_process_has_ended(

@@ -31,7 +31,10 @@ NO_FLOORS: Final[Mapping[tuple[str, int], Place]] = MappingProxyType({})
 CLAIM_BYTES: Final = 16 * 1024 * 1024
 """So much of arguments and checkpoints one claim brings at most, unless a single task has more."""
 
-AttemptOutcome = Literal["COMPLETED", "FAILED", "CANCELLED", "RELEASED", "SUSPENDED", "DECLINED"]
+AttemptOutcome = Literal[
+    "COMPLETED", "FAILED", "CANCELLED", "RELEASED", "HANDED_BACK", "SUSPENDED", "DECLINED"
+]
+"""RELEASED is for code that never began, HANDED_BACK for code that a stop ended; both are stored as RELEASED."""
 
 
 class Started(Struct, frozen=True):

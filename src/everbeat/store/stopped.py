@@ -18,7 +18,7 @@ _MESSAGE: Final = "The worker was told to stop, and the code did not end within 
 def stop_settlement(task_id: UUID, claim_id: UUID, *, policy: StoredPolicy) -> Settlement:
     """Return a release at no cost where the policy allows a second run, and a final failure otherwise."""
     if policy.retries_stop:
-        return Settlement(id=task_id, claim_id=claim_id, outcome="RELEASED")
+        return Settlement(id=task_id, claim_id=claim_id, outcome="HANDED_BACK")
     error = error_to_json(TaskError(WORKER_STOPPED, _MESSAGE))
     return Settlement(id=task_id, claim_id=claim_id, outcome="FAILED", error=error)
 

@@ -100,7 +100,7 @@ def state_after(settlement: Settlement) -> str:
     match settlement.outcome:
         case "COMPLETED" | "CANCELLED":
             return settlement.outcome
-        case "RELEASED" | "SUSPENDED" | "DECLINED":
+        case "RELEASED" | "HANDED_BACK" | "SUSPENDED" | "DECLINED":
             return "PENDING"
         case _:
             return "FAILED" if settlement.retry_in_ms is None else "PENDING"

@@ -8,7 +8,10 @@ with late as materialized (
 ), expired as (
     update {schema}.tasks t
     set state = 'EXPIRED', expired_at = statement_timestamp(), next_retry_at = null,
-        error = json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed before a worker claimed the task')
+        error = case when t.attempt = 0 then json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed before the task started')
+                     else json_build_object(
+                         'code', 'TASK_EXPIRED', 'message', 'good_until passed before the task started again, after attempt ' || t.attempt,
+                         'data', json_build_object('last_error', t.error)) end
     from late l where t.id = l.id
     returning t.id, t.queue, t.serial, t.workflow_id
 ), hint as materialized (

@@ -1,6 +1,7 @@
 -- Settles attempts: RUNNING -> COMPLETED | FAILED | CANCELLED | PENDING (a retry, a release at no cost, or suspended until wake_at).
 -- Only for whoever holds the claim_id. A settle that landed before answers "already"; zero rows is a lost lease.
 -- What was suspended has begun: good_until is no matter of its any more, and a signal may have moved its wake_at until this very moment.
+-- HANDED_BACK is a RELEASED whose code has begun, so its good_until no longer applies either: a stop of its worker must not expire it.
 -- A success that happened is never hidden; after a cancel request anything else ends CANCELLED, never in a retry.
 -- JSON arrays: quoting a large result as an element of a text array takes minutes. All parameters are texts, for whatever driver the
 -- code brings to its own commit.
@@ -9,7 +10,9 @@
 -- limit 1 keeps the planner from moving the state into the look-up: it would read the whole index of leases for each row. No join is
 -- one of two lists: each row is looked up by its key.
 with asked as (
-    select a.id, a.claim_id, a.outcome, a.retry_in_ms, a.result, nullif(a.error::text, 'null')::json as error, a.place
+    select
+        a.id, a.claim_id, case a.outcome when 'HANDED_BACK' then 'RELEASED' else a.outcome end as outcome,
+        a.outcome in ('HANDED_BACK', 'SUSPENDED') as has_begun, a.retry_in_ms, a.result, nullif(a.error::text, 'null')::json as error, a.place
     from rows from (
         unnest(
             %(ids)s::text::uuid[], %(claim_ids)s::text::uuid[], %(outcomes)s::text::text[], %(retry_in_ms)s::text::bigint[]
@@ -52,7 +55,7 @@ with asked as (
             when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then coalesce(t.wake_at, statement_timestamp())
             else t.enqueued_at
         end,
-        good_until = case when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then null else t.good_until end,
+        good_until = case when h.next_state = 'PENDING' and h.has_begun then null else t.good_until end,
         waits_for = case when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then t.waits_for end,
         wake_at = case when h.next_state = 'PENDING' and h.outcome = 'SUSPENDED' then t.wake_at end,
         claim_id = null, claim_call = null,

@@ -26,7 +26,10 @@ with asked as (
 ), expired as (
     update {schema}.tasks t
     set state = 'EXPIRED', expired_at = statement_timestamp(), claim_id = null, claim_call = null,
-        error = json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed while the task was claimed, before its code started')
+        error = case when t.attempt = 0 then json_build_object('code', 'TASK_EXPIRED', 'message', 'good_until passed while the task was claimed, before the task started')
+                     else json_build_object(
+                         'code', 'TASK_EXPIRED', 'message', 'good_until passed while the task was claimed, before the task started again, after attempt ' || t.attempt,
+                         'data', json_build_object('last_error', t.error)) end
     from held h
     where t.id = h.id and h.change = 'expired'
     returning t.id, t.queue, t.serial, t.workflow_id
