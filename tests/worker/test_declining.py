@@ -54,6 +54,7 @@ async def test_arguments_with_other_names_are_declined_in_every_lane(  # J2
     async with stand.worker() as running:
         sent = [stand.send(name, y=n) for n in range(1 if not prefetched else 20)]
         await declined(stand, running, *sent)
+        await running.finished(*sent)
         assert {one.state for one in running.finishes()} == {"PENDING"}
         told = [event for event in running.events if isinstance(event, TaskDeclined)]
         assert [(one.name, one.unknown, one.count) for one in told] == [(name, ("y",), 1)]

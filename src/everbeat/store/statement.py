@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -32,10 +33,19 @@ def source(name: str) -> str:
     return (files("everbeat") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
 
 
+def without(part: str, *, name: str) -> str:
+    """Return the name of a statement without its lines between `-- [part` and `-- part]`."""
+    return f"{name}-{part}"
+
+
 @cache
 def compose(name: str, schema: str, *, concurrently: bool = False) -> bytes:
     """The statement for one schema, whose name is quoted safely; `concurrently`: for one that is in use, where `{concurrently}` is a word."""
-    template = sql.SQL(source(name))  # from our own package, never from data
+    file, _, part = name.partition("-")
+    text = source(file)
+    if part:
+        text = re.sub(rf"^ *-- \[{part}\n.*?^ *-- {part}\]\n", "", text, flags=re.MULTILINE | re.DOTALL)
+    template = sql.SQL(text)  # from our own package, never from data
     word = sql.SQL("concurrently" if concurrently else "")
     return template.format(schema=sql.Identifier(schema), concurrently=word).as_bytes(None)
 

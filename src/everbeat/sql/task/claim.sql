@@ -11,7 +11,8 @@
 -- others the stored size comes first, which needs no unpacking.
 -- Of a serial line only the head may be taken, and only while none of the line is held.
 -- Marked tasks (needs_id) are taken only of the groups in `marked`, which the code of this worker understands: mostly there is none, and the
--- claim reads no other marked task. A group is a lane of its own, without a floor.
+-- claim reads no other marked task. A group is a lane of its own, without a floor. A claim without groups is run without the lines between
+-- "[marked" and "marked]", which take the server a tenth of a claim even if they find nothing.
 -- A row whose counters have no next value is passed over: the overflow would end the claim of all others. `everbeat doctor` names it.
 with recursive caller as materialized (
     select id from {schema}.workers where id = %(worker_id)s and ended_at is null for key share
@@ -22,11 +23,13 @@ with recursive caller as materialized (
     select
         array(select unnest(%(names)s::text[]) except select p.name from {schema}.pauses p where p.kind = 'task') as names,
         array(select p.name from {schema}.pauses p where p.kind = 'queue') as closed
+-- [marked
 ), marked as materialized (
     select m.needs_id, m.queue, m.priority
     from json_to_recordset(%(marked)s::json) as m (needs_id uuid, name text, queue text, priority smallint)
     cross join asked
     where m.name = any(asked.names)
+-- marked]
 ), floor as materialized (
     select f.queue, f.priority, f.at, f.id
     from unnest(
@@ -85,7 +88,12 @@ with recursive caller as materialized (
         order by t.serial_at, t.id limit 1
     ) first
     cross join asked
-    where first.state = 'PENDING' and (first.needs_id is null or first.needs_id = any(array(select m.needs_id from marked m)))
+    where first.state = 'PENDING' and (
+            first.needs_id is null
+            -- [marked
+            or first.needs_id = any(array(select m.needs_id from marked m))
+            -- marked]
+        )
       and first.enqueued_at <= statement_timestamp()
       and first.name = any(asked.names) and (%(suspects)s::boolean is null or first.suspect = %(suspects)s::boolean)
       and (first.good_until is null or first.good_until > statement_timestamp())
@@ -106,6 +114,7 @@ with recursive caller as materialized (
               and (t.enqueued_at, t.id) > (start.at, start.id) and t.enqueued_at <= statement_timestamp()
             order by t.enqueued_at, t.id limit 1
         ) first
+        -- [marked
         union all
         select m.queue, m.priority, first.enqueued_at, null, null, null, m.needs_id
         from marked m
@@ -115,6 +124,7 @@ with recursive caller as materialized (
               and t.enqueued_at <= statement_timestamp()
             order by t.enqueued_at, t.id limit 1
         ) first
+        -- marked]
         union all
         select head.queue, head.priority, head.enqueued_at, head.id, null, null, null from head
     ) found
@@ -137,6 +147,7 @@ with recursive caller as materialized (
             limit %(limit)s
             for no key update skip locked
         ) of_lane
+        -- [marked
         union all
         select * from (
             select t.id, t.args, t.checkpoint from {schema}.tasks t
@@ -149,6 +160,7 @@ with recursive caller as materialized (
             limit %(limit)s
             for no key update skip locked
         ) of_group
+        -- marked]
         union all
         select * from (
             select t.id, t.args, t.checkpoint from {schema}.tasks t
