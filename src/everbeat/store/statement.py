@@ -38,14 +38,23 @@ def without(part: str, *, name: str) -> str:
     return f"{name}-{part}"
 
 
+def parted(name: str) -> tuple[str, str]:
+    """Return the file of a statement's name, and the part that it is run without (empty: none)."""
+    file, _, part = name.partition("-")
+    return file, part
+
+
+def shortened(text: str, *, part: str) -> str:
+    """Return the text without this part, if there is one."""
+    lines = rf"^ *-- \[{part}\n.*?^ *-- {part}\]\n"
+    return re.sub(lines, "", text, flags=re.MULTILINE | re.DOTALL) if part else text
+
+
 @cache
 def compose(name: str, schema: str, *, concurrently: bool = False) -> bytes:
     """The statement for one schema, whose name is quoted safely; `concurrently`: for one that is in use, where `{concurrently}` is a word."""
-    file, _, part = name.partition("-")
-    text = source(file)
-    if part:
-        text = re.sub(rf"^ *-- \[{part}\n.*?^ *-- {part}\]\n", "", text, flags=re.MULTILINE | re.DOTALL)
-    template = sql.SQL(text)  # from our own package, never from data
+    file, part = parted(name)
+    template = sql.SQL(shortened(source(file), part=part))  # from our own package, never from data
     word = sql.SQL("concurrently" if concurrently else "")
     return template.format(schema=sql.Identifier(schema), concurrently=word).as_bytes(None)
 

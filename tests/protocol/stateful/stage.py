@@ -14,7 +14,7 @@ from psycopg import Connection, sql
 
 from everbeat.errors import DatabaseUnreachable
 from everbeat.store import migrating
-from everbeat.store.statement import Statement, source
+from everbeat.store.statement import Statement, parted, shortened, source
 from everbeat.store.target import Target
 from tests.invariants import install_audit
 
@@ -94,12 +94,13 @@ class Stage:
 
     def _text(self, name: str) -> bytes:
         if name not in self._texts:
-            text = source(name)
-            if name in self.mistakes:
-                old, new = self.mistakes[name]
-                assert old in text, f"{name} no longer holds what the mutant takes out: {old}"
+            file, part = parted(name)
+            text = source(file)
+            if file in self.mistakes:
+                old, new = self.mistakes[file]
+                assert old in text, f"{file} no longer holds what the mutant takes out: {old}"
                 text = text.replace(old, new)
-            self._texts[name] = self._composed(text)
+            self._texts[name] = self._composed(shortened(text, part=part))
         return self._texts[name]
 
     def _composed(self, text: str) -> bytes:
