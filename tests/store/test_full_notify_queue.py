@@ -18,6 +18,7 @@ from everbeat.errors import DatabaseError
 from everbeat.store import leases, messages, migrating, pauses, statement, tasks
 from everbeat.store import workflow_control as control
 from everbeat.store.database import Database
+from everbeat.store.declining import decline
 from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.quiet import quiet
 from everbeat.store.refusals import is_refused_data, is_refused_hint, is_repeatable
@@ -115,6 +116,11 @@ def release(hands: Hands) -> Act:
     hands.send()
     (claimed,) = hands.claim()
     return lambda: hands.run(leases.release([(claimed.id, claimed.claim_id)], channel=hands.target.channel))
+
+
+def hand_back(hands: Hands) -> Act:
+    held = hands.running()
+    return lambda: hands.run(decline([(held.id, held.claim_id)], channel=hands.target.channel))
 
 
 def expire(hands: Hands) -> Act:
@@ -230,6 +236,7 @@ ACTS: Final[dict[str, Callable[[Hands], Act]]] = {
     "task/settle": settle,
     "task/recover": recover,
     "task/release": release,
+    "task/decline": hand_back,
     "task/expire": expire,
     "task/cancel": cancel,
     "task/retry": retry,
