@@ -30,3 +30,13 @@ async def test_a_stop_leaves_the_leases_that_a_recovery_hook_left(
     assert hands.row(other.id, "state") == ("FAILED" if policy is None else "PENDING")
     failures = [(each.task_id, each.code) for each in told if isinstance(each, TaskFailure)]
     assert failures == ([(other.id, "WORKER_STOPPED")] if policy is None else [])
+
+
+async def test_a_serial_line_stays_held_while_code_of_it_goes_on(hands: Hands) -> None:  # J1
+    in_line, other = hands.running(serial="key:line"), hands.running()
+    session = Session(hands.target, "everbeat test session")
+    await settle_stopped(session, "w1", channel=hands.target.channel, events=EventBus(), code_runs=True)
+    assert (hands.row(in_line.id, "state"), hands.row(other.id, "state")) == ("RUNNING", "FAILED")
+    await settle_stopped(session, "w1", channel=hands.target.channel, events=EventBus())
+    await session.drop()
+    assert hands.row(in_line.id, "state") == "FAILED"

@@ -474,7 +474,8 @@ MUTANTS = [
         for look, column in (
             *(
                 (f"inspect/{name}", "s.claimed_stale_ms")
-                for name in ("crew", "waiting", "holding", "unserved", "workers", "supervisors", "known_names", "movement", "failing_starts")
+                for name in ("crew", "waiting", "holding", "unserved", "workers", "supervisors", "known_names", "movement", "failing_starts",
+                    "knowing")
             ),
             ("inspect/silent_trees", "t.claimed_stale_ms"),
             ("message/look", "s.running_stale_ms"),

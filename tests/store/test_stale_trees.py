@@ -78,6 +78,9 @@ def seen(hands: Hands, held: UUID, waits: UUID) -> dict[str, Any]:
         "silent_trees": (silent.silent, silent.living),
         "unswept": unswept.silent,
         "unserved": len(hands.run(diagnosis.unserved(stale_ms=OWN_MS))),
+        "knowing": sum(
+            len(each.registered.workers) for each in hands.run(diagnosis.knowing(["work"], stale_ms=OWN_MS))
+        ),
         "workers": {each.is_stale for each in hands.run(inspect.workers(**LISTED))},
         "supervisors": {each.is_stale for each in hands.run(inspect.supervisors(**LISTED))},
         "known_names": hands.run(explanation.known_names(stale_ms=OWN_MS))[0],
@@ -89,11 +92,11 @@ def seen(hands: Hands, held: UUID, waits: UUID) -> dict[str, Any]:
 
 
 ALIVE = {
-    "crew": (2, 2), "waiting": 2, "holding": (1, False, RARE_MS), "silent_trees": (0, 2), "unswept": 0, "unserved": 0,
+    "crew": (2, 2), "waiting": 2, "holding": (1, False, RARE_MS), "silent_trees": (0, 2), "unswept": 0, "unserved": 0, "knowing": 2,
     "workers": {False}, "supervisors": {False}, "known_names": ("work",), "movement": 2, "failing_starts": 1, "messages": False, "sweep": 0,
 }  # fmt: skip
 DEAD = {
-    "crew": (0, 0), "waiting": 0, "holding": (0, True, RARE_MS), "silent_trees": (2, 0), "unswept": 1, "unserved": 1,
+    "crew": (0, 0), "waiting": 0, "holding": (0, True, RARE_MS), "silent_trees": (2, 0), "unswept": 1, "unserved": 1, "knowing": 0,
     "workers": {True}, "supervisors": {True}, "known_names": (), "movement": 0, "failing_starts": 0, "messages": True, "sweep": 2,
 }  # fmt: skip
 

@@ -271,6 +271,26 @@ def test_a_second_signal_ends_a_tree_at_once(stand: Stand, new_tree: NewTree) ->
         assert state(stand, task) == "PENDING"
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_process_that_says_nothing_after_the_grace_is_killed_soon(
+    signals: int, stand: Stand, new_tree: NewTree
+) -> None:  # J1
+    """Kubernetes kills five seconds after the grace: by then the policy of the stop must have decided."""
+    with new_tree(grace="500ms" if signals == 1 else "1m") as party:
+        task = stand.send_with("block_loop", {"seconds": 60}, policy=AGAIN)
+        until_running(stand, task)
+        began_at = time.monotonic()
+        for number in range(1, signals + 1):
+            party.process.send_signal(signal.SIGTERM)
+            until(lambda number=number: f"stop_asked times={number}" in party.text(), what="heard")  # type: ignore[misc]
+        assert party.process.wait(60) == 0
+        print(f"{time.monotonic() - began_at:.1f} s")
+        assert time.monotonic() - began_at < BUSY_MACHINE * 5
+        assert "grace_exceeded" in party.text()
+        row = stand.task(task)
+        assert (row["state"], row["crash_count"], row["loss_count"]) == ("PENDING", 0, 0)
+
+
 def test_a_third_signal_kills(stand: Stand, new_tree: NewTree) -> None:
     with new_tree(grace="1m") as party:
         task = stand.send_with("nap", {"seconds": 60}, policy=AGAIN)

@@ -28,8 +28,8 @@ async def settle_stopped(
 ) -> None:
     """Settle each started attempt by what its policy says of a stop; retried until the database answers.
 
-    `code_runs`: the code of some goes on. Only those that never run again are settled: a second run
-    could overlap the others.
+    `code_runs`: the code of some goes on. Only those that never run again and are in no serial line are settled: a second run, or
+    the next run of the line, could overlap the others.
 
     A lease that a recovery hook left stays as it is. What the database refuses stays held: the recovery of the worker
     comes next and decides on it.
@@ -44,7 +44,7 @@ async def settle_stopped(
             for lease in found
             if lease.state is TaskState.RUNNING
             and lease.id not in left
-            and not (code_runs and facts_of(lease).policy.retries_stop)
+            and not (code_runs and (lease.serial is not None or facts_of(lease).policy.retries_stop))
         ]
 
         async def settle(part: Sequence[Settlement]) -> list[tuple[UUID, str]]:

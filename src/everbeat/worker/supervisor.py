@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Final
 
@@ -50,7 +50,9 @@ from everbeat.worker.watches import watches_of
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LAST_WORDS_S: Final = 1.0  # for what a process said before it ended to be read
 _DEAF_S: Final = 5.0
-_BEYOND_GRACE_S: Final = 30.0
+_BEYOND_GRACE_S: Final = 30.0  # for what the database has not taken yet
+_LAST_LOOK_S: Final = 1.0
+_LAST_SILENCE_S: Final = 3.0  # three reports of a worker process that can still end its code and write
 _LAST_BURIALS_S: Final = 10.0
 _log = logging.getLogger("everbeat.worker")
 
@@ -128,9 +130,10 @@ class Supervisor:
         self._stops += 1
         _log.info("stop_asked times=%d", self._stops)
         self._stopping.set()
-        if self._supervision is not None and self._stops == 1:
+        if self._supervision is not None and self._stops <= 2:
             self._supervision.drain()
-            self._nursery.start(self._end_at_last(), name="end of patience")
+            grace_s = self._worker.grace_s if self._stops == 1 else 0.0
+            self._nursery.start(self._end_at_last(grace_s), name="end of patience")
         for child in list(self._children):
             self._ask_to_leave(child)
 
@@ -142,9 +145,17 @@ class Supervisor:
         else:
             child.tell(Drain(round(self._worker.grace_s * 1_000)))
 
-    async def _end_at_last(self) -> None:
-        await self._clock.sleep(self._worker.grace_s + _BEYOND_GRACE_S)
-        for child in list(self._children):
+    async def _end_at_last(self, grace_s: float) -> None:
+        """Kill what is left: soon after the grace the processes that say nothing, later those that still write."""
+        await self._clock.sleep(grace_s + _LAST_LOOK_S)
+        looked_at = self._clock.monotonic()
+        await self._clock.sleep(_LAST_SILENCE_S)
+        self._kill_overdue(one for one in self._children if one.heard_at < looked_at and not one.has_left)
+        await self._clock.sleep(_BEYOND_GRACE_S)
+        self._kill_overdue(self._children)
+
+    def _kill_overdue(self, children: Iterable[Child]) -> None:
+        for child in list(children):
             _log.error("grace_exceeded pid=%d", child.process.pid)
             child.kill(because=GRACE_OVER)
 

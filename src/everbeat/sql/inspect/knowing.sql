@@ -5,7 +5,7 @@ with living as materialized (
     from {schema}.workers w
     join {schema}.supervisors s on s.id = w.supervisor_id
     where w.ended_at is null and s.ended_at is null and not s.draining
-      and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - %(stale_ms)s * interval '1 millisecond'
+      and greatest(s.last_beat_at, w.last_beat_at) > statement_timestamp() - greatest(%(stale_ms)s, s.claimed_stale_ms) * interval '1 millisecond'
       and s.id <> all (array(select x.id from {schema}.trees_without_session() x))
 ), alike as materialized (
     select l.queues, l.metadata -> 'tasks' as tasks, l.metadata -> 'parameters' as parameters, array_agg(l.id order by l.id) as workers
