@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from everbeat.domain.reopening import reopened
 from everbeat.errors import DatabaseError
 from everbeat.store import leases, messages, migrating, pauses, statement, tasks
 from everbeat.store import workflow_control as control
@@ -207,7 +208,10 @@ def withdraw_workflow(hands: Hands) -> Act:
 def retry_workflow(hands: Hands) -> Act:
     flow = Flow.start(hands, [task("a")])
     flow.play(failing("a"))
-    return lambda: hands.run(control.retry(flow.id, call=uuid4(), channel=hands.target.channel))
+    plan = reopened(hands.run(control.retry_nodes(flow.id)), ())
+    return lambda: hands.run(
+        control.retry(flow.id, {flow.id: plan}, call=uuid4(), channel=hands.target.channel)
+    )
 
 
 def let_relay_go(hands: Hands) -> Act:

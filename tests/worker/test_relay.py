@@ -231,8 +231,8 @@ async def test_a_stream_that_takes_nothing_is_told_of_and_costs_little(
             one.relay.written()
             await until(lambda: any(isinstance(event, MessagesNotPublished) for event in one.events))
             await until(lambda: says(stand, "failing"))
-            told = {each.payload for each in ear.notifies(timeout=5, stop_after=2)}
-        assert "t:default" in told  # what was sent before is told too
+            # What was sent before is told too, after any number of other hints.
+            assert any(each.payload == "t:default" for each in ear.notifies(timeout=20))
         assert outbox(stand, "place is not null") == 0
         before = one.relay._own.answers if one.relay._own is not None else 0
         await asyncio.sleep(2)  # what it does meanwhile is counted

@@ -31,7 +31,7 @@ async def newer(n: int) -> int:
     return n
 
 
-def send_on(*names: str, pause_s: float = 0.02) -> None:
+def send_on(*names: str, pause_s: float = 0.1) -> None:
     """Sends one of each, again and again, until the gate "enough" opens; prints what it sent."""
     enough = Path(os.environ["STORY_GATES"]) / f"enough {' '.join(names)}"
     for number in itertools.count():

@@ -4,10 +4,10 @@ with asked as materialized (
     select distinct a.workflow_id, a.number
     from unnest(%(ids)s::text::uuid[], %(numbers)s::text::integer[]) as a (workflow_id, number)
 ), node as (
-    select n.*, a.number as of, null::integer as place
+    select n.workflow_id, n.number, n.state, n.kind, n.task_id, n.error, a.number as of, null::integer as place
     from asked a join {schema}.nodes n on n.workflow_id = a.workflow_id and n.number = a.number
     union all
-    select m.*, a.number, m.number - n.first_member
+    select m.workflow_id, m.number, m.state, m.kind, m.task_id, m.error, a.number, m.number - n.first_member
     from asked a
     join {schema}.nodes n on n.workflow_id = a.workflow_id and n.number = a.number and n.kind = 'map'
     join {schema}.nodes m on m.workflow_id = n.workflow_id and m.number >= n.first_member and m.number < n.first_member::bigint + n.members
