@@ -60,7 +60,7 @@ CHANGES: Final = (
         f""" end,
     case when %(name)s = 'newer' then {NEXT} else {CODE} end,
     case when %(name)s = 'newer' then {NEEDS} end,
-    case when %(name)s = 'newer' then md5('newer' || {NEEDS}::text)::uuid end
+    case when %(name)s = 'newer' then {{schema}}.mark_of('newer', {NEEDS}) end
 )
 on conflict do nothing""",
     ),
