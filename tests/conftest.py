@@ -1,7 +1,4 @@
-"""A real PostgreSQL for every test that asks: one server for the whole run, one schema for each test.
-
-What lives here: servers and schemas. What belongs to one room's tests lives in that room's own conftest.
-"""
+"""Fixtures that give each test a real PostgreSQL: one server for the whole test run, and one schema per test."""
 
 from __future__ import annotations
 
@@ -19,29 +16,38 @@ import pytest
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
-from everbeat.store.embedded import EmbeddedServer
+from everbeat.embedded.server import EmbeddedServer
 from tests.replication import Pair
 
-# Tests end before a power cut could matter to them.
+# Durability settings are off, because tests do not have to survive a power failure.
 FAST_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
-# Examples may take their time: machines are shared. pytest --hypothesis-profile=... chooses another one.
+# Machines are shared, so examples have no time limit. The same commit gets the same examples and therefore the same
+# verdict. Only the thorough profile (make test-long) draws new examples. To choose another profile, use
+# pytest --hypothesis-profile=...
 for profile, examples in {"brief": 10, "usual": 40, "thorough": 400}.items():
     settings.register_profile(
-        profile, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow]
+        profile,
+        deadline=None,
+        max_examples=examples,
+        derandomize=profile != "thorough",
+        suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile("usual")
 
 
 def pytest_configure() -> None:
-    """Started in the background, or by nohup, a process ignores the signals of a terminal, and so does all that it starts."""
+    """Restore the default signal handlers.
+
+    A process that was started in the background or by nohup ignores terminal signals, and its child processes inherit this.
+    """
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side, each process begins with its share of the stories: one that begins last would keep all others waiting."""
+    """Let each xdist process start its share of the slow stories first, because stories that start last delay the whole run."""
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if processes == 1:
         return
@@ -56,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class NewServer(Protocol):
-    """Makes a server of the test's own, which it may restart and kill."""
+    """Creates a server for one test, which the test can restart and kill."""
 
     def __call__(
         self, *, settings: dict[str, str] | None = None, tcp_port: int | None = None
@@ -64,14 +70,14 @@ class NewServer(Protocol):
 
 
 class NewPair(Protocol):
-    """Makes a primary and a streaming standby of the test's own."""
+    """Creates a primary server and a streaming standby for one test."""
 
     def __call__(self, *, synchronous: bool = False, settings: dict[str, str] | None = None) -> Pair: ...
 
 
 @pytest.fixture(scope="session", autouse=True)
 def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Trees that tests kill leave their lock files here, not among those of the user's own workers."""
+    """Use a separate runtime folder, so that killed process trees leave no lock files in the user's folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         yield
@@ -79,8 +85,8 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedServer]:
-    """The server all tests share; a test that wants to harm it takes `new_server`."""
-    # Not tmp_path: its names are too long for a socket, and a folder of the day before would be kept.
+    """Yield the server that all tests share. A test that would disturb other tests must use `new_server` instead."""
+    # Do not use tmp_path: its names are too long for a socket, and pytest would keep folders of earlier runs.
     with (
         tempfile.TemporaryDirectory(prefix="eb-", ignore_cleanup_errors=True) as folder,
         EmbeddedServer.open(Path(folder), settings=FAST_SETTINGS) as server,
@@ -90,24 +96,24 @@ def postgres() -> Iterator[EmbeddedServer]:
 
 @pytest.fixture(scope="session")
 def database_url(postgres: EmbeddedServer) -> str:
-    """The libpq URL of the shared server."""
+    """Return the libpq URL of the shared server."""
     return postgres.url
 
 
 @pytest.fixture
 def schema(database_url: str) -> Iterator[str]:
-    """A schema name that nobody else uses; what is made under it is dropped afterwards."""
+    """Yield a unique schema name. The schema is dropped after the test."""
     name = f"test_{uuid4().hex[:12]}"
     yield name
     with psycopg.connect(database_url, autocommit=True) as connection:
-        # A connection left open in a transaction is a mistake of the test, better reported than waited for.
+        # An open transaction is a bug in the test, and should be reported instead of waited for.
         connection.execute("SET lock_timeout = '10s'")
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
 
 
 @pytest.fixture
 def new_server() -> Iterator[NewServer]:
-    """A factory of servers of the test's own, stopped and removed after it."""
+    """Yield a factory that creates servers for one test. The servers are stopped and removed after the test."""
     opened: list[tuple[Path, EmbeddedServer]] = []
 
     def open_server(*, settings: dict[str, str] | None = None, tcp_port: int | None = None) -> EmbeddedServer:
@@ -119,13 +125,13 @@ def new_server() -> Iterator[NewServer]:
     yield open_server
     for folder, server in opened:
         server.close()
-        server.stop("immediate")  # other processes of the test may still count as users
+        server.stop("immediate")  # other processes of the test might still count as users
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
 def new_pair() -> Iterator[NewPair]:
-    """A factory of primaries with a streaming standby, stopped and removed after the test."""
+    """Yield a factory that creates primaries with a streaming standby, which are stopped and removed after the test."""
     opened: list[Pair] = []
 
     def open_pair(*, synchronous: bool = False, settings: dict[str, str] | None = None) -> Pair:

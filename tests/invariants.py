@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection, sql
 
-from everbeat.domain.states import TRANSITIONS
+from everbeat.domain.task.states import TRANSITIONS
 
 AUDIT = """
 create table {schema}.audit (
@@ -29,7 +29,7 @@ end $$;
 create trigger audit after insert or update on {schema}.tasks for each row execute function {schema}.audit_task();
 """
 
-# Number, what must not be, and the query that finds it.
+# The number, the forbidden state, and the query that finds it.
 QUERIES: tuple[tuple[str, str, str], ...] = (
     (
         "I3",
@@ -173,12 +173,12 @@ class Breach:
 
 
 def install_audit(connection: Connection[Any], schema: str) -> None:
-    """Records every transition from now on."""
+    """Record every transition from now on."""
     connection.execute(sql.SQL(AUDIT).format(schema=sql.Identifier(schema)))
 
 
 def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
-    """What breaks an invariant in this schema, the audit included. Nothing may be in flight."""
+    """Return the broken invariants of this schema, including the audit. No task may be in flight."""
     found = []
     for number, rule, query in QUERIES:
         rows = connection.execute(sql.SQL(query).format(schema=sql.Identifier(schema))).fetchall()
@@ -199,7 +199,7 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
 def check_invariants(
     url: str, schema: str, *, sent: set[Any] | None = None, deadlocks_before: int | None = None
 ) -> None:
-    """Asserts every invariant; with `sent`, also that no acknowledged task is missing (I1) and none is there that nobody sent (I2)."""
+    """Assert every invariant; with `sent`, also that no acknowledged task is missing (I1) and that no other task exists (I2)."""
     with psycopg.connect(url, autocommit=True) as connection:
         assert breaches(connection, schema) == []
         if sent is not None:
@@ -216,7 +216,7 @@ def check_invariants(
 
 
 def deadlocks(connection: Connection[Any]) -> int:
-    """How many deadlocks this database has seen."""
+    """Return how many deadlocks this database has seen."""
     row = connection.execute(
         "select deadlocks from pg_stat_database where datname = current_database()"
     ).fetchone()

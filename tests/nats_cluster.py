@@ -1,7 +1,4 @@
-"""Three real NATS servers that hold streams in common.
-
-What lives here: NatsCluster. What may not: anything of everbeat.
-"""
+"""Three real NATS servers with common streams."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from tests.nats_server import READY_S, NatsServer, free_port
 
 
 class NatsCluster:
-    """Three servers that hold streams in common. Use it in a `with`, then await `ready()`."""
+    """Three servers with common streams. Use it in a `with`, then await `ready()`."""
 
     def __init__(self) -> None:
         routes = [free_port() for _ in range(3)]
@@ -52,7 +49,7 @@ class NatsCluster:
             node.close()
 
     async def ready(self) -> None:
-        """Until a stream of three replicas could be made; it is deleted again."""
+        """Wait until a stream with three replicas can be created; it is deleted again."""
         async with asyncio.timeout(READY_S):
             while True:
                 try:
@@ -60,10 +57,10 @@ class NatsCluster:
                     await self.nodes[0].delete_stream("READY")
                     return
                 except (nats.errors.Error, OSError):
-                    await asyncio.sleep(0.1)  # nobody tells when a leader has been elected
+                    await asyncio.sleep(0.1)  # the election of a leader sends no event
 
     async def leader(self, stream: str) -> NatsServer:
-        """The node that leads a stream."""
+        """Return the node that leads a stream."""
         async with asyncio.timeout(READY_S):
             while True:
                 found = await self.running[0].ask(f"STREAM.INFO.{stream}")
@@ -71,10 +68,10 @@ class NatsCluster:
                 for node in self.running:
                     if node.name == name:
                         return node
-                await asyncio.sleep(0.1)  # nobody tells when a leader has been elected
+                await asyncio.sleep(0.1)  # the election of a leader sends no event
 
     async def kill_leader(self, stream: str) -> NatsServer:
-        """Kill the node that leads a stream; that node."""
+        """Kill the node that leads a stream and return it."""
         leader = await self.leader(stream)
         leader.kill()
         return leader

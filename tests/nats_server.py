@@ -1,7 +1,4 @@
-"""A real NATS server for tests: it can be killed, frozen, emptied and looked into.
-
-What lives here: NatsServer, and what looks at streams over a connection of its own. What may not: anything of everbeat.
-"""
+"""A real NATS server for tests: it can be killed, frozen, emptied and inspected."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ READY_S = 20.0
 
 
 def find_program() -> str:
-    """The nats-server beside this Python or on the PATH; without one the test is skipped, with a word about it."""
+    """Return the nats-server beside this Python or on the PATH; without one, skip the test with a clear reason."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -43,7 +40,7 @@ def find_program() -> str:
 
 
 def free_port() -> int:
-    """A loopback port that nobody uses at this moment."""
+    """Return a loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -51,10 +48,10 @@ def free_port() -> int:
 
 @dataclass
 class ConsumerCounters:
-    """What a stream says of one consumer."""
+    """The counters of one consumer."""
 
     delivered: int
-    """Sequence number of the last message that was delivered."""
+    """Sequence number of the last delivered message."""
     ack_floor: int
     num_pending: int
     num_ack_pending: int
@@ -64,7 +61,7 @@ class ConsumerCounters:
 
 @dataclass
 class Counters:
-    """What the server says of one stream."""
+    """The counters of one stream."""
 
     messages: int
     last_seq: int
@@ -75,18 +72,18 @@ class Counters:
 
 @dataclass
 class NatsServer:
-    """One server on loopback with a store of its own; its port stays the same over restarts. Use it in a `with`."""
+    """A loopback server with a separate store; its port stays the same over restarts. Use it in a `with`."""
 
     user: str | None = None
     password: str | None = None
     token: str | None = None
     nkey: str | None = None
-    """Public key of the only user; `nkey_seed_file` is for the looks of the helpers."""
+    """Public key of the only user; the helpers connect with `nkey_seed_file`."""
     nkey_seed_file: Path | None = None
     tls: TlsFiles | None = None
     jetstream: bool = True
     extra: str = ""
-    """Further lines of the configuration."""
+    """More lines of the configuration."""
     name: str = "alone"
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[str] | None = None
@@ -107,7 +104,7 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """The URL with the user info that the server wants."""
+        """Return the URL with the user info that the server requires."""
         scheme = "nats" if self.tls is None else "tls"
         info = ""
         if self.token is not None:
@@ -122,7 +119,7 @@ class NatsServer:
         return "".join(self._log)
 
     def start(self) -> Self:
-        """Start it, and wait until it answers."""
+        """Start the server and wait until it responds."""
         ready = self.begin()
         if not ready.wait(READY_S):
             raise RuntimeError(f"nats-server is not ready after {READY_S} s:\n{self.log}")
@@ -131,7 +128,7 @@ class NatsServer:
         return self
 
     def begin(self) -> threading.Event:
-        """Start it; the event is set when it says that it is ready."""
+        """Start the server; the event is set when it reports that it is ready."""
         assert self.process is None, "it runs"
         settings = self._folder / "server.conf"
         settings.write_text(self._settings())
@@ -144,15 +141,15 @@ class NatsServer:
         return ready
 
     def kill(self) -> None:
-        """End it with SIGKILL, at once."""
+        """Kill the server with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it in an orderly way."""
+        """Stop the server in order."""
         self._end(signal.SIGTERM)
 
     def restart(self, *, empty: bool = False, kill: bool = False) -> None:
-        """End it and start it again on the same port; `empty`: with nothing in its store."""
+        """Stop the server and start it again on the same port; `empty`: with an empty store."""
         if self.process is not None:
             self._end(signal.SIGKILL if kill or empty else signal.SIGTERM)
         if empty:
@@ -160,21 +157,21 @@ class NatsServer:
         self.start()
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay, and nobody answers, from this very moment: its threads stop one after the other."""
+        """Send SIGSTOP and wait until every thread has stopped: connections stay, and the server sends no replies."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         threads = Path(f"/proc/{self.process.pid}/task")
         give_up_at = time.monotonic() + READY_S
         while threads.exists() and not all(_is_stopped(each) for each in threads.iterdir()):
             assert time.monotonic() < give_up_at, "it does not stop"
-            time.sleep(0.001)  # the kernel tells nobody but a parent that waits for it
+            time.sleep(0.001)  # the kernel notifies only a parent that waits for the process
 
     def thaw(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it, and forget its store."""
+        """Stop the server and delete its store."""
         if self.process is not None:
             self._end(signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -192,7 +189,7 @@ class NatsServer:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Client]:
-        """A connection of nobody else."""
+        """Open a separate connection."""
         options: dict[str, Any] = {"allow_reconnect": False, "connect_timeout": 5}
         if self.nkey_seed_file is not None:
             options["nkeys_seed"] = str(self.nkey_seed_file)
@@ -205,7 +202,7 @@ class NatsServer:
             await client.close()
 
     async def counters(self, stream: str) -> Counters:
-        """The stream and its consumers; raises KeyError where there is none."""
+        """Return the stream and its consumers; raise KeyError if there is none."""
         found = await self.ask(f"STREAM.INFO.{stream}")
         if "error" in found:
             raise KeyError(found["error"]["description"])
@@ -219,7 +216,7 @@ class NatsServer:
         )
 
     async def ask(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer of JetStream's API to this, as it came."""
+        """Return the raw reply of JetStream's API."""
         async with self.connected() as client:
             data = b"" if body is None else json.dumps(body).encode()
             answer = await client.request(f"$JS.API.{subject}", data, timeout=5)
@@ -235,14 +232,14 @@ class NatsServer:
         assert (await self.ask(f"STREAM.MSG.DELETE.{stream}", {"seq": seq}))["success"]
 
     async def add_stream(self, name: str, subjects: Sequence[str], **settings: Any) -> None:
-        """A stream made by somebody else."""
+        """Create a stream, as another program would."""
         async with self.connected() as client:
             await client.jetstream().add_stream(StreamConfig(name=name, subjects=list(subjects), **settings))
 
     async def publish(
         self, subject: str, *payloads: bytes, headers: dict[str, str] | None = None
     ) -> list[int]:
-        """Put raw messages into whatever stream takes this subject; the place of each."""
+        """Publish raw messages to the stream of this subject; return their sequence numbers."""
         async with self.connected() as client:
             stream = client.jetstream()
             return [(await stream.publish(subject, each, headers=headers)).seq for each in payloads]
@@ -268,7 +265,7 @@ class NatsServer:
         assert process is not None, "it does not run"
         if process.poll() is None:
             process.send_signal(number)
-            process.send_signal(signal.SIGCONT)  # a frozen one hears of its end only so
+            process.send_signal(signal.SIGCONT)  # a frozen process receives its signal only when it continues
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
@@ -289,7 +286,7 @@ def _is_stopped(thread: Path) -> bool:
     try:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
-        return True  # it has ended
+        return True  # the thread has ended
 
 
 def _consumer_counters(found: dict[str, Any]) -> ConsumerCounters:

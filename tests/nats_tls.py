@@ -1,7 +1,4 @@
-"""Certificates for servers of tests.
-
-What lives here: TlsFiles, made by openssl. What may not: servers.
-"""
+"""Certificates for test servers."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import pytest
 
 @dataclass
 class TlsFiles:
-    """An authority and the certificate that it gave to `localhost`."""
+    """A certificate authority and its certificate for `localhost`."""
 
     ca: Path
     certificate: Path
@@ -25,7 +22,7 @@ class TlsFiles:
 
     @classmethod
     def made_in(cls, folder: Path) -> TlsFiles:
-        """New ones in this folder, which must be there; skips without openssl."""
+        """Create new ones in this existing folder; skip the test without openssl."""
         program = shutil.which("openssl")
         if program is None:
             pytest.skip("TLS OF NATS IS NOT TESTED: no openssl on the PATH")

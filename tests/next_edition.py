@@ -1,7 +1,7 @@
-"""A next version of everbeat as its authors would write it: tasks of a new kind, which older code must not run.
+"""A next version of everbeat as its authors would write it, with tasks of a new kind that older code must not run.
 
-A task called "newer" is of edition N + 1. It is hidden from older code by a key in `needs`. A trigger refuses its lease to a statement
-that does not say that it knows this edition, and counts what it refused.
+A task called "newer" is of edition N + 1. A key in `needs` hides it from older code. A trigger rejects and counts leases by
+statements that do not declare this edition.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ CHANGES: Final = (
 )
 on conflict do nothing""",
     ),
-    ("sql/task/claim.sql", "    set state = case when p.begins", f"    set leased_by = {NEXT}, state = case when p.begins"),
-    ("domain/parameters.py", "    arguments: list[str]\n", f"    arguments: list[str]\n    edition: int = {CODE}\n"),
+    ("sql/task/claim_tasks.sql", "    set state = case when p.begins", f"    set leased_by = {NEXT}, state = case when p.begins"),
+    ("domain/task/signature.py", "    arguments: list[str]\n", f"    arguments: list[str]\n    edition: int = {CODE}\n"),
 )  # fmt: skip
-"""What the code of the next version does differently: file, text, replacement."""
+"""The code changes of the next version: file, text, replacement."""
 
 
 def next_edition(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A full queue of notifications, as any role can cause it: one session listens and stays in a transaction, and another one notifies."""
+"""A full notification queue, as any role can cause it: one session listens inside a transaction, and another one notifies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import psycopg
 import pytest
 
 SETTINGS: Final = {"max_notify_queue_pages": "64"}
-"""The smallest queue, 512 kB; by default it has 8 GB."""
+"""The smallest queue, 512 kB; the default is 8 GB."""
 ROLE: Final = "everbeat_nobody"
 
 
 def require_small_queue(url: str) -> None:
-    """Skip the test where the size of the queue is fixed."""
+    """Skip the test if the size of the queue is fixed."""
     with psycopg.connect(url) as connection:
         if connection.info.server_version < 170_000:
             pytest.skip(
@@ -24,14 +24,14 @@ def require_small_queue(url: str) -> None:
 
 
 def usage(url: str) -> float:
-    """The used share of the queue. PostgreSQL removes what all listeners have read when it is asked for this."""
+    """Return the used share of the queue. This call lets PostgreSQL remove notifications that all listeners have read."""
     with psycopg.connect(url) as connection:
         (found,) = connection.execute("select pg_notification_queue_usage()").fetchone() or (0.0,)
     return float(found)
 
 
 def fill(url: str) -> None:
-    """Notify until PostgreSQL refuses it."""
+    """Notify until PostgreSQL rejects it."""
     with (
         psycopg.connect(url, user=ROLE, autocommit=True) as flood,
         suppress(psycopg.errors.ProgramLimitExceeded),
@@ -42,13 +42,13 @@ def fill(url: str) -> None:
 
 @contextmanager
 def holding(url: str) -> Iterator[int]:
-    """A session of a role without rights keeps every notification; its pid on the server."""
+    """Let a session of a role without rights hold every notification; yield its pid on the server."""
     with psycopg.connect(url, autocommit=True) as owner:
         known = owner.execute("select 1 from pg_roles where rolname = %s", [ROLE]).fetchone()
         if known is None:
             owner.execute(f"create role {ROLE} login".encode())
     with psycopg.connect(url, user=ROLE, autocommit=True) as holder:
-        usage(url)  # removes what an earlier holder has left
+        usage(url)  # removes the notifications of an earlier holder
         holder.execute("listen x")
         holder.execute("begin")
         holder.execute("select 1")
@@ -57,7 +57,7 @@ def holding(url: str) -> Iterator[int]:
 
 @contextmanager
 def full_queue(url: str) -> Iterator[int]:
-    """The queue is full until the block ends; the pid of the session that keeps it so."""
+    """Keep the queue full until the block ends; yield the pid of the session that holds it."""
     with holding(url) as pid:
         fill(url)
         assert usage(url) > 0.9

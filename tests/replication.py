@@ -1,4 +1,4 @@
-"""A primary and a streaming standby, for tests of promotions, standbys and servers that stop answering."""
+"""A primary and a streaming standby, for tests of promotions, standbys and servers that stop responding."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from everbeat.store.embedded import EmbeddedServer
-from everbeat.store.embedded_programs import binaries
-from everbeat.store.server_identity import choose_identity
+from everbeat.embedded.identity import choose_identity
+from everbeat.embedded.server import EmbeddedServer
+from everbeat.embedded.settings import binaries
 from tests.nats_server import free_port
 
 # Commits wait for the standby where it is synchronous; no test cuts the power.

@@ -1,4 +1,4 @@
-"""A copy of everbeat that is one schema version ahead, to run beside this one: `python -m everbeat` with its folder as PYTHONPATH."""
+"""A copy of everbeat that is one schema version ahead and runs beside this one: `python -m everbeat` with its folder as PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.architecture.source_tree import PACKAGE
 def next_version(folder: Path, statements: Mapping[str, str], *, oldest_code: int | None = None) -> Path:
     """Make the copy in `folder` and return the value for PYTHONPATH; `statements` are the .sql files of the next migration by name.
 
-    A name is like that of any migration's file, without `.sql`: "10_tasks_column". `oldest_code` is the version of the oldest code that
+    Names have the form of a migration's file, without `.sql`: "10_tasks_column". `oldest_code` is the version of the oldest code that
     works with the schema afterwards, by default that of the original.
     """
     copy = folder / PACKAGE.name

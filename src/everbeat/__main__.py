@@ -1,4 +1,4 @@
-"""`python -m everbeat` is the command `everbeat`."""
+"""Run the `everbeat` command as `python -m everbeat`."""
 
 from everbeat.cli.main import main
 

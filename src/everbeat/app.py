@@ -1,62 +1,99 @@
-"""The app: where tasks are registered, sent, watched and run; the one object that a user's program makes.
-
-What lives here: `App`, which gives each of its wishes to the part that grants it. What may not: logic of its own.
-"""
+"""The `App` class, through which a program registers, sends, inspects and runs tasks."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack, cast
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from everbeat import assembly
-from everbeat.assembly.app_settings import distinct_queues, nats_of, settings_or_default
-from everbeat.assembly.blueprint import Blueprint
-from everbeat.client.control import Control
-from everbeat.client.decorator import TaskFactory
-from everbeat.client.desk import Desk
-from everbeat.client.door import Door, refuse_in_loop
+from everbeat.assembly.app_definition import (
+    AppDefinition,
+    distinct_queues,
+    locator_of,
+    misplaced_setting,
+    modules_of,
+    nats_of,
+    settings_or_default,
+    stall_timeout_ms_of,
+)
+from everbeat.client.app_methods import OperatorMethods, TaskMethods
+from everbeat.client.database_access import DatabaseAccess, refuse_in_loop
 from everbeat.client.explaining import silence_rules
-from everbeat.client.hooks import HookRegistry, InterruptedHook, RecoveredHook, RecoveryDecorator
-from everbeat.client.options import call_patience
-from everbeat.client.registry import Registry
+from everbeat.client.handle import Handle, TaskOperations
+from everbeat.client.inspection import InspectionMethods
+from everbeat.client.options import SendOptions, call_patience
+from everbeat.client.registry import (
+    DecidingHook,
+    HookRegistry,
+    InterruptedHook,
+    OpenFirst,
+    RecoveredHook,
+    Registry,
+    TaskDecorator,
+    call_by_name,
+)
 from everbeat.client.sender import CallSender, TaskIds
-from everbeat.client.twins import awaiting, blocking
+from everbeat.client.task import AsyncTask, Call, SyncTask
+from everbeat.client.workflow.definition import (
+    Workflow,
+    WorkflowDecorator,
+    WorkflowDefinition,
+    definition_decorator,
+)
+from everbeat.client.workflow.sender import WorkflowSender
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig, WorkerSettings
-from everbeat.domain.checks import exception_codes as checked_codes
-from everbeat.domain.checks import one_of, switch_or
-from everbeat.domain.definition import TaskDefinition
-from everbeat.domain.duration import Duration
-from everbeat.domain.gathering import attempt
 from everbeat.domain.inspection import SweepResult
-from everbeat.domain.payload_limit import DEFAULT_LIMIT
-from everbeat.domain.payload_limit import payload_limit as checked_limit
-from everbeat.domain.policy import OnCrash, TaskOptions
-from everbeat.domain.settings import refused
+from everbeat.domain.settings.checks import exception_codes as checked_codes
+from everbeat.domain.settings.checks import one_of, public, reporting_wrong_calls, switch_or
+from everbeat.domain.settings.settings import make_or_gather, refused
+from everbeat.domain.settings.units import DEFAULT_LIMIT, Duration, When
+from everbeat.domain.settings.units import payload_limit as checked_limit
+from everbeat.domain.task.context import Context
+from everbeat.domain.task.definition import TaskDefinition
+from everbeat.domain.task.policy import OnCrash, TaskOptions
+from everbeat.domain.task.retry import RetryPolicy
+from everbeat.domain.workflow.graph import OnError
+from everbeat.errors.wording import amount
+from everbeat.nats.options import NatsConfig
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import NOWHERE, AutoMigrate, DatabaseAddress
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.patience import DEFAULT_PATIENCE_S
 from everbeat.store.plan import Plan
-from everbeat.wake.options import NatsConfig
 
+if TYPE_CHECKING:
+    from everbeat.in_process import InProcessWorker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+DecidingT = TypeVar("DecidingT", bound=DecidingHook)
 InterruptedT = TypeVar("InterruptedT", bound=InterruptedHook)
 RecoveredT = TypeVar("RecoveredT", bound=RecoveredHook)
 
 
-class App(Desk):
-    """Tasks and the database they are kept in; safe to use from many threads and event loops, and after a fork.
+@public
+class App(TaskMethods, InspectionMethods, OperatorMethods):
+    """A set of tasks and the database that stores them. An app can be shared by threads and event loops, and can be used after a fork.
 
-    `url` is a libpq URL, or "embedded" for a PostgreSQL in ./.everbeat; None reads EVERBEAT_DATABASE_URL. `wake`: workers are
-    told of tasks by NATS JetStream there, "nats://host:4222" or a NatsConfig; None: by PostgreSQL. Nothing is opened before the
-    first use. `payload_limit`: the most that the arguments, or the result, of a task take as JSON. Raises WrongDatabaseURL and
-    ConfigurationError.
+    Most blocking methods have an async counterpart whose name begins with `a`. The app opens no connection before its first use.
+
+    `url`: a libpq URL, or "embedded" for a PostgreSQL server in ./.everbeat. If None, EVERBEAT_DATABASE_URL applies.
+    `wake`: a URL such as "nats://host:4222" or a NatsConfig to notify workers through NATS JetStream. If None, PostgreSQL notifies
+    them.
+    `payload_limit`: the maximum JSON size of a task's arguments, and of its result.
+    `patience`: how long a call waits for a database that does not respond.
+
+    Raises WrongDatabaseURL or ConfigurationError if an argument is invalid.
 
         app = App("postgresql://app@db.example.org/app")
     """
 
+    @reporting_wrong_calls("App", elsewhere=misplaced_setting)
     def __init__(
         self,
         url: str | None = None,
@@ -67,6 +104,7 @@ class App(Desk):
         queues: Sequence[QueueConfig] = (),
         wake: str | NatsConfig | None = None,
         on_crash: OnCrash = "fail",
+        stall_timeout: Duration | None = None,
         exception_codes: Mapping[type[BaseException], str] | None = None,
         auto_migrate: AutoMigrate = "create",
         payload_limit: str | int = DEFAULT_LIMIT,
@@ -75,73 +113,186 @@ class App(Desk):
     ) -> None:
         self.recovery = settings_or_default(recovery, RecoveryConfig, subject="App.recovery")
         self.worker = settings_or_default(worker, WorkerConfig, subject="App.worker")
-        self.queue_configs = attempt(lambda: distinct_queues(queues), otherwise=())
-        self.nats = attempt(lambda: nats_of(wake, self.recovery), otherwise=None)
-        self.on_crash: OnCrash = attempt(
+        self.queue_configs = make_or_gather(lambda: distinct_queues(queues), otherwise=())
+        self.nats = make_or_gather(lambda: nats_of(wake, self.recovery), otherwise=None)
+        self.on_crash: OnCrash = make_or_gather(
             lambda: one_of("fail", "retry")(on_crash, subject="App.on_crash"), otherwise="fail"
         )
-        self.exception_codes = attempt(
+        self.stall_timeout_ms = make_or_gather(lambda: stall_timeout_ms_of(stall_timeout), otherwise=None)
+        self.exception_codes = make_or_gather(
             lambda: checked_codes(exception_codes or {}, subject="App.exception_codes"), otherwise={}
         )
-        address = attempt(
+        address = make_or_gather(
             lambda: DatabaseAddress.parse(url, schema=schema, environment=os.environ),
             otherwise=NOWHERE,
         )
         self.schema = schema
         self.name = name or "app"
-        self.module = _caller_module()
-        self.auto_migrate: AutoMigrate = attempt(
+        self._module = _caller_module()
+        self.auto_migrate: AutoMigrate = make_or_gather(
             lambda: switch_or("create")(auto_migrate, subject="App.auto_migrate"), otherwise=False
         )
         self.payload_limit = checked_limit(payload_limit)
-        self._guests: WeakSet[assembly.Guest] = WeakSet()
-        self._hooks = HookRegistry()
-        patience_s = attempt(
+        patience_s = make_or_gather(
             lambda: call_patience(patience, subject="App.patience"), otherwise=DEFAULT_PATIENCE_S
         )
-        door = Door(address, auto_migrate=self.auto_migrate, patience_s=patience_s)
-        priorities = {queue.name: queue.priority for queue in self.queue_configs}
-        control = Control(
-            door,
-            alive_within_ms=self.recovery.claimed_stale_threshold_ms,
+        self._workers_in_process: WeakSet[InProcessWorker] = WeakSet()
+        self._hooks = HookRegistry()
+        self._alive_within_ms = self.recovery.claimed_stale_threshold_ms
+        self._queue_priorities = {queue.name: queue.priority for queue in self.queue_configs}
+        self._database = DatabaseAccess(address, auto_migrate=self.auto_migrate, patience_s=patience_s)
+        self._operations = TaskOperations(
+            self._database,
+            alive_within_ms=self._alive_within_ms,
             silence=silence_rules(self.recovery),
             payload_limit=self.payload_limit,
         )
-        sender = CallSender(
-            control,
+        self._sender = CallSender(
+            self._operations,
             ids=TaskIds(SystemClock()),
             on_crash=self.on_crash,
-            queues={"default", *priorities} if priorities else (),
+            stall_timeout_ms=self.stall_timeout_ms,
+            queues={"default", *self._queue_priorities} if self._queue_priorities else (),
             serial_queues={queue.name for queue in self.queue_configs if queue.serial},
-            payload_limit=self.payload_limit,
         )
-        super().__init__(control, sender=sender, registry=Registry(sender), queue_priorities=priorities)
+        self._registry = Registry(self._sender)
+        self._workflow_sender = WorkflowSender(
+            self._operations, sender=self._sender, knows=self._registry.__contains__
+        )
+        self._workflows: dict[str, WorkflowDefinition[..., Any]] = {}
 
     def __repr__(self) -> str:
-        return f"<App {self.name!r}, schema {self.schema!r}, {len(self.tasks)} tasks>"
+        return f"<App {self.name!r}, schema {self.schema!r}, {amount(len(self.tasks), 'task')}>"
 
     @property
     def tasks(self) -> Mapping[str, TaskDefinition]:
-        """The registered task functions by name."""
+        """Return a mapping from the names of the registered tasks to their definitions."""
         return self._registry
 
     @property
-    def task(self) -> TaskFactory:
-        """The decorator that makes a task of a function, with or without options.
+    def workflows(self) -> Mapping[str, WorkflowDefinition[..., Any]]:
+        """Return a mapping from the names of the defined workflows to their definitions."""
+        return MappingProxyType(self._workflows)
+
+    @overload
+    def task(self, function: OpenFirst[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def task(self, function: OpenFirst[P, R], /) -> SyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def task(  # type: ignore[overload-overlap]
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> SyncTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def task(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        timeout: Duration | None = None,
+        retry: RetryPolicy | None = None,
+        run_in: Literal["async", "thread", "process"] | None = None,
+        on_crash: Literal["fail", "retry"] | None = None,
+        max_crashes: int | None = None,
+        max_losses: int | None = None,
+        stall_timeout: Duration | None = None,
+        flags: Iterable[str] | Mapping[str, bool] = (),
+        serial: bool = False,
+        exception_codes: Mapping[type[BaseException], str] = ...,
+    ) -> TaskDecorator: ...
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Register a function as a task. Use this method as a decorator, with or without options.
+
+        Raises RegistrationError if the function cannot be a task, and ConfigurationError if an option is invalid.
 
         @app.task(queue="mail", timeout="30s")
         async def welcome(user_id: int) -> None: ...
         """
-        return cast(TaskFactory, self._task)
-
-    def _task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         given = {name: value for name, value in options.items() if (name, value) != ("exception_codes", None)}
         checked = TaskOptions(**given)
         if function is not None:
             return self._registry.register(function, checked)
         return lambda decorated: self._registry.register(decorated, checked)
 
-    def _sweep_stale_workers(
+    def patience(self, patience: Duration, /) -> AbstractContextManager[None]:
+        """Return a context manager that overrides `App(patience=...)` for the calls within its `with` block.
+
+        with app.patience("30s"):
+            app.cancel(handle.id)
+        """
+        return self._database.patience(call_patience(patience, subject="patience"))
+
+    def send_many(self, calls: Iterable[Call[R]], /) -> list[Handle[R]]:
+        """Store many tasks in one statement: all of them, or none. Return their handles in the order of the calls.
+
+        app.send_many(welcome.call(user) for user in users)
+        """
+        return self._sender.send_many(calls)
+
+    async def asend_many(self, calls: Iterable[Call[R]] | AsyncIterable[Call[R]], /) -> list[Handle[R]]:
+        """Async version of `send_many` that does not block the running event loop. Async iterables are also accepted."""
+        return await self._sender.asend_many(calls)
+
+    def send_by_name(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        when: When | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Handle[Any]:
+        """Store a task by the name of its function, which need not exist in this program. `arguments` maps parameter names to values.
+
+        app.send_by_name("mail.welcome", {"user_id": 42}, queue="mail")
+        """
+        return self._sender.send(call_by_name(self._registry, name, arguments, when=when, options=options))
+
+    async def asend_by_name(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        when: When | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Handle[Any]:
+        """Async version of `send_by_name` that does not block the running event loop."""
+        call = call_by_name(self._registry, name, arguments, when=when, options=options)
+        return await self._sender.asend(call)
+
+    def workflow(self, name: str, *, on_error: OnError = "fail") -> Workflow:
+        """Return an empty workflow to which you can add nodes. Raises ConfigurationError if an argument is invalid.
+
+        `on_error` determines how the workflow reacts to a failed node. With "fail", the nodes that do not depend on the failed node still
+        run, and then the workflow fails. With "pause", no further node starts. With "continue", the workflow ignores failures.
+
+        wf = app.workflow("order")
+        wf.add(pack, wf.add(charge, order).result)
+        """
+        return Workflow(name, on_error=on_error, backend=self._workflow_sender)
+
+    def define_workflow(self, name: str, *, on_error: OnError = "fail") -> WorkflowDecorator:
+        """Register a function that adds the nodes of a workflow. Use this method as a decorator.
+
+        Raises RegistrationError if the function is unsuitable or the name is taken, and ConfigurationError if an argument is invalid.
+
+        @app.define_workflow("order")
+        def order(wf: Workflow, order_id: int) -> Node[str]:
+            return wf.add(pack, wf.add(charge, order_id).result)
+        """
+        return definition_decorator(
+            name, on_error=on_error, backend=self._workflow_sender, known=self._workflows
+        )
+
+    def sweep_stale_workers(
         self,
         *,
         dry_run: bool = False,
@@ -149,144 +300,179 @@ class App(Desk):
         recovery_delay: Duration | None = None,
         resilient_task_flags: Sequence[str] | None = None,
         resilient_sweep_threshold_multiplier: int | None = None,
-    ) -> Plan[SweepResult]:
-        """Recovers what silent workers hold, now and on the caller's word; None takes the app's RecoveryConfig.
+    ) -> SweepResult:
+        """Recover the tasks of workers that have stopped sending heartbeats, even if automatic recovery is off.
 
-        A dry run names the dead, changes nothing and asks no hook. Works with automatic recovery switched off; one sweep at a
-        time, a second one at that moment is `skipped`. Raises ConfigurationError for a threshold below two heartbeats.
+        Parameters that are None default to the values in the app's RecoveryConfig. If `dry_run` is set, return what a sweep would
+        do, without changing anything or calling hooks. Only one sweep runs at a time. If another sweep is running, return a result
+        with `skipped` set. Raises ConfigurationError if `sweep_threshold` is shorter than two heartbeat intervals, or if another
+        argument is invalid.
 
         app.sweep_stale_workers(dry_run=True, sweep_threshold="60s")
         """
-        return assembly.sweep_plan(
-            self.recovery,
-            channel=self.door.channel,
-            hooks=self._hooks.hooks(),
+        plan = self._sweep(
             dry_run=dry_run,
             sweep_threshold=sweep_threshold,
             recovery_delay=recovery_delay,
             resilient_task_flags=resilient_task_flags,
             resilient_sweep_threshold_multiplier=resilient_sweep_threshold_multiplier,
         )
+        return self._run("sweep_stale_workers", plan)
 
-    sweep_stale_workers = blocking(_sweep_stale_workers)
-    asweep_stale_workers = awaiting(_sweep_stale_workers)
+    async def asweep_stale_workers(
+        self,
+        *,
+        dry_run: bool = False,
+        sweep_threshold: Duration | None = None,
+        recovery_delay: Duration | None = None,
+        resilient_task_flags: Sequence[str] | None = None,
+        resilient_sweep_threshold_multiplier: int | None = None,
+    ) -> SweepResult:
+        """Async version of `sweep_stale_workers` that does not block the running event loop."""
+        plan = self._sweep(
+            dry_run=dry_run,
+            sweep_threshold=sweep_threshold,
+            recovery_delay=recovery_delay,
+            resilient_task_flags=resilient_task_flags,
+            resilient_sweep_threshold_multiplier=resilient_sweep_threshold_multiplier,
+        )
+        return await self._arun(plan)
 
-    def _release_workers(self, worker_ids: Sequence[str], /) -> Plan[SweepResult]:
-        """Ends these workers, dead or alive, and recovers what they hold at once; raises UnknownName before anything is done.
+    def _sweep(self, **settings: Any) -> Plan[SweepResult]:
+        channel, hooks = self._database.channel, self._hooks.hooks()
+        return assembly.sweep_plan(self.recovery, channel=channel, hooks=hooks, **settings)
+
+    def release_workers(self, worker_ids: Sequence[str], /) -> SweepResult:
+        """Declare these workers dead, even if they are alive, and recover their tasks at once.
+
+        Raises UnknownName, without changing anything, if a worker does not exist.
 
         app.release_workers(["web-1-4711-9f8e7d6c"])
         """
-        return assembly.release_plan(
-            self.recovery, worker_ids, channel=self.door.channel, hooks=self._hooks.hooks()
-        )
+        return self._run("release_workers", self._release(worker_ids))
 
-    release_workers = blocking(_release_workers)
-    arelease_workers = awaiting(_release_workers)
+    async def arelease_workers(self, worker_ids: Sequence[str], /) -> SweepResult:
+        """Async version of `release_workers` that does not block the running event loop."""
+        return await self._arun(self._release(worker_ids))
 
-    @property
-    def on_recovery(self) -> RecoveryDecorator:
-        """The decorator of the function that decides what becomes of a dead worker's task, of all tasks or of one name.
+    def _release(self, worker_ids: Sequence[str]) -> Plan[SweepResult]:
+        channel, hooks = self._database.channel, self._hooks.hooks()
+        return assembly.release_plan(self.recovery, worker_ids, channel=channel, hooks=hooks)
+
+    @overload
+    def on_recovery(self, function: DecidingT, /) -> DecidingT: ...
+    @overload
+    def on_recovery(self, /, *, task: str | None = None) -> Callable[[DecidingT], DecidingT]: ...
+    def on_recovery(self, function: DecidingT | None = None, /, *, task: str | None = None) -> Any:
+        """Register the function that decides how to recover a dead worker's task. Use this method as a decorator.
+
+        If `task` is set, the function decides only on tasks with that name, and takes precedence over the function for all tasks.
 
         @app.on_recovery(task="render")
         def later(context: RecoveryContext) -> Reschedule:
             return Reschedule(run_at=timedelta(minutes=10))
         """
-        return cast(RecoveryDecorator, self._hooks.deciding)
+        return self._hooks.deciding(function, task=task)
 
     def on_interrupted(self, function: InterruptedT, /) -> InterruptedT:
-        """Registers the function that is told of each task that was taken from a dead worker, after that landed."""
+        """Register a function that is called for each recovered task, after its recovery is committed. Use this method as a decorator."""
         return self._hooks.other("on_interrupted", function)
 
     def on_recovered(self, function: RecoveredT, /) -> RecoveredT:
-        """Registers the function that is told of each pass that recovered something."""
+        """Register a function that is called after each recovery pass that recovered tasks. Use this method as a decorator."""
         return self._hooks.other("on_recovered", function)
 
     def run_worker(self, **settings: Unpack[WorkerSettings]) -> None:
-        """Works in this thread until `stop_worker` or, in the main thread, SIGTERM or SIGINT; drains first, a second one ends at once.
+        """Run a worker in this thread until `stop_worker` is called or, in the main thread, SIGTERM or SIGINT arrives.
 
-        `settings` replace those of the app's WorkerConfig; `processes` is not for a guest. Raises WorkerError, a DatabaseError.
+        The worker then drains before it shuts down. A second call or signal stops it immediately. `settings` override the app's
+        WorkerConfig; `processes` cannot be overridden. Raises WorkerError or a DatabaseError if the worker cannot run.
         """
         refuse_in_loop("App.run_worker", twin="App.arun_worker")
-        assembly.run_guest(self._new_guest(settings))
+        self._new_worker(settings).run_blocking()
 
     async def arun_worker(self, **settings: Unpack[WorkerSettings]) -> None:
-        """Works on the running loop until `stop_worker` or cancelled, which drains first.
+        """Run a worker on the running event loop until `stop_worker` is called or this coroutine is cancelled.
+
+        The worker drains before the coroutine ends. The `settings` are those of `run_worker`.
 
         async with asyncio.TaskGroup() as group:
             worker = group.create_task(app.arun_worker(queues=["mail"]))
         """
-        guest = self._new_guest(settings)
-        await guest.run()
+        await self._new_worker(settings).run()
 
     def stop_worker(self) -> None:
-        """Asks the workers that this app runs in this process to leave, from any thread: in good order, the second time at once."""
-        for guest in list(self._guests):
-            guest.stop()
+        """Stop the workers that this app is running in this process. This method can be called from any thread.
 
-    def _new_guest(self, settings: WorkerSettings) -> assembly.Guest:
+        The workers drain before they shut down. A second call stops them immediately.
+        """
+        for worker in list(self._workers_in_process):
+            worker.stop()
+
+    def _new_worker(self, settings: WorkerSettings) -> InProcessWorker:
         if "processes" in settings:
             raise refused(
                 dict(settings)["processes"],
                 subject="run_worker.processes",
                 code="UNKNOWN_NAME",
-                rule="is not for a worker in another program, which is one process",
+                rule="cannot be set for an in-process worker, which is a single process",
                 fix="leave it out, or run 'everbeat worker --processes N'",
             )
-        blueprint = self.blueprint(**settings)
-        blueprint.check_guest()
-        guest = assembly.Guest(blueprint)
-        self._guests.add(guest)
-        return guest
-
-    def blueprint(self, *, locator: str | None = None, **settings: Unpack[WorkerSettings]) -> Blueprint:
-        """What the app is to its workers; `locator` is how a new process finds it, by default where it was made."""
-        worker = self.worker.replace(**settings)
-        for queue in worker.queues or ():
-            self._sender.require_queue(queue, subject="WorkerConfig.queues (--queues)")
-        return Blueprint(
-            address=self.door.address,
-            auto_migrate=self.auto_migrate,
-            definitions=self.tasks,
-            exception_codes=self.exception_codes,
-            on_crash=self.on_crash,
-            recovery=self.recovery,
-            worker=worker,
-            queue_priorities={queue.name: queue.priority for queue in self.queue_configs},
-            locator=locator or self._locator(),
-            hooks=self._hooks.hooks(),
-            nats=self.nats,
-        )
-
-    def _locator(self) -> str | None:
-        module = sys.modules.get(self.module)
-        name = next((name for name, value in vars(module).items() if value is self), None) if module else None
-        if name is None:
-            return None
-        if self.module != "__main__":
-            return f"{self.module}:{name}"
-        spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
-        place = spec.name if spec is not None else file
-        return None if place is None else f"{place}:{name}"
+        definition = definition_of(self, **settings)
+        definition.check_in_process()
+        worker = assembly.in_process_worker(definition)
+        self._workers_in_process.add(worker)
+        return worker
 
     def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
-        """Applies pending migrations (up to version `to`) and answers the versions applied; one process does it."""
+        """Apply pending migrations, up to version `to` if given, and return the versions applied. Only one process migrates at a time."""
         refuse_in_loop("App.migrate", twin="asyncio.to_thread(app.migrate)")
-        return self.door.migrate(to=to)
+        return self._database.migrate(to=to)
 
     def schema_status(self) -> SchemaStatus:
-        """Which migrations are applied, which this code knows, and whether it works with the schema."""
+        """Return the applied and the known migrations, and whether the schema is compatible with this version of everbeat."""
         refuse_in_loop("App.schema_status", twin="asyncio.to_thread(app.schema_status)")
-        return self.door.status()
+        return self._database.status()
 
     def close(self) -> None:
-        """Closes this process's connections and its use of an embedded PostgreSQL; the next use opens anew."""
-        self.door.close()
+        """Close this process's connections and release its embedded PostgreSQL server, if any. The next call on the app reopens them."""
+        self._database.close()
 
     async def aclose(self) -> None:
-        """As `close`, to await; closes the running loop's connections as well."""
-        await self.door.aclose()
+        """Async version of `close` that does not block the running event loop. Also closes the connections of this loop."""
+        await self._database.aclose()
+
+
+def definition_of(
+    app: App, *, locator: str | None = None, **settings: Unpack[WorkerSettings]
+) -> AppDefinition:
+    """Return the definition from which workers of the app are built. `settings` override the app's WorkerConfig.
+
+    `locator` specifies where a new process finds the app. By default, this is the module that created the app.
+    """
+    worker = app.worker.replace(**settings)
+    for queue in worker.queues or ():
+        app._sender.require_queue(queue, subject="WorkerConfig.queues (--queues)")
+    return AppDefinition(
+        address=app._database.address,
+        auto_migrate=app.auto_migrate,
+        definitions=app.tasks,
+        exception_codes=app.exception_codes,
+        on_crash=app.on_crash,
+        stall_timeout_ms=app.stall_timeout_ms,
+        recovery=app.recovery,
+        worker=worker,
+        queue_priorities=app._queue_priorities,
+        locator=locator or locator_of(app, app._module),
+        modules=() if locator else modules_of(app.tasks, apart_from=app._module),
+        hooks=app._hooks.hooks(),
+        nats=app.nats,
+    )
 
 
 def _caller_module() -> str:
-    """The module that makes the app: where its task processes will look for it."""
-    return str(sys._getframe(2).f_globals.get("__name__", "__main__"))
+    """Return the name of the module that is creating the app. Task processes import the app from this module."""
+    frame = sys._getframe(
+        3
+    )  # skip the frames of this function, of App.__init__ and of `reporting_wrong_calls`
+    return str(frame.f_globals.get("__name__", "__main__"))

@@ -1,82 +1,100 @@
-"""Settings of recovery, queues and workers: frozen, checked as a whole, sent between processes as JSON.
-
-What lives here: RecoveryConfig, QueueConfig, WorkerConfig. What may not: anything that acts on them, and the
-options of a task function, which are in `domain.policy`.
-"""
+"""Settings for recovery, queues and workers. They are immutable and validated together, and can be sent between processes as JSON."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Self, TypedDict, cast
 
-from everbeat.domain.checks import flag_name, optional, queue_name, sequence_of, slot_name, switch, whole
-from everbeat.domain.duration import Duration, span
-from everbeat.domain.policy import MOST_CRASHES, MOST_LOSSES
-from everbeat.domain.settings import Settings, by, checked
-from everbeat.domain.size import size
+from everbeat.domain.settings.checks import (
+    flag_name,
+    optional,
+    queue_name,
+    sequence_of,
+    slot_name,
+    switch,
+    whole,
+)
+from everbeat.domain.settings.settings import Settings, by, checked
+from everbeat.domain.settings.units import Duration, size, span, whole_time
+from everbeat.domain.task.policy import MOST_CRASHES, MOST_LOSSES
 from everbeat.errors import Problem
 
 INFRASTRUCTURE_RESILIENT: Final = "infrastructure_resilient"
 LONGEST_RETENTION_HOURS: Final = 1_000_000
 
 _DAY_MS: Final = 86_400_000
+_ms: Final = partial(whole_time, unit="milliseconds")
+_WORKFLOWS_ARE_MENDED: Final = "omit it: supervisors repair workflows every 30 seconds"
 _ELSEWHERE: Final[Mapping[str, str]] = {
-    "enabled": "leave it out: recovery is on; auto_requeue_stale_claimed=False and auto_fail_stale_running=False recover nothing by age",
+    "enabled": "omit it: recovery is on; to switch off recovery by age, set auto_requeue_stale_claimed=False and auto_fail_stale_running=False",
     "heartbeat_interval": "use runner_heartbeat_interval_ms and claimer_heartbeat_interval_ms, in milliseconds",
     "sweep_interval": "use check_interval_ms, in milliseconds",
     "sweep_threshold": "use running_stale_threshold_ms and claimed_stale_threshold_ms, in milliseconds",
     "stale_threshold": "use running_stale_threshold_ms and claimed_stale_threshold_ms, in milliseconds",
     "recovery_delay": "use recovery_delay_ms, in milliseconds",
     "resilient_job_flags": "use resilient_task_flags",
+    "finalizing_stale_threshold": "leave it out: a worker beats until the outcome is stored, and running_stale_threshold_ms holds until then",
+    "crashed_worker_recovery_grace": _WORKFLOWS_ARE_MENDED,
+    "phase2_quarantine_after_attempts": _WORKFLOWS_ARE_MENDED,
+    "auto_terminate_orphaned_workflow_tasks": _WORKFLOWS_ARE_MENDED,
+    "orphan_task_audit_interval": "use check_interval_ms, in milliseconds: each check also finds orphans",
+    "retention_sweep_interval": "use retention_interval_ms, in milliseconds",
+    "grace_period": "use WorkerConfig(grace=...)",
+    "ack_wait": "use NatsConfig(ack_wait=...)",
+    "stall_timeout": "use App(stall_timeout=...), or @app.task(stall_timeout=...)",
 }
-"""What graphile_worker and the NATS recipe call a setting of RecoveryConfig, and what to write instead."""
-_retention = by(optional(whole(1, LONGEST_RETENTION_HOURS), none="never prunes them"))
+"""The fixes to suggest for setting names that belong to other systems, such as Horsies and graphile_worker, or to other classes."""
+_retention = by(optional(whole_time(1, LONGEST_RETENTION_HOURS, unit="hours"), none="never prunes them"))
 
 
 class PortableSettings(Settings):
-    """Settings that travel between processes."""
+    """Base class for settings that can be sent between processes."""
 
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as what JSON can hold."""
+        """Return the settings as a dict of JSON-compatible values."""
         return {
             name: list(value) if isinstance(value, tuple) else value for name, value in self.values().items()
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The settings from `to_dict`; raises ConfigurationError like the constructor."""
+        """Return the settings that `to_dict` converted to `data`. Raises ConfigurationError if a value is invalid."""
         return cls(**data)
 
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig(PortableSettings):
-    """How deaths are noticed and what becomes of the work; times in milliseconds, retention in hours.
+    """Settings for detecting dead workers, recovering their tasks and pruning old rows.
 
-    A stale threshold must be at least twice the interval of its heartbeat. Raises ConfigurationError with
-    every problem.
+    Retention periods are in hours, all other times in milliseconds.
+
+    A stale threshold must be at least twice its heartbeat interval. Raises ConfigurationError, which lists every problem, if any
+    setting is invalid.
 
         RecoveryConfig(runner_heartbeat_interval_ms=10_000, running_stale_threshold_ms=30_000)
     """
 
     auto_requeue_stale_claimed: bool = field(default=True, metadata=by(switch))
-    claimed_stale_threshold_ms: int = field(default=120_000, metadata=by(whole(1_000, 3_600_000)))
+    claimed_stale_threshold_ms: int = field(default=120_000, metadata=by(_ms(1_000, 3_600_000)))
     auto_fail_stale_running: bool = field(default=True, metadata=by(switch))
-    running_stale_threshold_ms: int = field(default=300_000, metadata=by(whole(1_000, 7_200_000)))
-    check_interval_ms: int = field(default=30_000, metadata=by(whole(1_000, 600_000)))
-    runner_heartbeat_interval_ms: int = field(default=30_000, metadata=by(whole(1_000, 120_000)))
-    claimer_heartbeat_interval_ms: int = field(default=30_000, metadata=by(whole(1_000, 120_000)))
+    running_stale_threshold_ms: int = field(default=300_000, metadata=by(_ms(1_000, 7_200_000)))
+    check_interval_ms: int = field(default=30_000, metadata=by(_ms(1_000, 600_000)))
+    runner_heartbeat_interval_ms: int = field(default=30_000, metadata=by(_ms(1_000, 120_000)))
+    claimer_heartbeat_interval_ms: int = field(default=30_000, metadata=by(_ms(1_000, 120_000)))
     heartbeat_retention_hours: int | None = field(default=24, metadata=_retention)
     worker_state_retention_hours: int | None = field(default=168, metadata=_retention)
     terminal_record_retention_hours: int | None = field(default=720, metadata=_retention)
-    retention_interval_ms: int = field(default=3_600_000, metadata=by(whole(1_000, _DAY_MS)))
+    retention_interval_ms: int = field(default=3_600_000, metadata=by(_ms(1_000, _DAY_MS)))
 
-    worker_state_snapshot_interval_ms: int = field(default=30_000, metadata=by(whole(1_000, 300_000)))
-    recovery_delay_ms: int = field(default=0, metadata=by(whole(0, _DAY_MS)))
+    worker_state_snapshot_interval_ms: int = field(default=30_000, metadata=by(_ms(1_000, 300_000)))
+    recovery_delay_ms: int = field(default=0, metadata=by(_ms(0, _DAY_MS)))
     sweep_batch_size: int = field(default=100, metadata=by(whole(1, 10_000)))
     resilient_sweep_threshold_multiplier: int = field(default=3, metadata=by(whole(1, 100)))
     resilient_task_flags: Sequence[str] = field(
@@ -84,32 +102,38 @@ class RecoveryConfig(PortableSettings):
     )
     detect_child_exit: bool = field(default=True, metadata=by(switch))
     detect_session_loss: bool = field(default=True, metadata=by(switch))
-    session_grace_ms: int = field(default=1_500, metadata=by(whole(100, 60_000)))
+    session_grace_ms: int = field(default=1_500, metadata=by(_ms(100, 60_000)))
     mass_session_grace_ms: int | None = field(
         default=30_000,
-        metadata=by(optional(whole(1_000, 3_600_000), none="leaves them to the age of their heartbeats")),
+        metadata=by(
+            optional(_ms(1_000, 3_600_000), none="recovers them only by the age of their heartbeats")
+        ),
     )
     hang_timeout_ms: int | None = field(
-        default=None, metadata=by(optional(whole(2_000, _DAY_MS), none="lets a hanging process be"))
+        default=None, metadata=by(optional(_ms(2_000, _DAY_MS), none="never kills a hanging process"))
     )
     max_crashes: int = field(default=3, metadata=by(whole(1, MOST_CRASHES)))
     max_losses: int = field(default=10, metadata=by(whole(1, MOST_LOSSES)))
     startup_reconciliation: bool = field(default=True, metadata=by(switch))
     self_fence: bool = field(default=False, metadata=by(switch))
-    hook_timeout_ms: int = field(default=5_000, metadata=by(whole(100, 60_000)))
+    hook_timeout_ms: int = field(default=5_000, metadata=by(_ms(100, 60_000)))
     brake_after_crashes: int | None = field(
-        default=50, metadata=by(optional(whole(1, 100_000), none="pauses no task type by itself"))
+        default=50, metadata=by(optional(whole(1, 100_000), none="never pauses a task type automatically"))
     )
-    brake_window_ms: int = field(default=60_000, metadata=by(whole(1_000, _DAY_MS)))
+    brake_window_ms: int = field(default=60_000, metadata=by(_ms(1_000, _DAY_MS)))
 
     @property
     def beat_interval_ms(self) -> int:
-        """The time between two beats of a supervisor, which speak for both roles."""
+        """Return a supervisor's heartbeat interval in milliseconds. Each heartbeat serves both the runner and the claimer role."""
         return min(self.runner_heartbeat_interval_ms, self.claimer_heartbeat_interval_ms)
 
     @classmethod
     def graphile(cls, **overrides: Any) -> Self:
-        """The defaults of graphile_worker: beat 30 s, sweep 60 s, dead after 5 min, delay 30 s."""
+        """Return settings with the defaults of graphile_worker. `overrides` replace some of them.
+
+        Heartbeats are sent every 30 s, and workers are declared dead after 5 minutes of silence. Sweeps run every 60 s, and
+        recovered tasks wait for at least 30 s.
+        """
         defaults = {
             "runner_heartbeat_interval_ms": 30_000,
             "claimer_heartbeat_interval_ms": 30_000,
@@ -124,18 +148,18 @@ class RecoveryConfig(PortableSettings):
 
     @classmethod
     def _decided_elsewhere(cls, name: str) -> tuple[str, str] | None:
-        fix = _ELSEWHERE.get(name.lower().removesuffix("_ms"))
+        fix = _ELSEWHERE.get(re.sub(r"_(ms|s|secs|seconds)$", "", name.lower()))
         return None if fix is None else ("other systems have a setting of this name", fix)
 
     def warnings(self) -> list[str]:
-        """What is allowed but probably not meant."""
+        """Return warnings about values that are valid but probably unintended."""
         found = []
         for threshold, interval in _BEATS_PER_THRESHOLD:
             least, given = 3 * getattr(self, interval), getattr(self, threshold)
             if given < least:
                 found.append(
-                    f"RecoveryConfig.{threshold} ({given}) is below 3 x {interval}: two beats lost in a row"
-                    f" end a living task; {least} or more is calmer."
+                    f"RecoveryConfig.{threshold} ({given}) is below 3 x {interval}: two consecutive lost heartbeats"
+                    f" are enough to recover the task of a live worker. Set it to {least} or more."
                 )
         for name, state in (
             ("auto_requeue_stale_claimed", "CLAIMED"),
@@ -169,7 +193,7 @@ class RecoveryConfig(PortableSettings):
                 code="THRESHOLD_TOO_LOW",
                 subject=f"RecoveryConfig.{threshold}",
                 value=str(given),
-                rule=f"must be at least 2 x {interval} ({beat}), that is {2 * beat}, to outlast a lost beat",
+                rule=f"must be at least 2 x {interval} ({beat}), that is {2 * beat}, to tolerate a lost heartbeat",
                 fix=f"set {threshold} to {2 * beat} or more{slower}",
             )
 
@@ -183,9 +207,9 @@ _BEATS_PER_THRESHOLD: Final = (
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig(PortableSettings):
-    """A queue and its priority, 1 to 100: among queues with waiting tasks the lowest number is served first.
+    """A queue and its priority, from 1 to 100. Among queues with waiting tasks, the queue with the lowest number is served first.
 
-    `serial`: its tasks run strictly one at a time across all workers, in the order they were sent.
+    If `serial` is set, the queue's tasks run strictly one at a time across all workers, in the order in which they were sent.
 
     QueueConfig("mail", priority=10)
     """
@@ -196,7 +220,7 @@ class QueueConfig(PortableSettings):
 
 
 def processors() -> int:
-    """The processors this process may use, which in a container are often fewer than the machine has."""
+    """Return the number of processors available to this process, which can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -205,23 +229,30 @@ def processors() -> int:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig(PortableSettings):
-    """How much a worker does at once, when it looks for work and how it leaves.
+    """Settings for a worker: how many tasks it runs concurrently, how often it polls for work, and how it shuts down.
 
-    `processes`: worker processes under one supervisor; the three concurrencies are the slots of each, 0 for
-    none of that kind; `prefetch` tasks are claimed beyond free slots. `queues`: names to serve, None for all.
-    `grace`: how long running tasks may finish after a stop is asked. `poll_interval`: the longest time
-    between two looks for work. `slot`: a name that one supervisor bears at a time, so that its successor knows
-    that it is gone. A worker or task process that has begun `max_tasks_per_process` tasks, or holds `max_rss`
-    of memory, makes room for a fresh one. Raises ConfigurationError with every problem.
+    `processes`: the number of worker processes of one supervisor.
+    `async_concurrency`, `thread_concurrency` and `process_concurrency`: the number of slots of each type in each worker process.
+    `prefetch`: the maximum number of tasks of each type to claim beyond the free slots. Only tasks that are expected to start
+    within 0.25 s are prefetched.
+    `queues`: the names of the queues to serve, or None for all queues.
+    `grace`: how long running tasks may continue after a stop is requested.
+    `poll_interval`: the longest time between two polls for work.
+    `slot`: a name that only one supervisor holds at a time. A supervisor that takes over the name knows that the previous holder is
+    dead.
+    `max_tasks_per_process` and `max_rss`: a worker process or task process that has started this many tasks, or uses this much
+    memory, is replaced.
+
+    Raises ConfigurationError, which lists every problem, if any setting is invalid.
 
         WorkerConfig(processes=4, queues=["mail"], grace="1m")
     """
 
     processes: int = field(default=1, metadata=by(whole(1, 1_024)))
-    async_concurrency: int = field(default=500, metadata=by(whole(0, 100_000)))
+    async_concurrency: int = field(default=100, metadata=by(whole(0, 100_000)))
     thread_concurrency: int = field(default=32, metadata=by(whole(0, 10_000)))
     process_concurrency: int = field(default_factory=processors, metadata=by(whole(0, 1_024)))
-    prefetch: int = field(default=4, metadata=by(whole(0, 10_000)))
+    prefetch: int = field(default=500, metadata=by(whole(0, 10_000)))
     queues: Sequence[str] | None = field(
         default=None,
         metadata=by(optional(sequence_of(queue_name, shortest=1, longest=1_000), none="serves all queues")),
@@ -229,43 +260,49 @@ class WorkerConfig(PortableSettings):
     grace: Duration = field(default=25.0, metadata=by(span(0.0, 86_400.0)))
     poll_interval: Duration = field(default=5.0, metadata=by(span(0.1, 300.0)))
     slot: str | None = field(
-        default=None, metadata=by(optional(slot_name, none="leaves this proof of a death out"))
+        default=None, metadata=by(optional(slot_name, none="disables this proof of a death"))
     )
     max_tasks_per_process: int | None = field(
-        default=None, metadata=by(optional(whole(1, 1_000_000_000), none="replaces no process for its tasks"))
+        default=None,
+        metadata=by(
+            optional(whole(1, 1_000_000_000), none="never replaces a process because of its number of tasks")
+        ),
     )
     max_rss: str | int | None = field(
-        default=None, metadata=by(optional(size(16 << 20, 1 << 50), none="replaces no process for its size"))
+        default=None,
+        metadata=by(
+            optional(size(16 << 20, 1 << 50), none="never replaces a process because of its memory use")
+        ),
     )
 
     @property
     def grace_s(self) -> float:
-        """The grace in seconds."""
+        """Return the grace period in seconds."""
         return cast(float, self.grace)
 
     @property
     def max_rss_bytes(self) -> int | None:
-        """The limit of memory in bytes."""
+        """Return the memory limit in bytes, or None if there is no limit."""
         return cast("int | None", self.max_rss)
 
     @property
     def poll_interval_s(self) -> float:
-        """The poll interval in seconds."""
+        """Return the poll interval in seconds."""
         return cast(float, self.poll_interval)
 
     def warnings(self) -> list[str]:
-        """What is allowed but probably not meant."""
+        """Return warnings about values that are valid but probably unintended."""
         kinds = ("async", "thread", "process")
         idle = [kind for kind in kinds if getattr(self, f"{kind}_concurrency") == 0]
         return [
-            f"WorkerConfig.{kind}_concurrency is 0: this worker runs no {kind} tasks, other workers must."
+            f"WorkerConfig.{kind}_concurrency is 0: this worker runs no {kind} tasks, so other workers must run them."
             for kind in idle
         ]
 
     def _contradictions(self) -> Iterator[Problem]:
         slots = (self.async_concurrency, self.thread_concurrency, self.process_concurrency)
         if all(count == 0 for count in slots):
-            rule = "leaves no slot of any kind, so the worker could run nothing"
+            rule = "leaves the worker without any slots, so it cannot run tasks"
             fix = "give async_concurrency, thread_concurrency or process_concurrency 1 or more"
             yield Problem(code="CONTRADICTION", subject="WorkerConfig", value="0, 0, 0", rule=rule, fix=fix)
         queues: object = self.queues
@@ -279,7 +316,7 @@ class WorkerConfig(PortableSettings):
 
 
 class WorkerSettings(TypedDict, total=False):
-    """The settings of WorkerConfig that a worker in another program can have."""
+    """Keyword arguments that override settings of the app's WorkerConfig."""
 
     async_concurrency: int
     thread_concurrency: int
@@ -288,5 +325,6 @@ class WorkerSettings(TypedDict, total=False):
     queues: Sequence[str] | None
     grace: Duration
     poll_interval: Duration
+    slot: str | None
     max_tasks_per_process: int | None
     max_rss: str | int | None

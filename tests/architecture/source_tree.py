@@ -1,4 +1,4 @@
-"""What the architecture tests read: parsed source files, and the project's files. No rules here."""
+"""Parse source files and list the project's files for the architecture tests."""
 
 import ast
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "everbeat"
-PROJECT_FOLDERS = [".ci", "docs", "src", "tests"]
+PROJECT_FOLDERS = [".ci", "benchmarks", "docs", "src", "tests"]
 PROJECT_FILES = [ROOT / name for name in (".gitignore", "LICENSE", "Makefile", "pyproject.toml")]
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -34,7 +34,7 @@ def modules(folder: Path) -> list[Module]:
 
 @cache
 def nodes(tree: ast.AST) -> list[ast.AST]:
-    """All of a tree, walked once for all rules."""
+    """Return all nodes of a tree, walked once for all rules."""
     return list(ast.walk(tree))
 
 
@@ -44,7 +44,7 @@ def functions(tree: ast.AST) -> list[FunctionNode]:
 
 
 def project_files() -> list[Path]:
-    """Every file of the project; what somebody left lying in the top folder is none of it."""
+    """Return every file of the project; untracked files in the top folder do not belong to it."""
     below = [path for folder in PROJECT_FOLDERS for path in (ROOT / folder).rglob("*")]
     return sorted(
         path for path in [*below, *ROOT.glob("*.md"), *PROJECT_FILES] if path.is_file() and _kept(path)

@@ -1,4 +1,4 @@
-"""Every distribution that the package imports is declared: in the dependencies, or in the extra of the code that imports it."""
+"""Test that every imported distribution is declared as a dependency or in the extra of the importing code."""
 
 import ast
 import re
@@ -9,10 +9,8 @@ from importlib.metadata import packages_distributions
 
 from tests.architecture.source_tree import PACKAGE, ROOT, modules, nodes
 
-EXTRAS = {"wake/": "nats"}
+EXTRAS = {"nats/": "nats"}
 """The code below these folders runs only where the extra is installed."""
-NEVER_INSTALLED = {"cli/bench/peers/"}
-"""Adapters for the benchmark's other queues; each reports which package it misses."""
 
 
 def test_every_imported_distribution_is_declared() -> None:
@@ -22,8 +20,6 @@ def test_every_imported_distribution_is_declared() -> None:
     distributions = packages_distributions()
     undeclared = set()
     for module in modules(PACKAGE):
-        if module.name.startswith(tuple(NEVER_INSTALLED)):
-            continue
         declared = always.union(
             *(extras[extra] for folder, extra in EXTRAS.items() if module.name.startswith(folder))
         )

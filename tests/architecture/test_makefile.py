@@ -1,4 +1,4 @@
-"""`make` makes an environment where there is none, and leaves one that somebody else made as it is."""
+"""Test that `make` creates a missing environment and keeps an existing one."""
 
 import os
 import shutil
@@ -17,14 +17,14 @@ MARKER = ".venv/.created"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The Makefile and its helpers, in a folder of their own."""
+    """Return a separate folder with the Makefile and its helpers."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     return tmp_path
 
 
 def make(folder: Path, *targets: str) -> subprocess.CompletedProcess[str]:
-    # Not the environment of a make that runs these tests.
+    # Without the variables of a make that runs these tests.
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"
     }
@@ -39,7 +39,7 @@ def make(folder: Path, *targets: str) -> subprocess.CompletedProcess[str]:
 
 
 def made_by_hand(folder: Path) -> Path:
-    """An environment with something in it; a stand-in for pip, which takes seconds to put there."""
+    """Create an environment with a file in it and a stand-in for pip, whose installation takes seconds."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=folder, check=True)
     (packages,) = (folder / ".venv").glob("lib/python*/site-packages")
     (packages / "pip.py").write_text("")
@@ -48,7 +48,7 @@ def made_by_hand(folder: Path) -> Path:
     return mine
 
 
-def test_an_environment_that_is_there_is_used_and_kept(folder: Path) -> None:
+def test_make_uses_and_keeps_an_existing_environment(folder: Path) -> None:
     mine = made_by_hand(folder)
     done = make(folder, MARKER)
     assert (done.returncode, done.stderr) == (0, "")
@@ -59,13 +59,13 @@ def test_an_environment_that_is_there_is_used_and_kept(folder: Path) -> None:
     assert not (folder / MARKER).exists()
 
 
-def test_one_that_was_never_used_by_make_is_not_removed_either(folder: Path) -> None:
+def test_make_does_not_remove_an_environment_that_it_never_used(folder: Path) -> None:
     mine = made_by_hand(folder)
     assert make(folder, "clean").returncode == 0
     assert mine.exists()
 
 
-def test_one_that_does_not_fit_is_refused_in_words_and_kept(folder: Path) -> None:
+def test_make_rejects_an_unfit_environment_with_a_message_and_keeps_it(folder: Path) -> None:
     mine = made_by_hand(folder)
     python = folder / ".venv" / "bin" / "python"
     python.unlink()
@@ -73,13 +73,13 @@ def test_one_that_does_not_fit_is_refused_in_words_and_kept(folder: Path) -> Non
     python.chmod(0o755)
     done = make(folder, MARKER)
     assert done.returncode != 0
-    assert "no environment with Python 3.11 or newer" in done.stderr
+    assert "not an environment with Python 3.11 or newer" in done.stderr
     assert "make VENV=" in done.stderr
     assert mine.exists()
     assert not (folder / MARKER).exists()
 
 
-def test_where_there_is_none_one_is_made_and_cleaned_up(folder: Path) -> None:
+def test_make_creates_a_missing_environment_and_cleans_it_up(folder: Path) -> None:
     done = make(folder, MARKER)
     assert done.returncode == 0, done.stderr
     assert "Making .venv" in done.stdout

@@ -1,4 +1,4 @@
-"""Each migration from version 11 on says its oldest code, and takes nothing away from code that it supports: expand, then contract."""
+"""Test that each migration from version 11 names its oldest code and removes nothing that supported code uses."""
 
 import re
 
@@ -29,7 +29,7 @@ FOLDERS = {
 
 
 def taken_away(statement: str) -> list[str]:
-    """What a statement does that a program of the version before could meet."""
+    """Return the changes of a statement that could break a program of the version before."""
     code = " ".join(NOT_CODE.sub(" x ", statement.replace("{schema}.", "")).lower().split())
     return [rule for rule, breach in TAKES_AWAY.items() if breach.search(code)]
 
@@ -41,14 +41,14 @@ def oldest_code(version: int) -> int:
 
 
 @pytest.mark.parametrize("version", FOLDERS)
-def test_a_migration_says_the_oldest_code_that_works_with_its_schema(version: int) -> None:  # J3
+def test_a_migration_names_the_oldest_code_that_works_with_its_schema(version: int) -> None:  # J3
     assert (FOLDERS[version] / OLDEST_CODE).is_file(), f"{FOLDERS[version].name} has no {OLDEST_CODE}"
     assert max(FIRST, oldest_code(version - 1)) <= oldest_code(version) <= version
 
 
 @pytest.mark.parametrize("version", FOLDERS)
-def test_a_migration_takes_nothing_from_code_that_it_supports(version: int) -> None:  # J3
-    """Only a migration that raises the oldest code contracts: it drops what nothing but code before that one used."""
+def test_a_migration_removes_nothing_that_supported_code_uses(version: int) -> None:  # J3
+    """Only a migration that raises the oldest code can drop objects, and only those that older code alone used."""
     found = {
         path.name: breaches
         for path in FOLDERS[version].glob("*.sql")
@@ -87,7 +87,9 @@ def test_a_migration_takes_nothing_from_code_that_it_supports(version: int) -> N
         ("create or replace function {schema}.f() returns trigger language plpgsql as $$ begin drop table a; end $$", []),
     ],
 )  # fmt: skip
-def test_what_a_statement_takes_away_is_recognised(statement: str, breaches: list[str]) -> None:  # J3
+def test_a_migration_statement_that_breaks_older_code_is_recognised(
+    statement: str, breaches: list[str]
+) -> None:  # J3
     assert taken_away(statement) == breaches
 
 
@@ -99,8 +101,8 @@ def test_what_a_statement_takes_away_is_recognised(statement: str, breaches: lis
         if not (name := path.relative_to(SQL).as_posix()).startswith("schema/")
     ],
 )
-def test_an_insert_lists_its_columns(name: str) -> None:  # J3
-    """Otherwise a column that a later migration adds changes what it means."""
+def test_an_insert_statement_lists_its_columns(name: str) -> None:  # J3
+    """Otherwise a column that a later migration adds changes the meaning of the insert."""
     code = NOT_CODE.sub(" x ", (SQL / name).read_text(encoding="utf-8"))
     inserts = re.findall(r"\binsert\s+into\s+[\w{}.]+\s*(\(|as\b)?", code)
     assert all(inserts), f"sql/{name}: an insert without a list of columns"

@@ -1,4 +1,4 @@
-"""The project as a whole: no trace of a machine, a wheel that holds the SQL, an import that costs little."""
+"""Test that files name no developer's machine, the wheel is complete, and imports are fast."""
 
 import os
 import re
@@ -22,7 +22,7 @@ SLOW_MACHINE = 3
 IMPORT_RUNS = 7
 
 
-def test_no_file_names_a_path_of_somebodys_machine() -> None:
+def test_no_file_contains_a_path_of_a_developers_machine() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in project_files()
@@ -32,7 +32,7 @@ def test_no_file_names_a_path_of_somebodys_machine() -> None:
     assert not found, "\n".join(found)
 
 
-def test_importing_everbeat_stays_cheap(capsys: pytest.CaptureFixture[str]) -> None:
+def test_importing_everbeat_is_fast(capsys: pytest.CaptureFixture[str]) -> None:
     bare = _median_ms("pass")
     cost = _median_ms("import everbeat") - bare
     with capsys.disabled():
@@ -40,7 +40,9 @@ def test_importing_everbeat_stays_cheap(capsys: pytest.CaptureFixture[str]) -> N
     assert cost < IMPORT_BUDGET_MS * SLOW_MACHINE
 
 
-def test_an_app_costs_little_more_than_the_driver_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_importing_app_costs_little_more_than_importing_its_driver(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     bare = _median_ms("pass")
     app, driver = (
         _median_ms(code) - bare for code in ("from everbeat import App", "import psycopg, msgspec")
@@ -57,7 +59,7 @@ def test_importing_everbeat_loads_no_heavy_module() -> None:
     assert loaded.stdout.split() == []
 
 
-def test_the_wheel_holds_every_source_file(tmp_path: Path) -> None:
+def test_the_wheel_has_every_source_file_and_no_adapter_of_another_queue(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True, timeout=100)
     (wheel,) = tmp_path.glob("*.whl")
@@ -70,10 +72,13 @@ def test_the_wheel_holds_every_source_file(tmp_path: Path) -> None:
     }
     assert sources <= packed
     assert "everbeat/py.typed" in packed
-    assert not [name for name in packed if name.startswith("tests")]
+    assert {name.partition("/")[0].partition("-")[0] for name in packed} == {"everbeat"}
+    adapters = {path.name for path in (ROOT / "benchmarks" / "adapters").iterdir() if path.is_file()}
+    assert {"pgqueuer.py", "procrastinate.py", "graphile_worker.mjs", "everbeat_itself.py"} <= adapters
+    assert not {Path(name).name for name in packed} & adapters
 
 
-def test_the_version_is_the_same_everywhere() -> None:
+def test_the_version_in_the_project_the_changelog_and_the_package_is_the_same() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE)
@@ -82,7 +87,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def _median_ms(code: str) -> float:
-    """The processor time of a fresh interpreter, which a busy machine stretches less than the time of the clock."""
+    """Return the processor time of a fresh interpreter, which a busy machine affects less than elapsed time."""
 
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = tempfile.gettempdir() + "/everbeat-bytecode"
@@ -95,3 +100,12 @@ def _median_ms(code: str) -> float:
 
     once()  # writes the bytecode
     return median(once() for _ in range(IMPORT_RUNS))
+
+
+def test_the_tests_that_ci_runs_on_further_python_versions_exist() -> None:
+    script = (ROOT / ".ci/test-python").read_text()
+    named = re.findall(r"tests/[^\s\\]+", script)
+    assert named
+    braces = "; ".join(f"printf '%s\\n' {name}" for name in named)
+    found = subprocess.run(["bash", "-c", braces], capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in found if not (ROOT / name.partition("::")[0]).exists()] == []

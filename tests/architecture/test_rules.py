@@ -1,4 +1,4 @@
-"""The source keeps the rules, and each rule finds what is planted for it."""
+"""Test that the source keeps the rules, and that each rule finds a planted violation."""
 
 from collections.abc import Callable, Iterator
 from textwrap import dedent
@@ -21,19 +21,17 @@ EVERYWHERE = [
 ]
 IN_TESTS = [rules.tests_without_assertion, rules.sleeps_without_reason, rules.attic_names]
 
-# Who may do what, and why: a file, or a folder with its slash.
+# Files, or folders with their slash, that are exempt from a rule, with the reason.
 ALLOWED: dict[Rule, dict[str, str]] = {
     rules.ambient_clock_and_dice: {"runtime/": "the room of the clock"},
-    rules.too_long: {"store/database.py": "each operation stands beside its twin for event loops"},
     rules.stray_tasks: {
         "runtime/": "the room that holds tasks",
         "testing/clock.py": "cancels its only task before it returns",
     },
     rules.imports_in_functions: {},
     rules.unbounded_sessions: {
-        "store/target.py": "makes every connection",
-        "store/transaction.py": "makes every transaction",
-        "store/foreign_drivers.py": "a transaction on the user's own connection",
+        "store/target.py": "makes every connection and every transaction",
+        "store/user_connection/drivers.py": "a transaction on the user's own connection",
     },
 }
 
@@ -61,6 +59,9 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (rules.too_long, "app.py", "def f():\n" + "    x = 1\n" * rules.MAX_FUNCTION_LINES),
     (rules.attic_names, "store/utils.py", ""),
     (rules.attic_names, "helpers/__init__.py", ""),
+    (rules.internals_in_benchmarks, "queues.py", "from everbeat.cli.output import say"),
+    (rules.internals_in_benchmarks, "queues.py", "import everbeat.store.target"),
+    (rules.internals_in_benchmarks, "queues.py", "from everbeat import cli"),
     (rules.tests_without_assertion, "test_x.py", "def test_nothing():\n    work()"),
     (rules.sleeps_without_reason, "test_x.py", "import time\ntime.sleep(1)"),  # the offence itself
 ]
@@ -78,6 +79,10 @@ HARMLESS: list[tuple[Rule, str]] = [
     (rules.stray_tasks, "async with TaskGroup() as group:\n    group.create_task(work())"),
     (rules.unbounded_sessions, "with target.connect('a') as c, transaction(c): pass"),
     (rules.too_long, "x = 1\n" * rules.MAX_FILE_LINES),
+    (
+        rules.internals_in_benchmarks,
+        "import everbeat\nfrom everbeat import App, errors\nfrom everbeat.bench.sampling import Sample\nfrom everbeat.errors import TaskFailed",
+    ),
     (rules.tests_without_assertion, "def test_a():\n    with pytest.raises(ValueError):\n        work()"),
     (rules.tests_without_assertion, "def test_a():\n    assert_sound(work())"),
     (rules.sleeps_without_reason, "import time\ntime.sleep(1)  # the frozen process must miss a beat"),
@@ -90,7 +95,7 @@ def _name(value: object) -> str | None:
 
 
 @pytest.mark.parametrize("rule", EVERYWHERE, ids=_name)
-def test_the_source_keeps(rule: Rule) -> None:
+def test_the_source_code_keeps_each_rule(rule: Rule) -> None:
     allowed = tuple(ALLOWED.get(rule, {}))
     found = [
         violation
@@ -101,23 +106,32 @@ def test_the_source_keeps(rule: Rule) -> None:
     assert not found, "\n".join(found)
 
 
+def test_the_comparisons_import_only_public_names_and_parts_of_the_bench() -> None:
+    found = [
+        violation
+        for module in modules(ROOT / "benchmarks")
+        for violation in rules.internals_in_benchmarks(module)
+    ]
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.parametrize("rule", IN_TESTS, ids=_name)
-def test_the_tests_keep(rule: Rule) -> None:
+def test_the_tests_keep_each_rule(rule: Rule) -> None:
     tests = [module for module in modules(ROOT / "tests") if "/programs/" not in module.name]
     found = [violation for module in tests for violation in rule(module)]
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(("rule", "name", "code"), PLANTED, ids=_name)
-def test_a_planted_violation_is_found(rule: Rule, name: str, code: str) -> None:
+def test_each_rule_finds_a_planted_violation(rule: Rule, name: str, code: str) -> None:
     assert len(list(rule(parse(name, dedent(code))))) == 1
 
 
 @pytest.mark.parametrize(("rule", "code"), HARMLESS, ids=_name)
-def test_harmless_code_is_left_alone(rule: Rule, code: str) -> None:
+def test_each_rule_accepts_harmless_code(rule: Rule, code: str) -> None:
     assert list(rule(parse("app.py", code))) == []
 
 
-def test_every_allowance_is_still_needed() -> None:
+def test_every_file_with_an_exemption_from_a_rule_exists() -> None:
     stale = [place for places in ALLOWED.values() for place in places if not (PACKAGE / place).exists()]
     assert not stale

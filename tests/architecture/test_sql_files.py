@@ -1,10 +1,11 @@
-"""Every .sql file says what it is for and holds one statement; a migration is a folder of them, in order."""
+"""Test that every .sql file begins with its purpose and has one statement, and that migrations are numbered."""
 
 import re
+from collections import Counter
 
 import pytest
 
-from everbeat.store.schema_steps import Step
+from everbeat.store.migrations import MigrationStep
 from tests.architecture.source_tree import PACKAGE
 
 SQL = PACKAGE / "sql"
@@ -32,14 +33,25 @@ def names() -> list[str]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_the_file_says_what_it_is_for(name: str) -> None:
+def test_every_sql_file_begins_with_a_comment(name: str) -> None:
     first = (SQL / name).read_text(encoding="utf-8").split("\n", 1)[0]
     assert re.match(r"-- \w", first), f"sql/{name} must open with a comment, not with {first!r}"
 
 
 @pytest.mark.parametrize("name", names())
-def test_the_file_holds_one_statement(name: str) -> None:
+def test_every_sql_file_has_one_statement(name: str) -> None:
     assert statements((SQL / name).read_text(encoding="utf-8")) == 1
+
+
+def test_every_sql_fragment_is_part_of_at_least_two_statements() -> None:
+    """A fragment that one statement uses hides a part of it from the reader."""
+    uses = Counter(
+        found
+        for path in SQL.rglob("*.sql")
+        for found in set(re.findall(r"\{(fragment/\w+)\}", path.read_text(encoding="utf-8")))
+    )
+    fragments = {name.removesuffix(".sql") for name in names() if name.startswith("fragment/")}
+    assert fragments == {fragment for fragment, statements in uses.items() if statements >= 2}
 
 
 def test_migrations_are_numbered_without_gaps_and_no_two_steps_have_one_number() -> None:
@@ -57,14 +69,14 @@ def test_an_index_of_a_table_that_is_in_use_is_built_and_dropped_concurrently(na
     text = (SQL / name).read_text(encoding="utf-8")
     plain = NOT_CODE.sub(" x ", text.replace("{schema}", "s").replace("{concurrently}", "concurrently"))
     says_index = re.search(r"\b(create\s+(unique\s+)?|drop\s+)index\b", plain, re.IGNORECASE) is not None
-    step = Step(0, name.removesuffix(".sql"))
+    step = MigrationStep(0, name.removesuffix(".sql"))
     assert step.is_concurrent is says_index
     if says_index:
         assert re.search(rf"\b{step.index}\b", plain)
 
 
 def numbers(pattern: re.Pattern[str], found: list[str]) -> list[int]:
-    """The number each name begins with, and 0 for a name that breaks the pattern."""
+    """Return the number at the start of each name, and 0 for a name that does not match the pattern."""
     return [int(match[1]) if (match := pattern.fullmatch(name)) else 0 for name in found]
 
 
@@ -79,5 +91,5 @@ def numbers(pattern: re.Pattern[str], found: list[str]) -> list[int]:
         ("SELECT 1; SELECT 2", 2),
     ],
 )
-def test_statements_are_counted_outside_of_strings_and_comments(text: str, expected: int) -> None:
+def test_sql_statements_are_counted_outside_strings_and_comments(text: str, expected: int) -> None:
     assert statements(text) == expected

@@ -1,4 +1,4 @@
-"""What a real worker tells of itself is enough to say why a task waits, or what it does."""
+"""Test that the state that a real worker reports is enough to explain why a task waits or what it does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from everbeat import App, Explanation
+from everbeat import App
+from everbeat.inspection import Explanation
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ async def app(database_url: str, schema: str) -> AsyncIterator[App]:
     await opened.aclose()
 
 
-async def test_a_task_waits_for_a_slot_of_its_kind_while_others_are_free(app: App) -> None:
+async def test_explain_reports_busy_slots_of_the_lane_while_other_lanes_are_free(app: App) -> None:
     started, release = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -41,8 +42,8 @@ async def test_a_task_waits_for_a_slot_of_its_kind_while_others_are_free(app: Ap
         waiting = await slow.asend()
         busy = await app.aexplain(waiting.id)
         assert [reason.code for reason in busy.reasons] == ["SLOTS_BUSY"]
-        assert "1 live worker that could run it: 1 slot, all busy" in busy.reasons[0].text
-        assert await (await quick.asend()).aresult(timeout=30) == 1  # its own kind has slots
+        assert "1 live worker that can run it: 1 slot, all busy" in busy.reasons[0].text
+        assert await (await quick.asend()).aresult(timeout=30) == 1  # its own lane has slots
         held: Explanation = await app.aexplain(running.id)
         assert [reason.code for reason in held.reasons] == ["RUNNING"]
     finally:

@@ -1,4 +1,4 @@
-"""A supervision as it is put together for production: its lock file and its slot, through a false death and to the end."""
+"""Test a supervisor assembled as in production: its lock file and its slot, through a false death and to the end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from psycopg import Connection, sql
 from psycopg.rows import dict_row
 
-from everbeat.assembly.parts import Surroundings, make_supervision, take_tree_lock
 from everbeat.config import RecoveryConfig
-from everbeat.runtime.tree_lock import TreeLock, TreeVerdict, verdict_on
+from everbeat.runtime.environment import logging_environment
+from everbeat.runtime.identity import TreeLock, TreeVerdict, verdict_on
 from everbeat.store import migrating
 from everbeat.store.target import Target
+from everbeat.supervisor.registration import Supervision, take_tree_lock
 
 FAST = RecoveryConfig(
     claimer_heartbeat_interval_ms=1_000,
@@ -47,15 +48,15 @@ def living(line: tuple[Target, Connection[Any]]) -> list[dict[str, Any]]:
 async def until(truth: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not truth():
-            await asyncio.sleep(0.02)  # rows tell nobody that they changed
+            await asyncio.sleep(0.02)  # PostgreSQL sends no event when a row changes
 
 
-async def test_lock_file_and_slot_of_a_supervision(
+async def test_a_supervisor_keeps_its_lock_file_and_slot_through_a_false_death(
     line: tuple[Target, Connection[Any]], tmp_path: Path
 ) -> None:  # E10
     target, connection = line
     lock = TreeLock.take(tmp_path)
-    supervision = make_supervision(target, FAST, around=Surroundings(), lock=lock, slot="web-0")
+    supervision = Supervision(target, FAST, environment=logging_environment(), lock=lock, slot="web-0")
     await supervision.open()
     await until(lambda: [row["slot"] for row in living(line)] == ["web-0"])
     (row,) = living(line)
@@ -67,7 +68,9 @@ async def test_lock_file_and_slot_of_a_supervision(
     await until(lambda: [each["slot"] for each in living(line)] == ["web-0"])
     (again,) = living(line)
     assert again["id"] != row["id"]
-    assert (again["session_name"], again["lock_file"]) == (lock.name, str(lock.path)), "still the same tree"
+    assert (again["session_name"], again["lock_file"]) == (lock.name, str(lock.path)), (
+        "it is still the same tree"
+    )
     assert verdict_on(str(lock.path), name=lock.name) is TreeVerdict.HELD
 
     await supervision.close()
@@ -75,13 +78,13 @@ async def test_lock_file_and_slot_of_a_supervision(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_farewell_that_did_not_arrive_leaves_the_file_as_a_proof(
+async def test_a_failed_deregistration_keeps_the_lock_file_as_proof_of_death(
     line: tuple[Target, Connection[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everbeat.worker.supervision._FAREWELL_PATIENCE_S", 0.2)
+    monkeypatch.setattr("everbeat.supervisor.registration._END_PATIENCE_S", 0.2)
     target, connection = line
     lock = TreeLock.take(tmp_path)
-    supervision = make_supervision(target, FAST, around=Surroundings(), lock=lock)
+    supervision = Supervision(target, FAST, environment=logging_environment(), lock=lock)
     await supervision.open()
     name = sql.Identifier(target.schema)
     connection.execute(sql.SQL("alter table {}.supervisors rename to hidden").format(name))
@@ -91,7 +94,7 @@ async def test_a_farewell_that_did_not_arrive_leaves_the_file_as_a_proof(
     assert verdict_on(str(lock.path), name=lock.name) is TreeVerdict.GONE
 
 
-def test_without_a_folder_for_it_there_is_no_lock_file_and_the_log_says_so(
+def test_a_missing_lock_file_folder_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "everbeat").write_text("in the way")

@@ -1,4 +1,4 @@
-"""The tree of an `everbeat worker`: it works, leaves in good order, and says why when it cannot begin."""
+"""Test the processes of an `everbeat worker`: they run tasks, stop in good order and report why they cannot start."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ import pytest
 
 from everbeat import App
 
-SUPERVISE = (
-    "import sys; from everbeat.assembly import supervise; supervise(sys.argv[1], overrides=eval(sys.argv[2]))"
-)
+SUPERVISE = "import sys; from everbeat.assembly.workers import supervise; supervise(sys.argv[1], overrides=eval(sys.argv[2]))"
 SHOP = """
 import os
 from everbeat import App, QueueConfig, WorkerConfig
@@ -39,7 +37,7 @@ def in_a_process() -> int:
 
 
 class Shop:
-    """A folder with a program in it, and the trees that are started there."""
+    """A folder with a program, and the worker trees started there."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -61,7 +59,7 @@ class Shop:
         return process
 
     def refusal(self, locator: str, **options: Any) -> str:
-        """What a tree that cannot begin says."""
+        """Return the output of a tree that cannot start."""
         process = self.start(locator, **options)
         _, said = process.communicate(timeout=60)
         assert process.returncode == 1, said
@@ -78,7 +76,7 @@ def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
 
 
 @pytest.mark.story
-def test_the_three_kinds_of_tasks_run_in_their_places_and_sigterm_ends_all(  # B9, B12
+def test_a_worker_tree_runs_tasks_of_all_modes_and_ends_at_sigterm(  # B9, B12
     shop: Shop, database_url: str, schema: str
 ) -> None:
     shop.write("shop.py", SHOP.format(schema=schema))
@@ -105,7 +103,7 @@ def test_the_three_kinds_of_tasks_run_in_their_places_and_sigterm_ends_all(  # B
 
 
 @pytest.mark.story
-def test_a_tree_on_an_embedded_database_keeps_it_until_its_last_word(shop: Shop, schema: str) -> None:
+def test_a_worker_tree_keeps_its_embedded_database_running_until_it_ends(shop: Shop, schema: str) -> None:
     shop.write("shop.py", SHOP.format(schema=schema))
     tree = shop.start("shop.py", url="embedded", processes=1)
     app = App(f"embedded:{shop.folder / '.everbeat'}", schema=schema)
@@ -114,7 +112,7 @@ def test_a_tree_on_an_embedded_database_keeps_it_until_its_last_word(shop: Shop,
     tree.send_signal(signal.SIGTERM)
     _, said = tree.communicate(timeout=60)
     assert tree.returncode == 0, said
-    assert "farewell_failed" not in said
+    assert "supervisor_end_not_recorded" not in said
     again = App(f"embedded:{shop.folder / '.everbeat'}", schema=schema)
     assert [supervisor.ended_how for supervisor in again.list_supervisors()] == ["left"]
     again.close()
@@ -129,7 +127,7 @@ def test_a_tree_on_an_embedded_database_keeps_it_until_its_last_word(shop: Shop,
         ("from everbeat import App\napp = App()", ["has no tasks"]),
         (
             "from everbeat import App\napp = App('mysql://db')\n@app.task\ndef f(): ...",
-            ["everbeat speaks to PostgreSQL only"],
+            ["everbeat supports only PostgreSQL"],
         ),
         (
             "from everbeat import App\napp = App('postgresql://u:secret@127.0.0.1:1/db')\n@app.task\ndef f(): ...",
@@ -141,7 +139,7 @@ def test_a_tree_on_an_embedded_database_keeps_it_until_its_last_word(shop: Shop,
         ),
     ],
 )
-def test_a_tree_that_cannot_begin_says_why(shop: Shop, source: str, said: list[str]) -> None:
+def test_a_worker_tree_that_cannot_start_says_why(shop: Shop, source: str, said: list[str]) -> None:
     shop.write("shop.py", source)
     text = shop.refusal("shop:app")
     for each in said:
@@ -150,6 +148,6 @@ def test_a_tree_that_cannot_begin_says_why(shop: Shop, source: str, said: list[s
 
 
 @pytest.mark.story
-def test_wrong_overrides_are_refused_before_anything_starts(shop: Shop) -> None:
+def test_invalid_worker_overrides_are_refused_before_the_tree_starts(shop: Shop) -> None:
     assert "WorkerConfig.processes" in shop.refusal("nowhere:app", processes=0)
     assert "no module 'nowhere'" in shop.refusal("nowhere:app")

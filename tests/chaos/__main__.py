@@ -1,6 +1,7 @@
-"""`python -m tests.chaos`: a plan, a run, a verdict. Exit code 0 if all held, 1 if not, 2 if the run proves nothing.
+"""`python -m tests.chaos` makes a plan, runs it and prints a verdict.
 
-A plan that failed is kept in `tests/chaos/failed/SEED.json`; `--replay` does it again.
+The exit code is 0 if all promises held, 1 if not, and 2 if the run proves nothing. A failed plan is kept in
+`tests/chaos/failed/SEED.json`, and `--replay` repeats it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FAILED: Final = Path(__file__).with_name("failed")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """One run; answers the exit code."""
+    """Run one plan and return the exit code."""
     options = _options(arguments)
     if sys.platform != "linux":
         sys.exit("chaos needs Linux: it freezes processes and shifts the server's clock as Linux does")
@@ -40,8 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         director = Director(plan, folder, source=options.source, say=say)
         try:
-            course = director.run()
-            evidence = gather(director, plan, course, folder)
+            timeline = director.run()
+            evidence = gather(director, plan, timeline, folder)
         finally:
             director.close()
     except BaseException:
@@ -75,7 +76,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long faults are injected")
     parser.add_argument("--replay", type=Path, help="do this plan instead")
     parser.add_argument("--only", type=Kind, nargs="+", help="only these kinds of faults")
-    parser.add_argument("--nats", action="store_true", help="tell tasks by NATS, which is struck, too")
+    parser.add_argument(
+        "--nats", action="store_true", help="announce tasks by NATS, and inject faults of NATS, too"
+    )
     parser.add_argument(
         "--basic", action="store_true", help="without the later kinds: the plan that the seed always had"
     )

@@ -1,6 +1,6 @@
-"""Two clocks: the machine's own, by which everything is judged, and the wall clock of the database server, which can be shifted.
+"""Two clocks: the machine's clock, on which everything is measured, and the database server's wall clock, which can be shifted.
 
-The server is started with a small library that adds the seconds found in a file to whatever time it asks for.
+The server is started with a small library that adds the number of seconds in a file to every time that the server reads.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SOURCE: Final = Path(__file__).with_name("clock_shim.c")
 
 
 def boot_s() -> float:
-    """Seconds since boot: what no fault shifts, the same in every process, and readable from SQL as /proc/uptime."""
+    """Return the seconds since boot, on a clock that no fault shifts and that all processes share. SQL reads it from /proc/uptime."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class ServerClock:
-    """The wall clock of a server started inside `ticking`. `obstacle` says why it cannot be shifted here, if so."""
+    """The wall clock of a server that was started inside `ticking`. `obstacle` is the reason why it cannot be shifted, if any."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "clock-shift"
@@ -42,7 +42,7 @@ class ServerClock:
         return "" if made.returncode == 0 else f"the compiler failed: {made.stderr.strip()[-300:]}"
 
     def shift(self, seconds: int) -> None:
-        """From now on the server's clock is so far from the machine's."""
+        """Set how many seconds the server's clock is ahead of the machine's clock."""
         self.farthest_s = max(self.farthest_s, seconds)
         descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -52,7 +52,7 @@ class ServerClock:
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """A server that is started in here has this clock."""
+        """Give this clock to a server that starts inside the block."""
         if self.obstacle:
             yield
             return

@@ -1,6 +1,6 @@
-"""The private PostgreSQL of a run: on a disk that can be filled, with a clock that can be shifted, to be stopped at any time.
+"""The private PostgreSQL server of a run. Its disk can be filled, its clock shifted, and the server stopped at any time.
 
-A paired one has a synchronous standby, which can be promoted.
+A paired cluster also has a synchronous standby that can be promoted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import psutil
 import psycopg
 from psycopg import Connection, sql
 
-from everbeat.store.embedded import EmbeddedServer
-from everbeat.store.embedded_programs import binaries
-from everbeat.store.server_identity import choose_identity
+from everbeat.embedded.identity import choose_identity
+from everbeat.embedded.server import EmbeddedServer
+from everbeat.embedded.settings import binaries
 from tests.chaos.clock import ServerClock
 from tests.chaos.isolation import is_isolated
 
@@ -35,7 +35,7 @@ _SETTINGS: Final = {
     "deadlock_timeout": "2s",
     "log_lock_waits": "on",
 }
-# A shifted clock must not end the replication, and a standby whose primary was restarted must be back soon.
+# A shifted clock must not interrupt the replication, and a standby whose primary was restarted must reconnect soon.
 _OF_A_PAIR: Final = {
     "wal_sender_timeout": "0",
     "wal_receiver_timeout": "0",
@@ -59,11 +59,11 @@ _TERMINATE: Final = """
 
 
 class Cluster:
-    """A running server, or a primary and its standby. `no_small_disk` says why its disk cannot be filled here, if so."""
+    """A running server, or a primary and its standby. `no_small_disk` is the reason why its disk cannot be filled, if any."""
 
     def __init__(self, folder: Path, *, seconds: float, paired: bool = False) -> None:
         self.clock = ServerClock(folder)
-        # Short names: the sockets lie in them.
+        # Short names: the paths of the sockets must be short.
         self._places = [folder / "pg", folder / "pg2"] if paired else [folder / "pg"]
         self._settings = _SETTINGS | (_OF_A_PAIR if paired else {})
         self._servers: dict[Path, EmbeddedServer] = {}
@@ -79,54 +79,54 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The libpq URL of the server that takes writes."""
+        """Return the libpq URL of the server that accepts writes."""
         return self._servers[self._place].url
 
     @property
     def urls(self) -> Sequence[str]:
-        """The URLs of all servers, which stay the same."""
+        """Return the URLs of all servers, which stay the same."""
         return [self._servers[place].url for place in self._places]
 
     @property
     def log(self) -> str:
-        """What the servers wrote."""
+        """Return the logs of the servers."""
         paths = [place / name for place in self._places for name in ("server.log.old", "server.log")]
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     @contextmanager
     def connection(self) -> Iterator[Connection[Any]]:
-        """A connection of the run's own, which no fault of sessions hits."""
+        """Yield a connection of the run itself, which faults that terminate sessions do not affect."""
         with psycopg.connect(self.url, autocommit=True, application_name=APPLICATION) as connection:
             yield connection
 
     def terminate_sessions(self) -> int:
-        """Ends every session but those of the run itself; answers how many."""
+        """Terminate every session except those of the run itself. Return the number of terminated sessions."""
         with self.connection() as connection:
             return self.terminate_sessions_over(connection)
 
     @staticmethod
     def terminate_sessions_over(connection: Connection[Any]) -> int:
-        """The same over a connection that is there already."""
+        """Do the same as `terminate_sessions`, over an existing connection."""
         row = connection.execute(_TERMINATE, [APPLICATION]).fetchone()
         return int(row[0]) if row else 0
 
     def stop_at_once(self) -> None:
-        """As `pg_ctl stop -m immediate`: every session is gone, and the next start recovers from the log."""
+        """Stop the server like `pg_ctl stop -m immediate`. All sessions close, and the next start recovers from the WAL."""
         self._servers[self._place].stop("immediate")
 
     def start(self) -> None:
-        """Starts it again, if it does not run."""
+        """Start the server if it is not running."""
         if not EmbeddedServer.status(self._place).running:
             with self.clock.ticking():
                 self._servers[self._place].restart("immediate")
 
     @property
     def runs(self) -> bool:
-        """Whether it takes connections."""
+        """Return whether the server accepts connections."""
         return EmbeddedServer.status(self._place).running
 
     def fill_disk(self) -> int:
-        """Takes all the room that is left, as often as it is called; answers how many bytes."""
+        """Fill all free disk space, and return the number of bytes written. Can be called repeatedly."""
         room = os.statvfs(self._place)
         free = room.f_bavail * room.f_frsize
         with (self._place / "filler").open("ab") as filler, suppress(OSError):
@@ -134,11 +134,11 @@ class Cluster:
         return free
 
     def free_disk(self) -> None:
-        """Gives the room back."""
+        """Release the disk space that `fill_disk` used."""
         (self._place / "filler").unlink(missing_ok=True)
 
     def set_read_only(self, read_only: bool) -> None:
-        """Makes `default_transaction_read_only` so for every session, those that are open included."""
+        """Set `default_transaction_read_only` for every session, including open ones."""
         value = sql.SQL("on" if read_only else "off")
         with self.connection() as connection:
             connection.execute(sql.SQL("alter system set default_transaction_read_only = {}").format(value))
@@ -146,7 +146,7 @@ class Cluster:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Every process of the primary is stopped; its kernel goes on acknowledging what arrives."""
+        """Suspend every process of the primary during the block. The kernel still acknowledges incoming data."""
         processes = self._processes(self._place)
         _send(signal.SIGSTOP, processes)
         _send(signal.SIGSTOP, late := [one for one in self._processes(self._place) if one not in processes])
@@ -156,21 +156,21 @@ class Cluster:
             _send(signal.SIGCONT, [*late, *reversed(processes)])
 
     def kill_primary(self) -> None:
-        """SIGKILL for every process of the primary, which stays down."""
+        """Kill every process of the primary with SIGKILL. It stays down."""
         self._kill(self._place)
 
     def kill_old_primary(self) -> None:
-        """The same for the one that was the primary before the promotion, if it lives."""
+        """Kill the server that was the primary before the promotion, if it is still running."""
         self._kill(self._other)
 
     def await_standby(self) -> None:
-        """Waits until the standby has everything that was acknowledged, and will get what follows."""
+        """Wait until the standby is streaming and has received every acknowledged commit."""
         query = "select 1 from pg_stat_replication where state = 'streaming' and sync_state = 'sync'"
         with self.connection() as connection:
             _until(lambda: connection.execute(query).fetchone() is not None, "the standby to stream")
 
     def promote(self) -> None:
-        """The standby takes writes from now on; what was the primary is to be killed, now or before."""
+        """Promote the standby. The caller must kill the former primary before or afterwards."""
         self._place = self._other
         with self.connection() as connection:
             connection.execute("select pg_promote(true, 60)")
@@ -178,7 +178,7 @@ class Cluster:
             _until(lambda: connection.execute(query).fetchone() is not None, "the promotion")
 
     def renew_standby(self) -> None:
-        """Makes a new standby where there is none: in the place of the primary that was killed."""
+        """Create a standby in place of the killed primary, if there is no standby."""
         place = self._other
         shutil.rmtree(place / "data", ignore_errors=True)
         program = binaries() / "pg_basebackup"
@@ -190,7 +190,7 @@ class Cluster:
         if made.returncode != 0:
             raise RuntimeError(f"pg_basebackup failed: {made.stdout[-500:]}")
         self._open(place)
-        # Only now: the copy must not require a standby of its own when it is promoted.
+        # Do this only now, because the copy must not require its own standby when it is promoted.
         with self.connection() as connection:
             connection.execute("alter system set synchronous_standby_names = '*'")
             connection.execute("select pg_reload_conf()")
@@ -221,7 +221,7 @@ class Cluster:
         return [server, *server.children(recursive=True)]
 
     def close(self) -> None:
-        """Stops it and forgets its data."""
+        """Stop the servers and delete their data."""
         for place in reversed(self._places):
             server = self._servers.get(place)
             if server is not None:
@@ -247,15 +247,15 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _until(truth: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _PATIENCE_S
     while not truth():
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline:
             raise TimeoutError(f"waited {_PATIENCE_S:g} s for {what}")
-        time.sleep(_POLL_S)  # the server has no event for it
+        time.sleep(_POLL_S)  # the server sends no event when this changes
 
 
 def _mount(place: Path, *, size_mb: int) -> str:
-    """Puts a disk of that size there; answers what stood in the way. Only where nobody else sees the mount."""
+    """Mount a disk of this size at `place`, if no other process sees the mount. Return the reason for a failure, if any."""
     if not is_isolated():
         return "mounts would be seen by others: the run has no mount namespace of its own"
     command = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m,mode=0700", "chaos", str(place)]

@@ -1,8 +1,4 @@
-"""What a client and PostgreSQL say to each other, as far as one must know it to lose a reply after its COMMIT.
-
-What lives here: splitting both streams into messages, and following which statement is being executed; pure. What may
-not: sockets.
-"""
+"""The part of the PostgreSQL wire protocol that is needed to lose a reply after its COMMIT."""
 
 from __future__ import annotations
 
@@ -15,35 +11,35 @@ from everbeat.store.statement import source
 
 _PROTOCOL_3: Final = 3
 _FILES: Final = {
-    "claim": ("task/claim",),
-    "start": ("task/start",),
-    "settle": ("task/settle", "task/complete"),
-    "release": ("task/release",),
-    "recover": ("task/recover",),
-    "beat": ("worker/beat",),
+    "claim": ("task/claim_tasks",),
+    "start": ("task/start_tasks",),
+    "settle": ("task/settle_attempts", "task/complete_attempts"),
+    "release": ("task/release_leases",),
+    "recover": ("task/recover_leases",),
+    "beat": ("worker/record_beat",),
     "send": ("task/insert_task", "task/insert_tasks"),
-    "cancel": ("task/cancel",),
+    "cancel": ("task/cancel_task",),
 }
 BEGINNINGS: Final[Mapping[bytes, str]] = {
     source(name).splitlines()[0].encode(): verb for verb, names in _FILES.items() for name in names
 }
-"""Each statement begins with the comment of its file."""
+"""The first line of each statement, which is the comment at the top of its file, and the statement's verb."""
 
 
 def verb_of(statement: bytes) -> str:
-    """Which of the protocol's verbs a statement is; empty for any other."""
+    """Return the verb of one of everbeat's statements, or an empty string for other statements."""
     return BEGINNINGS.get(statement.split(b"\n", 1)[0], "")
 
 
 @dataclass(slots=True)
 class Messages:
-    """Whole messages out of a stream; `greets`: it begins with one that bears no type, as a client's does."""
+    """Splits a stream into messages. If `greets` is true, the first message has no type, like a client's startup message."""
 
     greets: bool = False
     _rest: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The type and the whole bytes of each message that is complete by now."""
+        """Yield the type and bytes of each message that `data` completes."""
         self._rest += data
         while True:
             head = 0 if self.greets else 1
@@ -55,7 +51,7 @@ class Messages:
             whole = bytes(self._rest[: head + length])
             del self._rest[: head + length]
             if self.greets:
-                # Requests for encryption and cancels have numbers of their own; after the true greeting messages have types.
+                # Encryption and cancel requests have their own numbers. After the real startup message, messages have types.
                 self.greets = struct.unpack_from("!H", whole, 4)[0] != _PROTOCOL_3
                 yield b"", whole
             else:
@@ -64,16 +60,16 @@ class Messages:
 
 @dataclass(slots=True)
 class Conversation:
-    """Follows one connection: which verb is executed, and how many answers must come before the one to it."""
+    """Follows one connection: which verbs are executed, and how many other replies precede the reply to each verb."""
 
     _requests: Messages = field(default_factory=lambda: Messages(greets=True))
     _replies: Messages = field(default_factory=Messages)
     _prepared: dict[bytes, str] = field(default_factory=dict)
     _bound: dict[bytes, str] = field(default_factory=dict)
-    _unanswered: int = 1  # the greeting is answered as well
+    _unanswered: int = 1  # the server also replies to the startup message
 
     def asked(self, data: bytes) -> Iterator[tuple[str, int]]:
-        """The verbs that these bytes of the client execute, each with the number of answers that come before its own."""
+        """Yield the verbs that the client executes with this data, each with the number of replies that precede its own."""
         for kind, message in self._requests.feed(data):
             body = message[5:]
             match kind:
@@ -96,7 +92,7 @@ class Conversation:
                     pass
 
     def answered(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The messages in these bytes of the server; "Z" ends an answer."""
+        """Yield the messages in this data from the server. A message of type "Z" ends a reply."""
         for kind, message in self._replies.feed(data):
             if kind == b"Z":
                 self._unanswered -= 1
@@ -104,5 +100,5 @@ class Conversation:
 
 
 def is_outside_transaction(ready: bytes) -> bool:
-    """Whether the server, by this "Z" message, has nothing left to commit."""
+    """Return whether the server is outside a transaction, according to a "Z" message."""
     return ready[5:6] == b"I"

@@ -1,7 +1,4 @@
-"""The run itself: starts everything, does what the plan says, heals, waits until all is done, and stops.
-
-What lives here: the order of things. What may not: judging.
-"""
+"""The run itself: start everything, follow the plan, end the faults, wait until all tasks have finished, and stop."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ from everbeat.store import migrating
 from everbeat.store.target import Target
 from tests.chaos.clock import boot_s
 from tests.chaos.cluster import APPLICATION, SESSIONS, Cluster
-from tests.chaos.evidence import Course, Messages
-from tests.chaos.faults import FaultLog, NoVictim, Scene, injected
-from tests.chaos.last_blow import destroy_messages
+from tests.chaos.destroyed_messages import destroy_messages
+from tests.chaos.evidence import Messages, Timeline
+from tests.chaos.faults import FaultImpossible, FaultLog, Targets, injected
 from tests.chaos.line import Lines
 from tests.chaos.liveness_faults import end_orphans
 from tests.chaos.nats_side import AWAY, IN_OUTBOX, NatsSide
@@ -37,9 +34,9 @@ from tests.invariants import install_audit
 
 SCHEMA: Final = "chaos"
 QUIET_WITHIN_S: Final = 300.0
-"""So long may the last task take after the last fault was healed."""
+"""How long the last task can take after the last fault has ended, in seconds."""
 STUCK_AFTER_S: Final = 45.0
-"""When nothing has begun or ended for so long, nothing will."""
+"""If no task starts or finishes for this many seconds, the run is considered stuck."""
 
 _READY_WITHIN_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.1
@@ -58,7 +55,7 @@ _SOME_TASKS: Final = "select id, queue, fence from {0}.tasks order by random() l
 
 
 class Director:
-    """One run in a folder. `source` is where workers find everbeat, if it is not the one that is installed."""
+    """One run in a folder. `source` is the everbeat version that the workers use, if it is not the installed one."""
 
     def __init__(self, plan: Plan, folder: Path, *, source: Path | None, say: Callable[[str], None]) -> None:
         self._plan = plan
@@ -73,7 +70,7 @@ class Director:
         self._cluster = Cluster(folder, seconds=plan.seconds, paired=plan.liveness)
         self._prepare_schema()
         self._nats = NatsSide(self._lines, schema=SCHEMA) if plan.nats else None
-        # Made before any thread shifts the clock: environments are copied from this one.
+        # Created before a thread shifts the clock: environments are copied from this one.
         environment = self._environment()
         self._producers = Producers(plan, folder, environment=environment)
         self._trees = [
@@ -86,7 +83,7 @@ class Director:
             )
             for number in range(plan.trees)
         ]
-        self._scene = Scene(
+        self._targets = Targets(
             cluster=self._cluster,
             lines=self._lines,
             trees=self._trees,
@@ -101,29 +98,29 @@ class Director:
 
     @property
     def cluster(self) -> Cluster:
-        """The database of the run."""
+        """Return the database of the run."""
         return self._cluster
 
     @property
     def trees(self) -> list[Tree]:
-        """The trees, with all their lives."""
+        """Return the process trees of the run, each with all of its lives."""
         return self._trees
 
-    def run(self) -> Course:
-        """Everything, in order."""
+    def run(self) -> Timeline:
+        """Run all phases in order, and return their times."""
         began = boot_s()
-        pulse = threading.Thread(target=self._feel_stalls, daemon=True)
+        pulse = threading.Thread(target=self._record_stalls, daemon=True)
         pulse.start()
         for tree in self._trees:
             tree.start()
         self._await(self._all_ready, _READY_WITHIN_S, "the trees to register")
         ready = boot_s()
         self._say(f"{len(self._trees)} trees are ready after {ready - began:.1f} s")
-        self._producers.start(url=self._scene.producers_line.url)
+        self._producers.start(url=self._targets.producers_line.url)
         self._await(self._all_at_work, _READY_WITHIN_S, "all trees to be at work")
-        self._play()
+        self._run_plan()
         healed = boot_s()
-        # What was sent while the clock was ahead is due only when the clock is there again.
+        # Tasks sent while the clock was ahead become due when the clock reaches that time again.
         self._cluster.clock.shift(self._cluster.clock.farthest_s)
         self._say("all faults are healed; waiting for the last task")
         quiet = self._until_quiet()
@@ -134,13 +131,13 @@ class Director:
         farewells = [tree.wait() for tree in self._trees]
         self._over.set()
         held = self._held_by_orphans()
-        return Course(
+        return Timeline(
             ready=ready,
             healed=healed,
             quiet=quiet,
             asked=asked,
             exit_codes=tuple(code for code, _ in farewells),
-            longest_farewell_s=max(seconds for _, seconds in farewells),
+            longest_stop_s=max(seconds for _, seconds in farewells),
             left_behind=tuple(left_behind(self._trees)),
             stalls=tuple(self._stalls),
             skipped=tuple(self._skipped),
@@ -149,12 +146,12 @@ class Director:
         )
 
     def close(self) -> None:
-        """Ends whatever it started, however it went."""
+        """Stop everything that the run started, even after a failure."""
         self._over.set()
         end_orphans(self._folder)
         self._producers.stop()
         for tree in self._trees:
-            with suppress(Exception):  # each is tried, whatever became of the others
+            with suppress(Exception):  # close each part, even if others failed
                 tree.kill_all()
         self._lines.close()
         if self._nats is not None:
@@ -192,11 +189,11 @@ class Director:
     def _all_at_work(self) -> bool:
         return self._count(sql.SQL(_AT_WORK).format(schema=sql.Identifier(SCHEMA))) >= self._plan.trees
 
-    def _play(self) -> None:
+    def _run_plan(self) -> None:
         began = time.monotonic()
         players = [
             threading.Thread(
-                target=self._play_one, args=(fault, began), name=f"fault {fault.number}", daemon=True
+                target=self._run_fault, args=(fault, began), name=f"fault {fault.number}", daemon=True
             )
             for fault in self._plan.faults
         ]
@@ -204,17 +201,17 @@ class Director:
             player.start()
         while time.monotonic() < began + self._plan.seconds or any(player.is_alive() for player in players):
             self._restart_the_ended()
-            time.sleep(_LOOK_EVERY_S)  # what restarts services looks now and then
+            time.sleep(_LOOK_EVERY_S)  # the check that restarts services runs periodically
         self._producers.stop()
 
-    def _play_one(self, fault: Fault, began: float) -> None:
+    def _run_fault(self, fault: Fault, began: float) -> None:
         self._over.wait(began + fault.at_s - time.monotonic())
         try:
-            with injected(fault, self._scene) as told:
-                self._log.write(fault, "began", **told)
+            with injected(fault, self._targets) as detail:
+                self._log.write(fault, "began", **detail)
                 self._over.wait(fault.lasts_s)
-            self._log.write(fault, "ended", **told)
-        except NoVictim as reason:
+            self._log.write(fault, "ended", **detail)
+        except FaultImpossible as reason:
             self._log.write(fault, "skipped", why=str(reason))
             self._skipped.append(f"{fault.kind}: {reason}")
         except Exception as problem:
@@ -223,9 +220,9 @@ class Director:
             raise
 
     def _restart_the_ended(self) -> None:
-        """As a service manager does; a tree that a fault keeps down is that fault's."""
+        """Restart trees that have exited, as a service manager would, except those that a fault keeps down."""
         for tree in self._trees:
-            if not tree.is_alive() and not tree.lives[-1].struck:
+            if not tree.is_alive() and not tree.lives[-1].was_killed:
                 self._say(f"tree {tree.number} ended by itself with {tree.lives[-1].exit_code}")
                 tree.start()
 
@@ -233,7 +230,7 @@ class Director:
         for tree in self._trees:
             tree.start()
         query = sql.SQL(_UNENDED).format(sql.Identifier(SCHEMA))
-        moved = _Movement(self._scene.effects)
+        moved = _FileGrowth(self._targets.effects)
 
         def is_over() -> bool:
             self._restart_the_ended()
@@ -249,7 +246,7 @@ class Director:
         return None if left else boot_s()
 
     def _about_messages(self, nats: NatsSide, quiet: float | None) -> Messages:
-        """What is left in stream and outbox, and then the last blow."""
+        """Return the messages that remain after the run, and how long tasks took whose messages were destroyed."""
 
         def count(query: str) -> int:
             return self._count(sql.SQL(query).format(sql.Identifier(SCHEMA)))
@@ -261,7 +258,7 @@ class Director:
         return replace(seen, found_after_s=destroy_messages(nats, app, self._folder, lambda: count(_UNENDED)))
 
     def _held_by_orphans(self) -> list[str]:
-        """What the server still has of trees that have left, while the children live that task code has forked; then these are ended."""
+        """Return the database sessions of trees that have exited while forked children of task code are alive. Then kill the children."""
         with self._cluster.connection() as connection:
             held = [row[0] for row in connection.execute(SESSIONS, [APPLICATION]).fetchall()]
         if ended := end_orphans(self._folder):
@@ -279,28 +276,28 @@ class Director:
         return int(row[0])
 
     def _await(self, truth: Callable[[], bool], within_s: float, what: str) -> None:
-        give_up = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s
         while True:
             with suppress(psycopg.Error):
                 if truth():
                     return
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {within_s:g} s for {what}")
-            time.sleep(_LOOK_EVERY_S)  # the run looks from outside, as an operator would
+            time.sleep(_LOOK_EVERY_S)  # the run polls from outside, as an operator would
 
-    def _feel_stalls(self) -> None:
-        """Notes when this very process was kept from running: then the machine may have kept others, too."""
+    def _record_stalls(self) -> None:
+        """Record when this process was not scheduled, because the machine might also have delayed other processes."""
         last = boot_s()
         while not self._over.is_set():
-            time.sleep(0.05)  # a pulse
+            time.sleep(0.05)  # the sampling interval
             now = boot_s()
             if now - last > _STALL_S:
                 self._stalls.append((last, now))
             last = now
 
 
-class _Movement:
-    """Since when a file has not grown."""
+class _FileGrowth:
+    """Measures for how long a file has not grown."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -308,7 +305,7 @@ class _Movement:
         self._since = boot_s()
 
     def stopped_s(self) -> float:
-        """Seconds since it was last seen to grow."""
+        """Return the number of seconds since the file was last seen to grow."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if size != self._size:
             self._size, self._since = size, boot_s()
@@ -316,6 +313,6 @@ class _Movement:
 
 
 def say_to(stream: TextIO) -> Callable[[str], None]:
-    """Words for whoever watches, with the seconds since now."""
+    """Return a function that prints a text with the number of seconds since this call."""
     began = boot_s()
     return lambda text: print(f"{boot_s() - began:6.1f} s  {text}", file=stream, flush=True)

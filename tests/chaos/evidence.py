@@ -1,7 +1,4 @@
-"""What is known after a run, as plain values. Times are seconds since boot, by a clock that no fault shifts.
-
-What lives here: the values. What may not: gathering them (`gathering`) and judging.
-"""
+"""The facts after a run, as plain values. Times are in seconds since boot, on a clock that no fault shifts."""
 
 from __future__ import annotations
 
@@ -14,21 +11,23 @@ from tests.chaos.plan import Kind, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One supervisor process of a tree; `exit_code` None while it lives. `struck`: a fault killed it."""
+    """One supervisor process of a tree. `exit_code` is None while it is running. `was_killed`: whether a fault killed it."""
 
     tree: int
     pid: int
     began: float
     ended: float | None
     exit_code: int | None
-    struck: bool
+    was_killed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """What NATS had to do with a run, looked at when all was healed and quiet. `in_stream` is negative where there is no stream;
-    `drained_after_s` None: it was not over within the time that it was given. `delivered` is at least so many. `found_after_s`: when
-    tasks had ended whose messages were destroyed before; None if they did not in time."""
+    """The state of NATS after the run has recovered.
+
+    `in_stream` is negative if there is no stream. `drained_after_s` is None if the stream was not drained in time. `delivered` is a lower
+    bound. `found_after_s` is how many seconds tasks took whose messages were destroyed, or None if they did not finish in time.
+    """
 
     delivered: int
     in_outbox: int
@@ -39,11 +38,12 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """How a run went; `quiet` None: the last task never ended. `asked`: when the trees were told to leave.
+class Timeline:
+    """The times and other observations of a run. `quiet` is None if the last task never finished.
 
-    `held_by_orphans`: sessions and locks that were left when all trees had gone and children that task code had forked still lived.
-    `messages`: None in a run without NATS. `stalls`: when the run itself was kept from running. `skipped`: faults that could not be done, and why.
+    `asked`: when the trees were asked to stop. `held_by_orphans`: sessions and locks that remained after all trees had exited while
+    forked children of task code were alive. `messages`: None without NATS. `stalls`: when the run itself was not scheduled. `skipped`:
+    faults that could not be injected, and why.
     """
 
     ready: float
@@ -51,7 +51,7 @@ class Course:
     quiet: float | None
     asked: float
     exit_codes: tuple[int | None, ...]
-    longest_farewell_s: float
+    longest_stop_s: float
     left_behind: tuple[str, ...]
     stalls: tuple[tuple[float, float], ...]
     skipped: tuple[str, ...]
@@ -60,8 +60,8 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
-    """One line of the effects file: user code began or ended."""
+class Effect:
+    """One line of the effects file, which records that user code started or finished."""
 
     task: str
     name: str
@@ -74,8 +74,8 @@ class Deed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
-    """One fault as it was really done; `ended` None: never healed. `detail` is what the fault log says of it."""
+class InjectedFault:
+    """An injected fault. `ended` is None if the fault never ended. `detail` is the text in the fault log."""
 
     number: int
     kind: Kind
@@ -87,8 +87,10 @@ class Struck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sends:
-    """What the producers know: the numbers they meant to send, with the task's name; the ids that were acknowledged; and of
-    each answered cancel the verdict and the time; of acknowledged workflows the numbers of their tasks.
+    """The records of the producers.
+
+    They are the numbers that the producers intended to send, with task names, and the acknowledged ids. There are also the verdict and
+    time of each acknowledged cancel, and the task numbers of acknowledged workflows.
     """
 
     intended: Mapping[int, str]
@@ -99,7 +101,7 @@ class Sends:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A late attempt learned that it is none any more: by word, or when it wrote."""
+    """A record that a late attempt learned that it had lost its lease, either from its worker or from a refused write."""
 
     tree: int
     task: str
@@ -109,7 +111,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
-    """A task as it is in the end; `number` is the producers'."""
+    """The final state of a task. `number` is the number that its producer gave it."""
 
     id: str
     name: str
@@ -121,7 +123,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowRow:
-    """A workflow as it is in the end."""
+    """The final state of a workflow."""
 
     id: str
     state: str
@@ -129,7 +131,7 @@ class WorkflowRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """An ended attempt."""
+    """An attempt that has ended."""
 
     task_id: str
     attempt: int
@@ -141,7 +143,7 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRow:
-    """A recovery; `at` by the machine's clock, `victim` the pid of the dead worker, `supervisor` its supervisor's."""
+    """A recovery. `at` is a time on the machine's clock. `victim` and `supervisor` are the pids of the dead worker and its supervisor."""
 
     task_id: str
     name: str
@@ -160,7 +162,7 @@ class RecoveryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRow:
-    """A supervisor that was ended, and how."""
+    """A supervisor whose row was ended, and how."""
 
     supervisor_id: str
     supervisor: int
@@ -170,15 +172,18 @@ class EndRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything the judges read. `ledger`: task and claim of each row that user code wrote; `breaches`: what the
-    queries of the invariants found; `sessions`: of workers that have left."""
+    """The input of all oracles.
+
+    `ledger`: task and claim of each row that user code wrote. `breaches`: the findings of the invariant queries. `sessions`: the remaining
+    database sessions of workers that have stopped.
+    """
 
     plan: Plan
-    course: Course
+    timeline: Timeline
     lives: Sequence[Life]
-    deeds: Sequence[Deed]
+    effects: Sequence[Effect]
     sends: Sends
-    faults: Sequence[Struck]
+    faults: Sequence[InjectedFault]
     refusals: Sequence[Refusal]
     tasks: Sequence[TaskRow]
     workflows: Sequence[WorkflowRow] = ()
@@ -193,13 +198,13 @@ class Evidence:
     server_log: str
 
     def tree_of(self, supervisor: int | None) -> int | None:
-        """The tree that a supervisor's pid belongs to."""
+        """Return the tree to which the supervisor with this pid belongs, or None if the pid is unknown."""
         return next((life.tree for life in self.lives if life.pid == supervisor), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A promise that did not hold: the invariant's number, and what was seen."""
+    """A broken promise: the number of the invariant, and the observation."""
 
     number: str
     what: str

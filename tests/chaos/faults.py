@@ -1,7 +1,4 @@
-"""How each kind of fault is done, and how it is healed: a context that lasts as long as the fault.
-
-What lives here: one function a kind, and the log of what was really done. What may not: when, and what follows.
-"""
+"""The injection and the end of each type of fault, as a context manager that lasts as long as the fault."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from everbeat.errors import DatabaseError
 from tests.chaos.clock import boot_s
 from tests.chaos.cluster import Cluster
 from tests.chaos.line import Line, Lines
-from tests.chaos.liveness_faults import LIVENESS_WAYS, NothingToStrike, Struck
-from tests.chaos.nats_faults import NATS_WAYS, NobodyThere, Tasks
+from tests.chaos.liveness_faults import LIVENESS_WAYS, LivenessFaultImpossible, LivenessTargets
+from tests.chaos.nats_faults import NATS_WAYS, NatsFaultImpossible, Tasks
 from tests.chaos.nats_side import NatsSide
 from tests.chaos.plan import Fault, Kind
 from tests.chaos.trees import Tree, send
@@ -32,15 +29,16 @@ _MOMENT_WITHIN_S: Final = 3.0
 _TAIL_BYTES: Final = 100_000
 
 
-class NoVictim(Exception):
-    """Nobody was there to be struck, or the fault cannot be done here; says why."""
+class FaultImpossible(Exception):
+    """Raised when a fault currently has no target, or cannot be injected on this machine. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """What can be struck. `over` is set when the run ends before a fault does; `server` is held by who stops the server.
+class Targets:
+    """The targets of faults.
 
-    `nats`: None in a run without. `tasks` answers some of the run.
+    `over` is set when the run ends before a fault does. A fault that stops the server holds the lock `server`. `nats` is None in a run
+    without NATS. `tasks` returns some tasks of the run.
     """
 
     cluster: Cluster
@@ -55,31 +53,34 @@ class Scene:
     schema: str
 
     def line(self, fault: Fault) -> Line:
-        """The line that the fault hits."""
+        """Return the line that the fault affects."""
         return self.producers_line if fault.tree is None else self.trees[fault.tree].line
 
     def tree(self, fault: Fault) -> Tree:
-        """The tree that the fault hits."""
+        """Return the tree that the fault affects."""
         assert fault.tree is not None
         return self.trees[fault.tree]
 
     def victims(
         self, fault: Fault, choose: Callable[[Tree], Sequence[psutil.Process]]
     ) -> Sequence[psutil.Process]:
-        """Processes of its tree, at a moment in which user code runs in the tree if one comes soon; raises NoVictim."""
+        """Return processes of the fault's tree, preferably while user code is running in it.
+
+        Raises FaultImpossible if there are no such processes.
+        """
         tree = self.tree(fault)
-        give_up = boot_s() + _MOMENT_WITHIN_S
-        while boot_s() < give_up and not self.over.is_set():
+        deadline = boot_s() + _MOMENT_WITHIN_S
+        while boot_s() < deadline and not self.over.is_set():
             if choose(tree) and at_work(self.effects, {process.pid for process in tree.processes}):
                 break
             self.over.wait(_LOOK_EVERY_S)
         if found := choose(tree):
             return found
-        raise NoVictim("no such process lived")
+        raise FaultImpossible("no such process lived")
 
 
 class FaultLog:
-    """An append-only file of what was done; every line is written before the next thing is done."""
+    """An append-only log file of injected faults. Each line is written before the next action."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -87,57 +88,57 @@ class FaultLog:
         path.touch()
 
     def write(self, fault: Fault, what: str, **detail: object) -> None:
-        """One line: a fault "began", "ended" or was "skipped"."""
+        """Write one line about a fault. `what` is "began", "ended" or "skipped"."""
         line = {"number": fault.number, "kind": fault.kind, "tree": fault.tree, "what": what, "at": boot_s()}
         with self._lock, self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | detail) + "\n")
 
 
 Held: TypeAlias = Iterator[dict[str, object]]
-"""Yields once, what there is to say of it, while the fault lasts."""
+"""A generator that yields once, with the details to log, and keeps the fault active until it is resumed."""
 
 
-def injected(fault: Fault, scene: Scene) -> AbstractContextManager[dict[str, object]]:
-    """Does a fault for as long as the block lasts; raises NoVictim."""
-    return contextmanager(_WAYS[fault.kind])(fault, scene)
+def injected(fault: Fault, targets: Targets) -> AbstractContextManager[dict[str, object]]:
+    """Return a context manager that injects a fault for the duration of its block. Raises FaultImpossible if that is impossible."""
+    return contextmanager(_WAYS[fault.kind])(fault, targets)
 
 
-def _cut(fault: Fault, scene: Scene) -> Held:
-    line = scene.line(fault)
-    scene.lines.do(line.cut)
+def _cut(fault: Fault, targets: Targets) -> Held:
+    line = targets.line(fault)
+    targets.lines.do(line.cut)
     yield {}
-    scene.lines.do(line.join)
+    targets.lines.do(line.join)
 
 
-def _delay(fault: Fault, scene: Scene) -> Held:
-    line = scene.line(fault)
+def _delay(fault: Fault, targets: Targets) -> Held:
+    line = targets.line(fault)
     line.delay_s += fault.amount
     yield {"seconds": fault.amount}
     line.delay_s -= fault.amount
 
 
-def _half_open(fault: Fault, scene: Scene) -> Held:
-    line = scene.line(fault)
-    scene.lines.do(line.stall)
+def _half_open(fault: Fault, targets: Targets) -> Held:
+    line = targets.line(fault)
+    targets.lines.do(line.stall)
     yield {"late": bool(fault.amount)}
     if not fault.amount:
-        scene.lines.do(line.hang_up)
-    scene.lines.do(line.flow)
+        targets.lines.do(line.hang_up)
+    targets.lines.do(line.flow)
 
 
-def _lose_reply(fault: Fault, scene: Scene) -> Held:
-    line = scene.line(fault)
+def _lose_reply(fault: Fault, targets: Targets) -> Held:
+    line = targets.line(fault)
     before = line.lost[fault.verb]
     line.to_lose[fault.verb] += int(fault.amount)
-    told: dict[str, object] = {"verb": fault.verb}
-    yield told
+    detail: dict[str, object] = {"verb": fault.verb}
+    yield detail
     line.to_lose[fault.verb] = 0
-    told["lost"] = line.lost[fault.verb] - before
+    detail["lost"] = line.lost[fault.verb] - before
 
 
-def _kill_one(processes: Callable[[Tree], Sequence[psutil.Process]]) -> Callable[[Fault, Scene], Held]:
-    def kill(fault: Fault, scene: Scene) -> Held:
-        found = scene.victims(fault, processes)
+def _kill_one(processes: Callable[[Tree], Sequence[psutil.Process]]) -> Callable[[Fault, Targets], Held]:
+    def kill(fault: Fault, targets: Targets) -> Held:
+        found = targets.victims(fault, processes)
         victim = found[fault.victim % len(found)]
         send(signal.SIGKILL, [victim])
         yield {"pids": [victim.pid]}
@@ -145,23 +146,23 @@ def _kill_one(processes: Callable[[Tree], Sequence[psutil.Process]]) -> Callable
     return kill
 
 
-def _kill_supervisor(fault: Fault, scene: Scene) -> Held:
-    pids = [process.pid for process in scene.victims(fault, lambda tree: tree.supervisor)]
-    scene.tree(fault).kill_supervisor()
+def _kill_supervisor(fault: Fault, targets: Targets) -> Held:
+    pids = [process.pid for process in targets.victims(fault, lambda tree: tree.supervisor)]
+    targets.tree(fault).kill_supervisor()
     yield {"pids": pids}
-    scene.tree(fault).start()
+    targets.tree(fault).start()
 
 
-def _kill_tree(fault: Fault, scene: Scene) -> Held:
-    pids = [process.pid for process in scene.victims(fault, lambda tree: tree.processes)]
-    scene.tree(fault).kill_all()
+def _kill_tree(fault: Fault, targets: Targets) -> Held:
+    pids = [process.pid for process in targets.victims(fault, lambda tree: tree.processes)]
+    targets.tree(fault).kill_all()
     yield {"pids": pids}
-    scene.tree(fault).start()
+    targets.tree(fault).start()
 
 
-def _freeze(processes: Callable[[Tree], Sequence[psutil.Process]]) -> Callable[[Fault, Scene], Held]:
-    def freeze(fault: Fault, scene: Scene) -> Held:
-        frozen = scene.victims(fault, processes)
+def _freeze(processes: Callable[[Tree], Sequence[psutil.Process]]) -> Callable[[Fault, Targets], Held]:
+    def freeze(fault: Fault, targets: Targets) -> Held:
+        frozen = targets.victims(fault, processes)
         send(signal.SIGSTOP, frozen)
         yield {"pids": [process.pid for process in frozen]}
         send(signal.SIGCONT, frozen)
@@ -169,56 +170,56 @@ def _freeze(processes: Callable[[Tree], Sequence[psutil.Process]]) -> Callable[[
     return freeze
 
 
-def _freeze_worker(fault: Fault, scene: Scene) -> Held:
+def _freeze_worker(fault: Fault, targets: Targets) -> Held:
     yield from _freeze(lambda tree: tree.workers[fault.victim % max(1, len(tree.workers)) :][:1])(
-        fault, scene
+        fault, targets
     )
 
 
-def _terminate_sessions(fault: Fault, scene: Scene) -> Held:
-    with scene.server:
-        ended = scene.cluster.terminate_sessions()
+def _terminate_sessions(fault: Fault, targets: Targets) -> Held:
+    with targets.server:
+        ended = targets.cluster.terminate_sessions()
     if not ended:
-        raise NoVictim("no session was open")
+        raise FaultImpossible("no session was open")
     yield {"sessions": ended}
 
 
-def _restart_database(fault: Fault, scene: Scene) -> Held:
-    with scene.server:
-        scene.cluster.stop_at_once()
+def _restart_database(fault: Fault, targets: Targets) -> Held:
+    with targets.server:
+        targets.cluster.stop_at_once()
         try:
             yield {}
         finally:
-            scene.cluster.start()
+            targets.cluster.start()
 
 
-def _shift_clock(fault: Fault, scene: Scene) -> Held:
-    clock = scene.cluster.clock
+def _shift_clock(fault: Fault, targets: Targets) -> Held:
+    clock = targets.cluster.clock
     if clock.obstacle:
-        raise NoVictim(clock.obstacle)
+        raise FaultImpossible(clock.obstacle)
     clock.shift(int(fault.amount))
     yield {"seconds": fault.amount}
     clock.shift(0)
 
 
-def _fill_disk(fault: Fault, scene: Scene) -> Held:
-    cluster = scene.cluster
+def _fill_disk(fault: Fault, targets: Targets) -> Held:
+    cluster = targets.cluster
     if cluster.no_small_disk:
-        raise NoVictim(cluster.no_small_disk)
-    with scene.server:
+        raise FaultImpossible(cluster.no_small_disk)
+    with targets.server:
         cluster.fill_disk()
-        told: dict[str, object] = {}
+        detail: dict[str, object] = {}
         free = threading.Event()
-        # What the server gives back meanwhile is taken as well.
+        # Space that the server frees in the meantime is filled as well.
         filler = threading.Thread(target=lambda: [cluster.fill_disk() for _ in _until(free)], daemon=True)
         filler.start()
         try:
-            yield told
+            yield detail
         finally:
             free.set()
             filler.join()
             cluster.free_disk()
-            told["server_died"] = not cluster.runs
+            detail["server_died"] = not cluster.runs
             cluster.start()
 
 
@@ -228,50 +229,52 @@ def _until(event: threading.Event) -> Iterator[None]:
 
 
 def at_work(effects: Path, pids: Collection[int]) -> bool:
-    """Whether user code has begun in one of these processes and has not ended, by the end of the effects file."""
+    """Return whether user code is running in one of these processes, according to the effects file."""
     if not effects.exists():
         return False
     with effects.open("rb") as file:
         file.seek(max(0, effects.stat().st_size - _TAIL_BYTES))
         lines = file.read().splitlines()[1:]
-    deeds = [json.loads(line) for line in lines]
-    ended = {deed["claim"] for deed in deeds if deed["step"] == "end"}
+    recent = [json.loads(line) for line in lines]
+    ended = {effect["claim"] for effect in recent if effect["step"] == "end"}
     return any(
-        deed["pid"] in pids and deed["claim"] not in ended for deed in deeds if deed["step"] == "start"
+        effect["pid"] in pids and effect["claim"] not in ended
+        for effect in recent
+        if effect["step"] == "start"
     )
 
 
-def _of_nats(way: Callable[[Fault, NatsSide, Tasks], Held]) -> Callable[[Fault, Scene], Held]:
-    def strike(fault: Fault, scene: Scene) -> Held:
-        if scene.nats is None:
-            raise NoVictim("this run has no NATS")
+def _of_nats(way: Callable[[Fault, NatsSide, Tasks], Held]) -> Callable[[Fault, Targets], Held]:
+    def inject(fault: Fault, targets: Targets) -> Held:
+        if targets.nats is None:
+            raise FaultImpossible("this run has no NATS")
         try:
-            yield from way(fault, scene.nats, scene.tasks)
-        except NobodyThere as why:
-            raise NoVictim(str(why)) from None
+            yield from way(fault, targets.nats, targets.tasks)
+        except NatsFaultImpossible as why:
+            raise FaultImpossible(str(why)) from None
 
-    return strike
+    return inject
 
 
-def _of_liveness(way: Callable[[Fault, Struck], Held]) -> Callable[[Fault, Scene], Held]:
-    def strike(fault: Fault, scene: Scene) -> Held:
-        struck = Struck(
-            cluster=scene.cluster,
-            trees=scene.trees,
-            folder=scene.effects.parent,
-            schema=scene.schema,
-            over=scene.over,
-            server=scene.server,
+def _of_liveness(way: Callable[[Fault, LivenessTargets], Held]) -> Callable[[Fault, Targets], Held]:
+    def inject(fault: Fault, targets: Targets) -> Held:
+        liveness_targets = LivenessTargets(
+            cluster=targets.cluster,
+            trees=targets.trees,
+            folder=targets.effects.parent,
+            schema=targets.schema,
+            over=targets.over,
+            server=targets.server,
         )
         try:
-            yield from way(fault, struck)
-        except (NothingToStrike, DatabaseError) as why:
-            raise NoVictim(" ".join(str(why).split())) from None
+            yield from way(fault, liveness_targets)
+        except (LivenessFaultImpossible, DatabaseError) as why:
+            raise FaultImpossible(" ".join(str(why).split())) from None
 
-    return strike
+    return inject
 
 
-_WAYS: Final[Mapping[Kind, Callable[[Fault, Scene], Held]]] = {
+_WAYS: Final[Mapping[Kind, Callable[[Fault, Targets], Held]]] = {
     Kind.CUT: _cut,
     Kind.DELAY: _delay,
     Kind.HALF_OPEN: _half_open,

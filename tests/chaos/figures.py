@@ -1,7 +1,4 @@
-"""The figures of a run: a line for each kind of fault, and what is counted of the whole; pure.
-
-What lives here: counting. What may not: judging, which is the oracles', and words for people.
-"""
+"""Compute the figures of a run: one line for each type of fault, and totals. This module has no side effects."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from tests.chaos.task_oracles import SELF_KILL
 
 @dataclass(slots=True, kw_only=True)
 class Line:
-    """What came of one kind of fault. `notice_s`: from the fault to each recovery that it caused."""
+    """The effects of one type of fault. `notice_s`: the seconds from the fault to each recovery that it caused."""
 
     injected: int = 0
     recovered: int = 0
@@ -38,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The whole of a run in numbers; seconds are of the machine's clock."""
+    """The figures of a whole run. Seconds are measured on the machine's clock."""
 
     lines: dict[str, Line]
     sent: int
@@ -55,7 +52,7 @@ class Figures:
     writes_without_room: int
     works_again_s: list[float]
     quiet_after_s: float | None
-    farewell_s: float
+    stop_s: float
     stalls: int
     ended_by_themselves: int
 
@@ -65,7 +62,7 @@ class Figures:
 
     @property
     def emptiness(self) -> str:
-        """Why this run proves nothing; empty if it does."""
+        """Return the reason why this run proves nothing, or an empty string if it proves something."""
         if not self.injected:
             return "no fault was injected"
         if not self.recovered_running:
@@ -80,7 +77,7 @@ DUPLICATED = frozenset({"I10", "I11", "P2", "I7", "I12"})
 
 
 def figures(evidence: Evidence, found: Sequence[Breach]) -> Figures:
-    """Counts everything once."""
+    """Compute the figures of a run from its evidence and the breaches that the oracles found."""
     lines = defaultdict[str, Line](Line)
     for fault in evidence.faults:
         lines[fault.kind].injected += 1
@@ -101,15 +98,15 @@ def figures(evidence: Evidence, found: Sequence[Breach]) -> Figures:
     for fault in evidence.faults:
         if "verb" in fault.detail:
             replies[fault.detail["verb"]] += fault.detail.get("lost", 0)
-    starts = [deed for deed in evidence.deeds if deed.step == "start"]
-    course = evidence.course
+    starts = [effect for effect in evidence.effects if effect.step == "start"]
+    timeline = evidence.timeline
     return Figures(
         lines=dict(lines),
         sent=len(evidence.sends.acknowledged),
         in_doubt=len(evidence.sends.intended) - len(evidence.sends.acknowledged),
         states=dict(Counter(task.state for task in evidence.tasks)),
         starts=len(starts),
-        run_again=len(starts) - len({deed.task for deed in starts}),
+        run_again=len(starts) - len({effect.task for effect in starts}),
         recovered_running=sum(row.was == "RUNNING" for row in evidence.recoveries),
         recovered_claimed=sum(row.was == "CLAIMED" for row in evidence.recoveries),
         noticed_by=dict(Counter(row.noticed_by for row in evidence.recoveries)),
@@ -117,19 +114,19 @@ def figures(evidence: Evidence, found: Sequence[Breach]) -> Figures:
         false_deaths=sum(breach.number == "I13" for breach in found),
         replies_lost=dict(replies),
         writes_without_room=evidence.server_log.count("No space left on device"),
-        works_again_s=list(_works_again(evidence, [deed.at for deed in starts])),
-        quiet_after_s=None if course.quiet is None else course.quiet - course.healed,
-        farewell_s=course.longest_farewell_s,
-        stalls=len(course.stalls),
+        works_again_s=list(_works_again(evidence, [effect.at for effect in starts])),
+        quiet_after_s=None if timeline.quiet is None else timeline.quiet - timeline.healed,
+        stop_s=timeline.longest_stop_s,
+        stalls=len(timeline.stalls),
         ended_by_themselves=sum(
-            life.ended is not None and not life.struck and life.ended < course.healed
+            life.ended is not None and not life.was_killed and life.ended < timeline.healed
             for life in evidence.lives
         ),
     )
 
 
 def _works_again(evidence: Evidence, starts: Sequence[float]) -> Iterator[float]:
-    """L6: how long after the database came back the next code began."""
+    """L6: yield the seconds from each return of the database until the next code started."""
     for fault in evidence.faults:
         back = fault.ended if fault.kind is Kind.RESTART_DATABASE else None
         if back is not None and (after := [at for at in starts if at >= back]):
@@ -137,7 +134,7 @@ def _works_again(evidence: Evidence, starts: Sequence[float]) -> Iterator[float]
 
 
 def _distinct(refusals: Sequence[Refusal]) -> list[Refusal]:
-    """One for each late attempt: it may learn of its loss by word and again when it writes."""
+    """Return one refusal per late attempt. An attempt can learn of its loss from its worker and again from a refused write."""
     seen = dict[tuple[int, str, int], Refusal]()
     for refusal in refusals:
         seen.setdefault((refusal.tree, refusal.task, round(refusal.at / 5)), refusal)
@@ -145,7 +142,7 @@ def _distinct(refusals: Sequence[Refusal]) -> list[Refusal]:
 
 
 def _cause_of(refusal: Refusal, evidence: Evidence, explainer: Explainer) -> str:
-    """What took the task from that tree before."""
+    """Return the earlier fault because of which the task was taken from that tree."""
     taken = [
         death
         for death in (explainer.recovery(row) for row in evidence.recoveries if row.task_id == refusal.task)

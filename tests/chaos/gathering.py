@@ -1,7 +1,4 @@
-"""Reads what a run left: files outside the database first, then its tables.
-
-What lives here: reading. What may not: judging.
-"""
+"""Read the evidence of a run, first from files outside the database, and then from its tables."""
 
 from __future__ import annotations
 
@@ -21,15 +18,15 @@ from tests.chaos.cluster import APPLICATION, SESSIONS
 from tests.chaos.director import SCHEMA, Director
 from tests.chaos.evidence import (
     AttemptRow,
-    Course,
-    Deed,
+    Effect,
     EndRow,
     Evidence,
+    InjectedFault,
     RecoveryRow,
     Refusal,
     Sends,
-    Struck,
     TaskRow,
+    Timeline,
     WorkflowRow,
 )
 from tests.chaos.plan import Kind, Plan
@@ -56,17 +53,17 @@ _ENDS: Final = """
 """
 
 
-def gather(director: Director, plan: Plan, course: Course, folder: Path) -> Evidence:
-    """Everything, once all processes have ended."""
+def gather(director: Director, plan: Plan, timeline: Timeline, folder: Path) -> Evidence:
+    """Return the evidence of a run. Call this function after all processes have exited."""
     server_log = director.cluster.log
     (folder / "server.log").write_text(server_log)
     with director.cluster.connection() as connection:
         tables = _Tables(connection)
         return Evidence(
             plan=plan,
-            course=course,
+            timeline=timeline,
             lives=[life for tree in director.trees for life in tree.lives],
-            deeds=[Deed(**line) for line in _lines(folder / "effects.jsonl")],
+            effects=[Effect(**line) for line in _lines(folder / "effects.jsonl")],
             sends=_sends(folder),
             faults=_faults(folder),
             refusals=[refusal for tree in range(plan.trees) for refusal in _refusals(folder, tree)],
@@ -128,9 +125,9 @@ def _sends(folder: Path) -> Sends:
     return Sends(intended=intended, acknowledged=acknowledged, cancels=cancels, started=started)
 
 
-def _faults(folder: Path) -> list[Struck]:
+def _faults(folder: Path) -> list[InjectedFault]:
     began: dict[int, dict[str, Any]] = {}
-    done: list[Struck] = []
+    done: list[InjectedFault] = []
     for line in _lines(folder / "faults.jsonl"):
         match line["what"]:
             case "began":
@@ -143,9 +140,9 @@ def _faults(folder: Path) -> list[Struck]:
     return sorted(done, key=lambda fault: fault.began)
 
 
-def _struck(line: dict[str, Any], *, ended: dict[str, Any] | None) -> Struck:
+def _struck(line: dict[str, Any], *, ended: dict[str, Any] | None) -> InjectedFault:
     known = {"number", "kind", "tree", "what", "at"}
-    return Struck(
+    return InjectedFault(
         number=line["number"],
         kind=Kind(line["kind"]),
         tree=line["tree"],

@@ -1,6 +1,7 @@
-"""A world of its own for a run: whatever it starts ends with it, and what it mounts nobody else sees.
+"""Separate Linux namespaces for a run: all of its processes exit with it, and no other process sees its mounts.
 
-Linux gives this to root, and to others where user namespaces are allowed. Without it a run goes on, but cannot fill a disk.
+Linux allows this for root, and for other users if user namespaces are enabled. Without namespaces, a run continues, but cannot fill a
+disk.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import Final
 
 _MARK: Final = "CHAOS_ISOLATED"
 _OWN_NAMESPACES: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-# A shell is the first process of the new world: it reaps what its parents left behind, as an init does.
+# A shell is the first process of the namespace: it reaps orphans like an init process.
 _INIT: Final = ("/bin/sh", "-c", '"$@"; exit $?', "sh")
 
 
 def is_isolated() -> bool:
-    """Whether this process lives in a world of its own."""
+    """Return whether this process is running in separate namespaces."""
     return os.environ.get(_MARK) == "1"
 
 
 def isolate(program: Sequence[str]) -> None:
-    """Runs this Python program again in a world of its own, and does not return; returns where that is forbidden."""
+    """Replace this process with a new run of the Python program in separate namespaces. Return only if that is not allowed."""
     unshare = shutil.which("unshare")
     if is_isolated() or unshare is None:
         return

@@ -1,7 +1,4 @@
-"""A TCP line to PostgreSQL that can be cut, slowed, stalled, and made to lose the reply to a write that was committed.
-
-What lives here: the proxy, and a thread in which several run. What may not: when any of it happens.
-"""
+"""A TCP line to PostgreSQL that can be cut, slowed or stalled, and can lose the reply to a committed write."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _LONGEST_HOLD_S: Final = 2.0
 
 
 class Line:
-    """What one tree, or all producers, see of the database. Its methods are called in the loop of its thread."""
+    """The connection of one tree, or of all producers, to the database. Its methods must be called in its thread's event loop."""
 
     def __init__(self, *server_urls: str) -> None:
         self._server_urls = server_urls
@@ -54,32 +51,32 @@ class Line:
         return self
 
     def cut(self) -> None:
-        """Connections end, and new ones are refused."""
+        """Close all connections and reject new ones."""
         self.cuts += 1
         self.hang_up()
 
     def join(self) -> None:
-        """The end of one cut."""
+        """End one cut, so that new connections are accepted again."""
         self.cuts -= 1
 
     def stall(self) -> None:
-        """Nothing passes, and nobody is told."""
+        """Stop forwarding data, without closing connections."""
         self.stalls += 1
         self.passes.clear()
 
     def flow(self) -> None:
-        """The end of one stall: what was held back goes on, late."""
+        """End one stall, and forward the data that was held back."""
         self.stalls -= 1
         if not self.stalls:
             self.passes.set()
 
     def hang_up(self) -> None:
-        """Every connection ends; what was held back never arrives."""
+        """Close every connection. Data that was held back never arrives."""
         for connection in tuple(self._connections):
             connection.end()
 
     def close(self) -> None:
-        """Takes no more connections and ends those there are."""
+        """Stop accepting connections, and close the existing ones."""
         for server in self._servers:
             server.close()
         self.passes.set()
@@ -120,7 +117,7 @@ class _Connection:
         self._down = down
         self._up = up
         self._talk = Conversation()
-        self._losing = ""  # the verb whose reply is to be lost
+        self._losing = ""  # the verb whose reply will be lost
         self._answers_before = 0
         self._failed = False
         self._held = bytearray()
@@ -167,13 +164,13 @@ class _Connection:
         if self._failed or not is_outside_transaction(message) or self._line.to_lose[self._losing] <= 0:
             held, self._held, self._losing = bytes(self._held), bytearray(), ""
             return held
-        # Committed, and nobody will be told.
+        # The write has been committed, so drop its reply.
         self._line.to_lose[self._losing] -= 1
         self._line.lost[self._losing] += 1
         raise EOFError
 
     def _release(self) -> None:
-        """It takes too long, or waits for what was held back: let it pass."""
+        """Forward data that was held back, because it is taking too long or the server is waiting for it."""
         if self._losing and self._held:
             with suppress(OSError):
                 self._down.write(bytes(self._held))
@@ -182,7 +179,7 @@ class _Connection:
 
 
 class Served(Protocol):
-    """What lives in the thread of the lines."""
+    """The interface of an object that lives in the thread of the lines."""
 
     def close(self) -> None: ...
 
@@ -191,7 +188,7 @@ S = TypeVar("S", bound=Served)
 
 
 class Lines:
-    """A thread with a loop in which lines live; every call waits until it is done."""
+    """A thread with an event loop for lines. Every method waits until its work in that thread is done."""
 
     def __init__(self) -> None:
         self._lines: list[Served] = []
@@ -200,11 +197,11 @@ class Lines:
         self._thread.start()
 
     def open(self, *server_urls: str) -> Line:
-        """A new line to a server, or to a primary and its standby, whose URL then has two hosts."""
+        """Open a line to a server, or to a primary and its standby with two hosts in the URL."""
         return self.add(Line(*server_urls).open)
 
     def add(self, opening: Callable[[], Awaitable[S]]) -> S:
-        """A line that is opened in the thread's loop, and closed with it."""
+        """Open a line in the thread's event loop, and close it when the thread ends."""
 
         async def make() -> S:
             line = await opening()
@@ -214,7 +211,7 @@ class Lines:
         return asyncio.run_coroutine_threadsafe(make(), self._loop).result(timeout=10)
 
     def do(self, act: Callable[[], None]) -> None:
-        """Does something to a line, in its loop."""
+        """Call a line's method in the thread's event loop."""
 
         async def call() -> None:
             act()
@@ -222,7 +219,7 @@ class Lines:
         asyncio.run_coroutine_threadsafe(call(), self._loop).result(timeout=10)
 
     def close(self) -> None:
-        """Ends the thread, and with it every line."""
+        """Close all lines and end the thread."""
 
         async def end() -> None:
             for line in self._lines:

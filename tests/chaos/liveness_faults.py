@@ -1,8 +1,4 @@
-"""How the later kinds of faults are done, and how they are healed: phases of the database in which the living must stay alive, promotions,
-code that forks, and a clock that is set back under whoever holds a turn.
-
-What lives here: one function a kind. What may not: when, and what follows.
-"""
+"""The newer types of faults: an unavailable database, promotions, code that forks, and a clock set back while a turn is held."""
 
 from __future__ import annotations
 
@@ -30,10 +26,10 @@ from tests.chaos.trees import Tree
 Held: TypeAlias = Iterator[dict[str, object]]
 
 FORKS: Final = 3
-"""Tasks that fork, for each such fault."""
+"""The number of tasks that fork, for each fault of this type."""
 UNKNOWN: Final = "known_to_nobody"
 EXPIRES_WITHIN_S: Final = 15.0
-"""A task must be expired so long after its time while the clock is back, whoever died: 3 x the turn and a check."""
+"""How long after its `good_until` a task can take to expire while the clock is set back, in seconds: three turns and a check."""
 
 _FORK_SECONDS: Final = 6.0
 _FIRST_NUMBER: Final = 2_000_000_000
@@ -46,13 +42,16 @@ _HOLDERS: Final = """
 """
 
 
-class NothingToStrike(Exception):
-    """Nobody was there to be struck, or the fault cannot be done here; says why."""
+class LivenessFaultImpossible(Exception):
+    """Raised when a fault currently has no target, or cannot be injected on this machine. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
-    """What these faults strike. `folder` is the run's, `schema` everbeat's; `server` is held by a fault of the whole server."""
+class LivenessTargets:
+    """The targets of these faults. `folder` is the run's folder, and `schema` is everbeat's schema.
+
+    A fault that affects the whole server holds the lock `server`.
+    """
 
     cluster: Cluster
     trees: Sequence[Tree]
@@ -62,28 +61,28 @@ class Struck:
     server: threading.Lock
 
 
-def _read_only(fault: Fault, struck: Struck) -> Held:
-    with struck.server:
-        struck.cluster.set_read_only(True)
-        told: dict[str, object] = {}
+def _read_only(fault: Fault, targets: LivenessTargets) -> Held:
+    with targets.server:
+        targets.cluster.set_read_only(True)
+        detail: dict[str, object] = {}
         if fault.amount:
-            told["sessions"] = struck.cluster.terminate_sessions()
+            detail["sessions"] = targets.cluster.terminate_sessions()
         try:
-            yield told
+            yield detail
         finally:
-            struck.cluster.set_read_only(False)
+            targets.cluster.set_read_only(False)
 
 
-def _exhaust(fault: Fault, struck: Struck) -> Held:
-    with struck.server, _strangers(struck.cluster) as taken:
-        told: dict[str, object] = {}
-        yield told
-        told["connections"] = len(taken)
+def _exhaust(fault: Fault, targets: LivenessTargets) -> Held:
+    with targets.server, _other_programs(targets.cluster) as taken:
+        detail: dict[str, object] = {}
+        yield detail
+        detail["connections"] = len(taken)
 
 
 @contextmanager
-def _strangers(cluster: Cluster) -> Iterator[list[Connection[Any]]]:
-    """They take every connection, those of whoever had one before included, and keep them."""
+def _other_programs(cluster: Cluster) -> Iterator[list[Connection[Any]]]:
+    """Take every connection that the server has, including those of existing clients, as if other programs held them."""
     taken: list[Connection[Any]] = []
     free = threading.Event()
 
@@ -107,14 +106,14 @@ def _strangers(cluster: Cluster) -> Iterator[list[Connection[Any]]]:
             connection.close()
 
 
-def _freeze_database(fault: Fault, struck: Struck) -> Held:
-    with struck.server, struck.cluster.frozen():
+def _freeze_database(fault: Fault, targets: LivenessTargets) -> Held:
+    with targets.server, targets.cluster.frozen():
         yield {}
 
 
-def _promote(fault: Fault, struck: Struck) -> Held:
-    cluster = struck.cluster
-    with struck.server:
+def _promote(fault: Fault, targets: LivenessTargets) -> Held:
+    cluster = targets.cluster
+    with targets.server:
         cluster.await_standby()
         if fault.amount:
             with cluster.frozen():
@@ -128,81 +127,81 @@ def _promote(fault: Fault, struck: Struck) -> Held:
         cluster.renew_standby()
 
 
-def _fork(fault: Fault, struck: Struck) -> Held:
-    """A tree is killed whose task has forked; the forked child lives on."""
+def _fork(fault: Fault, targets: LivenessTargets) -> Held:
+    """Kill a tree whose task code has forked. The forked child survives."""
     first = _FIRST_NUMBER + fault.number * _NUMBERS_EACH
-    known = set(orphans(struck.folder))
-    with closing(App(struck.cluster.url, schema=struck.schema)) as app:
+    known = set(orphans(targets.folder))
+    with closing(App(targets.cluster.url, schema=targets.schema)) as app:
         arguments = [
             {"number": first + one, "seconds": _FORK_SECONDS, "secret": CANARY} for one in range(FORKS)
         ]
-        with _logged(struck.folder, fault, "forks", [first + one for one in range(FORKS)]) as ids:
+        with _logged(targets.folder, fault, "forks", [first + one for one in range(FORKS)]) as ids:
             ids += [str(app.send_by_name("forks", one).id) for one in arguments]
-    give_up = boot_s() + _VICTIM_WITHIN_S
-    while boot_s() < give_up and not struck.over.is_set():
-        for tree in struck.trees:
+    deadline = boot_s() + _VICTIM_WITHIN_S
+    while boot_s() < deadline and not targets.over.is_set():
+        for tree in targets.trees:
             workers = {process.pid for process in tree.workers}
-            if any(worker in workers for _, _, worker in set(orphans(struck.folder)) - known):
-                spared = {pid for pid, _, _ in orphans(struck.folder)}
+            if any(worker in workers for _, _, worker in set(orphans(targets.folder)) - known):
+                spared = {pid for pid, _, _ in orphans(targets.folder)}
                 pids = [process.pid for process in tree.processes if process.pid not in spared]
                 tree.kill_all(sparing=spared)
                 yield {"tree": tree.number, "pids": pids, "orphans": sorted(spared)}
                 tree.start()
                 return
-        time.sleep(_LOOK_EVERY_S)  # the run looks from outside
-    raise NothingToStrike("no task forked in time")
+        time.sleep(_LOOK_EVERY_S)  # the run polls from outside
+    raise LivenessFaultImpossible("no task forked in time")
 
 
-def _kill_turn_holder(fault: Fault, struck: Struck) -> Held:
-    """The tree that holds turns dies, and the clock is set back an hour; what is due then must be done all the same."""
-    clock = struck.cluster.clock
+def _kill_turn_holder(fault: Fault, targets: LivenessTargets) -> Held:
+    """Kill the tree that holds turns, and set the clock back by an hour. Tasks must still expire in time."""
+    clock = targets.cluster.clock
     if clock.obstacle:
-        raise NothingToStrike(clock.obstacle)
-    with struck.server:
-        tree = _holder(struck)
+        raise LivenessFaultImpossible(clock.obstacle)
+    with targets.server:
+        tree = _holder(targets)
         pids = [process.pid for process in tree.processes]
         tree.kill_all()
         clock.shift(-HOUR_S)
         try:
-            due_at, app = boot_s() + 0.5, App(struck.cluster.url, schema=struck.schema)
+            due_at, app = boot_s() + 0.5, App(targets.cluster.url, schema=targets.schema)
             with closing(app):
                 number = _FIRST_NUMBER + fault.number * _NUMBERS_EACH
-                with struck.cluster.connection() as connection:
+                with targets.cluster.connection() as connection:
                     row = connection.execute("select clock_timestamp()").fetchone()
                 assert row is not None
                 arguments = {"number": number, "seconds": 0.0, "secret": CANARY}
-                with _logged(struck.folder, fault, UNKNOWN, [number]) as ids:
+                with _logged(targets.folder, fault, UNKNOWN, [number]) as ids:
                     handle = app.send_by_name(UNKNOWN, arguments, good_until=row[0] + timedelta(seconds=0.5))
                     ids.append(str(handle.id))
-                told: dict[str, object] = {"tree": tree.number, "pids": pids}
-                yield told
-                told["expired_after_s"] = None
-                while boot_s() < due_at + EXPIRES_WITHIN_S and not struck.over.is_set():
+                detail: dict[str, object] = {"tree": tree.number, "pids": pids}
+                yield detail
+                detail["expired_after_s"] = None
+                while boot_s() < due_at + EXPIRES_WITHIN_S and not targets.over.is_set():
                     if handle.info().state == "EXPIRED":
-                        told["expired_after_s"] = round(boot_s() - due_at, 2)
+                        detail["expired_after_s"] = round(boot_s() - due_at, 2)
                         break
-                    time.sleep(_LOOK_EVERY_S)  # the run looks from outside
+                    time.sleep(_LOOK_EVERY_S)  # the run polls from outside
         finally:
             clock.shift(0)
             tree.start()
 
 
-def _holder(struck: Struck) -> Tree:
-    give_up = boot_s() + _VICTIM_WITHIN_S
-    query = sql.SQL(_HOLDERS).format(schema=sql.Identifier(struck.schema))
-    while boot_s() < give_up and not struck.over.is_set():
-        with suppress(psycopg.Error), struck.cluster.connection() as connection:
+def _holder(targets: LivenessTargets) -> Tree:
+    deadline = boot_s() + _VICTIM_WITHIN_S
+    query = sql.SQL(_HOLDERS).format(schema=sql.Identifier(targets.schema))
+    while boot_s() < deadline and not targets.over.is_set():
+        with suppress(psycopg.Error), targets.cluster.connection() as connection:
             for (pid,) in connection.execute(query).fetchall():
-                for tree in struck.trees:
+                for tree in targets.trees:
                     if tree.is_alive() and tree.lives[-1].pid == pid:
                         return tree
-        time.sleep(_LOOK_EVERY_S)  # the run looks from outside
-    raise NothingToStrike("no living tree holds a turn")
+        time.sleep(_LOOK_EVERY_S)  # the run polls from outside
+    raise LivenessFaultImpossible("no living tree holds a turn")
 
 
 @contextmanager
 def _logged(folder: Path, fault: Fault, name: str, numbers: Sequence[int]) -> Iterator[list[str]]:
-    """The block adds the ids of what it sent; the log is like that of a producer."""
+    """Log sends in the format of a producer's log. Yield a list to which the block adds the ids of the tasks that it sends."""
     ids: list[str] = []
     with (folder / f"producer-fault-{fault.number}.jsonl").open("a", encoding="utf-8") as log:
         log.write(json.dumps({"intends": numbers, "names": [name] * len(numbers), "at": boot_s()}) + "\n")
@@ -214,7 +213,7 @@ def _logged(folder: Path, fault: Fault, name: str, numbers: Sequence[int]) -> It
 
 
 def orphans(folder: Path) -> list[tuple[int, float, int]]:
-    """The processes that task code has forked so far: pid, when it began, and the pid of the worker."""
+    """Return the pid, the start time and the worker's pid of each process that task code has forked so far."""
     path = folder / "forked.jsonl"
     if not path.exists():
         return []
@@ -223,7 +222,7 @@ def orphans(folder: Path) -> list[tuple[int, float, int]]:
 
 
 def end_orphans(folder: Path) -> int:
-    """Kills those that still live, each by its pid and only if it is the very process; answers how many."""
+    """Kill the remaining forked processes, each only if its start time matches. Return the number of killed processes."""
     ended = []
     for pid, created, _ in orphans(folder):
         with suppress(psutil.NoSuchProcess):
@@ -235,7 +234,7 @@ def end_orphans(folder: Path) -> int:
     return len(ended)
 
 
-LIVENESS_WAYS: Final[Mapping[Kind, Callable[[Fault, Struck], Held]]] = {
+LIVENESS_WAYS: Final[Mapping[Kind, Callable[[Fault, LivenessTargets], Held]]] = {
     Kind.READ_ONLY: _read_only,
     Kind.EXHAUST_CONNECTIONS: _exhaust,
     Kind.FREEZE_DATABASE: _freeze_database,

@@ -1,7 +1,4 @@
-"""How each kind of fault is done to NATS, and how it is healed.
-
-What lives here: one function a kind. What may not: when, and what follows.
-"""
+"""The injection and the end of each type of NATS fault."""
 
 from __future__ import annotations
 
@@ -14,20 +11,20 @@ from uuid import UUID, uuid4
 
 from nats.errors import Error as NatsClientError
 
-from everbeat.wake.carrier import Message, encode
+from everbeat.nats.stream_plan import TaskMessage, encode
 from tests.chaos.nats_side import NatsSide
 from tests.chaos.plan import Fault, Kind
 
 Held: TypeAlias = Iterator[dict[str, object]]
 Tasks: TypeAlias = Callable[[], Sequence[tuple[UUID, str, int]]]
-"""Some tasks of the run, ended or not: id, queue, fence."""
+"""A function that returns the id, queue and fence of some tasks of the run, finished or not."""
 
 _PAUSE_S: Final = 1.0
 _GARBAGE: Final = (b"", b"{}", b"\xff\xfe", b'{"task_id": "no id", "queue": "default", "number": 1}')
 
 
-class NobodyThere(Exception):
-    """There was nothing to strike; says why."""
+class NatsFaultImpossible(Exception):
+    """Raised when a fault currently has no target. The message is the reason."""
 
 
 def _kill(fault: Fault, side: NatsSide, _: Tasks) -> Held:
@@ -78,49 +75,49 @@ def _delete_consumer(fault: Fault, side: NatsSide, _: Tasks) -> Held:
 
 
 def _delete_messages(fault: Fault, side: NatsSide, _: Tasks) -> Held:
-    """A share of those that lie in the stream, after a while in which none was delivered."""
-    dice = Random(fault.victim)
+    """Delete a share of the messages in the stream, after a period without deliveries."""
+    random = Random(fault.victim)
     with side.server_lock:
         asked(side.pause())
-        time.sleep(_PAUSE_S)  # messages come in and stay
+        time.sleep(_PAUSE_S)  # messages accumulate in the stream
         try:
-            gone = asked(side.remove_some(lambda: dice.random() < fault.amount))
+            gone = asked(side.remove_some(lambda: random.random() < fault.amount))
         finally:
             asked(side.resume())
     yield {"messages": gone}
 
 
 def _strays(fault: Fault, side: NatsSide, tasks: Tasks) -> Held:
-    """Old messages of tasks once more, in any order; of tasks that never were; and what is no message."""
-    dice = Random(fault.victim)
+    """Publish old task messages again in random order, messages for unknown tasks, and garbage."""
+    random = Random(fault.victim)
     known = tasks()
     if not known:
-        raise NobodyThere("nothing had been sent")
-    words = list(_GARBAGE) * 10  # more than one worker has room for
+        raise NatsFaultImpossible("nothing had been sent")
+    words = list(_GARBAGE) * 10  # more messages than one worker can hold
     for _ in range(int(fault.amount)):
-        task_id, queue, fence = dice.choice(known)
-        if dice.random() < 0.1:
+        task_id, queue, fence = random.choice(known)
+        if random.random() < 0.1:
             task_id = uuid4()
-        old = Message(
+        old = TaskMessage(
             task_id=task_id,
             queue=queue,
-            number=dice.randrange(1, 10_000),
-            times=dice.randrange(3),
-            fence=dice.randint(0, fence),
+            number=random.randrange(1, 10_000),
+            times=random.randrange(3),
+            fence=random.randint(0, fence),
         )
-        words += [encode(old)] * dice.choice((1, 1, 3))
-    dice.shuffle(words)
+        words += [encode(old)] * random.choice((1, 1, 3))
+    random.shuffle(words)
     with side.server_lock:
         asked(side.server.publish(side.subject, *words))
     yield {"messages": len(words)}
 
 
 def asked(question: Coroutine[Any, Any, Any]) -> Any:
-    """The answer of NATS; raises NobodyThere where there is none, or a refusal."""
+    """Return the reply from NATS. Raises NatsFaultImpossible if there is no reply or an error occurs."""
     try:
         return asyncio.run(question)
     except (NatsClientError, OSError, TimeoutError, AssertionError, KeyError) as problem:
-        raise NobodyThere(f"NATS did not do it: {type(problem).__name__} {problem}") from None
+        raise NatsFaultImpossible(f"NATS did not do it: {type(problem).__name__} {problem}") from None
 
 
 NATS_WAYS: Final[Mapping[Kind, Callable[[Fault, NatsSide, Tasks], Held]]] = {

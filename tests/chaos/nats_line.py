@@ -1,7 +1,4 @@
-"""A TCP line to a NATS server that can be cut.
-
-What lives here: the proxy. What may not: what passes through it, and when it is cut.
-"""
+"""A TCP line to a NATS server that can be cut."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ _CHUNK: Final = 65_536
 
 
 class NatsLine:
-    """What one tree sees of NATS. Its methods are called in the loop of the lines' thread."""
+    """The connection of one tree to NATS. Its methods must be called in the event loop of the lines' thread."""
 
     def __init__(self, port: int) -> None:
         self._server_port = port
@@ -27,16 +24,16 @@ class NatsLine:
         return self
 
     def cut(self) -> None:
-        """Connections end, and new ones are refused."""
+        """Close all connections and reject new ones."""
         self.cuts += 1
         self._hang_up()
 
     def join(self) -> None:
-        """The end of one cut."""
+        """End one cut, so that new connections are accepted again."""
         self.cuts -= 1
 
     def close(self) -> None:
-        """Takes no more connections and ends those there are."""
+        """Stop accepting connections, and close the existing ones."""
         if self._server is not None:
             self._server.close()
         self._hang_up()

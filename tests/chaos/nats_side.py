@@ -1,7 +1,4 @@
-"""The NATS server of a run, the lines that lead to it, and what went through it.
-
-What lives here: the server, and counting from outside. What may not: how it is struck (`nats_faults`), and judging.
-"""
+"""The NATS server of a run, the connections to it, and counts of its messages."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from everbeat import NatsConfig
-from everbeat.wake.stream_plan import StreamPlan
+from everbeat.nats.stream_plan import StreamPlan
 from tests.chaos.clock import boot_s
 from tests.chaos.evidence import Messages
 from tests.chaos.line import Lines
@@ -23,9 +20,9 @@ from tests.chaos.plan import THRESHOLD_S
 from tests.nats_server import NatsServer, free_port
 
 DRAINED_WITHIN_S: Final = 15.0
-"""So long after the last task has ended a message of it may lie in the stream or in the outbox."""
+"""How long messages can stay in the stream or the outbox after the last task has finished, in seconds."""
 
-# Of tasks that were sent while the clock was ahead rows are due only when it is there again.
+# Rows of tasks that were sent while the clock was ahead become due when the clock reaches that time again.
 IN_OUTBOX: Final = (
     "select count(*) from {0}.message_outbox where place is not null or due_at <= statement_timestamp()"
 )
@@ -36,14 +33,14 @@ AWAY: Final = """
     ) s
     where w.ended_at is null and s.messages ->> 'up' = 'false'
 """
-"""Living workers that say they hear nothing of NATS."""
+"""A query that counts live workers that report no connection to NATS."""
 
 _LOOK_EVERY_S: Final = 0.2
 _QUEUE: Final = "default"
 
 
 class NatsSide:
-    """A running server. `server_lock` is held by who strikes it."""
+    """A running NATS server. A fault that affects the server holds `server_lock`."""
 
     def __init__(self, lines: Lines, *, schema: str) -> None:
         self._lines = lines
@@ -63,42 +60,42 @@ class NatsSide:
         self._counting.start()
 
     def open_line(self) -> NatsLine:
-        """One more line to the server."""
+        """Open another line to the server."""
         port = self.server.port
         line = self._lines.add(lambda: NatsLine(port).open())
         self.lines.append(line)
         return line
 
     def do(self, act: Callable[[], None]) -> None:
-        """Does something to a line, in its loop."""
+        """Call a line's method in the event loop of the lines' thread."""
         self._lines.do(act)
 
     def stream(self) -> Mapping[str, Any] | None:
-        """What the server says of the stream; None where there is none, or no server that answers."""
+        """Return the server's information about the stream, or None if there is no stream or the server does not respond."""
         try:
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{self._page}/jsz?consumers=true", timeout=1
             ) as page:
-                told = json.load(page)
+                detail = json.load(page)
         except (OSError, ValueError):
             return None
         streams = (
-            each for one in told.get("account_details") or () for each in one.get("stream_detail") or ()
+            each for one in detail.get("account_details") or () for each in one.get("stream_detail") or ()
         )
         return next((each for each in streams if each["name"] == self.plan.stream), None)
 
     async def pause(self) -> None:
-        """Nothing is delivered until `resume`, or for a minute at most."""
+        """Pause deliveries until `resume` is called, for at most a minute."""
         until = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
-        await self._told(f"CONSUMER.PAUSE.{self.plan.stream}.{self.consumer}", {"pause_until": until})
+        await self._request(f"CONSUMER.PAUSE.{self.plan.stream}.{self.consumer}", {"pause_until": until})
 
     async def resume(self) -> None:
-        """Deliveries go on."""
-        await self._told(f"CONSUMER.PAUSE.{self.plan.stream}.{self.consumer}", {})
+        """Resume deliveries."""
+        await self._request(f"CONSUMER.PAUSE.{self.plan.stream}.{self.consumer}", {})
 
     async def remove_some(self, chosen: Callable[[], bool]) -> int:
-        """Deletes messages that lie in the stream, the oldest first, 500 at most; answers how many."""
-        state = (await self._told(f"STREAM.INFO.{self.plan.stream}"))["state"]
+        """Delete up to 500 of the oldest messages in the stream, selected by `chosen`. Return the number of deleted messages."""
+        state = (await self._request(f"STREAM.INFO.{self.plan.stream}"))["state"]
         first, last = state["first_seq"], state["last_seq"]
         gone = 0
         async with self.server.connected() as client:
@@ -108,16 +105,16 @@ class NatsSide:
                 gone += bool(json.loads(answer.data).get("success"))
         return gone
 
-    async def _told(self, subject: str, body: dict[str, Any] | None = None) -> Mapping[str, Any]:
+    async def _request(self, subject: str, body: dict[str, Any] | None = None) -> Mapping[str, Any]:
         found = await self.server.ask(subject, body)
         if "error" in found:
             raise KeyError(found["error"]["description"])
         return found
 
     def await_drained(self, outbox: Callable[[], int], away: Callable[[], int]) -> Messages:
-        """Waits until nothing of this run's tasks is left in the stream and the outbox and no worker is without NATS; answers what was seen last.
+        """Wait until the stream and the outbox are empty and every worker is connected. Return the last observation.
 
-        `outbox` counts rows that are due, `away` living workers that say they hear nothing of NATS.
+        `outbox` returns the number of due rows. `away` returns the number of live workers that report no connection to NATS.
         """
         began = boot_s()
         while True:
@@ -126,7 +123,7 @@ class NatsSide:
             drained_s = boot_s() - began
             if (rows, missing, held) == (0, 0, 0) or drained_s > DRAINED_WITHIN_S:
                 break
-            time.sleep(_LOOK_EVERY_S)  # the run looks from outside, as an operator would
+            time.sleep(_LOOK_EVERY_S)  # the run polls from outside, as an operator would
         is_over = (rows, missing, held) == (0, 0, 0)
         return Messages(
             delivered=self._delivered,
@@ -137,13 +134,16 @@ class NatsSide:
         )
 
     def close(self) -> None:
-        """Ends the server and forgets its store."""
+        """Stop the server and delete its storage."""
         self._over.set()
         self._counting.join(5)
         self.server.close()
 
     def _count(self) -> None:
-        """A consumer that was made anew counts from 0; what it counted between two looks and its end is not seen."""
+        """Count deliveries until the run is over.
+
+        A consumer that is created again starts at 0. Deliveries between the last check and the old consumer's deletion are missed.
+        """
         while not self._over.wait(_LOOK_EVERY_S):
             stream = self.stream()
             if stream is None:

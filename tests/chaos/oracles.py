@@ -1,7 +1,4 @@
-"""All oracles: what must never be.
-
-What lives here: the list. What may not: gathering, counting, words for people.
-"""
+"""The list of all oracles. Each oracle yields the breaches of one promise."""
 
 from __future__ import annotations
 
@@ -20,5 +17,5 @@ ORACLES: Final[tuple[Oracle, ...]] = (*TASK_ORACLES, *TREE_ORACLES, *WORKFLOW_OR
 
 
 def breaches(evidence: Evidence) -> list[Breach]:
-    """Everything that broke a promise, by every oracle."""
+    """Return the breaches that all oracles find in the evidence."""
     return [breach for oracle in ORACLES for breach in oracle(evidence)]

@@ -1,6 +1,6 @@
-"""A producer: sends tasks until its input ends, and writes every intention and every acknowledgement to a file.
+"""A producer, which sends tasks until its standard input closes, and records every intended and acknowledged send in a file.
 
-`python -m tests.chaos.producer LOG SEED SENDS_PER_S FIRST_NUMBER`. An intention without an acknowledgement is in doubt.
+Run `python -m tests.chaos.producer LOG SEED SENDS_PER_S FIRST_NUMBER`. The outcome of a send without an acknowledgement is in doubt.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from tests.chaos.tree_oracles import CANARY
 from tests.chaos.workflow_oracles import BOTTOM, LEFT, NODES, RIGHT, TAIL, TOP
 
 Send: TypeAlias = tuple[Task[[int, float, str], str], int, float]
-"""A task, its number and its seconds."""
+"""A task, its number and how many seconds it runs."""
 
 _LONGEST_S: Final = 5.0
 _CANCEL_WITHIN_S: Final = 2.0
 _GOOD_FOR_S: Final = 3.0
 _WORKFLOWS: Final = 0.1
-"""How often a workflow is started, too."""
+"""The share of steps that also start a workflow."""
 
 
 class Producer:
-    """One loop: sends, and sometimes cancels what it sent."""
+    """Sends tasks and sometimes cancels them."""
 
-    def __init__(self, log: TextIO, *, dice: Random, first: int) -> None:
+    def __init__(self, log: TextIO, *, random: Random, first: int) -> None:
         self._log = log
-        self._dice = dice
-        # Of their own: a seed sends the same tasks whether there are workflows or not.
-        self._other_dice = Random(first)
+        self._random = random
+        # Use a separate random generator, so that a seed sends the same tasks with or without workflows.
+        self._other_random = Random(first)
         self._number = first
         self._line = f"line of {first}"
         self._to_cancel: list[tuple[float, UUID]] = []
 
     def step(self) -> None:
-        """One send of one task or of several, sometimes the start of a workflow, and the cancels that are due."""
+        """Send one or more tasks, sometimes start a workflow, and send the cancels that are due."""
         self._send_some()
-        if self._other_dice.random() < _WORKFLOWS:
+        if self._other_random.random() < _WORKFLOWS:
             self._start()
         self._cancel()
 
     def _start(self) -> None:
-        """A diamond and a tail, of any tasks."""
+        """Start a workflow of random tasks: a diamond with a tail."""
         workflow = app.workflow("diamond")
         nodes: list[Node[str]] = []
         numbers: list[int] = []
         names: list[str] = []
         for _ in range(NODES):
             self._number += 1
-            task = self._other_dice.choice(NODE_TASKS)
-            seconds = LONGEST_S.get(task, 1.0) * self._other_dice.random() ** 2
+            task = self._other_random.choice(NODE_TASKS)
+            seconds = LONGEST_S.get(task, 1.0) * self._other_random.random() ** 2
             nodes.append(workflow.add(task, self._number, seconds, CANARY))
             numbers.append(self._number)
             names.append(task.name)
@@ -76,7 +76,7 @@ class Producer:
             self._write(started=str(handle.id), numbers=numbers)
 
     def _send_some(self) -> None:
-        sends = [self._next() for _ in range(self._dice.choice((1, 1, 1, 1, 1, 8)))]
+        sends = [self._next() for _ in range(self._random.choice((1, 1, 1, 1, 1, 8)))]
         numbers = [number for _, number, _ in sends]
         self._write(intends=numbers, names=[task.name for task, _, _ in sends])
         try:
@@ -87,7 +87,7 @@ class Producer:
         self._write(sent=numbers, ids=[str(handle.id) for handle in handles])
         for (task, _, _), handle in zip(sends, handles, strict=True):
             if task.name == cancelled.name:
-                self._to_cancel.append((boot_s() + self._dice.uniform(0, _CANCEL_WITHIN_S), handle.id))
+                self._to_cancel.append((boot_s() + self._random.uniform(0, _CANCEL_WITHIN_S), handle.id))
 
     def _send(self, sends: Sequence[Send]) -> list[Handle[Any]]:
         if len(sends) == 1:
@@ -96,10 +96,10 @@ class Producer:
         return app.send_many([task.call(number, seconds, CANARY) for task, number, seconds in sends])
 
     def _next(self) -> Send:
-        (task,) = self._dice.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
+        (task,) = self._random.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))
         longest = LONGEST_S.get(task, _LONGEST_S)
-        # Most are short; those that take seconds are what a fault finds running.
-        seconds = longest * self._dice.random() ** 2
+        # Most tasks are short. Faults affect mainly those that take seconds.
+        seconds = longest * self._random.random() ** 2
         self._number += 1
         if task is expiring:
             task = task.with_options(good_until=datetime.now(UTC) + timedelta(seconds=_GOOD_FOR_S))
@@ -125,12 +125,12 @@ class Producer:
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Run until standard input is closed."""
     log, seed, sends_per_s, first = sys.argv[1:]
-    dice = Random(int(seed))
+    random = Random(int(seed))
     with Path(log).open("a", encoding="utf-8") as file:
-        producer = Producer(file, dice=dice, first=int(first))
-        while not select.select([sys.stdin], [], [], dice.expovariate(float(sends_per_s)))[0]:
+        producer = Producer(file, random=random, first=int(first))
+        while not select.select([sys.stdin], [], [], random.expovariate(float(sends_per_s)))[0]:
             producer.step()
     app.close()
 

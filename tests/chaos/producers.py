@@ -1,7 +1,4 @@
-"""The producers' processes: started together, stopped by the end of their input.
-
-What lives here: processes. What may not: what a producer does, which is `producer`'s.
-"""
+"""The producer processes, which are started together and stopped by closing their standard input."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _GRACE_S: Final = 20.0
 
 
 class Producers:
-    """As many as the plan says, each with a log, numbers and dice of its own."""
+    """The number of producers that the plan requires, each with a separate log, number range and random generator."""
 
     def __init__(self, plan: Plan, folder: Path, *, environment: Mapping[str, str]) -> None:
         self._plan = plan
@@ -29,7 +26,7 @@ class Producers:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *, url: str) -> None:
-        """Starts them all on one line to the database."""
+        """Start all producers with the same database URL."""
         for number in range(self._plan.producers):
             log = self._folder / f"producer-{number}.jsonl"
             seed = self._plan.seed * 1_000 + number
@@ -48,7 +45,7 @@ class Producers:
             self._processes.append(process)
 
     def stop(self) -> None:
-        """Lets them finish what they are sending."""
+        """Stop the producers after their current sends."""
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()

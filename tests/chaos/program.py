@@ -1,7 +1,4 @@
-"""The task code of a run: every kind of task, each writing what it does to a file that only grows.
-
-What lives here: an app like any user's. What may not: anything that knows of faults.
-"""
+"""The task code of a run: tasks of every type, each of which records its actions in an append-only file."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from tests.chaos.plan import BEAT_S, GRACE_S, THRESHOLD_S
 from tests.chaos.task_oracles import MOST_CRASHES, SELF_KILL
 from tests.chaos.tree_oracles import CANARY
 
-# What a dead worker had in hand comes again soon after its death can have been noticed; the default would keep it for ten minutes.
+# A dead worker's messages are redelivered soon after its death can be detected, instead of after the default of ten minutes.
 _NATS = os.environ.get("CHAOS_NATS")
 _WAKE = None if _NATS is None else NatsConfig(servers=[_NATS], ack_wait=THRESHOLD_S + 2.0)
 
@@ -46,7 +43,7 @@ app = App(
         running_stale_threshold_ms=round(THRESHOLD_S * 1_000),
         check_interval_ms=1_000,
         session_grace_ms=round(GRACE_S * 1_000),
-        # By these it is told whether every worker hears NATS again.
+        # These snapshots report whether every worker is connected to NATS.
         worker_state_snapshot_interval_ms=30_000 if _NATS is None else 1_000,
     ),
     worker=WorkerConfig(
@@ -56,7 +53,7 @@ app = App(
         process_concurrency=2,
         prefetch=4,
         grace="4s",
-        # Told by NATS, no task waits for the poll: one that did would be found waiting when nothing has moved for so long.
+        # With NATS, no task may wait for a poll. Such a task would count as stuck.
         poll_interval="1s" if _NATS is None else "60s",
     ),
     wake=_WAKE,
@@ -74,7 +71,7 @@ _NOTE: Final = sql.SQL("insert into {}.ledger (task_id, claim_id) values (%s, %s
 
 
 def effect(step: str) -> None:
-    """Appends one line; a single write to a file opened for appending is whole."""
+    """Append one line to the effects file. A single write to a file opened for appending is atomic."""
     context = Context.current()
     line = {
         "task": str(context.task_id),
@@ -142,17 +139,17 @@ def again_in_process(number: int, seconds: float, secret: str) -> str:
 
 @app.task(on_crash="retry", max_losses=100, max_crashes=100)
 def forks(number: int, seconds: float, secret: str) -> str:
-    """Its first attempt forks a child that outlives everything, and does nothing; the run ends it."""
+    """In the first attempt, fork a child that does nothing and outlives its worker. The run kills the child at the end."""
     effect("start")
     if Context.current().attempt == 1:
         worker = os.getpid()
-        pid = os.fork()
-        if pid == 0:
+        if os.fork() == 0:
+            # The child writes its own line, because the worker might be killed right after the fork.
+            line = {"pid": os.getpid(), "created": psutil.Process().create_time(), "worker": worker}
+            with Path(os.environ["CHAOS_FORKED"]).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
             while True:
-                time.sleep(3_600)  # it is there, and that is all
-        line = {"pid": pid, "created": psutil.Process(pid).create_time(), "worker": worker}
-        with Path(os.environ["CHAOS_FORKED"]).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+                time.sleep(3_600)  # the child only has to exist
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.02)  # the work of this program is to take time
@@ -172,7 +169,7 @@ async def reports(number: int, seconds: float, secret: str) -> str:
 
 @app.task(retry=PATIENT, max_losses=100, max_crashes=100)
 async def stepped(number: int, seconds: float, secret: str) -> str:
-    """Goes on, in its next attempt, with the step in which it was interrupted."""
+    """Run in several steps. The next attempt continues with the interrupted step."""
     effect("start")
     async for step in Context.current().aresume("step", range(STEPS)):
         effect(f"step {step}")
@@ -183,7 +180,7 @@ async def stepped(number: int, seconds: float, secret: str) -> str:
 
 @app.task(retry=PATIENT, max_losses=100, max_crashes=100)
 def ledgered(number: int, seconds: float, secret: str) -> str:
-    """Its row in the ledger and its completion are one transaction."""
+    """Write a row to the ledger and complete the task in one transaction."""
     effect("start")
     context = Context.current()
     with (
@@ -199,7 +196,7 @@ def ledgered(number: int, seconds: float, secret: str) -> str:
 
 @app.task(on_crash="retry", max_losses=100, max_crashes=100)
 async def lined(number: int, seconds: float, secret: str) -> str:
-    """One of a serial line; its producer gives it a key."""
+    """Run in a serial line, whose key the producer chooses."""
     return await on_the_loop(seconds)
 
 
@@ -211,7 +208,7 @@ def poison(number: int, seconds: float, secret: str) -> str:
 
 @app.task(on_crash="retry", max_crashes=MOST_CRASHES, max_losses=100)
 def rude(number: int, seconds: float, secret: str) -> str:
-    """Takes a whole worker process with it, and its neighbours."""
+    """Kill the whole worker process, including the other tasks in it."""
     effect("start")
     os._exit(SELF_KILL)
 
@@ -242,9 +239,9 @@ WEIGHTS: Final = {
     quick: 10, fails_when_lost: 3, listed: 4, again: 4, again_in_thread: 4, again_in_process: 2, reports: 2, stepped: 3,
     ledgered: 3, lined: 2, poison: 0.2, rude: 0.1, flaky: 2, cancelled: 2, expiring: 1,
 }  # fmt: skip
-"""How often a producer sends each."""
+"""The relative frequency with which a producer sends each task."""
 NODE_TASKS: Final = (quick, again, again_in_thread, fails_when_lost, listed, flaky, stepped)
-"""What the nodes of workflows do."""
+"""The tasks that can be workflow nodes."""
 LONGEST_S: Final = {
     quick: 0.1, flaky: 0.0, poison: 0.0, rude: 0.0, fails_when_lost: 2.0, again_in_process: 2.0, ledgered: 0.5, lined: 0.5,
 }  # fmt: skip

@@ -1,7 +1,4 @@
-"""What a run says in the end: a table for people, JSON for programs.
-
-What lives here: words and numbers. What may not: deciding what they mean.
-"""
+"""The output of a run: a table for people, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ _HEAD: Final = (
 
 
 def words(evidence: Evidence, figures: Figures, found: Sequence[Breach]) -> Iterator[str]:
-    """Everything a person wants to see: what was not done, what broke, and the figures."""
-    for skipped in evidence.course.skipped:
+    """Yield the lines of the report for people: skipped faults, breaches and figures."""
+    for skipped in evidence.timeline.skipped:
         yield f"NOT INJECTED: {skipped}"
     for breach in found[:MOST_BREACHES]:
         yield f"{breach.number}: {breach.what}"
@@ -40,7 +37,7 @@ def words(evidence: Evidence, figures: Figures, found: Sequence[Breach]) -> Iter
 
 
 def _table(figures: Figures) -> Iterator[str]:
-    """The figures by fault, as Markdown."""
+    """Yield the figures for each type of fault, as lines of a Markdown table."""
     yield "| " + " | ".join(_HEAD) + " |"
     yield "| --- |" + " ---: |" * (len(_HEAD) - 1)
     for kind, line in sorted(figures.lines.items()):
@@ -56,7 +53,7 @@ def _totals(evidence: Evidence, figures: Figures) -> Iterator[str]:
     yield f"code: {figures.starts} starts, {figures.run_again} of them again"
     yield f"recovered: {figures.recovered_running} running, {figures.recovered_claimed} claimed; {ways or 'none'}"
     yield f"refused late attempts: {figures.refused}; false deaths: {figures.false_deaths}"
-    seen = evidence.course.messages
+    seen = evidence.timeline.messages
     if seen is not None:
         drained = "never" if seen.drained_after_s is None else f"after {seen.drained_after_s:.1f} s"
         found = "never" if seen.found_after_s is None else f"after {seen.found_after_s:.1f} s"
@@ -67,12 +64,12 @@ def _totals(evidence: Evidence, figures: Figures) -> Iterator[str]:
     again = ", ".join(f"{seconds:.2f} s" for seconds in figures.works_again_s)
     yield f"from the database's return to the next start of code: {again or 'no return'}"
     quiet = "never" if figures.quiet_after_s is None else f"after {figures.quiet_after_s:.1f} s"
-    yield f"quiet {quiet}; longest farewell {figures.farewell_s:.1f} s"
+    yield f"quiet {quiet}; longest farewell {figures.stop_s:.1f} s"
     yield f"the machine stood still {figures.stalls} times; {figures.ended_by_themselves} trees met no database when they started"
 
 
 def verdict(evidence: Evidence, figures: Figures, found: Sequence[Breach]) -> tuple[bool, str]:
-    """Whether all held, and the last line."""
+    """Return whether all promises held, and the last line of the report."""
     seed = evidence.plan.seed
     if found:
         return (
@@ -88,7 +85,7 @@ def verdict(evidence: Evidence, figures: Figures, found: Sequence[Breach]) -> tu
 
 
 def as_json(evidence: Evidence, figures: Figures, found: Sequence[Breach], *, held: bool) -> str:
-    """The whole report for programs."""
+    """Return the whole report as JSON, for programs."""
     lines = {
         kind: {**asdict(line), "median_s": line.median_s, "longest_s": line.longest_s}
         for kind, line in figures.lines.items()
@@ -98,7 +95,7 @@ def as_json(evidence: Evidence, figures: Figures, found: Sequence[Breach], *, he
         "seconds": evidence.plan.seconds,
         "held": held,
         "breaches": [asdict(breach) for breach in found],
-        "skipped": list(evidence.course.skipped),
+        "skipped": list(evidence.timeline.skipped),
         "figures": {**asdict(figures), "lines": lines},
     }
     return json.dumps(whole, indent=1) + "\n"

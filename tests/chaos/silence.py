@@ -1,7 +1,4 @@
-"""Which fault explains a death: the silences that were really inflicted on each tree, and what was noticed of them; pure.
-
-What lives here: explaining. What may not: what follows from a death that nothing explains, which is an oracle's.
-"""
+"""Determine which fault explains a death, from the silences inflicted on each tree and the detected deaths. No side effects."""
 
 from __future__ import annotations
 
@@ -19,44 +16,44 @@ MACHINE: Final = "machine_stood_still"
 TASK_CODE: Final = "task_code"
 
 _LATE_S: Final = 0.3
-"""What is written down about a moment may be so far from it."""
+"""The maximum error of recorded times, in seconds."""
 _BEATS_AGAIN_S: Final = 1.5
-"""So long a tree may need, after a fault was healed, until its next beat has arrived."""
+"""How long a tree's next heartbeat can take after the end of a fault, in seconds."""
 _RECONNECTS_S: Final = 0.7
-"""So long it may need until its session is there again."""
+"""How long a tree's session can take to be reopened after the end of a fault, in seconds."""
 _CARRIED_OUT_S: Final = 0.5
-"""So long after the last look a decision may take to land."""
+"""How long a decision can take to commit after the check on which it is based, in seconds."""
 _LEAST_INFLICTED: Final = 0.4
-"""The part of the threshold for which a tree was really kept from beating, before it is called dead by age."""
+"""The minimum share of the threshold during which faults must prevent a tree's heartbeats before age can declare it dead."""
 _LEAST_COVERED: Final = 0.85
-"""The part of its last silence that must be explained."""
+"""The minimum share of a tree's last silence that faults must explain."""
 _SILENCING: Final = frozenset({Kind.CUT, Kind.HALF_OPEN, Kind.FREEZE_TREE, Kind.FREEZE_SUPERVISOR})
 _OF_TREES: Final = (Kind.KILL_TREE, Kind.KILL_SUPERVISOR, Kind.FORK, Kind.KILL_TURN_HOLDER)
-"""What kills a whole tree, or its supervisor."""
+"""Types of faults that kill a whole tree or its supervisor."""
 _KILLING: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_TASK_PROCESS, *_OF_TREES})
 _WAYS: Final = frozenset({"age", "session", "startup"})
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A stretch of time in which a tree could not be heard, and why."""
+    """A period in which a tree could not send heartbeats, and the reason."""
 
     began: float
     ended: float
     why: str
 
     def lasting(self, seconds: float) -> Silence:
-        """As if it had ended so much later."""
+        """Return this silence, extended by this many seconds."""
         return Silence(self.began, self.ended + seconds, self.why)
 
     def overlap(self, began: float, ended: float) -> float:
-        """Seconds of it within another stretch."""
+        """Return how many seconds of this silence are within a period."""
         return max(0.0, min(self.ended, ended) - max(self.began, began))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """One death as it was noticed. `why` None: nothing that was done explains it. `since`: when the fault began."""
+    """A detected death. `why` is None if no fault explains it. `since` is when the fault began."""
 
     way: str
     tree: int | None
@@ -67,7 +64,7 @@ class Death:
 
 
 class Explainer:
-    """Explains every recovery and every end of a supervisor."""
+    """Explains every recovery and every supervisor that was declared dead."""
 
     def __init__(self, evidence: Evidence, *, self_kill: int) -> None:
         self._evidence = evidence
@@ -75,12 +72,12 @@ class Explainer:
         self._ends = {end.supervisor_id: end for end in evidence.ends if end.how in _WAYS}
 
     def ends(self) -> Iterator[Death]:
-        """Every supervisor that others ended."""
+        """Yield the death of every supervisor that other supervisors declared dead."""
         for end in self._ends.values():
             yield self._death(end.how, end.supervisor, end.supervisor_id, end.at)
 
     def recovery(self, row: RecoveryRow) -> Death:
-        """What was behind one recovery."""
+        """Return the death that caused one recovery."""
         if row.noticed_by == "child_exit":
             return self._child_exit(row)
         end = self._ends.get(row.supervisor_id or "")
@@ -119,7 +116,7 @@ class Explainer:
         silences = [one for one in self._silences(supervisor) if one.overlap(last, at) > 0]
         inflicted = _covered(silences, last, at)
         due, until = last + BEAT_S + _LATE_S, at - _CARRIED_OUT_S
-        # The server's own troubles explain that nobody was heard, but condemn nobody: I14 sees to that.
+        # The server's own failures explain a silence but do not justify a death, which I14 checks.
         unheard = [one.lasting(_BEATS_AGAIN_S) for one in [*silences, *self._troubles()]]
         explained = _covered(unheard, due, until)
         if inflicted < _LEAST_INFLICTED * THRESHOLD_S or explained < _LEAST_COVERED * (until - due):
@@ -133,15 +130,15 @@ class Explainer:
         return None
 
     def last_beat(self, supervisor_id: str, at: float) -> float:
-        """When its last beat before then was written; long ago if it never beat."""
+        """Return when a supervisor's last heartbeat before `at` was written, or a time long ago if there was none."""
         beats = self._evidence.beats.get(supervisor_id, ())
         place = bisect_left(beats, at)
-        return beats[place - 1] if place else self._evidence.course.ready - 60.0
+        return beats[place - 1] if place else self._evidence.timeline.ready - 60.0
 
     def _silences(self, supervisor: int | None) -> Sequence[Silence]:
-        """What was done to one life of a tree."""
+        """Return the silences that faults inflicted on one life of a tree."""
         evidence = self._evidence
-        found = [Silence(began, ended, MACHINE) for began, ended in evidence.course.stalls]
+        found = [Silence(began, ended, MACHINE) for began, ended in evidence.timeline.stalls]
         life = next((life for life in evidence.lives if life.pid == supervisor), None)
         if life is None:
             return found
@@ -154,7 +151,7 @@ class Explainer:
         return found
 
     def _troubles(self) -> Iterator[Silence]:
-        """When the server itself did not answer."""
+        """Yield the periods in which the server itself did not respond."""
         for fault in self._evidence.faults:
             if fault.kind in ONE_AT_A_TIME:
                 yield Silence(fault.began, math.inf if fault.ended is None else fault.ended, fault.kind)
@@ -162,7 +159,7 @@ class Explainer:
     def _killer(self, life: Life) -> str:
         for fault in self._evidence.faults:
             hits = fault.tree == life.tree and fault.kind in _OF_TREES
-            if life.struck and life.ended is not None and hits and abs(fault.began - life.ended) < 2.0:
+            if life.was_killed and life.ended is not None and hits and abs(fault.began - life.ended) < 2.0:
                 return fault.kind
         return BY_ITSELF
 
@@ -174,7 +171,7 @@ class Explainer:
             if fault.tree == tree and fault.kind in _KILLING and fault.began - _LATE_S <= row.at
         ]
         exact = [fault for fault in hits if row.victim in fault.detail.get("pids", ())]
-        # A task process is not the worker; its kill is told by the signal, and by having been done just before.
+        # A task process is not the worker. A kill of a task process is recognized by the signal and the time.
         near = [
             fault
             for fault in hits
@@ -191,7 +188,7 @@ class Explainer:
 
 
 def _covered(silences: Sequence[Silence], began: float, ended: float) -> float:
-    """Seconds of a stretch that at least one silence covers."""
+    """Return how many seconds of a period at least one silence covers."""
     covered, reached = 0.0, began
     for one in sorted(silences, key=lambda each: each.began):
         start, end = max(one.began, reached), min(one.ended, ended)

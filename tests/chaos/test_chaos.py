@@ -1,4 +1,4 @@
-"""Chaos itself: a short run is part of the suite, a long one of the long suite; and a run notices a queue that breaks its promises."""
+"""Tests of chaos runs: short and long runs, and runs that must detect a queue that breaks its promises."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ IMMUNITY = "or t.taken_at > clock_timestamp()"
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A run and what it said."""
+class ChaosRun:
+    """A finished chaos run and its output."""
 
     code: int
     said: str
@@ -43,7 +43,7 @@ class Ran:
         return {kind for kind, line in self.report["figures"]["lines"].items() if line["injected"]}
 
 
-def run_chaos(folder: Path, *options: str, within_s: float) -> Ran:
+def run_chaos(folder: Path, *options: str, within_s: float) -> ChaosRun:
     report = folder / "report.json"
     command = [
         sys.executable,
@@ -61,11 +61,11 @@ def run_chaos(folder: Path, *options: str, within_s: float) -> Ran:
     )
     said = done.stdout + done.stderr
     print(said)
-    return Ran(done.returncode, said, json.loads(report.read_text()) if report.exists() else {})
+    return ChaosRun(done.returncode, said, json.loads(report.read_text()) if report.exists() else {})
 
 
 @pytest.mark.timeout(420)
-def test_a_short_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
+def test_a_short_chaos_run_keeps_all_promises(tmp_path: Path) -> None:  # I1 to I29, L3, L7
     kinds = (*KINDS, Kind.READ_ONLY, Kind.PROMOTE)
     ran = run_chaos(tmp_path, "--seed", "47", "--seconds", "15", "--only", *kinds, within_s=400)
     assert ran.code == 0, ran.said[-4_000:]
@@ -76,7 +76,7 @@ def test_a_short_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
 
 @pytest.mark.long
 @pytest.mark.timeout(2_400)
-def test_a_long_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
+def test_a_long_chaos_run_keeps_all_promises(tmp_path: Path) -> None:  # I1 to I29, L3, L7
     seed, seconds = os.environ.get("CHAOS_SEED", "1"), os.environ.get("CHAOS_SECONDS", "600")
     ran = run_chaos(tmp_path, "--seed", seed, "--seconds", seconds, within_s=float(seconds) + 600)
     assert ran.code == 0, ran.said[-4_000:]
@@ -86,7 +86,7 @@ def test_a_long_run_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_run_told_by_nats_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7, N1 to N4
+def test_a_chaos_run_with_nats_keeps_all_promises(tmp_path: Path) -> None:  # I1 to I29, L3, L7, N1 to N4
     find_program()
     seed, seconds = os.environ.get("CHAOS_SEED", "1"), os.environ.get("CHAOS_NATS_SECONDS", "60")
     ran = run_chaos(tmp_path, "--nats", "--seed", seed, "--seconds", seconds, within_s=float(seconds) + 600)
@@ -96,15 +96,15 @@ def test_a_run_told_by_nats_holds(tmp_path: Path) -> None:  # I1 to I29, L3, L7,
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_relay_that_asks_after_no_message_is_caught(
+def test_a_chaos_run_detects_a_relay_that_never_publishes_again(
     tmp_path: Path,
-) -> None:  # mutant: what is lost stays lost
+) -> None:  # mutant: lost messages stay lost
     find_program()
     shutil.copytree(PACKAGE, tmp_path / "everbeat", ignore=shutil.ignore_patterns("__pycache__"))
-    patrol = tmp_path / "everbeat" / "worker" / "patrol.py"
-    text = patrol.read_text()
+    sweeper = tmp_path / "everbeat" / "nats" / "relay.py"
+    text = sweeper.read_text()
     assert DOUBT in text
-    patrol.write_text(text.replace(DOUBT, "DOUBT_AFTER_S: Final = 1_000.0"))
+    sweeper.write_text(text.replace(DOUBT, "DOUBT_AFTER_S: Final = 1_000.0"))
     options = ["--nats", "--seed", "2", "--seconds", "15", "--only", "freeze_tree", "--source", str(tmp_path)]
     ran = run_chaos(tmp_path, *options, within_s=400)
     assert ran.code == 1, ran.said[-4_000:]
@@ -113,7 +113,7 @@ def test_a_relay_that_asks_after_no_message_is_caught(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_run_without_faults_is_empty(tmp_path: Path) -> None:
+def test_a_chaos_run_without_lost_attempts_is_reported_as_empty(tmp_path: Path) -> None:
     ran = run_chaos(tmp_path, "--seed", "1", "--seconds", "5", "--only", "delay", within_s=300)
     assert ran.code == 2, ran.said[-4_000:]
     assert "EMPTY: seed 1: no attempt was lost" in ran.said
@@ -121,9 +121,11 @@ def test_a_run_without_faults_is_empty(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_workers_without_a_fence_are_caught(tmp_path: Path) -> None:  # mutant: guarded by state only
+def test_a_chaos_run_detects_writes_guarded_by_state_only(
+    tmp_path: Path,
+) -> None:  # mutant: guarded by state only
     shutil.copytree(PACKAGE, tmp_path / "everbeat", ignore=shutil.ignore_patterns("__pycache__"))
-    settle = tmp_path / "everbeat" / "sql" / "task" / "settle.sql"
+    settle = tmp_path / "everbeat" / "sql" / "task" / "settle_attempts.sql"
     text = settle.read_text()
     assert FENCE in text
     settle.write_text(text.replace(FENCE, "where t.state = 'RUNNING'"))
@@ -131,7 +133,7 @@ def test_workers_without_a_fence_are_caught(tmp_path: Path) -> None:  # mutant: 
     ran = run_chaos(tmp_path, *options, within_s=400)
     assert ran.code == 1, ran.said[-4_000:]
     assert {breach["number"] for breach in ran.report["breaches"]} & {"I7", "I8", "I10", "I11", "I12"}
-    # The plan is kept, and the fence is what it lacked: the same plan holds with it.
+    # The failed plan is kept, and the same plan passes with the fence.
     (kept,) = (tmp_path / "failed").iterdir()
     assert run_chaos(tmp_path, "--replay", str(kept), within_s=400).code == 0
 
@@ -142,7 +144,7 @@ def test_workers_without_a_fence_are_caught(tmp_path: Path) -> None:  # mutant: 
     not any(map(shutil.which, ("cc", "gcc", "clang"))),
     reason="the library that shifts the clock needs a C compiler",
 )
-def test_turns_that_a_clock_set_back_prolongs_are_caught(tmp_path: Path) -> None:  # mutant
+def test_a_chaos_run_detects_turns_that_a_clock_set_back_prolongs(tmp_path: Path) -> None:  # mutant
     shutil.copytree(PACKAGE, tmp_path / "everbeat", ignore=shutil.ignore_patterns("__pycache__"))
     take_turn = tmp_path / "everbeat" / "sql" / "worker" / "take_turn.sql"
     text = take_turn.read_text()
@@ -153,8 +155,8 @@ def test_turns_that_a_clock_set_back_prolongs_are_caught(tmp_path: Path) -> None
     assert ran.code == 1, ran.said[-4_000:]
     assert "L3" in {breach["number"] for breach in ran.report["breaches"]}
     (kept,) = (tmp_path / "failed").iterdir()
-    sound = run_chaos(tmp_path, "--replay", str(kept), within_s=600)
-    assert sound.injected == {"kill_turn_holder"}
-    assert sound.code in (0, 2), sound.said[
+    replayed = run_chaos(tmp_path, "--replay", str(kept), within_s=600)
+    assert replayed.injected == {"kill_turn_holder"}
+    assert replayed.code in (0, 2), replayed.said[
         -4_000:
-    ]  # 2: nothing was found, and no late attempt was refused either
+    ]  # exit code 2: nothing was found, but no late attempt was refused either

@@ -1,4 +1,4 @@
-"""The figures count what happened, and a run that proves nothing says so."""
+"""The figures count the events of a run, and an empty run is reported as such."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.chaos.figures import figures
 from tests.chaos.oracles import breaches
 from tests.chaos.plan import Kind
 from tests.chaos.report import verdict, words
-from tests.chaos.scenery import recovery, sound, with_faults
+from tests.chaos.sample_evidence import recovery, sample_run, with_faults
 
 
-def test_a_loss_and_a_late_attempt_belong_to_the_fault_behind_them() -> None:
-    counted = figures(sound(), [])
+def test_the_figures_assign_losses_and_late_attempts_to_their_fault() -> None:
+    counted = figures(sample_run(), [])
     line = counted.lines[Kind.FREEZE_TREE]
     assert (line.injected, line.recovered, line.refused) == (1, 1, 1)
     assert line.longest_s == 4.0
@@ -20,8 +20,8 @@ def test_a_loss_and_a_late_attempt_belong_to_the_fault_behind_them() -> None:
     assert counted.emptiness == ""
 
 
-def test_a_lost_task_is_counted_under_its_fault() -> None:
-    run = sound()
+def test_the_figures_count_a_lost_task_under_its_fault() -> None:
+    run = sample_run()
     run = replace(run, tasks=[replace(run.tasks[0], state="RUNNING"), run.tasks[1]])
     found = breaches(run)
     assert figures(run, found).lines[Kind.FREEZE_TREE].lost == 1
@@ -30,22 +30,22 @@ def test_a_lost_task_is_counted_under_its_fault() -> None:
     assert "FAILED: seed 1" in last
 
 
-def test_a_run_that_proves_nothing_is_empty() -> None:
-    run = sound()
-    for spoilt, why in (
+def test_a_run_that_proves_nothing_is_reported_as_empty() -> None:
+    run = sample_run()
+    for changed, why in (
         (with_faults(run), "no fault was injected"),
         (replace(run, recoveries=[recovery(was="CLAIMED")]), "no attempt was lost"),
         (replace(run, refusals=[]), "no late attempt was refused"),
     ):
-        held, last = verdict(spoilt, figures(spoilt, []), [])
+        held, last = verdict(changed, figures(changed, []), [])
         assert not held
         assert last.startswith("EMPTY")
         assert why in last
 
 
-def test_the_words_show_every_kind_and_what_was_left_out() -> None:
-    run = sound()
-    run = replace(run, course=replace(run.course, skipped=("fill_disk: no room of its own",)))
+def test_the_report_shows_every_kind_of_fault_and_the_skipped_ones() -> None:
+    run = sample_run()
+    run = replace(run, timeline=replace(run.timeline, skipped=("fill_disk: no room of its own",)))
     text = "\n".join(words(run, figures(run, []), []))
     assert "NOT INJECTED: fill_disk: no room of its own" in text
     assert "| freeze_tree | 1 | 1 | 0 | 0 | 1 | 4.00 s | 4.00 s |" in text

@@ -1,4 +1,4 @@
-"""The line does to a real conversation with PostgreSQL what a plan asks of it."""
+"""The line applies its faults to a real conversation with PostgreSQL."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stored(url: str, schema: str) -> set[UUID]:
 
 
 @pytest.mark.parametrize("before", [0, 8], ids=["new statement", "prepared statement"])
-def test_the_reply_to_a_write_is_lost_after_its_commit(
+def test_the_line_loses_the_reply_to_a_write_after_its_commit(
     line: Line, database_url: str, schema: str, before: int
 ) -> None:  # L commit unknown
     target = Target(line.url, schema)
@@ -57,12 +57,12 @@ def test_the_reply_to_a_write_is_lost_after_its_commit(
         impatient.run(tasks.insert_task(task, channel=target.channel))
     assert task.id in stored(database_url, schema)
     assert line.lost == {"send": 1}
-    # Whoever asks again gets the first answer.
+    # A repeated send gets the first reply.
     assert run_plan(Database(target), tasks.send_task(task, channel=target.channel)) == task.id
     assert len(stored(database_url, schema)) == before + 1
 
 
-def test_other_verbs_and_refused_writes_lose_nothing(line: Line, schema: str) -> None:
+def test_the_line_loses_no_reply_of_other_verbs_or_failed_writes(line: Line, schema: str) -> None:
     target = Target(line.url, schema)
     line.to_lose["settle"] = 1
     Database(target, patience_s=0).run(tasks.insert_task(new_task(), channel=target.channel))
@@ -74,7 +74,7 @@ def test_other_verbs_and_refused_writes_lose_nothing(line: Line, schema: str) ->
     assert line.to_lose["send"] == 1
 
 
-def test_a_cut_line_refuses_until_it_is_joined(line: Line, lines: Lines) -> None:
+def test_a_cut_line_rejects_connections_until_it_is_joined(line: Line, lines: Lines) -> None:
     with psycopg.connect(line.url, autocommit=True) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
         lines.do(line.cut)
@@ -87,9 +87,7 @@ def test_a_cut_line_refuses_until_it_is_joined(line: Line, lines: Lines) -> None
         assert connection.execute("select 1").fetchone() == (1,)
 
 
-def test_a_stalled_line_says_nothing_and_delivers_late(
-    line: Line, lines: Lines, database_url: str, schema: str
-) -> None:
+def test_a_stalled_line_delivers_late(line: Line, lines: Lines, database_url: str, schema: str) -> None:
     target = Target(line.url, schema)
     connection = psycopg.connect(line.url, autocommit=True)
     connection.execute("select 1")
@@ -98,14 +96,14 @@ def test_a_stalled_line_says_nothing_and_delivers_late(
     connection.pgconn.send_query(query.as_bytes(connection))
     connection.pgconn.flush()
     connection.close()
-    # Its client has gone, and its word is still on the way.
+    # The client is gone, and its statement is still running.
     task = new_task()
     Database(Target(database_url, schema)).run(tasks.insert_task(task, channel=target.channel))
     lines.do(line.flow)
     deadline = time.monotonic() + 10
     while task.id in stored(database_url, schema):
-        assert time.monotonic() < deadline, "what was held back never arrived"
-        time.sleep(0.02)  # it arrives at a database, which rings no bell
+        assert time.monotonic() < deadline, "held data never arrived"
+        time.sleep(0.02)  # the database sends no event when the statement arrives
 
 
 def test_a_delayed_line_is_slow(line: Line) -> None:

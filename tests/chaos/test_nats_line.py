@@ -1,4 +1,4 @@
-"""The line to NATS carries both ways, and cut it ends what there is and refuses what is new."""
+"""The line to NATS forwards data in both directions, and a cut closes connections and rejects new ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.nats_line import NatsLine
 
 @pytest.fixture
 async def echo() -> AsyncIterator[int]:
-    """The port of a server that sends back what it gets."""
+    """Yield the port of a server that echoes its input."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1_000):
@@ -24,8 +24,8 @@ async def echo() -> AsyncIterator[int]:
     server.close()
 
 
-async def said_back(line: NatsLine) -> bytes:
-    """What comes back over a connection of its own; nothing where there is none."""
+async def echo_of(line: NatsLine) -> bytes:
+    """Return the data echoed over a new connection, or empty bytes if there is no echo."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(line.url.rpartition(":")[2]))
     try:
         writer.write(b"PING")
@@ -36,10 +36,10 @@ async def said_back(line: NatsLine) -> bytes:
         writer.transport.abort()
 
 
-async def test_what_is_said_comes_back_until_the_line_is_cut_and_again_when_it_is_joined(echo: int) -> None:
+async def test_the_nats_line_carries_data_except_while_it_is_cut(echo: int) -> None:
     line = await NatsLine(echo).open()
     try:
-        assert await said_back(line) == b"PING"
+        assert await echo_of(line) == b"PING"
         reader, writer = await asyncio.open_connection("127.0.0.1", int(line.url.rpartition(":")[2]))
         writer.write(b"PING")
         assert await reader.readexactly(4) == b"PING"
@@ -47,16 +47,16 @@ async def test_what_is_said_comes_back_until_the_line_is_cut_and_again_when_it_i
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await asyncio.wait_for(reader.readexactly(1), 20)
         writer.transport.abort()
-        assert await said_back(line) == b""
+        assert await echo_of(line) == b""
         line.join()
-        assert await said_back(line) == b"PING"
+        assert await echo_of(line) == b"PING"
     finally:
         line.close()
 
 
-async def test_where_no_server_is_connections_end_at_once() -> None:
+async def test_the_nats_line_ends_connections_at_once_without_a_server() -> None:
     line = await NatsLine(1).open()
     try:
-        assert await said_back(line) == b""
+        assert await echo_of(line) == b""
     finally:
         line.close()

@@ -1,4 +1,4 @@
-"""The plan of a seed is the same for ever, survives its file, and leaves no kind of fault out."""
+"""The plan for a seed never changes, can be stored in a file, and contains every type of fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.chaos.plan import (
 SEEDS = range(1, 30)
 
 
-def test_a_seed_is_one_plan() -> None:
+def test_a_seed_always_gives_the_same_plan() -> None:
     assert make_plan(seed=7, seconds=60) == make_plan(seed=7, seconds=60)
     assert make_plan(seed=7, seconds=60) != make_plan(seed=8, seconds=60)
 
@@ -34,19 +34,19 @@ def test_a_plan_survives_its_file() -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"seed": 1, "faults": [{}]}', "no json"])
-def test_what_is_no_plan_is_refused(text: str) -> None:
+def test_a_file_that_is_not_a_plan_is_rejected(text: str) -> None:
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         Plan.from_json(text)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_short_run_sees_every_kind(seed: int) -> None:
+def test_a_short_plan_contains_every_kind_of_fault(seed: int) -> None:
     faults = make_plan(seed=seed, seconds=26).faults
     assert {fault.kind for fault in faults} == set(KINDS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_first_a_tree_falls_silent_for_long_while_another_one_looks(seed: int) -> None:
+def test_a_plan_first_freezes_a_tree_for_long_while_another_tree_observes(seed: int) -> None:
     first, *others = make_plan(seed=seed, seconds=26).faults
     assert first.kind is Kind.FREEZE_TREE
     assert first.lasts_s > THRESHOLD_S + 1
@@ -55,13 +55,13 @@ def test_first_a_tree_falls_silent_for_long_while_another_one_looks(seed: int) -
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_server_suffers_one_thing_at_a_time(seed: int) -> None:
+def test_a_plan_has_one_fault_of_the_server_at_a_time(seed: int) -> None:
     faults = [fault for fault in make_plan(seed=seed, seconds=300).faults if fault.kind in ONE_AT_A_TIME]
     assert len(faults) > 10
     assert all(before.end_s < after.at_s for before, after in pairwise(faults))
 
 
-def test_only_trees_and_lines_have_a_tree() -> None:
+def test_only_faults_of_trees_and_lines_have_a_tree() -> None:
     for fault in make_plan(seed=3, seconds=600).faults:
         if fault.kind in OF_THE_DATABASE:
             assert fault.tree is None
@@ -77,19 +77,19 @@ def test_only_trees_and_lines_have_a_tree() -> None:
         (600, "a648c6d1b2124fdf79fba298dc3f55c42819e9ff5793c52499db8e9ec2f6bd41"),
     ],
 )
-def test_a_plan_without_the_later_kinds_is_what_it_always_was(seconds: float, digest: str) -> None:
+def test_a_plan_without_the_newer_kinds_has_not_changed(seconds: float, digest: str) -> None:
     plans = "".join(make_plan(seed=seed, seconds=seconds).to_json() for seed in SEEDS)
     assert hashlib.sha256(plans.encode()).hexdigest() == digest
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_with_nats_every_kind_is_seen_and_the_server_suffers_one_thing_at_a_time(seed: int) -> None:
+def test_a_plan_with_nats_contains_every_kind_and_one_fault_of_the_server_at_a_time(seed: int) -> None:
     plan = make_plan(seed=seed, seconds=60, nats=True)
     assert plan == make_plan(seed=seed, seconds=60, nats=True)
     assert Plan.from_json(plan.to_json()) == plan
     assert {fault.kind for fault in plan.faults} == {*KINDS, *OF_NATS}
-    struck = [fault for fault in plan.faults if fault.kind in OF_THE_NATS_SERVER]
-    assert all(before.end_s < after.at_s for before, after in pairwise(struck))
+    server_faults = [fault for fault in plan.faults if fault.kind in OF_THE_NATS_SERVER]
+    assert all(before.end_s < after.at_s for before, after in pairwise(server_faults))
     assert all(
         (fault.tree is None) == (fault.kind in OF_THE_NATS_SERVER)
         for fault in plan.faults
@@ -98,15 +98,15 @@ def test_with_nats_every_kind_is_seen_and_the_server_suffers_one_thing_at_a_time
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_with_the_later_kinds_every_kind_is_seen_and_the_server_suffers_one_thing_at_a_time(
+def test_a_plan_with_the_newer_kinds_contains_every_kind_and_one_fault_of_the_server_at_a_time(
     seed: int,
 ) -> None:
     plan = make_plan(seed=seed, seconds=60, liveness=True)
     assert plan == make_plan(seed=seed, seconds=60, liveness=True)
     assert Plan.from_json(plan.to_json()) == plan
     assert {fault.kind for fault in plan.faults} == {*KINDS, *OF_LIVENESS}
-    struck = [fault for fault in plan.faults if fault.kind in ONE_AT_A_TIME]
-    assert all(before.end_s < after.at_s for before, after in pairwise(struck))
+    server_faults = [fault for fault in plan.faults if fault.kind in ONE_AT_A_TIME]
+    assert all(before.end_s < after.at_s for before, after in pairwise(server_faults))
     assert all(fault.tree is None for fault in plan.faults if fault.kind in OF_LIVENESS)
 
 

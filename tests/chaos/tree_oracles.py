@@ -1,7 +1,4 @@
-"""Oracles about trees and the server: who was declared dead, who left and how, what the logs say; pure.
-
-What lives here: one function a promise, each yielding what breaks it. What may not: tasks, which are in `task_oracles`.
-"""
+"""Oracles about trees and the server: deaths that were declared, how trees stopped, and the contents of logs. No side effects."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ from tests.chaos.silence import Explainer
 from tests.chaos.task_oracles import SELF_KILL
 
 CANARY: Final = "canary-8d1f"
-"""Part of every payload and result; no log and no error may show it."""
-LONGEST_FAREWELL_S: Final = 3 * (4.0 + 2.0)
-"""The grace and 2 s, three times over on a busy machine."""
+"""A text in every payload and result. No log or error may contain it."""
+LONGEST_STOP_S: Final = 3 * (4.0 + 2.0)
+"""How long a tree can take to stop, in seconds: the grace period plus 2 s, tripled for a busy machine."""
 
 _TOLERANCE_S: Final = 0.3
 _RETURNS: Final = frozenset(
     {Kind.RESTART_DATABASE, Kind.READ_ONLY, Kind.EXHAUST_CONNECTIONS, Kind.FREEZE_DATABASE}
 )
-"""With the end of these the database is there again for everybody."""
+"""Types of faults after whose end every process can use the database again."""
 _KEEPS_ITS_CONNECTIONS: Final = frozenset({Kind.FREEZE_TREE, Kind.FREEZE_SUPERVISOR, Kind.HALF_OPEN})
-"""A tree that is silent for one of these has its connections, so a server that refuses new ones does not excuse it."""
+"""A tree that such a fault silences keeps its connections, so a server that rejects new connections is not an excuse."""
 
 
-def nobody_alive_is_declared_dead(evidence: Evidence) -> Iterator[Breach]:
-    """I13: whoever was declared dead had been killed, or silenced for long enough; the beat did not move."""
+def no_live_tree_is_declared_dead(evidence: Evidence) -> Iterator[Breach]:
+    """I13: a supervisor that was declared dead had been killed or silenced for long enough, and sent no further heartbeat."""
     explainer = Explainer(evidence, self_kill=SELF_KILL)
     for death in explainer.ends():
         if death.why is None:
@@ -48,14 +45,16 @@ def nobody_alive_is_declared_dead(evidence: Evidence) -> Iterator[Breach]:
             )
 
 
-def nobody_is_judged_after_an_outage(evidence: Evidence) -> Iterator[Breach]:
-    """I14: no death by age is declared within a threshold after the database came back or its observer was thawed.
+def no_tree_is_judged_right_after_an_outage(evidence: Evidence) -> Iterator[Breach]:
+    """I14: no death by age is declared within a threshold after the database came back or the observer was thawed.
 
-    The end of a supervisor counts only if its process was alive. In a mass silence the reaper asks its own machine for proofs, and a
-    proof is no judgement of silence: no outage makes it wrong. `services.startup.bury` repeats its statement until the database answers,
-    and writes `ended_how = 'age'`. So a proof from before a restart lands right after it, unless the tree has beaten meanwhile:
-    `tests/services/test_late_proof.py` provokes this order. A judgement by silence is tried once, and dropped if the observer was
-    disturbed since its look.
+    The death of a supervisor counts only if its process was alive. In a mass silence, the reaper searches its machine for proofs. A proof
+    is not a judgement of silence, so no outage makes it wrong.
+
+    The statement that declares a proven death is repeated until the database replies, and writes `ended_how = 'age'`. So a proof from
+    before a restart commits right after the restart, unless the tree has sent a heartbeat in the meantime.
+    `tests/recovering/notice/test_late_proof.py` provokes this order. A judgement by silence is tried once, and dropped if the observer
+    was disturbed since its check.
     """
     thaws = defaultdict[int | None, list[float]](list)
     for fault in evidence.faults:
@@ -83,7 +82,7 @@ def nobody_is_judged_after_an_outage(evidence: Evidence) -> Iterator[Breach]:
 
 
 def _returns(evidence: Evidence, tree: int | None) -> list[float]:
-    """The moments since which the database was there again for a tree."""
+    """Return the times at which the database became available again for a tree."""
     silences = [one for one in evidence.faults if one.tree == tree and one.kind in _KEEPS_ITS_CONNECTIONS]
     found = []
     for fault in evidence.faults:
@@ -97,15 +96,15 @@ def _returns(evidence: Evidence, tree: int | None) -> list[float]:
     return found
 
 
-def nobody_gives_up(evidence: Evidence) -> Iterator[Breach]:
-    """Promise 4: a tree that once worked ends only when it is killed or asked to; without a database it waits."""
+def no_tree_ends_by_itself(evidence: Evidence) -> Iterator[Breach]:
+    """Promise 4: a tree that once worked exits only because it is killed or stopped. Without a database, it waits."""
     worked = {int(supervisor_id.rsplit("-", 2)[1]) for supervisor_id in evidence.beats}
     for life in evidence.lives:
         if (
             life.pid in worked
             and life.ended is not None
-            and not life.struck
-            and life.ended < evidence.course.asked
+            and not life.was_killed
+            and life.ended < evidence.timeline.asked
         ):
             yield Breach(
                 "P4",
@@ -114,20 +113,20 @@ def nobody_gives_up(evidence: Evidence) -> Iterator[Breach]:
 
 
 def nothing_is_left(evidence: Evidence) -> Iterator[Breach]:
-    """I26, L7: all leave in order and in time; no process, session or lock is left of them."""
-    course = evidence.course
-    for what in [*course.left_behind, *evidence.sessions]:
+    """I26, L7: all trees stop cleanly and in time, and none of their processes, sessions or locks remains."""
+    timeline = evidence.timeline
+    for what in [*timeline.left_behind, *evidence.sessions]:
         yield Breach("I26", f"left behind: {what}")
-    for what in course.held_by_orphans:
+    for what in timeline.held_by_orphans:
         yield Breach("I26", f"left behind while forked children live: {what}")
-    if any(code != 0 for code in course.exit_codes):
-        yield Breach("L7", f"trees ended with {course.exit_codes}")
-    if course.longest_farewell_s > LONGEST_FAREWELL_S:
-        yield Breach("L7", f"a tree took {course.longest_farewell_s:.1f} s to leave")
+    if any(code != 0 for code in timeline.exit_codes):
+        yield Breach("L7", f"trees ended with {timeline.exit_codes}")
+    if timeline.longest_stop_s > LONGEST_STOP_S:
+        yield Breach("L7", f"a tree took {timeline.longest_stop_s:.1f} s to leave")
 
 
 def turns_survive_a_clock_set_back(evidence: Evidence) -> Iterator[Breach]:
-    """L3: while the clock is set back and the holder of the turns is dead, what is due is done by somebody else."""
+    """L3: while the clock is set back and the holder of the turns is dead, another supervisor takes over the holder's work."""
     for fault in evidence.faults:
         if fault.kind is Kind.KILL_TURN_HOLDER and fault.detail.get("expired_after_s") is None:
             yield Breach(
@@ -136,8 +135,8 @@ def turns_survive_a_clock_set_back(evidence: Evidence) -> Iterator[Breach]:
             )
 
 
-def the_server_complains_of_nothing(evidence: Evidence) -> Iterator[Breach]:
-    """I27: no deadlock, nobody waits 2 s for a lock, no panic but of a full disk."""
+def the_server_logs_no_problem(evidence: Evidence) -> Iterator[Breach]:
+    """I27: the server logs no deadlock, no lock wait of 2 s, and no panic except for a full disk."""
     for line in evidence.server_log.splitlines():
         if re.search(r"deadlock detected|still waiting for", line):
             yield Breach("I27", line)
@@ -145,8 +144,8 @@ def the_server_complains_of_nothing(evidence: Evidence) -> Iterator[Breach]:
             yield Breach("I27", line)
 
 
-def no_secret_is_told(evidence: Evidence) -> Iterator[Breach]:
-    """I29: what payloads hold is in no log and in no recovery."""
+def no_secret_is_logged(evidence: Evidence) -> Iterator[Breach]:
+    """I29: no log and no recovery contains a payload."""
     for line in f"{evidence.logs}\n{evidence.server_log}".splitlines():
         if CANARY in line:
             yield Breach("I29", line[:300])
@@ -156,7 +155,7 @@ def no_secret_is_told(evidence: Evidence) -> Iterator[Breach]:
 
 
 def the_tables_agree(evidence: Evidence) -> Iterator[Breach]:
-    """I3 to I26: what the queries found. Where the clock was shifted its times cannot be compared (I17)."""
+    """I3 to I26: yield the findings of the invariant queries. With a shifted clock, times cannot be compared (I17)."""
     was_shifted = any(fault.kind in OF_THE_CLOCK for fault in evidence.faults)
     for number, text in evidence.breaches:
         if not (number == "I17" and was_shifted):
@@ -164,12 +163,12 @@ def the_tables_agree(evidence: Evidence) -> Iterator[Breach]:
 
 
 TREE_ORACLES: Final = (
-    nobody_alive_is_declared_dead,
-    nobody_is_judged_after_an_outage,
-    nobody_gives_up,
+    no_live_tree_is_declared_dead,
+    no_tree_is_judged_right_after_an_outage,
+    no_tree_ends_by_itself,
     nothing_is_left,
     turns_survive_a_clock_set_back,
-    the_server_complains_of_nothing,
-    no_secret_is_told,
+    the_server_logs_no_problem,
+    no_secret_is_logged,
     the_tables_agree,
 )

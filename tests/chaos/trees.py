@@ -1,7 +1,4 @@
-"""The worker trees of a run: `everbeat worker` as anybody starts it, each on a line of its own, and the signals that strike it.
-
-What lives here: processes, only ever the run's own. What may not: when they are struck.
-"""
+"""The worker trees of a run: `everbeat worker` processes, each with a separate line to the database, and the signals sent to them."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _GRACE_S: Final = 30.0
 
 
 class Tree:
-    """One place where a supervisor runs, life after life; it logs to one file."""
+    """A worker tree that can be started several times, one life after another. All lives write to the same log file."""
 
     def __init__(
         self,
@@ -45,10 +42,12 @@ class Tree:
         if nats_url is not None:
             self._environment["CHAOS_NATS"] = nats_url
         self._process: subprocess.Popen[bytes] | None = None
-        self._turn = threading.RLock()  # a fault kills it while the run looks whether it ended by itself
+        self._turn = (
+            threading.RLock()
+        )  # a fault kills the tree while the run checks whether it exited by itself
 
     def start(self) -> None:
-        """Begins a life, if none is going on."""
+        """Start a supervisor if none is running."""
         with self._turn, self.log.open("ab") as output:
             if self.is_alive():
                 return
@@ -62,38 +61,40 @@ class Tree:
                 start_new_session=True,
             )
             pid = self._process.pid
-            life = Life(tree=self.number, pid=pid, began=boot_s(), ended=None, exit_code=None, struck=False)
+            life = Life(
+                tree=self.number, pid=pid, began=boot_s(), ended=None, exit_code=None, was_killed=False
+            )
             self.lives.append(life)
 
     def is_alive(self) -> bool:
-        """Whether its supervisor lives; notes the end of one that ended by itself."""
+        """Return whether the tree's supervisor is running. Record the exit of a supervisor that exited by itself."""
         with self._turn:
             if self._process is not None and self._process.poll() is not None:
-                self._note_end(struck=False)
+                self._note_end(was_killed=False)
             return self._process is not None
 
     @property
     def supervisor(self) -> Sequence[psutil.Process]:
-        """The supervisor, if it lives."""
+        """Return the supervisor process, or nothing if it is not running."""
         return _living([self.lives[-1].pid]) if self.is_alive() else []
 
     @property
     def workers(self) -> Sequence[psutil.Process]:
-        """Its worker processes, oldest first."""
+        """Return the tree's worker processes, oldest first."""
         return [child for one in self.supervisor for child in _children(one)]
 
     @property
     def task_processes(self) -> Sequence[psutil.Process]:
-        """The task processes of all its workers."""
+        """Return the task processes of all workers in the tree."""
         return [child for worker in self.workers for child in _children(worker)]
 
     @property
     def processes(self) -> Sequence[psutil.Process]:
-        """All of it, the supervisor first."""
+        """Return all processes of the tree, with the supervisor first."""
         return [*self.supervisor, *self.workers, *self.task_processes]
 
     def kill_all(self, *, sparing: Collection[int] = ()) -> None:
-        """SIGKILL for every process at once, but for those to be spared: none may see another one fall."""
+        """Kill every process at once, except the processes in `sparing`, so that no process can observe the death of another."""
         with self._turn:
             doomed = [process for process in self.processes if process.pid not in sparing]
             send(signal.SIGSTOP, doomed)
@@ -101,23 +102,26 @@ class Tree:
             self._bury()
 
     def kill_supervisor(self) -> None:
-        """SIGKILL for the supervisor only."""
+        """Kill the supervisor only."""
         with self._turn:
             send(signal.SIGKILL, self.supervisor)
             self._bury()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM for the supervisor."""
+        """Send SIGTERM to the supervisor."""
         send(signal.SIGTERM, self.supervisor)
 
     def wait(self) -> tuple[int | None, float]:
-        """The exit code and how long it took from now; whoever does not end in time is killed, and has none."""
+        """Wait until the tree exits. Return its exit code and how many seconds that took.
+
+        A tree that does not exit in time is killed, and its exit code is None.
+        """
         began = boot_s()
         if self._process is None:
             return None, 0.0
         try:
             code: int | None = self._process.wait(timeout=_GRACE_S)
-            self._note_end(struck=False)
+            self._note_end(was_killed=False)
         except subprocess.TimeoutExpired:
             code = None
             self.kill_all()
@@ -126,9 +130,9 @@ class Tree:
     def _bury(self) -> None:
         if self._process is not None:
             self._process.wait(timeout=_GRACE_S)
-            self._note_end(struck=True)
+            self._note_end(was_killed=True)
 
-    def _note_end(self, *, struck: bool) -> None:
+    def _note_end(self, *, was_killed: bool) -> None:
         if self._process is None:
             return
         life = self.lives[-1]
@@ -138,20 +142,20 @@ class Tree:
             began=life.began,
             ended=boot_s(),
             exit_code=self._process.returncode,
-            struck=struck,
+            was_killed=was_killed,
         )
         self._process = None
 
 
 def send(number: signal.Signals, processes: Sequence[psutil.Process]) -> None:
-    """Sends a signal to those that still live."""
+    """Send a signal to those of the processes that are still running."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def left_behind(trees: Sequence[Tree]) -> list[str]:
-    """Processes of these trees that still live: whoever a tree started is in the session of its supervisor."""
+    """Return descriptions of the remaining processes of these trees. A tree's processes are in its supervisor's session."""
     sessions = {life.pid for tree in trees for life in tree.lives}
     found = []
     for process in psutil.process_iter():

@@ -1,7 +1,4 @@
-"""What a run adds to its schema: a ledger for user code, and triggers that note when deaths and recoveries were written.
-
-What lives here: that SQL. What may not: reading it, which `evidence` does.
-"""
+"""A run's additions to its schema: a ledger for user code, and triggers that record when deaths and recoveries were written."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Any, Final
 
 from psycopg import Connection, sql
 
-# The server's own clock is shifted in a run; /proc/uptime is the machine's.
+# A run shifts the server's clock, but /proc/uptime follows the machine's clock.
 _WITNESS: Final = """
 create table {schema}.ledger (task_id uuid not null, claim_id uuid not null);
 create table {schema}.witness (seq bigserial primary key, what text not null, subject text not null, at double precision not null);
@@ -27,5 +24,5 @@ create trigger witness after update on {schema}.supervisors for each row
 
 
 def install_witness(connection: Connection[Any], schema: str) -> None:
-    """Notes every recovery, every beat and every end of a supervisor from now on, by a clock that no fault shifts."""
+    """Record every recovery, heartbeat and end of a supervisor from now on, with times from a clock that no fault shifts."""
     connection.execute(sql.SQL(_WITNESS).format(schema=sql.Identifier(schema)))

@@ -1,7 +1,4 @@
-"""Oracles about workflows: each that was started ends, as its tasks say; pure, and without a line of the engine's own rules.
-
-What lives here: one function a promise. What the rows say of each other is in `tests.invariants` (I21, I22, I25).
-"""
+"""Oracles about workflows: each workflow ends as its tasks require. They have no side effects and do not use the engine's code."""
 
 from __future__ import annotations
 
@@ -11,13 +8,12 @@ from typing import Final
 from tests.chaos.evidence import Breach, Evidence, TaskRow
 
 TOP, LEFT, RIGHT, BOTTOM, TAIL = range(5)
-"""The nodes of a diamond, in the order of their numbers: left and right need top, bottom needs both, and tail runs whatever
-became of bottom."""
+"""The nodes of a diamond, in the order of their numbers: left and right need top, bottom needs both, and tail always runs after bottom."""
 NODES: Final = 5
 _ENDED_BADLY: Final = frozenset({"FAILED", "CANCELLED", "EXPIRED"})
 
 
-def started_is_there(evidence: Evidence) -> Iterator[Breach]:
+def acknowledged_workflows_exist(evidence: Evidence) -> Iterator[Breach]:
     """I1: no acknowledged workflow is missing."""
     there = {row.id for row in evidence.workflows}
     for workflow_id in evidence.sends.started:
@@ -26,14 +22,14 @@ def started_is_there(evidence: Evidence) -> Iterator[Breach]:
 
 
 def every_workflow_ends(evidence: Evidence) -> Iterator[Breach]:
-    """L3: once faults stop, every workflow ends, also one whose start is in doubt."""
+    """L3: after the faults have ended, every workflow finishes, including one whose start is in doubt."""
     for row in evidence.workflows:
         if row.state not in ("COMPLETED", "FAILED"):
             yield Breach("L3", f"workflow {row.id} is still {row.state}")
 
 
 def a_workflow_ends_as_its_tasks_say(evidence: Evidence) -> Iterator[Breach]:
-    """I21, I22: exactly those tasks were sent whose parents completed, and the workflow's end is what they came to."""
+    """I21, I22: exactly the tasks whose parents completed were sent, and the workflow ends as its tasks did."""
     tasks = {task.number: task for task in evidence.tasks}
     ended = {row.id: row.state for row in evidence.workflows}
     for workflow_id, numbers in evidence.sends.started.items():
@@ -54,4 +50,8 @@ def _completed(task: TaskRow | None) -> bool:
     return task is not None and task.state == "COMPLETED"
 
 
-WORKFLOW_ORACLES: Final = (started_is_there, every_workflow_ends, a_workflow_ends_as_its_tasks_say)
+WORKFLOW_ORACLES: Final = (
+    acknowledged_workflows_exist,
+    every_workflow_ends,
+    a_workflow_ends_as_its_tasks_say,
+)

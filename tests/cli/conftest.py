@@ -1,4 +1,4 @@
-"""The real command in a folder of the test's own, against the shared PostgreSQL and the test's own schema."""
+"""Fixtures that run the real command in a separate folder, with the shared PostgreSQL server and the test's schema."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ SHOP = """
 
 
 SHORT_LIVED = frozenset(COMMANDS) - {"worker", "demo", "bench", "db"}
-"""What asks, answers and ends; the others start processes and live for a while."""
+"""The commands that print a result and exit. The other commands start processes and run for a while."""
 _OF_PYTHON = re.compile("PYTHON|LC_|LANG")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a finished command left behind."""
+    """The exit code and output of a finished command."""
 
     code: int
     out: str
@@ -61,16 +61,16 @@ class Answer:
 
     @property
     def document(self) -> Any:
-        """The one JSON document on stdout."""
+        """Return the single JSON document on stdout."""
         return json.loads(self.out)
 
     @property
     def error(self) -> Any:
-        """The error of the one JSON document on stderr."""
+        """Return the error in the single JSON document on stderr."""
         return json.loads(self.err)["error"]
 
     def assert_code(self, expected: int) -> Answer:
-        """The answer itself, if the command exited with this code and without a traceback from the depths."""
+        """Assert that the command exited with the expected code and without a traceback. Return this object."""
         assert self.code == expected, f"exit code {self.code}\nstdout:\n{self.out}\nstderr:\n{self.err}"
         assert "site-packages" not in self.err
         return self
@@ -78,14 +78,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`everbeat` in a folder, with an environment."""
+    """Runs `everbeat` in a given folder, with given environment variables."""
 
     folder: Path
     environment: dict[str, str]
     forks: Forks
 
     def __call__(self, *arguments: str, timeout_s: float = 60, **environment: str | None) -> Answer:
-        """Runs the command to its end; variables given as None are unset."""
+        """Run the command until it exits. Environment variables that are None are unset."""
         if arguments and arguments[0] in SHORT_LIVED and not any(map(_OF_PYTHON.match, environment)):
             changed = self._with(environment)
             return Answer(
@@ -103,11 +103,11 @@ class Command:
         return Answer(finished.returncode, finished.stdout, finished.stderr)
 
     def argv(self, *arguments: str) -> list[str]:
-        """The command line."""
+        """Return the command line that runs `everbeat` with these arguments."""
         return [sys.executable, "-m", "everbeat", *arguments]
 
     def write(self, name: str, code: str) -> Path:
-        """A module in the folder."""
+        """Write a Python module to the folder, and return its path."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(code), encoding="utf-8")
@@ -120,7 +120,7 @@ class Command:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """Where short-lived commands begin."""
+    """Yield the server from which short commands are forked."""
     made = Forks()
     yield made
     made.close()
@@ -128,7 +128,7 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture
 def everbeat(tmp_path: Path, database_url: str, schema: str, forks: Forks) -> Command:
-    """The command, with the test's database in its environment and `shop.py` in its folder."""
+    """Return the command, with the test's database in its environment and `shop.py` in its folder."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -145,7 +145,7 @@ def everbeat(tmp_path: Path, database_url: str, schema: str, forks: Forks) -> Co
 
 @dataclass(frozen=True, slots=True)
 class RunningWorker:
-    """A started `everbeat worker`; its log lies in a file."""
+    """A running `everbeat worker` that writes its log to a file."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -153,7 +153,7 @@ class RunningWorker:
 
 @pytest.fixture
 def shop_worker(everbeat: Command) -> Iterator[RunningWorker]:
-    """An `everbeat worker shop:app` with one process."""
+    """Yield a running `everbeat worker shop:app` with one worker process."""
     log = everbeat.folder / "worker.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -169,4 +169,4 @@ def shop_worker(everbeat: Command) -> Iterator[RunningWorker]:
     finally:
         process.kill()
         process.wait(timeout=10)
-        print(log.read_text(errors="replace"))  # shown where the test failed
+        print(log.read_text(errors="replace"))  # pytest shows it if the test failed

@@ -1,8 +1,4 @@
-"""Commands without the half second in which each imports what the one before imported: forks of a process that has done so.
-
-What lives here: that process and its client. What may not: expectations. A fork is a process of its own, with its own folder,
-environment and streams; only the start of the interpreter is left out.
-"""
+"""Fork commands from a process that has imported everbeat, which saves half a second for each command."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ class Order(msgspec.Struct):
 
 
 class Forks:
-    """The client: one order at a time, each answered with the exit code."""
+    """The client: it sends one command at a time and gets the exit code."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -49,7 +45,7 @@ class Forks:
     def run(
         self, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], timeout_s: float
     ) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error. Raises TimeoutExpired, and the command is killed."""
+        """Return the exit code, standard output and standard error. Raises: TimeoutExpired, after killing the command."""
         with tempfile.NamedTemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
             order = Order([*arguments], str(folder), dict(environment), output.name, errors.name)
             self._line.write(msgspec.json.encode(order) + b"\n")
@@ -65,7 +61,7 @@ class Forks:
         return code, *told
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._line.close()
         self._process.wait(timeout=10)
 
@@ -110,7 +106,7 @@ def _become(order: Order) -> None:
     except BaseException:  # noqa: BLE001 - the end of a process
         sys.excepthook(*sys.exc_info())
     finally:
-        # As the interpreter would: what is registered for its end runs, and what is buffered is written.
+        # As the interpreter does at its end: run the exit handlers and flush the buffers.
         import atexit
 
         atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""A running command, looked at from outside: its processes, and the moment when something is true."""
+"""Observe a running command from outside: list its processes, and wait for a condition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Everything of everbeat that works in a folder."""
+    """Return all processes of everbeat that run in a folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -25,4 +25,4 @@ def until(truth: Callable[[], object], *, within_s: float) -> None:
     since = time.monotonic()
     while not truth():
         assert time.monotonic() - since < within_s
-        time.sleep(0.05)  # another process is watched from outside
+        time.sleep(0.05)  # the other process sends no event

@@ -1,4 +1,4 @@
-"""One of everything that a command shows, made by hand, and the commands that only look at it."""
+"""Create one of each record that a command shows, and list the commands that only read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from everbeat import App
 from everbeat.store import leases
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 from tests.store.flows import task
 from tests.workflows.sent import sent
 
@@ -16,7 +16,7 @@ FAILURE = b'{"code": "BROKEN", "message": "m", "type": "T", "traceback": "a\\nb"
 
 
 class Scene(Struct, frozen=True):
-    """One of everything that a command shows."""
+    """One of each record that a command shows."""
 
     failed: UUID
     running: UUID
@@ -24,7 +24,7 @@ class Scene(Struct, frozen=True):
     workflow: UUID
 
     def pages(self, worker: str) -> list[list[str]]:
-        """Every command that only looks, apart from drawings."""
+        """Return every read command except drawings."""
         failed, running, pending, workflow = map(
             str, (self.failed, self.running, self.pending, self.workflow)
         )
@@ -37,34 +37,34 @@ class Scene(Struct, frozen=True):
         ]  # fmt: skip
 
     def drawings(self) -> list[list[str]]:
-        """The drawings of the workflow."""
+        """Return the commands that draw the workflow."""
         return [
             ["workflows", "show", str(self.workflow), *way]
             for way in (["--graph"], ["--mermaid"], ["--svg", "-"])
         ]
 
 
-def played(app: App, hands: Hands) -> Scene:
-    """The scene, played with the workers w1 and w2."""
-    failed = hands.running("w1", key="k1")
-    assert hands.settle(failed, "FAILED", error=FAILURE) == "FAILED"
-    rescued = hands.running("w2", policy=b'{"on_crash": "retry"}')
-    (lease,) = hands.leases()
-    hands.recover(lease, "fail", error=FAILURE)
-    running = hands.running("w1", flags=b'{"a": "b"}')
-    hands.run(
+def played(app: App, db: StoreHarness) -> Scene:
+    """Create the records, with the workers w1 and w2."""
+    failed = db.running("w1", key="k1")
+    assert db.settle(failed, "FAILED", error=FAILURE) == "FAILED"
+    rescued = db.running("w2", policy=b'{"on_crash": "retry"}')
+    (lease,) = db.leases()
+    db.recover(lease, "fail", error=FAILURE)
+    running = db.running("w1", flags=b'{"a": "b"}')
+    db.run(
         leases.record_progress(
             running.id, running.claim_id, b'{"stage": "s", "message": "m", "fraction": 0.5}'
         )
     )
-    hands.connection.execute(
-        hands.plain(
+    db.connection.execute(
+        db.plain(
             "insert into {schema}.worker_states (worker_id, tasks_running, tasks_claimed, slots, rss_bytes, cpu_percent, loop_lag_ms)"
             " values ('w1', 1, 0, 10, 1, 1, 1)"
         )
     )
-    handle, _ = sent(app, hands, [task("a"), task("b")], key="k2")
-    pending = hands.send("unknown")
+    handle, _ = sent(app, db, [task("a"), task("b")], key="k2")
+    pending = db.send("unknown")
     app.pause_task("unknown", reason="because")
     assert rescued.id
     return Scene(failed.id, running.id, pending, handle.id)

@@ -1,4 +1,4 @@
-"""A command at a real terminal: what its bytes would make the terminal do."""
+"""Run a command at a real terminal and find the bytes that control the terminal."""
 
 from __future__ import annotations
 
@@ -31,14 +31,26 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-def at_terminal(commands: Sequence[Sequence[str]], *, folder: Path, environment: Mapping[str, str]) -> str:
-    """Run commands, one after the other, at a terminal of 200 columns; return all that was written there."""
+def at_terminal(
+    commands: Sequence[Sequence[str]],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    columns: int = 200,
+    term: str = "xterm-256color",
+) -> str:
+    """Run commands, one after the other, at a terminal with this many columns; return their output."""
     leader, follower = pty.openpty()
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _EACH, json.dumps(commands)],
             cwd=folder,
-            env={**environment, "TERM": "xterm-256color", "COLUMNS": "200", "PYTHONIOENCODING": "utf-8"},
+            env={
+                **environment,
+                "TERM": term,
+                "COLUMNS": str(columns),
+                "PYTHONIOENCODING": "utf-8",
+            },
             stdin=follower,
             stdout=follower,
             stderr=follower,
@@ -55,15 +67,24 @@ def at_terminal(commands: Sequence[Sequence[str]], *, folder: Path, environment:
     return written.decode()
 
 
+def pages_at_terminal(
+    commands: Sequence[Sequence[str]], *, folder: Path, environment: Mapping[str, str], columns: int
+) -> list[str]:
+    """Run commands at a terminal; return what each wrote, without colours."""
+    written = at_terminal(commands, folder=folder, environment=environment, columns=columns)
+    plain = _STYLE.sub("", written).replace("\r\n", "\n")
+    return re.split(r"(?m)^exit \d+ \[.*\]\n", plain)[:-1]
+
+
 def _read(leader: int) -> bytes:
     try:
         return os.read(leader, 65_536)
-    except OSError:  # Linux reports the end of the last writer so
+    except OSError:  # Linux reports the end of the last writer by this error
         return b""
 
 
 def obeyed(written: str) -> list[str]:
-    """Return what a terminal would obey, apart from colours and the ends of lines: each with what stands around it."""
+    """Return the control sequences that a terminal would obey, except colours and line ends, with the text around them."""
     plain = _STYLE.sub("", written).replace("\r\n", "\n")
     found = [plain[max(0, at.start() - 30) : at.end() + 10] for at in _OBEYED.finditer(plain)]
     return found + _BLINK.findall(written)

@@ -1,11 +1,11 @@
-"""`everbeat check`: every mistake, with its place."""
+"""Test `everbeat check`, which reports every mistake with its place."""
 
 from __future__ import annotations
 
 import pytest
 
 from everbeat import App
-from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.failures import ExitCode
 from tests.cli.conftest import Command
 
 MISTAKES = """
@@ -47,7 +47,7 @@ MISTAKES = """
 """
 
 
-def test_every_mistake_is_reported_with_file_and_line(everbeat: Command) -> None:  # A8
+def test_check_reports_every_mistake_with_file_and_line(everbeat: Command) -> None:  # A8
     module = everbeat.write("wrong.py", MISTAKES)
     lines = module.read_text().splitlines()
     answer = everbeat("check", "wrong:app", "--json").assert_code(ExitCode.FAILED)
@@ -80,7 +80,7 @@ def test_every_mistake_is_reported_with_file_and_line(everbeat: Command) -> None
     assert all(problem["fix"] for problem in answer.document["problems"])
 
 
-def test_people_read_the_same_with_short_places(everbeat: Command) -> None:  # A8
+def test_check_prints_mistakes_with_relative_paths(everbeat: Command) -> None:  # A8
     everbeat.write("wrong.py", MISTAKES)
     answer = everbeat("check", "wrong:app").assert_code(ExitCode.FAILED)
     assert "wrong.py:6: error: RecoveryConfig.check_intervall_ms = 5:" in answer.out
@@ -88,16 +88,16 @@ def test_people_read_the_same_with_short_places(everbeat: Command) -> None:  # A
     assert "14 errors" in answer.err
 
 
-def test_a_sound_app_is_called_sound(everbeat: Command) -> None:  # A8
+def test_check_reports_that_a_correct_app_has_no_errors(everbeat: Command) -> None:  # A8
     answer = everbeat("check", "shop:app").assert_code(0)
     assert answer.out == ""
-    assert "shop:app is sound: 1 app, 4 tasks" in answer.err
+    assert "shop:app has no errors: 1 app, 4 tasks" in answer.err
     document = everbeat("check", "shop.py", "--json").assert_code(0).document
     assert document["ok"] is True
     assert document["apps"][0]["tasks"] == ["welcome", "refuse", "slow", "step"]
 
 
-def test_warnings_alone_are_no_failure(everbeat: Command) -> None:
+def test_check_exits_with_zero_if_it_finds_only_warnings(everbeat: Command) -> None:
     everbeat.write(
         "odd.py",
         """
@@ -112,7 +112,9 @@ def test_warnings_alone_are_no_failure(everbeat: Command) -> None:
     assert "odd.py:5: warning: Task 'render' goes to queue 'films'" in answer.out
 
 
-def test_code_that_must_not_run_again_and_can_outlast_the_grace_is_a_warning(everbeat: Command) -> None:  # J1
+def test_check_warns_about_on_stop_fail_tasks_that_can_outlast_the_grace_period(
+    everbeat: Command,
+) -> None:  # J1
     (everbeat.folder / "deploy.py").write_text(
         """from everbeat import App
 
@@ -141,7 +143,7 @@ def silent() -> None: ...
     }
 
 
-def test_mistakes_before_a_broken_line_are_reported_too(everbeat: Command) -> None:
+def test_check_reports_mistakes_before_a_line_that_raises(everbeat: Command) -> None:
     everbeat.write(
         "broken.py",
         """
@@ -165,12 +167,12 @@ def test_mistakes_before_a_broken_line_are_reported_too(everbeat: Command) -> No
         ("from everbeat import App\napp = App('mysql://x')\n", "broken.py:2: error: The database URL"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_a_finding(everbeat: Command, code: str, expected: str) -> None:
+def test_check_reports_a_module_that_cannot_be_imported(everbeat: Command, code: str, expected: str) -> None:
     everbeat.write("broken.py", code)
     assert expected in everbeat("check", "broken").assert_code(ExitCode.FAILED).out
 
 
-def test_mistakes_in_an_imported_module_are_found(everbeat: Command) -> None:
+def test_check_finds_mistakes_in_imported_modules(everbeat: Command) -> None:
     everbeat.write("pack/__init__.py", "")
     everbeat.write("pack/app.py", "from everbeat import App\napp = App()\nimport pack.tasks\n")
     everbeat.write(
@@ -179,17 +181,17 @@ def test_mistakes_in_an_imported_module_are_found(everbeat: Command) -> None:
     )
     out = everbeat("check", "pack.app:app").assert_code(ExitCode.FAILED).out
     assert "pack/tasks.py:3: error: TaskOptions.priority" in out
-    assert "pack/tasks.py:7: error: Function 'h' is no task for a worker" in out
+    assert "pack/tasks.py:7: error: Workers cannot run function 'h'" in out
 
 
-def test_no_such_app_is_not_found(everbeat: Command) -> None:
+def test_check_exits_with_not_found_for_an_unknown_app(everbeat: Command) -> None:
     answer = everbeat("check", "shp:app").assert_code(ExitCode.NOT_FOUND)
     assert "'shop'" in answer.err
     answer = everbeat("check", "shop:ap").assert_code(ExitCode.NOT_FOUND)
     assert "shop:app" in answer.err
 
 
-def test_an_outdated_schema_is_a_problem_unless_the_app_upgrades_it(  # J3
+def test_check_reports_an_outdated_schema_unless_the_app_upgrades_it(  # J3
     everbeat: Command, database_url: str, schema: str
 ) -> None:
     App(database_url, schema=schema).migrate(to=10)
@@ -207,7 +209,7 @@ def test_an_outdated_schema_is_a_problem_unless_the_app_upgrades_it(  # J3
         assert "everbeat migrate" in out
 
 
-def test_live_asks_the_database(everbeat: Command) -> None:
+def test_check_live_queries_the_database(everbeat: Command) -> None:
     answer = everbeat("check", "shop:app", "--live").assert_code(0)
     assert "warning" in answer.out
     assert "everbeat migrate" in answer.out
@@ -220,7 +222,7 @@ def test_live_asks_the_database(everbeat: Command) -> None:
     assert "cannot be reached" in answer.assert_code(ExitCode.FAILED).out
 
 
-def test_policies_of_which_the_nearer_one_decides_are_warnings(everbeat: Command) -> None:
+def test_check_warns_about_policies_that_another_setting_overrides(everbeat: Command) -> None:
     everbeat.write(
         "near.py",
         """
@@ -245,7 +247,7 @@ def test_policies_of_which_the_nearer_one_decides_are_warnings(everbeat: Command
     found = everbeat("check", "near:app", "--json").assert_code(0).document["warnings"]
     told = {each["message"].split("'")[1]: each for each in found if each["code"] == "SEVERAL_POLICIES"}
     assert set(told) == {"by_default", "by_itself", "stalls"}
-    assert "no more than 4 times" in told["by_default"]["message"]
-    assert "after its 4 retries" in told["by_itself"]["message"]
+    assert "at most 4 times" in told["by_default"]["message"]
+    assert "after 4 retries" in told["by_itself"]["message"]
     assert "TASK_STALLED" in told["stalls"]["message"]
     assert all(each["fix"] and each["where"] for each in told.values())

@@ -1,4 +1,4 @@
-"""The command as a whole: help, speed, completion, exit codes, and how it says that something is wrong."""
+"""Test the command as a whole: help, speed, completion, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from time import perf_counter
 
 import pytest
 
-from everbeat.cli.exit_codes import MEANINGS, ExitCode
+from everbeat.cli.failures import MEANINGS, ExitCode
 from everbeat.cli.main import COMMANDS
 from tests.cli.conftest import Command
 from tests.cli.outside import until
@@ -31,12 +31,13 @@ def test_help_lists_every_command_and_every_exit_code(everbeat: Command) -> None
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - WRITTEN_ELSEWHERE))
-def test_every_command_explains_itself(everbeat: Command, name: str) -> None:
+def test_every_command_has_a_help_page(everbeat: Command, name: str) -> None:
     answer = everbeat(name, "--help").assert_code(0)
     assert f"everbeat {name}" in answer.out
 
 
-def test_help_costs_little_more_than_the_imports_it_needs(
+@pytest.mark.alone
+def test_help_takes_little_longer_than_its_imports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def once(*arguments: str) -> float:
@@ -52,7 +53,7 @@ def test_help_costs_little_more_than_the_imports_it_needs(
     assert help_ms < 2 * imports_ms
 
 
-def test_help_loads_no_command(tmp_path: Path) -> None:
+def test_help_does_not_import_the_commands(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom everbeat.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
@@ -64,29 +65,31 @@ def test_help_loads_no_command(tmp_path: Path) -> None:
     assert ran.stderr.split() == []
 
 
-def test_without_a_command_help_is_shown(everbeat: Command) -> None:
+def test_everbeat_without_a_command_shows_its_help(everbeat: Command) -> None:
     answer = everbeat().assert_code(ExitCode.USAGE)
     assert "Commands:" in answer.out + answer.err
 
 
-def test_the_version_is_told(everbeat: Command) -> None:
+def test_the_version_option_prints_the_version(everbeat: Command) -> None:
     assert everbeat("--version").assert_code(0).out.strip().count(".") == 2
 
 
-def test_an_unknown_command_is_answered_with_the_nearest(everbeat: Command) -> None:
+def test_an_unknown_command_is_refused_with_the_nearest_name(everbeat: Command) -> None:
     answer = everbeat("taks").assert_code(ExitCode.USAGE)
     assert "'tasks'" in answer.err
     assert answer.out == ""
 
 
 @pytest.mark.parametrize("command", [["queues"], ["tasks", "list"], ["send", "name"], ["check", "shop"]])
-def test_unknown_options_are_refused(everbeat: Command, command: list[str]) -> None:
+def test_unknown_command_options_are_refused(everbeat: Command, command: list[str]) -> None:
     answer = everbeat(*command, "--bogus").assert_code(ExitCode.USAGE)
     assert "--bogus" in answer.err
 
 
 @pytest.mark.parametrize("command", [["queues"], ["workers"], ["tasks", "list"], ["recoveries"], ["sweep"]])
-def test_an_unreachable_database_is_said_in_words(everbeat: Command, command: list[str]) -> None:
+def test_every_command_reports_an_unreachable_database_without_a_traceback(
+    everbeat: Command, command: list[str]
+) -> None:
     nowhere = "postgresql://user:secret@127.0.0.1:1/nowhere"
     answer = everbeat(*command, EVERBEAT_DATABASE_URL=nowhere).assert_code(ExitCode.DATABASE)
     assert answer.err.startswith("error: The database at")
@@ -95,7 +98,7 @@ def test_an_unreachable_database_is_said_in_words(everbeat: Command, command: li
     assert "Traceback" not in answer.err
 
 
-def test_an_error_is_one_document_on_stderr_with_json(everbeat: Command) -> None:
+def test_an_error_of_a_command_is_one_json_document_on_stderr(everbeat: Command) -> None:
     answer = everbeat("queues", "--json").assert_code(ExitCode.DATABASE)
     assert answer.out == ""
     assert answer.error["code"] == "SCHEMA_MISSING"
@@ -106,13 +109,13 @@ def test_an_error_is_one_document_on_stderr_with_json(everbeat: Command) -> None
     ("words", "told", "fix"),
     [
         (["bench", "--tasks", "0"], "--tasks", "everbeat bench --help"),
-        (["tasks", "list", "--state", "bad"], "'bad'", "everbeat tasks list --help"),
+        (["tasks", "list", "--state", "bad"], "'bad'", "give one of these: pending, claimed"),
         (["queues", "--bogus"], "--bogus", "everbeat queues list --help"),
         (["taks"], "'taks'", "everbeat --help"),
         (["send"], "NAME", "everbeat send --help"),
     ],
 )
-def test_what_the_parser_refuses_is_such_a_document_too(
+def test_a_usage_error_is_one_json_document_on_stderr(
     everbeat: Command, words: list[str], told: str, fix: str
 ) -> None:
     answer = everbeat(*words, "--json").assert_code(ExitCode.USAGE)
@@ -122,14 +125,14 @@ def test_what_the_parser_refuses_is_such_a_document_too(
     assert fix in answer.error["fix"]
 
 
-def test_a_setting_s_fix_and_value_stand_alone_in_the_document(everbeat: Command) -> None:
+def test_a_json_error_has_the_fix_and_the_value_in_separate_fields(everbeat: Command) -> None:
     error = everbeat("bench", "--only", "drian", "--json").assert_code(ExitCode.USAGE).error
     assert error["fix"] == "use 'drain'."
     assert "Fix" not in error["message"]
     assert error["problems"][0]["value"] == "drian"
 
 
-def test_several_problems_are_told_apart_from_what_helps(everbeat: Command) -> None:
+def test_a_json_error_separates_several_problems_from_their_fixes(everbeat: Command) -> None:
     wrong = ("--terminal-records", "-1", "--heartbeats", "-2")
     error = everbeat("prune", "--dry-run", "--json", *wrong).assert_code(ExitCode.USAGE).error
     assert len(error["problems"]) == 2
@@ -137,7 +140,7 @@ def test_several_problems_are_told_apart_from_what_helps(everbeat: Command) -> N
     assert error["fix"].splitlines() == [f"{problem['fix']}." for problem in error["problems"]]
 
 
-def test_an_interruption_is_130_with_json_too(everbeat: Command) -> None:
+def test_an_interrupted_command_exits_with_130_and_a_json_error(everbeat: Command) -> None:
     everbeat("migrate").assert_code(0)
     url = everbeat.environment["EVERBEAT_DATABASE_URL"]
     sent = subprocess.Popen(
@@ -149,7 +152,7 @@ def test_an_interruption_is_130_with_json_too(everbeat: Command) -> None:
         stderr=subprocess.PIPE,
     )
     try:
-        # The task is there: now it is waited for.
+        # The task is stored, so the command waits for it now.
         until(lambda: everbeat("tasks", "list", "--json").document["tasks"], within_s=30)
         sent.send_signal(signal.SIGINT)
         assert sent.wait(timeout=10) == ExitCode.INTERRUPTED
@@ -158,7 +161,7 @@ def test_an_interruption_is_130_with_json_too(everbeat: Command) -> None:
         sent.communicate()
 
 
-def test_no_database_at_all_is_answered_with_both_ways(everbeat: Command) -> None:
+def test_a_missing_database_url_is_refused_with_every_way_to_set_it(everbeat: Command) -> None:
     answer = everbeat("queues", EVERBEAT_DATABASE_URL=None).assert_code(ExitCode.DATABASE)
     for way in ("--url", "EVERBEAT_DATABASE_URL", "--app", "embedded"):
         assert way in answer.err
@@ -166,7 +169,7 @@ def test_no_database_at_all_is_answered_with_both_ways(everbeat: Command) -> Non
 
 
 @pytest.mark.parametrize("words", [["queues", "--schema", "a b"], ["migrate", "--sql", "--schema", "a b"]])
-def test_a_wrong_schema_name_is_a_wrong_setting(everbeat: Command, words: list[str]) -> None:
+def test_an_invalid_schema_option_is_a_usage_error(everbeat: Command, words: list[str]) -> None:
     assert "--schema = 'a b': a schema name" in everbeat(*words).assert_code(ExitCode.USAGE).err
     answer = everbeat(*[word for word in words if word not in ("--schema", "a b")], EVERBEAT_SCHEMA="a b")
     assert "EVERBEAT_SCHEMA = 'a b': a schema name" in answer.assert_code(ExitCode.USAGE).err
@@ -176,20 +179,22 @@ def test_a_wrong_schema_name_is_a_wrong_setting(everbeat: Command, words: list[s
     "words",
     [["tasks", "show"], ["tasks", "cancel"], ["tasks", "retry"], ["explain"], ["recoveries", "--task"]],
 )
-def test_a_wrong_id_is_answered_with_where_ids_are_shown(everbeat: Command, words: list[str]) -> None:
+def test_an_invalid_id_is_refused_with_the_command_that_lists_ids(
+    everbeat: Command, words: list[str]
+) -> None:
     answer = everbeat(*words, "123").assert_code(ExitCode.USAGE)
     assert "everbeat tasks list" in answer.err
     assert "handle.id" not in answer.err
 
 
-def test_slots_of_a_worker_are_named_by_their_options(everbeat: Command) -> None:
+def test_a_worker_without_slots_is_refused_with_the_names_of_the_options(everbeat: Command) -> None:
     none = ("--threads", "0", "--concurrency", "0", "--task-processes", "0")
     answer = everbeat("worker", "shop:app", *none).assert_code(ExitCode.USAGE)
     assert "give --concurrency, --threads or --task-processes 1 or more" in answer.err
     assert "_concurrency" not in answer.err
 
 
-def test_a_queue_that_is_mistyped_is_refused_with_the_nearest_one(everbeat: Command) -> None:  # J9
+def test_a_mistyped_queue_option_is_refused_with_the_nearest_name(everbeat: Command) -> None:  # J9
     everbeat.write(
         "post.py",
         "from everbeat import App, QueueConfig\n\n"
@@ -201,18 +206,18 @@ def test_a_queue_that_is_mistyped_is_refused_with_the_nearest_one(everbeat: Comm
     assert "fix: use 'mail'" in answer.err
 
 
-def test_an_app_and_a_url_contradict_each_other(everbeat: Command) -> None:
+def test_the_app_option_excludes_the_schema_option(everbeat: Command) -> None:
     answer = everbeat("queues", "--app", "shop:app", "--schema", "other").assert_code(ExitCode.USAGE)
     assert "--app" in answer.err
 
 
-def test_debug_shows_the_traceback(everbeat: Command) -> None:
+def test_everbeat_debug_shows_the_traceback(everbeat: Command) -> None:
     answer = everbeat("queues", EVERBEAT_DEBUG="1")
     assert "Traceback" in answer.err
     assert answer.code == 1
 
 
-def test_pipes_get_no_colours_and_whole_lines(everbeat: Command) -> None:
+def test_a_pipe_gets_whole_lines_without_colours(everbeat: Command) -> None:
     everbeat("migrate").assert_code(0)
     everbeat("send", "--url", everbeat.environment["EVERBEAT_DATABASE_URL"], "n" * 150).assert_code(0)
     answer = everbeat("tasks", "list").assert_code(0)
@@ -225,7 +230,7 @@ def test_pipes_get_no_colours_and_whole_lines(everbeat: Command) -> None:
     ("typed", "expected"),
     [("everbeat ta", "tasks"), ("everbeat tasks ", "cancel"), ("everbeat migrate --st", "--status")],
 )
-def test_completion_knows_commands_and_options(everbeat: Command, typed: str, expected: str) -> None:
+def test_shell_completion_lists_commands_and_options(everbeat: Command, typed: str, expected: str) -> None:
     words = len(typed.split(" ")) - 1
     answer = everbeat(
         _EVERBEAT_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(words)
@@ -234,6 +239,6 @@ def test_completion_knows_commands_and_options(everbeat: Command, typed: str, ex
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_can_be_shown_for_each_shell(everbeat: Command, shell: str) -> None:
+def test_shell_completion_can_be_shown_for_each_shell(everbeat: Command, shell: str) -> None:
     answer = everbeat("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert "_EVERBEAT_COMPLETE" in answer.assert_code(0).out

@@ -1,10 +1,11 @@
-"""Hostile text in every stored text column, and in what is typed: no command lets a terminal obey it."""
+"""Test hostile text in every stored text column and in arguments: no command passes control characters to a terminal."""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
+import re
 import unicodedata
 from collections.abc import Iterator
 from typing import Any
@@ -16,34 +17,34 @@ from psycopg.types.json import Json
 
 from everbeat import App
 from everbeat.cli.logs import LOG_FORMAT, VisibleFormatter
-from everbeat.domain.settings import shown
+from everbeat.domain.settings.settings import shown
 from everbeat.errors import EverbeatError
-from everbeat.errors.visible import on_one_line, visible, visible_json
+from everbeat.errors.wording import on_one_line, visible, visible_json
 from everbeat.runtime.events import HookFailed, event_text
 from everbeat.store.target import Target
 from tests.cli.conftest import Command
 from tests.cli.scene import Scene, played
 from tests.cli.terminal import HOSTILE, at_terminal, obeyed
 from tests.client.conftest import app
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 __all__ = ["app"]
 
 
 @pytest.fixture
-def hands(app: App, database_url: str, schema: str) -> Iterator[Hands]:
-    """Hands without an audit: every stored text is replaced, which no statement of everbeat does."""
+def db(app: App, database_url: str, schema: str) -> Iterator[StoreHarness]:
+    """Return a harness without audit triggers, because the tests replace every stored text."""
     target = Target.parse(database_url, schema=schema)
     with target.connect("everbeat test") as connection:
-        party = Hands(target, connection)
-        party.supervisor("s1", "w1", "w2")
-        yield party
-        party.database.close()
+        made = StoreHarness(target, connection)
+        made.supervisor("s1", "w1", "w2")
+        yield made
+        made.database.close()
 
 
 @pytest.fixture
-def scene(app: App, hands: Hands) -> Scene:
-    return played(app, hands)
+def scene(app: App, db: StoreHarness) -> Scene:
+    return played(app, db)
 
 
 def spoil(connection: psycopg.Connection[Any], schema: str) -> dict[str, list[str]]:
@@ -86,13 +87,13 @@ def spoil_json(connection: psycopg.Connection[Any], place: sql.Identifier, colum
 
 
 def spoilt(value: Any) -> Any:
-    """The same JSON with hostile text for every text."""
+    """Return the JSON with hostile text in place of every text."""
     if isinstance(value, dict):
         return {name: spoilt(each) for name, each in value.items()}
     return HOSTILE if isinstance(value, str) else value
 
 
-# Read as enumerations, or as settings of a task: other text there is a broken row, not a text to show.
+# These columns are enumerations or task settings: other text there is a broken row, not a text to show.
 DECODED = {
     ("tasks", "policy"),
     ("nodes", "options"),
@@ -103,9 +104,9 @@ DECODED = {
 
 
 def test_no_command_lets_a_terminal_obey_stored_text(
-    everbeat: Command, scene: Scene, hands: Hands, schema: str
+    everbeat: Command, scene: Scene, db: StoreHarness, schema: str
 ) -> None:  # J17
-    refused = spoil(hands.connection, schema)
+    refused = spoil(db.connection, schema)
     spared = {f"{table}.{column}" for table, columns in refused.items() for column in columns}
     assert {"tasks.state", "attempts.outcome", "nodes.kind", "workflows.on_error"} <= spared
     assert not spared & {
@@ -116,7 +117,7 @@ def test_no_command_lets_a_terminal_obey_stored_text(
         "recoveries.cause",
         "workers.hostname",
     }
-    (worker,) = hands.connection.execute(
+    (worker,) = db.connection.execute(
         sql.SQL("select id from {}.workers order by id limit 1").format(sql.Identifier(schema))
     ).fetchone() or ("",)
     pages, drawings, running = scene.pages(worker), scene.drawings(), str(scene.running)
@@ -138,9 +139,11 @@ def test_no_command_lets_a_terminal_obey_stored_text(
     assert ":bomb:[link=https://x.y]z[/link]" in written
 
 
-def test_json_keeps_hostile_text_exactly(everbeat: Command, scene: Scene, hands: Hands) -> None:  # J17
-    hands.connection.execute(
-        hands.plain("update {schema}.tasks set key = %s where id = %s"), [HOSTILE, scene.failed]
+def test_json_output_keeps_hostile_text_exactly(
+    everbeat: Command, scene: Scene, db: StoreHarness
+) -> None:  # J17
+    db.connection.execute(
+        db.plain("update {schema}.tasks set key = %s where id = %s"), [HOSTILE, scene.failed]
     )
     written = at_terminal(
         [["tasks", "show", str(scene.failed), "--json"]],
@@ -152,16 +155,45 @@ def test_json_keeps_hostile_text_exactly(everbeat: Command, scene: Scene, hands:
     assert everbeat("tasks", "show", str(scene.failed), "--json").assert_code(0).document["key"] == HOSTILE
 
 
-def test_a_value_cannot_forge_a_line_of_a_table(everbeat: Command, scene: Scene, hands: Hands) -> None:  # J17
+def test_a_stored_value_cannot_forge_a_line_of_a_table(
+    everbeat: Command, scene: Scene, db: StoreHarness
+) -> None:  # J17
     forged = "k1\nstate        COMPLETED"
-    hands.connection.execute(
-        hands.plain("update {schema}.tasks set key = %s where id = %s"), [forged, scene.failed]
+    db.connection.execute(
+        db.plain("update {schema}.tasks set key = %s where id = %s"), [forged, scene.failed]
     )
     page = everbeat("tasks", "show", str(scene.failed)).assert_code(0).out
     assert "k1\\nstate        COMPLETED" in page
 
 
-def test_log_lines_and_messages_show_control_characters() -> None:  # J17
+def test_each_table_cell_and_each_reason_is_one_line_with_the_whole_error(
+    everbeat: Command, app: App, db: StoreHarness
+) -> None:  # J17
+    error = json.dumps(
+        {
+            "code": "UNHANDLED_EXCEPTION",
+            "type": "shop.Odd\nName\x1b[2J",
+            "message": "first\r\nsecond\u2028third",
+        }
+    ).encode()
+    said = "UNHANDLED_EXCEPTION (shop.Odd\\nName\\x1b[2J): first\\r\\nsecond\\u2028third"
+    failed, retried = db.running("w1"), db.running("w1")
+    db.settle(failed, "FAILED", error=error)
+    db.settle(retried, "FAILED", error=error, retry_in_ms=3_600_000)
+    lines = everbeat("tasks", "list").assert_code(0).out.splitlines()
+    assert len(lines) == 3
+    assert [said in line for line in lines[1:]] == [True, True]
+    for task in (failed, retried):
+        assert said in everbeat("explain", str(task.id)).assert_code(0).out
+        page = everbeat("tasks", "show", str(task.id)).assert_code(0).out
+        (attempt,) = [line for line in page.splitlines() if re.match(r"1 +FAILED ", line)]
+        assert said in attempt
+    page = everbeat("tasks", "show", str(retried.id)).assert_code(0).out
+    (waits,) = [line for line in page.splitlines() if line.startswith("waits because")]
+    assert said in waits
+
+
+def test_log_lines_and_messages_escape_control_characters() -> None:  # J17
     event = HookFailed(
         hook=HOSTILE, function="f", task_id=None, task_name=HOSTILE, problem=f"{HOSTILE}\n{HOSTILE}"
     )
@@ -203,10 +235,10 @@ def test_every_control_and_format_character_becomes_an_escape() -> None:  # J17
 
 
 def test_suggested_commands_quote_names_for_the_shell(
-    everbeat: Command, app: App, hands: Hands
+    everbeat: Command, app: App, db: StoreHarness
 ) -> None:  # J17
     name = "work;touch${IFS}stolen"
-    task_id = hands.send(name, queue="default")
+    task_id = db.send(name, queue="default")
     app.pause_task(name)
     told = everbeat("explain", str(task_id)).assert_code(0).out + everbeat("doctor").out
     assert told.count(f"everbeat tasks resume '{name}'") == 2

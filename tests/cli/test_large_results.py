@@ -1,4 +1,4 @@
-"""A result above the app's limit ends its attempt in every kind of worker code, and the worker goes on."""
+"""Test that a result above the app's limit ends its attempt in every mode, and that the worker continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def large_worker(everbeat: Command, schema: str) -> Iterator[None]:
 
 
 @pytest.mark.story
-def test_a_result_above_the_limit_ends_its_attempt_and_nothing_else(
+def test_a_result_above_the_limit_ends_only_its_own_attempt(
     large_worker: None, database_url: str, schema: str
 ) -> None:  # B13
     app = App(database_url, schema=schema)

@@ -1,4 +1,4 @@
-"""A locator finds the app, or the reason why there is none is told in the user's own terms."""
+"""Test locators: they find the app, or the error says in the user's terms why there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ APP = 'from everbeat import App\napp = App("postgresql://localhost/shop")\n'
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working folder; what is imported from it is forgotten afterwards."""
+    """Yield an empty working folder; modules imported from it are removed afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
@@ -46,7 +46,7 @@ def write(folder: Path, name: str, text: str) -> None:
         "shop_d:holder.app",
     ],
 )
-def test_an_app_is_found(folder: Path, locator: str) -> None:
+def test_a_locator_finds_the_app_of_a_module_or_file(folder: Path, locator: str) -> None:
     write(folder, "shop_a.py", APP)
     write(folder, "inner/sibling_b.py", "")
     write(folder, "inner/shop_b.py", f"import sibling_b\n{APP}")
@@ -58,7 +58,7 @@ def test_an_app_is_found(folder: Path, locator: str) -> None:
     assert locate(locator) is locate(locator)
 
 
-def test_an_app_under_two_names_is_one(folder: Path) -> None:
+def test_an_app_with_two_names_in_a_module_is_found_once(folder: Path) -> None:
     write(folder, "shop_e.py", f"{APP}celery = app\n")
     assert locate("shop_e") is locate("shop_e:celery")
 
@@ -76,11 +76,11 @@ def test_an_app_under_two_names_is_one(folder: Path) -> None:
         ("shop_f:numbr", r"no attribute 'numbr'.*use 'shop_f:app'"),
         ("shop_f:number", r"is of type int, not an App.*use 'shop_f:app'"),
         ("several_f", r"several apps: one, two.*use 'several_f:one'"),
-        ("empty_f", r"holds no App.*app = App"),
+        ("empty_f", r"contains no App.*app = App"),
         ("empty_f:app", "no attribute 'app'"),
     ],
 )
-def test_a_wrong_locator_is_explained(folder: Path, locator: str, said: str) -> None:
+def test_an_invalid_locator_is_refused_with_an_explanation(folder: Path, locator: str, said: str) -> None:
     write(folder, "shop_f.py", f"{APP}number = 5\n")
     write(folder, "several_f.py", f"{APP}one, two = app, App('postgresql://localhost/two')\ndel app\n")
     write(folder, "empty_f.py", "")
@@ -90,7 +90,7 @@ def test_a_wrong_locator_is_explained(folder: Path, locator: str, said: str) -> 
     assert refusal.value.fix
 
 
-def test_a_module_that_fails_shows_the_users_part_of_the_traceback(folder: Path) -> None:
+def test_a_module_that_fails_shows_the_users_part_of_its_traceback(folder: Path) -> None:
     write(folder, "broken_h.py", "def load():\n    return {}['key']\n\nload()\n")
     for locator in ("broken_h:app", "broken_h.py:app"):
         with pytest.raises(AppNotFound) as refusal:
@@ -112,14 +112,14 @@ def test_a_module_that_fails_shows_the_users_part_of_the_traceback(folder: Path)
         ("raise SystemExit(3)", "SystemExit"),
     ],
 )
-def test_whatever_fails_inside_the_module_is_told(folder: Path, source: str, said: str) -> None:
+def test_every_failure_inside_a_module_is_reported(folder: Path, source: str, said: str) -> None:
     write(folder, "broken_i.py", source)
     with pytest.raises(AppNotFound, match=f"(?s)Importing 'broken_i' failed.*{said}"):
         locate("broken_i:app")
     assert "broken_i" not in sys.modules
 
 
-def test_what_everbeat_refuses_in_the_module_comes_through_as_it_is(folder: Path) -> None:
+def test_an_everbeat_error_inside_a_module_is_raised_unchanged(folder: Path) -> None:
     write(
         folder,
         "wrong_j.py",

@@ -1,4 +1,4 @@
-"""A task that no live worker can run with its arguments, as the commands show it to people and to programs."""
+"""Test how commands show a task that no live worker can run with its arguments, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from uuid import UUID
 
 from everbeat import App
 from tests.cli.conftest import Command
-from tests.client.conftest import app, hands
+from tests.client.conftest import app, db
 from tests.client.test_explaining import join
-from tests.client.test_explaining_needs import OLD, marked, only, registers
-from tests.store.conftest import Hands
+from tests.client.test_explaining_needs import OLD, marked, registers, replace_workers
+from tests.store.conftest import StoreHarness
 
-__all__ = ["app", "hands"]
-
-
-def stuck(app: App, hands: Hands) -> UUID:
-    """A task with an argument that the only live worker does not take."""
-    only(app, hands, v1=registers(OLD))
-    return marked(hands, "locale", "user_id")
+__all__ = ["app", "db"]
 
 
-def test_the_page_and_the_document_of_a_task_say_what_it_needs(
-    everbeat: Command, app: App, hands: Hands
+def stuck(app: App, db: StoreHarness) -> UUID:
+    """Return a task with an argument that the only live worker does not take."""
+    replace_workers(app, db, v1=registers(OLD))
+    return marked(db, "locale", "user_id")
+
+
+def test_tasks_show_names_the_arguments_that_a_task_needs(
+    everbeat: Command, app: App, db: StoreHarness
 ) -> None:  # J2
-    task, plain = stuck(app, hands), hands.send("other")
+    task, plain = stuck(app, db), db.send("other")
     page = everbeat("tasks", "show", str(task)).assert_code(0).out
     assert "code that takes the arguments locale, user_id" in page
     assert "does not take 'locale'" in " ".join(page.split())
@@ -34,20 +34,22 @@ def test_the_page_and_the_document_of_a_task_say_what_it_needs(
     assert everbeat("tasks", "show", str(plain), "--json").document["needs"] is None
 
 
-def test_doctor_counts_such_tasks_and_warns(everbeat: Command, app: App, hands: Hands) -> None:  # J2
-    stuck(app, hands)
+def test_doctor_warns_about_tasks_that_need_other_code(
+    everbeat: Command, app: App, db: StoreHarness
+) -> None:  # J2
+    stuck(app, db)
     page = everbeat("doctor").assert_code(0)
     assert "WARN NEEDS" in page.out
     assert "work (1 in queue default): 1 live worker does not take 'locale'" in " ".join(page.out.split())
     assert "try: deploy the version that takes 'locale'" in " ".join(page.out.split())
-    join(hands, "v2", metadata=registers({"takes": ["locale", "user_id"], "requires": []}))
+    join(db, "v2", metadata=registers({"takes": ["locale", "user_id"], "requires": []}))
     assert "OK   NEEDS" in everbeat("doctor").assert_code(0).out
 
 
-def test_the_list_of_workers_stays_readable_and_its_document_has_the_parameters(
-    everbeat: Command, app: App, hands: Hands
+def test_only_the_json_of_workers_has_the_parameters_of_their_tasks(
+    everbeat: Command, app: App, db: StoreHarness
 ) -> None:  # J2
-    stuck(app, hands)
+    stuck(app, db)
     assert "parameters" not in everbeat("workers").assert_code(0).out
     (worker,) = everbeat("workers", "--json").assert_code(0).document["workers"]
     assert worker["metadata"]["parameters"] == {"work": OLD}

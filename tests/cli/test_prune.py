@@ -1,4 +1,4 @@
-"""`everbeat prune`: what is old is counted or deleted, by the app's settings or by what the operator says, never by a guess."""
+"""Test `everbeat prune`, which counts or deletes old rows by the settings of the app or the options of the operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.failures import ExitCode
 from tests.cli.conftest import Command
 from tests.store.aged import Aged
 
@@ -40,7 +40,9 @@ def tasks_left(database_url: str, schema: str) -> int:
     return int(row[0])
 
 
-def test_by_the_settings_of_an_app(everbeat: Command, aged: Aged, database_url: str, schema: str) -> None:
+def test_prune_deletes_by_the_settings_of_an_app(
+    everbeat: Command, aged: Aged, database_url: str, schema: str
+) -> None:
     old = {
         "tasks": 50, "attempts": 50, "recoveries": 10, "steps": 25, "signals": 10, "beats": 30, "worker_states": 40, "workers": 3, "supervisors": 3,
         "workflows": 0, "nodes": 0, "edges": 0,
@@ -59,7 +61,7 @@ def test_by_the_settings_of_an_app(everbeat: Command, aged: Aged, database_url: 
     assert (again["dry_run"], again["total"]) == (False, 0)
 
 
-def test_only_what_the_operator_names(everbeat: Command, aged: Aged) -> None:
+def test_prune_deletes_only_the_records_that_the_operator_names(everbeat: Command, aged: Aged) -> None:
     done = everbeat("prune", "--heartbeats", "24", "--json").assert_code(0).document
     assert {table: rows for table, rows in rows_of(done).items() if rows} == {"beats": 30}
     assert done["tables"]["tasks"]["kept_hours"] is None
@@ -68,12 +70,12 @@ def test_only_what_the_operator_names(everbeat: Command, aged: Aged) -> None:
     assert rows_of(done)["worker_states"] == 40
 
 
-def test_what_is_old_is_never_guessed(everbeat: Command, aged: Aged) -> None:
+def test_prune_without_an_app_or_a_retention_is_refused(everbeat: Command, aged: Aged) -> None:
     refused = everbeat("prune").assert_code(ExitCode.USAGE)
     assert "--app" in refused.err
     assert "--terminal-records" in refused.err
     refused = everbeat("prune", "--terminal-records", "0").assert_code(ExitCode.USAGE)
     assert refused.err.startswith("error: --terminal-records = 0:"), refused.err
     counted = everbeat("prune", "--dry-run", "--terminal-records", "720").assert_code(0)
-    assert "for ever" in counted.out
+    assert "forever" in counted.out
     assert "Dry run: 145 rows would be deleted." in counted.err

@@ -1,4 +1,4 @@
-"""Roles that can only read, and standbys: every command that looks works there, and none that writes."""
+"""Test read-only roles and standbys: every read command works there, and no write command."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pytest
 from psycopg import conninfo
 
 from everbeat import App, TaskFailed
-from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.failures import ExitCode
+from everbeat.client.database_access import database_of
 from everbeat.errors import DatabaseReadOnly, SchemaForbidden
 from everbeat.store.target import Target
 from tests.cli.conftest import Command
 from tests.cli.scene import Scene, played
 from tests.client.conftest import app
 from tests.conftest import NewPair
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 __all__ = ["app"]
 
@@ -26,30 +27,30 @@ PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def documented_grants() -> list[str]:
-    """The statements that the page for operators gives for a role that only looks."""
+    """Return the statements that the page for operators gives for a read-only role."""
     (block,) = re.findall(r"```sql\n(create role everbeat_reader.*?)```", PAGE.read_text(), re.DOTALL)
     return [each.strip() for each in block.split(";") if each.strip()]
 
 
 @pytest.fixture
-def hands(app: App, database_url: str, schema: str) -> Iterator[Hands]:
+def db(app: App, database_url: str, schema: str) -> Iterator[StoreHarness]:
     with Target.parse(database_url, schema=schema).connect("everbeat test") as connection:
-        party = Hands(Target.parse(database_url, schema=schema), connection)
-        party.supervisor("s1", "w1", "w2")
-        yield party
-        party.database.close()
+        made = StoreHarness(Target.parse(database_url, schema=schema), connection)
+        made.supervisor("s1", "w1", "w2")
+        yield made
+        made.database.close()
 
 
 @pytest.fixture
-def reader_url(hands: Hands, database_url: str, schema: str) -> Iterator[str]:
-    """The URL of a role with exactly the documented rights."""
+def reader_url(db: StoreHarness, database_url: str, schema: str) -> Iterator[str]:
+    """Yield the URL of a role with exactly the documented privileges."""
     name = f"reader_{uuid4().hex[:8]}"
     for statement in documented_grants():
         named = statement.replace("everbeat_reader", name).replace("schema everbeat ", f"schema {schema} ")
-        hands.connection.execute(named)  # type: ignore[call-overload]
+        db.connection.execute(named)  # type: ignore[call-overload]
     yield conninfo.make_conninfo(database_url, user=name)
-    hands.connection.execute(f"drop owned by {name} cascade")  # type: ignore[call-overload]
-    hands.connection.execute(f"drop role {name}")  # type: ignore[call-overload]
+    db.connection.execute(f"drop owned by {name} cascade")  # type: ignore[call-overload]
+    db.connection.execute(f"drop role {name}")  # type: ignore[call-overload]
 
 
 def assert_all_can_be_read(everbeat: Command, scene: Scene, url: str) -> None:
@@ -57,11 +58,11 @@ def assert_all_can_be_read(everbeat: Command, scene: Scene, url: str) -> None:
         answer = everbeat(*words, EVERBEAT_DATABASE_URL=url)
         allowed = (0, 1) if words == ["doctor"] else (0,)
         assert answer.code in allowed, (words, answer)
-        assert "could not be looked at" not in answer.out, answer.out
+        assert "this check failed to run" not in answer.out, answer.out
 
 
 def read_in_python(reader: App, scene: Scene) -> None:
-    """Call every method that only looks."""
+    """Call every read method."""
     assert reader.info(scene.failed).state == "FAILED"
     assert len(reader.list_tasks()) >= 5
     assert {each.worker_id for each in reader.list_workers()} == {"w1", "w2"}
@@ -85,13 +86,13 @@ def read_in_python(reader: App, scene: Scene) -> None:
         reader.handle(scene.failed).result(timeout=10)
 
 
-def test_a_role_with_the_documented_rights_reads_everything_and_writes_nothing(
-    everbeat: Command, app: App, hands: Hands, reader_url: str, schema: str
+def test_a_role_with_the_documented_grants_can_run_every_read_command(
+    everbeat: Command, app: App, db: StoreHarness, reader_url: str, schema: str
 ) -> None:  # B15
-    scene = played(app, hands)
+    scene = played(app, db)
     assert_all_can_be_read(everbeat, scene, reader_url)
     doctor = everbeat("doctor", EVERBEAT_DATABASE_URL=reader_url)
-    assert re.search(r"^WARN +RIGHTS +the role may read every table and write none", doctor.out, re.MULTILINE)
+    assert re.search(r"^WARN +RIGHTS +the role can read every table but write none", doctor.out, re.MULTILINE)
     reader = App(reader_url, schema=schema)
     try:
         read_in_python(reader, scene)
@@ -107,22 +108,22 @@ def test_a_role_with_the_documented_rights_reads_everything_and_writes_nothing(
         reader.close()
 
 
-def test_check_live_names_the_rights_that_workers_and_senders_lack(
-    everbeat: Command, app: App, hands: Hands, reader_url: str
+def test_check_live_names_the_privileges_that_workers_and_senders_lack(
+    everbeat: Command, app: App, db: StoreHarness, reader_url: str
 ) -> None:  # A8
-    assert "sound" in everbeat("check", "shop:app", "--live").assert_code(0).err
+    assert "has no errors" in everbeat("check", "shop:app", "--live").assert_code(0).err
     answer = everbeat("check", "shop:app", "--live", EVERBEAT_DATABASE_URL=reader_url)
     out = answer.assert_code(ExitCode.FAILED).out
     assert (
-        "error: App 'app': the role may read every table and write none: it lacks INSERT, UPDATE, DELETE"
+        "error: App 'app': the role can read every table but write none: it lacks INSERT, UPDATE, DELETE"
         in out
     )
     name = conninfo.conninfo_to_dict(reader_url)["user"]
-    hands.connection.execute(
-        hands.plain(f"grant insert, update, delete on all tables in schema {{schema}} to {name}")
+    db.connection.execute(
+        db.plain(f"grant insert, update, delete on all tables in schema {{schema}} to {name}")
     )
     everbeat("check", "shop:app", "--live", EVERBEAT_DATABASE_URL=reader_url).assert_code(0)
-    hands.connection.execute(hands.plain(f"revoke delete on {{schema}}.tasks from {name}"))
+    db.connection.execute(db.plain(f"revoke delete on {{schema}}.tasks from {name}"))
     out = (
         everbeat("check", "shop:app", "--live", EVERBEAT_DATABASE_URL=reader_url)
         .assert_code(ExitCode.FAILED)
@@ -131,12 +132,12 @@ def test_check_live_names_the_rights_that_workers_and_senders_lack(
     assert "the role lacks DELETE on tasks" in out
 
 
-def test_a_role_that_is_read_only_by_default_reads_everything(
-    everbeat: Command, app: App, hands: Hands, reader_url: str, schema: str
+def test_a_role_that_is_read_only_by_default_can_run_every_read_command(
+    everbeat: Command, app: App, db: StoreHarness, reader_url: str, schema: str
 ) -> None:  # B15
-    scene = played(app, hands)
+    scene = played(app, db)
     name = conninfo.conninfo_to_dict(reader_url)["user"]
-    hands.connection.execute(f"alter role {name} set default_transaction_read_only = on")  # type: ignore[call-overload]
+    db.connection.execute(f"alter role {name} set default_transaction_read_only = on")  # type: ignore[call-overload]
     for words in (["tasks", "list"], ["doctor"]):
         assert everbeat(*words, EVERBEAT_DATABASE_URL=reader_url).code == 0
     doctor = everbeat("doctor", EVERBEAT_DATABASE_URL=reader_url)
@@ -148,14 +149,14 @@ def test_a_role_that_is_read_only_by_default_reads_everything(
         not in everbeat("explain", str(scene.pending), EVERBEAT_DATABASE_URL=reader_url).out
     )
     change = "update {schema}.supervisors set session_role = (select oid from pg_roles where rolname = %s)"
-    hands.connection.execute(hands.plain(change), [name])  # workers connect with this role
+    db.connection.execute(db.plain(change), [name])  # workers connect with this role
     doctor = everbeat("doctor", EVERBEAT_DATABASE_URL=reader_url)
     assert re.search(r"^FAIL +DATABASE .*set for the role: no task is sent", doctor.out, re.MULTILINE)
     assert (
         "DATABASE_READ_ONLY" in everbeat("explain", str(scene.pending), EVERBEAT_DATABASE_URL=reader_url).out
     )
     with_everything = conninfo.make_conninfo(
-        app.door.target.url, options="-c default_transaction_read_only=on"
+        database_of(app).target.url, options="-c default_transaction_read_only=on"
     )
     writer = App(with_everything, schema=schema, patience="500ms")
     try:
@@ -166,7 +167,7 @@ def test_a_role_that_is_read_only_by_default_reads_everything(
         writer.close()
 
 
-def test_a_standby_reads_everything_and_never_calls_a_worker_dead(
+def test_a_standby_serves_every_read_command_and_never_shows_a_worker_as_stale(
     everbeat: Command, new_pair: NewPair, schema: str
 ) -> None:  # R1
     pair = new_pair()
@@ -174,16 +175,16 @@ def test_a_standby_reads_everything_and_never_calls_a_worker_dead(
     first = App(pair.primary.url, schema=schema)
     first.migrate()
     with target.connect("everbeat test") as connection:
-        hands = Hands(target, connection)
-        hands.supervisor("s1", "w1", "w2")
-        scene = played(first, hands)
-        later = hands.send()
+        db = StoreHarness(target, connection)
+        db.supervisor("s1", "w1", "w2")
+        scene = played(first, db)
+        later = db.send()
         for table, columns in (
             ("tasks", ("claimed_at", "started_at")), ("workers", ("started_at",)), ("supervisors", ("last_beat_at",)),
         ):  # fmt: skip
             older = ", ".join(f"{name} = {name} - interval '1 day'" for name in columns)
-            connection.execute(hands.plain(f"update {{schema}}.{table} set {older}"))
-        hands.database.close()
+            connection.execute(db.plain(f"update {{schema}}.{table} set {older}"))
+        db.database.close()
     pair.wait_replayed()
     url = pair.standby.url
     assert_all_can_be_read(everbeat, scene, url)

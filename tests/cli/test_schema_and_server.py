@@ -1,4 +1,4 @@
-"""`everbeat migrate`, and `everbeat db` with a PostgreSQL of the test's own."""
+"""Test `everbeat migrate`, and `everbeat db` with a separate PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from everbeat.cli.exit_codes import ExitCode
-from everbeat.store.embedded import EmbeddedServer
+from everbeat.cli.failures import ExitCode
+from everbeat.embedded.server import EmbeddedServer
 from tests.cli.conftest import Command
 
 
-def test_migrate_makes_the_schema_once(everbeat: Command, schema: str) -> None:
+def test_migrate_creates_the_schema_once(everbeat: Command, schema: str) -> None:
     before = everbeat("migrate", "--status").assert_code(ExitCode.FAILED)
     assert "none" in before.out
     first = everbeat("migrate", "--json").assert_code(0).document
@@ -29,7 +29,7 @@ def test_migrate_makes_the_schema_once(everbeat: Command, schema: str) -> None:
     assert (status["oldest_code"], status["supported"]) == (11, True)
 
 
-def test_the_statements_can_be_read_and_run_by_hand(
+def test_migrate_sql_prints_statements_that_can_be_run_by_hand(
     everbeat: Command, database_url: str, schema: str
 ) -> None:
     script = everbeat("migrate", "--sql", EVERBEAT_DATABASE_URL=None).assert_code(0).out
@@ -41,7 +41,9 @@ def test_the_statements_can_be_read_and_run_by_hand(
     everbeat("migrate", "--status").assert_code(0)
 
 
-def test_a_schema_from_the_future_is_refused(everbeat: Command, database_url: str, schema: str) -> None:
+def test_commands_refuse_a_schema_of_a_newer_everbeat(
+    everbeat: Command, database_url: str, schema: str
+) -> None:
     everbeat("migrate").assert_code(0)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(
@@ -82,21 +84,21 @@ def test_older_code_works_with_a_newer_schema_that_supports_it(  # J3
     assert "welcome" in everbeat("tasks", "list").assert_code(0).out
 
 
-def test_a_wrong_schema_name_is_refused(everbeat: Command) -> None:
+def test_migrate_refuses_an_invalid_schema_name(everbeat: Command) -> None:
     assert "pg_x" in everbeat("migrate", "--schema", "pg_x").assert_code(ExitCode.USAGE).err
     assert "pg_x" in everbeat("migrate", "--sql", "--schema", "pg_x").assert_code(ExitCode.USAGE).err
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder for a server of the test's own, with a name short enough for its socket."""
+    """Yield a folder for a separate server, with a name short enough for its socket."""
     made = Path(tempfile.mkdtemp(prefix="eb-"))
     yield made
     EmbeddedServer.shut_down(made, mode="immediate")
     shutil.rmtree(made, ignore_errors=True)
 
 
-def test_the_embedded_server_runs_from_start_to_stop(everbeat: Command, folder: Path) -> None:
+def test_db_start_and_db_stop_run_an_embedded_server(everbeat: Command, folder: Path) -> None:
     def db(*arguments: str) -> tuple[str, ...]:
         return ("db", arguments[0], "--folder", str(folder), *arguments[1:])
 
@@ -109,7 +111,7 @@ def test_the_embedded_server_runs_from_start_to_stop(everbeat: Command, folder: 
     assert everbeat("migrate", "--url", url).assert_code(0).out == ""
     status = (
         everbeat(*db("status", "--json")).assert_code(0).document
-    )  # its users came and went, and it runs on
+    )  # its users have left, and the server still runs
     assert (status["running"], status["url"]) == (True, url)
 
     asked = everbeat(*db("psql", "--schema", "shop", "--", "-Atc", "show search_path")).assert_code(0)
@@ -126,12 +128,12 @@ def test_the_embedded_server_runs_from_start_to_stop(everbeat: Command, folder: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a place where nothing can be made, even by root")
-def test_a_folder_that_cannot_be_made_is_said_in_words(everbeat: Command) -> None:
+def test_db_start_reports_a_folder_that_cannot_be_created(everbeat: Command) -> None:
     answer = everbeat("db", "start", "--folder", "/proc/nowhere/deep").assert_code(ExitCode.DATABASE)
-    assert "The folder /proc/nowhere for the embedded PostgreSQL cannot be made" in answer.err
+    assert "The folder /proc/nowhere for the embedded PostgreSQL cannot be created" in answer.err
 
 
-def test_embedded_is_a_database_like_any_other(everbeat: Command, folder: Path) -> None:
+def test_commands_accept_an_embedded_database(everbeat: Command, folder: Path) -> None:
     environment = {"EVERBEAT_DATABASE_URL": "embedded", "EVERBEAT_EMBEDDED_DIR": str(folder)}
     everbeat("migrate", **environment).assert_code(0)
     assert everbeat("queues", "--json", **environment).assert_code(0).document == {"queues": []}
@@ -153,7 +155,9 @@ def test_embedded_is_a_database_like_any_other(everbeat: Command, folder: Path) 
         ["tasks", "list", "--app", "shop:app"],
     ],
 )
-def test_looking_makes_no_embedded_server(everbeat: Command, folder: Path, words: list[str]) -> None:
+def test_read_commands_do_not_create_an_embedded_server(
+    everbeat: Command, folder: Path, words: list[str]
+) -> None:
     everbeat.write("shop.py", "from everbeat import App\napp = App()\n")
     nowhere = folder / "nowhere"
     environment = {"EVERBEAT_DATABASE_URL": "embedded", "EVERBEAT_EMBEDDED_DIR": str(nowhere)}
@@ -163,7 +167,7 @@ def test_looking_makes_no_embedded_server(everbeat: Command, folder: Path, words
     assert not nowhere.exists()
 
 
-def test_a_program_s_send_makes_one(everbeat: Command, folder: Path) -> None:
+def test_a_send_creates_the_embedded_server_of_a_program(everbeat: Command, folder: Path) -> None:
     everbeat.write(
         "shop.py", "from everbeat import App\napp = App()\n\n@app.task\ndef welcome() -> None: ...\n"
     )

@@ -1,4 +1,4 @@
-"""`everbeat tasks signal`: what is told, and what is refused in words."""
+"""Test `everbeat tasks signal` and its errors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.failures import ExitCode
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.story
 
 
-def test_a_signal_from_the_shell(everbeat: Command) -> None:
+def test_tasks_signal_stores_a_signal(everbeat: Command) -> None:
     task_id = (
         everbeat("send", "shop:app", "welcome", "user_id=42", "--delay", "1h").assert_code(0).out.strip()
     )
@@ -22,12 +22,12 @@ def test_a_signal_from_the_shell(everbeat: Command) -> None:
     assert bare == {"id": task_id, "name": "approved", "value": None}
 
 
-def test_what_cannot_be_told_is_refused(everbeat: Command) -> None:
+def test_tasks_signal_refuses_invalid_values_and_unknown_tasks(everbeat: Command) -> None:
     task_id = (
         everbeat("send", "shop:app", "welcome", "user_id=42", "--delay", "1h").assert_code(0).out.strip()
     )
     no_json = everbeat("tasks", "signal", task_id, "approved", "yes").assert_code(ExitCode.USAGE)
-    assert "'yes' is no JSON" in " ".join(no_json.err.split())
+    assert "'yes' is not JSON" in " ".join(no_json.err.split())
     unknown = everbeat("tasks", "signal", str(uuid4()), "approved").assert_code(ExitCode.NOT_FOUND)
     assert "does not exist" in unknown.err
     wrong_name = everbeat("tasks", "signal", task_id, "a#2").assert_code(ExitCode.USAGE)
@@ -37,7 +37,7 @@ def test_what_cannot_be_told_is_refused(everbeat: Command) -> None:
     assert f"task {task_id} is CANCELLED" in " ".join(ended.err.split())
 
 
-def test_children_are_listed(everbeat: Command) -> None:
+def test_tasks_list_filters_by_parent(everbeat: Command) -> None:
     task_id = (
         everbeat("send", "shop:app", "welcome", "user_id=42", "--delay", "1h").assert_code(0).out.strip()
     )

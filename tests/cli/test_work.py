@@ -1,4 +1,4 @@
-"""The commands an operator works with, against a real worker that the command itself started."""
+"""Test the everyday commands of an operator with a real worker that the command started."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.failures import ExitCode
 from tests.cli.conftest import Answer, Command, RunningWorker
 
 pytestmark = pytest.mark.story
 
 
 def until(ask: Callable[[], Answer], holds: Callable[[Answer], bool], *, within_s: float = 30) -> Answer:
-    """Asks a command again and again until its answer is as expected."""
+    """Repeat a command until its answer is as expected."""
     give_up_at = monotonic() + within_s
     while not holds(answer := ask()):
         assert monotonic() < give_up_at, f"stdout:\n{answer.out}\nstderr:\n{answer.err}"
-        sleep(0.1)  # what another process does can only be looked at
+        sleep(0.1)  # the other process sends no event
     return answer
 
 
@@ -32,7 +32,7 @@ def state_of(everbeat: Command, task_id: str) -> Callable[[], Answer]:
     return lambda: everbeat("tasks", "show", task_id, "--json")
 
 
-def test_a_task_is_sent_run_and_shown(everbeat: Command, shop_worker: RunningWorker) -> None:
+def test_commands_send_run_and_show_a_task(everbeat: Command, shop_worker: RunningWorker) -> None:
     sent = everbeat(
         "send", "shop:app", "welcome", "user_id=42", "--wait", "--wait-timeout", "40s"
     ).assert_code(0)
@@ -81,7 +81,9 @@ BLOCKED = """
 """
 
 
-def test_a_blocked_loop_is_seen_while_it_lasts(everbeat: Command, schema: str) -> None:
+def test_the_workers_command_shows_a_blocked_event_loop_while_it_lasts(
+    everbeat: Command, schema: str
+) -> None:
     everbeat.write("blocked.py", BLOCKED.replace("App(", f"App(schema={schema!r}, "))
     task_id = everbeat("send", "blocked:app", "block", "seconds=30").assert_code(0).out.strip()
     worker = subprocess.Popen(
@@ -99,13 +101,17 @@ def test_a_blocked_loop_is_seen_while_it_lasts(everbeat: Command, schema: str) -
             return max(lags, default=0.0)
 
         until(lambda: everbeat("workers", "--json"), lambda answer: lag_ms(answer) > 2_000)
-        assert state_of(everbeat, task_id)().document["state"] == "RUNNING", "it was seen while it lasted"
+        assert state_of(everbeat, task_id)().document["state"] == "RUNNING", (
+            "the block was shown while it lasted"
+        )
     finally:
         worker.kill()
         worker.wait(timeout=10)
 
 
-def test_failure_cancel_and_retry(everbeat: Command, shop_worker: RunningWorker) -> None:
+def test_commands_show_a_failure_and_cancel_and_retry_tasks(
+    everbeat: Command, shop_worker: RunningWorker
+) -> None:
     failed = everbeat("send", "shop", "refuse", "reason=closed", "--wait", "--wait-timeout", "40s")
     failed.assert_code(ExitCode.FAILED)
     assert "REFUSED: closed" in failed.err
@@ -126,7 +132,9 @@ def test_failure_cancel_and_retry(everbeat: Command, shop_worker: RunningWorker)
     assert [each["verdict"] for each in cancelled] == ["REQUESTED", "ALREADY_ENDED"]
 
 
-def test_the_dead_are_swept(everbeat: Command, shop_worker: RunningWorker) -> None:
+def test_the_sweep_command_recovers_tasks_of_a_killed_worker(
+    everbeat: Command, shop_worker: RunningWorker
+) -> None:
     task_id = everbeat("send", "shop", "slow", "seconds=60").assert_code(0).out.strip()
     until(state_of(everbeat, task_id), lambda answer: answer.document["state"] == "RUNNING")
     shop_worker.process.kill()
@@ -155,11 +163,11 @@ def test_the_dead_are_swept(everbeat: Command, shop_worker: RunningWorker) -> No
     assert recovery["worker_id"] == swept["worker_ids"][0]
     assert task_id in everbeat("recoveries", "--task", task_id).assert_code(0).out
     assert "Recoveries" in everbeat("tasks", "show", task_id).assert_code(0).out
-    assert "No task is held" in everbeat("sweep", "--threshold", "60s").assert_code(0).err
+    assert "No dead worker holds a task" in everbeat("sweep", "--threshold", "60s").assert_code(0).err
 
 
 def long_ago(everbeat: Command) -> None:
-    """Every sign of life is two minutes older."""
+    """Date every sign of life back by two minutes."""
     with psycopg.connect(everbeat.environment["EVERBEAT_DATABASE_URL"], autocommit=True) as connection:
         schema = sql.Identifier(everbeat.environment["EVERBEAT_SCHEMA"])
         for text in (
@@ -169,19 +177,21 @@ def long_ago(everbeat: Command) -> None:
             connection.execute(sql.SQL(text).format(schema))
 
 
-def test_a_worker_is_released(everbeat: Command, shop_worker: RunningWorker) -> None:
+def test_workers_release_recovers_the_tasks_of_a_worker(
+    everbeat: Command, shop_worker: RunningWorker
+) -> None:
     task_id = everbeat("send", "shop", "slow", "seconds=60").assert_code(0).out.strip()
     until(state_of(everbeat, task_id), lambda answer: answer.document["state"] == "RUNNING")
     (worker,) = everbeat("workers", "--json").assert_code(0).document["workers"]
     name = worker["worker_id"]
-    refusal = everbeat("workers", "release", name[:-1], "--json").assert_code(ExitCode.NOT_FOUND).error
+    refusal = everbeat("workers", "release", f"{name[:-1]}x", "--json").assert_code(ExitCode.NOT_FOUND).error
     assert refusal["code"] == "UNKNOWN_NAME"
     assert f"did you mean {name!r}?" in refusal["fix"]
     answer = everbeat("workers", "release", name).assert_code(0)
     assert task_id in answer.out
     assert "Released 1 worker; recovered 1 task." in answer.err
     again = everbeat("workers", "release", name).assert_code(0)
-    assert again.err == f"{name} had ended already and held nothing.\n"
+    assert again.err == f"{name} had already ended and held nothing.\n"
     assert again.out == ""
     former = everbeat("workers", "release", f"{name[:-1]}x").assert_code(ExitCode.NOT_FOUND)
     assert f"did you mean {name!r}?" in former.err
@@ -191,14 +201,18 @@ def test_a_worker_is_released(everbeat: Command, shop_worker: RunningWorker) -> 
     assert shop_worker.process.poll() is None
 
 
-def test_workers_are_made_quiet_and_resumed(everbeat: Command, shop_worker: RunningWorker) -> None:  # J1
+def test_workers_quiet_stops_and_resumes_claiming(
+    everbeat: Command, shop_worker: RunningWorker
+) -> None:  # J1
     everbeat("send", "shop", "welcome", "user_id=1", "--wait").assert_code(0)
     (worker,) = everbeat("workers", "--json").assert_code(0).document["workers"]
     name, supervisor, host = worker["worker_id"], worker["supervisor_id"], worker["hostname"]
     for wrong in ((), (name, "--all"), ("--host", host, "--all")):
         assert "give ids, or --host, or --all" in everbeat("workers", "quiet", *wrong).assert_code(2).err
     refusal = (
-        everbeat("workers", "quiet", supervisor, name[:-1], "--json").assert_code(ExitCode.NOT_FOUND).error
+        everbeat("workers", "quiet", supervisor, f"{name[:-1]}x", "--json")
+        .assert_code(ExitCode.NOT_FOUND)
+        .error
     )
     assert f"did you mean {name!r}?" in refusal["fix"]
     refusal = (
@@ -208,9 +222,9 @@ def test_workers_are_made_quiet_and_resumed(everbeat: Command, shop_worker: Runn
     assert "live" in everbeat("workers").out
     answer = everbeat("workers", "quiet", name).assert_code(0)
     assert f"Supervisor {supervisor}" in answer.err
-    assert "1 worker) is quiet since" in answer.err
+    assert "1 worker) has been quiet since" in answer.err
     again = everbeat("workers", "quiet", "--host", host).assert_code(0)
-    assert again.err == answer.err  # the first order stands
+    assert again.err == answer.err  # the first request stays in force
     assert "quiet" in everbeat("workers").out
     task_id = everbeat("send", "shop", "welcome", "user_id=2").assert_code(0).out.strip()
     assert (
@@ -218,15 +232,15 @@ def test_workers_are_made_quiet_and_resumed(everbeat: Command, shop_worker: Runn
         in everbeat("explain", task_id).assert_code(0).out
     )
     page = everbeat("doctor").out
-    assert f"all of them quiet, by an operator: {supervisor}; tasks are open" in page
+    assert f"all of them made quiet by an operator: {supervisor}; tasks are open" in page
     assert "everbeat workers quiet --resume --all" in page
     answer = everbeat("workers", "quiet", "--all", "--resume").assert_code(0)
-    assert answer.err.endswith("1 worker) claims.\n")
+    assert answer.err.endswith("1 worker) claims again.\n")
     until(state_of(everbeat, task_id), lambda answer: answer.document["state"] == "COMPLETED")
     assert shop_worker.process.poll() is None
 
 
-def test_task_functions_and_queues_are_paused_and_resumed(
+def test_commands_pause_and_resume_task_names_and_queues(
     everbeat: Command, shop_worker: RunningWorker
 ) -> None:
     everbeat("send", "shop", "welcome", "user_id=1", "--wait").assert_code(0)
@@ -236,7 +250,7 @@ def test_task_functions_and_queues_are_paused_and_resumed(
     assert re.search(
         r"task welcome was paused already, since .*, by operator: the mail server rests", again.out
     )
-    assert "The reason 'mine' is not kept" in again.err
+    assert "The reason 'mine' is not stored" in again.err
     (document,) = everbeat("tasks", "pause", "welcome", "--json").assert_code(0).document["pauses"]
     assert (document["already_paused"], document["reason"]) == (True, "the mail server rests")
     assert (
@@ -269,7 +283,9 @@ def test_task_functions_and_queues_are_paused_and_resumed(
         ("stray:app", ExitCode.DATABASE, "cannot be reached"),
     ],
 )
-def test_a_worker_that_cannot_start_says_why(everbeat: Command, locator: str, code: int, said: str) -> None:
+def test_the_worker_command_reports_why_it_cannot_start(
+    everbeat: Command, locator: str, code: int, said: str
+) -> None:
     everbeat.write(
         "stray.py",
         "from everbeat import App\napp = App('postgresql://127.0.0.1:1/x')\n@app.task\ndef f() -> None: ...\n",
@@ -289,7 +305,7 @@ def test_a_worker_that_cannot_start_says_why(everbeat: Command, locator: str, co
 @pytest.mark.parametrize(
     "option", [("--processes", "0"), ("--grace", "soon"), ("--log-level", "loud"), ("--threads", "many")]
 )
-def test_wrong_settings_start_no_worker(everbeat: Command, option: tuple[str, str]) -> None:
+def test_the_worker_command_refuses_invalid_settings(everbeat: Command, option: tuple[str, str]) -> None:
     answer = everbeat("worker", "shop:app", *option).assert_code(ExitCode.USAGE)
     assert option[0] in answer.err
     assert "typer" not in answer.err
@@ -299,19 +315,23 @@ def test_wrong_settings_start_no_worker(everbeat: Command, option: tuple[str, st
     ("option", "said"),
     [
         (("--max-rss", "5"), "must be a size of 16MB to 1024TB: a number and its unit, KB, MB, GB or TB."),
-        (("--max-rss", "5MB"), "must be 16MB to 1024TB.\nfix: use 16MB or more, or leave it out."),
-        (("--max-tasks-per-process", "2000000000"), "fix: use 1000000000 or less, or leave it out."),
+        (("--max-rss", "5MB"), "must be 16MB to 1024TB.\nfix: use 16MB or more, or omit it."),
+        (("--max-tasks-per-process", "2000000000"), "fix: use 1000000000 or less, or omit it."),
         (("--grace", "soon"), 'fix: write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m".'),
     ],
 )
-def test_what_helps_is_told_for_a_shell(everbeat: Command, option: tuple[str, str], said: str) -> None:
+def test_the_fix_of_a_refused_worker_option_is_written_for_a_shell(
+    everbeat: Command, option: tuple[str, str], said: str
+) -> None:
     answer = everbeat("worker", "shop:app", *option).assert_code(ExitCode.USAGE)
     assert said in answer.err
     assert "None" not in answer.err
     assert "timedelta" not in answer.err
 
 
-def test_a_task_is_sent_into_a_serial_line(everbeat: Command, shop_worker: RunningWorker) -> None:
+def test_the_send_command_puts_a_task_into_a_serial_line(
+    everbeat: Command, shop_worker: RunningWorker
+) -> None:
     everbeat("queues", "pause", "default", "--app", "shop:app").assert_code(0)
     first, second = (
         everbeat("send", "shop:app", "welcome", f"user_id={number}", "--serial", "customer-42").out.strip()
@@ -326,7 +346,7 @@ def test_a_task_is_sent_into_a_serial_line(everbeat: Command, shop_worker: Runni
     assert shop_worker.process.poll() is None
 
 
-def test_what_nobody_serves_says_so(everbeat: Command) -> None:  # B13
+def test_the_send_command_stores_a_task_that_no_worker_can_run_yet(everbeat: Command) -> None:  # B13
     everbeat("migrate").assert_code(0)
     url = everbeat.environment["EVERBEAT_DATABASE_URL"]
     sent = everbeat(
@@ -348,7 +368,7 @@ def test_what_nobody_serves_says_so(everbeat: Command) -> None:  # B13
         ExitCode.USAGE
     )
     assert "--wait-timeout" in unclear.err
-    assert "Sent" not in unclear.err  # what cannot be waited for is not sent either
+    assert "Sent" not in unclear.err  # a send whose wait is refused sends no task
     waited = everbeat("send", "shop:app", "welcome", "user_id=1", "--wait-timeout", "200ms")
     assert "no live worker" in waited.assert_code(ExitCode.TIMEOUT).err
 
@@ -366,11 +386,11 @@ def test_what_nobody_serves_says_so(everbeat: Command) -> None:  # B13
     live = everbeat("send", "--url", url, "unknown.task", "--queue", "films", "--key", "k").assert_code(0).out
     held = everbeat("tasks", "retry", task_id, later).assert_code(ExitCode.FAILED)
     assert live.strip() in held.err
-    assert held.err.count("can be retried") == 1, "the task behind it had its turn"
+    assert held.err.count("can be retried") == 1, "the next task of the line has run"
 
 
 @pytest.mark.parametrize("words", [["tasks", "show"], ["tasks", "cancel"], ["tasks", "retry"]])
-def test_a_task_that_is_not_there(everbeat: Command, words: list[str]) -> None:
+def test_commands_report_an_unknown_task(everbeat: Command, words: list[str]) -> None:
     everbeat("migrate").assert_code(0)
     unknown = str(uuid4())
     answer = everbeat(*words, unknown).assert_code(ExitCode.NOT_FOUND)
@@ -393,7 +413,7 @@ def test_a_task_that_is_not_there(everbeat: Command, words: list[str]) -> None:
         (
             ["shop:app", "welcome", "user_id=1", "--timeout", "soon"],
             ExitCode.USAGE,
-            '"1h30m", or leave it out.',
+            '"1h30m", or omit it.',
         ),
         (["shop:app", "welcome"], ExitCode.USAGE, "user_id"),
         (["shop:app", "welcome", "usr_id=1"], ExitCode.USAGE, "did you mean 'user_id'?"),
@@ -401,20 +421,23 @@ def test_a_task_that_is_not_there(everbeat: Command, words: list[str]) -> None:
         (["shop:app", "welcome", "user_id=1", "user_id=2"], ExitCode.USAGE, "twice"),
         (["shop:app", "welcome", "user_id=1", "--good-until", "2030-01-01"], ExitCode.USAGE, "time zone"),
         (["shop:app", "welcome", "user_id=1", "--delay", "soon"], ExitCode.USAGE, "--delay"),
-        (["shop:app", "welcome", "extra"], ExitCode.USAGE, "not understood"),
+        (["shop:app", "welcome", "extra"], ExitCode.USAGE, "'extra' is not an argument of 'welcome'"),
+        (["one", "two", "three"], ExitCode.USAGE, "not understood"),
         (["shop:app", "welcome", "user_id=1", "--priority", "99999"], ExitCode.USAGE, "--priority = 99999"),
         (["shop:app"], ExitCode.USAGE, "the NAME of a task is missing"),
         (["shop.py", "user_id=1"], ExitCode.USAGE, "the NAME of a task is missing"),
         (["--app", "shop:app", "shop:app", "welcome"], ExitCode.USAGE, "twice"),
     ],
 )
-def test_what_cannot_be_sent_is_refused(everbeat: Command, words: list[str], code: int, said: str) -> None:
+def test_the_send_command_refuses_invalid_names_and_arguments(
+    everbeat: Command, words: list[str], code: int, said: str
+) -> None:
     answer = everbeat("send", *words).assert_code(code)
     assert said in answer.err
     assert answer.out == ""
 
 
-def test_what_a_module_prints_stays_out_of_the_data(everbeat: Command) -> None:
+def test_output_of_an_imported_module_does_not_reach_stdout(everbeat: Command) -> None:
     sent = everbeat("send", "shop:app", "welcome", "user_id=1").assert_code(0)
     assert str(UUID(sent.out.strip())) == sent.out.strip()
     assert "importing shop" in sent.err

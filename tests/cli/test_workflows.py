@@ -1,4 +1,4 @@
-"""`everbeat workflows`: lists, pages, drawings and commands, on workflows whose workers are played by hand."""
+"""Test `everbeat workflows`: lists, pages, drawings and commands, with a test that acts as the workers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from xml.etree import ElementTree
 import pytest
 
 from everbeat import App, TaskError, TaskFailed
-from everbeat.cli.exit_codes import ExitCode
-from everbeat.domain.graph import Edge
+from everbeat.cli.failures import ExitCode
+from everbeat.domain.workflow.graph import Edge
 from tests.cli.conftest import Command
-from tests.client.conftest import app, hands
+from tests.client.conftest import app, db
 from tests.client.test_explaining import change
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 from tests.store.flows import after, task
 from tests.workflows.sent import child, mapped, sent
 
-__all__ = ["app", "hands"]
+__all__ = ["app", "db"]
 
 ORDER = [
     task("reserve"),
@@ -36,10 +36,10 @@ def ids(everbeat: Command, *options: str) -> list[str]:
     return [each["id"] for each in found["workflows"]]
 
 
-def test_workflows_are_filtered(everbeat: Command, app: App, hands: Hands) -> None:
-    first, flow = sent(app, hands, [child("ship", task("fold"))], key="k1")
+def test_the_workflows_command_filters_workflows(everbeat: Command, app: App, db: StoreHarness) -> None:
+    first, flow = sent(app, db, [child("ship", task("fold"))], key="k1")
     flow.play()
-    second, _ = sent(app, hands, [task("a")], name="refund")
+    second, _ = sent(app, db, [task("a")], name="refund")
     inner = first.nodes()[0].task_id
     assert ids(everbeat) == ids(everbeat, "list") == [str(second.id), str(first.id)]
     assert set(ids(everbeat, "--children")) == {str(first.id), str(second.id), str(inner)}
@@ -52,15 +52,15 @@ def test_workflows_are_filtered(everbeat: Command, app: App, hands: Hands) -> No
     assert table[1].endswith("1 ENQUEUED")
     assert table[2].split()[:5] == [str(first.id), "COMPLETED", "order", "k1", "1"]
     more = everbeat("workflows", "--limit", "1").assert_code(0)
-    assert "There may be more" in more.err
+    assert "There might be more" in more.err
     empty = everbeat("workflows", "--name", "other").assert_code(0)
-    assert (empty.out, empty.err) == ("", "No workflow is like that.\n")
+    assert (empty.out, empty.err) == ("", "No matching workflows.\n")
     assert "--state" in everbeat("workflows", "--state", "done").assert_code(ExitCode.USAGE).err
     assert "--limit" in everbeat("workflows", "--limit", "99999").assert_code(ExitCode.USAGE).err
 
 
-def test_a_page_has_everything_and_folds_maps(everbeat: Command, app: App, hands: Hands) -> None:
-    handle, flow = sent(app, hands, ORDER, EDGES, output=1204, key="k1")
+def test_workflows_show_lists_all_nodes_and_folds_maps(everbeat: Command, app: App, db: StoreHarness) -> None:
+    handle, flow = sent(app, db, ORDER, EDGES, output=1204, key="k1")
     flow.end(flow.claim(600), lambda name: name)
     flow.settle_down()
     page = everbeat("workflows", "show", str(handle.id)).assert_code(0).out
@@ -103,10 +103,10 @@ def _pairs(line: str) -> list[tuple[str, str]]:
     return [(one, other) for one, other in pairwise(words) if one.isdigit() and other.isupper()]
 
 
-def test_the_class_of_an_exception_is_shown_wherever_it_ended_something(
-    everbeat: Command, app: App, hands: Hands
+def test_the_exception_class_is_shown_for_failed_tasks_nodes_and_workflows(
+    everbeat: Command, app: App, db: StoreHarness
 ) -> None:  # J4
-    handle, flow = sent(app, hands, [task("a"), child("ship", task("fold"))])
+    handle, flow = sent(app, db, [task("a"), child("ship", task("fold"))])
     flow.play(lambda name: TaskError("UNHANDLED_EXCEPTION", "k", type="KeyError"))
     node = next(node.task_id for node in handle.nodes() if node.name == "a")
     for words in (
@@ -124,20 +124,20 @@ def test_the_class_of_an_exception_is_shown_wherever_it_ended_something(
         handle.result(timeout=5)
 
 
-def test_a_result_is_on_the_page(everbeat: Command, app: App, hands: Hands) -> None:
-    handle, flow = sent(app, hands, [task("a")], output=0)
+def test_workflows_show_prints_the_result(everbeat: Command, app: App, db: StoreHarness) -> None:
+    handle, flow = sent(app, db, [task("a")], output=0)
     flow.play(lambda _: {"total": 3})
     lines = everbeat("workflows", "show", str(handle.id)).assert_code(0).out.splitlines()
     assert 'result    {"total":3}' in lines
     assert any(line.startswith("ended at  ") for line in lines)
 
 
-def test_what_failed_or_runs_comes_first_where_lines_are_left_out(
-    everbeat: Command, app: App, hands: Hands
+def test_workflows_show_keeps_failed_and_running_nodes_when_it_omits_lines(
+    everbeat: Command, app: App, db: StoreHarness
 ) -> None:
     nodes = [task(f"n{number}") for number in range(150)]
     edges = [Edge(number, number + 1) for number in range(148)]
-    handle, flow = sent(app, hands, nodes, edges)
+    handle, flow = sent(app, db, nodes, edges)
     flow.end(flow.claim(), lambda name: RuntimeError("torn") if name == "n149" else 1)
     flow.settle_down()
     answer = everbeat("workflows", "show", str(handle.id)).assert_code(0)
@@ -146,16 +146,18 @@ def test_what_failed_or_runs_comes_first_where_lines_are_left_out(
     assert [line.split()[:2] for line in lines[1:4]] == [
         ["n1", "ENQUEUED"], ["n149", "FAILED"], ["n0", "COMPLETED"]
     ]  # fmt: skip
-    assert answer.err == "90 lines are left out; what failed or runs comes first.\n"
+    assert answer.err == "90 lines are left out; failed and running nodes come first.\n"
     drawn = everbeat("workflows", "show", str(handle.id), "--graph").assert_code(0).out
     assert drawn.splitlines()[-1] == "… and 90 more nodes, which are not drawn"
 
 
-def test_a_graph_fits_the_terminal_in_any_alphabet(everbeat: Command, app: App, hands: Hands) -> None:
-    handle, flow = sent(app, hands, ORDER, EDGES)
+def test_workflows_show_draws_a_graph_that_fits_the_terminal(
+    everbeat: Command, app: App, db: StoreHarness
+) -> None:
+    handle, flow = sent(app, db, ORDER, EDGES)
     flow.end([each for each in flow.claim(2_000) if flow.names()[each.id] == "reserve"], lambda _: 1)
     flow.settle_down()
-    hands.start(*hands.claim())
+    db.start(*db.claim())
     lines = everbeat("workflows", "show", str(handle.id), "--graph").assert_code(0).out.splitlines()
     assert lines[0] == f"order  {handle.id}  RUNNING"
     assert all(len(line) <= 80 for line in lines)
@@ -174,8 +176,8 @@ def test_a_graph_fits_the_terminal_in_any_alphabet(everbeat: Command, app: App, 
     assert "+ reserve" in plain.out
 
 
-def test_a_drawing_is_mermaid_or_svg(everbeat: Command, app: App, hands: Hands) -> None:
-    handle, _flow = sent(app, hands, ORDER, EDGES)
+def test_workflows_show_draws_mermaid_and_svg(everbeat: Command, app: App, db: StoreHarness) -> None:
+    handle, _flow = sent(app, db, ORDER, EDGES)
     text = everbeat("workflows", "show", str(handle.id), "--mermaid").assert_code(0).out
     assert text.startswith("flowchart TD\n")
     assert text.count("-->") == 4
@@ -193,11 +195,11 @@ def test_a_drawing_is_mermaid_or_svg(everbeat: Command, app: App, hands: Hands) 
     assert "--graph and --mermaid" in both.err
 
 
-def test_workflows_are_paused_resumed_cancelled_and_retried(
-    everbeat: Command, app: App, hands: Hands
+def test_commands_pause_resume_cancel_and_retry_workflows(
+    everbeat: Command, app: App, db: StoreHarness
 ) -> None:
-    one, _ = sent(app, hands, [task("a"), task("b")], [Edge(0, 1)])
-    other, _ = sent(app, hands, [task("a")])
+    one, _ = sent(app, db, [task("a"), task("b")], [Edge(0, 1)])
+    other, _ = sent(app, db, [task("a")])
     unknown = str(uuid4())
     answer = everbeat("workflows", "pause", str(one.id), unknown, str(other.id)).assert_code(
         ExitCode.NOT_FOUND
@@ -215,23 +217,28 @@ def test_workflows_are_paused_resumed_cancelled_and_retried(
 
 
 @pytest.mark.parametrize("word", ["show", "pause", "resume", "cancel", "retry"])
-def test_what_is_no_workflow_is_refused(everbeat: Command, app: App, word: str) -> None:
+def test_workflow_commands_refuse_unknown_and_invalid_ids(everbeat: Command, app: App, word: str) -> None:
     missing = everbeat("workflows", word, str(uuid4())).assert_code(ExitCode.NOT_FOUND)
     assert "does not exist" in missing.err
     wrong = everbeat("workflows", word, "first").assert_code(ExitCode.USAGE)
-    assert "must be a UUID" in wrong.err
+    assert "must be an id" in wrong.err
 
 
-def test_what_is_stuck_is_told_and_put_right(everbeat: Command, app: App, hands: Hands) -> None:
-    handle, flow = sent(app, hands, [task("a"), task("b")], [Edge(0, 1)])
+def test_workflows_reconcile_reports_and_repairs_stuck_workflows(
+    everbeat: Command, app: App, db: StoreHarness
+) -> None:
+    handle, flow = sent(app, db, [task("a"), task("b")], [Edge(0, 1)])
     nothing = everbeat("workflows", "reconcile").assert_code(0)
     assert (nothing.out, nothing.err) == ("", "Nothing is stuck.\n")
     (claimed,) = flow.claim()
     flow.end([claimed], lambda _: 1)
-    hands.connection.execute(hands.plain("delete from {schema}.outbox"))
+    db.connection.execute(db.plain("delete from {schema}.outbox"))
     dry = everbeat("workflows", "reconcile", "--dry-run").assert_code(0)
-    assert dry.out.splitlines()[1].split() == [str(handle.id), "order", "a", "TASK_ENDED", str(claimed.id)]
-    assert dry.err == "Dry run: 1 thing would be put right.\n"
+    line = dry.out.splitlines()[1]
+    assert line.split()[:4] == [str(handle.id), "order", "a", "TASK_ENDED:"]
+    assert "TASK_ENDED: its task has ended or was deleted" in line
+    assert line.split()[-1] == str(claimed.id)
+    assert dry.err == "Dry run: 1 step would be repaired.\n"
     document = everbeat("workflows", "reconcile", "--json").assert_code(0).document
     assert document["dry_run"] is False
     assert [each["what"] for each in document["stuck"]] == ["TASK_ENDED"]
@@ -239,13 +246,13 @@ def test_what_is_stuck_is_told_and_put_right(everbeat: Command, app: App, hands:
     assert everbeat("workflows", "reconcile").assert_code(0).err == "Nothing is stuck.\n"
 
 
-def test_explain_takes_workflows_too(everbeat: Command, app: App, hands: Hands) -> None:
-    handle, _flow = sent(app, hands, [task("a"), task("b")], [Edge(0, 1)])
+def test_explain_accepts_the_id_of_a_workflow(everbeat: Command, app: App, db: StoreHarness) -> None:
+    handle, _flow = sent(app, db, [task("a"), task("b")], [Edge(0, 1)])
     told = everbeat("explain", str(handle.id)).assert_code(0).out
     assert told.startswith(f"workflow  {handle.id}\nname      order\nstate     RUNNING\n")
     assert "\nIN_LINE  node a is ENQUEUED: its task waits because it is due" in told
     assert "\nWAITS_FOR_NODES  node b is PENDING and waits for a (ENQUEUED)\n" in told
-    change(hands, "supervisors", "last_beat_at = last_beat_at - interval '1 hour'")
+    change(db, "supervisors", "last_beat_at = last_beat_at - interval '1 hour'")
     document = everbeat("explain", str(handle.id), "--json").assert_code(0).document["explanation"]
     assert (document["workflow_id"], document["left_out"]) == (str(handle.id), 0)
     assert document["reasons"][0]["code"] == "NO_WORKER"
@@ -257,9 +264,11 @@ def test_explain_takes_workflows_too(everbeat: Command, app: App, hands: Hands) 
     assert "node      a" in of_task
 
 
-def test_tasks_of_a_workflow_are_listed_and_say_so(everbeat: Command, app: App, hands: Hands) -> None:
-    handle, _flow = sent(app, hands, [task("a"), task("b")], [Edge(0, 1)])
-    hands.send()
+def test_tasks_list_filters_by_workflow_and_names_the_node(
+    everbeat: Command, app: App, db: StoreHarness
+) -> None:
+    handle, _flow = sent(app, db, [task("a"), task("b")], [Edge(0, 1)])
+    db.send()
     found = everbeat("tasks", "list", "--workflow", str(handle.id), "--json").assert_code(0).document["tasks"]
     assert [(each["workflow_id"], each["node"]) for each in found] == [(str(handle.id), "a")]
     page = everbeat("tasks", "show", found[0]["id"]).assert_code(0).out

@@ -11,7 +11,7 @@ _LONGEST_S = 30
 
 
 def wait_until_blocked_by(holder: psycopg.Connection[Any], database_url: str) -> None:
-    """Return when a session waits for a lock that `holder` has."""
+    """Return when another session waits for a lock that `holder` has."""
     question = "select exists (select from pg_stat_activity where %s = any(pg_blocking_pids(pid)))"
     give_up_at = monotonic() + _LONGEST_S
     with psycopg.connect(database_url, autocommit=True) as watcher:

@@ -1,4 +1,4 @@
-"""An app in a schema of its own, and hands that play its workers."""
+"""Fixtures: an app in its own schema, and a store harness that acts as the app's workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from everbeat import App
 from everbeat.store.target import Target
 from tests.invariants import breaches, install_audit
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 
 @pytest.fixture
@@ -21,12 +21,12 @@ def app(database_url: str, schema: str) -> Iterator[App]:
 
 
 @pytest.fixture
-def hands(app: App, database_url: str, schema: str) -> Iterator[Hands]:
-    """A supervisor s1 with the workers w1 and w2, moved by hand."""
+def db(app: App, database_url: str, schema: str) -> Iterator[StoreHarness]:
+    """Yield a harness with supervisor s1 and workers w1 and w2. The test runs all of their statements itself."""
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
     install_audit(connection, schema)
-    party = Hands(target, connection)
+    party = StoreHarness(target, connection)
     party.supervisor("s1", "w1", "w2")
     yield party
     assert breaches(connection, schema) == []

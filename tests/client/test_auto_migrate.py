@@ -1,4 +1,4 @@
-"""An absent schema is created at the first use. An upgrade needs a request: a program that only sends never upgrades production."""
+"""Test that the first use creates a missing schema, and that only an explicit request upgrades an existing one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def work() -> None: ...
 
 
 def start(folder: Path, url: str, schema: str, *arguments: str) -> subprocess.Popen[str]:
-    """A real program in a process of its own."""
+    """Start a real program in its own process."""
     (folder / "program.py").write_text(SENDER)
     return subprocess.Popen(
         [sys.executable, *arguments],
@@ -70,7 +70,7 @@ def test_programs_that_create_the_absent_schema_at_the_same_moment_all_send(  # 
     assert app.schema_status().version == NEWEST
 
 
-def test_the_first_use_creates_upgrades_or_refuses_as_the_app_says(
+def test_the_first_use_creates_upgrades_or_refuses_the_schema_as_auto_migrate_says(
     database_url: str, schema: str
 ) -> None:  # J3
     with pytest.raises(SchemaMissing):
@@ -79,10 +79,10 @@ def test_the_first_use_creates_upgrades_or_refuses_as_the_app_says(
     for refusing in (False, "create"):
         with pytest.raises(SchemaOutdated):
             App(database_url, schema=schema, auto_migrate=refusing).send_by_name("work")  # type: ignore[arg-type]
-        guest = App(database_url, schema=schema, auto_migrate=refusing)  # type: ignore[arg-type]
-        guest.task(work)
+        refusing_app = App(database_url, schema=schema, auto_migrate=refusing)  # type: ignore[arg-type]
+        refusing_app.task(work)
         with pytest.raises(SchemaOutdated):
-            guest.run_worker()
+            refusing_app.run_worker()
     upgrading = App(database_url, schema=schema, auto_migrate=True)
     upgrading.send_by_name("work")
     assert upgrading.schema_status().version == NEWEST
@@ -90,7 +90,9 @@ def test_the_first_use_creates_upgrades_or_refuses_as_the_app_says(
         App(database_url, schema=schema, auto_migrate=fitting).send_by_name("work")  # type: ignore[arg-type]
 
 
-def test_the_embedded_server_is_upgraded_unless_the_app_forbids_it(new_server: NewServer) -> None:  # J3
+def test_the_schema_of_an_embedded_server_is_upgraded_unless_auto_migrate_is_off(
+    new_server: NewServer,
+) -> None:  # J3
     url = f"embedded:{new_server().folder}"
     App(url).migrate(to=10)
     with pytest.raises(SchemaOutdated):

@@ -1,4 +1,4 @@
-"""What can be wrong with a database is said at the first use, in words, with the fix, and without a password."""
+"""Test the errors of unusable databases: the first use raises them, with a fix and without the password."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import pytest
 from psycopg import conninfo, sql
 
 from everbeat import App
+from everbeat.client.database_access import database_of
+from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import (
     ConfigurationError,
     DatabaseError,
@@ -25,13 +27,12 @@ from everbeat.errors import (
     SchemaMissing,
     WrongDatabaseURL,
 )
-from everbeat.store import remedies, target
-from everbeat.store.embedded import EmbeddedServer
+from everbeat.store import refusals, target
 from tests.conftest import NewServer
 
 
 def refused(app: App, kind: type[DatabaseError]) -> DatabaseError:
-    """The error of a first use, by a thread and on a loop alike."""
+    """Return the error of a first use; a thread and an event loop get the same."""
 
     async def program() -> None:
         await app.asend_by_name("work")
@@ -49,7 +50,7 @@ def refused(app: App, kind: type[DatabaseError]) -> DatabaseError:
     ("url", "said"),
     [
         ("", "is empty"),
-        ("mysql://db/app", "PostgreSQL only"),
+        ("mysql://db/app", "only PostgreSQL"),
         ("postgresql://u:secret@host:port/app", "a port that is not a number"),
         ("postgresql://u:secret@a:1,b:99999/app", "a port that is not a number"),
         ("postgresql://u:secret@a:1,b:99999/app", "for host 2 of 2"),
@@ -63,19 +64,19 @@ def refused(app: App, kind: type[DatabaseError]) -> DatabaseError:
         (5, "The database URL is of type int"),
     ],
 )
-def test_a_wrong_url_is_refused_when_the_app_is_made(url: Any, said: str) -> None:
+def test_an_invalid_database_url_is_refused_when_the_app_is_constructed(url: Any, said: str) -> None:
     with pytest.raises(WrongDatabaseURL, match=said) as refusal:
         App(url)
     assert "secret" not in str(refusal.value)
 
 
-def test_no_url_at_all_is_refused_with_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_database_url_is_refused_with_both_ways_to_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EVERBEAT_DATABASE_URL", raising=False)
     with pytest.raises(WrongDatabaseURL, match=r"EVERBEAT_DATABASE_URL.*App\('embedded'\)"):
         App()
 
 
-def test_the_url_may_come_from_the_environment(
+def test_the_app_reads_the_database_url_from_the_environment(
     database_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERBEAT_DATABASE_URL", database_url)
@@ -85,15 +86,13 @@ def test_the_url_may_come_from_the_environment(
 
 
 @pytest.mark.parametrize("schema", ["", "two words", "pg_everbeat", "public", "ever$beat", "x" * 64, 5])
-def test_a_wrong_schema_name_is_refused(database_url: str, schema: Any) -> None:
+def test_an_invalid_schema_name_is_refused(database_url: str, schema: Any) -> None:
     for url in (database_url, "embedded"):
-        with pytest.raises(
-            ConfigurationError, match=r"^App.schema = .* (a schema name is|a schema of its own)"
-        ):
+        with pytest.raises(ConfigurationError, match=r": App.schema = .* (a schema name is|its own schema)"):
             App(url, schema=schema)
 
 
-def test_an_unreachable_database_is_named_without_its_password() -> None:
+def test_the_error_of_an_unreachable_database_hides_the_password() -> None:
     error = refused(App("postgresql://user:secret@127.0.0.1:1/app"), DatabaseUnreachable)
     assert "127.0.0.1:1/app" in error.message
     assert error.message.count("\n") == 0
@@ -101,7 +100,7 @@ def test_an_unreachable_database_is_named_without_its_password() -> None:
     assert "secret" not in str(error)
 
 
-def test_a_wrong_database_or_role_is_told(database_url: str) -> None:
+def test_the_error_names_a_database_that_does_not_exist(database_url: str) -> None:
     app = App(conninfo.make_conninfo(database_url, dbname="nowhere"))
     assert "nowhere" in refused(app, DatabaseError).message
 
@@ -119,14 +118,14 @@ def test_a_wrong_database_or_role_is_told(database_url: str) -> None:
         ),
         ('FATAL:  too many connections for role "app"', "the connection limit of the role"),
         ('FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "app"', "pg_hba.conf"),
-        ("Connection refused", "check the URL and that the server runs"),
+        ("Connection refused", "check the URL, and make sure that the server is running"),
     ],
 )
-def test_each_refusal_of_a_connection_names_its_own_fix(said: str, fix: str) -> None:
-    assert fix in remedies.remedy_of_connection(f'connection to server at "a", port 5432 failed: {said}')
+def test_each_refused_connection_names_its_own_fix(said: str, fix: str) -> None:
+    assert fix in refusals.remedy_of_connection(f'connection to server at "a", port 5432 failed: {said}')
 
 
-def test_no_free_connection_names_its_own_fix(new_server: NewServer) -> None:
+def test_a_role_without_free_connections_is_reported_with_its_fix(new_server: NewServer) -> None:
     server = new_server()
     with psycopg.connect(server.url, autocommit=True) as admin:
         admin.execute("create role few login connection limit 0")
@@ -148,7 +147,7 @@ def test_a_server_that_is_read_only_by_a_setting_names_the_setting(new_server: N
     assert "primary" not in str(problem.fix)
 
 
-def test_a_role_that_may_only_read_is_told_the_right_that_it_lacks(database_url: str, schema: str) -> None:
+def test_the_error_of_a_read_only_role_names_the_missing_privilege(database_url: str, schema: str) -> None:
     App(database_url, schema=schema).migrate()
     with role(database_url) as (name, url):
         denied = refused(App(url, schema=schema), SchemaForbidden)
@@ -159,7 +158,7 @@ def test_a_role_that_may_only_read_is_told_the_right_that_it_lacks(database_url:
         assert f'insert, update, delete on all tables in schema "{schema}"' in str(denied.fix)
 
 
-def test_the_name_of_a_schema_is_quoted_in_the_statement_of_a_fix(database_url: str, schema: str) -> None:
+def test_the_sql_statement_of_a_fix_quotes_the_schema_name(database_url: str, schema: str) -> None:
     with role(database_url) as (_, url):
         problem = refused(App(url, schema=f"Shop_{schema}"), SchemaForbidden)
     assert f"'create schema \"Shop_{schema}\" authorization <role>'" in str(problem.fix)
@@ -193,8 +192,8 @@ def test_a_refused_login_is_reported_at_the_first_use_without_a_wait(new_server:
         assert time.monotonic() - began_at < 15
 
 
-def test_a_host_that_cannot_be_reached_is_no_refused_login(database_url: str) -> None:  # J11
-    """One host refuses the login, but another one that is away may accept it."""
+def test_an_unreachable_host_is_not_reported_as_a_refused_login(database_url: str) -> None:  # J11
+    """One host refuses the login, but the unreachable host might accept it."""
     place = conninfo.conninfo_to_dict(database_url)
     hosts = {"host": f"127.0.0.1,{place['host']}", "port": f"1,{place['port']}"}
     app = App(conninfo.make_conninfo(database_url, dbname="nowhere", **hosts), patience="1s")
@@ -209,14 +208,14 @@ def test_a_read_only_database_is_refused(database_url: str, schema: str) -> None
         assert "writes" in refused(App(url, schema=schema), DatabaseReadOnly).message
 
 
-def test_a_server_that_is_too_old_is_refused(
+def test_a_postgresql_server_that_is_too_old_is_refused(
     database_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "OLDEST_SERVER", 990_000)  # no server of that age is at hand
+    monkeypatch.setattr(target, "OLDEST_SERVER", 990_000)  # the tests have no server that old
     assert "PostgreSQL 18" in refused(App(database_url, schema=schema), DatabaseTooOld).message
 
 
-def test_without_auto_migrate_the_schema_must_be_there(database_url: str, schema: str) -> None:
+def test_without_auto_migrate_a_missing_schema_is_an_error(database_url: str, schema: str) -> None:
     app = App(database_url, schema=schema, auto_migrate=False)
     assert "everbeat migrate" in str(refused(app, SchemaMissing))
     assert app.schema_status().applied == ()
@@ -226,7 +225,7 @@ def test_without_auto_migrate_the_schema_must_be_there(database_url: str, schema
     app.close()
 
 
-def test_a_schema_from_the_future_is_refused(database_url: str, schema: str) -> None:
+def test_a_schema_of_a_newer_everbeat_is_refused(database_url: str, schema: str) -> None:
     App(database_url, schema=schema).migrate()
     execute(
         database_url,
@@ -238,7 +237,9 @@ def test_a_schema_from_the_future_is_refused(database_url: str, schema: str) -> 
         assert "999" in error.message
 
 
-def test_a_role_that_owns_only_its_schema_can_do_everything(database_url: str, schema: str) -> None:  # B15
+def test_a_role_that_owns_only_its_schema_can_use_every_operation(
+    database_url: str, schema: str
+) -> None:  # B15
     with role(database_url) as (name, url):
         execute(database_url, sql.SQL("create schema {} authorization {}"), schema, name)
         app = App(url, schema=schema)
@@ -258,7 +259,9 @@ def test_a_role_that_owns_only_its_schema_can_do_everything(database_url: str, s
         app.close()
 
 
-def test_a_role_that_may_not_is_told_what_it_needs(database_url: str, schema: str) -> None:
+def test_the_error_of_a_role_that_cannot_create_the_schema_names_the_fix(
+    database_url: str, schema: str
+) -> None:
     with role(database_url) as (_, url):
         error = refused(App(url, schema=schema), SchemaForbidden)
         assert "authorization" in str(error)
@@ -271,14 +274,14 @@ def test_two_apps_in_two_schemas_do_not_see_each_other(database_url: str, schema
         assert other.list_tasks() == []
         assert other.send_by_name("work", key="k").id != sent.id
         assert [task.id for task in one.list_tasks()] == [sent.id]
-        assert one.door.channel != other.door.channel
+        assert database_of(one).channel != database_of(other).channel
     finally:
         one.close()
         other.close()
         execute(database_url, sql.SQL("drop schema if exists {} cascade"), f"{schema}_b")
 
 
-def test_many_processes_may_be_first_at_once(database_url: str, schema: str) -> None:
+def test_many_apps_can_create_the_schema_at_the_same_time(database_url: str, schema: str) -> None:
     apps = [App(database_url, schema=schema) for _ in range(6)]
 
     async def program() -> None:
@@ -290,7 +293,7 @@ def test_many_processes_may_be_first_at_once(database_url: str, schema: str) -> 
         app.close()
 
 
-def test_embedded_is_opened_at_the_first_use_and_not_before(
+def test_the_embedded_server_starts_at_the_first_use_and_stops_at_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -308,7 +311,7 @@ def test_embedded_is_opened_at_the_first_use_and_not_before(
 
 @contextmanager
 def role(url: str) -> Iterator[tuple[str, str]]:
-    """A role of no rights at all, and the URL by which it connects."""
+    """Yield a role without any privileges and the URL that connects as this role."""
     name = "everbeat_test_role"
     execute(url, sql.SQL("create role {} login"), name)
     try:

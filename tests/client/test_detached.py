@@ -1,14 +1,16 @@
-"""A task function that is called directly: all of its Context works, and no task is touched."""
+"""Test direct calls of task functions: their Context works and no stored task changes."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
-from everbeat import App, BlockingCallInLoop, CommitRefused, Context, OutsideWorker
+from everbeat import App, Context, RetryPolicy
+from everbeat.errors import BlockingCallInLoop, CommitRefused, OutsideWorker
 
 app = App("postgresql://nowhere.invalid/none")
 
@@ -46,21 +48,21 @@ def store(ctx: Context, url: str, table: str, *, fail: bool = False) -> str:
         return str(completion.result)
 
 
-def test_a_detached_context_reports_nowhere_and_never_stops() -> None:
+def test_a_detached_context_has_default_values_and_never_asks_to_stop() -> None:
     assert look() == (1, 0, "")
 
 
-def test_checkpoints_live_as_long_as_the_call() -> None:
+def test_checkpoints_of_a_direct_call_last_as_long_as_the_call() -> None:
     assert remember(["a", "b"]) == ["a", "b"]
     assert remember(["a", "b"]) == ["a", "b"]
 
 
-async def test_a_blocking_checkpoint_on_a_loop_is_found_by_a_test_too() -> None:
+async def test_a_direct_call_refuses_a_blocking_checkpoint_on_an_event_loop() -> None:
     with pytest.raises(BlockingCallInLoop, match=r"await Context\.acheckpoint"):
         await remember_badly()
 
 
-def test_a_commit_is_the_users_transaction_only(database_url: str) -> None:
+def test_commit_with_of_a_direct_call_is_only_the_users_transaction(database_url: str) -> None:
     table = f"detached_{uuid4().hex[:8]}"
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(f"create table {table} (n integer)")  # type: ignore[call-overload]
@@ -73,8 +75,8 @@ def test_a_commit_is_the_users_transaction_only(database_url: str) -> None:
             connection.execute(f"drop table {table}")  # type: ignore[call-overload]
 
 
-def test_a_commit_refuses_what_is_no_connection() -> None:
-    with pytest.raises(CommitRefused, match="no connection it knows"):
+def test_commit_with_of_a_direct_call_refuses_an_object_that_is_not_a_connection() -> None:
+    with pytest.raises(CommitRefused, match="which it does not support"):
         store_on(UUID(int=1))
 
 
@@ -118,19 +120,39 @@ def wait(ctx: Context) -> None:
 
 
 @app.task
-def beget(ctx: Context) -> None:
+def send_child(ctx: Context) -> None:
     ctx.send(look.call())
 
 
-async def test_steps_are_calls_and_a_sleep_is_slept() -> None:
+async def test_a_direct_call_runs_steps_as_function_calls_and_really_sleeps() -> None:
     assert await asyncio.to_thread(take_steps) == [2, 4, 6]
     assert await take_steps_on_a_loop() == [8, 1.5]
     with pytest.raises(BlockingCallInLoop, match=r"await Context.astep\(...\)"):
         await step_badly()
 
 
-def test_there_are_no_signals_and_no_children() -> None:
+def test_a_direct_call_cannot_wait_for_events_or_send_children() -> None:
     with pytest.raises(OutsideWorker, match=r"Context.wait_event needs a task that a worker runs"):
         wait()
     with pytest.raises(OutsideWorker, match=r"Context.send needs a task"):
-        beget()
+        send_child()
+
+
+@app.task
+async def step_with_retries(ctx: Context) -> list[str]:
+    tries: list[str] = []
+
+    async def reach() -> str:
+        tries.append("try")
+        if len(tries) == 1:
+            await asyncio.Event().wait()
+        return "reached"
+
+    again = RetryPolicy(max_retries=1, intervals=["1s"], jitter=0, auto_retry_for=[TimeoutError])
+    return [await ctx.with_options(retry=again, timeout="100ms").astep(reach), *tries]
+
+
+async def test_a_step_of_a_direct_call_keeps_its_timeout_and_its_retries() -> None:
+    since = time.monotonic()
+    assert await step_with_retries() == ["reached", "try", "try"]
+    assert time.monotonic() - since > 1

@@ -1,4 +1,4 @@
-"""An embedded server that stops, or that another process holds, does not stretch the time limit of a call."""
+"""Test that calls keep their time limits while an embedded server stops or another process holds it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import psycopg
 import pytest
 
 from everbeat import App
+from everbeat.client.database_access import database_of
+from everbeat.embedded.server import EmbeddedServer, alone
 from everbeat.errors import DatabaseError
-from everbeat.store.embedded import EmbeddedServer
-from everbeat.store.embedded_sharing import alone
 from tests.conftest import NewServer
 
 SLACK_S = 3.0
@@ -39,7 +39,7 @@ def app(server: EmbeddedServer) -> Iterator[App]:
 
 @pytest.fixture
 def stopping(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    """Asked to stop, it goes on as long as somebody is connected, as a worker is."""
+    """Yield a server that was asked to stop and waits until its last client, such as a worker, disconnects."""
     with psycopg.connect(server.url):
         assert server.pid is not None
         os.kill(server.pid, signal.SIGTERM)
@@ -47,36 +47,38 @@ def stopping(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
         give_up_at = time.monotonic() + 10
         while "stopping" not in file.read_text():
             assert time.monotonic() < give_up_at
-            time.sleep(0.01)  # PostgreSQL says so in a file only
+            time.sleep(0.01)  # PostgreSQL reports this only in a file
         yield server
 
 
-def test_a_result_is_waited_for_no_longer_than_its_limit_while_the_server_stops(
+def test_result_ends_at_its_timeout_while_the_embedded_server_stops(
     stopping: EmbeddedServer, app: App
 ) -> None:
     began = time.monotonic()
-    with pytest.raises(DatabaseError, match="takes no connection"):
+    with pytest.raises(DatabaseError, match="accepts no connections"):
         app.handle(uuid4()).result(timeout=0.5)
     assert time.monotonic() - began < 0.5 + SLACK_S
 
 
-async def test_a_result_is_awaited_no_longer_than_its_limit_while_the_server_stops(
+async def test_aresult_ends_at_its_timeout_while_the_embedded_server_stops(
     stopping: EmbeddedServer, app: App
 ) -> None:
     began = time.monotonic()
-    with pytest.raises(DatabaseError, match="takes no connection"):
+    with pytest.raises(DatabaseError, match="accepts no connections"):
         await app.handle(uuid4()).aresult(timeout=0.5)
     assert time.monotonic() - began < 0.5 + SLACK_S
 
 
-def test_a_send_ends_with_its_patience_while_the_server_stops(stopping: EmbeddedServer, app: App) -> None:
+def test_a_send_ends_with_its_patience_while_the_embedded_server_stops(
+    stopping: EmbeddedServer, app: App
+) -> None:
     began = time.monotonic()
-    with pytest.raises(DatabaseError, match="takes no connection"):
+    with pytest.raises(DatabaseError, match="accepts no connections"):
         app.send_by_name("work")
     assert time.monotonic() - began < 1 + SLACK_S
 
 
-def test_a_result_is_waited_for_no_longer_than_its_limit_while_another_process_starts_the_server(
+def test_result_ends_at_its_timeout_while_another_process_starts_the_embedded_server(
     server: EmbeddedServer, app: App
 ) -> None:
     began = time.monotonic()
@@ -85,13 +87,13 @@ def test_a_result_is_waited_for_no_longer_than_its_limit_while_another_process_s
     assert time.monotonic() - began < 0.5 + SLACK_S
 
 
-def test_a_result_is_waited_for_no_longer_than_its_limit_while_another_thread_opens_the_database(
+def test_result_ends_at_its_timeout_while_another_thread_opens_the_database(
     server: EmbeddedServer, app: App
 ) -> None:
     with alone(server.folder):
         opening = threading.Thread(target=app.send_by_name, args=("work",))
         opening.start()
-        while not app.door._lock.locked():
+        while not database_of(app)._lock.locked():
             time.sleep(0.01)  # the thread has just begun
         began = time.monotonic()
         with pytest.raises(DatabaseError, match="Another thread"):
@@ -101,7 +103,7 @@ def test_a_result_is_waited_for_no_longer_than_its_limit_while_another_thread_op
     assert not opening.is_alive()
 
 
-def test_the_last_look_after_a_wait_adds_half_a_second_at_most(server: EmbeddedServer, app: App) -> None:
+def test_the_last_query_after_a_timeout_adds_at_most_half_a_second(server: EmbeddedServer, app: App) -> None:
     handle = app.send_by_name("work")
     server.stop("immediate")
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What an operator sees: tasks with their history, why they wait, workers, supervisors, queues, beats, recoveries."""
+"""Test the queries of operators: tasks, workers, supervisors, queues, heartbeats and recoveries."""
 
 from __future__ import annotations
 
@@ -12,18 +12,12 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from everbeat import (
-    App,
-    CancelResult,
-    CancelVerdict,
-    ConfigurationError,
-    QueueConfig,
-    TaskNotRetryable,
-    TaskState,
-)
+from everbeat import App, QueueConfig, TaskState
+from everbeat.errors import ConfigurationError, TaskNotRetryable
+from everbeat.inspection import CancelResult, CancelVerdict
 from everbeat.store import workers
 from tests.client.blocking import wait_until_blocked_by
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 
 @pytest.fixture
@@ -38,7 +32,7 @@ def send(app: App) -> Callable[..., Any]:
 
 
 def test_tasks_are_listed_newest_first_and_page_by_page(
-    app: App, hands: Hands, send: Callable[..., Any]
+    app: App, db: StoreHarness, send: Callable[..., Any]
 ) -> None:
     handles = [send(n, queue="a" if n % 2 else "b") for n in range(6)]
     handles[0].cancel()
@@ -61,56 +55,58 @@ def test_tasks_are_listed_newest_first_and_page_by_page(
         ({"before": "first"}, "must be a UUID"),
     ],
 )
-def test_wrong_questions_are_refused(app: App, question: dict[str, Any], said: str) -> None:
+def test_list_tasks_refuses_invalid_filters(app: App, question: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         app.list_tasks(**question)
 
 
-def test_a_waiting_task_says_why(app: App, hands: Hands, send: Callable[..., Any]) -> None:  # B13
-    assert send().info().waiting_because is None  # w1 and w2 serve all queues and told no names
-    hands.run(workers.bury_workers(worker_ids=["w1", "w2"], how="test"))
+def test_a_waiting_task_says_why_it_waits(
+    app: App, db: StoreHarness, send: Callable[..., Any]
+) -> None:  # B13
+    assert send().info().waiting_because is None  # w1 and w2 serve all queues and registered no task names
+    db.run(workers.bury_workers(worker_ids=["w1", "w2"], how="test"))
     assert send().info().waiting_because == "no live worker"
     mail = workers.WorkerRow(
         id="w3", supervisor_id="s1", hostname="host", pid=3, process_started=None, queues=["mail"],
         metadata='{"tasks": ["welcome"]}',
     )  # fmt: skip
-    hands.run(workers.register_worker(mail))
+    db.run(workers.register_worker(mail))
     assert send().info().waiting_because == "no live worker serves queue 'default'"
     assert (
         send(queue="mail").info().waiting_because
         == "no live worker that serves queue 'mail' knows task 'work'"
     )
     assert app.send_by_name("welcome", {}, queue="mail").info().waiting_because is None
-    hands.connection.execute(
-        f"update {hands.target.schema}.supervisors set last_beat_at = last_beat_at - interval '1 hour'"
+    db.connection.execute(
+        f"update {db.target.schema}.supervisors set last_beat_at = last_beat_at - interval '1 hour'"
     )
     assert send().info().waiting_because == "no live worker"
 
 
 def test_workers_are_listed_with_what_they_hold_newest_beat_first(  # F1
-    app: App, hands: Hands, send: Callable[..., Any]
+    app: App, db: StoreHarness, send: Callable[..., Any]
 ) -> None:
-    hands.supervisor("s2", "w9")
+    db.supervisor("s2", "w9")
     for n in range(3):
         send(n)
-    one, *_ = hands.claim("w1", limit=3)
-    hands.start(one)
-    hands.run(workers.beat("s1", [], draining=False))
+    one, *_ = db.claim("w1", limit=3)
+    db.start(one)
+    db.run(workers.beat("s1", [], draining=False))
     listed = app.list_active_workers(stale_after="60s")
     assert [worker.worker_id for worker in listed] == ["w1", "w2", "w9"]
     first = listed[0]
     assert (first.hostname, first.pid, first.supervisor_id, first.queues) == ("host", 2, "s1", None)
     assert (first.running, first.claimed, first.is_stale, first.tasks) == (1, 2, False, None)
     assert first.last_heartbeat_at >= first.started_at
-    hands.connection.execute(
-        f"update {hands.target.schema}.workers set started_at = started_at - interval '1 hour' where id = 'w9'"
+    db.connection.execute(
+        f"update {db.target.schema}.workers set started_at = started_at - interval '1 hour' where id = 'w9'"
     )
-    hands.connection.execute(
-        f"update {hands.target.schema}.supervisors set last_beat_at = last_beat_at - interval '90 s' where id = 's2'"
+    db.connection.execute(
+        f"update {db.target.schema}.supervisors set last_beat_at = last_beat_at - interval '90 s' where id = 's2'"
     )
     assert [worker.is_stale for worker in app.list_active_workers(stale_after="60s")] == [False, False, True]
     assert not any(worker.is_stale for worker in app.list_active_workers(stale_after=timedelta(seconds=100)))
-    hands.run(workers.bury_workers(worker_ids=["w2"], how="child_exit", cause="killed by SIGKILL", signal=9))
+    db.run(workers.bury_workers(worker_ids=["w2"], how="child_exit", cause="killed by SIGKILL", signal=9))
     assert [worker.worker_id for worker in app.list_active_workers()] == ["w1", "w9"]
     ended = next(worker for worker in app.list_workers() if worker.worker_id == "w2")
     assert (ended.ended_how, ended.ended_cause, ended.signal) == ("child_exit", "killed by SIGKILL", 9)
@@ -119,29 +115,31 @@ def test_workers_are_listed_with_what_they_hold_newest_beat_first(  # F1
 
 
 def test_every_task_in_flight_shows_its_latest_beat(  # D2
-    app: App, hands: Hands, send: Callable[..., Any]
+    app: App, db: StoreHarness, send: Callable[..., Any]
 ) -> None:
     send(1), send(2)
-    running, claimed = hands.claim("w1")
-    hands.start(running)
+    running, claimed = db.claim("w1")
+    db.start(running)
     roles = {beat.task_id: beat.role for beat in app.heartbeats()}
     assert roles == {running.id: "runner", claimed.id: "claimer"}
-    hands.run(workers.beat("s1", [(running.id, running.claim_id)], draining=False))
+    db.run(workers.beat("s1", [(running.id, running.claim_id)], draining=False))
     (latest, *older) = app.heartbeats(running.id)
     assert (latest.sender_id, latest.role, latest.hostname, latest.pid) == ("w1", "runner", "host", 2)
     assert [beat.role for beat in older] == ["runner", "claimer"]
     assert app.info(running.id).heartbeat == latest
-    hands.settle(running, result=b"null")
+    db.settle(running, result=b"null")
     assert app.heartbeats(running.id) == []
-    hands.cancel(claimed.id)
+    db.cancel(claimed.id)
 
 
-def test_recoveries_tell_the_whole_story(app: App, hands: Hands, send: Callable[..., Any]) -> None:  # E11
+def test_a_recovery_has_the_worker_the_cause_and_the_action(
+    app: App, db: StoreHarness, send: Callable[..., Any]
+) -> None:  # E11
     handle = send()
-    (claimed,) = hands.claim("w1")
-    hands.start(claimed)
-    (lease,) = hands.leases()
-    hands.recover(lease, "retry", error=b'{"code": "WORKER_CRASHED", "data": {"worker_id": "w1"}}')
+    (claimed,) = db.claim("w1")
+    db.start(claimed)
+    (lease,) = db.leases()
+    db.recover(lease, "retry", error=b'{"code": "WORKER_CRASHED", "data": {"worker_id": "w1"}}')
     (recovery,) = app.recoveries(handle.id)
     assert app.recoveries() == [recovery]
     assert (recovery.was, recovery.action, recovery.cause) == (TaskState.RUNNING, "retry", "vanished")
@@ -149,22 +147,22 @@ def test_recoveries_tell_the_whole_story(app: App, hands: Hands, send: Callable[
     assert recovery.ran_again_at is None
     assert recovery.certificate is not None
     assert recovery.certificate["code"] == "WORKER_CRASHED"
-    (again,) = hands.claim("w2")
-    hands.start(again)
+    (again,) = db.claim("w2")
+    db.start(again)
     (recovery,) = handle.info().recoveries
     assert recovery.ran_again_at == handle.info().started_at
-    hands.settle(again, result=b"null")
+    db.settle(again, result=b"null")
     assert app.recoveries(uuid4()) == []
 
 
 def test_queues_are_counted_in_the_order_they_are_served(
-    database_url: str, schema: str, app: App, hands: Hands, send: Callable[..., Any]
+    database_url: str, schema: str, app: App, db: StoreHarness, send: Callable[..., Any]
 ) -> None:
     looking = App(database_url, schema=schema, queues=[QueueConfig("slow"), QueueConfig("fast", priority=1)])
     send(queue="odd"), send(queue="fast"), send(queue="fast")
     app.send_by_name("later", {}, when=timedelta(hours=1), queue="fast")
-    hands.start(hands.claim("w1", queues=["fast"], limit=1)[0])
-    hands.claim("w1", queues=["fast"], limit=1)
+    db.start(db.claim("w1", queues=["fast"], limit=1)[0])
+    db.claim("w1", queues=["fast"], limit=1)
     fast, odd, slow = looking.queues()
     assert (fast.name, fast.priority, fast.pending, fast.scheduled) == ("fast", 1, 0, 1)
     assert (fast.claimed, fast.running, fast.oldest_due_s) == (1, 1, None)
@@ -175,47 +173,49 @@ def test_queues_are_counted_in_the_order_they_are_served(
     looking.close()
 
 
-def test_snapshots_are_readable(app: App, hands: Hands) -> None:  # D6
+def test_worker_states_returns_the_recorded_snapshots(app: App, db: StoreHarness) -> None:  # D6
     state = workers.WorkerState(
         worker_id="w1", running=1, claimed=2, slots=3, rss_bytes=4, cpu_percent=5.5, loop_lag_ms=0.25
     )
-    hands.run(workers.record_states([state]))
+    db.run(workers.record_states([state]))
     (shown,) = app.worker_states()
     assert (shown.worker_id, shown.running, shown.claimed, shown.slots) == ("w1", 1, 2, 3)
     assert (shown.rss_bytes, shown.cpu_percent, shown.loop_lag_ms) == (4, 5.5, 0.25)
     assert app.worker_states("w2") == []
 
 
-def test_cancel_says_what_it_did(app: App, hands: Hands, send: Callable[..., Any]) -> None:  # B11
+def test_cancel_reports_its_verdict_and_the_state_of_the_task(
+    app: App, db: StoreHarness, send: Callable[..., Any]
+) -> None:  # B11
     pending, claimed, running = send(1), send(2), send(3)
     assert pending.cancel() == CancelResult(CancelVerdict.CANCELLED, TaskState.CANCELLED)
-    first, second = hands.claim("w1")
+    first, second = db.claim("w1")
     assert (first.id, second.id) == (claimed.id, running.id)
     assert app.cancel(claimed.id).verdict is CancelVerdict.CANCELLED
-    hands.start(second)
+    db.start(second)
     assert app.cancel(str(running.id)) == CancelResult(CancelVerdict.REQUESTED, TaskState.RUNNING)
     assert running.info().cancel_requested_at is not None
-    assert hands.settle(second, "CANCELLED") == "CANCELLED"
+    assert db.settle(second, "CANCELLED") == "CANCELLED"
     for handle in (pending, claimed, running):
         assert handle.cancel() == CancelResult(CancelVerdict.ALREADY_ENDED, TaskState.CANCELLED)
 
 
-def test_retry_runs_an_ended_task_again_with_fresh_budgets(
-    app: App, hands: Hands, send: Callable[..., Any]
+def test_retry_runs_an_ended_task_again_with_new_retry_budgets(
+    app: App, db: StoreHarness, send: Callable[..., Any]
 ) -> None:
     handle = send()
     with pytest.raises(TaskNotRetryable, match="is PENDING"):
         app.retry(handle.id)
-    (claimed,) = hands.claim("w1")
-    hands.start(claimed)
-    hands.settle(claimed, "FAILED", error=b'{"code": "X"}')
+    (claimed,) = db.claim("w1")
+    db.start(claimed)
+    db.settle(claimed, "FAILED", error=b'{"code": "X"}')
     assert handle.outcome(timeout=10).error.code == "X"
     handle.retry()
     info = handle.info()
     assert (info.state, info.retry_count, info.error, info.attempt) == (TaskState.PENDING, 0, None, 1)
-    (again,) = hands.claim("w2")
-    hands.start(again)
-    hands.settle(again, result=b"null")
+    (again,) = db.claim("w2")
+    db.start(again)
+    db.settle(again, result=b"null")
     assert handle.result(timeout=10) is None
     with pytest.raises(TaskNotRetryable, match="COMPLETED"):
         handle.retry()
@@ -254,12 +254,12 @@ def test_a_retry_names_the_task_that_takes_its_key_at_the_same_moment(
             refused.result(timeout=30)
 
 
-def test_every_question_has_a_twin_that_answers_the_same(
-    app: App, hands: Hands, send: Callable[..., Any]
+def test_every_query_of_the_app_has_an_async_twin_with_the_same_answer(
+    app: App, db: StoreHarness, send: Callable[..., Any]
 ) -> None:
     handle = send()
-    (claimed,) = hands.claim("w1")
-    hands.start(claimed)
+    (claimed,) = db.claim("w1")
+    db.start(claimed)
 
     async def program() -> list[Any]:
         answers = [
@@ -280,4 +280,4 @@ def test_every_question_has_a_twin_that_answers_the_same(
     questions -= {"on_recovery", "on_interrupted", "on_recovered", "define_workflow"}  # decorators
     questions -= {"workflow", "workflow_handle", "patience"}  # make an object and ask nothing
     assert {name for name in questions if f"a{name}" not in twins and name[1:] not in twins} == set()
-    hands.settle(claimed, result=b"null")
+    db.settle(claimed, result=b"null")

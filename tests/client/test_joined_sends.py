@@ -1,4 +1,4 @@
-"""Tasks sent inside the caller's own transaction: there with its rows, or not at all; never committed by the send."""
+"""Test sends in the caller's transaction: the task is committed or rolled back with it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 
-from everbeat import App, BlockingCallInLoop, ConfigurationError, TaskNotFound, TaskState
-from tests.store.conftest import Hands
+from everbeat import App, TaskState
+from everbeat.errors import BlockingCallInLoop, ConfigurationError, TaskNotFound
+from tests.store.conftest import StoreHarness
 from tests.store.foreign_kinds import ASYNC_KINDS, SYNC_KINDS, AsyncKind, SyncKind, asyncpg_arguments
 
 OWN_END = ("begun", "autocommit")
@@ -29,11 +30,11 @@ def welcome(app: App) -> Any:
 
 
 @pytest.fixture
-def stored(hands: Hands) -> Callable[[], int]:
-    """How many tasks everybody else sees."""
+def stored(db: StoreHarness) -> Callable[[], int]:
+    """Return a function that counts the tasks that other sessions see."""
 
     def count() -> int:
-        return len(hands.table("tasks"))
+        return len(db.table("tasks"))
 
     return count
 
@@ -43,7 +44,7 @@ def ending(kind: SyncKind | AsyncKind) -> bool:
 
 
 @pytest.mark.parametrize("kind", [each for each in SYNC_KINDS if ending(each)], ids=lambda kind: kind.name)
-def test_a_task_is_there_when_the_caller_commits(
+def test_a_task_sent_in_the_callers_transaction_is_visible_after_its_commit(
     kind: SyncKind, database_url: str, welcome: Any, stored: Callable[[], int]
 ) -> None:
     with kind.open(database_url) as connection:
@@ -55,7 +56,7 @@ def test_a_task_is_there_when_the_caller_commits(
         handle = joined.send(2)
         many = joined.send_many(welcome.with_options(key=f"m{n}").call(n) for n in range(5))
         assert isinstance(handle.id, UUID)
-        assert joined.send(3).id == handle.id, "the key is taken in this very transaction"
+        assert joined.send(3).id == handle.id, "this transaction already has the key"
         assert stored() == 0
         with pytest.raises(TaskNotFound):
             handle.result(timeout=0.1)
@@ -65,7 +66,7 @@ def test_a_task_is_there_when_the_caller_commits(
 
 
 @pytest.mark.parametrize("kind", [each for each in ASYNC_KINDS if ending(each)], ids=lambda kind: kind.name)
-async def test_the_same_on_an_event_loop(
+async def test_a_task_sent_in_the_callers_async_transaction_is_visible_after_its_commit(
     kind: AsyncKind, database_url: str, welcome: Any, stored: Callable[[], int]
 ) -> None:
     async with kind.open(database_url) as connection:
@@ -94,7 +95,9 @@ async def test_the_same_on_an_event_loop(
     assert stored() == 6
 
 
-async def test_codecs_of_the_caller_change_nothing(database_url: str, welcome: Any, hands: Hands) -> None:
+async def test_type_codecs_of_the_callers_connection_do_not_change_a_send(
+    database_url: str, welcome: Any, db: StoreHarness
+) -> None:
     connection = await asyncpg.connect(**asyncpg_arguments(database_url))
     try:
         await connection.set_type_codec(
@@ -105,13 +108,13 @@ async def test_codecs_of_the_caller_change_nothing(database_url: str, welcome: A
         await joined.asend_many([welcome.call(2)])
     finally:
         await connection.close()
-    assert {row[0] for row in hands.table("tasks", "args::text")} == {
+    assert {row[0] for row in db.table("tasks", "args::text")} == {
         '{"user_id":1}',
         '{"user_id":2}',
     }
 
 
-def test_a_block_that_fails_takes_the_task_with_it(
+def test_a_transaction_that_fails_rolls_the_task_back(
     database_url: str, welcome: Any, stored: Callable[[], int]
 ) -> None:
     def send_and_fail(connection: Any) -> None:
@@ -129,14 +132,14 @@ def test_a_block_that_fails_takes_the_task_with_it(
     assert stored() == 1
 
 
-def test_nothing_is_repeated_on_the_callers_connection(database_url: str, welcome: Any) -> None:
+def test_a_send_on_the_callers_connection_is_not_repeated(database_url: str, welcome: Any) -> None:
     connection = psycopg.connect(database_url)
     connection.close()
     with pytest.raises(psycopg.OperationalError):
         welcome.with_options(connection=connection).send(1)
 
 
-def test_wrong_connections_are_refused_in_words(database_url: str, welcome: Any) -> None:
+def test_unsupported_connections_are_refused_with_an_explanation(database_url: str, welcome: Any) -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as other, pytest.raises(ConfigurationError, match="leads to no PostgreSQL"):
         welcome.with_options(connection=other).send(1)
@@ -145,7 +148,7 @@ def test_wrong_connections_are_refused_in_words(database_url: str, welcome: Any)
             welcome.with_options(connection=wrong).send(1)
 
 
-async def test_the_other_kind_of_call_is_named(database_url: str, welcome: Any) -> None:
+async def test_a_sync_connection_refuses_asend_and_names_send(database_url: str, welcome: Any) -> None:
     with psycopg.connect(database_url) as connection:
         joined = welcome.with_options(connection=connection)
         with pytest.raises(ConfigurationError, match="use send"):
@@ -165,7 +168,7 @@ def test_calls_of_two_transactions_are_not_sent_together(database_url: str, welc
 
 
 @pytest.mark.parametrize("kind", SYNC_KINDS, ids=lambda kind: kind.name)
-def test_a_database_without_the_schema_gets_a_note_with_the_fix(
+def test_an_error_of_a_missing_schema_gets_a_note_with_the_fix(
     kind: SyncKind, database_url: str, schema: str
 ) -> None:
     app = App(database_url, schema=schema)
@@ -181,7 +184,9 @@ def test_a_database_without_the_schema_gets_a_note_with_the_fix(
 
 
 @pytest.mark.parametrize("kind", ASYNC_KINDS, ids=lambda kind: kind.name)
-async def test_so_does_one_on_an_event_loop(kind: AsyncKind, database_url: str, schema: str) -> None:
+async def test_an_error_of_a_missing_schema_on_an_event_loop_gets_a_note_with_the_fix(
+    kind: AsyncKind, database_url: str, schema: str
+) -> None:
     app = App(database_url, schema=schema)
     welcome = app.task(name="welcome")(plain_function)
     async with kind.open(database_url) as connection:
@@ -191,10 +196,10 @@ async def test_so_does_one_on_an_event_loop(kind: AsyncKind, database_url: str, 
     await app.aclose()
 
 
-def test_a_schema_of_another_version_and_a_missing_right_get_their_own_notes(
-    app: App, hands: Hands, database_url: str, welcome: Any
+def test_errors_of_another_schema_version_and_a_missing_privilege_get_their_own_notes(
+    app: App, db: StoreHarness, database_url: str, welcome: Any
 ) -> None:
-    role = f"sender_{hands.target.schema[-12:]}"
+    role = f"sender_{db.target.schema[-12:]}"
     with psycopg.connect(database_url, autocommit=True) as admin:
         admin.execute(f"create role {role}")
         try:
@@ -206,13 +211,13 @@ def test_a_schema_of_another_version_and_a_missing_right_get_their_own_notes(
         finally:
             admin.execute(f"drop role {role}")
     with psycopg.connect(database_url) as connection:
-        connection.execute(f'alter table "{hands.target.schema}".tasks rename column args to arguments')
+        connection.execute(f'alter table "{db.target.schema}".tasks rename column args to arguments')
         with pytest.raises(psycopg.errors.UndefinedColumn) as outdated:
             welcome.with_options(connection=connection).send(1)
     assert "another version of everbeat" in " ".join(outdated.value.__notes__)
 
 
-def test_other_errors_of_the_users_library_pass_as_they_are(database_url: str, welcome: Any) -> None:
+def test_other_errors_of_the_users_library_are_raised_unchanged(database_url: str, welcome: Any) -> None:
     with psycopg.connect(database_url) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
             connection.execute("select 1/0")
@@ -233,7 +238,7 @@ def assert_noted(problem: BaseException, schema: str) -> None:
 
 
 class TestDjango:
-    """Django's own connection, in its atomic blocks."""
+    """Sends on Django's own connection in atomic blocks."""
 
     @pytest.fixture
     def connection(self, database_url: str) -> Iterator[Any]:
@@ -258,7 +263,7 @@ class TestDjango:
         yield connections["default"]
         connections["default"].close()
 
-    def test_a_task_is_there_when_the_atomic_block_ends(
+    def test_a_task_sent_in_a_django_atomic_block_is_visible_after_the_block(
         self, connection: Any, welcome: Any, stored: Callable[[], int]
     ) -> None:
         from django.db import connection as proxy
@@ -279,7 +284,7 @@ class TestDjango:
             send_and_fail()
         assert stored() == 3
 
-    def test_a_database_without_the_schema_gets_the_note_too(
+    def test_a_django_error_of_a_missing_schema_gets_a_note_with_the_fix(
         self, connection: Any, database_url: str, schema: str
     ) -> None:
         from django.db import ProgrammingError, transaction

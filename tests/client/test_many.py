@@ -1,4 +1,4 @@
-"""Many calls and many handles: what is taken, and what is said of everything else."""
+"""Test calls that take many calls or handles, and their errors for other arguments."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat import App, Call, ConfigurationError, Handle, PayloadError, SyncTask
-from everbeat.errors import TaskNotFound, WaitTimeout
+from everbeat import App, Call, Handle, SyncTask
+from everbeat.errors import ConfigurationError, PayloadError, TaskNotFound, WaitTimeout
 
 Work = SyncTask[[int], None]
 
@@ -29,7 +29,7 @@ def work(app: App) -> Work:
     return work
 
 
-def test_what_is_no_iterable_of_calls_is_refused_in_words(app: App, work: Work) -> None:
+def test_send_many_refuses_an_object_that_is_not_an_iterable_of_calls(app: App, work: Work) -> None:
     async def calls() -> AsyncIterator[Call[None]]:
         yield work.call(1)
 
@@ -37,7 +37,7 @@ def test_what_is_no_iterable_of_calls_is_refused_in_words(app: App, work: Work) 
         (work.call(1), "type Call", r"write \[task.call\(...\)\]"),
         (None, "None", "task.call"),
         (5, "type int", "task.call"),
-        (calls(), "async_generator", "await the twin asend_many"),
+        (calls(), "async_generator", "await asend_many"),
     ]
     for given, told, fix in wrong:
         for send in (app.send_many, work.send_many):
@@ -48,13 +48,13 @@ def test_what_is_no_iterable_of_calls_is_refused_in_words(app: App, work: Work) 
     assert app.list_tasks() == []
 
 
-def test_a_wrong_call_among_many_is_named_by_its_place_and_nothing_is_sent(app: App, work: Work) -> None:
-    with pytest.raises(PayloadError, match="entry 2 of what is to be sent, is no call"):
+def test_send_many_names_the_position_of_an_entry_that_is_not_a_call(app: App, work: Work) -> None:
+    with pytest.raises(PayloadError, match=r"Entry 2 of the calls to send, .*, is not a call"):
         app.send_many([work.call(1), work.call(2), work, work.call(4)])  # type: ignore[list-item]
     assert app.list_tasks() == []
 
 
-def test_what_fails_in_the_caller_s_own_generator_is_raised_as_it_is(app: App, work: Work) -> None:
+def test_send_many_raises_an_error_of_the_callers_generator_unchanged(app: App, work: Work) -> None:
     def calls() -> Iterator[Call[None]]:
         yield work.call(1)
         raise TypeError("mine")
@@ -64,12 +64,14 @@ def test_what_fails_in_the_caller_s_own_generator_is_raised_as_it_is(app: App, w
 
 
 @pytest.mark.parametrize("name", ["results", "outcomes"])
-def test_what_is_no_iterable_of_handles_is_refused_in_words(app: App, work: Work, name: str) -> None:
+def test_results_and_outcomes_refuse_an_object_that_is_not_an_iterable_of_handles(
+    app: App, work: Work, name: str
+) -> None:
     ask: Callable[[Any], object] = getattr(app, name)
     handle = work.send(1)
     wrong: list[tuple[Any, str]] = [
         (None, rf"handles of {name}\(\) = None"),
-        (handle, rf"write \[handle\], or ask handle.{name.removesuffix('s')}\(\)"),
+        (handle, rf"write \[handle\], or call handle.{name.removesuffix('s')}\(\)"),
         ([1], r"handles\[0\] = 1: must be a handle"),
         ([handle, work], r"handles\[1\] = .*SyncTask"),
         ([handle.id], r"handles\[0\] = .*app.handle\(id\)"),
@@ -79,7 +81,7 @@ def test_what_is_no_iterable_of_handles_is_refused_in_words(app: App, work: Work
             ask(given)
 
 
-async def test_the_twins_take_async_iterables(app: App, work: Work) -> None:
+async def test_the_async_twins_take_async_iterables(app: App, work: Work) -> None:
     async def calls() -> AsyncIterator[Call[None]]:
         for number in range(3):
             yield work.call(number)
@@ -101,7 +103,7 @@ async def test_the_twins_take_async_iterables(app: App, work: Work) -> None:
     await app.aclose()
 
 
-def test_a_wait_for_many_that_times_out_says_how_many_are_missing(app: App, work: Work) -> None:
+def test_results_that_time_out_report_how_many_tasks_have_not_ended(app: App, work: Work) -> None:
     handles = app.send_many(work.call(number) for number in range(5))
     handles[1].cancel()
     handles[3].cancel()
@@ -114,12 +116,12 @@ def test_a_wait_for_many_that_times_out_says_how_many_are_missing(app: App, work
         app.outcomes([*handles, app.handle(uuid4())], timeout="100ms")
 
 
-def test_no_connection_is_refused_where_one_is_named(app: App, work: Work) -> None:
+def test_a_send_with_connection_none_is_refused(app: App, work: Work) -> None:
     for send in (
         lambda: work.with_options(connection=None).send(1),
         lambda: app.send_by_name("work", {"number": 1}, connection=None),
         lambda: app.send_by_name("unknown", connection=None),
     ):
-        with pytest.raises(ConfigurationError, match=r"connection = None: is no connection.*leave it out"):
+        with pytest.raises(ConfigurationError, match=r"connection = None: is not a connection.*leave it out"):
             send()
     assert app.list_tasks() == []

@@ -1,4 +1,4 @@
-"""Sweeping and releasing through the app: its hooks decide, and what contradicts itself is refused before anything is done."""
+"""Test sweep and release through the app: its hooks decide, and contradictory options are refused first."""
 
 from __future__ import annotations
 
@@ -9,26 +9,22 @@ from uuid import UUID
 
 import pytest
 
-from everbeat import (
-    App,
-    BlockingCallInLoop,
-    ConfigurationError,
-    RecoveryContext,
-    RegistrationError,
-    Reschedule,
-    SweepSummary,
-    UnknownName,
-)
-from tests.services.test_sweep import everything, silence
-from tests.store.conftest import Hands
+from everbeat import App
+from everbeat.errors import BlockingCallInLoop, ConfigurationError, RegistrationError, UnknownName
+from everbeat.recovery import RecoveryContext, Reschedule, SweepSummary
+from tests.recovering.test_sweep import everything, silence
+from tests.store.conftest import StoreHarness
 
 
-def test_a_sweep_asks_the_hooks_of_the_app(app: App, hands: Hands) -> None:  # F2, F7
+def test_a_sweep_calls_the_hooks_of_the_app(app: App, db: StoreHarness) -> None:  # F2, F7
     told: list[RecoveryContext] = []
     passes: list[SweepSummary] = []
 
+    arguments: list[Any] = []
+
     @app.on_recovery
     def later(context: RecoveryContext) -> Reschedule:
+        arguments.append(app.info(context.task_id).arguments)
         return Reschedule(run_at=timedelta(hours=1))
 
     app.on_interrupted(told.append)
@@ -38,18 +34,21 @@ def test_a_sweep_asks_the_hooks_of_the_app(app: App, hands: Hands) -> None:  # F
         await asyncio.sleep(0)  # hooks may be asynchronous
         passes.append(summary)
 
-    running = hands.running()
-    silence(hands, "s1", 2)
+    running = db.running()
+    silence(db, "s1", 2)
     rehearsal = app.sweep_stale_workers(dry_run=True, sweep_threshold="60s")
     assert (rehearsal.worker_ids, rehearsal.tasks[0].action, told) == (("w1", "w2"), "fail", [])
     result = app.sweep_stale_workers(sweep_threshold="60s", recovery_delay="30s")
     assert (result.recovered_count, result.tasks[0].action) == (1, "reschedule")
     assert [context.task_id for context in told] == [running.id]
+    assert arguments == [{}], "a hook can read the arguments"
     assert [summary.task_ids for summary in passes] == [(running.id,)]
     assert told[0].sweeping_worker_id == passes[0].sweeping_worker_id
 
 
-async def test_a_sweep_on_a_loop_asks_them_there(app: App, hands: Hands) -> None:  # F7
+async def test_a_sweep_on_an_event_loop_calls_the_hooks_on_that_loop(
+    app: App, db: StoreHarness
+) -> None:  # F7
     seen: list[Any] = []
 
     @app.on_recovery(task="work")
@@ -57,8 +56,8 @@ async def test_a_sweep_on_a_loop_asks_them_there(app: App, hands: Hands) -> None
         seen.append(asyncio.get_running_loop())
         return Reschedule(run_at=timedelta(hours=1))
 
-    hands.running()
-    silence(hands, "s1", 6)
+    db.running()
+    silence(db, "s1", 6)
     assert (await app.asweep_stale_workers()).tasks[0].action == "reschedule"
     assert seen == [asyncio.get_running_loop()]
     with pytest.raises(BlockingCallInLoop, match="asweep_stale_workers"):
@@ -86,22 +85,22 @@ async def test_a_sweep_on_a_loop_asks_them_there(app: App, hands: Hands) -> None
         ),
     ],
 )
-def test_what_contradicts_itself_is_refused(
-    app: App, hands: Hands, options: dict[str, Any], said: str
+def test_a_sweep_refuses_contradictory_options_before_it_changes_anything(
+    app: App, db: StoreHarness, options: dict[str, Any], said: str
 ) -> None:  # bad input: thresholds and delays of sweeps
-    running = hands.running()
-    silence(hands, "s1", 6)
-    before = everything(hands)
+    running = db.running()
+    silence(db, "s1", 6)
+    before = everything(db)
     with pytest.raises(ConfigurationError, match=said):
         app.sweep_stale_workers(**options)
-    assert everything(hands) == before
-    hands.settle(running)
+    assert everything(db) == before
+    db.settle(running)
 
 
-def test_workers_are_released_by_name(app: App, hands: Hands) -> None:
+def test_release_workers_releases_only_known_workers(app: App, db: StoreHarness) -> None:
     released: list[UUID] = []
     app.on_interrupted(lambda context: released.append(context.task_id))
-    running = hands.running()
+    running = db.running()
     result = app.release_workers(["w1"])
     assert (result.worker_ids, result.recovered_count) == (("w1",), 1)
     assert released == [running.id]
@@ -112,7 +111,7 @@ def test_workers_are_released_by_name(app: App, hands: Hands) -> None:
     assert [worker.worker_id for worker in app.list_active_workers()] == ["w2"]
 
 
-def test_a_second_hook_for_the_same_is_refused_with_both_places(app: App) -> None:
+def test_a_second_hook_for_the_same_scope_is_refused_with_both_places(app: App) -> None:
     @app.on_recovery(task="work")
     def one(context: RecoveryContext) -> Reschedule:
         return Reschedule(timedelta(0))

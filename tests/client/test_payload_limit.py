@@ -1,4 +1,4 @@
-"""The limit of payloads: what is above it is refused before anything is stored, and the message says what to do."""
+"""Test the payload limit: the app refuses larger arguments before it stores anything and names the fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def small(database_url: str, schema: str) -> Iterator[App]:
     opened.close()
 
 
-def test_arguments_above_the_limit_are_refused_wherever_they_are_sent(small: App) -> None:  # B13
+def test_every_kind_of_send_refuses_arguments_above_the_payload_limit(small: App) -> None:  # B13
     @small.task
     def work(text: str) -> None: ...
 
@@ -44,7 +44,7 @@ def test_arguments_above_the_limit_are_refused_wherever_they_are_sent(small: App
         )
         assert (
             caught.value.fix
-            == "keep large data elsewhere and send where it is, or raise App(payload_limit=...)."
+            == "store large data elsewhere and send a reference to it, or raise App(payload_limit=...)."
         )
     assert small.list_tasks() == []
     assert small.list_workflows() == []
@@ -52,7 +52,7 @@ def test_arguments_above_the_limit_are_refused_wherever_they_are_sent(small: App
     assert small.send_by_name("elsewhere", {"text": "x" * FITS}).info().state == "PENDING"
 
 
-def test_the_default_takes_20_megabytes_and_refuses_more_than_32(
+def test_the_default_payload_limit_accepts_20_megabytes_and_refuses_more_than_32(
     database_url: str, schema: str
 ) -> None:  # B13
     app = App(database_url, schema=schema)
@@ -70,13 +70,13 @@ def test_the_default_takes_20_megabytes_and_refuses_more_than_32(
 
 
 @pytest.mark.parametrize("wrong", ["1023KB", "257MB", 0, "many", None, True])
-def test_a_limit_out_of_its_bounds_is_refused(wrong: Any) -> None:  # B13
+def test_a_payload_limit_outside_its_bounds_is_refused(wrong: Any) -> None:  # B13
     with pytest.raises(ConfigurationError, match=r"App\.payload_limit"):
         App("postgresql://localhost/x", payload_limit=wrong)
     assert App("postgresql://localhost/x", payload_limit="256MB").payload_limit == 256 * 1024 * 1024
 
 
-def test_one_send_many_has_a_limit_for_all_its_calls(
+def test_send_many_has_one_limit_for_the_arguments_of_all_its_calls(
     small: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # B13
     @small.task

@@ -1,4 +1,4 @@
-"""What is sent is stored once, complete, and before anybody is told that it was."""
+"""Test sends: each task is stored once and completely before the call returns."""
 
 from __future__ import annotations
 
@@ -12,20 +12,12 @@ from uuid import UUID
 
 import pytest
 
-from everbeat import (
-    WORKER_CRASHED,
-    App,
-    BlockingCallInLoop,
-    ConfigurationError,
-    PayloadError,
-    QueueConfig,
-    RetryPolicy,
-    TaskState,
-)
-from tests.store.conftest import Hands
+from everbeat import WORKER_CRASHED, App, Handle, QueueConfig, RetryPolicy, TaskState
+from everbeat.errors import BlockingCallInLoop, ConfigurationError, PayloadError
+from tests.store.conftest import StoreHarness
 
 
-def test_a_sent_task_is_pending_and_says_when_it_was_sent(app: App, hands: Hands) -> None:  # B2
+def test_a_sent_task_is_pending_and_has_the_time_it_was_sent(app: App, db: StoreHarness) -> None:  # B2
     @app.task(queue="mail", priority=-3, flags=["infrastructure_resilient"])
     async def welcome(user_id: int, locale: str = "en") -> None: ...
 
@@ -40,18 +32,18 @@ def test_a_sent_task_is_pending_and_says_when_it_was_sent(app: App, hands: Hands
     assert info.attempts == ()
 
 
-def test_the_life_of_a_task_is_dated_step_by_step(app: App, hands: Hands) -> None:  # B2
+def test_info_has_the_time_of_each_step_of_a_task(app: App, db: StoreHarness) -> None:  # B2
     @app.task
     def work(n: int) -> list[int]:
         return [n]
 
     handle = work.send(1)
-    (claimed,) = hands.claim("w1")
+    (claimed,) = db.claim("w1")
     info = handle.info()
     assert (info.state, info.claimed, info.claimed_by_worker_id) == (TaskState.CLAIMED, True, "w1")
-    hands.start(claimed)
+    db.start(claimed)
     assert handle.info().state is TaskState.RUNNING
-    hands.settle(claimed, result=b"[1]")
+    db.settle(claimed, result=b"[1]")
     info = handle.info()
     times = [info.sent_at, info.enqueued_at, info.claimed_at, info.started_at, info.completed_at]
     assert None not in times
@@ -61,21 +53,27 @@ def test_the_life_of_a_task_is_dated_step_by_step(app: App, hands: Hands) -> Non
     assert (attempt.attempt, attempt.worker_id, attempt.outcome) == (1, "w1", "COMPLETED")
 
 
-def test_the_policy_is_stored_for_whoever_finds_the_task_dead(app: App, hands: Hands) -> None:
+def test_a_send_stores_the_retry_policy_with_the_task(app: App, db: StoreHarness) -> None:
     retry = RetryPolicy(max_retries=2, intervals=[5], jitter=0, auto_retry_for=[WORKER_CRASHED])
 
     @app.task(retry=retry, timeout="30s", max_crashes=7)
     def work() -> None: ...
 
     policy = work.send().info().policy
-    assert (policy.max_retries, policy.intervals, policy.retries_crash) == (2, (5.0,), True)
+    assert (policy.max_retries, policy.intervals, policy.lists(["WORKER_CRASHED"])) == (2, (5.0,), True)
     assert (policy.timeout_ms, policy.max_crashes, policy.on_crash) == (30_000, 7, "fail")
     overridden = work.with_options(timeout="1m", retry=None).send().info().policy
-    assert (overridden.timeout_ms, overridden.max_retries, overridden.retries_crash) == (60_000, 0, False)
+    assert (overridden.timeout_ms, overridden.max_retries, overridden.lists(["WORKER_CRASHED"])) == (
+        60_000,
+        0,
+        False,
+    )
     assert overridden.max_crashes == 7
 
 
-def test_a_policy_given_at_a_send_keeps_the_registered_codes_of_a_lost_worker(app: App, hands: Hands) -> None:
+def test_a_retry_policy_of_one_send_keeps_the_registered_codes_of_a_lost_worker(
+    app: App, db: StoreHarness
+) -> None:
     codes = [WORKER_CRASHED, "TASK_STALLED", "SMTP_DOWN", OSError]
 
     @app.task(retry=RetryPolicy(max_retries=2, auto_retry_for=codes))
@@ -90,7 +88,7 @@ def test_a_policy_given_at_a_send_keeps_the_registered_codes_of_a_lost_worker(ap
     assert work.with_options(retry=None).send().info().policy.retry_for == ()
 
 
-def test_the_apps_default_for_crashes_reaches_every_task(database_url: str, schema: str) -> None:
+def test_the_on_crash_default_of_the_app_applies_to_every_task(database_url: str, schema: str) -> None:
     app = App(database_url, schema=schema, on_crash="retry")
 
     @app.task
@@ -101,7 +99,63 @@ def test_the_apps_default_for_crashes_reaches_every_task(database_url: str, sche
     app.close()
 
 
-def test_a_schedule_is_kept_by_the_databases_clock(app: App, hands: Hands) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "instead"),
+    [
+        ("idempotency_key", "use key"),
+        ("run_at", "task.schedule("),
+        ("max_attempts", "RetryPolicy(max_retries=...)"),
+    ],
+)
+def test_an_option_name_of_another_task_queue_is_refused_with_ours(
+    app: App, theirs: str, instead: str
+) -> None:
+    @app.task
+    def work() -> None: ...
+
+    with pytest.raises(ConfigurationError) as refusal:
+        work.with_options(**{theirs: 1})  # type: ignore[misc]
+    (problem,) = refusal.value.problems
+    assert (problem.rule, instead in problem.fix) == ("is not an option of a send", True)
+
+
+def test_the_stall_timeout_of_the_app_applies_to_each_task_without_its_own(
+    database_url: str, schema: str
+) -> None:  # G2
+    app = App(database_url, schema=schema, stall_timeout="5m")
+
+    @app.task
+    def plain() -> None: ...
+
+    @app.task(stall_timeout="10s")
+    def nearer() -> None: ...
+
+    @app.task(stall_timeout="never")
+    def unwatched() -> None: ...
+
+    def stored(handle: Handle[None]) -> int | None:
+        return handle.info().policy.stall_timeout_ms
+
+    assert [stored(each.send()) for each in (plain, nearer, unwatched)] == [300_000, 10_000, None]
+    assert stored(plain.with_options(timeout="1h").send()) == 300_000, "a send with another option"
+    assert stored(app.send_by_name("nearer")) == 10_000, "a send by name of a known task"
+    with pytest.raises(ConfigurationError, match=r"write @app.task\(stall_timeout="):
+        plain.with_options(stall_timeout="1m")  # type: ignore[call-arg]
+    app.close()
+
+
+def test_the_stall_timeout_of_the_app_does_not_replace_a_policy_of_another_program(
+    database_url: str, schema: str, db: StoreHarness
+) -> None:  # G2
+    app = App(database_url, schema=schema, stall_timeout="5m")
+    by_name = app.send_by_name("elsewhere")
+    assert db.row(by_name.id, "policy") is None, "the worker stores the registered policy"
+    decided = app.send_by_name("elsewhere", timeout="1m").info().policy
+    assert (decided.timeout_ms, decided.stall_timeout_ms) == (60_000, 300_000)
+    app.close()
+
+
+def test_schedule_uses_the_clock_of_the_database(app: App, db: StoreHarness) -> None:
     @app.task
     def work() -> None: ...
 
@@ -113,10 +167,10 @@ def test_a_schedule_is_kept_by_the_databases_clock(app: App, hands: Hands) -> No
     assert work.schedule(moment).info().enqueued_at == moment
     past = work.schedule(datetime(2001, 1, 1, tzinfo=UTC)).info()
     assert past.enqueued_at == past.sent_at
-    assert hands.claim("w1", limit=5) != []
+    assert db.claim("w1", limit=5) != []
 
 
-def test_naive_moments_are_refused(app: App) -> None:  # C3
+def test_datetimes_without_a_time_zone_are_refused(app: App) -> None:  # C3
     @app.task
     def work() -> None: ...
 
@@ -126,7 +180,7 @@ def test_naive_moments_are_refused(app: App) -> None:  # C3
         work.with_options(good_until=datetime(2030, 1, 1))  # noqa: DTZ001
 
 
-def test_a_deadline_is_stored(app: App) -> None:
+def test_good_until_is_stored_with_the_task(app: App) -> None:
     @app.task
     def work() -> None: ...
 
@@ -134,7 +188,7 @@ def test_a_deadline_is_stored(app: App) -> None:
     assert work.with_options(good_until=deadline).send().info().good_until == deadline
 
 
-def test_a_key_is_held_by_one_live_task(app: App, hands: Hands) -> None:
+def test_only_one_live_task_has_a_key(app: App, db: StoreHarness) -> None:
     @app.task
     def work(n: int) -> None: ...
 
@@ -148,7 +202,7 @@ def test_a_key_is_held_by_one_live_task(app: App, hands: Hands) -> None:
     assert handles[0].id == handles[2].id != handles[1].id
 
 
-def test_many_tasks_are_sent_at_once_from_any_iterable(app: App) -> None:
+def test_send_many_takes_any_iterable_of_calls(app: App) -> None:
     @app.task
     def work(n: int) -> None: ...
 
@@ -165,15 +219,15 @@ def test_many_tasks_are_sent_at_once_from_any_iterable(app: App) -> None:
     assert app.send_many([]) == []
 
 
-def test_many_tasks_are_sent_all_or_none(app: App, hands: Hands) -> None:
+def test_send_many_stores_all_tasks_or_none(app: App, db: StoreHarness) -> None:
     @app.task
     def work(n: int) -> None: ...
 
     app.send_many([work.call(0)])
-    with pytest.raises(PayloadError, match="no call of a task"):
+    with pytest.raises(PayloadError, match="not a call of a task"):
         app.send_many([work.call(1), "work"])  # type: ignore[list-item]
-    hands.connection.execute(
-        f"alter table {hands.target.schema}.tasks add constraint odd check ((args->>'n')::int <> 7) not valid"
+    db.connection.execute(
+        f"alter table {db.target.schema}.tasks add constraint odd check ((args->>'n')::int <> 7) not valid"
     )
     with pytest.raises(Exception, match="odd"):
         app.send_many([work.call(6), work.call(7)])
@@ -181,27 +235,27 @@ def test_many_tasks_are_sent_all_or_none(app: App, hands: Hands) -> None:
 
 
 @pytest.mark.parametrize("size", [10_000, 1_000_000, 20_000_000])
-def test_large_arguments_arrive_whole(app: App, hands: Hands, size: int) -> None:  # B13
+def test_large_arguments_are_stored_unchanged(app: App, db: StoreHarness, size: int) -> None:  # B13
     @app.task
     def work(text: str) -> None: ...
 
     text = "é" * (size // 2)
     work.send(text)
-    (claimed,) = hands.claim("w1")
-    assert work.definition.codec.decode(claimed.args) == ((text,), {})
+    (claimed,) = db.claim("w1")
+    assert work._definition.codec.decode(claimed.args) == ((text,), {})
 
 
-def test_text_that_json_can_hold_survives(app: App, hands: Hands) -> None:  # B13
+def test_unusual_characters_in_arguments_are_stored_unchanged(app: App, db: StoreHarness) -> None:  # B13
     @app.task
     def work(text: str) -> None: ...
 
     handle = work.send("nul \x00 and \U0001f480")
-    (claimed,) = hands.claim("w1")
-    assert work.definition.codec.decode(claimed.args) == (("nul \x00 and \U0001f480",), {})
+    (claimed,) = db.claim("w1")
+    assert work._definition.codec.decode(claimed.args) == (("nul \x00 and \U0001f480",), {})
     assert handle.info().arguments == {"text": "nul \x00 and \U0001f480"}
 
 
-def test_what_cannot_be_sent_is_refused_by_name_and_nothing_is_stored(app: App) -> None:  # B13
+def test_a_send_names_the_wrong_argument_and_stores_nothing(app: App) -> None:  # B13
     @app.task
     def work(count: int, label: str = "") -> None: ...
 
@@ -220,7 +274,7 @@ def test_what_cannot_be_sent_is_refused_by_name_and_nothing_is_stored(app: App) 
     assert app.list_tasks() == []
 
 
-def test_queues_that_were_declared_are_the_only_ones(database_url: str, schema: str) -> None:
+def test_an_app_that_declares_queues_refuses_other_queues(database_url: str, schema: str) -> None:
     app = App(database_url, schema=schema, queues=[QueueConfig("mail", priority=1), QueueConfig("bulk")])
 
     @app.task(queue="mail")
@@ -245,7 +299,7 @@ def test_a_blocking_send_is_refused_on_a_loop_and_names_its_twin(app: App) -> No
     def work(n: int) -> None: ...
 
     async def program() -> tuple[UUID, UUID]:
-        with pytest.raises(BlockingCallInLoop, match=r"send\(\) blocks.*await asend"):
+        with pytest.raises(BlockingCallInLoop, match=r"send\(\) would block.*await asend"):
             work.send(1)
         with pytest.raises(BlockingCallInLoop, match="asend_many"):
             app.send_many([work.call(1)])
@@ -291,7 +345,7 @@ def test_threads_and_loops_share_one_app(app: App) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_sends_and_waits_by_itself(app: App, hands: Hands) -> None:
+def test_a_forked_child_process_can_send_and_wait(app: App, db: StoreHarness) -> None:
     @app.task
     def work(n: int) -> int:
         return n
@@ -310,7 +364,7 @@ def test_a_forked_child_sends_and_waits_by_itself(app: App, hands: Hands) -> Non
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert work.send(3).id != mine.id
-    claimed = next(task for task in hands.claim("w1") if task.id == mine.id)
-    hands.start(claimed)
-    hands.settle(claimed, result=b"1")
+    claimed = next(task for task in db.claim("w1") if task.id == mine.id)
+    db.start(claimed)
+    db.settle(claimed, result=b"1")
     assert mine.result(timeout=10) == 1

@@ -1,4 +1,4 @@
-"""A task object checks and encodes what is sent through it, and is still the function it was made of."""
+"""Test task objects: they check and encode the arguments of a send and can be called like their function."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.client.context import Context
-from everbeat.client.decorator import define, make_task
-from everbeat.client.detached import Detached
 from everbeat.client.handle import Handle
-from everbeat.client.task import AsyncTask, Call, SyncTask
-from everbeat.domain.policy import TaskOptions
-from everbeat.domain.retry import RetryPolicy
+from everbeat.client.registry import define, make_task
+from everbeat.client.task import AsyncTask, Call, SyncTask, local_context
+from everbeat.domain.task.context import Context, entered
+from everbeat.domain.task.policy import TaskOptions
+from everbeat.domain.task.retry import RetryPolicy
 from everbeat.errors import ConfigurationError, PayloadError, RegistrationError
 
 
 class Outbox:
-    """A sender that keeps the calls: what is sent is tested here, the sending with a database elsewhere."""
+    """A sender that records the calls; other tests send with a database."""
 
     def __init__(self) -> None:
         self.calls: list[Call[Any]] = []
@@ -71,7 +70,7 @@ def task(outbox: Outbox) -> Any:
     return make_task(add, options=options, sender=outbox)
 
 
-def test_a_send_hands_over_an_encoded_call_with_the_registered_options(task: Any, outbox: Outbox) -> None:
+def test_a_send_passes_an_encoded_call_with_the_registered_options(task: Any, outbox: Outbox) -> None:
     task.send(1, b=3)
     (call,) = outbox.calls
     assert (call.name, call.payload, call.when, call.task) == ("add", b'{"a":1,"b":3}', None, task)
@@ -80,7 +79,7 @@ def test_a_send_hands_over_an_encoded_call_with_the_registered_options(task: Any
     assert (call.settings.key, call.settings.good_until) == (None, None)
 
 
-async def test_every_way_to_send_gives_the_same_call(task: Any, outbox: Outbox) -> None:
+async def test_every_way_to_send_produces_the_same_call(task: Any, outbox: Outbox) -> None:
     later = timedelta(minutes=5)
     task.send(1)
     await task.asend(1)
@@ -92,7 +91,7 @@ async def test_every_way_to_send_gives_the_same_call(task: Any, outbox: Outbox) 
     assert [call.when for call in outbox.calls] == [None] * 4 + [later] * 2
 
 
-def test_options_of_one_send_stand_over_the_registered_ones(task: Any, outbox: Outbox) -> None:
+def test_options_of_one_send_override_the_registered_ones(task: Any, outbox: Outbox) -> None:
     deadline = datetime(2030, 1, 1, tzinfo=UTC)
     other = task.with_options(priority=-1, key="u42", good_until=deadline).with_options(
         timeout=None, retry=None
@@ -119,11 +118,11 @@ def test_options_of_one_send_stand_over_the_registered_ones(task: Any, outbox: O
         ({"priority": "high"}, "must be a whole number"),
         ({"priority": 40_000}, "-32768 to 32767"),
         ({"queue": "a b"}, "must be 1 to 63"),
-        ({"key": ""}, "must be a text of 1 to 500 bytes"),
-        ({"key": "a\x00"}, "must be a text of 1 to 500 bytes"),
-        ({"key": "é" * 251}, "must be a text of 1 to 500 bytes"),
+        ({"key": ""}, "must be a string of 1 to 500 bytes"),
+        ({"key": "a\x00"}, "must be a string of 1 to 500 bytes"),
+        ({"key": "é" * 251}, "must be a string of 1 to 500 bytes"),
         ({"good_until": datetime(2030, 1, 1)}, "without a time zone"),  # noqa: DTZ001
-        ({"timeout": "5 parsecs"}, "is no duration"),
+        ({"timeout": "5 parsecs"}, "is not a duration"),
         ({"retry": 3}, "must be a RetryPolicy"),
     ],
 )
@@ -133,13 +132,13 @@ def test_wrong_options_are_refused_before_anything_is_sent(task: Any, options: A
     assert str(caught.value.problems[0].where).startswith(__file__)
 
 
-def test_all_wrong_options_are_told_at_once(task: Any) -> None:
+def test_all_wrong_options_are_reported_together(task: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         task.with_options(prioriti=1, queue="", key=5)
     assert len(caught.value.problems) == 3
 
 
-def test_wrong_arguments_and_moments_send_nothing(task: Any, outbox: Outbox) -> None:  # B13
+def test_a_send_with_wrong_arguments_or_times_sends_nothing(task: Any, outbox: Outbox) -> None:  # B13
     with pytest.raises(PayloadError, match="Argument 'a' = 'x' of task 'add'"):
         task.send("x")
     with pytest.raises(ConfigurationError, match="without a time zone"):
@@ -148,14 +147,14 @@ def test_wrong_arguments_and_moments_send_nothing(task: Any, outbox: Outbox) -> 
         task.schedule(5, 1)
     with pytest.raises(ConfigurationError, match="must not be negative"):
         task.schedule(timedelta(seconds=-1), 1)
-    with pytest.raises(ConfigurationError, match="it lies after good_until"):
+    with pytest.raises(ConfigurationError, match="is after good_until"):
         task.with_options(good_until=datetime(2030, 1, 1, tzinfo=UTC)).schedule(
             datetime(2031, 1, 1, tzinfo=UTC), 1
         )
     assert outbox.calls == []
 
 
-def test_a_task_is_still_its_function(task: Any, outbox: Outbox) -> None:
+def test_a_task_object_can_be_called_like_its_function(task: Any, outbox: Outbox) -> None:
     assert task(1) == 3
     assert (task.__name__, task.__doc__, task.__wrapped__) == ("add", "Adds two numbers.", add)
     assert inspect.signature(task) == inspect.signature(add)
@@ -172,13 +171,13 @@ async def test_a_direct_call_gets_a_detached_context(outbox: Outbox) -> None:
 
 
 async def test_a_direct_call_inside_a_task_gets_that_tasks_context(outbox: Outbox) -> None:
-    running = Context.detached(task_id=UUID(int=1), name="outer", queue="outer", backend=Detached())
+    running = local_context(task_id=UUID(int=1), name="outer", queue="outer")
     working = make_task(name_of_context, options=TaskOptions(), sender=outbox)
-    with running.entered():
+    with entered(running):
         assert working() == "outer outer"
 
 
-def test_a_definition_knows_what_a_worker_needs() -> None:
+def test_a_task_definition_has_the_mode_the_place_and_the_codec_of_its_function() -> None:
     definition = define(fence, options=TaskOptions(name="other"))
     assert (definition.name, definition.is_async, definition.run_in) == ("other", True, "async")
     assert definition.where == f"{__file__}:{fence.__code__.co_firstlineno}"
@@ -195,7 +194,7 @@ def test_a_definition_knows_what_a_worker_needs() -> None:
         (make_task(add, options=TaskOptions(), sender=Outbox()), TaskOptions(), "not a SyncTask"),
     ],
 )
-def test_functions_that_do_not_suit_their_options_are_refused(
+def test_a_function_that_contradicts_its_options_is_refused(
     function: Any, options: TaskOptions, message: str
 ) -> None:
     with pytest.raises(RegistrationError, match=message) as caught:

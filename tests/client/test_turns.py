@@ -1,4 +1,4 @@
-"""One try at a time: what becomes of the calls that wait for it when it ends in an unusual way."""
+"""Test the turns of connection attempts: waiting calls continue when an attempt ends in an unusual way."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from everbeat.client.turns import Turns
+from everbeat.client.database_access import Turns
 
 GENEROUS_S = 10.0
 
 
-def test_a_try_whose_thread_cannot_start_leaves_the_turn_to_the_next_call() -> None:  # J15
+def test_a_connection_attempt_whose_thread_cannot_start_does_not_block_the_next() -> None:  # J15
     turns: Turns[int] = Turns()
 
     async def program() -> int:
@@ -28,7 +28,7 @@ def test_a_try_whose_thread_cannot_start_leaves_the_turn_to_the_next_call() -> N
     assert asyncio.run(program()) == 2
 
 
-def test_an_interrupted_try_interrupts_no_other_call() -> None:  # J15
+def test_an_interrupted_connection_attempt_does_not_interrupt_other_calls() -> None:  # J15
     turns: Turns[int] = Turns()
     tries, goes_on = threading.Event(), threading.Event()
     waits = iter([GENEROUS_S])  # then its time is over

@@ -1,4 +1,4 @@
-"""Waiting for results: one listener for everybody, a poll underneath, ends remembered and timeouts not."""
+"""Test waiting for results: one listener for all waits, with polling as the fallback."""
 
 from __future__ import annotations
 
@@ -13,22 +13,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from everbeat import (
-    TASK_CANCELLED,
-    TASK_EXPIRED,
-    App,
-    AppClosed,
-    BlockingCallInLoop,
-    Completed,
-    Failed,
-    Handle,
-    TaskFailed,
-    TaskNotFound,
-    WaitTimeout,
-)
+from everbeat import App, Completed, Failed, Handle, TaskFailed, WaitTimeout
 from everbeat.client import waiter
+from everbeat.client.database_access import database_of
+from everbeat.errors import TASK_CANCELLED, TASK_EXPIRED, AppClosed, BlockingCallInLoop, TaskNotFound
 from everbeat.store import tasks
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 
 @pytest.fixture
@@ -40,14 +30,14 @@ def work(app: App) -> Callable[..., Handle[int]]:
     return work.send
 
 
-def complete(hands: Hands, handle: Handle[int], result: bytes = b"1") -> None:
-    (claimed,) = [task for task in hands.claim("w1", limit=1_000) if task.id == handle.id]
-    hands.start(claimed)
-    hands.settle(claimed, result=result)
+def complete(db: StoreHarness, handle: Handle[int], result: bytes = b"1") -> None:
+    (claimed,) = [task for task in db.claim("w1", limit=1_000) if task.id == handle.id]
+    db.start(claimed)
+    db.settle(claimed, result=result)
 
 
-def test_a_result_arrives_by_hint_without_waiting_for_a_poll(
-    app: App, hands: Hands, work: Callable[..., Handle[int]], monkeypatch: pytest.MonkeyPatch
+def test_a_notification_delivers_a_result_before_the_next_poll(
+    app: App, db: StoreHarness, work: Callable[..., Handle[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listening = threading.Event()
     heard = waiter.Waiter._heard
@@ -59,43 +49,45 @@ def test_a_result_arrives_by_hint_without_waiting_for_a_poll(
 
     monkeypatch.setattr(waiter.Waiter, "_heard", noted)
     handle = work()
-    threading.Timer(0.0, lambda: listening.wait(20) and complete(hands, handle)).start()
+    threading.Timer(0.0, lambda: listening.wait(20) and complete(db, handle)).start()
     assert handle.result(timeout=20) == 1
     later = work()
     asked = time.monotonic()
-    timer = threading.Timer(0.3, complete, args=(hands, later))  # past the first look-up, before any poll
+    timer = threading.Timer(0.3, complete, args=(db, later))  # after the first query and before any poll
     timer.start()
     assert later.result(timeout=20) == 1
     assert time.monotonic() - asked < 0.9, "the poll of a listening waiter comes after 1 s"
 
 
-def test_a_result_arrives_by_poll_where_hints_cannot_be_heard(
-    app: App, hands: Hands, work: Callable[..., Handle[int]], monkeypatch: pytest.MonkeyPatch
+def test_a_poll_delivers_a_result_where_notifications_do_not_arrive(
+    app: App, db: StoreHarness, work: Callable[..., Handle[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiter.Waiter, "_hinted", lambda self, hint: None)
     monkeypatch.setattr(waiter.Waiter, "_heard", lambda self, listening: None)
     handle = work()
-    timer = threading.Timer(0.5, complete, args=(hands, handle))  # longer than a deaf waiter polls at first
+    timer = threading.Timer(
+        0.5, complete, args=(db, handle)
+    )  # longer than the first poll interval of a waiter without notifications
     timer.start()
     asked = time.monotonic()
     assert handle.result(timeout=20) == 1
     assert time.monotonic() - asked < 3
 
 
-def test_a_timeout_says_the_state_and_is_not_remembered(  # B14
-    hands: Hands, work: Callable[..., Handle[int]]
+def test_a_wait_timeout_names_the_state_and_a_later_wait_gets_the_result(  # B14
+    db: StoreHarness, work: Callable[..., Handle[int]]
 ) -> None:
     handle = work()
     for timeout in (0, "20ms", 0.3):
         with pytest.raises(WaitTimeout, match=f"{handle.id} is still PENDING") as end:
             handle.result(timeout=timeout)
         assert end.value.task_id == handle.id
-    complete(hands, handle)
+    complete(db, handle)
     assert handle.result(timeout=0) == 1
     assert handle.outcome() == Completed(1)
 
 
-def test_an_unknown_id_says_so(app: App) -> None:  # B14
+def test_every_handle_method_refuses_an_unknown_id(app: App) -> None:  # B14
     missing = app.handle(uuid4())
     for ask in (missing.result, missing.outcome, missing.info, missing.cancel, missing.retry):
         with pytest.raises(TaskNotFound, match=str(missing.id)):
@@ -104,14 +96,14 @@ def test_an_unknown_id_says_so(app: App) -> None:  # B14
         missing.result(timeout=0)
 
 
-def test_a_failure_is_raised_with_what_the_task_said(app: App, hands: Hands) -> None:
+def test_result_raises_the_error_code_message_and_data_of_a_failed_task(app: App, db: StoreHarness) -> None:
     @app.task
     def work() -> None: ...
 
     handle = work.send()
-    (claimed,) = hands.claim("w1")
-    hands.start(claimed)
-    hands.settle(
+    (claimed,) = db.claim("w1")
+    db.start(claimed)
+    db.settle(
         claimed, "FAILED", error=b'{"code":"SMTP_DOWN","message":"no route","data":{"port":25},"type":"x.E"}'
     )
     with pytest.raises(TaskFailed, match="SMTP_DOWN: no route") as failure:
@@ -128,7 +120,7 @@ def test_a_failure_is_raised_with_what_the_task_said(app: App, hands: Hands) -> 
     assert (info.error, info.failed_at) == (error, info.ended_at)
 
 
-def test_cancelled_and_expired_tasks_end_with_their_own_codes(app: App, hands: Hands) -> None:
+def test_cancelled_and_expired_tasks_have_their_own_error_codes(app: App, db: StoreHarness) -> None:
     @app.task
     def work() -> None: ...
 
@@ -137,29 +129,29 @@ def test_cancelled_and_expired_tasks_end_with_their_own_codes(app: App, hands: H
         work.with_options(good_until=datetime.now(UTC) - timedelta(seconds=1)).send(),
     )
     cancelled.cancel()
-    assert hands.run(tasks.expire(channel=hands.target.channel)) == [late.id]
+    assert db.run(tasks.expire(channel=db.target.channel)) == [late.id]
     for handle, code in ((cancelled, TASK_CANCELLED), (late, TASK_EXPIRED)):
         with pytest.raises(TaskFailed) as failure:
             handle.result(timeout=10)
         assert failure.value.error.code == code
 
 
-def test_results_have_their_type_again(app: App, hands: Hands) -> None:
+def test_result_decodes_the_annotated_return_type(app: App, db: StoreHarness) -> None:
     @app.task
     def work() -> dict[str, date]:
         return {}
 
     handle = work.send()
-    (claimed,) = hands.claim("w1")
-    hands.start(claimed)
-    hands.settle(claimed, result=work.definition.codec.encode_result({"a": date(2030, 1, 2)}))
+    (claimed,) = db.claim("w1")
+    db.start(claimed)
+    db.settle(claimed, result=work._definition.codec.encode_result({"a": date(2030, 1, 2)}))
     assert handle.result(timeout=10) == {"a": date(2030, 1, 2)}
     assert app.handle(str(handle.id), work).result(timeout=10) == {"a": date(2030, 1, 2)}
     assert app.handle(handle.id).result(timeout=10) == {"a": "2030-01-02"}
 
 
-def test_waiting_on_a_loop_does_not_block_it(
-    app: App, hands: Hands, work: Callable[..., Handle[int]]
+def test_aresult_does_not_block_the_event_loop(
+    app: App, db: StoreHarness, work: Callable[..., Handle[int]]
 ) -> None:
     handle, other = work(), work()
 
@@ -171,7 +163,7 @@ def test_waiting_on_a_loop_does_not_block_it(
         with pytest.raises(WaitTimeout):
             await other.aresult(timeout=0.05)
         assert not waiting.done()
-        await asyncio.to_thread(complete, hands, handle)
+        await asyncio.to_thread(complete, db, handle)
         result = await waiting
         await app.aclose()
         return result
@@ -180,7 +172,7 @@ def test_waiting_on_a_loop_does_not_block_it(
     assert handle.result() == 1
 
 
-def test_whoever_stops_waiting_is_forgotten(app: App, work: Callable[..., Handle[int]]) -> None:
+def test_a_cancelled_wait_leaves_nothing_registered(app: App, work: Callable[..., Handle[int]]) -> None:
     handle = work()
 
     async def program() -> None:
@@ -195,10 +187,10 @@ def test_whoever_stops_waiting_is_forgotten(app: App, work: Callable[..., Handle
         await app.aclose()
 
     asyncio.run(program())
-    assert app.door.waiter._waiting == {}
+    assert database_of(app).waiter._waiting == {}
 
 
-def test_a_thousand_waiters_share_one_connection(app: App, hands: Hands) -> None:  # B14
+def test_a_thousand_waiters_share_one_connection(app: App, db: StoreHarness) -> None:  # B14
     @app.task
     def work(n: int) -> int:
         return n
@@ -216,14 +208,14 @@ def test_a_thousand_waiters_share_one_connection(app: App, hands: Hands) -> None
 
     def finish_all() -> None:
         nonlocal most
-        while claimed := hands.claim("w1", limit=100):
-            hands.start(*claimed)
+        while claimed := db.claim("w1", limit=100):
+            db.start(*claimed)
             for task in claimed:
                 number = task.args.removeprefix('{"n":').removesuffix("}")
-                hands.settle(task, result=number.encode())
-            rows = hands.connection.execute(
+                db.settle(task, result=number.encode())
+            rows = db.connection.execute(
                 "select count(*) from pg_stat_activity where application_name in ('everbeat waiter', 'everbeat client') and query ilike %s",
-                [f"%{hands.target.channel}%"],
+                [f"%{db.target.channel}%"],
             ).fetchone()
             assert rows is not None
             most = max(most, rows[0])
@@ -232,7 +224,7 @@ def test_a_thousand_waiters_share_one_connection(app: App, hands: Hands) -> None
     assert most <= 1, "one listening connection for all waiters"
 
 
-def test_closing_tells_whoever_waits(app: App, work: Callable[..., Handle[int]]) -> None:
+def test_closing_the_app_ends_waits_with_an_error(app: App, work: Callable[..., Handle[int]]) -> None:
     handle = work()
     ends: list[BaseException] = []
 
@@ -244,8 +236,8 @@ def test_closing_tells_whoever_waits(app: App, work: Callable[..., Handle[int]])
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not app.door.waiter._waiting:
-        time.sleep(0.01)  # until it waits; the waiter has no bell for that
+    while not database_of(app).waiter._waiting:
+        time.sleep(0.01)  # until it waits; the waiter sends no event for that
     app.close()
     thread.join(20)
     assert len(ends) == 1
@@ -253,40 +245,40 @@ def test_closing_tells_whoever_waits(app: App, work: Callable[..., Handle[int]])
     assert isinstance(handle.outcome(timeout=10), Failed)
 
 
-def test_an_idle_waiter_gives_its_connection_back(
-    app: App, hands: Hands, work: Callable[..., Handle[int]], monkeypatch: pytest.MonkeyPatch
+def test_an_idle_waiter_closes_its_connection(
+    app: App, db: StoreHarness, work: Callable[..., Handle[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiter, "IDLE_S", 0.2)
     handle = work()
     handle.cancel()
     assert isinstance(handle.outcome(timeout=10), Failed)
-    thread = app.door.waiter._thread
+    thread = database_of(app).waiter._thread
     if thread is not None:
         thread.join(20)
-    assert app.door.waiter._thread is None
+    assert database_of(app).waiter._thread is None
     again = work()
     again.cancel()
     assert isinstance(again.outcome(timeout=10), Failed)
 
 
-def test_waiting_goes_on_over_lost_connections(
-    app: App, hands: Hands, work: Callable[..., Handle[int]]
+def test_a_wait_continues_after_its_connections_are_lost(
+    app: App, db: StoreHarness, work: Callable[..., Handle[int]]
 ) -> None:
     handle = work()
     results: list[int] = []
     thread = threading.Thread(target=lambda: results.append(handle.result(timeout=60)))
     thread.start()
-    while not app.door.waiter._waiting:
+    while not database_of(app).waiter._waiting:
         time.sleep(0.01)  # until it waits
-    hands.connection.execute(
+    db.connection.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity where application_name in ('everbeat waiter', 'everbeat client')"
     )
-    complete(hands, handle)
+    complete(db, handle)
     thread.join(60)
     assert results == [1]
 
 
-def test_a_loop_that_ends_takes_its_connections_along(app: App, hands: Hands) -> None:
+def test_an_event_loop_that_ends_closes_its_connections(app: App, db: StoreHarness) -> None:
     @app.task
     async def work() -> None: ...
 
@@ -297,53 +289,55 @@ def test_a_loop_that_ends_takes_its_connections_along(app: App, hands: Hands) ->
         warnings.simplefilter("error")
         asyncio.run(program())
         gc.collect()
-    assert not list(app.door.database()._loops)
+    assert not list(database_of(app).database()._loops)
 
 
 class TestMany:
-    """`App.outcomes`, `App.results` and their twins: looked up together, in the order asked."""
+    """`App.outcomes`, `App.results` and their twins: queried together and returned in the order of the handles."""
 
-    def test_the_results_of_many_come_in_their_order_by_few_questions(
-        self, app: App, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    def test_results_returns_many_results_in_order_with_few_queries(
+        self, app: App, db: StoreHarness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         @app.task
         def work(n: int) -> int:
             return n
 
         handles = app.send_many(work.call(n) for n in range(600))
-        for claimed in hands.claim("w1", limit=600):
-            hands.start(claimed)
-            hands.settle(claimed, result=claimed.args.encode()[5:-1])
+        for claimed in db.claim("w1", limit=600):
+            db.start(claimed)
+            db.settle(claimed, result=claimed.args.encode()[5:-1])
         asked: list[int] = []
-        look_up = app.door._look_up
+        look_up = database_of(app)._look_up
 
         def counted(ids: Sequence[UUID]) -> dict[UUID, tasks.StoredOutcome]:
             asked.append(len(ids))
             return look_up(ids)
 
-        monkeypatch.setattr(app.door, "_look_up", counted)
+        monkeypatch.setattr(database_of(app), "_look_up", counted)
         assert app.results(reversed(handles), timeout=30) == list(reversed(range(600)))
-        assert len(asked) < 60, "not one question for each"
+        assert len(asked) < 60, "there must be less than one query for each task"
         asked.clear()
         assert app.results(handles[:3]) == [0, 1, 2]
         assert app.results([]) == []
-        assert asked == [], "known by now"
+        assert asked == [], "the outcomes are cached now"
 
-    async def test_the_same_to_await(self, app: App, hands: Hands) -> None:
+    async def test_aresults_and_aoutcomes_return_many_results_in_order(
+        self, app: App, db: StoreHarness
+    ) -> None:
         @app.task
         def work(n: int) -> int:
             return n
 
         handles = await app.asend_many([work.call(1), work.call(2)])
-        for claimed in hands.claim("w1", limit=2):
-            hands.start(claimed)
-            hands.settle(claimed, result=b"7")
+        for claimed in db.claim("w1", limit=2):
+            db.start(claimed)
+            db.settle(claimed, result=b"7")
         assert await app.aresults([*handles, handles[0]], timeout=30) == [7, 7, 7]
         with pytest.raises(BlockingCallInLoop, match="aoutcomes"):
             app.outcomes([app.handle(UUID(int=1))])
 
-    async def test_whoever_stops_waiting_leaves_nothing_behind(
-        self, app: App, hands: Hands, caplog: pytest.LogCaptureFixture
+    async def test_a_cancelled_wait_for_many_results_leaves_nothing_registered(
+        self, app: App, db: StoreHarness, caplog: pytest.LogCaptureFixture
     ) -> None:
         @app.task
         def work(n: int) -> int:
@@ -356,26 +350,28 @@ class TestMany:
         with pytest.raises(TaskNotFound):
             await app.aresults([*handles, app.handle(UUID(int=5))], timeout=30)
         gc.collect()
-        await asyncio.sleep(0)  # what was never asked is complained of by the loop
+        await asyncio.sleep(0)  # the loop warns about a coroutine that never started
         assert [record for record in caplog.records if "never retrieved" in record.message] == []
         assert not any(
-            not future.cancelled() for waiting in app.door.waiter._waiting.values() for future in waiting
+            not future.cancelled()
+            for waiting in database_of(app).waiter._waiting.values()
+            for future in waiting
         )
 
-    def test_a_failure_is_raised_when_all_have_ended(self, app: App, hands: Hands) -> None:
+    def test_results_raises_a_failure_after_all_tasks_have_ended(self, app: App, db: StoreHarness) -> None:
         @app.task
         def work(n: int) -> int:
             return n
 
         handles = app.send_many(work.call(n) for n in range(3))
-        first, second, third = hands.claim("w1", limit=3)
+        first, second, third = db.claim("w1", limit=3)
         for claimed in (first, second, third):
-            hands.start(claimed)
-        hands.settle(first, result=b"1")
-        hands.settle(second, "FAILED", error=b'{"code":"NO","message":"not today"}')
+            db.start(claimed)
+        db.settle(first, result=b"1")
+        db.settle(second, "FAILED", error=b'{"code":"NO","message":"not today"}')
         with pytest.raises(WaitTimeout):
             app.outcomes(handles, timeout=0.2)
-        hands.settle(third, result=b"3")
+        db.settle(third, result=b"3")
         assert [type(each).__name__ for each in app.outcomes(handles, timeout=30)] == [
             "Completed",
             "Failed",
@@ -384,6 +380,6 @@ class TestMany:
         with pytest.raises(TaskFailed, match="not today"):
             app.results(handles)
 
-    def test_an_unknown_task_is_said_at_once(self, app: App) -> None:
+    def test_results_refuses_an_unknown_task_immediately(self, app: App) -> None:
         with pytest.raises(TaskNotFound):
             app.results([app.handle(UUID(int=5))], timeout=30)

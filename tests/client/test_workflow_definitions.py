@@ -1,4 +1,4 @@
-"""A defined workflow is built from its arguments, by itself or as one node of another."""
+"""Test workflow definitions, built from their arguments alone or as one node of another workflow."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from everbeat import App, ConfigurationError, Node, PayloadError, RegistrationError, Workflow
-from everbeat.client.workflow import WorkflowDefinition
-from everbeat.domain.graph import INPUT, Edge, Graph, Hole, Known, fill
-from everbeat.domain.graph_checks import DEEPEST
-from everbeat.domain.outcome import TaskResult
+from everbeat import App, Node, Workflow
+from everbeat.client.workflow.definition import WorkflowDefinition
+from everbeat.domain.task.outcome import TaskResult
+from everbeat.domain.workflow.graph import DEEPEST, INPUT, Edge, Graph, Hole, Known, fill
+from everbeat.errors import ConfigurationError, PayloadError, RegistrationError
 from tests.client.workflow_app import (
     Order,
     Payment,
@@ -64,21 +64,21 @@ def child_of(graph: Graph, number: int) -> Graph:
 
 
 class TestBuild:
-    def test_the_function_gets_the_arguments_and_gives_the_output(self) -> None:
+    def test_build_passes_the_arguments_to_the_function_and_uses_its_output(self) -> None:
         graph = parcel.build(Order(3), weights=[1])
         assert seen == [Order(3), "x", [1]]
         assert (graph.name, graph.on_error, graph.output) == ("parcel", "pause", 2)
         assert [node.name for node in graph.nodes] == ["charge", "ship", "pack"]
         assert graph.nodes[0].args == '{"order":{"id":3}}'
 
-    def test_without_a_returned_node_there_is_no_output(self) -> None:
+    def test_a_workflow_function_that_returns_no_node_has_no_output(self) -> None:
         assert silent.build().output is None
 
-    def test_each_build_is_of_its_own(self) -> None:
+    def test_builds_with_the_same_arguments_are_equal_and_independent(self) -> None:
         assert parcel.build(Order(1)) == parcel.build(Order(1))
         assert parcel.build(Order(1)) != parcel.build(Order(2))
 
-    def test_it_shows_what_it_was_made_of(self) -> None:
+    def test_a_workflow_definition_has_a_repr_and_the_docstring_of_its_function(self) -> None:
         assert repr(parcel) == "<WorkflowDefinition 'parcel'>"
         assert parcel.__doc__ == "Packs one order."
         assert app.workflows["parcel"] is parcel
@@ -92,19 +92,21 @@ class TestBuild:
             ((Order(1),), {"weights": ["x"]}, r"at weights\[0\]"),
         ],
     )
-    def test_arguments_that_do_not_fit_are_refused(self, args: Any, kwargs: Any, says: str) -> None:
+    def test_build_refuses_arguments_that_do_not_fit_the_function(
+        self, args: Any, kwargs: Any, says: str
+    ) -> None:
         for call in (parcel.build, lambda *a, **k: app.workflow("outer").add(parcel, *a, **k)):
             with pytest.raises(PayloadError, match=says):
                 call(*args, **kwargs)
 
-    def test_results_of_nodes_are_of_no_use_outside_their_workflow(self) -> None:
+    def test_build_refuses_a_result_of_a_node_of_another_workflow(self) -> None:
         wf = app.workflow("other")
-        with pytest.raises(PayloadError, match="known in its own workflow only"):
+        with pytest.raises(PayloadError, match="which only its own workflow knows"):
             parcel.build(Order(1), weights=[wf.add(total, []).result])
 
 
 class TestWithinAnother:
-    def test_it_is_one_node_with_the_graph_of_the_child(self) -> None:
+    def test_a_definition_in_a_workflow_becomes_one_node_with_the_child_graph(self) -> None:
         wf = app.workflow("outer")
         packed = wf.add(parcel, Order(3)).named("inner")
         wf.add(ship, packed.result)
@@ -116,7 +118,7 @@ class TestWithinAnother:
         assert child_of(graph, 0) == parcel.build(Order(3))
         assert shipped.template == ('{"label":', Hole(0), "}")
 
-    def test_placeholders_reach_the_function_as_its_input(self) -> None:
+    def test_a_child_workflow_gets_placeholders_as_its_input(self) -> None:
         wf = app.workflow("outer")
         orders, number = wf.add(list_orders), wf.add(total, [])
         wf.add(parcel, orders.result[0], weights=[number.result, 4]).after(number)
@@ -136,7 +138,7 @@ class TestWithinAnother:
         assert child.nodes[0].template == ('{"order":', Hole(INPUT, "value", ("order",)), "}")
         assert child.edges == (Edge(0, 1), Edge(0, 2))
 
-    def test_what_is_filled_in_is_what_the_nodes_within_take(self) -> None:
+    def test_nodes_of_a_child_workflow_decode_the_input_filled_in_at_run_time(self) -> None:
         wf = app.workflow("outer")
         wf.add(judged, wf.add(charge, Order(1)).outcome, wf.add(list_orders).result)
         graph = wf.graph()
@@ -149,29 +151,29 @@ class TestWithinAnother:
         assert mapped.items is not None
         assert fill(mapped.items, given) == '[{"id":1}]'
         assert told.template is not None
-        (paid,), _ = report.definition.codec.decode(fill(told.template, given))
+        (paid,), _ = report._definition.codec.decode(fill(told.template, given))
         assert paid.value == Payment(1)
 
-    def test_its_result_has_the_type_of_its_output(self) -> None:
+    def test_the_result_of_a_child_workflow_has_the_type_of_its_output(self) -> None:
         wf = app.workflow("outer")
         wf.add(total, [wf.add(parcel, Order(1)).result])  # type: ignore[list-item]
         wf.add(ship, wf.add(silent).result)  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError) as caught:
             wf.graph()
         assert [problem.rule for problem in caught.value.problems] == [
-            "is str, and Payment is wanted",
-            "is None, and str is wanted",
+            "is str, but must be Payment",
+            "is None, but must be str",
         ]
 
-    def test_arguments_are_checked_against_their_annotations(self) -> None:
+    def test_arguments_of_a_child_workflow_are_checked_against_their_annotations(self) -> None:
         wf = app.workflow("outer")
         wf.add(parcel, wf.add(charge, Order(1)).result)  # type: ignore[arg-type]
         with pytest.raises(
-            ConfigurationError, match=r"argument 'order' of node 'parcel'.*is Payment, and Order"
+            ConfigurationError, match=r"argument 'order' of node 'parcel'.*is Payment, but must be Order"
         ):
             wf.graph()
 
-    def test_what_is_wrong_within_is_told_with_the_rest(self) -> None:
+    def test_problems_of_a_child_workflow_are_reported_with_those_of_the_outer(self) -> None:
         other = App("postgresql://nobody@nowhere.invalid/none")
 
         @other.define_workflow("wrong")
@@ -192,7 +194,7 @@ class TestWithinAnother:
         ]
         assert all(problem.where and __file__ in problem.where for problem in caught.value.problems)
 
-    def test_the_output_must_be_a_node_of_it(self) -> None:
+    def test_the_output_of_a_definition_must_be_one_of_its_nodes(self) -> None:
         other = App("postgresql://nobody@nowhere.invalid/none")
         stranger = other.workflow("x").add(is_open)
 
@@ -204,22 +206,18 @@ class TestWithinAnother:
         with pytest.raises(ConfigurationError, match=r"output of workflow 'lost'.*node of another workflow"):
             lost.build()
 
-    def test_a_map_of_workflows_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="only tasks are mapped"):
-            app.workflow("outer").map(parcel, [Order(1)])  # type: ignore[arg-type]
-
 
 class TestDepth:
-    def test_a_workflow_within_itself_is_refused_with_its_path(self) -> None:
+    def test_a_workflow_that_contains_itself_is_refused_with_the_path(self) -> None:
         with pytest.raises(
-            ConfigurationError, match="endless -> between -> endless: is a workflow within itself"
+            ConfigurationError, match="endless -> between -> endless: is a workflow that contains itself"
         ):
             endless.build()
         with pytest.raises(ConfigurationError, match="endless -> between -> endless"):
             app.workflow("outer").add(endless)
 
     @pytest.mark.parametrize("outermost", ["workflow", "definition"])
-    def test_there_are_so_many_levels_and_no_more(self, outermost: str) -> None:
+    def test_workflows_nested_too_deeply_are_refused(self, outermost: str) -> None:
         other = App("postgresql://nobody@nowhere.invalid/none")
         levels: list[WorkflowDefinition[..., Any]] = []
         for number in range(DEEPEST + 1):
@@ -243,13 +241,13 @@ class TestDepth:
 
 
 class TestRegistration:
-    def test_a_name_is_given_once(self) -> None:
+    def test_two_workflow_definitions_with_one_name_are_refused(self) -> None:
         with pytest.raises(
             RegistrationError, match=r"'silent' is already defined, by .*test_workflow_definitions"
         ):
             app.define_workflow("silent")(silent.function)
 
-    def test_what_cannot_be_one_is_refused(self) -> None:
+    def test_a_function_that_cannot_define_a_workflow_is_refused(self) -> None:
         async def waits(wf: Workflow) -> None: ...
 
         def lost(order: Order) -> None: ...
@@ -262,8 +260,8 @@ class TestRegistration:
 
         for function, says in [
             (waits, "'x' is an `async def`"),
-            (lost, r"does not take the Workflow as its first parameter.*def name\(wf: Workflow"),
-            (nothing, "does not take the Workflow"),
+            (lost, r"has no first parameter that is annotated as Workflow.*def name\(wf: Workflow"),
+            (nothing, "has no first parameter"),
             (rest, r"any number of arguments \(\*orders"),
             (uncodable, "Workflow 'x' cannot be sent: parameter 'where'"),
         ]:

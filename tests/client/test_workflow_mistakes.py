@@ -1,4 +1,4 @@
-"""Mistakes are refused before anything is stored (W6): arguments at once, everything else together."""
+"""Test that invalid workflows are refused before anything is stored (W6): arguments at once, the rest together."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from everbeat import ConfigurationError, PayloadError, Workflow
-from everbeat.domain.graph_checks import problems_of
+from everbeat import Workflow
+from everbeat.domain.workflow.graph import problems_of
+from everbeat.errors import ConfigurationError, PayloadError
 from tests.client.workflow_app import (
     Order,
     Payment,
@@ -49,13 +50,16 @@ class TestArguments:
             (lambda wf, paid: wf.add(charge, 1), "'order' = 1 of task 'charge'"),
             (
                 lambda wf, paid: wf.add(pack, paid),
-                r"'payment' of task 'pack' is or holds <Node 'charge'.*\.result",
+                r"'payment' of task 'pack' is or contains <Node 'charge'.*\.result",
             ),
             (
                 lambda wf, paid: wf.add(total, [paid]),
-                r"'payments' of task 'total' is or holds <Node 'charge'",
+                r"'payments' of task 'total' is or contains <Node 'charge'",
             ),
-            (lambda wf, paid: wf.add(total, wf.map(charge, [])), r"is or holds <Nodes .*pass its \.results"),
+            (
+                lambda wf, paid: wf.add(total, wf.map(charge, [])),
+                r"is or contains <Nodes .*pass its \.results",
+            ),
             (
                 lambda wf, paid: wf.add(pack, Payment(paid.result.amount)),
                 "in an object, in a set or as a key",
@@ -64,25 +68,25 @@ class TestArguments:
             (lambda wf, paid: wf.add(total, paid.result.amount + 1), "cannot be calculated with"),
         ],
     )
-    def test_what_does_not_fit_is_refused_at_once(
+    def test_add_refuses_arguments_that_do_not_fit_the_task(
         self, wf: Workflow, add: Callable[[Any, Any], object], says: str
     ) -> None:
         paid = wf.add(charge, Order(1))
         with pytest.raises((PayloadError, TypeError), match=says):
             add(wf, paid)
 
-    def test_what_is_no_task_is_refused_at_once(self, wf: Workflow) -> None:  # W6
-        for no_task in (len, "charge", charge.definition.function, charge.call(Order(1))):
+    def test_add_refuses_an_object_that_is_not_a_task(self, wf: Workflow) -> None:  # W6
+        for no_task in (len, "charge", charge._definition.function, charge.call(Order(1))):
             with pytest.raises(ConfigurationError, match=r"must be a task.*@app\.task"):
                 wf.add(no_task, 1)  # type: ignore[arg-type]
 
-    def test_a_placeholder_is_refused_by_a_send(self, wf: Workflow) -> None:
+    def test_a_send_refuses_a_placeholder(self, wf: Workflow) -> None:
         with pytest.raises(
             PayloadError, match=r"<result of node 'charge'> of task 'pack'.*Placeholder, which cannot"
         ):
             pack.call(wf.add(charge, Order(1)).result)
 
-    def test_a_refused_argument_adds_nothing(self, wf: Workflow) -> None:  # W6
+    def test_a_refused_argument_adds_no_node(self, wf: Workflow) -> None:  # W6
         with pytest.raises(PayloadError):
             wf.add(charge, 1)  # type: ignore[arg-type]
         assert problems(wf) == [("EMPTY", "workflow 'order'")]
@@ -92,15 +96,15 @@ class TestTypes:
     @pytest.mark.parametrize(
         ("add", "subject", "rule"),
         [
-            (lambda wf, paid: wf.add(ship, paid.result), "label", "is Payment, and str is wanted"),
-            (lambda wf, paid: wf.add(ship, paid.result.amount), "label", "is int, and str is wanted"),
-            (lambda wf, paid: wf.add(charge, paid.result), "order", "is Payment, and Order is wanted"),
-            (lambda wf, paid: wf.add(total, [paid.result.amount]), "payments[0]", "is int, and Payment is wanted"),
-            (lambda wf, paid: wf.add(total, wf.map(ship, ["x"]).results), "payments", r"is list[None], and list[Payment] is wanted"),
-            (lambda wf, paid: wf.add(pack, wf.add(list_orders).result), "payment", "is list[Order], and Payment is wanted"),
+            (lambda wf, paid: wf.add(ship, paid.result), "label", "is Payment, but must be str"),
+            (lambda wf, paid: wf.add(ship, paid.result.amount), "label", "is int, but must be str"),
+            (lambda wf, paid: wf.add(charge, paid.result), "order", "is Payment, but must be Order"),
+            (lambda wf, paid: wf.add(total, [paid.result.amount]), "payments[0]", "is int, but must be Payment"),
+            (lambda wf, paid: wf.add(total, wf.map(ship, ["x"]).results), "payments", r"is list[None], but must be list[Payment]"),
+            (lambda wf, paid: wf.add(pack, wf.add(list_orders).result), "payment", "is list[Order], but must be Payment"),
         ],
     )  # fmt: skip
-    def test_a_result_of_the_wrong_type_is_told(
+    def test_a_result_of_the_wrong_type_is_refused(
         self, wf: Workflow, add: Callable[[Any, Any], Any], subject: str, rule: str
     ) -> None:
         node = add(wf, wf.add(charge, Order(1)))
@@ -112,7 +116,7 @@ class TestTypes:
         assert problem.where is not None
         assert problem.where.startswith(__file__)
 
-    def test_an_outcome_is_no_value_and_a_value_no_outcome(self, wf: Workflow) -> None:
+    def test_an_outcome_and_a_result_cannot_replace_each_other(self, wf: Workflow) -> None:
         paid = wf.add(charge, Order(1))
         wf.add(pack, paid.outcome)  # type: ignore[arg-type]
         wf.add(report, paid.result)  # type: ignore[arg-type]
@@ -121,21 +125,21 @@ class TestTypes:
             wf.graph()
         assert len(caught.value.problems) == 3
 
-    def test_what_may_fit_is_left_to_the_run(self, wf: Workflow) -> None:
+    def test_results_of_unknown_type_are_accepted_until_the_workflow_runs(self, wf: Workflow) -> None:
         wf.add(pack, wf.add(anything).result)
         wf.add(anything, wf.add(charge, Order(1)).result)
         assert problems_of(wf.graph()) == []
 
 
 class TestOptions:
-    def test_options_of_a_send_alone_are_refused(self, wf: Workflow) -> None:
+    def test_a_node_refuses_options_that_only_a_send_takes(self, wf: Workflow) -> None:
         wf.add(charge.with_options(key="k", connection=object()), Order(1))
         assert problems(wf) == [
             ("NOT_FOR_NODES", "key of node 'charge'"),
             ("NOT_FOR_NODES", "connection of node 'charge'"),
         ]
 
-    def test_what_a_send_would_refuse_is_told(self, wf: Workflow) -> None:
+    def test_a_node_refuses_options_that_a_send_would_refuse(self, wf: Workflow) -> None:
         wf.add(charge.with_options(queue="mial"), Order(1))
         wf.add(charge.with_options(queue="line", serial=True), Order(1))
         with pytest.raises(ConfigurationError, match="use 'mail'") as caught:
@@ -144,45 +148,47 @@ class TestOptions:
         assert all(problem.where for problem in caught.value.problems)
 
     @pytest.mark.parametrize("on_error", ["skip", "faill", None])
-    def test_an_unknown_way_to_go_on_is_refused(self, on_error: Any) -> None:
+    def test_an_unknown_on_error_is_refused(self, on_error: Any) -> None:
         with pytest.raises(ConfigurationError, match="on_error of workflow 'order'"):
             app.workflow("order", on_error=on_error)
 
     @pytest.mark.parametrize("name", ["", "a b", 5])
-    def test_a_name_that_is_none_is_refused(self, name: Any) -> None:
+    def test_an_invalid_workflow_name_is_refused(self, name: Any) -> None:
         with pytest.raises(ConfigurationError, match="name of the workflow"):
             app.workflow(name)
 
 
 class TestWaiting:
     @pytest.mark.parametrize("join", ["some", "anny", 1.5, None, True])
-    def test_an_unknown_join_is_told(self, wf: Workflow, join: Any) -> None:
+    def test_an_unknown_join_is_refused(self, wf: Workflow, join: Any) -> None:
         first = wf.add(is_open)
         wf.add(is_open).after(first, join=join)
         assert problems(wf) == [("UNKNOWN_CHOICE", "join of node 'is_open#2'")]
 
     @pytest.mark.parametrize("join", [0, -1, 3])
-    def test_an_impossible_quorum_is_told(self, wf: Workflow, join: int) -> None:  # W6
+    def test_an_impossible_quorum_is_refused(self, wf: Workflow, join: int) -> None:  # W6
         first, second = wf.add(is_open), wf.add(is_open)
         wf.add(charge, Order(1)).after(first, second, second, join=join)
         assert problems(wf) == [("IMPOSSIBLE_QUORUM", "node 'charge' of workflow 'order'")]
 
-    def test_a_join_of_nobody_is_impossible(self, wf: Workflow) -> None:
+    def test_a_join_without_nodes_is_refused(self, wf: Workflow) -> None:
         wf.add(charge, Order(1)).after(join="any")
         assert problems(wf) == [("IMPOSSIBLE_QUORUM", "node 'charge' of workflow 'order'")]
 
-    def test_a_map_alone_is_nothing_to_choose_from(self, wf: Workflow) -> None:
+    def test_a_join_over_a_single_map_is_refused_and_its_members_suggested(self, wf: Workflow) -> None:
         mapped = wf.map(charge, [Order(1), Order(2)])
         wf.add(is_open).after(mapped, join="any")
         with pytest.raises(ConfigurationError, match=re.escape("write .after(*nodes, join=...)")):
             wf.graph()
 
-    def test_a_second_group_that_joins_is_told(self, wf: Workflow) -> None:
+    def test_a_second_join_of_a_node_is_refused(self, wf: Workflow) -> None:
         first, second = wf.add(is_open), wf.add(is_open)
         wf.add(charge, Order(1)).after(first, join="any").after(second, join=1)
         assert problems(wf) == [("DUPLICATE", "join of node 'charge'")]
 
-    def test_what_is_no_node_of_this_workflow_is_told(self, wf: Workflow) -> None:  # W6
+    def test_dependencies_on_objects_that_are_not_nodes_of_the_workflow_are_refused(
+        self, wf: Workflow
+    ) -> None:  # W6
         elsewhere = app.workflow("other")
         elsewhere.map(welcome, range(9))
         other = elsewhere.add(charge, Order(1))
@@ -199,7 +205,7 @@ class TestWaiting:
             ("OTHER_WORKFLOW", "argument 'payment' of node 'pack'"),
         ]
 
-    def test_a_cycle_is_told_by_its_names(self, wf: Workflow) -> None:  # W6
+    def test_a_cycle_is_refused_with_the_names_of_its_nodes(self, wf: Workflow) -> None:  # W6
         paid = wf.add(charge, Order(1))
         packed = wf.add(pack, paid.result)
         paid.after(wf.add(ship, packed.result))
@@ -207,7 +213,9 @@ class TestWaiting:
             wf.graph()
 
     @pytest.mark.parametrize("is_joined", [True, False])
-    def test_a_result_is_not_there_if_failures_are_allowed(self, wf: Workflow, is_joined: bool) -> None:
+    def test_a_result_argument_on_a_node_with_allow_failed_is_refused(
+        self, wf: Workflow, is_joined: bool
+    ) -> None:
         paid, opened = wf.add(charge, Order(1)), wf.add(is_open)
         node = wf.add(pack, paid.result).allow_failed()
         if is_joined:
@@ -215,7 +223,7 @@ class TestWaiting:
         with pytest.raises(ConfigurationError, match=r"argument 'payment' needs it.*take \.outcome instead"):
             wf.graph()
 
-    def test_an_order_besides_may_allow_failures(self, wf: Workflow) -> None:
+    def test_allow_failed_is_accepted_for_nodes_that_only_order(self, wf: Workflow) -> None:
         paid, opened = wf.add(charge, Order(1)), wf.add(is_open)
         wf.add(pack, paid.result).after(opened).allow_failed()
         wf.add(report, paid.outcome).after(paid).allow_failed()
@@ -236,13 +244,15 @@ class TestConditions:
             (lambda wf: wf.map(charge, []).results, r"is list\[Payment\], and a condition"),
         ],
     )
-    def test_what_is_no_bool_is_told(self, wf: Workflow, condition: Callable[[Any], Any], rule: str) -> None:
+    def test_a_condition_that_is_not_a_bool_is_refused(
+        self, wf: Workflow, condition: Callable[[Any], Any], rule: str
+    ) -> None:
         wf.add(welcome, 1).when(condition(wf))
         with pytest.raises(ConfigurationError, match=f"when of node 'welcome-'.*{rule}") as caught:
             wf.graph()
         assert len(caught.value.problems) == 1
 
-    def test_an_argument_of_a_workflow_is_no_condition(self) -> None:
+    def test_an_argument_of_a_workflow_cannot_be_a_condition(self) -> None:
         found: list[Any] = []
 
         @app.define_workflow("conditional")
@@ -257,27 +267,27 @@ class TestConditions:
         ):
             wf.graph()
 
-    def test_conditions_that_contradict_each_other_are_told(self, wf: Workflow) -> None:
+    def test_contradictory_conditions_are_refused(self, wf: Workflow) -> None:
         opened = wf.add(is_open)
         wf.add(welcome, 1).when(opened.result).unless(opened.result)
         assert problems(wf) == [("CONTRADICTION", "conditions of node 'welcome-'")]
 
 
 class TestWhole:
-    def test_an_empty_one_is_refused(self, wf: Workflow) -> None:  # W6
+    def test_an_empty_workflow_is_refused(self, wf: Workflow) -> None:  # W6
         assert problems(wf) == [("EMPTY", "workflow 'order'")]
 
-    def test_names_given_twice_are_told(self, wf: Workflow) -> None:  # W6
+    def test_duplicate_node_names_are_refused(self, wf: Workflow) -> None:  # W6
         wf.add(is_open).named("a")
         wf.add(is_open).named("a")
         assert problems(wf) == [("DUPLICATE", "node 'a' of workflow 'order'")]
 
     @pytest.mark.parametrize("name", ["a b", "", "a[0]", "a#2", 5, "x" * 129])
-    def test_a_name_that_is_none_is_told(self, wf: Workflow, name: Any) -> None:
+    def test_an_invalid_node_name_is_refused(self, wf: Workflow, name: Any) -> None:
         assert wf.add(is_open).named(name).name == "is_open"
         assert problems(wf) == [("WRONG_NAME", "name of node 'is_open'")]
 
-    def test_an_output_must_be_a_node_of_it(self, wf: Workflow) -> None:
+    def test_an_output_that_is_not_a_node_of_the_workflow_is_refused(self, wf: Workflow) -> None:
         node = wf.add(is_open)
         stranger = app.workflow("other").add(is_open)
         for output, rule in [
@@ -290,7 +300,7 @@ class TestWhole:
                 wf.graph(output)  # type: ignore[arg-type]
         assert wf.graph(node).output == 0
 
-    def test_a_success_case_names_nodes_of_it(self, wf: Workflow) -> None:
+    def test_a_success_case_without_nodes_of_the_workflow_is_refused(self, wf: Workflow) -> None:
         wf.add(is_open)
         wf.succeeds_when()
         wf.succeeds_when(app.workflow("other").add(is_open), charge)  # type: ignore[arg-type]
@@ -300,7 +310,9 @@ class TestWhole:
             ("UNKNOWN_NODE", "success case of workflow 'order'"),
         ]
 
-    def test_everything_is_told_at_once_and_where_it_was_written(self, wf: Workflow) -> None:  # W6
+    def test_all_problems_of_a_workflow_are_reported_together_with_their_places(
+        self, wf: Workflow
+    ) -> None:  # W6
         paid = wf.add(charge, Order(1)).named("a b")
         wf.add(ship, paid.result.amount).after(charge, join="som")  # type: ignore[arg-type]
         wf.add(is_open).named("x").after(paid, join=2)

@@ -1,15 +1,16 @@
-"""What is built runs: a real worker carries out each kind of node, and each task gets what it was to get."""
+"""Test that a real worker runs each kind of node and passes each task its arguments."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 
-from everbeat import App, Completed, Failed, Node, Nodes, TaskError, TaskResult, Workflow, outcomes, results
+from everbeat import App, Completed, Failed, Node, TaskError, TaskResult, Workflow
+from everbeat.workflows import Nodes, outcomes, results
+from tests.client.working import working
 
 
 @dataclass
@@ -36,17 +37,13 @@ def app(database_url: str, schema: str) -> Iterator[App]:
 
 
 async def run(app: App, wf: Workflow, output: Node[Any] | Nodes[Any]) -> Any:
-    """Starts it, works until it has ended, and answers its outcome."""
-    async with asyncio.TaskGroup() as group:
-        group.create_task(app.arun_worker())
-        try:
-            handle = await wf.astart(output=output)
-            return await handle.aoutcome(timeout="30s")
-        finally:
-            app.stop_worker()
+    """Start the workflow, run a worker until it has ended, and return its outcome."""
+    async with working(app):
+        handle = await wf.astart(output=output)
+        return await handle.aoutcome(timeout="30s")
 
 
-async def test_every_kind_of_argument_arrives(app: App) -> None:
+async def test_every_kind_of_argument_reaches_its_task(app: App) -> None:
     @app.task
     async def list_orders(count: int) -> list[Order]:
         return [Order(number) for number in range(1, count + 1)]
@@ -148,7 +145,7 @@ def _spelled(end: TaskResult[Payment]) -> str:
             raise AssertionError(end)
 
 
-async def test_what_follows_a_map_of_nothing_is_skipped_with_it(app: App) -> None:
+async def test_nodes_after_a_skipped_map_of_an_empty_list_are_skipped(app: App) -> None:
     @app.task
     async def is_wanted() -> bool:
         return False
@@ -172,7 +169,7 @@ async def test_what_follows_a_map_of_nothing_is_skipped_with_it(app: App) -> Non
     assert await run(app, wf, wf.add(say, shipped.outcome)) == Completed("UPSTREAM_SKIPPED")
 
 
-async def test_a_retried_order_tells_what_became_of_it(app: App) -> None:  # J7
+async def test_a_retried_workflow_passes_new_outcomes_to_nodes_that_tolerate_failure(app: App) -> None:  # J7
     stock = [0]
 
     @app.task
@@ -192,16 +189,12 @@ async def test_a_retried_order_tells_what_became_of_it(app: App) -> None:  # J7
     wf = app.workflow("order")
     reserved = wf.add(reserve)
     told = wf.add(tell, reserved.outcome)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(app.arun_worker())
-        try:
-            handle = await wf.astart(output=wf.add(ship, reserved.result))
-            assert isinstance(await handle.aoutcome(timeout="30s"), Failed)
-            assert await handle.aresult_of(told) == "NO_STOCK"
-            stock[0] = 3
-            assert (await handle.aretry(dry_run=True)).completed == ("tell",)
-            assert (await handle.aretry()).completed == ("tell",)
-            assert await handle.aresult(timeout="30s") == "shipped 3"
-            assert await handle.aresult_of(told) == "thank you"
-        finally:
-            app.stop_worker()
+    async with working(app):
+        handle = await wf.astart(output=wf.add(ship, reserved.result))
+        assert isinstance(await handle.aoutcome(timeout="30s"), Failed)
+        assert await handle.aresult_of(told) == "NO_STOCK"
+        stock[0] = 3
+        assert (await handle.aretry(dry_run=True)).completed == ("tell",)
+        assert (await handle.aretry()).completed == ("tell",)
+        assert await handle.aresult(timeout="30s") == "shipped 3"
+        assert await handle.aresult_of(told) == "thank you"

@@ -1,4 +1,4 @@
-"""An app with tasks to build workflows of. Its database does not exist: building asks none."""
+"""Define an app whose tasks the tests build workflows from; its database does not exist, because building needs none."""
 
 from __future__ import annotations
 

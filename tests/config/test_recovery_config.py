@@ -1,7 +1,8 @@
-"""RecoveryConfig: the documented defaults, bounds and rules, each refused one off either end."""
+"""Test RecoveryConfig: the documented defaults, bounds and rules."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,12 @@ def message_of(**settings: Any) -> str:
     return str(refusal.value)
 
 
-def test_the_defaults_are_those_of_the_page() -> None:  # A1
+def test_the_recovery_defaults_are_the_documented_ones() -> None:  # A1
     config = RecoveryConfig()
     assert {name: getattr(config, name) for name in PAGE_DEFAULTS} == PAGE_DEFAULTS
 
 
-def test_every_field_has_a_documented_default() -> None:
+def test_every_recovery_setting_has_a_documented_default() -> None:
     assert RecoveryConfig().values() == PAGE_DEFAULTS | OTHER_DEFAULTS
 
 
@@ -111,7 +112,7 @@ def test_a_running_threshold_of_two_beats_is_accepted() -> None:  # A2
     assert config.running_stale_threshold_ms == 60_000
 
 
-def test_a_claimed_threshold_is_held_to_two_beats_of_the_claimer() -> None:  # A3
+def test_a_claimed_threshold_below_two_beats_of_the_claimer_is_refused() -> None:  # A3
     message = message_of(claimed_stale_threshold_ms=119_999, claimer_heartbeat_interval_ms=60_000)
     for text in ("claimed_stale_threshold_ms", "claimer_heartbeat_interval_ms", "119999", "60000", "120000"):
         assert text in message
@@ -119,14 +120,14 @@ def test_a_claimed_threshold_is_held_to_two_beats_of_the_claimer() -> None:  # A
     assert accepted.claimed_stale_threshold_ms == 120_000
 
 
-def test_a_longer_interval_alone_contradicts_the_default_threshold() -> None:  # A3
+def test_an_interval_longer_than_half_the_default_threshold_is_refused() -> None:  # A3
     assert problems_of(claimer_heartbeat_interval_ms=60_001) == [
         ("THRESHOLD_TOO_LOW", "claimed_stale_threshold_ms")
     ]
     assert RecoveryConfig(claimer_heartbeat_interval_ms=60_000).warnings() != []
 
 
-def test_the_fix_of_a_contradiction_is_valid_as_written() -> None:
+def test_the_fix_of_contradictory_thresholds_names_both_settings() -> None:
     with pytest.raises(ConfigurationError) as refusal:
         RecoveryConfig(running_stale_threshold_ms=59_999)
     assert refusal.value.problems[0].fix == (
@@ -136,7 +137,7 @@ def test_the_fix_of_a_contradiction_is_valid_as_written() -> None:
 
 
 @pytest.mark.parametrize(("name", "lowest", "highest", "beside"), PAGE_BOUNDS + OTHER_BOUNDS)
-def test_both_bounds_hold_and_one_off_is_refused(
+def test_a_recovery_setting_accepts_its_bounds_and_refuses_values_beyond(
     name: str, lowest: int, highest: int, beside: dict[str, int]
 ) -> None:  # A4
     least = 2_000 if name.endswith("_stale_threshold_ms") else lowest  # two beats at the fastest interval
@@ -150,12 +151,12 @@ def test_both_bounds_hold_and_one_off_is_refused(
 
 
 @pytest.mark.parametrize("name", ["claimed_stale_threshold_ms", "running_stale_threshold_ms"])
-def test_the_lowest_threshold_is_in_range_but_needs_a_faster_beat_than_there_is(name: str) -> None:  # A4
+def test_the_lowest_threshold_is_refused_because_no_heartbeat_is_fast_enough(name: str) -> None:  # A4
     assert problems_of(**{**FAST, name: 1_000}) == [("THRESHOLD_TOO_LOW", name)]
     assert "or less" not in message_of(**{**FAST, name: 1_000})  # no interval would do
 
 
-def test_several_violations_come_in_one_error() -> None:  # A5
+def test_several_invalid_recovery_settings_are_reported_in_one_error() -> None:  # A5
     found = problems_of(
         claimed_stale_threshold_ms=3_600_001,
         running_stale_threshold_ms=59_999,
@@ -176,7 +177,7 @@ def test_several_violations_come_in_one_error() -> None:  # A5
     ]
 
 
-def test_the_text_of_the_error_lists_every_problem_and_the_place() -> None:  # A5
+def test_the_configuration_error_lists_every_problem_and_the_place() -> None:  # A5
     message = message_of(check_interval_ms=0, max_losses=0)
     heading, first, second = message.splitlines()
     assert Path(__file__).name in heading
@@ -195,7 +196,9 @@ def test_the_text_of_the_error_lists_every_problem_and_the_place() -> None:  # A
         ("resilient_job_flags", "resilient_task_flags"),
     ],
 )
-def test_a_misspelt_name_is_refused_with_the_nearest_right_one(misspelt: str, right: str) -> None:  # A5
+def test_a_misspelt_recovery_setting_is_refused_with_the_nearest_name(
+    misspelt: str, right: str
+) -> None:  # A5
     with pytest.raises(ConfigurationError) as refusal:
         RecoveryConfig(**{misspelt: 5_000})
     (problem,) = refusal.value.problems
@@ -217,9 +220,15 @@ def test_a_misspelt_name_is_refused_with_the_nearest_right_one(misspelt: str, ri
         ("sweep_interval", ["check_interval_ms"]),
         ("recovery_delay", ["recovery_delay_ms"]),
         ("enabled", ["auto_requeue_stale_claimed", "auto_fail_stale_running"]),
+        ("sweep_threshold_secs", ["running_stale_threshold_ms", "claimed_stale_threshold_ms"]),
+        ("finalizing_stale_threshold_ms", ["running_stale_threshold_ms"]),
+        ("orphan_task_audit_interval_ms", ["check_interval_ms"]),
+        ("retention_sweep_interval_s", ["retention_interval_ms"]),
     ],
 )
-def test_a_name_of_another_system_is_answered_with_ours(theirs: str, ours: list[str]) -> None:  # A5
+def test_a_setting_name_of_another_task_queue_is_refused_with_ours(
+    theirs: str, ours: list[str]
+) -> None:  # A5
     with pytest.raises(ConfigurationError) as refusal:
         RecoveryConfig(**{theirs: 5_000})
     (problem,) = refusal.value.problems
@@ -228,33 +237,52 @@ def test_a_name_of_another_system_is_answered_with_ours(theirs: str, ours: list[
     assert all(hasattr(RecoveryConfig(), name) for name in ours)
 
 
-def test_a_name_like_nothing_is_refused_with_all_names() -> None:  # A5
+@pytest.mark.parametrize(
+    ("theirs", "instead"),
+    [
+        ("crashed_worker_recovery_grace_ms", "supervisors repair workflows"),
+        ("phase2_quarantine_after_attempts", "supervisors repair workflows"),
+        ("auto_terminate_orphaned_workflow_tasks", "supervisors repair workflows"),
+        ("grace_period", "WorkerConfig(grace=...)"),
+        ("ack_wait", "NatsConfig(ack_wait=...)"),
+        ("stall_timeout", "App(stall_timeout=...)"),
+    ],
+)
+def test_a_setting_that_belongs_elsewhere_is_refused_with_its_place(theirs: str, instead: str) -> None:  # A5
+    with pytest.raises(ConfigurationError) as refusal:
+        RecoveryConfig(**{theirs: 5_000})
+    (problem,) = refusal.value.problems
+    assert (problem.code, problem.rule) == ("UNKNOWN_NAME", "other systems have a setting of this name")
+    assert instead in problem.fix
+
+
+def test_an_unknown_setting_without_a_near_name_is_refused_with_all_names() -> None:  # A5
     message = message_of(zzz=1)
     assert all(name in message for name in PAGE_DEFAULTS)
 
 
 @pytest.mark.parametrize("name", RETENTIONS)
-def test_retention_takes_none_and_refuses_nothing_and_negatives(name: str) -> None:  # A6
+def test_retention_settings_accept_none_and_refuse_zero_and_negative_values(name: str) -> None:  # A6
     assert getattr(RecoveryConfig(**{name: None}), name) is None
     for refused in (0, -1, -24):
         assert problems_of(**{name: refused}) == [("OUT_OF_RANGE", name)]
     assert "None" in message_of(**{name: 0})
 
 
-def test_the_settings_of_the_page_for_long_and_short_tasks_are_valid_as_written() -> None:  # A7
+def test_the_documented_settings_for_long_and_short_tasks_are_valid() -> None:  # A7
     heavy = RecoveryConfig(runner_heartbeat_interval_ms=60_000, running_stale_threshold_ms=600_000)
     quick = RecoveryConfig(runner_heartbeat_interval_ms=10_000, running_stale_threshold_ms=30_000)
     assert heavy.warnings() == quick.warnings() == []
 
 
-def test_recovery_can_be_switched_off_in_both_halves_and_warns() -> None:  # A7
+def test_switching_off_automatic_recovery_is_accepted_with_warnings() -> None:  # A7
     config = RecoveryConfig(auto_requeue_stale_claimed=False, auto_fail_stale_running=False)
     first, second = config.warnings()
     assert "auto_requeue_stale_claimed" in first
     assert "auto_fail_stale_running" in second
 
 
-def test_pruning_can_be_switched_off_and_longer_retention_set_as_on_the_page() -> None:  # A7
+def test_pruning_can_be_switched_off_and_retention_extended_as_documented() -> None:  # A7
     off = RecoveryConfig(**dict.fromkeys(RETENTIONS))
     longer = RecoveryConfig(
         heartbeat_retention_hours=48,
@@ -266,23 +294,60 @@ def test_pruning_can_be_switched_off_and_longer_retention_set_as_on_the_page() -
 
 
 @pytest.mark.parametrize("wrong", [True, "30000", 30_000.0, None, [30_000]])
-def test_a_number_of_another_type_is_refused(wrong: object) -> None:
+def test_a_recovery_setting_of_another_type_is_refused(wrong: object) -> None:
     assert problems_of(check_interval_ms=wrong) == [("WRONG_TYPE", "check_interval_ms")]
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "fix"),
+    [
+        ("running_stale_threshold_ms", "5m", "pass 300000 (5m in milliseconds)"),
+        ("running_stale_threshold_ms", timedelta(minutes=5), "pass 300000 (5m in milliseconds)"),
+        ("running_stale_threshold_ms", 300_000.0, "pass 300000"),
+        ("running_stale_threshold_ms", "300000", "pass 300000 (without quotes)"),
+        ("check_interval_ms", "500ms", "use 1000 or more, not 500 (500ms in milliseconds)"),
+        ("check_interval_ms", timedelta(hours=1), "use 600000 or less, not 3600000 (1h in milliseconds)"),
+        ("check_interval_ms", "soon", "pass an int such as 1000, not str"),
+        ("check_interval_ms", 0.5, "pass an int such as 1000, not float"),
+        ("heartbeat_retention_hours", "2d", "pass 48 (2d in hours), or None, which never prunes them"),
+        (
+            "heartbeat_retention_hours",
+            "90m",
+            "pass 2 (90m in hours, rounded up), or None, which never prunes them",
+        ),
+        ("max_crashes", "3", "pass 3 (without quotes)"),
+    ],
+)
+def test_the_fix_of_a_wrong_type_proposes_the_intended_number(
+    name: str, given: object, fix: str
+) -> None:  # A4
+    with pytest.raises(ConfigurationError) as refusal:
+        RecoveryConfig(**{name: given})  # type: ignore[arg-type]
+    (problem,) = refusal.value.problems
+    assert (problem.code, problem.subject, problem.fix) == ("WRONG_TYPE", f"RecoveryConfig.{name}", fix)
+
+
+@pytest.mark.parametrize(
+    "name", [each for each in (PAGE_DEFAULTS | OTHER_DEFAULTS) if each.endswith(("_ms", "_hours"))]
+)
+def test_every_duration_given_as_text_is_refused_with_its_number(name: str) -> None:  # A4
+    hours = 2 if name.endswith("_hours") else 7_200_000
+    assert f"{hours} (2h in " in message_of(**{name: "2h"})
+
+
 @pytest.mark.parametrize("name", SWITCHES)
-def test_a_switch_takes_true_and_false_only(name: str) -> None:
+def test_a_boolean_setting_accepts_only_true_and_false(name: str) -> None:
     assert getattr(RecoveryConfig(**{name: False}), name) is False
     for wrong in (1, 0, "false", None):
         assert problems_of(**{name: wrong}) == [("WRONG_TYPE", name)]
 
 
-def test_a_wrong_type_in_a_rule_between_two_fields_is_told_once() -> None:
+def test_a_wrong_type_in_a_rule_between_two_settings_is_reported_once() -> None:
     assert problems_of(runner_heartbeat_interval_ms="30s") == [("WRONG_TYPE", "runner_heartbeat_interval_ms")]
     assert problems_of(running_stale_threshold_ms=None) == [("WRONG_TYPE", "running_stale_threshold_ms")]
 
 
-def test_resilient_flags_are_names() -> None:
+def test_resilient_task_flags_must_be_names() -> None:
     assert RecoveryConfig(resilient_task_flags=["a", "b"]).resilient_task_flags == ("a", "b")
     assert RecoveryConfig(resilient_task_flags=[]).resilient_task_flags == ()
     assert problems_of(resilient_task_flags=["a", "", 3]) == [

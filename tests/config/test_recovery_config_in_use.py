@@ -1,4 +1,4 @@
-"""RecoveryConfig in use: graphile's defaults, warnings, changed copies, the way through JSON."""
+"""Test the use of RecoveryConfig: graphile's defaults, warnings, changed copies and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FASTEST = {
 }
 
 
-def test_the_graphile_defaults_are_one_call() -> None:
+def test_recovery_config_graphile_returns_the_graphile_defaults() -> None:
     config = RecoveryConfig.graphile()
     assert config.runner_heartbeat_interval_ms == config.claimer_heartbeat_interval_ms == 30_000
     assert config.check_interval_ms == 60_000
@@ -43,7 +43,7 @@ def test_the_fastest_profile_is_valid_and_warned_about() -> None:
     ]
 
 
-def test_without_the_fast_ways_of_noticing_there_is_a_warning() -> None:
+def test_switching_off_fast_death_detection_is_a_warning() -> None:
     config = RecoveryConfig(detect_child_exit=False, detect_session_loss=False)
     assert len(config.warnings()) == 1
     assert RecoveryConfig().warnings() == []
@@ -59,18 +59,18 @@ def test_a_changed_copy_is_checked_as_a_whole() -> None:
         config.replace(max_crashs=5)
 
 
-def test_it_survives_the_way_through_json() -> None:
+def test_recovery_config_round_trips_through_json() -> None:
     config = RecoveryConfig.graphile(resilient_task_flags=("a", "b"), heartbeat_retention_hours=None)
     assert RecoveryConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_it_is_frozen_and_hashable() -> None:
+def test_recovery_config_is_frozen_and_hashable() -> None:
     config = RecoveryConfig()
     with pytest.raises(AttributeError):
         config.max_crashes = 5  # type: ignore[misc]
     assert {config, RecoveryConfig()} == {config}
 
 
-def test_nothing_may_be_given_without_its_name() -> None:
+def test_recovery_config_refuses_positional_arguments() -> None:
     with pytest.raises(ConfigurationError, match="name the setting"):
         RecoveryConfig(True)  # type: ignore[misc]

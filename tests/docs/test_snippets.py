@@ -28,7 +28,7 @@ class SnippetFailed(Exception):
 
 
 def play(document: Path, folder: Path, **environment: str) -> str:
-    """Everything that playing the document printed; SnippetFailed with it where a step failed."""
+    """Return the output of playing the document. Raises: SnippetFailed with that output if a step failed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     modules = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "src")])
     process = subprocess.Popen(
@@ -67,12 +67,12 @@ def own_database(database_url: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_the_document_does_what_it_says(document: Path, own_database: str, tmp_path: Path) -> None:
+def test_every_document_runs_as_written(document: Path, own_database: str, tmp_path: Path) -> None:
     printed = play(document, tmp_path, EVERBEAT_DATABASE_URL=own_database)
     assert "Traceback" not in printed
 
 
-def test_blocks_run_in_order_and_share_their_names(tmp_path: Path) -> None:
+def test_snippet_blocks_run_in_order_and_share_their_names(tmp_path: Path) -> None:
     document = write(
         tmp_path,
         """
@@ -105,7 +105,7 @@ def test_blocks_run_in_order_and_share_their_names(tmp_path: Path) -> None:
     assert "total 4 __main__" in play(document, tmp_path)
 
 
-def test_a_background_command_is_ended_by_sigterm(tmp_path: Path) -> None:
+def test_a_background_command_of_a_snippet_is_ended_by_sigterm(tmp_path: Path) -> None:
     document = write(
         tmp_path,
         """
@@ -143,7 +143,7 @@ def test_a_background_command_is_ended_by_sigterm(tmp_path: Path) -> None:
         ("<!-- snippet: run background -->\n```console\n$ sleep 60\n```", "exit code -15"),
     ],
 )
-def test_a_document_that_lies_is_found_out(tmp_path: Path, block: str, complaint: str) -> None:
+def test_a_snippet_with_wrong_output_fails(tmp_path: Path, block: str, complaint: str) -> None:
     with pytest.raises(SnippetFailed) as failure:
         play(write(tmp_path, block), tmp_path)
     assert complaint in str(failure.value)
@@ -163,12 +163,12 @@ def test_a_document_that_lies_is_found_out(tmp_path: Path, block: str, complaint
         "```python\nnever closed",
     ],
 )
-def test_a_wrong_mark_is_refused(text: str) -> None:
+def test_an_invalid_snippet_mark_is_refused(text: str) -> None:
     with pytest.raises(BadSnippet, match=r"^line \d"):
         steps(text)
 
 
-def test_steps_know_their_lines() -> None:
+def test_the_steps_of_a_document_have_their_line_numbers() -> None:
     text = "\n".join(
         [
             "Prose.",

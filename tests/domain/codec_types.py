@@ -98,7 +98,7 @@ class SecretModel(pydantic.BaseModel):
 
 
 class Weird:
-    """Nothing that JSON knows."""
+    """An object that JSON cannot carry."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")

@@ -1,4 +1,4 @@
-"""Nodes to draw, as a database would tell of them at one moment."""
+"""Nodes to draw, as a database would report them at one moment."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from everbeat.domain.workflow_info import NodeInfo, NodeState
+from everbeat.domain.workflow.states import NodeInfo, NodeState
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
 CHILD = UUID(int=7)
 
 
 def node(name: str, *needs: str, state: str = "PENDING", ago_s: float = 12, **more: Any) -> NodeInfo:
-    """A node; it began `ago_s` seconds ago, and if it has ended, half a second before now."""
+    """Return a node that started `ago_s` seconds ago; if it has ended, it ended half a second ago."""
     now = NodeState(state)
     begun = AT - timedelta(seconds=ago_s)
     values: dict[str, Any] = {
@@ -27,7 +27,7 @@ def node(name: str, *needs: str, state: str = "PENDING", ago_s: float = 12, **mo
 
 
 def mapped(name: str, *needs: str, states: dict[str, int], state: str = "ENQUEUED") -> list[NodeInfo]:
-    """A map and its members, so many in each state."""
+    """Return a map node and its members, with the given number of members in each state."""
     each = [one for one, count in states.items() for _ in range(count)]
     members = [node(f"{name}[{place}]", *needs, state=one, member_of=name) for place, one in enumerate(each)]
     return [node(name, *needs, state=state, kind="map", attempt=None, started_at=None), *members]

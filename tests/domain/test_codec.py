@@ -1,4 +1,4 @@
-"""Arguments and results go through JSON by annotation, and what arrives equals what was sent."""
+"""Arguments and results travel as JSON by their annotations, and the decoded value equals the sent value."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from everbeat.domain.codec import CallCodec, encode_any
-from everbeat.domain.context import Context
-from everbeat.domain.outcome import Completed, Failed, TaskError, TaskResult
-from everbeat.errors import PayloadError
+from everbeat.domain.task.context import Context
+from everbeat.domain.task.definition import CallCodec, encode_any
+from everbeat.domain.task.outcome import Completed, Failed, TaskResult
+from everbeat.errors import PayloadError, TaskError
 from tests.domain.codec_types import (
     Address,
     Cat,
@@ -116,7 +116,7 @@ CARRIED = [
     CARRIED,
     ids=[f"{number}-{str(one[0])[:40]}" for number, one in enumerate(CARRIED)],
 )
-def test_what_arrives_equals_what_was_sent(annotation: Any, value: Any) -> None:
+def test_a_decoded_value_equals_the_encoded_value(annotation: Any, value: Any) -> None:
     tested = codec_of(annotation)
     (arrived,), named = tested.decode(tested.encode((value,), {}))
     result = tested.decode_result(tested.encode_result(value))
@@ -136,7 +136,7 @@ def test_what_arrives_equals_what_was_sent(annotation: Any, value: Any) -> None:
         lambda inner: some.lists(inner) | some.dictionaries(some.text(), inner),
     )
 )
-def test_any_plain_value_arrives_as_it_was_sent(value: Any) -> None:
+def test_plain_json_values_survive_the_codec_unchanged(value: Any) -> None:
     tested = codec_of(Any)
     assert tested.decode(tested.encode((value,), {})) == ((value,), {})
     assert json.loads(tested.encode((value,), {})) == {"value": value}
@@ -184,7 +184,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("annotation", "value", "message"), REFUSED, ids=lambda each: type(each).__name__)
-def test_what_would_not_arrive_is_refused_with_the_name_of_its_parameter(
+def test_a_value_that_json_would_change_is_rejected_with_its_parameter_name(
     annotation: Any, value: Any, message: str
 ) -> None:  # B13
     with pytest.raises(PayloadError) as caught:
@@ -197,14 +197,14 @@ def test_what_would_not_arrive_is_refused_with_the_name_of_its_parameter(
         codec_of(annotation).encode_result(value)
 
 
-def test_a_tuple_may_arrive_as_a_list() -> None:
+def test_the_codec_accepts_a_tuple_where_a_list_arrives() -> None:
     def task(rows, pairs: list[list[int]]): ...
 
     sent = ({"a": (1, 2)}, [(1, 2), (3, 4)])
     assert codec(task).decode(codec(task).encode(sent, {})) == (({"a": [1, 2]}, [[1, 2], [3, 4]]), {})
 
 
-def test_plain_subclasses_of_text_and_numbers_arrive_plain() -> None:
+def test_subclasses_of_str_arrive_as_plain_str() -> None:
     class SafeText(str): ...
 
     def task(text: str, anything): ...
@@ -214,7 +214,7 @@ def test_plain_subclasses_of_text_and_numbers_arrive_plain() -> None:
     assert type(text) is type(anything) is str
 
 
-def test_a_value_that_contains_itself_is_refused() -> None:
+def test_the_codec_rejects_a_value_that_contains_itself() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(PayloadError, match="nested too deeply, or contains itself"):
@@ -260,7 +260,7 @@ BOUND: list[tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("function", "args", "kwargs", "stored"), BOUND)
-def test_arguments_are_one_object_by_parameter_name_and_become_the_same_call(
+def test_the_codec_stores_arguments_by_parameter_name_and_restores_the_same_call(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stored: dict[str, Any]
 ) -> None:
     tested = codec(function)
@@ -296,7 +296,7 @@ MISCALLED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str | None, str]] = 
 
 
 @pytest.mark.parametrize(("function", "args", "kwargs", "parameter", "message"), MISCALLED)
-def test_a_wrong_call_is_refused_as_python_would_but_names_the_task(
+def test_the_codec_rejects_a_wrong_call_like_python_and_names_the_task(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], parameter: str | None, message: str
 ) -> None:  # B13
     with pytest.raises(PayloadError) as caught:
@@ -318,7 +318,7 @@ def test_a_wrong_call_is_refused_as_python_would_but_names_the_task(
         (b'{"user_id": 1, "locale": "\xff"}', None, "is not JSON"),
     ],
 )
-def test_stored_arguments_that_no_longer_fit_are_refused_without_showing_values(
+def test_the_codec_rejects_stored_arguments_that_no_longer_fit_the_function(
     stored: bytes, parameter: str | None, message: str
 ) -> None:
     with pytest.raises(PayloadError) as caught:
@@ -327,19 +327,19 @@ def test_stored_arguments_that_no_longer_fit_are_refused_without_showing_values(
     assert caught.value.parameter == parameter
 
 
-def test_extra_keywords_that_repeat_a_parameter_are_refused_when_read() -> None:
+def test_the_codec_rejects_stored_extra_keywords_that_repeat_a_parameter() -> None:
     with pytest.raises(PayloadError, match="'c' is given twice") as caught:
         codec(rest).decode(b'{"a": 1, "kw": {"c": "2024-01-01"}}')
     assert caught.value.parameter == "c"
 
 
-def test_deeply_nested_stored_arguments_are_refused_and_not_a_crash() -> None:
+def test_the_codec_rejects_deeply_nested_stored_arguments_without_a_crash() -> None:
     stored = b'{"value": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     with pytest.raises(PayloadError, match="nested too deeply"):
         codec_of(Any).decode(stored)
 
 
-def test_a_default_that_json_cannot_hold_is_no_obstacle() -> None:
+def test_a_parameter_default_does_not_have_to_be_json() -> None:
     nothing = object()
 
     def task(a: int = nothing) -> None: ...  # type: ignore[assignment]
@@ -347,18 +347,18 @@ def test_a_default_that_json_cannot_hold_is_no_obstacle() -> None:
     assert codec(task).decode(codec(task).encode((), {})) == ((), {})
 
 
-def test_an_unannotated_result_of_none_is_null() -> None:
+def test_a_function_annotated_to_return_none_stores_null_and_rejects_other_results() -> None:
     assert codec(no_parameters).encode_result(None) == b"null"
     with pytest.raises(PayloadError, match="result of task 'no_parameters'"):
         codec(no_parameters).encode_result(1)
 
 
-def test_a_result_that_no_longer_fits_is_refused_when_read() -> None:
+def test_the_codec_rejects_a_stored_result_that_no_longer_fits_the_annotation() -> None:
     with pytest.raises(PayloadError, match="stored result of task 'welcome'"):
         codec(welcome).decode_result(b"1")
 
 
-def test_twenty_megabytes_take_less_than_two_seconds() -> None:  # B13
+def test_the_codec_handles_twenty_megabytes_in_seconds() -> None:  # B13
     text, numbers = "é" * 10_000_000, list(range(2_500_000))
 
     def task(text: str, numbers: list[int]) -> None: ...
@@ -372,7 +372,7 @@ def test_twenty_megabytes_take_less_than_two_seconds() -> None:  # B13
     assert seconds < 6  # three times the promise, for a slow machine
 
 
-def test_a_small_call_costs_little_beyond_msgspec() -> None:
+def test_the_codec_adds_only_microseconds_to_msgspec_for_a_small_call() -> None:
     tested = codec(welcome)
     kind = msgspec.defstruct("Bare", [("user_id", int), ("locale", str, "en")])
     decoder, encoder = msgspec.json.Decoder(kind), msgspec.json.Encoder()
@@ -383,11 +383,11 @@ def test_a_small_call_costs_little_beyond_msgspec() -> None:
 
 
 def _microseconds(function: Callable[[], object]) -> float:
-    # Of many short looks one is undisturbed, whatever else the machine does.
+    # Take the shortest of many short runs: other programs on the machine disturb some of them.
     return min(timeit.repeat(function, number=100, repeat=300)) / 100 * 1e6
 
 
-def test_arguments_by_name_are_sent_as_their_receiver_may_read_them() -> None:
+def test_the_codec_encodes_unannotated_arguments_as_standard_json() -> None:
     data = encode_any(
         {"at": datetime(2024, 1, 1, tzinfo=UTC), "id": UUID(int=1), "none": None}, task_name="t"
     )
@@ -404,7 +404,7 @@ def test_arguments_by_name_are_sent_as_their_receiver_may_read_them() -> None:
         ({1: 1}, None, "must be str"),
     ],
 )
-def test_arguments_by_name_that_json_would_change_are_refused(
+def test_the_codec_rejects_unannotated_arguments_that_json_would_change(
     arguments: dict[Any, Any], parameter: str | None, message: str
 ) -> None:
     with pytest.raises(PayloadError) as caught:

@@ -1,4 +1,4 @@
-"""Arguments that are partly known become templates; filled with what nodes returned, they are what the task takes."""
+"""Partly known arguments become templates; a template filled with the results of nodes gives the arguments of the task."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.domain.codec import CallCodec
-from everbeat.domain.composing import Composed, compose
-from everbeat.domain.graph import Known, decode_template, encode, fill
-from everbeat.domain.outcome import Completed, Failed, TaskError, TaskResult
-from everbeat.domain.placeholder import Placeholder, Promise
-from everbeat.domain.shapes import shape_of
-from everbeat.errors import PayloadError
+from everbeat.domain.task.definition import CallCodec
+from everbeat.domain.task.outcome import Completed, Failed, TaskResult
+from everbeat.domain.workflow.graph import Known, decode_template, encode, fill
+from everbeat.domain.workflow.placeholders import Composed, Placeholder, Promise, compose
+from everbeat.domain.workflow.shapes import shape_of
+from everbeat.errors import PayloadError, TaskError
 from tests.domain.workflow_types import Keyed, Line, Payment
 
 
@@ -43,7 +42,7 @@ def composed(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Comp
 
 
 def arrives(function: Callable[..., Any], known: dict[int, Known], /, *args: Any, **kwargs: Any) -> Any:
-    """What the function would be called with once its parents came to this."""
+    """Return the arguments that the function receives when its parents ended as in `known`."""
     template = composed(function, *args, **kwargs).template
     assert template is not None
     kept = decode_template(encode(template))
@@ -70,12 +69,12 @@ def rest(*numbers: int, **named: int) -> int: ...
 def anything(value: Any, keyed: Keyed | None = None, by_id: dict[UUID, int] | None = None) -> int: ...
 
 
-def test_what_is_known_is_encoded_as_a_send_does() -> None:
+def test_compose_encodes_known_arguments_like_a_send() -> None:
     found = composed(measure, Line(1), unit="g")
     assert found == Composed(args='{"line":{"amount":1,"note":""},"unit":"g"}')
 
 
-def test_one_result_is_put_in_as_it_is_stored() -> None:
+def test_a_filled_template_contains_the_stored_result_of_a_node() -> None:
     assert composed(measure, result(0, Line), 3).template == ('{"line":', *_holes(0), ',"factor":3}')
     assert arrives(measure, {0: LINE}, result(0, Line), 3) == ((Line(7, "n"), 3), {})
     assert arrives(measure, {0: LINE, 1: NUMBER}, line=result(0), factor=result(1)) == ((Line(7, "n"), 5), {})
@@ -85,7 +84,7 @@ def test_one_result_is_put_in_as_it_is_stored() -> None:
     )
 
 
-def test_results_may_stand_in_lists_tuples_and_dicts() -> None:
+def test_placeholders_can_be_inside_lists_tuples_and_dicts() -> None:
     known = {0: LINE, 1: NUMBER}
     assert arrives(gather, known, [result(0, Line), Line(2)], {"a": 1, 'b"': result(1, int)}) == (
         ([Line(7, "n"), Line(2)], {"a": 1, 'b"': 5}),
@@ -100,7 +99,7 @@ def test_results_may_stand_in_lists_tuples_and_dicts() -> None:
     assert arrives(anything, known, 1, by_id={UUID(int=3): result(1)}) == ((1,), {"by_id": {UUID(int=3): 5}})
 
 
-def test_outcomes_arrive_as_outcomes() -> None:
+def test_placeholders_of_outcomes_arrive_as_task_results() -> None:
     known = {0: NUMBER, 1: FAILURE, 2: Known("COMPLETED", parts=[NUMBER, FAILURE])}
     outcomes = [Completed(5), Failed(TaskError("DECLINED", "no"))]
     (paid, others), _ = arrives(
@@ -114,21 +113,21 @@ def test_outcomes_arrive_as_outcomes() -> None:
     assert all_of_them == outcomes
 
 
-def test_any_number_of_arguments() -> None:
+def test_placeholders_fill_variable_positional_and_keyword_arguments() -> None:
     assert arrives(rest, {1: NUMBER}, 1, result(1, int), a=result(1, int), b=2) == ((1, 5), {"a": 5, "b": 2})
 
 
-def test_what_was_placed_says_where_and_what_is_wanted() -> None:
+def test_compose_reports_the_place_and_expected_type_of_each_placeholder() -> None:
     line, number = result(0, Line), result(1, int)
     placed = composed(gather, [Line(1), line], {"a": number}).placed
-    assert [(each.parameter, each.place, each.wanted) for each in placed] == [
+    assert [(each.parameter, each.place, each.expected) for each in placed] == [
         ("lines", "lines[1]", shape_of(Line)),
         ("by_name", "by_name['a']", shape_of(int)),
     ]
     assert [each.promise.origin.source for each in placed] == [0, 1]
 
 
-def test_only_what_is_open_may_be_asked_for() -> None:
+def test_compose_with_only_open_returns_only_the_arguments_that_wait_for_nodes() -> None:
     codec = codec_of(measure)
     found = compose(codec, codec.bind((Line(1),), {"factor": result(1)}), only_open=True)
     assert found.template == ('{"factor":', *_holes(1), "}")
@@ -144,16 +143,16 @@ def test_only_what_is_open_may_be_asked_for() -> None:
         (gather, ([result(0), 5], {}), "lines", r"= 5 .*expected `object`.*at lines\[1\]"),
         (gather, ([], {"a": result(1), "b": "x"}), "by_name", r"= 'x'.*at by_name\['b'\]"),
         (gather, ([result(0), [Line(1)]], {}), "lines", r"at lines\[1\]"),
-        (gather, ({"a": result(0)}, {}), "lines", r"is a dict where list\[Line\] is wanted"),
-        (gather, ([], [result(0)]), "by_name", r"is a list where dict\[str, int\] is wanted"),
-        (gather, ([[result(0)]], {}), "lines", r"is a list where Line is wanted \(at lines\[0\]\)"),
-        (anything, ({result(0): result(1)},), "value", "no key that JSON can carry"),
-        (anything, ({Line: result(1)},), "value", "no key that JSON can carry"),
+        (gather, ({"a": result(0)}, {}), "lines", r"is a dict where list\[Line\] is expected"),
+        (gather, ([], [result(0)]), "by_name", r"is a list where dict\[str, int\] is expected"),
+        (gather, ([[result(0)]], {}), "lines", r"is a list where Line is expected \(at lines\[0\]\)"),
+        (anything, ({result(0): result(1)},), "value", "cannot be a JSON key"),
+        (anything, ({Line: result(1)},), "value", "cannot be a JSON key"),
         (measure, (result(0), 1, 2), None, "too many positional"),
         (measure, (), "line", "missing a required argument: 'line'"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_once(
+def test_compose_rejects_arguments_that_do_not_fit_the_parameters(
     function: Callable[..., Any], args: Sequence[Any], parameter: str | None, says: str
 ) -> None:
     with pytest.raises(PayloadError, match=says) as caught:
@@ -162,14 +161,14 @@ def test_what_does_not_fit_is_refused_at_once(
     assert function.__name__ in str(caught.value)
 
 
-def test_a_list_that_contains_itself_is_refused() -> None:
+def test_compose_rejects_a_list_that_contains_itself() -> None:
     endless: list[Any] = [result(0)]
     endless.insert(0, endless)
     with pytest.raises(PayloadError, match="contains itself"):
         composed(anything, endless)
 
 
-def test_arguments_that_are_too_large_together_are_refused() -> None:
+def test_compose_rejects_arguments_above_the_payload_limit() -> None:
     codec = codec_of(anything)
     bound = codec.bind((["é" * 400, result(0), "é" * 400],), {})
     assert compose(codec, bound, largest=1_700).template

@@ -1,4 +1,4 @@
-"""The Context is found everywhere a task's code runs, reports progress, and says when to stop."""
+"""A task's code finds its Context anywhere, reports progress through it, and learns from it when to stop."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.domain.checkpoint import CHECKPOINT_LIMIT_BYTES, Checkpoint, PartialWork
-from everbeat.domain.context import Context, OutsideTask, StopReason, TaskStopped
-from everbeat.domain.states import TaskState
-from everbeat.errors import EverbeatError, PayloadError
+from everbeat.domain.task.checkpoint import CHECKPOINT_LIMIT_BYTES, Checkpoint, PartialWork
+from everbeat.domain.task.context import Context, entered
+from everbeat.domain.task.states import TaskState
+from everbeat.errors import EverbeatError, OutsideTask, PayloadError, StopReason, TaskStopped
 
 
 @dataclass
 class Recorder:
-    """A worker's side of a Context, which keeps what it is told."""
+    """A Context backend that records its calls."""
 
     reason: StopReason | None = None
     reports: list[tuple[str, float | None, str]] = field(default_factory=list)
@@ -62,13 +62,13 @@ def context(number: int = 1, backend: Recorder | None = None, *, work: PartialWo
         fence=number,
         claim_id=UUID(int=9),
         worker_id="host-1-abc",
-        backend=backend or Recorder(),
-        work=work or PartialWork(),
+        _backend=backend or Recorder(),
+        _work=work or PartialWork(),
     )
 
 
 class Letters:
-    """A sequence of the old kind."""
+    """A sequence that only has `__getitem__`."""
 
     def __getitem__(self, index: int) -> str:
         return "ab"[index]
@@ -76,47 +76,47 @@ class Letters:
 
 @dataclass
 class Reply:
-    """What a checkpoint would bring back as a dict."""
+    """A type that a checkpoint would return as a dict."""
 
     value: int
 
 
-def test_outside_a_task_there_is_no_context() -> None:
-    with pytest.raises(OutsideTask, match=r"No task runs here.*Fix: call it inside a task"):
+def test_current_raises_outside_a_task() -> None:
+    with pytest.raises(OutsideTask, match=r"No task is running here.*Fix: call it inside a task"):
         Context.current()
     assert Context.current_or_none() is None
 
 
-def test_the_current_context_is_the_innermost_and_ends_with_its_block() -> None:
+def test_current_returns_the_innermost_context_until_its_block_ends() -> None:
     outer, inner = context(1), context(2)
-    with outer.entered():
-        with inner.entered():
+    with entered(outer):
+        with entered(inner):
             assert Context.current() is inner
         assert Context.current() is outer
     assert Context.current_or_none() is None
 
 
-async def test_tasks_on_one_loop_see_their_own_context() -> None:
+async def test_concurrent_tasks_on_one_event_loop_see_their_own_context() -> None:
     both_inside = asyncio.Barrier(2)
 
     async def run(number: int) -> int:
-        with context(number).entered():
+        with entered(context(number)):
             await both_inside.wait()
             return Context.current().fence
 
     assert await asyncio.gather(run(1), run(2)) == [1, 2]
 
 
-def test_a_thread_sees_the_context_it_was_started_in_only_if_it_is_handed_over() -> None:
+def test_a_new_thread_sees_the_context_only_through_copied_context_variables() -> None:
     seen: list[Context | None] = []
 
     def look() -> None:
         seen.append(Context.current_or_none())
 
     mine = context()
-    with mine.entered():
+    with entered(mine):
         copied = contextvars.copy_context()
-    with mine.entered():
+    with entered(mine):
         for target in (look, lambda: copied.run(look)):
             thread = threading.Thread(target=target)
             thread.start()
@@ -155,7 +155,7 @@ def test_progress_reports_a_fraction_between_zero_and_one(
         ((0.5,), r"stage 0.5.*is of type float, not a text", r"ctx.progress\('resize', 0.5\)"),
     ],
 )
-def test_progress_that_is_none_is_refused(given: Any, message: str, fix: str) -> None:
+def test_progress_rejects_invalid_stages_fractions_and_messages(given: Any, message: str, fix: str) -> None:
     recorder = Recorder()
     with pytest.raises(PayloadError, match=f"{message}.*Fix:.*{fix}"):
         context(backend=recorder).progress(*given)
@@ -163,7 +163,7 @@ def test_progress_that_is_none_is_refused(given: Any, message: str, fix: str) ->
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "lease_lost", "timed_out", "stalled", "shutting_down"])
-def test_code_that_should_stop_is_told_why(reason: StopReason) -> None:
+def test_check_cancelled_raises_task_stopped_with_the_reason(reason: StopReason) -> None:
     recorder = Recorder()
     tested = context(backend=recorder)
     tested.check_cancelled()
@@ -175,7 +175,7 @@ def test_code_that_should_stop_is_told_why(reason: StopReason) -> None:
     assert (caught.value.reason, caught.value.task_id) == (reason, tested.task_id)
 
 
-def test_a_stop_is_not_swallowed_by_except_exception() -> None:
+def test_except_exception_does_not_catch_task_stopped() -> None:
     def careless() -> None:
         try:
             context(backend=Recorder("cancelled")).check_cancelled()
@@ -186,13 +186,13 @@ def test_a_stop_is_not_swallowed_by_except_exception() -> None:
         careless()
 
 
-def test_a_context_cannot_be_changed() -> None:
+def test_a_context_is_immutable() -> None:
     with pytest.raises(AttributeError):
         context().fence = 5  # type: ignore[misc]
 
 
 class TestCheckpoints:
-    def test_the_last_one_is_known_as_plain_json(self) -> None:
+    def test_last_checkpoint_is_a_copy_of_the_stored_json(self) -> None:
         recorder = Recorder()
         tested = context(backend=recorder)
         assert tested.last_checkpoint is None
@@ -214,7 +214,7 @@ class TestCheckpoints:
             (Reply(3), "is of type Reply and would arrive as dict"),
         ],
     )
-    def test_one_that_would_come_back_as_something_else_is_refused(self, value: Any, message: str) -> None:
+    def test_checkpoint_rejects_a_value_that_json_would_change(self, value: Any, message: str) -> None:
         tested = context(backend=(recorder := Recorder()))
         with pytest.raises(PayloadError, match=f"{message}.*Fix: checkpoint plain values"):
             tested.checkpoint(value)
@@ -224,12 +224,12 @@ class TestCheckpoints:
         "value",
         [None, 0, 1.5, "text", [], {}, {"a": [1, (2, None)]}, TaskState.PENDING, 2**63, OrderedDict(a=1)],
     )
-    def test_one_that_comes_back_equal_is_stored(self, value: Any) -> None:
+    def test_checkpoint_accepts_a_value_that_compares_equal_after_json(self, value: Any) -> None:
         tested = context()
         tested.checkpoint(value)
         assert tested.last_checkpoint == json.loads(json.dumps(value))
 
-    def test_one_that_could_not_be_stored_is_not_the_last(self) -> None:
+    def test_a_checkpoint_that_was_not_stored_does_not_replace_last_checkpoint(self) -> None:
         recorder = Recorder()
         tested = context(backend=recorder)
         tested.checkpoint("kept")
@@ -238,7 +238,7 @@ class TestCheckpoints:
             tested.checkpoint("lost")
         assert tested.last_checkpoint == "kept"
 
-    def test_it_is_stored_before_the_code_is_told_to_stop(self) -> None:
+    def test_checkpoint_stores_the_value_before_it_raises_task_stopped(self) -> None:
         recorder = Recorder(reason="shutting_down")
         with pytest.raises(TaskStopped):
             context(backend=recorder).checkpoint(1)
@@ -247,10 +247,10 @@ class TestCheckpoints:
     @pytest.mark.parametrize(
         "stored", [None, "", "no json", "[]", '{"value": 1, "done": {"a": "x"}}', "null"]
     )
-    def test_what_was_stored_by_hand_does_no_harm(self, stored: str | None) -> None:
+    def test_an_unreadable_stored_checkpoint_is_ignored(self, stored: str | None) -> None:
         assert PartialWork.from_json(stored).last is None
 
-    def test_the_limit_counts_everything_that_is_stored(self) -> None:
+    def test_the_size_limit_of_a_checkpoint_includes_the_names_of_resumed_loops(self) -> None:
         work = PartialWork()
         work.checkpoint("x" * (CHECKPOINT_LIMIT_BYTES - 100), task_name="task")
         steps = work.steps("n" * 200, total=None, task_name="task")
@@ -268,7 +268,7 @@ class TestResume:
                 break
         return seen
 
-    def test_a_step_counts_when_the_body_comes_back(self) -> None:  # G3
+    def test_resume_counts_an_item_when_the_loop_asks_for_the_next_one(self) -> None:  # G3
         recorder = Recorder()
         assert self.walk(context(backend=recorder), until=30) == [10, 20, 30]
         assert [stored["done"] for _, stored in recorder.stored] == [{"step": 1}, {"step": 2}]
@@ -278,7 +278,7 @@ class TestResume:
         assert self.walk(context(work=PartialWork(done={"step": 3})), until=0) == []
         assert self.walk(context(work=PartialWork(done={"step": 9})), until=0) == []
 
-    def test_a_body_that_raises_does_not_count_and_may_be_tried_again(self) -> None:
+    def test_resume_repeats_the_item_whose_body_raised(self) -> None:
         recorder = Recorder()
         tested = context(backend=recorder)
 
@@ -295,13 +295,13 @@ class TestResume:
     def walk_on(self, tested: Context) -> list[int]:
         return list(tested.resume("step", [1, 2, 3]))
 
-    def test_a_name_is_used_up_when_all_is_done(self) -> None:
+    def test_resume_rejects_a_name_whose_loop_is_finished(self) -> None:
         tested = context()
         assert self.walk_on(tested) == [1, 2, 3]
         with pytest.raises(PayloadError, match="resumes 'step' again in the same attempt"):
             self.walk_on(tested)
 
-    def test_two_loops_of_one_name_at_once_are_noticed(self) -> None:
+    def test_resume_rejects_two_loops_of_one_name_at_the_same_time(self) -> None:
         tested = context()
         outer = tested.resume("step", [1, 2, 3])
         next(outer)
@@ -312,17 +312,17 @@ class TestResume:
             next(outer)
 
     @pytest.mark.parametrize("name", ["", "x" * 201, "a\n", "\ud800", 3, None])
-    def test_a_name_is_a_short_text(self, name: Any) -> None:
+    def test_resume_rejects_names_that_are_not_short_printable_text(self, name: Any) -> None:
         with pytest.raises(PayloadError, match="printable text of 1 to 200 characters"):
             context().resume(name, [])
 
     @pytest.mark.parametrize("items", [{1, 2}, frozenset("ab")])
-    def test_items_without_an_order_that_stays_are_refused(self, items: Any) -> None:
-        with pytest.raises(PayloadError, match=r"order may be another one.*Fix: .*sorted"):
+    def test_resume_rejects_items_without_a_stable_order(self, items: Any) -> None:
+        with pytest.raises(PayloadError, match=r"order can differ.*Fix: .*sorted"):
             context().resume("step", items)
         assert list(context().resume("step", {"a": 1}.keys())) == ["a"], "a dict keeps its order"
 
-    def test_items_must_be_something_to_walk_over(self) -> None:
+    def test_resume_rejects_items_that_are_not_iterable(self) -> None:
         async def source() -> AsyncIterator[int]:
             yield 1
 
@@ -341,7 +341,7 @@ class TestResume:
             tested.aresume("step", None)  # type: ignore[arg-type]
         tested.resume("step", Letters())  # type: ignore[arg-type]
 
-    def test_a_stop_is_told_before_the_first_step_and_after_each(self) -> None:
+    def test_resume_raises_task_stopped_before_the_first_item_and_between_items(self) -> None:
         recorder = Recorder(reason="cancelled")
         with pytest.raises(TaskStopped):
             self.walk(context(backend=recorder), until=0)
@@ -354,7 +354,7 @@ class TestResume:
             next(steps)
         assert recorder.stored == [(1, {"value": None, "done": {"step": 1}})]
 
-    async def test_async_loops_take_both_kinds_of_items(self) -> None:
+    async def test_aresume_accepts_async_and_plain_iterables(self) -> None:
         async def source() -> AsyncIterator[int]:
             for item in (1, 2, 3):
                 yield item
@@ -365,7 +365,7 @@ class TestResume:
             assert [item async for item in tested.aresume("step", items)] == [2, 3]
             assert recorder.stored[-1][1]["done"] == {"step": 3}
 
-    def test_values_and_steps_do_not_overwrite_each_other(self) -> None:
+    def test_checkpoint_values_and_resumed_loops_are_stored_side_by_side(self) -> None:
         recorder = Recorder()
         tested = context(backend=recorder)
         for item in tested.resume("step", iter("ab")):

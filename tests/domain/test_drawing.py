@@ -1,4 +1,4 @@
-"""What is drawn of a workflow: folded maps and twins, and the words on each box."""
+"""The drawing of a workflow: folded maps and equal siblings, and the text on each box."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.domain.drawing import Drawn, blockers, folded, named, picture, printable, spoken
-from everbeat.domain.drawing_mermaid import mermaid
-from everbeat.domain.drawing_svg import svg
-from everbeat.domain.drawing_text import draw
-from everbeat.domain.workflow_info import NodeInfo, NodeState
+from everbeat.domain.drawing.diagrams import mermaid, svg
+from everbeat.domain.drawing.picture import Drawn, blockers, folded, picture, printable, spoken
+from everbeat.domain.drawing.text import draw
+from everbeat.domain.workflow.states import NodeInfo, NodeState
+from everbeat.errors.wording import some
 from tests.domain.drawn_nodes import AT, CHILD, mapped, node
 
 
@@ -18,7 +18,7 @@ def boxes(nodes: list[NodeInfo], *, limit: int = 300) -> dict[str, Drawn]:
     return {box.key: box for box in folded(nodes, at=AT, limit=limit)}
 
 
-def test_members_of_a_map_are_one_box_that_counts_them() -> None:
+def test_the_members_of_a_map_become_one_box_with_counts() -> None:
     nodes = [
         node("load", state="COMPLETED"),
         *mapped("measure", "load", states={"COMPLETED": 9_812, "RUNNING": 188}),
@@ -33,13 +33,13 @@ def test_members_of_a_map_are_one_box_that_counts_them() -> None:
     assert drawn["sum"].needs == ("measure",)
 
 
-def test_who_waits_for_one_member_waits_for_the_box() -> None:
+def test_a_node_that_waits_for_one_map_member_waits_for_the_box_of_the_map() -> None:
     drawn = boxes([*mapped("measure", states={"RUNNING": 2}), node("look", "measure[1]")])
     assert drawn["look"].needs == ("measure",)
     assert drawn["look"].blockers == ("measure (ENQUEUED 12 s)",)
 
 
-def test_a_map_before_and_after_its_members_run() -> None:
+def test_the_box_of_a_map_shows_its_state_before_and_after_its_members_run() -> None:
     assert boxes(mapped("m", states={}, state="PENDING"))["m"].label == "m[]"
     assert boxes(mapped("m", states={"COMPLETED": 1}))["m"].label == "m[0]"
     about_to_end = boxes(mapped("m", states={"COMPLETED": 3}))["m"]
@@ -48,7 +48,7 @@ def test_a_map_before_and_after_its_members_run() -> None:
     assert (failed.state, failed.status) == (NodeState.FAILED, "3 COMPLETED, 1 FAILED")
 
 
-def test_twins_are_folded_only_where_there_are_too_many() -> None:
+def test_equal_siblings_are_folded_only_above_the_box_limit() -> None:
     nodes = [
         node("a", state="COMPLETED"),
         *(node(f"b{number}", "a", state="RUNNING") for number in range(6)),
@@ -65,7 +65,7 @@ def test_twins_are_folded_only_where_there_are_too_many() -> None:
     assert drawn["c"].needs == ("b0", "b1")
 
 
-def test_what_is_still_too_much_is_left_out_and_said() -> None:
+def test_a_drawing_counts_the_boxes_that_it_leaves_out() -> None:
     chain = [node("n0"), *(node(f"n{number}", f"n{number - 1}") for number in range(1, 9))]
     drawn = picture(chain, at=AT, limit=5)
     assert [box.key for box in drawn.boxes] == ["n0", "n1", "n2", "n3", "n4"]
@@ -88,14 +88,14 @@ def test_what_is_still_too_much_is_left_out_and_said() -> None:
         (node("n", state="SKIPPED", started_at=None), "SKIPPED", ""),
     ],
 )
-def test_a_box_says_its_state_since_when_and_what_it_waits_for(
+def test_a_box_shows_its_state_its_age_and_what_it_waits_for(
     given: NodeInfo, status: str, waiting: str
 ) -> None:
     (box,) = boxes([given]).values()
     assert (box.status, box.waiting) == (status, waiting)
 
 
-def test_a_box_names_what_is_open_among_what_it_needs() -> None:
+def test_a_box_names_the_unfinished_nodes_that_it_needs() -> None:
     nodes = [
         node("done", state="COMPLETED"),
         node("charge", state="RUNNING", attempt=2),
@@ -107,11 +107,11 @@ def test_a_box_names_what_is_open_among_what_it_needs() -> None:
     assert found == ("charge (RUNNING 12 s, attempt 2)", "m (ENQUEUED 12 s)")
     assert boxes(nodes)["ship"].waiting == f"waits for {found[0]}, {found[1]}"
     assert blockers(by_name["charge"], by_name, at=AT) == ()
-    assert named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
-    assert named(["a", "b", "c"]) == "a, b, c"
+    assert some(["a", "b", "c", "d", "e"], limit=3) == "a, b, c and 2 more"
+    assert some(["a", "b", "c"], limit=3) == "a, b, c"
 
 
-def test_what_decides_whether_it_runs_is_said_in_every_drawing() -> None:
+def test_every_drawing_format_shows_the_conditions_of_a_node() -> None:
     conditions = ("2 of left, right, up", "if paid.is_large")
     nodes = [node("paid"), node("insure", "paid", conditions=conditions)]
     plain, insure = boxes(nodes).values()
@@ -123,7 +123,7 @@ def test_what_decides_whether_it_runs_is_said_in_every_drawing() -> None:
         assert insure.rule in drawn
 
 
-def test_a_suspended_task_waits_for_no_worker() -> None:
+def test_the_box_of_a_suspended_task_does_not_wait_for_a_worker() -> None:
     nodes = [
         node("sleeps", state="ENQUEUED", wake_at=AT),
         node("waits", state="ENQUEUED", wake_at=AT, waits_for="approved"),
@@ -136,7 +136,7 @@ def test_a_suspended_task_waits_for_no_worker() -> None:
     ]
 
 
-def test_a_workflow_in_a_workflow_names_its_child() -> None:
+def test_the_box_of_a_nested_workflow_names_its_child() -> None:
     (box,) = boxes([node("ship", state="ENQUEUED", kind="workflow", task_id=CHILD)]).values()
     assert box.child == f"workflow {CHILD}"
     (not_yet,) = boxes([node("ship", kind="workflow")]).values()
@@ -152,14 +152,14 @@ def test_a_workflow_in_a_workflow_names_its_child() -> None:
         (7_200, "2.0 h"), (172_800, "2.0 d"),
     ],
 )  # fmt: skip
-def test_lengths_of_time_are_short(seconds: float, text: str) -> None:
+def test_durations_in_drawings_are_short(seconds: float, text: str) -> None:
     assert spoken(seconds) == text
 
 
-def test_a_clock_that_is_behind_gives_no_negative_time() -> None:
+def test_a_clock_that_lags_shows_zero_instead_of_a_negative_duration() -> None:
     (box,) = boxes([node("n", state="RUNNING", ago_s=-5)]).values()
     assert box.status == "RUNNING 0 ms"
 
 
-def test_names_cannot_move_the_cursor() -> None:
+def test_control_characters_in_names_are_replaced() -> None:
     assert printable("a\x1b[31m\nb") == "a�[31m�b"

@@ -1,4 +1,4 @@
-"""Mermaid and SVG: everything that is drawn is in there, and no name breaks them."""
+"""Mermaid and SVG contain everything that is drawn, and no name breaks their syntax."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everbeat.domain.drawing import picture
-from everbeat.domain.drawing_mermaid import escaped, mermaid
-from everbeat.domain.drawing_svg import svg
-from everbeat.domain.workflow_info import NodeInfo, NodeState
+from everbeat.domain.drawing.diagrams import escaped, mermaid, svg
+from everbeat.domain.drawing.picture import picture
+from everbeat.domain.workflow.states import NodeInfo, NodeState
 from tests.domain.drawn_nodes import AT, CHILD, mapped, node
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -30,7 +29,7 @@ def drawn_svg(nodes: list[NodeInfo], *, title: str = "order", limit: int = 300) 
 
 
 class TestMermaid:
-    def test_the_whole_flowchart(self) -> None:
+    def test_mermaid_draws_the_whole_flowchart(self) -> None:
         lines = mermaid(picture(ORDER, at=AT)).splitlines()
         assert [line for line in lines if "classDef" not in line] == [
             "flowchart TD",
@@ -48,30 +47,30 @@ class TestMermaid:
         assert sorted(defined) == ["completed", "enqueued", "pending", "running"]
 
     @pytest.mark.parametrize("state", NodeState)
-    def test_every_state_has_a_class(self, state: NodeState) -> None:
+    def test_mermaid_defines_a_class_for_every_state(self, state: NodeState) -> None:
         text = mermaid(picture([node("n", state=state)], at=AT))
         assert f":::{state.lower()}\n" in text
         assert f"classDef {state.lower()} fill:#" in text
 
     @given(st.text(min_size=1))
-    def test_no_name_breaks_out_of_its_quotes(self, name: str) -> None:
+    def test_no_name_breaks_out_of_its_mermaid_quotes(self, name: str) -> None:
         text = mermaid(picture([node(name)], at=AT))
         head, box, *rest = text.splitlines()
         assert head == "flowchart TD"
         assert re.fullmatch(r'    n0\["[^"`<>]*<br/>PENDING"\]:::pending', box), box
         assert len(rest) == 1
 
-    def test_what_means_something_to_it_is_escaped(self) -> None:
+    def test_mermaid_escapes_its_special_characters(self) -> None:
         assert escaped('a"b#c<d>&`;[]{}|') == "a#34;b#35;c#60;d#62;#38;#96;#59;#91;#93;#123;#125;#124;"
         assert escaped("größe (m²)") == "größe (m²)"
 
-    def test_it_says_how_much_is_not_drawn(self) -> None:
+    def test_mermaid_states_how_many_nodes_are_not_drawn(self) -> None:
         chain = [node("n0"), *(node(f"n{number}", f"n{number - 1}") for number in range(1, 9))]
         assert "and 4 more nodes, which are not drawn" in mermaid(picture(chain, at=AT, limit=5))
 
 
 class TestSvg:
-    def test_it_holds_every_box_every_line_and_every_word(self) -> None:
+    def test_svg_contains_every_box_line_and_text(self) -> None:
         found = drawn_svg(ORDER, title="order <1> & more")
         assert found.findtext(f"{SVG}title") == "order <1> & more"
         groups = found.findall(f"{SVG}g")
@@ -86,7 +85,7 @@ class TestSvg:
         assert len(found.findall(f"{SVG}path")) == 5
         assert "report: PENDING; waits for measure" in (groups[3].findtext(f"{SVG}title") or "")
 
-    def test_boxes_do_not_overlap_and_lie_within_the_picture(self) -> None:
+    def test_svg_boxes_do_not_overlap_and_stay_within_the_picture(self) -> None:
         nodes = [
             node(f"n{number}", *(f"n{parent}" for parent in range(number) if number % (parent + 2) == 0))
             for number in range(40)
@@ -106,7 +105,7 @@ class TestSvg:
             assert one[1] != other[1] or one[2] < other[0]
             assert one[1] == other[1] or one[3] < other[1]
 
-    def test_lines_begin_under_one_box_and_end_on_top_of_another(self) -> None:
+    def test_svg_lines_start_below_one_box_and_end_on_top_of_another(self) -> None:
         found = drawn_svg([node("a"), node("b", "a"), node("c", "a", "b")])
         tops = [float(rect.get("y", "nan")) for rect in found.iter(f"{SVG}rect")]
         for path in found.findall(f"{SVG}path"):
@@ -114,7 +113,7 @@ class TestSvg:
             assert numbers[-1] in tops
             assert numbers[1] > min(tops)
 
-    def test_it_is_readable_on_light_and_on_dark_pages(self) -> None:
+    def test_svg_has_colours_for_light_and_dark_pages(self) -> None:
         style = drawn_svg(ORDER).findtext(f"{SVG}style") or ""
         light, dark = style.split("@media (prefers-color-scheme: dark)")
         for state in NodeState:
@@ -124,22 +123,22 @@ class TestSvg:
         assert "text { fill" in dark
 
     @given(st.text(min_size=1))
-    def test_no_name_breaks_it(self, name: str) -> None:
+    def test_no_name_breaks_the_svg(self, name: str) -> None:
         found = drawn_svg([node(name)], title=name)
         assert len(found.findall(f"{SVG}g")) == 1
 
-    def test_a_long_name_is_cut_and_whole_where_one_points(self) -> None:
+    def test_svg_cuts_a_long_name_and_shows_it_whole_in_the_tooltip(self) -> None:
         found = drawn_svg([node("x" * 100)])
         group = found.find(f"{SVG}g")
         assert group is not None
         assert group.findtext(f"{SVG}text") == "x" * 43 + "…"
         assert (group.findtext(f"{SVG}title") or "").startswith("x" * 100)
 
-    def test_it_says_how_much_is_not_drawn(self) -> None:
+    def test_svg_states_how_many_nodes_are_not_drawn(self) -> None:
         chain = [node("n0"), *(node(f"n{number}", f"n{number - 1}") for number in range(1, 9))]
         found = drawn_svg(chain, limit=5)
         assert len(found.findall(f"{SVG}g")) == 5
         assert found.findall(f"{SVG}text")[-1].text == "and 4 more nodes, which are not drawn"
 
-    def test_nothing_is_a_picture_too(self) -> None:
+    def test_an_empty_workflow_has_an_svg(self) -> None:
         assert drawn_svg([]).findall(f"{SVG}g") == []

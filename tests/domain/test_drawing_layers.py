@@ -1,4 +1,4 @@
-"""Layers, orders and places: every edge leads down, few lines cross, nothing overlaps."""
+"""Layers, order and positions: every edge leads down, few lines cross, boxes do not overlap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everbeat.domain.drawing_layers import Place, crossings, depths, layered, neighbours, spread
+from everbeat.domain.drawing.picture import BoxPlace, crossings, depths, layered, neighbours, spread
 
 
 @st.composite
@@ -22,12 +22,12 @@ def graphs(draw: st.DrawFn) -> dict[str, list[str]]:
     }
 
 
-def test_a_box_stands_one_below_the_deepest_of_those_it_needs() -> None:
+def test_a_box_is_one_layer_below_the_deepest_box_that_it_needs() -> None:
     needs = {"end": ["c", "a"], "a": [], "b": ["a"], "c": ["b", "a"], "alone": []}
     assert depths(needs) == {"a": 0, "b": 1, "c": 2, "end": 3, "alone": 0}
 
 
-def test_a_circle_does_not_hang_the_drawing() -> None:
+def test_a_cycle_does_not_block_the_layout() -> None:
     assert depths({"a": ["b"], "b": ["a"], "c": []}) == {"a": 0, "b": 0, "c": 0}
     assert len(layered({"a": ["b"], "b": ["a"]}).lines) == 2
 
@@ -37,19 +37,19 @@ def test_an_edge_over_several_layers_bends_in_each_of_them() -> None:
     line = found.lines["a", "c"]
     assert [place.is_bend for place in line] == [False, True, False]
     assert line[1] in found.layers[1]
-    assert found.lines["a", "b"] == (Place("a"), Place("b"))
+    assert found.lines["a", "b"] == (BoxPlace("a"), BoxPlace("b"))
 
 
-def test_orders_that_can_be_untangled_are() -> None:
+def test_the_layout_removes_avoidable_crossings() -> None:
     needs = {"a": [], "b": [], "c": [], "x": ["c"], "y": ["b"], "z": ["a"]}
-    tangled = [[Place(key) for key in "abc"], [Place(key) for key in "xyz"]]
+    tangled = [[BoxPlace(key) for key in "abc"], [BoxPlace(key) for key in "xyz"]]
     lines = layered(needs).lines.values()
     assert crossings(tangled, neighbours(lines)[1]) == 3
     assert crossings(layered(needs).layers, neighbours(lines)[1]) == 0
 
 
 @given(graphs())
-def test_every_box_is_placed_once_and_every_edge_leads_down(needs: dict[str, list[str]]) -> None:
+def test_the_layout_places_every_box_once_and_every_edge_downwards(needs: dict[str, list[str]]) -> None:
     found = layered(needs)
     row = {place: number for number, layer in enumerate(found.layers) for place in layer}
     assert sorted(place.key for place in row if not place.is_bend) == sorted(needs)
@@ -59,7 +59,7 @@ def test_every_box_is_placed_once_and_every_edge_leads_down(needs: dict[str, lis
 
 
 @given(graphs())
-def test_places_keep_their_distance_and_their_order(needs: dict[str, list[str]]) -> None:
+def test_positions_keep_their_order_and_minimum_distance(needs: dict[str, list[str]]) -> None:
     found = layered(needs)
     widths = {place: 2.0 if place.is_bend else 40.0 for layer in found.layers for place in layer}
     middles = spread(found.layers, list(found.lines.values()), widths, gap=10)
@@ -69,14 +69,14 @@ def test_places_keep_their_distance_and_their_order(needs: dict[str, list[str]])
             assert middles[right] - middles[left] >= (widths[left] + widths[right]) / 2 + 10 - 1e-6
 
 
-def test_a_parent_stands_above_the_middle_of_its_children() -> None:
+def test_a_parent_is_centred_above_its_children() -> None:
     found = layered({"a": [], "b": ["a"], "c": ["a"], "d": ["a"]})
     widths = {place: 40.0 for layer in found.layers for place in layer}
     middles = spread(found.layers, list(found.lines.values()), widths, gap=10)
-    assert abs(middles[Place("a")] - middles[Place("c")]) < 1
+    assert abs(middles[BoxPlace("a")] - middles[BoxPlace("c")]) < 1
 
 
-def test_wide_and_long_graphs_are_placed_at_once() -> None:
+def test_the_layout_handles_wide_and_long_graphs() -> None:
     wide = {"a": [], **{f"b{number}": ["a"] for number in range(300)}}
     wide["c"] = [f"b{number}" for number in range(300)]
     assert [len(layer) for layer in layered(wide).layers] == [1, 300, 1]

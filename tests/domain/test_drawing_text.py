@@ -1,13 +1,13 @@
-"""The drawing in a terminal: rails that lead from each node to those that wait for it, within the width, in any alphabet."""
+"""The drawing in a terminal: rails lead from each node to the nodes that wait for it, within the width, in Unicode or ASCII."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everbeat.domain.drawing import picture
-from everbeat.domain.drawing_text import SYMBOLS, draw
-from everbeat.domain.workflow_info import NodeInfo, NodeState
+from everbeat.domain.drawing.picture import picture
+from everbeat.domain.drawing.text import SYMBOLS, draw
+from everbeat.domain.workflow.states import NodeInfo, NodeState
 from tests.domain.drawn_nodes import AT, CHILD, mapped, node
 
 
@@ -26,7 +26,7 @@ ORDER = [
 ]
 
 
-def test_the_whole_picture() -> None:
+def test_the_text_drawing_shows_nodes_rails_and_waits() -> None:
     assert lines_of(ORDER) == [
         "✓ reserve  COMPLETED 12 s",
         "├─┬─╮",
@@ -42,7 +42,7 @@ def test_the_whole_picture() -> None:
     ]
 
 
-def test_in_ascii_it_is_the_same_drawing() -> None:
+def test_the_ascii_drawing_has_the_same_layout() -> None:
     drawn = lines_of(ORDER, plain=True)
     assert all(line.isascii() for line in drawn)
     assert drawn[:4] == [
@@ -53,7 +53,7 @@ def test_in_ascii_it_is_the_same_drawing() -> None:
     ]
 
 
-def test_every_state_has_a_symbol_of_its_own_in_both_alphabets() -> None:
+def test_every_state_has_a_distinct_symbol_in_both_alphabets() -> None:
     assert set(SYMBOLS) == set(NodeState)
     assert len(set(SYMBOLS.values())) == len(NodeState)
     nodes = [node(state.value.lower(), state=state.value) for state in NodeState]
@@ -61,7 +61,7 @@ def test_every_state_has_a_symbol_of_its_own_in_both_alphabets() -> None:
     assert len(first) == len(NodeState)
 
 
-def test_only_symbols_and_states_are_in_colour() -> None:
+def test_only_symbols_and_states_are_coloured() -> None:
     (line, *_) = draw(picture(ORDER, at=AT), width=80)
     assert [(span.text, span.state) for span in line if span.state is not None] == [
         ("✓", NodeState.COMPLETED),
@@ -69,7 +69,7 @@ def test_only_symbols_and_states_are_in_colour() -> None:
     ]
 
 
-def test_layer_by_layer_where_there_is_room_or_one_chain_after_the_other() -> None:
+def test_chains_are_drawn_by_layer_if_wide_enough_or_one_after_the_other() -> None:
     chains = [
         node(f"{chain}{number}", *([f"{chain}{number - 1}"] if number else []), state="COMPLETED")
         for number in range(3)
@@ -84,7 +84,7 @@ def test_layer_by_layer_where_there_is_room_or_one_chain_after_the_other() -> No
     assert [line[0] for line in narrow[:6]] == ["✓", "│", "✓", "│", "✓", "✓"], "b0 has nothing to do with a2"
 
 
-def test_where_rails_have_no_room_layers_are_numbered() -> None:
+def test_layers_are_numbered_if_there_is_no_room_for_rails() -> None:
     fan = [node("a", state="COMPLETED"), *(node(f"b{n}", "a", task=f"t{n}") for n in range(30))]
     fan.append(node("c", *(f"b{n}" for n in range(30))))
     drawn = lines_of(fan)
@@ -94,14 +94,14 @@ def test_where_rails_have_no_room_layers_are_numbered() -> None:
     assert "and 27 more" in " ".join(line.strip() for line in drawn[31:])
 
 
-def test_it_says_how_much_is_not_drawn() -> None:
+def test_the_text_drawing_states_how_many_nodes_are_not_drawn() -> None:
     chain = [node("n0"), *(node(f"n{number}", f"n{number - 1}") for number in range(1, 90))]
     assert lines_of(chain)[-1] == "… and 30 more nodes, which are not drawn"
 
 
 @st.composite
 def some_nodes(draw: st.DrawFn) -> list[NodeInfo]:
-    """Up to 20 nodes, each of which waits for up to four earlier ones."""
+    """Draw up to 20 nodes, each of which waits for up to four earlier ones."""
     found: list[NodeInfo] = []
     for number in range(draw(st.integers(1, 20))):
         names = [each.name for each in found]
@@ -112,7 +112,7 @@ def some_nodes(draw: st.DrawFn) -> list[NodeInfo]:
 
 
 @given(some_nodes(), st.sampled_from([60, 80, 120]))
-def test_every_node_has_its_line_and_none_is_too_wide(nodes: list[NodeInfo], width: int) -> None:
+def test_every_node_has_one_line_within_the_width(nodes: list[NodeInfo], width: int) -> None:
     drawn = lines_of(nodes, width=width)
     assert all(len(line) <= width for line in drawn)
     for each in nodes:
@@ -127,7 +127,7 @@ def test_following_the_rails_finds_exactly_the_edges(nodes: list[NodeInfo]) -> N
 
 
 def followed(drawn: list[str]) -> set[tuple[str, str]]:
-    """The edges that a reader finds: who stands on a rail leads to whoever the rail ends in."""
+    """Return the edges that a reader sees: each node on a rail leads to the node in which the rail ends."""
     rails: dict[int, set[str]] = {}
     edges: set[tuple[str, str]] = set()
     own, name, above = 0, "", ""

@@ -1,4 +1,4 @@
-"""Durations and moments: what is read, what is refused and why."""
+"""Durations and moments: which values are accepted, which are rejected, and the text of the rejection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everbeat.domain.duration import LONGEST_S, spelled, to_milliseconds, to_seconds, to_utc, to_when
+from everbeat.domain.settings.units import (
+    LONGEST_S,
+    spelled_duration,
+    to_milliseconds,
+    to_seconds,
+    to_utc,
+    to_when,
+)
 from everbeat.errors import ConfigurationError
 
 
@@ -45,12 +52,12 @@ def problem_of(read: Any, value: Any) -> str:
         ("36500d", LONGEST_S),
     ],
 )
-def test_a_duration_is_read_as_written(value: Any, seconds: float) -> None:
+def test_durations_are_read_as_written(value: Any, seconds: float) -> None:
     assert to_seconds(value, subject="timeout") == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("value", [True, False, None, b"30s", [30], Decimal(30), 3j, object()])
-def test_what_is_no_length_of_time_is_refused(value: Any) -> None:
+def test_a_duration_of_another_type_is_rejected(value: Any) -> None:
     assert problem_of(to_seconds, value) == "WRONG_TYPE"
 
 
@@ -62,16 +69,39 @@ def test_what_is_no_length_of_time_is_refused(value: Any) -> None:
         *("30m1h", "1s1s", "36501d", "9" * 400 + "d", timedelta.max),
     ],
 )
-def test_ambiguous_and_impossible_durations_are_refused(value: Any) -> None:
+def test_ambiguous_and_impossible_durations_are_rejected(value: Any) -> None:
     assert problem_of(to_seconds, value) == "DURATION_INVALID"
 
 
-def test_the_message_names_the_thing_the_value_the_rule_and_the_fix() -> None:
+def test_a_rejected_duration_names_the_thing_the_value_the_rule_and_the_fix() -> None:
     with pytest.raises(ConfigurationError) as refusal:
         to_seconds("5min", subject="TaskOptions.timeout")
     message = str(refusal.value)
     for text in ("TaskOptions.timeout", "'5min'", "unit of ms, s, m, h or d", '"5m"'):
         assert text in message
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ("5 minutes", 'write "5m"'),
+        ("250 msec", 'write "250ms"'),
+        ("1.5 Hours", 'write "1.5h"'),
+        ("2 days", 'write "2d"'),
+        ("30", 'write "30s" for seconds, or another unit'),
+    ],
+)
+def test_the_fix_of_a_rejected_duration_suggests_the_likely_value(value: str, fix: str) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        to_seconds(value, subject="timeout")
+    assert refusal.value.problems[0].fix == fix
+
+
+@pytest.mark.parametrize(("value", "meant"), [("5m", "300"), (90, "90"), (0.25, "0.25"), ("soon", "30")])
+def test_the_fix_of_a_delay_suggests_the_likely_timedelta(value: object, meant: str) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        to_when(value, subject="when")
+    assert refusal.value.problems[0].fix.startswith(f"pass timedelta(seconds={meant}), or ")
 
 
 @pytest.mark.parametrize(
@@ -87,19 +117,19 @@ def test_the_message_names_the_thing_the_value_the_rule_and_the_fix() -> None:
         (8.7, 8_700),
     ],
 )
-def test_milliseconds_round_up_without_noise(value: Any, milliseconds: int) -> None:
+def test_to_milliseconds_rounds_up_without_floating_point_noise(value: Any, milliseconds: int) -> None:
     assert to_milliseconds(value, subject="timeout") == milliseconds
 
 
 @given(st.integers(min_value=0, max_value=10**9))
-def test_whole_milliseconds_survive_as_they_are(milliseconds: int) -> None:
+def test_to_milliseconds_keeps_whole_milliseconds(milliseconds: int) -> None:
     assert to_milliseconds(milliseconds / 1_000, subject="timeout") == milliseconds
     assert to_milliseconds(f"{milliseconds}ms", subject="timeout") == milliseconds
 
 
 @given(st.floats(min_value=0, max_value=LONGEST_S).map(lambda seconds: round(seconds, 3)))
-def test_a_spelled_duration_reads_back(seconds: float) -> None:
-    assert to_seconds(spelled(seconds), subject="timeout") == pytest.approx(seconds)
+def test_a_spelled_duration_parses_to_the_same_value(seconds: float) -> None:
+    assert to_seconds(spelled_duration(seconds), subject="timeout") == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +137,11 @@ def test_a_spelled_duration_reads_back(seconds: float) -> None:
     [(0, "0s"), (0.25, "250ms"), (1, "1s"), (90, "90s"), (120, "2m"), (3600, "1h"), (86_400, "1d")],
 )
 def test_durations_are_spelled_in_the_longest_whole_unit(seconds: float, text: str) -> None:
-    assert spelled(seconds) == text
+    assert spelled_duration(seconds) == text
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused_kindly(text: str) -> None:
+def test_arbitrary_text_is_either_a_duration_or_a_configuration_error(text: str) -> None:
     found = ""
     try:
         seconds = to_seconds(text, subject="timeout")
@@ -121,7 +151,7 @@ def test_any_text_is_read_or_refused_kindly(text: str) -> None:
     assert seconds >= 0
 
 
-def test_an_aware_moment_becomes_utc() -> None:
+def test_to_utc_converts_an_aware_datetime() -> None:
     east = timezone(timedelta(hours=2))
     assert to_utc(datetime(2024, 5, 1, 12, tzinfo=east), subject="good_until") == datetime(
         2024, 5, 1, 10, tzinfo=UTC
@@ -138,41 +168,41 @@ class Nowhere(tzinfo):
 
 
 @pytest.mark.parametrize("moment", [NAIVE, datetime(2024, 5, 1, tzinfo=Nowhere())])
-def test_a_naive_moment_is_refused_with_the_reason_and_the_cure(moment: datetime) -> None:  # C3
+def test_a_naive_datetime_is_rejected_with_reason_and_fix(moment: datetime) -> None:  # C3
     for read in (to_utc, to_when):
         assert problem_of(read, moment) == "NAIVE_DATETIME"
-        with pytest.raises(ConfigurationError, match=r"another moment on each host.*timezone\.utc"):
+        with pytest.raises(ConfigurationError, match=r"a different time on each host.*timezone\.utc"):
             read(moment, subject="good_until")
 
 
 @pytest.mark.parametrize("value", [date(2024, 5, 1), "2024-05-01T00:00:00Z", 1.0, None, timedelta(1), "5m"])
-def test_what_is_no_moment_is_refused(value: Any) -> None:
+def test_a_moment_of_another_type_is_rejected(value: Any) -> None:
     assert problem_of(to_utc, value) == "WRONG_TYPE"
 
 
 @pytest.mark.parametrize("hours", [-2, 0, 14])
 @pytest.mark.parametrize("day", [(9999, 12, 31), (9999, 1, 1), (1, 1, 1), (1, 12, 31)])
-def test_a_moment_at_the_end_of_the_calendar_is_refused(day: tuple[int, int, int], hours: int) -> None:
+def test_a_moment_at_the_end_of_the_calendar_is_rejected(day: tuple[int, int, int], hours: int) -> None:
     value = datetime(*day, tzinfo=timezone(timedelta(hours=hours)))
     assert problem_of(to_utc, value) == "OUT_OF_RANGE"
 
 
-def test_a_delay_stays_a_delay_and_a_moment_a_moment() -> None:
+def test_to_when_keeps_delays_and_moments() -> None:
     assert to_when(timedelta(minutes=5), subject="when") == timedelta(minutes=5)
     assert to_when(datetime(2024, 5, 1, tzinfo=UTC), subject="when") == datetime(2024, 5, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("value", ["5m", 5, None, date(2024, 5, 1), True])
-def test_what_is_neither_delay_nor_moment_is_refused(value: Any) -> None:
+def test_to_when_rejects_other_types(value: Any) -> None:
     assert problem_of(to_when, value) == "WRONG_TYPE"
 
 
-def test_a_delay_into_the_past_is_refused() -> None:
+def test_a_negative_delay_is_rejected() -> None:
     assert problem_of(to_when, timedelta(seconds=-1)) == "DURATION_INVALID"
 
 
 @pytest.mark.parametrize("value", [timedelta(seconds=-1), timedelta(days=40_000)])
-def test_the_fix_of_a_refused_delay_names_what_is_accepted(value: timedelta) -> None:
+def test_the_fix_of_a_rejected_delay_shows_accepted_values(value: timedelta) -> None:
     with pytest.raises(ConfigurationError) as refusal:
         to_when(value, subject="when")
     (problem,) = refusal.value.problems

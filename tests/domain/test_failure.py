@@ -1,4 +1,4 @@
-"""Every exception can be recorded, however broken; B3 as far as one process goes."""
+"""Every exception can be recorded, however broken it is (B3 within one process)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from everbeat.domain.failure import (
+from everbeat.domain.task.outcome import (
     DATA_BYTES,
     MESSAGE_BYTES,
     TRACEBACK_BYTES,
+    Completed,
+    Failed,
     error_from_exception,
     error_from_json,
     error_to_json,
 )
-from everbeat.domain.outcome import (
-    RESULT_NOT_AVAILABLE,
-    UNHANDLED_EXCEPTION,
-    Completed,
-    Failed,
-    TaskError,
-    TaskFailed,
-)
-from everbeat.domain.stored_text import storable
+from everbeat.errors import RESULT_NOT_AVAILABLE, UNHANDLED_EXCEPTION, TaskError, TaskFailed
+from everbeat.errors.wording import storable
 from tests.domain.codec_types import Weird
 
 CUT_MARK_BYTES = 60
@@ -95,11 +90,11 @@ def test_a_task_error_keeps_its_code_and_data() -> None:  # B3
     error = error_from_exception(raised(TaskError("SMTP_DOWN", "no answer", {"port": 25})))
     stored = error_from_json(error_to_json(error))
     assert stored == TaskError("SMTP_DOWN", "no answer", {"port": 25})
-    assert stored.type == "everbeat.domain.outcome.TaskError"
+    assert stored.type == "everbeat.errors.TaskError"
     assert "raise exception" in stored.traceback
 
 
-def test_the_first_class_that_fits_gives_the_code() -> None:
+def test_the_first_matching_class_of_exception_codes_gives_the_code() -> None:
     codes = {ConnectionError: "SMTP_DOWN", OSError: "DISK", Exception: "OTHER"}
     assert error_from_exception(ConnectionResetError(), codes=codes).code == "SMTP_DOWN"
     assert error_from_exception(FileNotFoundError(), codes=codes).code == "DISK"
@@ -128,7 +123,7 @@ def test_exceptions_that_cannot_be_printed_are_recorded(exception: Exception, me
 
 
 @pytest.mark.parametrize("how", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
-def test_text_that_raises_what_is_no_exception_is_recorded_alike(how: type[BaseException]) -> None:
+def test_exceptions_whose_text_raises_base_exceptions_are_recorded(how: type[BaseException]) -> None:
     leaves = Leaves(how)
     for each in (leaves, BaseExceptionGroup("many", [leaves, leaves]), ValueError(leaves)):
         error = error_from_exception(raised(each))
@@ -142,7 +137,7 @@ def test_text_that_raises_what_is_no_exception_is_recorded_alike(how: type[BaseE
     assert error.message == "x"
 
 
-def test_two_hundred_megabytes_of_text_are_cut_without_being_copied() -> None:  # B3
+def test_a_huge_exception_message_is_cut_without_a_copy() -> None:  # B3
     exception = raised(ValueError("é" * 200_000_000))
     tracemalloc.start()
     error = error_from_exception(exception)
@@ -161,7 +156,7 @@ def test_a_broken_subclass_of_task_error_is_recorded() -> None:
     assert (error.code, error.type) == (UNHANDLED_EXCEPTION, "tests.domain.test_failure.Broken")
 
 
-def test_recursion_is_recorded_with_its_innermost_frames() -> None:
+def test_a_recursion_error_is_recorded_with_its_innermost_frames() -> None:
     def deeper(n: int) -> int:
         return deeper(n + 1)
 
@@ -174,7 +169,7 @@ def test_recursion_is_recorded_with_its_innermost_frames() -> None:
     assert len(error.traceback) < TRACEBACK_BYTES
 
 
-def test_causes_contexts_groups_and_notes_are_told() -> None:
+def test_tracebacks_contain_causes_groups_and_notes() -> None:
     inner = raised(KeyError("inner"))
     inner.add_note("look here")
     group = ExceptionGroup("several", [raised(ValueError(str(n))) for n in range(20)])  # type: ignore[type-var]
@@ -186,7 +181,7 @@ def test_causes_contexts_groups_and_notes_are_told() -> None:
     assert "12 more members left out" in text
 
 
-def test_exceptions_that_refer_to_each_other_end() -> None:
+def test_a_cycle_of_exception_causes_ends() -> None:
     first, second = raised(ValueError("1")), raised(ValueError("2"))
     first.__cause__, second.__cause__ = second, first
     assert error_from_exception(first).traceback.count("ValueError: 1") == 1
@@ -209,33 +204,33 @@ def test_exceptions_that_refer_to_each_other_end() -> None:
         ("x" * (DATA_BYTES + 1), "above the limit of 1,048,576"),
     ],
 )
-def test_data_that_json_cannot_hold_becomes_its_repr(data: Any, note: str) -> None:
+def test_error_data_that_json_cannot_hold_is_stored_as_its_repr(data: Any, note: str) -> None:
     stored = error_from_json(error_to_json(TaskError("X", "m", data)))
     assert stored.code == "X"
     assert note in stored.data["note"]
     assert len(stored.data["repr"].encode()) <= MESSAGE_BYTES + CUT_MARK_BYTES
 
 
-def test_data_with_none_is_stored_as_it_is() -> None:
+def test_error_data_with_none_is_stored_unchanged() -> None:
     assert error_from_json(error_to_json(TaskError("X", data={"a": [None, 1.5]}))).data == {"a": [None, 1.5]}
 
 
 @pytest.mark.parametrize(
     "stored", [b"", b"null", b"{}", b"[1]", b'{"code": 5}', b"\xff", "no json \x00", b"[" * 99_999]
 )
-def test_an_error_that_cannot_be_read_says_so(stored: bytes | str) -> None:
+def test_an_unreadable_stored_error_becomes_result_not_available(stored: bytes | str) -> None:
     error = error_from_json(stored)
     assert error.code == RESULT_NOT_AVAILABLE
     assert "cannot be read" in error.message
 
 
-def test_an_error_written_by_sql_may_be_sparse() -> None:
+def test_an_error_written_by_sql_can_omit_fields() -> None:
     error = error_from_json('{"code": "WORKER_CRASHED", "data": {"pid": 1}, "poison": true}')
     assert (error.code, error.message, error.data) == ("WORKER_CRASHED", "", {"pid": 1})
 
 
 @given(some.text(some.characters(codec=None)), some.integers(1, 50), some.integers(0, 50))
-def test_stored_text_is_always_storable(text: str, limit: int, tail: int) -> None:
+def test_storable_text_has_no_zero_byte_and_stays_within_its_limit(text: str, limit: int, tail: int) -> None:
     stored = storable(text, limit=limit, tail=min(tail, limit))
     assert "\x00" not in stored
     assert len(stored.encode()) <= limit + CUT_MARK_BYTES
@@ -243,7 +238,7 @@ def test_stored_text_is_always_storable(text: str, limit: int, tail: int) -> Non
         assert stored == text.encode("utf-8", "backslashreplace").decode()
 
 
-def test_errors_and_outcomes_compare_by_what_they_say_and_survive_pickling() -> None:
+def test_errors_and_outcomes_compare_by_value_and_survive_pickling() -> None:
     error = TaskError("X", "m", {"a": 1}, type="T", traceback="…")
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     assert (again, again.type, again.traceback) == (error, "T", "…")
@@ -253,14 +248,14 @@ def test_errors_and_outcomes_compare_by_what_they_say_and_survive_pickling() -> 
     assert len({error, again}) == 1
 
 
-def test_a_failed_task_says_which_and_why() -> None:
+def test_task_failed_names_the_code_and_the_message() -> None:
     failed = TaskFailed(TaskError("SMTP_DOWN", "no answer"), task_id=None)
     assert str(failed) == "The task ended without a result: SMTP_DOWN: no answer"
     assert failed.error.code == "SMTP_DOWN"
     assert json.loads(error_to_json(failed.error))["code"] == "SMTP_DOWN"
 
 
-def test_the_class_of_an_exception_is_part_of_the_text_where_the_code_says_nothing() -> None:  # J4
+def test_the_text_of_an_unhandled_exception_names_its_class() -> None:  # J4
     plain = error_from_json(error_to_json(error_from_exception(KeyError("k"))))
     assert str(plain) == "UNHANDLED_EXCEPTION (KeyError): 'k'"
     assert str(TaskFailed(plain)) == "The task ended without a result: UNHANDLED_EXCEPTION (KeyError): 'k'"

@@ -1,4 +1,4 @@
-"""What one task returns is refused as what another takes where it clearly cannot be, and only there."""
+"""The result type of one node is rejected as an argument of another only if it clearly cannot fit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from everbeat.domain.fitting import fits
-from everbeat.domain.outcome import TaskError, TaskResult
-from everbeat.domain.shapes import shape_of
+from everbeat.domain.task.outcome import TaskResult
+from everbeat.domain.workflow.shapes import fits, shape_of
+from everbeat.errors import TaskError
 from tests.domain.codec_types import Tree
 from tests.domain.test_codec import CARRIED
 from tests.domain.workflow_types import (
@@ -143,15 +143,15 @@ MISFITTING = [
 
 
 @pytest.mark.parametrize(("given", "wanted"), FITTING)
-def test_what_may_be_is_accepted(given: Any, wanted: Any) -> None:
+def test_a_result_type_that_can_fit_the_parameter_is_accepted(given: Any, wanted: Any) -> None:
     assert fits(shape_of(given), shape_of(wanted))
 
 
 @pytest.mark.parametrize(("given", "wanted"), MISFITTING)
-def test_what_cannot_be_is_refused(given: Any, wanted: Any) -> None:
+def test_a_result_type_that_cannot_fit_the_parameter_is_rejected(given: Any, wanted: Any) -> None:
     assert not fits(shape_of(given), shape_of(wanted))
 
 
 @pytest.mark.parametrize("annotation", [annotation for annotation, _ in CARRIED], ids=str)
-def test_everything_that_can_be_sent_fits_itself(annotation: Any) -> None:
+def test_every_supported_type_fits_itself(annotation: Any) -> None:
     assert fits(msgspec.inspect.type_info(annotation), msgspec.inspect.type_info(annotation))

@@ -1,4 +1,4 @@
-"""What another task came to goes through JSON as a workflow puts it together."""
+"""The JSON of a task's outcome is the same whether a codec or a workflow writes it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from everbeat.domain.codec import CallCodec
-from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, Completed, Failed, TaskError, TaskResult
-from everbeat.errors import PayloadError
+from everbeat.domain.task.definition import CallCodec
+from everbeat.domain.task.outcome import Completed, Failed, TaskResult
+from everbeat.errors import RESULT_NOT_AVAILABLE, PayloadError, TaskError
 
 
 def codec_of(annotation: Any) -> CallCodec:
@@ -28,7 +28,7 @@ def codec_of(annotation: Any) -> CallCodec:
         ('{"failed":null}', Failed(TaskError(RESULT_NOT_AVAILABLE, "No error is stored."))),
     ],
 )
-def test_one_is_read_as_a_workflow_writes_it(stored: str, outcome: Any) -> None:
+def test_a_codec_reads_outcomes_written_by_a_workflow(stored: str, outcome: Any) -> None:
     codec = codec_of(TaskResult[int])
     assert codec.decode(f'{{"value":{stored}}}') == ((outcome,), {})
     assert codec_of(list[TaskResult[int]]).decode(f'{{"value":[{stored},{stored}]}}') == (
@@ -37,14 +37,14 @@ def test_one_is_read_as_a_workflow_writes_it(stored: str, outcome: Any) -> None:
     )
 
 
-def test_one_is_written_as_a_workflow_writes_it() -> None:
+def test_a_codec_writes_outcomes_like_a_workflow() -> None:
     codec = codec_of(TaskResult[int])
     assert codec.encode((Completed(5),), {}) == b'{"value":{"completed":5}}'
     assert codec.encode_result(Completed(5)) == b'{"completed":5}'
     assert b'{"failed":{"code":"X"' in codec.encode((Failed(TaskError("X")),), {})
 
 
-def test_a_task_of_any_number_of_them() -> None:
+def test_a_codec_supports_variable_numbers_of_outcomes() -> None:
     def report(*paid: TaskResult[int], **named: TaskResult[int]) -> None: ...
 
     codec = CallCodec.from_function(report, task_name="report")
@@ -55,18 +55,18 @@ def test_a_task_of_any_number_of_them() -> None:
 @pytest.mark.parametrize(
     "stored", ["{}", '{"completed":1,"failed":{"code":"X"}}', '{"completed":"x"}', '{"done":1}', "5"]
 )
-def test_what_is_none_is_refused(stored: str) -> None:
+def test_a_codec_rejects_json_that_is_not_an_outcome(stored: str) -> None:
     with pytest.raises(PayloadError, match="'task'") as caught:
         codec_of(TaskResult[int]).decode(f'{{"value":{stored}}}')
     assert caught.value.parameter == "value"
 
 
-def test_the_wrong_value_of_one_is_refused_where_it_is_sent() -> None:
+def test_a_codec_rejects_an_outcome_whose_value_has_the_wrong_type() -> None:
     with pytest.raises(PayloadError, match=r"'value' = \[Completed\(value='x'\)\].*at value\[0\].completed"):
         codec_of(list[TaskResult[int]]).encode(([Completed("x")],), {})
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_a_codec_rejects_a_list_of_outcomes_that_contains_itself() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(PayloadError, match="contains itself"):

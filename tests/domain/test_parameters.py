@@ -1,4 +1,4 @@
-"""Whether a function understands the names of a task's arguments is decided alike when reading them and when claiming."""
+"""Reading arguments and claiming tasks agree on whether a function accepts the names of a task's arguments."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everbeat.domain.codec import CallCodec
-from everbeat.domain.context import Context
-from everbeat.domain.parameters import Parameters, given_names
+from everbeat.domain.task.context import Context
+from everbeat.domain.task.definition import CallCodec
+from everbeat.domain.task.signature import Parameters, given_names
 from everbeat.errors import PayloadError
 
 NAMES = ("a", "b", "c", "d", "rest", "more")
@@ -26,7 +26,7 @@ def function(signature: str) -> Any:
 
 @st.composite
 def signatures(draw: st.DrawFn) -> str:
-    """A random signature over a few names: positional-only, either, keyword-only, defaults, *rest, **more, a leading Context."""
+    """Draw a signature of positional-only, ordinary and keyword-only names, defaults, `*rest`, `**more` and a leading Context."""
     names = draw(st.permutations(NAMES[:4]))[: draw(st.integers(0, 4))]
     first, second = sorted((draw(st.integers(0, len(names))), draw(st.integers(0, len(names)))))
     defaults_from = draw(st.integers(0, len(names)))
@@ -52,7 +52,7 @@ ARGUMENTS = st.dictionaries(
 
 
 @given(signatures(), ARGUMENTS)
-def test_arguments_that_can_be_read_fit_and_those_that_do_not_fit_cannot_be_read(  # J2
+def test_arguments_that_the_codec_can_read_fit_the_claim_condition(  # J2
     signature: str, arguments: dict[str, Any]
 ) -> None:
     codec = CallCodec.from_function(function(signature), task_name="made")
@@ -71,9 +71,7 @@ def test_arguments_that_can_be_read_fit_and_those_that_do_not_fit_cannot_be_read
 
 
 @given(signatures(), st.sets(st.sampled_from([*NAMES, "e"])))
-def test_right_values_can_be_read_exactly_where_their_names_fit(
-    signature: str, names: set[str]
-) -> None:  # J2
+def test_valid_values_can_be_read_exactly_if_their_names_fit(signature: str, names: set[str]) -> None:  # J2
     codec = CallCodec.from_function(function(signature), task_name="made")
     values: dict[str, Any] = {"rest": [1], "more": {"x": 1}}
     stored = json.dumps({name: values.get(name, 1) for name in names})
@@ -97,16 +95,16 @@ def test_right_values_can_be_read_exactly_where_their_names_fit(
         "",
     ],
 )
-def test_a_requirement_that_is_not_known_or_is_damaged_never_fits(needs: str) -> None:  # J2
+def test_an_unknown_or_damaged_requirement_never_fits(needs: str) -> None:  # J2
     assert not Parameters(None).fits_needs(needs)
 
 
-def test_a_function_that_takes_any_name_still_requires_its_own() -> None:  # J2
+def test_a_function_with_variable_keywords_still_requires_its_own_parameters() -> None:  # J2
     anything = Parameters(None, ("a",))
     assert anything.fits({"a", "b"})
     assert not anything.fits({"b"})
 
 
 @pytest.mark.parametrize("stored", ["[]", "1", "{", "", "null", '{"a": }'])
-def test_what_is_no_object_has_no_names(stored: str) -> None:
+def test_json_that_is_not_an_object_has_no_argument_names(stored: str) -> None:
     assert given_names(stored) is None

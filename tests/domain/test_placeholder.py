@@ -1,4 +1,4 @@
-"""A placeholder can be handed on and taken apart, and refuses everything that would need the value."""
+"""A placeholder can be passed as an argument and indexed, and rejects every use that needs the value."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from everbeat.domain.placeholder import Placeholder, Promise, promise_of
-from everbeat.domain.shapes import shape_of
+from everbeat.domain.workflow.placeholders import Placeholder, Promise, promise_of
+from everbeat.domain.workflow.shapes import shape_of
 from everbeat.errors import EverbeatError, NoSuchPart, PlaceholderUsed
 from tests.domain.workflow_types import Payment
 
@@ -66,7 +66,9 @@ USES: list[tuple[Callable[[Any], object], str]] = [
 
 
 @pytest.mark.parametrize(("use", "says"), USES)
-def test_what_needs_the_value_names_the_node_and_what_to_do(use: Callable[[Any], object], says: str) -> None:
+def test_using_a_placeholder_as_a_value_names_the_node_and_the_fix(
+    use: Callable[[Any], object], says: str
+) -> None:
     with pytest.raises(EverbeatError) as caught:
         use(placeholder())
     assert isinstance(caught.value, TypeError | AttributeError)
@@ -75,7 +77,7 @@ def test_what_needs_the_value_names_the_node_and_what_to_do(use: Callable[[Any],
     assert caught.value.fix
 
 
-async def test_it_is_no_context_manager_and_no_async_iterator() -> None:
+async def test_a_placeholder_cannot_be_entered_or_iterated() -> None:
     with pytest.raises(PlaceholderUsed, match="entered"), placeholder():
         pass
     with pytest.raises(PlaceholderUsed, match="looped over"):
@@ -83,7 +85,7 @@ async def test_it_is_no_context_manager_and_no_async_iterator() -> None:
             pass
 
 
-def test_it_can_be_shown_hashed_and_told_from_others() -> None:
+def test_placeholders_can_be_printed_hashed_and_compared() -> None:
     one, other = placeholder(), placeholder()
     assert repr(one) == "<result of node 'pay'>"
     assert repr(one.lines[0].amount) == "<result.lines[0].amount of node 'pay'>"
@@ -94,7 +96,7 @@ def test_it_can_be_shown_hashed_and_told_from_others() -> None:
     assert promise_of(Payment) is None
 
 
-def test_its_parts_are_placeholders_of_parts() -> None:
+def test_parts_of_a_placeholder_are_placeholders() -> None:
     promise = promise_of(placeholder().lines[2].amount)
     assert promise is not None
     assert promise.path == ("lines", 2, "amount")
@@ -102,22 +104,22 @@ def test_its_parts_are_placeholders_of_parts() -> None:
     assert promise.origin.source == 3
 
 
-def test_a_part_that_is_not_there_is_refused_with_the_nearest_name() -> None:
+def test_a_missing_part_of_a_placeholder_is_rejected_with_the_nearest_name() -> None:
     with pytest.raises(NoSuchPart, match=r"<result.line of node 'pay'> has no .nte.*did you mean note\?"):
         placeholder().line.nte  # noqa: B018 - it raises
-    with pytest.raises(NoSuchPart, match=r"has no \[5\].*hand it on as a whole"):
+    with pytest.raises(NoSuchPart, match=r"has no \[5\].*pass it as a whole"):
         placeholder(int)[5]
     assert not hasattr(placeholder(), "nothing")
     with pytest.raises(NoSuchPart, match="for a reason"):
         placeholder(whole="for a reason").amount  # noqa: B018 - it raises
 
 
-def test_an_index_that_is_a_placeholder_itself_is_refused() -> None:
+def test_a_placeholder_cannot_be_an_index() -> None:
     with pytest.raises(NoSuchPart, match="node 'pay'"):
         placeholder(list[int])[placeholder(int)]
 
 
-def test_python_may_ask_what_it_can() -> None:
+def test_a_placeholder_can_be_copied_but_not_assigned_to() -> None:
     half_made = Placeholder.__new__(Placeholder)
     with pytest.raises(AttributeError):
         half_made.amount  # noqa: B018 - it raises

@@ -1,4 +1,4 @@
-"""TaskOptions and what of them is stored with a task."""
+"""TaskOptions, and the part of them that is stored with a task."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everbeat.domain.outcome import TASK_STALLED, WORKER_CRASHED
-from everbeat.domain.policy import StoredPolicy, TaskOptions
-from everbeat.domain.retry import RetryPolicy
-from everbeat.errors import ConfigurationError, PayloadError
+from everbeat.domain.task.policy import StoredPolicy, TaskOptions
+from everbeat.domain.task.retry import RetryPolicy
+from everbeat.errors import TASK_STALLED, WORKER_CRASHED, ConfigurationError, PayloadError
 
 
 def problems_of(**options: Any) -> list[tuple[str, str]]:
@@ -24,7 +23,7 @@ def problems_of(**options: Any) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_defaults() -> None:
+def test_the_defaults_of_task_options_are_documented_values() -> None:
     options = TaskOptions()
     assert (options.name, options.queue, options.priority, options.run_in) == (None, "default", 0, None)
     assert (options.timeout_ms, options.stall_timeout_ms, options.retry, options.on_crash) == (
@@ -41,7 +40,7 @@ def test_the_defaults() -> None:
     ("name", "lowest", "highest"),
     [("priority", -32_768, 32_767), ("max_crashes", 1, 100), ("max_losses", 1, 1_000)],
 )
-def test_the_numbers_are_bounded(name: str, lowest: int, highest: int) -> None:
+def test_numbers_in_task_options_are_bounded(name: str, lowest: int, highest: int) -> None:
     for accepted in (lowest, highest):
         assert getattr(TaskOptions(**{name: accepted}), name) == accepted
     for refused in (lowest - 1, highest + 1):
@@ -54,7 +53,7 @@ def test_the_numbers_are_bounded(name: str, lowest: int, highest: int) -> None:
     ("name", "shortest", "too_short", "longest", "too_long"),
     [("timeout", "100ms", "99ms", "365d", "366d"), ("stall_timeout", "1s", 0.999, "365d", "366d")],
 )
-def test_the_timeouts_are_bounded(
+def test_timeouts_in_task_options_are_bounded(
     name: str, shortest: Any, too_short: Any, longest: Any, too_long: Any
 ) -> None:
     assert TaskOptions(**{name: shortest}) != TaskOptions()
@@ -63,17 +62,17 @@ def test_the_timeouts_are_bounded(
         assert problems_of(**{name: refused}) == [("OUT_OF_RANGE", name)]
 
 
-def test_timeouts_are_told_in_milliseconds() -> None:
+def test_task_options_give_timeouts_in_milliseconds() -> None:
     options = TaskOptions(timeout="30s", stall_timeout=1.5)
     assert (options.timeout_ms, options.stall_timeout_ms) == (30_000, 1_500)
 
 
-def test_a_stall_timeout_beyond_the_timeout_is_warned_about() -> None:
+def test_a_stall_timeout_above_the_timeout_gives_a_warning() -> None:
     assert "stall_timeout" in TaskOptions(timeout=5, stall_timeout=5).warnings()[0]
     assert TaskOptions(timeout=5, stall_timeout=4).warnings() == []
 
 
-def test_names_are_checked() -> None:
+def test_task_and_queue_names_are_checked() -> None:
     assert TaskOptions(name="mail.welcome", queue="mail").name == "mail.welcome"
     for name in ("", "a b", "x" * 201, "a\x00", "a\u200b", "\ud800"):
         assert problems_of(name=name) == [("WRONG_NAME", "name")]
@@ -81,7 +80,7 @@ def test_names_are_checked() -> None:
     assert problems_of(queue=None) == [("WRONG_TYPE", "queue")]
 
 
-def test_flags_are_names_or_names_with_switches() -> None:
+def test_flags_are_a_list_of_names_or_a_mapping_of_names_to_booleans() -> None:
     assert TaskOptions(flags=["a"]) == TaskOptions(flags={"a": True})
     assert problems_of(flags="a") == [("WRONG_TYPE", "flags")]
     assert problems_of(flags={"b": True, "a": 1, "c d": True}) == [
@@ -91,21 +90,13 @@ def test_flags_are_names_or_names_with_switches() -> None:
     assert problems_of(flags=["a", ""]) == [("WRONG_NAME", "flags[1]")]
 
 
-def test_flags_are_a_copy_that_nobody_can_change() -> None:
+def test_flags_of_task_options_are_an_immutable_copy() -> None:
     given_flags = {"a": True}
     options = TaskOptions(flags=given_flags)
     given_flags["a"] = False
     assert options.flag_values["a"] is True
     with pytest.raises(TypeError):
         options.flag_values["a"] = False  # type: ignore[index]
-
-
-def test_resilient_means_that_the_flag_is_present_and_true() -> None:
-    names = ("infrastructure_resilient", "other")
-    assert TaskOptions(flags=["infrastructure_resilient"]).is_resilient(names)
-    assert TaskOptions(flags={"infrastructure_resilient": False, "other": True}).is_resilient(names)
-    assert not TaskOptions(flags={"infrastructure_resilient": False}).is_resilient(names)
-    assert not TaskOptions(flags=["third"]).is_resilient(names)
 
 
 def test_exception_codes_map_classes_to_codes() -> None:
@@ -115,12 +106,12 @@ def test_exception_codes_map_classes_to_codes() -> None:
     assert problems_of(exception_codes=[OSError]) == [("WRONG_TYPE", "exception_codes")]
 
 
-def test_a_retry_policy_must_be_one() -> None:
+def test_the_retry_option_must_be_a_retry_policy() -> None:
     assert problems_of(retry={"max_retries": 3}) == [("WRONG_TYPE", "retry")]
     assert problems_of(retry=3) == [("WRONG_TYPE", "retry")]
 
 
-def test_contradicting_crash_policies_are_refused() -> None:
+def test_on_crash_fail_contradicts_a_retry_policy_that_lists_the_crash() -> None:
     listed = RetryPolicy(auto_retry_for=[WORKER_CRASHED])
     assert problems_of(on_crash="fail", retry=listed) == [("CONTRADICTION", "on_crash")]
     assert TaskOptions(on_crash="retry", retry=listed).on_crash == "retry"
@@ -129,7 +120,7 @@ def test_contradicting_crash_policies_are_refused() -> None:
         TaskOptions(retry=listed).replace(on_crash="fail")
 
 
-def test_all_problems_come_in_one_error_with_the_place() -> None:
+def test_all_problems_of_task_options_come_in_one_error_with_their_place() -> None:
     with pytest.raises(ConfigurationError) as refusal:
         TaskOptions(queue="a b", priority=1.5, run_in="thred", on_crash="ignore", timout=3)  # type: ignore[call-arg, arg-type]
     assert [problem.subject for problem in refusal.value.problems] == [
@@ -140,13 +131,13 @@ def test_all_problems_come_in_one_error_with_the_place() -> None:
     assert "use 'thread'" in str(refusal.value)
 
 
-def test_a_plain_task_stores_nothing() -> None:
+def test_a_task_with_default_options_stores_no_policy() -> None:
     assert TaskOptions().stored(on_crash="fail").to_json() is None
     assert StoredPolicy.from_json(None) == StoredPolicy()
     assert StoredPolicy().delay(1, Random(0)) == 0
 
 
-def test_what_is_stored_is_what_a_reaper_needs() -> None:
+def test_the_stored_policy_contains_what_recovery_needs() -> None:
     options = TaskOptions(
         timeout="30s",
         max_crashes=5,
@@ -165,12 +156,49 @@ def test_what_is_stored_is_what_a_reaper_needs() -> None:
     assert [stored.delay(number, Random(0)) for number in (1, 2)] == [10, 60]
 
 
-def test_the_default_of_the_app_holds_for_tasks_that_say_nothing() -> None:
+def test_the_on_crash_default_of_the_app_applies_to_tasks_without_one() -> None:
     assert TaskOptions().stored(on_crash="retry").on_crash == "retry"
     assert TaskOptions(on_crash="fail").stored(on_crash="retry").on_crash == "fail"
 
 
-def test_the_stored_form_is_small() -> None:
+def test_the_stall_timeout_of_the_app_applies_to_tasks_without_one() -> None:  # G2
+    def stored(**own: Any) -> int | None:
+        return TaskOptions(**own).stored(on_crash="fail", stall_timeout_ms=300_000).stall_timeout_ms
+
+    assert (stored(), stored(stall_timeout=None)) == (300_000, 300_000)
+    assert stored(stall_timeout="10s") == 10_000
+    assert stored(stall_timeout="never") is None
+    assert TaskOptions().stored(on_crash="fail").stall_timeout_ms is None
+
+
+def test_a_misspelt_stall_timeout_is_rejected_with_the_accepted_word() -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        TaskOptions(stall_timeout="nevr")
+    (problem,) = refusal.value.problems
+    assert problem.code == "DURATION_INVALID"
+    assert '"never", which watches no progress' in problem.fix
+    assert problem.fix.endswith("or None, which takes the app's default")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "instead"),
+    [
+        ("good_until", "with_options(good_until=...)"),
+        ("job_key", "with_options(key=...)"),
+        ("run_at", "task.schedule("),
+        ("retry_policy", "use retry"),
+        ("max_attempts", "RetryPolicy(max_retries=...)"),
+    ],
+)
+def test_an_option_that_belongs_elsewhere_is_rejected_with_its_place(theirs: str, instead: str) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        TaskOptions(**{theirs: 1})
+    (problem,) = refusal.value.problems
+    assert (problem.code, problem.rule) == ("UNKNOWN_NAME", "is not an option of a task function")
+    assert instead in problem.fix
+
+
+def test_a_stored_policy_omits_defaults() -> None:
     assert TaskOptions(on_crash="retry").stored(on_crash="fail").to_json() == b'{"on_crash":"retry"}'
 
 
@@ -192,11 +220,11 @@ def test_the_stored_form_is_small() -> None:
         stall_timeout_ms=st.none() | st.integers(1_000, 10**10),
     )
 )
-def test_a_stored_policy_reads_back_the_same(policy: StoredPolicy) -> None:
+def test_a_stored_policy_survives_json(policy: StoredPolicy) -> None:
     assert StoredPolicy.from_json(policy.to_json()) == policy
 
 
-def test_names_of_a_newer_everbeat_are_ignored_and_damage_is_told() -> None:
+def test_a_stored_policy_ignores_unknown_names_and_rejects_damaged_json() -> None:
     assert StoredPolicy.from_json(b'{"max_retries":2,"brand_new":1}') == StoredPolicy(max_retries=2)
     for damaged in (b"{", b'{"max_retries":"2"}', b'{"on_crash":"maybe"}', b"[]", b"\xff", "\ud800"):
         with pytest.raises(PayloadError, match="stored policy"):

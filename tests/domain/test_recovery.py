@@ -1,4 +1,4 @@
-"""The recovery decision: every line of the table, and the caps above it."""
+"""The recovery decision: every row of the table, and the limits that override it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from everbeat.domain.certificate import DeathCertificate
-from everbeat.domain.failure import error_from_json, error_to_json
-from everbeat.domain.outcome import WORKER_CRASHED
-from everbeat.domain.policy import StoredPolicy, TaskOptions
-from everbeat.domain.recovery import (
+from everbeat.domain.recovery.decision import (
     Blame,
     Cancel,
     Charge,
+    DeathCertificate,
     Decision,
     Fail,
     LeaseFacts,
@@ -27,9 +24,12 @@ from everbeat.domain.recovery import (
     Retry,
     charge_of,
     decide,
-    spread,
+    jittered_delay_ms,
 )
-from everbeat.domain.retry import RetryPolicy
+from everbeat.domain.task.outcome import error_from_json, error_to_json
+from everbeat.domain.task.policy import StoredPolicy, TaskOptions
+from everbeat.domain.task.retry import RetryPolicy
+from everbeat.errors import WORKER_CRASHED
 
 PLAIN = StoredPolicy()
 RETRIES_CRASH = StoredPolicy(
@@ -50,35 +50,35 @@ def decided(
     return decide(lease, rules=rules or RecoveryRules(), charge=charge, random=Random(1))
 
 
-def test_claimed_goes_back_to_its_place_at_no_cost() -> None:  # E1
+def test_a_claimed_lease_is_requeued_without_charge() -> None:  # E1
     for policy in (PLAIN, RETRIES_CRASH, ON_CRASH):
         assert decided(started=False, policy=policy, crash_count=99, loss_count=99) == Requeue(None)
     assert decided(started=False, rules=EXACT) == Requeue(750)
 
 
-def test_running_without_a_policy_fails() -> None:  # E2
+def test_a_running_lease_without_a_policy_fails() -> None:  # E2
     assert decided() == Fail(poison=False)
 
 
-def test_a_listed_crash_is_retried_by_the_policys_delays_until_its_retries_are_used_up() -> None:  # E3
+def test_a_listed_crash_is_retried_with_the_delays_of_the_policy_until_retries_end() -> None:  # E3
     assert [decided(policy=RETRIES_CRASH, retry_count=count) for count in range(4)] == [
         Retry(2_000), Retry(4_000), Retry(8_000), Fail(poison=False),
     ]  # fmt: skip
 
 
-def test_the_recovery_delay_is_the_least_delay_of_a_retry() -> None:
+def test_the_recovery_delay_is_the_minimum_delay_of_a_retry() -> None:
     rules = RecoveryRules(delay_ms=3_000, delay_jitter=0.0)
     assert decided(policy=RETRIES_CRASH, rules=rules) == Retry(3_000)
     assert decided(policy=RETRIES_CRASH, retry_count=1, rules=rules) == Retry(4_000)
 
 
 @given(delay_ms=st.integers(0, 86_400_000), seed=st.integers())
-def test_a_herd_is_spread_upwards_only(delay_ms: int, seed: int) -> None:  # F5
-    delay = spread(RecoveryRules(delay_ms=delay_ms), Random(seed))
+def test_the_recovery_jitter_only_adds_delay(delay_ms: int, seed: int) -> None:  # F5
+    delay = jittered_delay_ms(RecoveryRules(delay_ms=delay_ms), Random(seed))
     assert delay_ms <= delay <= delay_ms * 1.2 + 1
 
 
-def test_a_herd_is_spread() -> None:  # F5
+def test_the_recovery_jitter_spreads_requeued_tasks() -> None:  # F5
     dice = Random(1)
     found = {decide_with(dice) for _ in range(100)}
     assert len(found) > 50
@@ -90,7 +90,7 @@ def decide_with(dice: Random) -> Decision:
     return decide(facts, rules=RecoveryRules(delay_ms=10_000), charge=Charge.LOSS, random=dice)
 
 
-def test_who_may_have_killed_a_shared_process_is_a_suspect() -> None:  # E13
+def test_a_task_that_might_have_killed_a_shared_process_becomes_a_suspect() -> None:  # E13
     code, process = Blame(of_the_code=True, of_the_process=True), Blame(of_the_process=True)
 
     def suspect(blame: Blame, **facts: object) -> bool:
@@ -104,10 +104,10 @@ def test_who_may_have_killed_a_shared_process_is_a_suspect() -> None:  # E13
     assert suspect(process, process_deaths=1), "the second time"
     assert not suspect(process, loss_count=8), "the loss of a host is no evidence"
     assert not suspect(Blame(), process_deaths=1), "this time the host is lost"
-    assert not suspect(code, alone=True, process_deaths=1), "whatever ran alone is judged by its crashes"
+    assert not suspect(code, alone=True, process_deaths=1), "a task that ran alone is judged by its crashes"
 
 
-def test_only_who_ran_alone_in_the_process_that_died_is_charged_the_crash() -> None:  # E13
+def test_only_a_task_that_ran_alone_in_the_dead_process_is_charged_a_crash() -> None:  # E13
     shared, own = (LeaseFacts(started=True, policy=PLAIN, alone=alone) for alone in (False, True))
     assert charge_of(shared, sharers=1) is Charge.CRASH
     assert charge_of(shared, sharers=2) is Charge.LOSS
@@ -115,35 +115,35 @@ def test_only_who_ran_alone_in_the_process_that_died_is_charged_the_crash() -> N
     assert charge_of(LeaseFacts(started=False, policy=PLAIN), sharers=1) is Charge.LOSS
 
 
-def test_on_crash_retry_runs_again_at_once_until_the_cap_and_then_is_poison() -> None:  # E8
+def test_on_crash_retry_retries_at_once_until_max_crashes_and_then_fails_as_poison() -> None:  # E8
     assert [decided(policy=ON_CRASH, crash_count=count, retry_count=count) for count in range(3)] == [
         Retry(0), Retry(0), Fail(poison=True),
     ]  # fmt: skip
 
 
-def test_losses_have_a_cap_of_their_own() -> None:
+def test_losses_have_their_own_limit() -> None:
     assert decided(policy=ON_CRASH, charge=Charge.LOSS, crash_count=2, loss_count=8) == Retry(0)
     assert decided(policy=ON_CRASH, charge=Charge.LOSS, loss_count=9) == Fail(poison=True)
 
 
-def test_the_tasks_own_caps_come_before_the_finders() -> None:
+def test_the_limits_of_the_task_override_the_defaults() -> None:
     policy = replace(ON_CRASH, max_crashes=1, max_losses=20)
     assert decided(policy=policy) == Fail(poison=True)
     assert decided(policy=policy, charge=Charge.LOSS, loss_count=18) == Retry(0)
 
 
-def test_the_caps_hold_above_a_policy_that_lists_the_crash() -> None:
+def test_the_crash_limit_overrides_a_policy_that_lists_the_crash() -> None:
     policy = replace(RETRIES_CRASH, max_retries=20)
     assert decided(policy=policy, crash_count=2) == Fail(poison=True)
 
 
-def test_a_requested_cancel_is_never_a_retry() -> None:  # I18
+def test_a_task_with_a_requested_cancel_is_cancelled_and_not_retried() -> None:  # I18
     for policy in (PLAIN, RETRIES_CRASH, ON_CRASH):
         assert decided(policy=policy, cancel_requested=True) == Cancel()
 
 
 @pytest.mark.parametrize("cancel_requested", [False, True])
-def test_recovery_switched_off_leaves_its_half_alone(cancel_requested: bool) -> None:  # A7
+def test_recovery_rules_that_are_off_leave_their_leases_alone(cancel_requested: bool) -> None:  # A7
     no_running = RecoveryRules(settle_running=False)
     no_claimed = RecoveryRules(requeue_claimed=False)
     assert decided(rules=no_running, cancel_requested=cancel_requested, policy=ON_CRASH) == Leave()
@@ -159,7 +159,7 @@ def test_recovery_switched_off_leaves_its_half_alone(cancel_requested: bool) -> 
     cancel_requested=st.booleans(),
     charge=st.sampled_from(Charge),
 )
-def test_nothing_is_run_again_beyond_a_cap(
+def test_no_decision_retries_beyond_a_limit(
     started: bool, policy: StoredPolicy, counts: tuple[int, int, int], cancel_requested: bool, charge: Charge
 ) -> None:  # I15, I16
     retries, crashes, losses = counts
@@ -173,7 +173,7 @@ def test_nothing_is_run_again_beyond_a_cap(
         assert (crashes if charge is Charge.CRASH else losses) + 1 < (3 if charge is Charge.CRASH else 10)
 
 
-def test_a_certificate_says_everything_and_survives_storing() -> None:  # E2
+def test_a_death_certificate_states_all_facts_and_survives_storage() -> None:  # E2
     now = datetime(2030, 1, 1, tzinfo=UTC)
     certificate = DeathCertificate(
         worker_id="web-7-aa", hostname="web", pid=7, supervisor_id="web-6-bb", cause="killed by SIGSEGV",
@@ -184,7 +184,7 @@ def test_a_certificate_says_everything_and_survives_storing() -> None:  # E2
     assert error.code == "WORKER_CRASHED"
     assert error.message == (
         "Worker web-7-aa (pid 7 on web) was running this task when it died: killed by SIGSEGV. It was noticed by child exit"
-        " 12ms after it ended. The task is not run again: 3 processes died under it alone, 1 holder vanished."
+        " 12ms after it ended. The task does not run again: 3 processes died while running only this task, 1 holder vanished."
     )
     assert error.data == {
         "worker_id": "web-7-aa", "hostname": "web", "pid": 7, "supervisor_id": "web-6-bb", "cause": "killed by SIGSEGV",
@@ -206,7 +206,7 @@ def test_a_certificate_says_everything_and_survives_storing() -> None:  # E2
         ("operator", 800, "when an operator released it. That was 800ms after its last sign of life."),
     ],
 )
-def test_a_certificate_says_since_when_it_counts(
+def test_a_death_certificate_states_how_the_death_was_noticed(
     noticed_by: str, after_ms: int | None, expected: str
 ) -> None:
     now = datetime(2030, 1, 1, tzinfo=UTC)
@@ -218,7 +218,7 @@ def test_a_certificate_says_since_when_it_counts(
     assert certificate.message() == f"Worker w (pid 7 on web) was running this task {expected}"
 
 
-def test_the_apps_default_adds_no_run_to_the_retries_of_a_task_that_lists_the_crash() -> None:
+def test_the_on_crash_default_of_the_app_adds_no_retry_to_a_task_that_lists_the_crash() -> None:
     options = TaskOptions(retry=RetryPolicy(max_retries=1, auto_retry_for=[WORKER_CRASHED], jitter=0))
     policy = options.stored(on_crash="retry")
     assert isinstance(decided(policy=policy), Retry)
@@ -228,13 +228,13 @@ def test_the_apps_default_adds_no_run_to_the_retries_of_a_task_that_lists_the_cr
     assert StoredPolicy.from_json(policy.to_json()) == policy
 
 
-def test_the_apps_default_decides_on_crashes_that_a_task_does_not_list() -> None:
+def test_the_on_crash_default_of_the_app_decides_on_unlisted_crashes() -> None:
     policy = TaskOptions(retry=RetryPolicy(max_retries=1, auto_retry_for=["SMTP_DOWN"])).stored(
         on_crash="retry"
     )
     assert decided(policy=policy, retry_count=1) == Retry(0)
 
 
-def test_a_tasks_own_on_crash_goes_on_after_its_listed_retries() -> None:
+def test_the_on_crash_option_of_a_task_applies_after_its_listed_retries() -> None:
     own = TaskOptions(retry=RetryPolicy(max_retries=1, auto_retry_for=[WORKER_CRASHED]), on_crash="retry")
     assert decided(policy=own.stored(on_crash="fail"), retry_count=1) == Retry(0)

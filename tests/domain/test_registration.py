@@ -1,4 +1,4 @@
-"""A function that cannot be sent is refused when it becomes a task, with its name, parameter, file and line."""
+"""A function that cannot be a task is rejected at registration with its name, parameter, file and line."""
 
 import asyncio
 import functools
@@ -11,9 +11,9 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 import pytest
 
-from everbeat.domain.codec import CallCodec
-from everbeat.domain.context import Context
-from everbeat.domain.signature import is_async_function
+from everbeat.domain.task.context import Context
+from everbeat.domain.task.definition import CallCodec
+from everbeat.domain.task.signature import is_async_function
 from everbeat.errors import RegistrationError
 from tests.domain import future_annotations
 from tests.domain.codec_types import Address, MarkedAddress, Weird
@@ -59,7 +59,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("annotation", "reason", "fix"), REFUSED, ids=lambda each: str(each)[:30])
-def test_annotations_that_json_cannot_carry_are_refused(annotation: Any, reason: str, fix: str) -> None:
+def test_annotations_that_json_cannot_carry_are_rejected(annotation: Any, reason: str, fix: str) -> None:
     function = of(annotation)
     with pytest.raises(RegistrationError) as caught:
         CallCodec.from_function(function, task_name="task")
@@ -76,7 +76,7 @@ def test_a_concrete_generic_class_is_accepted() -> None:
     assert tested.decode(tested.encode((Box(1),), {})) == ((Box(1),), {})
 
 
-def test_every_wrong_parameter_is_named_at_once() -> None:
+def test_all_wrong_parameters_are_named_at_once() -> None:
     def task(a: pathlib.Path, b: int, c: complex, ctx: Context, __d: int) -> range: ...
 
     with pytest.raises(RegistrationError) as caught:
@@ -102,7 +102,7 @@ def test_every_wrong_parameter_is_named_at_once() -> None:
         (future_annotations.broken, "parameter 'amount' has an annotation that cannot be read: TypeError"),
     ],
 )
-def test_annotations_that_python_cannot_resolve_are_refused_kindly(function: Any, message: str) -> None:
+def test_annotations_that_python_cannot_resolve_are_rejected_with_a_fix(function: Any, message: str) -> None:
     with pytest.raises(RegistrationError) as caught:
         CallCodec.from_function(function, task_name="pay")
     assert message in str(caught.value)
@@ -140,17 +140,17 @@ async def yielding_async() -> AsyncIterator[int]:
         (Till.count, "'task' is a method"),
     ],
 )
-def test_what_is_no_plain_function_is_refused(function: Any, message: str) -> None:
+def test_only_plain_functions_can_be_tasks(function: Any, message: str) -> None:
     with pytest.raises(RegistrationError, match=message):
         CallCodec.from_function(function, task_name="task")
 
 
-def test_bound_and_static_methods_are_functions_like_others() -> None:
+def test_bound_and_static_methods_can_be_tasks() -> None:
     assert CallCodec.from_function(Till().count, task_name="count").parameters == ("coins",)
     assert CallCodec.from_function(Till.total, task_name="total").parameters == ("coins",)
 
 
-def test_a_context_is_found_first_only() -> None:
+def test_a_context_is_only_accepted_as_the_first_parameter() -> None:
     def plain(ctx: Context, a: int) -> None: ...
     def optional(ctx: Context | None, a: int) -> None: ...
     def named(*, ctx: Context) -> None: ...
@@ -164,7 +164,7 @@ def test_a_context_is_found_first_only() -> None:
         CallCodec.from_function(named, task_name="t")
 
 
-def test_a_task_that_never_returns_has_a_codec() -> None:
+def test_a_function_that_never_returns_can_be_a_task() -> None:
     def never() -> NoReturn:
         raise ValueError
 

@@ -1,4 +1,4 @@
-"""Which nodes a retry begins again, on random graphs against a plain closure."""
+"""Which nodes a retry of a workflow reopens, compared on random graphs with a plain closure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from everbeat.domain.reopening import EndedNode, reopened
+from everbeat.domain.workflow.states import EndedNode, plan_retry
 
 STATES = ["COMPLETED", "COMPLETED", "FAILED", "SKIPPED", "CANCELLED", "EXPIRED"]
 
@@ -25,7 +25,7 @@ def drawn(random: Random, count: int) -> tuple[list[EndedNode], list[tuple[int, 
 
 
 def reached(edges: list[tuple[int, int]], seeds: set[int], stops: set[int]) -> set[int]:
-    """Every node behind a seed, found by repeating until nothing is new; what stops is not entered."""
+    """Return every node behind a seed, by repetition until no node is new; nodes in `stops` are not entered."""
     found = set(seeds)
     while more := {child for parent, child in edges if parent in found and child not in found | stops}:
         found |= more
@@ -34,11 +34,13 @@ def reached(edges: list[tuple[int, int]], seeds: set[int], stops: set[int]) -> s
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-def test_everything_downstream_of_what_runs_again_runs_again_or_is_named(seed: int, keep: bool) -> None:  # J7
+def test_a_retry_reopens_or_names_everything_downstream_of_a_reopened_node(
+    seed: int, keep: bool
+) -> None:  # J7
     random = Random(seed)
     nodes, edges = drawn(random, random.randrange(1, 25))
     first = {random.randrange(len(nodes))} if random.random() < 0.3 else set[int]()
-    plan = reopened(nodes, edges, keep=keep, first=first)
+    plan = plan_retry(nodes, edges, keep=keep, first=first)
     completed = {node.number for node in nodes if node.state == "COMPLETED"}
     seeds = first | {
         node.number
@@ -55,7 +57,7 @@ def test_everything_downstream_of_what_runs_again_runs_again_or_is_named(seed: i
     assert not {*plan.again} & {*plan.kept}
 
 
-def test_a_map_over_a_changed_list_is_made_anew_and_one_with_a_failed_member_goes_on() -> None:
+def test_a_retry_rebuilds_a_map_whose_list_changes_and_continues_one_with_a_failed_member() -> None:
     nodes = [
         EndedNode(number=0, name="list", kind="task", state="COMPLETED"),
         EndedNode(number=1, name="each", kind="map", state="FAILED", has_members=True, makes_members=True),
@@ -64,21 +66,21 @@ def test_a_map_over_a_changed_list_is_made_anew_and_one_with_a_failed_member_goe
         EndedNode(number=4, name="each[1]", kind="task", state="FAILED", member_of=1),
     ]
     edges = [(0, 1), (1, 2)]
-    assert reopened(nodes, edges).states == {1: "ENQUEUED", 2: "PENDING", 4: "PENDING"}
-    anew = reopened(nodes, edges, first=[0])
+    assert plan_retry(nodes, edges).states == {1: "ENQUEUED", 2: "PENDING", 4: "PENDING"}
+    anew = plan_retry(nodes, edges, first=[0])
     assert (anew.states, anew.emptied) == ({0: "PENDING", 1: "PENDING", 2: "PENDING"}, {1})
     assert anew.completed == [0, 3]
-    only = reopened(nodes, edges, first=[3])
+    only = plan_retry(nodes, edges, first=[3])
     assert only.states == {1: "ENQUEUED", 2: "PENDING", 3: "PENDING", 4: "PENDING"}
     assert not only.emptied
 
 
-def test_what_is_under_way_stays_and_is_named() -> None:
+def test_a_retry_keeps_and_names_nodes_that_are_under_way() -> None:
     nodes = [
         EndedNode(number=0, name="bad", kind="task", state="FAILED"),
         EndedNode(number=1, name="told", kind="task", state="ENQUEUED"),
         EndedNode(number=2, name="next", kind="task", state="PENDING"),
         EndedNode(number=3, name="ready", kind="task", state="READY"),
     ]
-    plan = reopened(nodes, [(0, 1), (1, 2), (0, 3)])
+    plan = plan_retry(nodes, [(0, 1), (1, 2), (0, 3)])
     assert (plan.states, plan.again, plan.kept) == ({0: "PENDING", 3: "PENDING"}, [0], [1])

@@ -10,11 +10,21 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.domain.codec import CallCodec
-from everbeat.domain.graph import part_at
-from everbeat.domain.outcome import TaskError
-from everbeat.domain.shapes import ANY, NoPart, Part, attribute, inner, item, items_of, shape_of, spelled
+from everbeat.domain.task.definition import CallCodec
 from everbeat.domain.typed_json import TypedJson
+from everbeat.domain.workflow.graph import part_at
+from everbeat.domain.workflow.shapes import (
+    ANY,
+    NoPart,
+    Part,
+    attribute,
+    inner,
+    item,
+    items_of,
+    shape_of,
+    spelled,
+)
+from everbeat.errors import TaskError
 from tests.domain.workflow_types import (
     Colour,
     Keyed,
@@ -43,7 +53,7 @@ def stored(annotation: Any, value: object) -> str:
 
 
 def walk(annotation: Any, steps: Sequence[str | tuple[object]]) -> tuple[tuple[str | int, ...], Part]:
-    """The path in JSON; a text is an attribute, a tuple of one an item."""
+    """Return the path in JSON and its part; a step is an attribute (text) or an item (a tuple of one)."""
     part = Part("", shape_of(annotation))
     path: list[str | int] = []
     for step in steps:
@@ -81,7 +91,7 @@ def walk(annotation: Any, steps: Sequence[str | tuple[object]]) -> tuple[tuple[s
         (Any, {"a": {"b": 1}}, ["a", "b"], lambda it: it["a"]["b"], Any),
     ],
 )  # fmt: skip
-def test_a_part_is_where_its_json_is(
+def test_the_path_of_a_part_finds_its_json(
     annotation: Any, value: object, steps: Sequence[Any], get: Callable[[Any], object], kind: Any
 ) -> None:
     path, part = walk(annotation, steps)
@@ -89,12 +99,12 @@ def test_a_part_is_where_its_json_is(
     assert part.shape == shape_of(kind)
 
 
-def test_an_index_from_the_end_of_a_tuple_is_one_from_its_start() -> None:
+def test_a_negative_tuple_index_counts_from_the_end() -> None:
     assert item(shape_of(tuple[int, str, int]), -1).step == 2
     assert item(shape_of(Pair), -2).step == 0
 
 
-def test_the_alias_that_pydantic_writes_is_the_step() -> None:
+def test_a_pydantic_alias_is_the_step_in_json() -> None:
     assert attribute(shape_of(Model), "written").step == "asWritten"
 
 
@@ -116,7 +126,7 @@ def test_the_alias_that_pydantic_writes_is_the_step() -> None:
         (dict[str, int], [(5,)], "its keys are str, and 5 is a int", ()),
         (dict[int, int], [("5",)], "its keys are int", ()),
         (list[int], [("a",)], r"it is a list\[int\]", ()),
-        (list[int], [(True,)], r"leads to no part", ()),
+        (list[int], [(True,)], r"has no part", ()),
         (list[int], [(slice(1),)], "a slice", ()),
         (set[int], [(0,)], "no order", ()),
         (tuple[int, str], [(2,)], "has 2 items", ()),
@@ -126,18 +136,20 @@ def test_the_alias_that_pydantic_writes_is_the_step() -> None:
         (TaskError, ["code"], "it is a TaskError", ()),
     ],
 )
-def test_what_is_no_part_says_why(annotation: Any, steps: Any, says: str, choices: Any) -> None:
+def test_a_missing_part_is_rejected_with_a_reason(
+    annotation: Any, steps: Any, says: str, choices: Any
+) -> None:
     with pytest.raises(NoPart, match=says) as caught:
         walk(annotation, steps)
     assert not choices or choices in caught.value.choices
 
 
-def test_a_part_that_is_elsewhere_in_each_alternative_has_no_place() -> None:
+def test_a_part_whose_place_differs_between_alternatives_is_rejected() -> None:
     with pytest.raises(NoPart, match="written differently in each of"):
         attribute(shape_of(Pair | Sided), "left")
 
 
-def test_a_part_of_some_alternatives_is_found_there() -> None:
+def test_a_part_of_one_alternative_is_found_there() -> None:
     assert attribute(shape_of(Line | Pair), "left").step == 0
     assert attribute(shape_of(Renamed | None), "user_name").step == "userName"
 
@@ -160,7 +172,9 @@ def test_a_part_of_some_alternatives_is_found_there() -> None:
         (int, 0, Any),
     ],
 )
-def test_annotations_of_parts_of_arguments(annotation: Any, step: str | int, found: Any) -> None:
+def test_inner_returns_the_annotation_of_a_part_of_an_argument(
+    annotation: Any, step: str | int, found: Any
+) -> None:
     assert inner(annotation, step) == found
 
 
@@ -177,12 +191,12 @@ def test_annotations_of_parts_of_arguments(annotation: Any, step: str | int, fou
         (Root, Any),
     ],
 )
-def test_items_of_lists(annotation: Any, found: Any) -> None:
+def test_items_of_returns_the_item_shape_of_a_list(annotation: Any, found: Any) -> None:
     assert items_of(shape_of(annotation)) == shape_of(found)
 
 
 @pytest.mark.parametrize("annotation", [int, str, dict[str, int], Payment, None, Keyed])
-def test_what_is_no_list_has_no_items(annotation: Any) -> None:
+def test_items_of_returns_none_for_types_that_are_not_lists(annotation: Any) -> None:
     assert items_of(shape_of(annotation)) is None
 
 
@@ -204,9 +218,9 @@ def test_what_is_no_list_has_no_items(annotation: Any) -> None:
         (Decimal, "Decimal"),
     ],
 )
-def test_shapes_are_spelled_as_annotations(annotation: Any, text: str) -> None:
+def test_shapes_are_spelled_like_annotations(annotation: Any, text: str) -> None:
     assert spelled(shape_of(annotation)) == text
 
 
-def test_what_cannot_be_described_may_be_anything() -> None:
+def test_a_type_that_cannot_be_described_has_the_shape_any() -> None:
     assert shape_of(lambda: 1) == ANY

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everbeat.domain.size import size, spelled
+from everbeat.domain.settings.units import size, spelled_size
 from everbeat.errors import ConfigurationError
 
 check = size(16 << 20, 1 << 40)
@@ -24,13 +24,13 @@ def test_a_size_becomes_bytes(given: object, count: int) -> None:
 
 
 @pytest.mark.parametrize("given", ["512", "MB", "-1MB", "5 Mb/s", "", True, 1.5, None, "1e3MB"])
-def test_what_is_no_size_is_refused(given: object) -> None:
+def test_invalid_sizes_are_rejected(given: object) -> None:
     with pytest.raises(ConfigurationError, match="512MB"):
         check(given, subject="it")
 
 
 @pytest.mark.parametrize(("given", "fix"), [("15MB", "16MB or more"), ((1 << 40) + 1, "1TB or less")])
-def test_a_size_beyond_the_bounds_is_refused_with_the_bound(given: object, fix: str) -> None:
+def test_a_size_out_of_bounds_is_rejected_with_the_bound(given: object, fix: str) -> None:
     with pytest.raises(ConfigurationError, match=fix):
         check(given, subject="it")
 
@@ -38,5 +38,5 @@ def test_a_size_beyond_the_bounds_is_refused_with_the_bound(given: object, fix: 
 @pytest.mark.parametrize(
     ("count", "text"), [(512 << 20, "512MB"), (1 << 40, "1TB"), (1_000_001, "1000001 bytes")]
 )
-def test_bytes_are_spelled_as_they_can_be_read(count: int, text: str) -> None:
-    assert spelled(count) == text
+def test_a_spelled_size_can_be_parsed(count: int, text: str) -> None:
+    assert spelled_size(count) == text

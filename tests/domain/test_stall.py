@@ -1,4 +1,4 @@
-"""What becomes of stalled code, and what is written down about it."""
+"""The decision about stalled code, and the certificate that is stored about it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from everbeat.domain.failure import error_from_json, error_to_json
-from everbeat.domain.policy import StoredPolicy
-from everbeat.domain.recovery import (
+from everbeat.domain.recovery.decision import (
     Cancel,
     Charge,
     Decision,
@@ -19,10 +17,13 @@ from everbeat.domain.recovery import (
     LeaseFacts,
     RecoveryRules,
     Retry,
+    Stall,
+    StallCertificate,
     charge_of_stall,
     decide,
 )
-from everbeat.domain.stall import Stall, StallCertificate
+from everbeat.domain.task.outcome import error_from_json, error_to_json
+from everbeat.domain.task.policy import StoredPolicy
 
 PLAIN = StoredPolicy(stall_timeout_ms=2_000)
 LISTED = replace(PLAIN, max_retries=2, intervals=(3.0,), retry_for=("TASK_STALLED",))
@@ -60,24 +61,24 @@ def decided(policy: StoredPolicy, **facts: Any) -> tuple[Decision, Charge | None
         ),
     ],
 )
-def test_every_line_of_the_table(
+def test_the_decision_and_charge_of_a_stall_follow_the_table(
     policy: StoredPolicy, facts: dict[str, Any], decision: Decision, charge: Charge | None
 ) -> None:  # G2
     assert decided(policy, **facts) == (decision, charge)
 
 
-def test_the_apps_default_adds_no_run_to_the_retries_of_a_listed_stall() -> None:
+def test_the_on_crash_default_of_the_app_adds_no_retry_to_a_task_that_lists_the_stall() -> None:
     bounded = replace(LISTED, on_crash="retry", retries_bound=True)
     assert decided(bounded) == (Retry(3_000), None)
     assert decided(bounded, retry_count=2) == (Fail(poison=False), None)
 
 
-def test_a_stall_that_nobody_can_be_charged_with_alone_is_a_loss() -> None:
+def test_a_stall_that_cannot_be_charged_to_one_task_is_a_loss() -> None:
     lease = LeaseFacts(started=True, stalled=True, policy=AGAIN)
     assert charge_of_stall(lease, charge=Charge.LOSS) is Charge.LOSS
 
 
-def test_the_cause_names_the_limit() -> None:
+def test_the_cause_of_a_stall_names_the_limit() -> None:
     assert Stall(silent_s=2.3, timeout_s=2.0).cause == "no progress for 2s"
     assert Stall(silent_s=95.0, timeout_s=90.0, loop_blocked=True).cause == (
         "no progress for 90s: the event loop of its worker is blocked"
@@ -93,7 +94,7 @@ def certificate(**changes: Any) -> StallCertificate:
     return replace(whole, **changes)
 
 
-def test_the_certificate_is_an_error_that_survives_its_storage() -> None:
+def test_a_stall_certificate_is_an_error_that_survives_storage() -> None:
     error = error_from_json(error_to_json(certificate().error()))
     assert error.code == "TASK_STALLED"
     assert error.data["last_progress_at"] == MOMENT.isoformat()
@@ -105,12 +106,12 @@ def test_the_certificate_is_an_error_that_survives_its_storage() -> None:
     [
         (
             {},
-            "said nothing for 2.2 s, of 2s allowed, in worker w1 (pid 7 on box). Its last word was 'upload', 'page 5'.",
+            "reported no progress for 2.2 s, with 2s allowed, in worker w1 (pid 7 on box). Its last progress was 'upload', 'page 5'.",
         ),
-        ({"message": ""}, "Its last word was 'upload'."),
+        ({"message": ""}, "Its last progress was 'upload'."),
         ({"last_progress_at": None, "stage": None}, "It had reported no progress at all."),
-        ({"poison": True, "crash_count": 3}, "not run again: 3 crashes and stalls are charged to it."),
+        ({"poison": True, "crash_count": 3}, "does not run again: 3 crashes and stalls are charged to it."),
     ],
 )
-def test_it_says_so_in_words(changes: dict[str, Any], says: str) -> None:
+def test_the_summary_of_a_stall_certificate_states_its_facts(changes: dict[str, Any], says: str) -> None:
     assert says in certificate(**changes).summary()

@@ -1,4 +1,4 @@
-"""Names of steps, codecs of their results, and what is told when one cannot be had; each without a database."""
+"""Names of steps, codecs of their results, and the errors for unusable ones; all without a database."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, NoReturn, TypeVar
 
 import pytest
 
-from everbeat.domain.recorded import Recorded
-from everbeat.domain.step_book import StepBook, checked_name, codec_of, encode_result, inside, name_of
-from everbeat.domain.stops import TaskStopped, TaskSuspended, is_suspension
-from everbeat.errors import PayloadError
+from everbeat.domain.task.context_backend import Recorded, is_suspension
+from everbeat.domain.task.steps import StepBook, checked_name, codec_of, encode_result, inside, name_of
+from everbeat.errors import PayloadError, TaskStopped, TaskSuspended
 
 T = TypeVar("T")
 MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -61,7 +60,7 @@ class Service:
 
 
 class TestNames:
-    def test_uses_are_numbered_by_kind_and_name(self) -> None:
+    def test_steps_are_numbered_by_kind_and_name(self) -> None:
         book = StepBook()
         drawn = [
             book.draw("step", "a"),
@@ -71,7 +70,7 @@ class TestNames:
         ]
         assert drawn == ["a", "a#2", "a", "b"]
 
-    def test_what_is_inside_a_step_is_named_after_it(self) -> None:
+    def test_a_nested_step_is_named_after_its_outer_step(self) -> None:
         book = StepBook()
         with inside(book.draw("step", "a")):
             inner = book.draw("step", "b")
@@ -81,7 +80,7 @@ class TestNames:
             assert (inner, book.draw("step", "b")) == ("a#1/b", "a#2/b")
         assert book.draw("step", "b") == "b"
 
-    def test_threads_never_draw_the_same(self) -> None:
+    def test_concurrent_threads_never_draw_the_same_name(self) -> None:
         book, drawn = StepBook(), list[str]()
         threads = [
             threading.Thread(target=lambda: drawn.extend(book.draw("step", "a") for _ in range(500)))
@@ -102,19 +101,19 @@ class TestNames:
         assert name_of(function, task_name="t") == name
 
     @pytest.mark.parametrize("function", [lambda: 1, functools.partial(lambda: 1), Service()])
-    def test_what_has_no_name_is_refused(self, function: Callable[..., Any]) -> None:
+    def test_a_function_without_a_name_is_rejected_as_a_step(self, function: Callable[..., Any]) -> None:
         with pytest.raises(PayloadError, match="has no name") as refusal:
             name_of(function, task_name="t")
         assert "ctx.named(" in str(refusal.value.fix)
 
     @pytest.mark.parametrize("name", ["", "a#2", "a/b", "a\n", "x" * 201, 7, None])
-    def test_names_that_could_be_mistaken_are_refused(self, name: object) -> None:
-        with pytest.raises(PayloadError, match="of a step in task 't' is not a printable text of 1 to 200"):
-            checked_name(name, what="a step", task_name="t")
+    def test_ambiguous_step_names_are_rejected(self, name: object) -> None:
+        with pytest.raises(PayloadError, match="of a step in task 't' is not a printable string of 1 to 200"):
+            checked_name(name, owner="a step in task 't'")
 
 
 class TestRecords:
-    def test_what_has_not_ended_is_not_found(self) -> None:
+    def test_find_ignores_sleeps_and_events_that_have_not_ended(self) -> None:
         book = StepBook()
         book.take(
             [
@@ -135,30 +134,32 @@ class TestCodecs:
     @pytest.mark.parametrize(
         "function", [coroutine, wrapper, Service().method, Service.of_class, Service(), functools.partial(coroutine)]
     )  # fmt: skip
-    def test_the_result_is_read_by_the_annotation(self, function: Callable[..., Any]) -> None:
+    def test_the_codec_of_a_step_follows_the_annotation_of_its_function(
+        self, function: Callable[..., Any]
+    ) -> None:
         codec = codec_of(function, step="s", task_name="t")
         assert codec.decode(encode_result(codec, MOMENT, step="s", task_name="t")) == MOMENT
 
-    def test_without_an_annotation_it_is_plain_json(self) -> None:
+    def test_a_step_without_an_annotation_returns_plain_json(self) -> None:
         codec = codec_of(unannotated, step="s", task_name="t")
         assert codec.decode(encode_result(codec, {"a": [1]}, step="s", task_name="t")) == {"a": [1]}
         with pytest.raises(PayloadError, match="The result of step 's' of task 't'"):
             encode_result(codec, MOMENT, step="s", task_name="t")
 
-    def test_what_never_returns_has_none(self) -> None:
+    def test_a_step_that_never_returns_stores_null(self) -> None:
         assert (
             encode_result(codec_of(never, step="s", task_name="t"), None, step="s", task_name="t") == b"null"
         )
 
-    def test_a_generic_result_is_refused(self) -> None:
+    def test_a_step_with_a_generic_result_is_rejected(self) -> None:
         with pytest.raises(PayloadError, match="its annotation"):
             codec_of(generic, step="s", task_name="t")
 
-    def test_a_codec_is_made_once(self) -> None:
+    def test_the_codec_of_a_step_is_created_once(self) -> None:
         assert codec_of(plain, step="s", task_name="t") is codec_of(plain, step="other", task_name="t")
 
 
-def test_a_group_is_a_suspension_if_all_of_it_is() -> None:
+def test_an_exception_group_is_a_suspension_only_if_all_members_are() -> None:
     suspended, other = TaskSuspended(), ValueError()
     assert is_suspension(suspended)
     assert is_suspension(BaseExceptionGroup("", [suspended, BaseExceptionGroup("", [suspended])]))

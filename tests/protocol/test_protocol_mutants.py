@@ -1,7 +1,7 @@
-"""The classic mistakes, put into the real statements and the real caretakers: a storm of turns must notice each of them.
+"""Known mistakes in the real statements and recovery services: a random run of actions must find each of them.
 
-A mutant counts as caught only because the protocol as it is passes the same seed. What cannot be shown here is the model's
-(`test_model`): beats that renew leases one by one, and so keep a dead successor alive.
+A mutant counts as caught only because the unchanged protocol passes the same seed. Only the model (`test_model`) can show
+beats that renew leases one by one, and so keep a dead successor alive.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from everbeat.domain import recovery
-from everbeat.services import observer, startup
-from everbeat.services.proof import Proven
+from everbeat.domain.recovery import decision
+from everbeat.recovering import observer
+from everbeat.recovering.notice import startup
+from everbeat.recovering.notice.startup import Proven
 from everbeat.store.target import Target
-from tests.protocol.stateful.stage import Stage
-from tests.protocol.stateful.storm import storm
+from tests.protocol.stateful.database import FaultyDatabase
+from tests.protocol.stateful.random_run import random_run
 
 MOST_SEEDS = 60
 HELD = "where t.claim_id = a.claim_id and t.state = 'RUNNING'"
@@ -28,7 +29,7 @@ CLAIM_ID = "encode(substr(sha256(uuid_send(%(claim_call)s) || uuid_send(t.id) ||
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake: texts in statements (what stands there, what the mutant has instead), or a part of a caretaker."""
+    """A mistake: texts in statements (the text to replace and its replacement), or a replaced part of a recovery service."""
 
     why: str
     texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -37,66 +38,66 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant("settle by id alone", {"task/settle": (HELD, "where true")}),
-    Mutant("settle by state", {"task/settle": (HELD, "where t.state = 'RUNNING'")}),
-    Mutant("completed by id alone", {"task/complete": ("where t.id = a.id and t.claim_id = a.claim_id and", "where t.id = a.id and")}),
-    # What a claim hands out is made of nothing but the worker's name: every guard by claim_id is then one by name.
-    Mutant("every guard by worker name", {"task/claim": (CLAIM_ID, "md5(%(worker_id)s)::uuid")}, seed=4),
-    Mutant("a claim id without chance in it", {"task/claim": ("uuid_send(%(claim_call)s) || ", "")}, seed=6),
-    Mutant("an unfenced start", {"task/start": ("where t.claim_id = a.claim_id", "where true")}),
-    Mutant("an unfenced release", {"task/release": ("where t.claim_id = a.claim_id and", "where")}, seed=3),
+    Mutant("settle by id alone", {"task/settle_attempts": (HELD, "where true")}),
+    Mutant("settle by state", {"task/settle_attempts": (HELD, "where t.state = 'RUNNING'")}),
+    Mutant("completed by id alone", {"task/complete_attempts": ("where t.id = a.id and t.claim_id = a.claim_id and", "where t.id = a.id and")}),
+    # The claim id then depends only on the worker's name, so every guard by claim_id is a guard by name.
+    Mutant("every guard by worker name", {"task/claim_tasks": (CLAIM_ID, "md5(%(worker_id)s)::uuid")}, seed=4),
+    Mutant("a claim id without the random call id", {"task/claim_tasks": ("uuid_send(%(claim_call)s) || ", "")}, seed=6),
+    Mutant("an unfenced start", {"task/start_tasks": ("where t.claim_id = a.claim_id", "where true")}),
+    Mutant("an unfenced release", {"task/release_leases": ("where t.claim_id = a.claim_id and", "where")}, seed=3),
     Mutant("unfenced progress", {"task/record_progress": ("and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null")}),
     Mutant("an unfenced checkpoint", {"task/record_checkpoint": ("and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null")}),
-    Mutant("a recovery without swap on the claim", {"task/recover": ("where t.claim_id = a.claim_id and t.state", "where t.state")}, seed=14),
+    Mutant("a recovery without swap on the claim", {"task/recover_leases": ("where t.claim_id = a.claim_id and t.state", "where t.state")}, seed=14),
     Mutant("a recovery without swap on the beat", {
-        "task/recover": ("and s.beat_seq = %(holder_seq)s", "and %(holder_seq)s::bigint is not null"),
+        "task/recover_leases": ("and s.beat_seq = %(holder_seq)s", "and %(holder_seq)s::bigint is not null"),
         "worker/end_supervisor": ("or s.beat_seq = %(beat_seq)s", "or true"),
     }, seed=5),
-    Mutant("a cancel that a crash forgets", {"task/recover": ("when t.cancel_requested_at is not null then 'cancel'", "")}),
-    Mutant("crashes that nobody counts", {
-        "task/recover": ("crash_count = t.crash_count + (h.outcome is not distinct from 'CRASHED')::integer", "crash_count = t.crash_count"),
+    Mutant("a crash that drops a requested cancel", {"task/recover_leases": ("when t.cancel_requested_at is not null then 'cancel'", "")}),
+    Mutant("crashes that are not counted", {
+        "task/recover_leases": ("crash_count = t.crash_count + (h.outcome is not distinct from 'CRASHED')::integer", "crash_count = t.crash_count"),
     }),
-    Mutant("beats that echo the table", {
-        "worker/beat": ("from lease l where not exists (select from held h", "from lease l where false and not exists (select from held h"),
+    Mutant("beats that copy the table instead of memory", {
+        "worker/record_beat": ("from lease l where not exists (select from held h", "from lease l where false and not exists (select from held h"),
     }, seed=5),
     Mutant("beats that name tasks, not claims", {
-        "worker/beat": (
+        "worker/record_beat": (
             "where not exists (select from lease l where l.claim_id = h.claim_id)",
             "where not exists (select from {schema}.tasks t where t.id = h.id and t.claim_id is not null)",
         ),
     }, seed=6),
-    Mutant("beats that revive the ended", {"worker/beat": ("and s.ended_at is null", "")}, seed=4),
-    Mutant("claims by the buried", {"task/claim": ("and ended_at is null for key share", "for key share")}, seed=54),
-    Mutant("sweeps that forget the ended", {
-        "task/leases_of_ended": ("where l.ended_at is not null", "where false and l.ended_at is not null"),
+    Mutant("beats that revive an ended supervisor", {"worker/record_beat": ("and s.ended_at is null", "")}, seed=4),
+    Mutant("claims by a buried worker", {"task/claim_tasks": ("and ended_at is null for key share", "for key share")}, seed=54),
+    Mutant("sweeps that never revisit ended workers", {
+        "task/list_leases_of_ended_workers": ("where l.ended_at is not null", "where false and l.ended_at is not null"),
     }, seed=17),
     Mutant("no amnesty", part=(observer.Amnesty, "is_due", lambda *_, **__: False), seed=54),
-    Mutant("a start-up that goes by names", part=(startup, "finding_on", lambda *_, **__: Proven("its host has my name")), seed=6),
-    Mutant("no limit of crashes", part=(recovery, "is_exhausted", lambda *_, **__: False), seed=31),
+    Mutant("a start-up that proves deaths by host names", part=(startup, "finding_on", lambda *_, **__: Proven("its host has my name")), seed=6),
+    Mutant("no limit of crashes", part=(decision, "is_exhausted", lambda *_, **__: False), seed=31),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def stage(database_url: str) -> Iterator[Stage]:
-    stage = Stage(Target.parse(database_url, schema=f"test_{uuid4().hex[:12]}"))
-    yield stage
-    stage.close()
+def database(database_url: str) -> Iterator[FaultyDatabase]:
+    database = FaultyDatabase(Target.parse(database_url, schema=f"test_{uuid4().hex[:12]}"))
+    yield database
+    database.close()
 
 
 @pytest.fixture(scope="module")
 def clean() -> dict[int, bool]:
-    """Which seeds the protocol as it is has passed."""
+    """The seeds that the unchanged protocol has passed."""
     return {}
 
 
-def notices(stage: Stage, mutant: Mutant | None, seed: int) -> str | None:
-    """What a storm with this seed found, if anything: a promise broken, or a constraint of the schema."""
-    stage.make({} if mutant is None else mutant.texts)
+def notices(database: FaultyDatabase, mutant: Mutant | None, seed: int) -> str | None:
+    """Return the finding of a random run with this seed: a broken promise or a constraint of the schema."""
+    database.make({} if mutant is None else mutant.texts)
     with pytest.MonkeyPatch.context() as patch:
         if mutant is not None and mutant.part is not None:
             patch.setattr(*mutant.part)
         try:
-            storm(stage, seed)
+            random_run(database, seed)
         except (AssertionError, psycopg.Error) as red:
             return f"{type(red).__name__}: {red}"
     return None
@@ -104,14 +105,16 @@ def notices(stage: Stage, mutant: Mutant | None, seed: int) -> str | None:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
-def test_a_mistake_is_noticed(mutant: Mutant, stage: Stage, clean: dict[int, bool]) -> None:
-    """The seed beside the mutant noticed it when it was written; others are tried should the protocol have changed since."""
+def test_a_random_run_finds_each_mutant_of_the_protocol(
+    mutant: Mutant, database: FaultyDatabase, clean: dict[int, bool]
+) -> None:
+    """The seed of a mutant found it when it was written; if the protocol has changed since, others are tried."""
     for seed in (mutant.seed, *range(MOST_SEEDS)):
-        if notices(stage, mutant, seed) is None:
+        if notices(database, mutant, seed) is None:
             continue
         if seed not in clean:
-            found = notices(stage, None, seed)
-            assert found is None, f"the protocol as it is fails with seed {seed}: {found}"
+            found = notices(database, None, seed)
+            assert found is None, f"the unchanged protocol fails with seed {seed}: {found}"
             clean[seed] = True
         return
-    pytest.fail(f"nobody noticed: {mutant.why}")
+    pytest.fail(f"no random run found: {mutant.why}")

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, on a real database: stale holders change nothing, nobody alive is given up, all ends."""
+"""Random actions in random order on a real database: stale holders change nothing, no live tree is ended, all tasks end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from everbeat.store.target import Target
-from tests.protocol.stateful.deeds import VERBS
+from tests.protocol.stateful.database import FaultyDatabase
+from tests.protocol.stateful.holder_actions import VERBS
 from tests.protocol.stateful.machine import Machine
-from tests.protocol.stateful.stage import Stage
-from tests.protocol.stateful.storm import storm
+from tests.protocol.stateful.random_run import random_run
 
 QUICK = settings(
     max_examples=30, stateful_step_count=30, derandomize=True, deadline=None, database=None,
@@ -27,49 +27,49 @@ LONG = settings(
 
 
 @pytest.fixture
-def stage(database_url: str, schema: str) -> Iterator[Stage]:
-    stage = Stage(Target.parse(database_url, schema=schema))
-    yield stage
-    stage.close()
+def database(database_url: str, schema: str) -> Iterator[FaultyDatabase]:
+    database = FaultyDatabase(Target.parse(database_url, schema=schema))
+    yield database
+    database.close()
 
 
-def play(stage: Stage, profile: settings) -> Counter[str]:
-    """Runs the machine; answers what happened."""
+def run_machine(database: FaultyDatabase, profile: settings) -> Counter[str]:
+    """Run the machine; return the counted events."""
     tally: Counter[str] = Counter()
-    on_stage = type("MachineOnStage", (Machine,), {"stage": stage, "tally": tally})
-    run_state_machine_as_test(on_stage, settings=profile)
+    machine_class = type("MachineOnDatabase", (Machine,), {"database": database, "tally": tally})
+    run_state_machine_as_test(machine_class, settings=profile)
     return tally
 
 
 def missing(tally: Counter[str]) -> list[str]:
-    """What did not happen: a run in which nobody died and no zombie acted proves nothing."""
+    """Return the expected events that did not happen: a run without deaths or zombies proves nothing."""
     happened = (
-        "recovered CLAIMED", "recovered RUNNING", "given up", "reply lost", "commit lost",
+        "recovered CLAIMED", "recovered RUNNING", "declared dead", "reply lost", "commit lost",
         *(f"{verb} by a zombie" for verb in VERBS),
     )  # fmt: skip
     return [what for what in happened if not tally[what]]
 
 
 @pytest.mark.timeout(400)
-def test_whatever_happens_the_promises_hold(stage: Stage) -> None:
-    tally = play(stage, QUICK)
+def test_the_promises_hold_under_random_actions(database: FaultyDatabase) -> None:
+    tally = run_machine(database, QUICK)
     assert tally["recovered RUNNING"]
     assert tally["complete by a zombie"]
 
 
 @pytest.mark.timeout(400)
-def test_no_storm_finds_a_broken_promise(stage: Stage) -> None:
-    assert missing(sum((storm(stage, seed) for seed in range(30)), Counter())) == []
+def test_random_runs_find_no_broken_promise(database: FaultyDatabase) -> None:
+    assert missing(sum((random_run(database, seed) for seed in range(30)), Counter())) == []
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
-def test_whatever_happens_for_longer_the_promises_hold(stage: Stage) -> None:
-    assert missing(play(stage, LONG)) == []
+def test_the_promises_hold_under_many_random_actions(database: FaultyDatabase) -> None:
+    assert missing(run_machine(database, LONG)) == []
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
-def test_no_long_storm_finds_a_broken_promise(stage: Stage) -> None:
+def test_many_long_random_runs_find_no_broken_promise(database: FaultyDatabase) -> None:
     storms = int(os.environ.get("EVERBEAT_TEST_STORMS", "1000"))
-    assert missing(sum((storm(stage, seed, steps=60) for seed in range(storms)), Counter())) == []
+    assert missing(sum((random_run(database, seed, steps=60) for seed in range(storms)), Counter())) == []

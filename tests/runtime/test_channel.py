@@ -10,18 +10,18 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from everbeat.runtime import channel as channel_module
-from everbeat.runtime.blocking_channel import BlockingChannel
-from everbeat.runtime.channel import AsyncChannel
-from everbeat.runtime.frames import (
+from everbeat.runtime.channel import (
     FRAME_LIMIT_BYTES,
+    AsyncChannel,
+    BlockingChannel,
     ChannelClosed,
     ChannelFull,
     FrameBuffer,
     FrameFormat,
     FrameInvalid,
     FrameTooLarge,
+    channel_pair,
 )
-from everbeat.runtime.sockets import channel_pair
 from everbeat.testing.clock import settle
 from tests.runtime.programs.messages import Message, Number, Say
 
@@ -45,7 +45,7 @@ def blocking_pair() -> Iterator[tuple[BlockingChannel, BlockingChannel]]:
     right.close()
 
 
-def test_frames_are_found_again_whatever_pieces_they_arrive_in() -> None:
+def test_a_frame_buffer_reassembles_frames_from_pieces_of_any_size() -> None:
     format_ = FrameFormat(Message)
     sent = [Say(""), Number(7), Say("ü" * 1000), Number(-1)]
     stream = b"".join(bytes(format_.encode(message)) for message in sent)
@@ -61,16 +61,16 @@ def test_frames_are_found_again_whatever_pieces_they_arrive_in() -> None:
 
 
 def test_a_frame_beyond_the_limit_is_refused_by_sender_and_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FrameTooLarge, match=r"536,870,913 bytes; .* may have 536,870,912"):
+    with pytest.raises(FrameTooLarge, match=r"536,870,913 bytes; .* can have 536,870,912"):
         FrameBuffer().feed(struct.pack("!I", FRAME_LIMIT_BYTES + 1))
-    # The sender's side with a small limit: the real one would take gigabytes of memory.
-    monkeypatch.setattr("everbeat.runtime.frames.FRAME_LIMIT_BYTES", 1000)
+    # The sender's side uses a small limit, because the real one would need gigabytes of memory.
+    monkeypatch.setattr("everbeat.runtime.channel.FRAME_LIMIT_BYTES", 1000)
     FrameFormat(Message).encode(Say("x" * 900))
     with pytest.raises(FrameTooLarge, match="Say has"):
         FrameFormat(Message).encode(Say("x" * 1000))
 
 
-async def test_messages_keep_their_order_and_type_in_both_directions(pair: Pair) -> None:
+async def test_channel_messages_keep_their_order_and_type_in_both_directions(pair: Pair) -> None:
     first, second = pair
     for number in range(1000):
         first.send_nowait(Number(number))
@@ -79,7 +79,7 @@ async def test_messages_keep_their_order_and_type_in_both_directions(pair: Pair)
     assert await first.receive() == Say("back")
 
 
-async def test_a_message_of_twenty_megabytes_passes(pair: Pair) -> None:
+async def test_a_channel_passes_a_message_of_twenty_megabytes(pair: Pair) -> None:
     first, second = pair
     large = Say("x" * 20_000_000)
     sending = asyncio.create_task(first.send(large))
@@ -96,7 +96,7 @@ async def test_a_cancelled_receive_loses_no_message(pair: Pair) -> None:
     assert await second.receive() == Say("kept")
 
 
-async def test_two_receivers_at_once_are_a_mistake_that_is_named(pair: Pair) -> None:
+async def test_two_concurrent_receivers_of_a_channel_are_refused(pair: Pair) -> None:
     _, second = pair
     waiting = asyncio.create_task(second.receive())
     await settle()
@@ -105,7 +105,7 @@ async def test_two_receivers_at_once_are_a_mistake_that_is_named(pair: Pair) -> 
     waiting.cancel()
 
 
-async def test_a_slow_peer_makes_send_wait_and_send_nowait_refuse(
+async def test_send_waits_and_send_nowait_raises_for_a_slow_peer(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "SEND_BUFFER_BYTES", 100_000)
@@ -135,7 +135,7 @@ async def test_a_slow_peer_makes_send_wait_and_send_nowait_refuse(
     await asyncio.gather(fast.aclose(), slow.aclose())
 
 
-async def test_the_end_of_the_peer_is_told_at_once_and_after_its_last_message() -> None:
+async def test_the_end_of_the_peer_is_reported_at_once_and_after_its_last_message() -> None:
     left, right = channel_pair()
     gone = asyncio.Event()
     mine = await AsyncChannel.open(left, messages=Message, on_eof=gone.set)
@@ -154,7 +154,7 @@ async def test_the_end_of_the_peer_is_told_at_once_and_after_its_last_message() 
         await mine.send(Say("too late"))
 
 
-async def test_a_write_that_finds_the_peer_dead_does_not_lose_what_it_said_before() -> None:
+async def test_a_write_to_a_dead_peer_does_not_lose_its_earlier_messages() -> None:
     left, right = channel_pair()
     mine = await AsyncChannel.open(left, messages=Message)
     format_ = FrameFormat(Message)
@@ -167,7 +167,7 @@ async def test_a_write_that_finds_the_peer_dead_does_not_lose_what_it_said_befor
             await mine.receive()
 
 
-async def test_closing_sends_what_is_queued_and_is_no_end_of_the_peer() -> None:
+async def test_closing_a_channel_sends_queued_messages_and_does_not_report_the_peers_end() -> None:
     left, right = channel_pair()
     ends: list[str] = []
     mine = await AsyncChannel.open(left, messages=Message, on_eof=lambda: ends.append("mine"))
@@ -183,7 +183,7 @@ async def test_closing_sends_what_is_queued_and_is_no_end_of_the_peer() -> None:
     await theirs.aclose()
 
 
-async def test_a_peer_that_never_reads_does_not_hold_up_the_close() -> None:
+async def test_a_peer_that_never_reads_does_not_delay_the_close() -> None:
     left, right = channel_pair()
     mine = await AsyncChannel.open(left, messages=Message)
     mine.send_nowait(Say("x" * 5_000_000))
@@ -193,7 +193,7 @@ async def test_a_peer_that_never_reads_does_not_hold_up_the_close() -> None:
     right.close()
 
 
-async def test_nonsense_is_an_error_of_that_message_and_a_mad_length_the_end(pair: Pair) -> None:
+async def test_an_unreadable_message_is_skipped_and_an_invalid_length_ends_the_channel(pair: Pair) -> None:
     left, right = channel_pair()
     gone = asyncio.Event()
     mine = await AsyncChannel.open(left, messages=Message, on_eof=gone.set)
@@ -210,7 +210,7 @@ async def test_nonsense_is_an_error_of_that_message_and_a_mad_length_the_end(pai
     right.close()
 
 
-async def test_what_cannot_be_encoded_breaks_nothing(pair: Pair) -> None:
+async def test_a_message_that_cannot_be_encoded_does_not_break_the_channel(pair: Pair) -> None:
     first, second = pair
     with pytest.raises(TypeError):
         first.send_nowait(object())
@@ -218,7 +218,7 @@ async def test_what_cannot_be_encoded_breaks_nothing(pair: Pair) -> None:
     assert await second.receive() == Say("sound")
 
 
-def test_many_threads_may_send_through_one_blocking_channel(
+def test_many_threads_can_send_through_one_blocking_channel(
     blocking_pair: tuple[BlockingChannel, BlockingChannel],
 ) -> None:
     left, right = blocking_pair
@@ -252,7 +252,7 @@ def test_a_timeout_in_the_middle_of_a_message_loses_nothing() -> None:
     channel.close()
 
 
-def test_closing_wakes_the_thread_that_receives(
+def test_closing_a_blocking_channel_wakes_its_receiving_thread(
     blocking_pair: tuple[BlockingChannel, BlockingChannel],
 ) -> None:
     left, _ = blocking_pair
@@ -273,7 +273,7 @@ def test_closing_wakes_the_thread_that_receives(
         left.receive(timeout_s=0.1)
 
 
-def test_a_reader_whose_listener_fails_ends_like_a_channel(
+def test_a_reader_thread_whose_callback_fails_reports_the_end(
     blocking_pair: tuple[BlockingChannel, BlockingChannel], caplog: pytest.LogCaptureFixture
 ) -> None:
     left, right = blocking_pair
@@ -288,7 +288,7 @@ def test_a_reader_whose_listener_fails_ends_like_a_channel(
     assert "cannot take" in caplog.text
 
 
-async def test_both_faces_speak_the_same_frames() -> None:
+async def test_async_and_blocking_channels_use_the_same_frames() -> None:
     left, right = channel_pair()
     blocking = BlockingChannel(left, messages=Message)
     other = await AsyncChannel.open(right, messages=Message)
@@ -301,7 +301,7 @@ async def test_both_faces_speak_the_same_frames() -> None:
         await other.receive()
 
 
-def test_a_pair_is_a_stream_and_not_inheritable() -> None:
+def test_a_channel_pair_is_a_stream_and_not_inheritable() -> None:
     for sock in channel_pair():
         assert sock.type == socket.SOCK_STREAM
         assert not sock.get_inheritable()

@@ -7,7 +7,7 @@ from everbeat.runtime.clock import Clock, SystemClock
 from everbeat.testing.clock import ManualClock, settle
 
 
-async def test_the_systems_clock_goes_forward_and_waits_for_events_or_time() -> None:
+async def test_the_system_clock_waits_for_an_event_or_a_timeout() -> None:
     clock: Clock = SystemClock()
     event = asyncio.Event()
     started = clock.monotonic()
@@ -20,7 +20,7 @@ async def test_the_systems_clock_goes_forward_and_waits_for_events_or_time() -> 
     assert abs(clock.wall() - datetime.now(UTC)) < timedelta(seconds=5)
 
 
-async def test_a_manual_clock_moves_only_by_hand_and_stops_at_every_due_moment() -> None:
+async def test_a_manual_clock_advances_only_on_request_and_stops_at_each_due_time() -> None:
     clock = ManualClock()
     woken: list[tuple[str, float]] = []
 

@@ -30,7 +30,7 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-def test_every_subscriber_hears_every_event_until_it_leaves() -> None:
+def test_every_subscriber_gets_every_event_until_it_unsubscribes() -> None:
     bus, first, second = EventBus(), list[Event](), list[Event]()
     leave = bus.subscribe(first.append)
     bus.subscribe(second.append)
@@ -41,7 +41,7 @@ def test_every_subscriber_hears_every_event_until_it_leaves() -> None:
     assert (len(first), len(second)) == (1, 2)
 
 
-def test_a_broken_subscriber_breaks_neither_the_emitter_nor_the_others(
+def test_a_failing_subscriber_affects_neither_the_emitter_nor_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus, heard = EventBus(), list[Event]()
@@ -56,7 +56,7 @@ def test_a_broken_subscriber_breaks_neither_the_emitter_nor_the_others(
     assert "subscriber_failed event=worker_started" in caplog.text
 
 
-def test_events_may_be_emitted_and_subscribed_to_from_many_threads() -> None:
+def test_the_event_bus_can_be_used_from_many_threads() -> None:
     bus, heard = EventBus(), list[Event]()
     bus.subscribe(heard.append)
 
@@ -73,19 +73,21 @@ def test_events_may_be_emitted_and_subscribed_to_from_many_threads() -> None:
     assert len(heard) == 2000
 
 
-def test_the_log_has_room_level_text_and_the_event_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logged_event_has_its_logger_level_text_and_the_event_object(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     event = WorkerExited(worker_id="web-1-abcdef01", pid=7, cause="killed by SIGKILL")
     with caplog.at_level(logging.DEBUG, logger="everbeat"):
         log_event(event)
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("everbeat.worker", logging.WARNING)
+    assert (record.name, record.levelno) == ("everbeat.supervisor", logging.WARNING)
     assert record.getMessage() == (
         'worker_exited worker_id=web-1-abcdef01 pid=7 cause="killed by SIGKILL" in_order=False'
     )
     assert record.__dict__["everbeat_event"] is event
 
 
-def test_an_outage_is_told_ever_more_rarely_and_a_farewell_is_no_warning(
+def test_a_repeated_service_failure_is_logged_ever_more_rarely(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="everbeat"):
@@ -101,7 +103,7 @@ def test_an_outage_is_told_ever_more_rarely_and_a_farewell_is_no_warning(
     assert farewell.levelno == logging.INFO
 
 
-def test_a_service_that_fails_in_an_outage_of_the_database_is_one_warning(
+def test_a_service_that_fails_in_a_database_outage_is_logged_as_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="everbeat"):
@@ -111,7 +113,7 @@ def test_a_service_that_fails_in_an_outage_of_the_database_is_one_warning(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_text_is_one_line_of_values_that_can_be_read_back() -> None:
+def test_event_text_is_one_line_of_parseable_values() -> None:
     recovered = TaskRecovered(
         task_id=TASK,
         name="welcome",
@@ -129,7 +131,7 @@ def test_text_is_one_line_of_values_that_can_be_read_back() -> None:
     assert len(many) < 1500
 
 
-def test_a_stack_stands_below_the_line_and_foreign_errors_cannot_break_the_log() -> None:
+def test_event_text_puts_a_stack_below_its_line_and_survives_unprintable_errors() -> None:
     blocked = LoopBlocked(names=("report",), seconds=2.0, interpreter_held=False, stack="one\n  two\n")
     assert event_text(blocked) == (
         "loop_blocked names=report seconds=2.000 interpreter_held=False\nstack:\n  one\n    two"
@@ -140,5 +142,5 @@ def test_a_stack_stands_below_the_line_and_foreign_errors_cannot_break_the_log()
     assert len(event_text(huge)) < 3000
 
 
-def test_names_are_the_class_names_in_snake_case() -> None:
+def test_event_names_are_class_names_in_snake_case() -> None:
     assert event_name(STARTED) == "worker_started"

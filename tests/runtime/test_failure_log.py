@@ -1,4 +1,4 @@
-"""Records about failed attempts: one each up to a limit, and folded records beyond it."""
+"""Test the log records of failed attempts: one each up to a limit, and folded records above it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.domain.failure import error_from_exception, error_to_json
+from everbeat.domain.task.outcome import error_from_exception, error_to_json
 from everbeat.runtime.events import TaskFinished, WorkerStarted
-from everbeat.runtime.failure_log import MOST_KINDS, FailureLog, task_failure, task_retry
+from everbeat.runtime.failure_log import MOST_KINDS, FailureLog, StepRetry, task_failure, task_retry
 
 KEY = error_to_json(error_from_exception(KeyError("k")))
 TASK = UUID(int=7)
@@ -20,7 +20,7 @@ TASK = UUID(int=7)
 
 @pytest.fixture
 def records() -> Iterator[list[logging.LogRecord]]:
-    """What is logged at the default level."""
+    """Yield the records that are logged at the default level."""
     logger, handler, found = logging.getLogger("everbeat"), logging.Handler(), list[logging.LogRecord]()
     handler.emit = found.append  # type: ignore[method-assign]
     before = logger.level
@@ -35,7 +35,9 @@ def event_of(record: logging.LogRecord) -> Any:
     return record.everbeat_event  # type: ignore[attr-defined]
 
 
-def test_a_failure_is_one_error_record_with_all_that_is_known(records: list[logging.LogRecord]) -> None:  # J4
+def test_a_task_failure_is_one_error_record_with_all_known_fields(
+    records: list[logging.LogRecord],
+) -> None:  # J4
     log = FailureLog()
     try:
         raise KeyError("k")
@@ -52,7 +54,7 @@ def test_a_failure_is_one_error_record_with_all_that_is_known(records: list[logg
     )
 
 
-def test_a_failure_of_another_process_has_the_stored_traceback(
+def test_a_task_failure_of_another_process_has_the_stored_traceback(
     records: list[logging.LogRecord],
 ) -> None:  # J4
     try:
@@ -65,7 +67,7 @@ def test_a_failure_of_another_process_has_the_stored_traceback(
     assert "Traceback (most recent call last):" in record.getMessage()
 
 
-def test_a_retry_is_a_warning(records: list[logging.LogRecord]) -> None:  # J4
+def test_a_task_retry_is_logged_as_a_warning(records: list[logging.LogRecord]) -> None:  # J4
     FailureLog()(task_retry(TASK, "welcome", attempt=1, error=KEY, retry_in_s=10.0))
     (record,) = records
     assert record.levelno == logging.WARNING
@@ -75,7 +77,7 @@ def test_a_retry_is_a_warning(records: list[logging.LogRecord]) -> None:  # J4
     )
 
 
-def test_beyond_the_limit_one_record_a_second_has_the_count_of_a_kind(
+def test_failures_above_the_limit_are_folded_into_one_record_a_second(
     records: list[logging.LogRecord],
 ) -> None:  # J4
     log = FailureLog(every_s=3600)
@@ -100,7 +102,9 @@ def test_beyond_the_limit_one_record_a_second_has_the_count_of_a_kind(
     )
 
 
-def test_folded_records_come_by_themselves_from_any_thread(records: list[logging.LogRecord]) -> None:  # J4
+def test_folded_failure_records_are_logged_from_any_thread_without_new_events(
+    records: list[logging.LogRecord],
+) -> None:  # J4
     told = threading.Event()
 
     class Handler(logging.Handler):
@@ -119,7 +123,7 @@ def test_folded_records_come_by_themselves_from_any_thread(records: list[logging
         logger.removeHandler(handler)
 
 
-def test_code_that_invents_error_codes_makes_no_more_records_than_there_are_kinds(
+def test_invented_error_codes_cannot_exceed_the_limit_of_folded_kinds(
     records: list[logging.LogRecord],
 ) -> None:  # J4
     log = FailureLog(most=0, every_s=3600)
@@ -131,6 +135,26 @@ def test_code_that_invents_error_codes_makes_no_more_records_than_there_are_kind
     assert sum(event_of(each).count for each in records) == 10 * MOST_KINDS
 
 
-def test_a_completed_task_makes_no_record(records: list[logging.LogRecord]) -> None:  # J4
+def test_a_completed_task_is_not_logged_as_a_failure(records: list[logging.LogRecord]) -> None:  # J4
     FailureLog()(TaskFinished(task_id=TASK, name="welcome", state="COMPLETED", duration_s=0.1))
     assert records == []
+
+
+def test_step_retries_count_towards_the_same_limit_and_are_folded(
+    records: list[logging.LogRecord],
+) -> None:  # J4
+    log = FailureLog(most=1, every_s=3600)
+    for number in range(3):
+        log(
+            StepRetry(
+                task_id=UUID(int=number), name="order", attempt=1, code="BUSY", type="", message="m", step="charge",
+                retry=1, max_retries=3, retry_in_s=1.0,
+            )
+        )  # fmt: skip
+    log(task_retry(TASK, "goodbye", attempt=1, error=KEY, retry_in_s=1.0))
+    log.flush()
+    assert [record.levelno for record in records] == [logging.WARNING] * 3
+    assert [(event_of(one).name, event_of(one).count) for one in records[1:]] == [
+        ("order", 2),
+        ("goodbye", 1),
+    ]

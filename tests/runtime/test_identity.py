@@ -25,7 +25,7 @@ def identity_of(pid: int) -> ProcessIdentity:
     return replace(ProcessIdentity.current(), pid=pid, start_ticks=start_ticks(pid))
 
 
-def test_the_current_process_is_known_and_not_gone() -> None:
+def test_the_current_process_is_identified_and_not_gone() -> None:
     me = ProcessIdentity.current()
     assert (me.pid, me.hostname) == (os.getpid(), socket.gethostname())
     assert me.boot_id is not None
@@ -57,18 +57,20 @@ def test_a_later_process_with_the_same_pid_is_not_mistaken_for_the_earlier() -> 
 @pytest.mark.parametrize(
     "change", [{"boot_id": "another"}, {"boot_id": None}, {"pid_namespace": 1}, {"pid_namespace": None}]
 )
-def test_nothing_is_proven_about_another_boot_or_namespace(change: dict[str, object]) -> None:  # E10
+def test_a_process_of_another_boot_or_namespace_is_never_provably_gone(
+    change: dict[str, object],
+) -> None:  # E10
     nobody = replace(identity_of(2**22), start_ticks=1)
     assert nobody.is_provably_gone()
     assert not replace(nobody, **change).is_provably_gone()  # type: ignore[arg-type]
 
 
-def test_a_host_name_proves_nothing() -> None:  # E10
+def test_another_host_name_is_not_proof_of_death() -> None:  # E10
     me = ProcessIdentity.current()
     assert not replace(me, hostname="web-2").is_provably_gone()
 
 
-def test_ids_are_unique_readable_and_short_whatever_the_host_is_called(
+def test_process_ids_are_unique_readable_and_short_for_any_host_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert re.fullmatch(rf".+-{os.getpid()}-[0-9a-f]{{8}}", new_id())
@@ -77,7 +79,7 @@ def test_ids_are_unique_readable_and_short_whatever_the_host_is_called(
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,49}", new_id())
 
 
-def test_memory_and_processor_time_of_this_and_another_process() -> None:
+def test_memory_and_processor_time_are_read_of_this_and_another_process() -> None:
     child = sleeper()
     assert child.stdout is not None
     child.stdout.readline()
@@ -93,7 +95,7 @@ def test_memory_and_processor_time_of_this_and_another_process() -> None:
     assert cpu_seconds(child.pid) is None
 
 
-def test_a_program_name_with_brackets_and_spaces_is_read_right() -> None:
+def test_a_program_name_with_brackets_and_spaces_is_parsed_correctly() -> None:
     rename = "import ctypes; ctypes.CDLL(None).prctl(15, b') R 1 (x', 0, 0, 0)"
     code = f"{rename}; import time; print(flush=True); time.sleep(600)"  # until it is killed
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

@@ -14,14 +14,14 @@ from collections.abc import Callable
 import pytest
 
 from everbeat.runtime.events import LoopBlocked, LoopFreed
-from everbeat.runtime.lag import LoopWatch
+from everbeat.runtime.main_loop import LoopWatch
 from tests.runtime.programs.start import environment
 
 Reports = queue.Queue[LoopBlocked | LoopFreed]
 
 
 async def block_in_python(seconds: float) -> None:
-    time.sleep(seconds)  # the block itself: other threads run, the loop does not
+    time.sleep(seconds)  # blocks the event loop while other threads run
 
 
 async def block_with_the_gil_held(seconds: float) -> None:
@@ -29,7 +29,7 @@ async def block_with_the_gil_held(seconds: float) -> None:
 
 
 async def run_with_the_gil_held(make: Callable[[], object], **options: object) -> Reports:
-    """A busy machine can starve the watch of the wakeups by which it knows who held the GIL, so it has three tries."""
+    """Run the block up to three times, because a busy machine can delay the wakeups by which the watch detects the GIL."""
     for _ in range(3):
         reports = await run_blocked(make(), **options)
         if not reports.empty():
@@ -41,15 +41,15 @@ async def run_blocked(coroutine: object, **options: object) -> Reports:
     reports: Reports = queue.Queue()
     watch = LoopWatch(asyncio.get_running_loop(), threshold_s=0.4, emit=reports.put, **options)  # type: ignore[arg-type]
     watch.start()
-    await asyncio.sleep(0.6)  # past the watch's first questions: the block begins in a quiet moment
+    await asyncio.sleep(0.6)  # lets the watch run its first checks before the block begins
     assert asyncio.iscoroutine(coroutine)
     await asyncio.create_task(coroutine, name="report-builder")
-    await asyncio.sleep(0.6)  # two more looks of the watch, which tell the end
+    await asyncio.sleep(0.6)  # lets the watch run two more checks, which report the end
     watch.stop()
     return reports
 
 
-async def test_code_that_blocks_the_loop_is_named_once_with_its_stack() -> None:  # D4
+async def test_the_loop_watch_reports_blocking_code_once_with_its_stack() -> None:  # D4
     reports = await run_blocked(block_in_python(1.5))
     blocked, freed = reports.get_nowait(), reports.get_nowait()
     assert reports.empty()
@@ -57,13 +57,13 @@ async def test_code_that_blocks_the_loop_is_named_once_with_its_stack() -> None:
     assert isinstance(freed, LoopFreed)
     assert blocked.names == freed.names == ("report-builder",)
     assert "block_in_python" in blocked.stack
-    assert "time.sleep(seconds)" in blocked.stack  # the very line
+    assert "time.sleep(seconds)" in blocked.stack  # the line that blocks
     assert not blocked.interpreter_held
     assert 0.4 <= blocked.seconds < 1.4
     assert 1.2 <= freed.seconds < 2.5
 
 
-async def test_code_that_holds_the_gil_is_named_as_soon_as_it_lets_go() -> None:  # D4
+async def test_the_loop_watch_reports_code_that_held_the_gil_when_it_releases_it() -> None:  # D4
     reports = await run_with_the_gil_held(lambda: block_with_the_gil_held(1.5))
     blocked, freed = reports.get_nowait(), reports.get_nowait()
     assert reports.empty()
@@ -75,7 +75,7 @@ async def test_code_that_holds_the_gil_is_named_as_soon_as_it_lets_go() -> None:
     assert blocked.seconds == pytest.approx(1.5, abs=0.6)
 
 
-async def test_a_thread_that_holds_the_gil_is_named_and_nobody_who_only_waited_for_it() -> None:  # D4
+async def test_the_loop_watch_reports_a_thread_that_held_the_gil_and_not_its_waiter() -> None:  # D4
     async def innocent() -> None:
         await asyncio.to_thread(ctypes.PyDLL(None).usleep, 1_500_000)
 
@@ -88,7 +88,7 @@ async def test_a_thread_that_holds_the_gil_is_named_and_nobody_who_only_waited_f
     assert blocked.names == ("holder 7",)
 
 
-async def test_names_come_from_the_caller_and_a_name_that_fails_hides_nothing() -> None:
+async def test_the_loop_watch_reports_a_block_even_if_naming_the_task_fails() -> None:
     def describe(task: asyncio.Task[object]) -> str:
         return f"task of {task.get_name()}"
 
@@ -101,41 +101,41 @@ async def test_names_come_from_the_caller_and_a_name_that_fails_hides_nothing() 
     assert failed.get_nowait().names == ("report-builder",)
 
 
-async def test_a_busy_but_turning_loop_is_not_blocked_and_its_lag_is_small() -> None:
+async def test_a_busy_event_loop_that_keeps_turning_is_not_blocked() -> None:
     reports: Reports = queue.Queue()
     watch = LoopWatch(asyncio.get_running_loop(), threshold_s=0.4, emit=reports.put)
     watch.start()
     end = time.monotonic() + 1.2
     while time.monotonic() < end:
-        time.sleep(0.01)  # short blocks, as ordinary work has them
-        await asyncio.sleep(0)  # one turn of the loop between them
+        time.sleep(0.01)  # short blocks, as in ordinary code
+        await asyncio.sleep(0)  # one iteration of the loop between them
     assert 0 <= watch.lag_s() < 0.4
     watch.stop()
     assert reports.empty()
 
 
-async def test_the_lag_grows_while_the_loop_is_blocked() -> None:
+async def test_the_measured_lag_grows_while_the_event_loop_is_blocked() -> None:
     seen: list[float] = []
     watch = LoopWatch(asyncio.get_running_loop(), threshold_s=5.0, emit=lambda event: None)
     watch.start()
-    await asyncio.sleep(0.1)  # let the watch begin; its period is 1.25 s here
+    await asyncio.sleep(0.1)  # lets the watch begin; its period is 1.25 s here
 
     def sample() -> None:
         seen.append(watch.lag_s())
 
     timer = threading.Timer(2.0, sample)
     timer.start()
-    time.sleep(2.2)  # the block itself
+    time.sleep(2.2)  # blocks the event loop
     watch.stop()
     assert seen[0] > 0.5
 
 
-def test_the_watch_ends_with_its_loop() -> None:
+def test_the_loop_watch_ends_with_its_event_loop() -> None:
     loop = asyncio.new_event_loop()
     watch = LoopWatch(loop, threshold_s=0.4, emit=lambda event: None)
     watch.start()
-    loop.run_until_complete(asyncio.sleep(0.4))  # long enough for the watch to ask once
-    time.sleep(0.8)  # stopped, not closed: no block, however long
+    loop.run_until_complete(asyncio.sleep(0.4))  # long enough for one check of the watch
+    time.sleep(0.8)  # a stopped loop is not a blocked one
     loop.close()
     watches = [thread for thread in threading.enumerate() if thread.name == "everbeat-loop-watch"]
     for thread in watches:
@@ -144,10 +144,10 @@ def test_the_watch_ends_with_its_loop() -> None:
 
 
 @pytest.mark.parametrize("doing", ["idle", "busy"])
-def test_a_process_that_was_frozen_blames_nobody(doing: str) -> None:
+def test_the_loop_watch_reports_no_block_after_the_process_was_frozen(doing: str) -> None:
     program = """
 import asyncio, sys, threading, time
-from everbeat.runtime.lag import LoopWatch
+from everbeat.runtime.main_loop import LoopWatch
 
 async def main():
     loop = asyncio.get_running_loop()
@@ -161,7 +161,7 @@ async def main():
         await asked_to_end.wait()
     while not asked_to_end.is_set():
         time.sleep(0.05)  # a short block, as ordinary work has them
-        await asyncio.sleep(0)  # one turn of the loop between them
+        await asyncio.sleep(0)  # one iteration of the loop between them
     await asyncio.sleep(0.6)  # two more looks of the watch, which would tell
     print("done", flush=True)
 
@@ -177,7 +177,7 @@ asyncio.run(main())
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     os.kill(child.pid, signal.SIGSTOP)
-    time.sleep(1.5)  # the freeze itself, longer than the threshold
+    time.sleep(1.5)  # the freeze is longer than the threshold
     os.kill(child.pid, signal.SIGCONT)
     rest, _ = child.communicate("go\n", timeout=20)
     assert rest == "done\n"

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from everbeat.runtime.out_of_memory import OutOfMemoryCounter, find_counter_file, read_counter
+from everbeat.runtime.processes import OutOfMemoryCounter, find_counter_file, read_counter
 
 V2_EVENTS = "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n"
 V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"
 
 
 def lay_out(folder: Path, *, mounts: str, membership: str, counter: str, text: str) -> Path | None:
-    """A machine's files as the kernel writes them, under `folder`."""
+    """Write the files of a machine under `folder` as the kernel does, and return the counter file that is found."""
     file = folder / counter
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
@@ -55,7 +55,7 @@ def lay_out(folder: Path, *, mounts: str, membership: str, counter: str, text: s
     ],
     ids=["v2", "v2 in a container", "v1", "v1 in a container"],
 )
-def test_the_counter_of_the_own_cgroup_is_found(
+def test_the_oom_counter_of_the_own_cgroup_is_found(
     tmp_path: Path, mounts: str, membership: str, counter: str, text: str, count: int
 ) -> None:
     found = lay_out(tmp_path, mounts=mounts, membership=membership, counter=counter, text=text)
@@ -63,14 +63,14 @@ def test_the_counter_of_the_own_cgroup_is_found(
     assert read_counter(found) == count
 
 
-def test_where_there_is_no_counter_nothing_is_blamed_on_memory(tmp_path: Path) -> None:
+def test_without_an_oom_counter_no_death_is_attributed_to_memory(tmp_path: Path) -> None:
     assert find_counter_file(mounts=tmp_path / "none", membership=tmp_path / "none") is None
     counter = OutOfMemoryCounter(tmp_path / "none")
     assert counter.read() is None
     assert not counter.explains_a_death()
 
 
-def test_each_rise_explains_one_death_and_a_reset_counter_none(tmp_path: Path) -> None:
+def test_each_rise_of_the_oom_counter_explains_one_death(tmp_path: Path) -> None:
     file = tmp_path / "memory.events"
     file.write_text("oom_kill 1\n")
     counter = OutOfMemoryCounter(file)
@@ -81,6 +81,6 @@ def test_each_rise_explains_one_death_and_a_reset_counter_none(tmp_path: Path) -
     assert not counter.explains_a_death()
 
 
-def test_the_real_machine_answers_or_says_that_it_cannot() -> None:
+def test_the_oom_counter_of_this_machine_is_a_number_or_none() -> None:
     count = OutOfMemoryCounter().read()
     assert count is None or count >= 0

@@ -9,13 +9,12 @@ import pytest
 
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import Event, ServiceFailed, ServiceRecovered
-from everbeat.runtime.nursery import Nursery
-from everbeat.runtime.service import Backoff, ServiceRunner
+from everbeat.runtime.task_scope import ServiceRunner, TaskScope
 from everbeat.testing.clock import ManualClock, settle
 
 
 class Recorder:
-    """A service that notes when it ticked and then does as it is told."""
+    """A service that records its ticks and then calls `act`."""
 
     name = "recorder"
 
@@ -50,11 +49,11 @@ def gaps(moments: list[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(moments)]
 
 
-async def test_ticks_come_at_a_jittered_rate_that_never_exceeds_the_interval() -> None:
+async def test_a_service_ticks_with_jitter_and_never_later_than_its_interval() -> None:
     clock, events = ManualClock(), list[Event]()
     service = Recorder(clock)
-    async with Nursery(name="test") as nursery:
-        nursery.start(runner_of(service, clock, events).run(), name="recorder")
+    async with TaskScope(name="test") as scope:
+        scope.start(runner_of(service, clock, events).run(), name="recorder")
         await clock.advance(1000)
     assert service.at[0] == 0
     assert all(9.0 <= gap <= 10.0 for gap in gaps(service.at))
@@ -62,15 +61,15 @@ async def test_ticks_come_at_a_jittered_rate_that_never_exceeds_the_interval() -
     assert events == []
 
 
-async def test_the_rate_counts_from_the_start_of_a_tick_and_missed_ticks_are_not_made_up() -> None:
+async def test_the_tick_interval_counts_from_the_start_and_missed_ticks_are_skipped() -> None:
     clock = ManualClock()
 
     async def act(number: int) -> None:
         await clock.sleep({1: 4.0, 2: 35.0}.get(number, 0.0))  # by hand: ticks that take long
 
     service = Recorder(clock, act=act)
-    async with Nursery(name="test") as nursery:
-        nursery.start(runner_of(service, clock, []).run(), name="recorder")
+    async with TaskScope(name="test") as scope:
+        scope.start(runner_of(service, clock, []).run(), name="recorder")
         await clock.advance(70)
     first, second, third = gaps(service.at)[:3]
     assert 9.0 <= first <= 10.0
@@ -78,7 +77,7 @@ async def test_the_rate_counts_from_the_start_of_a_tick_and_missed_ticks_are_not
     assert 9.0 <= third <= 10.0
 
 
-async def test_a_tick_may_say_when_it_wants_the_next_one() -> None:
+async def test_a_tick_can_request_the_time_of_the_next_one() -> None:
     clock = ManualClock()
     answers = {1: 0.0, 2: 0.0, 3: 3.25, 4: 100.0, 5: -1.0, 6: float("nan")}
 
@@ -86,14 +85,14 @@ async def test_a_tick_may_say_when_it_wants_the_next_one() -> None:
         return answers.get(number)
 
     service = Recorder(clock, act=act)
-    async with Nursery(name="test") as nursery:
-        nursery.start(runner_of(service, clock, []).run(), name="recorder")
+    async with TaskScope(name="test") as scope:
+        scope.start(runner_of(service, clock, []).run(), name="recorder")
         await clock.advance(120)
     assert service.at[:6] == [0, 0, 0, 3.25, 103.25, 103.25]
     assert 9.0 <= service.at[6] - 103.25 <= 10.0
 
 
-async def test_a_wake_brings_the_next_tick_forward_and_one_during_a_tick_is_not_lost() -> None:
+async def test_a_wake_brings_the_next_tick_forward_even_during_a_tick() -> None:
     clock = ManualClock()
     wake = asyncio.Event()
 
@@ -103,8 +102,8 @@ async def test_a_wake_brings_the_next_tick_forward_and_one_during_a_tick_is_not_
 
     service = Recorder(clock, act=act)
     runner = runner_of(service, clock, [], wake=wake)
-    async with Nursery(name="test") as nursery:
-        nursery.start(runner.run(), name="recorder")
+    async with TaskScope(name="test") as scope:
+        scope.start(runner.run(), name="recorder")
         await clock.advance(2)
         assert service.at == [0]
         runner.wake_now()
@@ -112,7 +111,7 @@ async def test_a_wake_brings_the_next_tick_forward_and_one_during_a_tick_is_not_
         assert service.at == [0, 2, 2]
 
 
-async def test_failures_back_off_to_thirty_seconds_are_counted_and_end_with_a_recovery() -> None:
+async def test_service_failures_back_off_to_thirty_seconds_and_end_with_a_recovery() -> None:
     clock, events = ManualClock(), list[Event]()
     broken = True
 
@@ -122,8 +121,8 @@ async def test_failures_back_off_to_thirty_seconds_are_counted_and_end_with_a_re
 
     service = Recorder(clock, interval_s=3600.0, act=act)
     runner = runner_of(service, clock, events)
-    async with Nursery(name="test") as nursery:
-        task = nursery.start(runner.run(), name="recorder")
+    async with TaskScope(name="test") as scope:
+        task = scope.start(runner.run(), name="recorder")
         await clock.advance(300)
         waits = gaps(service.at)
         assert all(
@@ -141,13 +140,21 @@ async def test_failures_back_off_to_thirty_seconds_are_counted_and_end_with_a_re
         assert (runner.consecutive_failures, runner.ticks) == (0, 1)
 
 
-async def test_a_failing_heartbeat_never_beats_more_rarely_than_a_sound_one() -> None:
-    backoff, random = Backoff(), Random(2)
-    assert all(backoff.delay(n, interval_s=1.0, random=random) <= 1.0 for n in range(1, 5000))
-    assert backoff.delay(5000, interval_s=3600.0, random=random) == 30.0
+async def test_a_failing_heartbeat_service_ticks_no_later_than_a_working_one() -> None:
+    clock, events = ManualClock(), list[Event]()
+
+    async def act(_: int) -> None:
+        raise ValueError("no luck")
+
+    service = Recorder(clock, interval_s=1.0, act=act)
+    async with TaskScope(name="test") as scope:
+        scope.start(runner_of(service, clock, events).run(), name="recorder")
+        await clock.advance(2000)
+    assert len(events) >= 2000
+    assert max(event.retry_in_s for event in events if isinstance(event, ServiceFailed)) == 1.0
 
 
-async def test_hints_that_pour_in_do_not_turn_a_failing_service_into_a_busy_loop() -> None:
+async def test_many_wakes_do_not_turn_a_failing_service_into_a_busy_loop() -> None:
     clock = ManualClock()
     wake = asyncio.Event()
 
@@ -156,8 +163,8 @@ async def test_hints_that_pour_in_do_not_turn_a_failing_service_into_a_busy_loop
         raise ValueError("no luck")
 
     service = Recorder(clock, interval_s=3600.0, act=act)
-    async with Nursery(name="test") as nursery:
-        nursery.start(runner_of(service, clock, [], wake=wake).run(), name="recorder")
+    async with TaskScope(name="test") as scope:
+        scope.start(runner_of(service, clock, [], wake=wake).run(), name="recorder")
         await clock.advance(10)
     assert len(service.at) == 21
 
@@ -170,15 +177,15 @@ async def test_a_cancelled_future_inside_a_tick_does_not_end_the_service() -> No
             raise asyncio.CancelledError
 
     service = Recorder(clock, act=act)
-    async with Nursery(name="test") as nursery:
-        task = nursery.start(runner_of(service, clock, events).run(), name="recorder")
+    async with TaskScope(name="test") as scope:
+        task = scope.start(runner_of(service, clock, events).run(), name="recorder")
         await clock.advance(1)
         assert len(service.at) == 2
         assert not task.done()
     assert isinstance(events[0], ServiceFailed)
 
 
-async def test_a_tick_that_hangs_is_ended_by_its_timeout() -> None:
+async def test_a_hanging_tick_is_ended_by_its_timeout() -> None:
     events = list[Event]()
     hung = asyncio.Event()
     clock = ManualClock()
@@ -188,10 +195,10 @@ async def test_a_tick_that_hangs_is_ended_by_its_timeout() -> None:
             await hung.wait()
 
     service = Recorder(clock, act=act)
-    async with Nursery(name="test") as nursery, asyncio.timeout(10):
-        nursery.start(runner_of(service, clock, events, tick_timeout_s=0.05).run(), name="recorder")
+    async with TaskScope(name="test") as scope, asyncio.timeout(10):
+        scope.start(runner_of(service, clock, events, tick_timeout_s=0.05).run(), name="recorder")
         while not events:
-            await asyncio.sleep(0.01)  # a tick's timeout is real time, and the list has no event to await
+            await asyncio.sleep(0.01)  # the timeout of a tick is real time, and the list sends no event
         await clock.advance(1)
     assert isinstance(events[0], ServiceFailed)
     assert isinstance(events[0].error, TimeoutError)
@@ -199,7 +206,7 @@ async def test_a_tick_that_hangs_is_ended_by_its_timeout() -> None:
 
 
 @pytest.mark.parametrize("where", ["tick", "pause", "back-off", "swallowed"])
-async def test_a_cancel_ends_the_loop_promptly_wherever_it_is(where: str) -> None:
+async def test_a_cancel_ends_a_service_loop_promptly_at_any_point(where: str) -> None:
     clock = ManualClock()
 
     async def act(_: int) -> None:
@@ -224,7 +231,7 @@ async def test_a_cancel_ends_the_loop_promptly_wherever_it_is(where: str) -> Non
     assert task.cancelled()
 
 
-async def test_a_broken_listener_does_not_end_the_service() -> None:
+async def test_a_failing_event_subscriber_does_not_end_the_service() -> None:
     clock = ManualClock()
 
     def broken(event: Event) -> None:
@@ -235,13 +242,13 @@ async def test_a_broken_listener_does_not_end_the_service() -> None:
 
     service = Recorder(clock, act=act)
     runner = ServiceRunner(service, clock=clock, random=Random(1), emit=broken)
-    async with Nursery(name="test") as nursery:
-        nursery.start(runner.run(), name="recorder")
+    async with TaskScope(name="test") as scope:
+        scope.start(runner.run(), name="recorder")
         await clock.advance(5)
     assert len(service.at) > 2
 
 
-async def test_with_the_systems_clock_it_ticks_in_real_time() -> None:
+async def test_a_service_with_the_system_clock_ticks_in_real_time() -> None:
     ticked = asyncio.Event()
 
     class Ticker:
@@ -254,8 +261,8 @@ async def test_with_the_systems_clock_it_ticks_in_real_time() -> None:
             if self.count == 5:
                 ticked.set()
 
-    async with Nursery(name="test") as nursery, asyncio.timeout(5):
+    async with TaskScope(name="test") as scope, asyncio.timeout(5):
         runner = ServiceRunner(Ticker(), clock=SystemClock(), random=Random(), emit=lambda event: None)
-        nursery.start(runner.run(), name="ticker")
+        scope.start(runner.run(), name="ticker")
         await ticked.wait()
     assert runner.ticks >= 4

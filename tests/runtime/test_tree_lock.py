@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from everbeat.runtime.blocking_channel import BlockingChannel
-from everbeat.runtime.process import ChildProcess
-from everbeat.runtime.tree_lock import TreeLock, TreeVerdict, own_folder, remove_if_gone, verdict_on
+from everbeat.runtime.channel import BlockingChannel
+from everbeat.runtime.identity import TreeLock, TreeVerdict, own_folder, remove_if_gone, verdict_on
+from everbeat.runtime.processes import ChildProcess
 from tests.runtime.programs.messages import Message, Say
 from tests.runtime.programs.start import start_child
 
@@ -28,14 +28,14 @@ def lock(tmp_path: Path) -> Iterator[TreeLock]:
 
 @pytest.fixture
 def child() -> Iterator[ChildProcess]:
-    """Two generations: the child holds whatever its parent held when it was started, and so does its own child."""
+    """Yield a child with its own child: both hold the locks that their parent held when it started them."""
     started = start_child("parent")
     yield started
     end(started)
 
 
 def end(child: ChildProcess) -> None:
-    if child.kill():  # otherwise it had ended by itself
+    if child.kill():  # false if it had ended by itself
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         child.poll()
     child.close()
@@ -63,7 +63,7 @@ def holds(pid: int, lock: TreeLock) -> bool:
     return any(target(each) == lock.path for each in files.iterdir())
 
 
-def test_it_is_held_until_its_maker_lets_go(tmp_path: Path) -> None:
+def test_a_tree_lock_is_held_until_its_owner_releases_it(tmp_path: Path) -> None:
     lock = TreeLock.take(tmp_path)
     assert verdict(lock) is TreeVerdict.HELD
     assert lock.path.read_text() == lock.name
@@ -74,25 +74,25 @@ def test_it_is_held_until_its_maker_lets_go(tmp_path: Path) -> None:
     assert verdict(lock) is TreeVerdict.UNKNOWN
 
 
-def test_the_last_process_of_the_tree_frees_it(tmp_path: Path) -> None:  # E10
+def test_a_tree_lock_is_free_when_the_last_process_of_the_tree_ended(tmp_path: Path) -> None:  # E10
     lock = TreeLock.take(tmp_path)
     child = start_child("sleep")
     words_of(child)
     lock.release(remove=False)
-    assert verdict(lock) is TreeVerdict.HELD, "its maker is gone, a child is left"
+    assert verdict(lock) is TreeVerdict.HELD, "the owner has ended and a child still runs"
     os.kill(child.pid, signal.SIGSTOP)
-    assert verdict(lock) is TreeVerdict.HELD, "a stopped process may go on at any time"
+    assert verdict(lock) is TreeVerdict.HELD, "a stopped process can continue at any time"
     end(child)
     assert verdict(lock) is TreeVerdict.GONE
 
 
-def test_every_generation_of_the_tree_holds_it(lock: TreeLock, child: ChildProcess) -> None:
+def test_every_generation_of_a_tree_holds_the_tree_lock(lock: TreeLock, child: ChildProcess) -> None:
     grandchild = int(words_of(child))
     assert holds(child.pid, lock)
     assert holds(grandchild, lock)
 
 
-def test_what_user_code_starts_or_forks_is_not_of_the_tree(lock: TreeLock) -> None:
+def test_processes_started_or_forked_by_user_code_do_not_hold_the_tree_lock(lock: TreeLock) -> None:
     parent = start_child("stranger")
     stranger = int(words_of(parent))
     assert holds(parent.pid, lock)
@@ -107,14 +107,14 @@ def test_what_user_code_starts_or_forks_is_not_of_the_tree(lock: TreeLock) -> No
     give_up_at = time.monotonic() + 10
     while holds(int(forked.text), lock):
         assert time.monotonic() < give_up_at
-        time.sleep(0.01)  # the copy closes it in its first moments, and tells nobody
+        time.sleep(0.01)  # the copy closes it soon after its start, without an event
     os.kill(int(forked.text), signal.SIGKILL)
     end(parent)
     lock.release(remove=False)
     assert verdict(lock) is TreeVerdict.GONE
 
 
-def test_a_forked_copy_cannot_let_go_of_it(lock: TreeLock) -> None:
+def test_a_forked_process_cannot_release_the_tree_lock(lock: TreeLock) -> None:
     pid = os.fork()
     if pid == 0:
         lock.release(remove=True)
@@ -123,7 +123,7 @@ def test_a_forked_copy_cannot_let_go_of_it(lock: TreeLock) -> None:
     assert verdict(lock) is TreeVerdict.HELD
 
 
-def test_only_the_recorded_file_proves_anything(lock: TreeLock, tmp_path: Path) -> None:
+def test_only_the_recorded_tree_lock_file_is_proof_of_death(lock: TreeLock, tmp_path: Path) -> None:
     lock.release(remove=False)
     name, path = lock.name, str(lock.path)
     other = "everbeat-" + "0" * 16
@@ -131,16 +131,20 @@ def test_only_the_recorded_file_proves_anything(lock: TreeLock, tmp_path: Path) 
     link.symlink_to(lock.path)
     os.mkfifo(tmp_path / "everbeat-ffffffffffffffff.lock")
     assert verdict_on(path, name=other) is TreeVerdict.UNKNOWN, "another tree was recorded"
-    assert verdict_on(str(link), name=other) is TreeVerdict.UNKNOWN, "no links"
-    assert verdict_on(os.path.relpath(path), name=name) is TreeVerdict.UNKNOWN, "no relative path"
+    assert verdict_on(str(link), name=other) is TreeVerdict.UNKNOWN, "a link must not count"
+    assert verdict_on(os.path.relpath(path), name=name) is TreeVerdict.UNKNOWN, (
+        "a relative path must not count"
+    )
     assert verdict_on("/dev/null", name=name) is TreeVerdict.UNKNOWN
     pipe = tmp_path / "everbeat-ffffffffffffffff.lock"
-    assert verdict_on(str(pipe), name=pipe.stem) is TreeVerdict.UNKNOWN, "nobody writes to it, nobody waits"
+    assert verdict_on(str(pipe), name=pipe.stem) is TreeVerdict.UNKNOWN, "opening a pipe must not block"
     lock.path.write_text("somebody else")
     assert verdict_on(path, name=name) is TreeVerdict.UNKNOWN, "the content is not as recorded"
 
 
-def test_its_folder_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_tree_locks_is_private_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     folder = own_folder()
     assert folder.parent == tmp_path
@@ -153,7 +157,7 @@ def test_its_folder_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert own_folder() == tmp_path / f"everbeat-{os.geteuid()}"
 
 
-def test_the_next_program_hears_nothing_of_it(lock: TreeLock) -> None:
+def test_a_started_program_gets_no_tree_lock_variable(lock: TreeLock) -> None:
     code = "import os; print(sorted(name for name in os.environ if name.startswith('EVERBEAT_')))"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "EVERBEAT_TREE_LOCK" not in seen

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from psycopg import Connection, sql
 
-# An id as a sender makes it: UUIDv7 of the moment of sending.
+# Ids as a sender makes them: UUIDv7 of the moment of sending.
 ID_AT = """(lpad(to_hex((extract(epoch from {at}) * 1000)::bigint), 12, '0') || '7' || substr(md5(n::text || {salt}), 1, 3)
     || '8' || substr(md5(n::text || {salt}), 4, 15))::uuid"""
 
@@ -76,7 +76,7 @@ select id || '-w', id, 'host', 2, statement_timestamp() - %(age)s, 'left' from s
 
 
 class Aged:
-    """Fills the tables of one schema."""
+    """Fill the tables of one schema with old rows."""
 
     def __init__(self, connection: Connection[Any], schema: str) -> None:
         self._connection = connection
@@ -84,31 +84,31 @@ class Aged:
         self._fillings = 0
 
     def ended(self, count: int, *, days: float, state: str = "COMPLETED") -> list[UUID]:
-        """Tasks that ended so long ago, each with an attempt, every fifth with a recovery, whose task is answered."""
+        """Insert tasks that ended this many days ago, each with an attempt, and every fifth with a recovery; return the ids."""
         return [row[0] for row in self._fill(ENDED, count, days, state=state).fetchall()]
 
     def pending(self, count: int, *, days: float) -> None:
-        """Tasks that were sent so long ago and are due next year."""
+        """Insert tasks that were sent this many days ago and are due next year."""
         self._fill(PENDING, count, days)
 
     def due(self, count: int) -> None:
-        """Tasks that were sent a moment ago and are due."""
+        """Insert tasks that were sent a moment ago and are due."""
         self._fill(DUE, count, days=0)
 
     def beats(self, count: int, *, days: float) -> None:
-        """Beats of one supervisor."""
+        """Insert beats of one supervisor."""
         self._fill(BEATS, count, days)
 
     def states(self, count: int, *, days: float) -> None:
-        """Snapshots of a hundred workers."""
+        """Insert snapshots of a hundred workers."""
         self._fill(STATES, count, days)
 
     def holders(self, count: int, *, days: float) -> None:
-        """Ended supervisors with an ended worker each."""
+        """Insert ended supervisors with one ended worker each."""
         self._fill(HOLDERS, count, days)
 
     def analyze(self) -> None:
-        """Lets the planner know what is there."""
+        """Update the statistics of the planner."""
         for table in (
             "tasks", "attempts", "recoveries", "steps", "signals", "beats", "worker_states", "workers", "supervisors",
         ):  # fmt: skip

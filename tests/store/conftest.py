@@ -1,4 +1,4 @@
-"""A migrated schema with an audit, one supervisor and two workers, and hands that play them."""
+"""Fixtures: a migrated schema with an audit, one supervisor and two workers, and a harness that acts for them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 @dataclass
-class Hands:
-    """Runs statements as different parties would, on a connection of their own."""
+class StoreHarness:
+    """Runs statements on a separate connection, as senders, workers and supervisors would."""
 
     target: Target
     connection: Connection[Any]
@@ -38,7 +38,7 @@ class Hands:
         return compose(name, self.target.schema)
 
     def plain(self, text: str) -> bytes:
-        """A question of a test, for this schema."""
+        """Return a test's SQL text with `{schema}` replaced by the name of this schema."""
         return sql.SQL(text).format(schema=sql.Identifier(self.target.schema)).as_bytes(None)  # type: ignore[arg-type]
 
     def send(self, name: str = "work", **options: Any) -> UUID:
@@ -103,7 +103,7 @@ class Hands:
         return verdict[0]
 
     def recover(self, lease: leases.Lease, action: str, **more: Any) -> list[leases.Recovered]:
-        holder, noticed_by = more.pop("holder", None), more.pop("noticed_by", "age")
+        last_beat, noticed_by = more.pop("last_beat", None), more.pop("noticed_by", "age")
         values: dict[str, Any] = {
             "retry_in_ms": 0 if action == "retry" else None,
             "outcome": "LOST" if lease.state == "RUNNING" else None,
@@ -115,7 +115,11 @@ class Hands:
         )  # fmt: skip
         return self.run(
             leases.recover(
-                [order], noticed_by=noticed_by, recovered_by="s2", channel=self.target.channel, holder=holder
+                [order],
+                noticed_by=noticed_by,
+                recovered_by="s2",
+                channel=self.target.channel,
+                last_beat=last_beat,
             )
         )
 
@@ -131,7 +135,7 @@ class Hands:
         return row[0] if len(row) == 1 else row
 
     def record(self, table: str, key: str, task_id: UUID) -> dict[str, Any]:
-        """The whole row, as JSON."""
+        """Return a whole row of `table` as a dict."""
         query = sql.SQL("select to_jsonb(found) from {}.{} found where {} = %s")
         names = (sql.Identifier(name) for name in (self.target.schema, table, key))
         row = self.connection.execute(query.format(*names), [task_id]).fetchone()
@@ -161,12 +165,12 @@ class Hands:
 
 
 @pytest.fixture
-def hands(database_url: str, schema: str) -> Iterator[Hands]:
+def db(database_url: str, schema: str) -> Iterator[StoreHarness]:
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
     migrating.migrate(connection, target)
     install_audit(connection, schema)
-    party = Hands(target, connection)
+    party = StoreHarness(target, connection)
     party.supervisor("s1", "w1", "w2")
     yield party
     assert breaches(connection, schema) == []

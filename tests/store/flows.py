@@ -1,4 +1,4 @@
-"""Plays the parties of a workflow: starts graphs, steps them on, and settles their tasks as a script says."""
+"""A harness for workflows: start graphs, advance them, and settle their tasks by a script."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from everbeat.client.workflow_control import recover_stuck
-from everbeat.client.workflow_retrying import retry
-from everbeat.domain.failure import error_to_json
-from everbeat.domain.graph import Edge, Graph, Node, TaskSpec
-from everbeat.domain.outcome import TaskError
-from everbeat.domain.workflow_info import StuckWorkflow, WorkflowRetry
+from everbeat.client.workflow.operations import recover_stuck, retry
+from everbeat.domain.plan import perform
+from everbeat.domain.task.outcome import error_to_json
+from everbeat.domain.workflow.graph import Edge, Graph, GraphNode, TaskSpec
+from everbeat.domain.workflow.states import StuckWorkflow, WorkflowRetry
+from everbeat.errors import TaskError
 from everbeat.store import advance, workflows
 from everbeat.store import workflow_control as control
-from everbeat.store.advance import Step
+from everbeat.store.advance import AdvanceResult
 from everbeat.store.leases import Claimed, Settlement, settle
-from everbeat.store.plan import Transaction, perform
-from everbeat.store.reconcile import find_stuck, move_on
-from tests.store.conftest import Hands
+from everbeat.store.plan import Transaction
+from everbeat.store.workflow_control import find_stuck, move_on
+from tests.store.conftest import StoreHarness
 
 Script = Callable[[str], Any]
-"""What a node's task returns, by the node's name; an Exception instance fails it."""
+"""The result of each node's task by the node's name; an Exception instance fails the node."""
 
 
-def task(name: str, **more: Any) -> Node:
+def task(name: str, **more: Any) -> GraphNode:
     spec = TaskSpec(name="work", queue="default")
     if "template" not in more:
         more.setdefault("args", json.dumps({"name": name}))
-    return Node(name=name, task=spec, **more)
+    return GraphNode(name=name, task=spec, **more)
 
 
 def after(child: int, *parents: int, **more: Any) -> list[Edge]:
@@ -39,37 +39,39 @@ def after(child: int, *parents: int, **more: Any) -> list[Edge]:
 
 @dataclass
 class Flow:
-    """A workflow under way, and the hands that move it."""
+    """One started workflow, with the operations that workers and clients perform on it."""
 
-    hands: Hands
+    db: StoreHarness
     id: UUID
 
     @classmethod
-    def start(cls, hands: Hands, nodes: Sequence[Node], edges: Sequence[Edge] = (), **more: Any) -> Flow:
+    def start(
+        cls, db: StoreHarness, nodes: Sequence[GraphNode], edges: Sequence[Edge] = (), **more: Any
+    ) -> Flow:
         key, workflow_id = more.pop("key", None), more.pop("id", None) or uuid4()
         largest = more.pop("largest", None)
         graph = Graph(name="flow", nodes=tuple(nodes), edges=tuple(edges), **more)
-        started = hands.run(
-            workflows.insert(workflow_id, graph, channel=hands.target.channel, key=key, largest=largest)
+        started = db.run(
+            workflows.insert(workflow_id, graph, channel=db.target.channel, key=key, largest=largest)
         )
         assert started is not None
-        return cls(hands, started.id)
+        return cls(db, started.id)
 
-    def step(self) -> Step:
-        return self.hands.database.transact(
-            lambda run: perform(advance.step(channel=self.hands.target.channel), run)
+    def step(self) -> AdvanceResult:
+        return self.db.database.transact(
+            lambda run: perform(advance.step(channel=self.db.target.channel), run)
         )
 
     def pause(self) -> None:
-        self.hands.run(control.pause(self.id, channel=self.hands.target.channel))
+        self.db.run(control.pause(self.id, channel=self.db.target.channel))
         self.settle_down()
 
     def resume(self) -> None:
-        self.hands.run(control.resume(self.id, channel=self.hands.target.channel))
+        self.db.run(control.resume(self.id, channel=self.db.target.channel))
         self.settle_down()
 
     def cancel(self) -> None:
-        self.hands.run(control.cancel(self.id, channel=self.hands.target.channel))
+        self.db.run(control.cancel(self.id, channel=self.db.target.channel))
         self.settle_down()
 
     def retry(self, **options: Any) -> WorkflowRetry:
@@ -79,57 +81,55 @@ class Flow:
             "dry_run": False,
             "largest": 1,
         } | options
-        answer: WorkflowRetry = self._perform(retry(self.id, channel=self.hands.target.channel, **chosen))
+        answer: WorkflowRetry = self._perform(retry(self.id, channel=self.db.target.channel, **chosen))
         if not answer.dry_run:
             self.settle_down()
         return answer
 
     def stuck(self) -> list[tuple[str | None, str]]:
-        found = perform(find_stuck(grace_ms=0), self.hands.run)
+        found = perform(find_stuck(grace_ms=0), self.db.run)
         return sorted((each.node or "", each.what) for each in found)  # type: ignore[return-value]
 
     def reconcile(self) -> None:
-        """As the reconciler: what is stuck is moved on."""
-        found = perform(find_stuck(grace_ms=0), self.hands.run)
+        """Advance stuck workflows, as the reconciler does."""
+        found = perform(find_stuck(grace_ms=0), self.db.run)
         ids = {each.workflow_id for each in found}
-        self.hands.database.transact(
-            lambda run: perform(move_on(ids, channel=self.hands.target.channel), run)
-        )
+        self.db.database.transact(lambda run: perform(move_on(ids, channel=self.db.target.channel), run))
         self.settle_down()
 
     def recovered(self, *, dry_run: bool = False) -> list[StuckWorkflow]:
-        """As `app.recover_stuck_workflows()`, of what is stuck at this moment."""
+        """Recover the workflows that are stuck now, as `app.recover_stuck_workflows()` does."""
 
         found: list[StuckWorkflow] = self._perform(
-            recover_stuck(channel=self.hands.target.channel, dry_run=dry_run, grace_ms=0)
+            recover_stuck(channel=self.db.target.channel, dry_run=dry_run, grace_ms=0)
         )
         return found
 
     def _perform(self, plan: Any) -> Any:
-        """Runs a plan of a client."""
+        """Run a plan of a client."""
 
         def do(step: Any) -> Any:
             if isinstance(step, Transaction):
-                return self.hands.database.transact(lambda run: perform(step.make(), run))
-            return self.hands.run(step)
+                return self.db.database.transact(lambda run: perform(step.make(), run))
+            return self.db.run(step)
 
         return perform(plan, do)
 
     def settle_down(self) -> None:
-        """Steps until nothing has happened any more."""
+        """Advance until a step changes nothing."""
         while self.step().workflows:
             pass
 
     def nodes(self) -> dict[str, str]:
-        found = self.hands.connection.execute(
-            self.hands.plain("select name, state from {schema}.nodes where workflow_id = %s order by number"),
+        found = self.db.connection.execute(
+            self.db.plain("select name, state from {schema}.nodes where workflow_id = %s order by number"),
             [self.id],
         ).fetchall()
         return dict(found)
 
     def column(self, name: str) -> Any:
-        found = self.hands.connection.execute(
-            self.hands.plain(f"select {name} from {{schema}}.workflows where id = %s"), [self.id]
+        found = self.db.connection.execute(
+            self.db.plain(f"select {name} from {{schema}}.workflows where id = %s"), [self.id]
         ).fetchone()
         assert found is not None
         return found[0]
@@ -139,8 +139,8 @@ class Flow:
         return str(self.column("state"))
 
     def claim(self, limit: int = 100) -> list[Claimed]:
-        claimed = self.hands.claim(limit=limit)
-        self.hands.start(*claimed)
+        claimed = self.db.claim(limit=limit)
+        self.db.start(*claimed)
         return claimed
 
     def by_name(self, claimed: Sequence[Claimed]) -> dict[str, Claimed]:
@@ -151,24 +151,24 @@ class Flow:
         names = self.names()
         settlements = [_settlement(each, script(names.get(each.id, "?"))) for each in claimed]
         if settlements:
-            self.hands.run(settle(settlements, channel=self.hands.target.channel))
+            self.db.run(settle(settlements, channel=self.db.target.channel))
 
     def names(self) -> Mapping[UUID, str]:
-        found = self.hands.connection.execute(
-            self.hands.plain("select task_id, name from {schema}.nodes where task_id is not null")
+        found = self.db.connection.execute(
+            self.db.plain("select task_id, name from {schema}.nodes where task_id is not null")
         ).fetchall()
         return dict(found)
 
     def play(self, script: Script = lambda name: name, *, at_once: int = 100) -> None:
-        """Runs tasks until there is nothing to claim."""
+        """Run tasks until there is nothing to claim."""
         self.settle_down()
         while claimed := self.claim(at_once):
             self.end(claimed, script)
             self.settle_down()
 
     def args(self, name: str) -> Any:
-        found = self.hands.connection.execute(
-            self.hands.plain(
+        found = self.db.connection.execute(
+            self.db.plain(
                 "select t.args from {schema}.tasks t join {schema}.nodes n on n.task_id = t.id"
                 " where n.workflow_id = %s and n.name = %s"
             ),

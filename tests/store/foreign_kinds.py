@@ -1,4 +1,4 @@
-"""Connections as users bring them: every library and mode that a commit accepts, each with its own way to write a row."""
+"""The connections that users bring: every library and mode that a commit accepts, each with its way to write a row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AsyncWrite = Callable[[Any, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class SyncKind:
-    """`open(url)` gives a connection; `write(connection, statement)` runs a statement as its users do."""
+    """`open(url)` opens a connection; `write(connection, statement)` runs a statement as users of the library do."""
 
     name: str
     open: Callable[[str], AbstractContextManager[Any]]
@@ -38,7 +38,7 @@ class SyncKind:
 
 @dataclass(frozen=True, slots=True)
 class AsyncKind:
-    """The twin of `SyncKind`."""
+    """The async variant of `SyncKind`."""
 
     name: str
     open: Callable[[str], AbstractAsyncContextManager[Any]]

@@ -1,4 +1,4 @@
-"""Hostile rows: for every column of every table a copy of a usual row with one value that everbeat never writes.
+"""Hostile rows: copies of an ordinary row, each with one value that everbeat never writes, for every column of every table.
 
 The columns come from the catalogue of PostgreSQL. Each copy differs from its template in one column only.
 """
@@ -17,8 +17,8 @@ _FLOATS: Final = ("'NaN'", "'Infinity'", "'-Infinity'")
 _JSON: Final = (
     "'7'", "'\"text\"'", "'null'", "'true'", "'[]'", "'[null]'", "'{{}}'", "'1e999'", "'{{\"a\": 1, \"a\": 2}}'", "'\"\\ud800\"'",
     "'{{\"code\": \"\\ud800\", \"stage\": \"\\ud800\", \"tasks\": [\"\\ud800\"]}}'", "'{{\"\\u0000\": \"\\u0000\"}}'",
-    "'{{\"tasks\": 7, \"code\": 7, \"stage\": 7, \"policy\": \"x\", \"lanes\": 7, \"serial\": 7, \"good_until\": \"soon\", \"intervals\": 7}}'",
-    "'{{\"lanes\": {{\"a\": {{\"slots\": \"x\", \"tasks\": 7}}, \"b\": 7}}, \"tasks\": {{\"a\": 1}}}}'",
+    "'{{\"tasks\": 7, \"code\": 7, \"stage\": 7, \"policy\": \"x\", \"executors\": 7, \"serial\": 7, \"good_until\": \"soon\", \"intervals\": 7}}'",
+    "'{{\"executors\": {{\"a\": {{\"slots\": \"x\", \"tasks\": 7}}, \"b\": 7}}, \"tasks\": {{\"a\": 1}}}}'",
     "(repeat('[', 3000) || repeat(']', 3000))", "('\"' || repeat('x', 1000000) || '\"')",
 )  # fmt: skip
 _TEXTS: Final = (
@@ -90,7 +90,7 @@ class Column(Struct, frozen=True):
 
     @property
     def values(self) -> Iterator[str]:
-        """What is put there."""
+        """Yield the values to store in this column."""
         yield from VALUES[self.kind]
         if self.nullable:
             yield "null"
@@ -108,7 +108,7 @@ class HostileRow(Struct, frozen=True):
 
     @property
     def is_broken(self) -> bool:
-        """Whether everbeat never writes this and cannot use it."""
+        """Whether everbeat never writes this value and cannot use it."""
         if self.kind in _ALWAYS_BROKEN:
             return self.value != "null"
         return (self.kind == "text[]" and "NULL" in self.value) or (
@@ -117,7 +117,7 @@ class HostileRow(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """A value that PostgreSQL did not store, and the SQLSTATE of its answer."""
+    """A value that PostgreSQL rejected, and the SQLSTATE of the rejection."""
 
     table: str
     column: str
@@ -126,7 +126,7 @@ class Refused(Struct, frozen=True):
     sqlstate: str | None
 
     def is_expected(self, expected: Set[tuple[str, str, str]]) -> bool:
-        """Whether a constraint or an index of the column explains the refusal: only a long text is too long for an index."""
+        """Whether a constraint or an index of the column explains the rejection; only long texts exceed an index entry."""
         is_text = self.kind in ("text", "text[]")
         if self.sqlstate == "54000" and not (is_text and "repeat(" in self.value):
             return False
@@ -159,9 +159,9 @@ def copies(
     keys: Mapping[str, str],
     share: tuple[int, int] = (0, 1),
 ) -> tuple[list[HostileRow], list[Refused]]:
-    """Stores one copy of the template row for each value of each column; answers them, and what PostgreSQL refused.
+    """Store one copy of the template row for each value of each column; return the copies and the rejected values.
 
-    `template`: a condition that a row meets. `share`: (n, of), of the long lists of texts and documents only every n-th.
+    `template`: the condition that selects the row. `share`: (n, of); of long lists of texts and documents, store every n-th only.
     `keys`: SQL expressions for columns that must differ between copies.
     """
     found = columns(connection, schema, table)
@@ -211,7 +211,7 @@ def copies(
 def change(
     connection: Connection[Any], schema: str, table: str, where: str, column: Column, value: str
 ) -> bool:
-    """Stores the value in the column of the rows that meet the condition; False where PostgreSQL refuses it."""
+    """Store the value in the column of the matching rows; return False if PostgreSQL rejects it."""
     statement = sql.SQL("update {} set {} = ({})::{} where {}").format(
         sql.Identifier(schema, table), sql.Identifier(column.name), sql.SQL(value.replace("{{", "{").replace("}}", "}")),
         sql.SQL(column.kind), sql.SQL(where),

@@ -26,7 +26,7 @@ def connection(target: Target) -> Iterator[Connection]:
 
 
 def apply_later(connection: Connection, target: Target, *versions: tuple[int, int | None]) -> None:
-    """Records migrations of later code: (version, oldest code)."""
+    """Record migrations of later code: (version, oldest code)."""
     for version, oldest_code in versions:
         connection.execute(
             sql.SQL(
@@ -36,7 +36,7 @@ def apply_later(connection: Connection, target: Target, *versions: tuple[int, in
         )
 
 
-def test_the_status_says_the_version_the_code_and_the_oldest_supported_code(
+def test_the_status_names_the_version_the_code_and_the_oldest_supported_code(
     connection: Connection, target: Target
 ) -> None:
     absent = migrations.status(connection, target)
@@ -74,7 +74,7 @@ def test_a_newer_schema_that_supports_this_code_is_accepted_and_not_changed(  # 
 @pytest.mark.parametrize(
     "later", [[(CODE + 1, CODE + 1)], [(CODE + 1, CODE), (CODE + 2, CODE + 1)], [(CODE + 1, None)]]
 )
-def test_a_newer_schema_that_dropped_the_support_of_this_code_is_refused(  # J3
+def test_a_newer_schema_that_dropped_support_for_this_code_is_rejected(  # J3
     connection: Connection, target: Target, later: list[tuple[int, int | None]]
 ) -> None:
     migrating.migrate(connection, target)
@@ -93,7 +93,7 @@ def test_a_newer_schema_that_dropped_the_support_of_this_code_is_refused(  # J3
         assert "upgrade everbeat" in str(refusal.value.fix)
 
 
-def test_a_schema_of_version_10_which_records_no_oldest_code_is_outdated(  # J3
+def test_a_schema_of_version_10_without_an_oldest_code_is_outdated(  # J3
     connection: Connection, target: Target
 ) -> None:
     migrating.migrate(connection, target, to=10)
@@ -103,10 +103,10 @@ def test_a_schema_of_version_10_which_records_no_oldest_code_is_outdated(  # J3
         migrations.require_fit(found, target)
     fix = str(refusal.value.fix)
     assert fix.startswith("run 'everbeat migrate'.")
-    assert "Running programs of version 10 go on, but processes of a version before 11 cannot start" in fix
+    assert "Running programs of version 10 continue, but processes of a version before 11 cannot start" in fix
 
 
-def test_an_outdated_schema_that_older_programs_survive_says_that_they_go_on(  # J3
+def test_the_error_for_an_outdated_schema_names_older_programs_that_continue_to_work(  # J3
     connection: Connection, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrating.migrate(connection, target)
@@ -115,10 +115,10 @@ def test_an_outdated_schema_that_older_programs_survive_says_that_they_go_on(  #
     monkeypatch.setattr(migrations, "known_migrations", lambda: known)
     with pytest.raises(SchemaOutdated) as refusal:
         migrations.require_fit(migrations.status(connection, target), target)
-    assert refusal.value.fix == f"run 'everbeat migrate'. Programs of version {CODE} go on working."
+    assert refusal.value.fix == f"run 'everbeat migrate'. Programs of version {CODE} continue to work."
 
 
-def test_a_creation_leaves_an_older_schema_that_was_created_meanwhile(  # J3
+def test_migrate_with_only_absent_leaves_an_older_schema_that_was_created_meanwhile(  # J3
     connection: Connection, target: Target
 ) -> None:
     with pytest.raises(SchemaMissing):

@@ -1,4 +1,4 @@
-"""A child that user code forks keeps no connection of everbeat: not an open one, not one that is being made, none to NATS."""
+"""A child that user code forks keeps no connection of everbeat: no open one, no connection in progress, none to NATS."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from random import Random
 import psutil
 import pytest
 
+from everbeat.nats.link import NatsLink
+from everbeat.nats.options import NatsConfig
 from everbeat.runtime.fork import close_in_forked_child
 from everbeat.store import workers
-from everbeat.store.connection import _Attempt
+from everbeat.store.connection import _ConnectingSocket
 from everbeat.store.database import Database
 from everbeat.store.target import Target
-from everbeat.wake.nats_link import Link
-from everbeat.wake.options import NatsConfig
 from tests.nats_server import NatsServer
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 
 def inode_of(descriptor: int) -> int:
@@ -53,7 +53,7 @@ def is_kept_by_a_child(inode: int, *, act: Callable[[], object] = lambda: None) 
     return bool(code)
 
 
-def test_a_forked_child_has_no_open_connection_and_cannot_end_that_of_its_parent(
+def test_a_forked_child_has_no_open_connection_and_cannot_close_its_parents(
     database_url: str,
 ) -> None:  # J13
     connection = Target(database_url).connect("everbeat test")
@@ -62,7 +62,7 @@ def test_a_forked_child_has_no_open_connection_and_cannot_end_that_of_its_parent
     connection.close()
 
 
-def test_a_forked_child_has_no_open_connection_of_a_loop(database_url: str) -> None:  # J13
+def test_a_forked_child_has_no_open_async_connection(database_url: str) -> None:  # J13
     async def main() -> None:
         connection = await Target(database_url).aconnect("everbeat test")
         assert not is_kept_by_a_child(inode_of(connection.fileno()))
@@ -72,10 +72,10 @@ def test_a_forked_child_has_no_open_connection_of_a_loop(database_url: str) -> N
     asyncio.run(main())
 
 
-def test_a_forked_child_can_use_a_database_whose_locks_another_thread_held_at_the_fork(
-    hands: Hands,
+def test_a_forked_child_can_use_a_database_whose_locks_another_thread_held(
+    db: StoreHarness,
 ) -> None:  # J13
-    database = Database(hands.target)
+    database = Database(db.target)
 
     def ask() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -83,11 +83,11 @@ def test_a_forked_child_can_use_a_database_whose_locks_another_thread_held_at_th
         database.run(workers.watch_beats())
 
     with database._hosts._guard, database._left._guard:
-        assert not is_kept_by_a_child(inode_of(hands.connection.fileno()), act=ask)
+        assert not is_kept_by_a_child(inode_of(db.connection.fileno()), act=ask)
 
 
 @pytest.mark.parametrize("in_loop", [False, True], ids=["thread", "loop"])
-def test_a_forked_child_has_no_connection_that_was_being_made(in_loop: bool) -> None:  # J13
+def test_a_forked_child_has_no_connection_that_was_in_progress(in_loop: bool) -> None:  # J13
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
         target = Target(f"postgresql://nobody@127.0.0.1:{port}/nothing?connect_timeout=5&sslmode=disable")
@@ -99,7 +99,7 @@ def test_a_forked_child_has_no_connection_that_was_being_made(in_loop: bool) -> 
         thread = threading.Thread(target=connect)
         thread.start()
         line, address = mute.accept()
-        line.recv(1)  # it speaks, and waits for an answer
+        line.recv(1)  # the client sends its first packet and waits for a reply
         (descriptor,) = [
             found.fd
             for found in psutil.Process().net_connections("tcp")
@@ -111,9 +111,9 @@ def test_a_forked_child_has_no_connection_that_was_being_made(in_loop: bool) -> 
         assert not thread.is_alive()
 
 
-def test_a_forked_child_has_no_connection_to_nats() -> None:  # J13
+def test_a_forked_child_has_no_nats_connection() -> None:  # J13
     async def main(url: str) -> None:
-        link = await Link.open(NatsConfig(servers=[url]), name="everbeat test", random=Random())
+        link = await NatsLink.open(NatsConfig(servers=[url]), name="everbeat test", random=Random())
         assert not is_kept_by_a_child(inode_of(link._client.fileno()))
         await link._client.close()
 
@@ -121,9 +121,9 @@ def test_a_forked_child_has_no_connection_to_nats() -> None:  # J13
         asyncio.run(main(server.url))
 
 
-def test_a_number_that_was_used_again_is_left_alone() -> None:  # J13
+def test_a_forked_child_keeps_a_foreign_file_with_a_reused_descriptor() -> None:  # J13
     ours, theirs = socket.socketpair()
-    attempt = _Attempt()
+    attempt = _ConnectingSocket()
     close_in_forked_child(attempt)
     attempt.is_at(ours.fileno())
     number = ours.fileno()

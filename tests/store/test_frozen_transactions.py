@@ -1,4 +1,4 @@
-"""A process that is frozen inside a transaction of everbeat's keeps its locks for a bounded time, whatever kind of transaction it is."""
+"""A process that freezes inside a transaction of everbeat keeps its locks for a bounded time, for every kind of transaction."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ import pytest
 from psycopg import Connection, sql
 
 from everbeat import App
-from everbeat.cli.examination import Examination
-from everbeat.domain.diagnosis import CheckCode
+from everbeat.cli.doctor import Examination
+from everbeat.domain.doctor.findings import CheckCode
+from everbeat.embedded.server import EmbeddedServer
 from everbeat.store import migrating, workers
 from everbeat.store.database import Database
-from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.session import Session
-from everbeat.store.target import Target, is_pooled
-from everbeat.store.transaction import atransaction, transaction
+from everbeat.store.target import Target, atransaction, is_pooled, transaction
 from tests.architecture.source_tree import PACKAGE, functions, modules
 from tests.conftest import NewServer
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 from tests.store.programs.in_transaction import KINDS
 from tests.stories.pooler import pooled
 
@@ -37,19 +36,19 @@ MIGRATION = "store/migrating.py _create"
 
 
 def openers() -> set[str]:
-    """The functions of the source that open a transaction of everbeat's."""
+    """Return the functions of the source that open a transaction of everbeat."""
     return {
         f"{module.name} {function.name}"
         for module in modules(PACKAGE)
         for function in functions(module.tree)
         for node in ast.walk(function)
-        if module.name != "store/transaction.py"
+        if module.name != "store/target.py"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         if node.func.id in ("transaction", "atransaction")
     }
 
 
-def test_every_function_that_opens_a_transaction_is_frozen_in_it_here() -> None:  # J14
+def test_the_frozen_programs_cover_every_function_that_opens_a_transaction() -> None:  # J14
     assert openers() == set(KINDS)
 
 
@@ -57,7 +56,7 @@ def test_every_function_that_opens_a_transaction_is_frozen_in_it_here() -> None:
 def frozen_in(
     kind: str, target: Target, worker_id: str, *, lock: Connection[Any], observer: Connection[Any]
 ) -> Iterator[None]:
-    """A process that is frozen in a transaction of this kind, after a statement that got a lock: it goes on after the block."""
+    """Freeze a process in a transaction of this kind, after a statement that got a lock; it continues after the block."""
     process = subprocess.Popen(
         [
             sys.executable,
@@ -77,7 +76,7 @@ def frozen_in(
         while observer.execute(waits, [f"frozen {worker_id}%"]).fetchone() is None:
             assert time.monotonic() < give_up_at, f"{kind} waits for no lock"
             assert process.poll() is None
-            time.sleep(0.02)  # looks from outside until it waits
+            time.sleep(0.02)  # polls from outside until the process waits
         process.send_signal(signal.SIGSTOP)
         lock.execute("commit")
         yield
@@ -90,15 +89,15 @@ def frozen_in(
         process.wait()
 
 
-def test_others_wait_a_bounded_time_for_one_that_is_frozen_in_any_kind_of_transaction_and_doctor_names_it(
-    hands: Hands, schema: str
+def test_a_process_frozen_in_any_kind_of_transaction_blocks_others_for_a_bounded_time_and_the_doctor_names_it(
+    db: StoreHarness, schema: str
 ) -> None:  # J14
     kinds = {kind: f"w{number}" for number, kind in enumerate(KINDS)}
-    hands.supervisor("s9", *[name for name in kinds.values() if name not in ("w1", "w2")])
-    empty = Target.parse(hands.target.url, schema=f"{schema}_m")
+    db.supervisor("s9", *[name for name in kinds.values() if name not in ("w1", "w2")])
+    empty = Target.parse(db.target.url, schema=f"{schema}_m")
     with ExitStack() as stack, ThreadPoolExecutor(len(kinds)) as threads:
         for kind, worker_id in kinds.items():
-            lock = stack.enter_context(psycopg.connect(hands.target.url, autocommit=True))
+            lock = stack.enter_context(psycopg.connect(db.target.url, autocommit=True))
             lock.execute("begin")
             if kind == MIGRATION:
                 lock.execute("select pg_advisory_xact_lock(%s)", [empty.lock_key("migrations")])
@@ -108,10 +107,10 @@ def test_others_wait_a_bounded_time_for_one_that_is_frozen_in_any_kind_of_transa
             stack.enter_context(
                 frozen_in(
                     kind,
-                    empty if kind == MIGRATION else hands.target,
+                    empty if kind == MIGRATION else db.target,
                     worker_id,
                     lock=lock,
-                    observer=hands.connection,
+                    observer=db.connection,
                 )
             )
 
@@ -122,12 +121,12 @@ def test_others_wait_a_bounded_time_for_one_that_is_frozen_in_any_kind_of_transa
                     assert migrating.migrate(connection, empty) != ()
                     connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(empty.schema)))
             else:
-                assert Database(hands.target).run(workers.beat_worker(kinds[kind])) is True
+                assert Database(db.target).run(workers.beat_worker(kinds[kind])) is True
             return time.monotonic() - began_at
 
-        waits = threads.map(waited, kinds)  # begins now
+        waits = threads.map(waited, kinds)  # starts now
         holders = {f"frozen {name}" for name in kinds.values()}
-        app = stack.enter_context(app_on(hands.target))
+        app = stack.enter_context(app_on(db.target))
         doctor = Examination(app, long_transaction_s=300)
         seen: set[str] = set()
         give_up_at = time.monotonic() + WITHIN_S
@@ -162,7 +161,7 @@ def tcp_server(new_server: NewServer) -> EmbeddedServer:
     return new_server(tcp_port=port)
 
 
-async def test_every_session_is_bounded_and_only_that_of_the_lock_outlives_a_silent_network(
+async def test_sessions_have_short_network_timeouts_except_the_session_that_holds_the_lock(
     tcp_server: EmbeddedServer,
 ) -> None:  # J14
     target = Target.parse(tcp_server.tcp_url)
@@ -178,7 +177,7 @@ async def test_every_session_is_bounded_and_only_that_of_the_lock_outlives_a_sil
     await loops.close()
 
 
-async def test_behind_a_pooler_each_transaction_bounds_itself_and_leaves_no_setting(
+async def test_a_transaction_behind_a_pooler_sets_its_own_timeout_and_leaves_no_setting(
     tcp_server: EmbeddedServer,
 ) -> None:  # J14
     bound = "select current_setting('idle_in_transaction_session_timeout')"

@@ -1,4 +1,4 @@
-"""PostgreSQL refuses a commit that notifies while its queue of notifications is full. No statement of everbeat may fail by that."""
+"""PostgreSQL rejects a commit that notifies while its notification queue is full. No statement of everbeat fails because of that."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.domain.reopening import reopened
+from everbeat.domain.workflow.states import plan_retry
+from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseError
-from everbeat.store import leases, messages, migrating, pauses, statement, tasks
+from everbeat.store import leases, messages, migrating, statement, tasks
 from everbeat.store import workflow_control as control
 from everbeat.store.database import Database
-from everbeat.store.declining import decline
-from everbeat.store.embedded import EmbeddedServer
-from everbeat.store.quiet import quiet
+from everbeat.store.leases import decline
 from everbeat.store.refusals import is_refused_data, is_refused_hint, is_repeatable
-from everbeat.store.session import Run, Session
+from everbeat.store.session import RunStatement, Session
+from everbeat.store.statement import source
+from everbeat.store.steps import cancel_started
 from everbeat.store.target import Target
+from everbeat.store.workers import quiet
 from tests.conftest import FAST_SETTINGS
 from tests.notify_queue import SETTINGS, fill, full_queue, holding, require_small_queue, usage
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 from tests.store.flows import Flow, task
 from tests.store.test_advance import failing
 from tests.store.test_messages import hold
 from tests.store.test_signals import send, suspension, waiting
+from tests.store.test_started_by_tasks import start
 from tests.store.test_steps import send_child
 
 GUARD: Final = re.compile(r"(\(select )?pg_notification_queue_usage\(\)(?(1)\)) < 0\.5")
@@ -49,11 +52,11 @@ def server(database_url: str) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="module")
-def migrated(server: EmbeddedServer) -> Iterator[Hands]:
+def migrated(server: EmbeddedServer) -> Iterator[StoreHarness]:
     target = Target.parse(server.url, schema="full")
     connection = target.connect("everbeat test")
     migrating.migrate(connection, target)
-    party = Hands(target, connection)
+    party = StoreHarness(target, connection)
     party.supervisor("s1", "w1", "w2")
     party.run(messages.use_messages(channel=target.channel))
     yield party
@@ -62,8 +65,8 @@ def migrated(server: EmbeddedServer) -> Iterator[Hands]:
 
 
 @pytest.fixture
-def crowded(migrated: Hands) -> Hands:
-    """Hands in an empty schema, on a server whose queue is soon full."""
+def crowded(migrated: StoreHarness) -> StoreHarness:
+    """The harness with an empty schema, on a server whose queue fills quickly."""
     names = "tasks, workflows, nodes, outbox, pauses, signals, recoveries, message_outbox"
     migrated.connection.execute(
         migrated.plain(
@@ -76,212 +79,210 @@ def crowded(migrated: Hands) -> Hands:
     return migrated
 
 
-# Each prepares what its statement needs, and answers what runs it.
+# Each function prepares the rows that its statement needs, and returns a callable that runs it.
 
 
-def send_one(hands: Hands) -> Act:
-    return hands.send
+def send_one(db: StoreHarness) -> Act:
+    return db.send
 
 
-def send_many(hands: Hands) -> Act:
+def send_many(db: StoreHarness) -> Act:
     task = tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}")
-    return lambda: hands.run(tasks.insert_tasks([task], channel=hands.target.channel))
+    return lambda: db.run(tasks.insert_tasks([task], channel=db.target.channel))
 
 
-def start_late(hands: Hands) -> Act:
-    hands.send()
-    (claimed,) = hands.claim()
-    hands.connection.execute(
-        hands.plain("update {schema}.tasks set good_until = now() - interval '1 second'")
-    )
-    return lambda: hands.start(claimed)
+def start_late(db: StoreHarness) -> Act:
+    db.send()
+    (claimed,) = db.claim()
+    db.connection.execute(db.plain("update {schema}.tasks set good_until = now() - interval '1 second'"))
+    return lambda: db.start(claimed)
 
 
-def complete(hands: Hands) -> Act:
-    held = hands.running()
-    return lambda: hands.complete(held)
+def complete(db: StoreHarness) -> Act:
+    held = db.running()
+    return lambda: db.complete(held)
 
 
-def settle(hands: Hands) -> Act:
-    held = hands.running()
-    return lambda: hands.settle(held, "FAILED", error=b'{"code": "X"}')
+def settle(db: StoreHarness) -> Act:
+    held = db.running()
+    return lambda: db.settle(held, "FAILED", error=b'{"code": "X"}')
 
 
-def recover(hands: Hands) -> Act:
-    hands.running()
-    (lease,) = hands.leases()
-    return lambda: hands.recover(lease, "retry")
+def recover(db: StoreHarness) -> Act:
+    db.running()
+    (lease,) = db.leases()
+    return lambda: db.recover(lease, "retry")
 
 
-def release(hands: Hands) -> Act:
-    hands.send()
-    (claimed,) = hands.claim()
-    return lambda: hands.run(leases.release([(claimed.id, claimed.claim_id)], channel=hands.target.channel))
+def release(db: StoreHarness) -> Act:
+    db.send()
+    (claimed,) = db.claim()
+    return lambda: db.run(leases.release([(claimed.id, claimed.claim_id)], channel=db.target.channel))
 
 
-def hand_back(hands: Hands) -> Act:
-    held = hands.running()
-    return lambda: hands.run(decline([(held.id, held.claim_id)], channel=hands.target.channel))
+def hand_back(db: StoreHarness) -> Act:
+    held = db.running()
+    return lambda: db.run(decline([(held.id, held.claim_id)], channel=db.target.channel))
 
 
-def expire(hands: Hands) -> Act:
-    hands.send()
-    hands.connection.execute(
-        hands.plain("update {schema}.tasks set good_until = now() - interval '1 second'")
-    )
-    return lambda: hands.run(tasks.expire(channel=hands.target.channel))
+def expire(db: StoreHarness) -> Act:
+    db.send()
+    db.connection.execute(db.plain("update {schema}.tasks set good_until = now() - interval '1 second'"))
+    return lambda: db.run(tasks.expire(channel=db.target.channel))
 
 
-def cancel(hands: Hands) -> Act:
-    held = hands.running()
-    return lambda: hands.cancel(held.id)
+def cancel(db: StoreHarness) -> Act:
+    held = db.running()
+    return lambda: db.cancel(held.id)
 
 
-def retry(hands: Hands) -> Act:
-    held = hands.running()
-    hands.settle(held, "FAILED", error=b'{"code": "X"}')
-    return lambda: hands.run(tasks.retry(held.id, channel=hands.target.channel, call=uuid4()))
+def retry(db: StoreHarness) -> Act:
+    held = db.running()
+    db.settle(held, "FAILED", error=b'{"code": "X"}')
+    return lambda: db.run(tasks.retry(held.id, channel=db.target.channel, call=uuid4()))
 
 
-def cancel_children(hands: Hands) -> Act:
-    held = hands.running()
-    send_child(hands, held)
-    return lambda: hands.run(tasks.cancel_children(held.id, channel=hands.target.channel))
+def cancel_children(db: StoreHarness) -> Act:
+    held = db.running()
+    send_child(db, held)
+    return lambda: db.run(tasks.cancel_children(held.id, channel=db.target.channel))
 
 
-def child(hands: Hands) -> Act:
-    held = hands.running()
-    return lambda: send_child(hands, held)
+def child(db: StoreHarness) -> Act:
+    held = db.running()
+    return lambda: send_child(db, held)
 
 
-def resume_queue(hands: Hands) -> Act:
-    pause = hands.run(pauses.pause("queue", "mail", paused_by="me", reason=None, call=uuid4()))
+def resume_queue(db: StoreHarness) -> Act:
+    pause = db.run(tasks.pause("queue", "mail", paused_by="me", reason=None, call=uuid4()))
     assert pause is not None
-    return lambda: hands.run(pauses.resume(pause, channel=hands.target.channel))
+    return lambda: db.run(tasks.resume(pause, channel=db.target.channel))
 
 
-def signal(hands: Hands) -> Act:
-    held = hands.running()
-    hands.run(waiting(held))
-    hands.run(suspension(held, hands))
-    return lambda: send(hands, held.id)
+def signal(db: StoreHarness) -> Act:
+    held = db.running()
+    db.run(waiting(held))
+    db.run(suspension(held, db))
+    return lambda: send(db, held.id)
 
 
-def start_workflow(hands: Hands) -> Act:
-    return lambda: Flow.start(hands, [task("a")])
+def start_workflow(db: StoreHarness) -> Act:
+    return lambda: Flow.start(db, [task("a")])
 
 
-def enqueue_node(hands: Hands) -> Act:
-    return Flow.start(hands, [task("a")]).settle_down
+def enqueue_node(db: StoreHarness) -> Act:
+    return Flow.start(db, [task("a")]).settle_down
 
 
-def finish_workflow(hands: Hands) -> Act:
-    flow = Flow.start(hands, [task("a")])
+def finish_workflow(db: StoreHarness) -> Act:
+    flow = Flow.start(db, [task("a")])
     flow.settle_down()
     flow.end(flow.claim(), str)
     return flow.settle_down
 
 
-def pause_workflow(hands: Hands) -> Act:
-    flow = Flow.start(hands, [task("a")])
-    return lambda: hands.run(control.pause(flow.id, channel=hands.target.channel))
+def pause_workflow(db: StoreHarness) -> Act:
+    flow = Flow.start(db, [task("a")])
+    return lambda: db.run(control.pause(flow.id, channel=db.target.channel))
 
 
-def resume_workflow(hands: Hands) -> Act:
-    flow = Flow.start(hands, [task("a")])
+def resume_workflow(db: StoreHarness) -> Act:
+    flow = Flow.start(db, [task("a")])
     flow.pause()
-    return lambda: hands.run(control.resume(flow.id, channel=hands.target.channel))
+    return lambda: db.run(control.resume(flow.id, channel=db.target.channel))
 
 
-def cancel_workflow(hands: Hands) -> Act:
-    flow = Flow.start(hands, [task("a")])
-    return lambda: hands.run(control.cancel(flow.id, channel=hands.target.channel))
+def cancel_workflow(db: StoreHarness) -> Act:
+    flow = Flow.start(db, [task("a")])
+    return lambda: db.run(control.cancel(flow.id, channel=db.target.channel))
 
 
-def withdraw_workflow(hands: Hands) -> Act:
-    flow = Flow.start(hands, [task("a")])
+def cancel_started_workflow(db: StoreHarness) -> Act:
+    held = db.running()
+    start(db, held)
+    return lambda: db.run(cancel_started(held.id, channel=db.target.channel))
+
+
+def withdraw_workflow(db: StoreHarness) -> Act:
+    flow = Flow.start(db, [task("a")])
     flow.settle_down()
-    hands.run(control.cancel(flow.id, channel=hands.target.channel))
+    db.run(control.cancel(flow.id, channel=db.target.channel))
     return flow.settle_down
 
 
-def retry_workflow(hands: Hands) -> Act:
-    flow = Flow.start(hands, [task("a")])
+def retry_workflow(db: StoreHarness) -> Act:
+    flow = Flow.start(db, [task("a")])
     flow.play(failing("a"))
-    plan = reopened(hands.run(control.retry_nodes(flow.id)), ())
-    return lambda: hands.run(
-        control.retry(flow.id, {flow.id: plan}, call=uuid4(), channel=hands.target.channel)
-    )
+    plan = plan_retry(db.run(control.retry_nodes(flow.id)), ())
+    return lambda: db.run(control.retry(flow.id, {flow.id: plan}, call=uuid4(), channel=db.target.channel))
 
 
-def let_relay_go(hands: Hands) -> Act:
-    assert hold(hands, "w1")
-    return lambda: hands.run(messages.let_relay_go("w1"))
+def let_relay_go(db: StoreHarness) -> Act:
+    assert hold(db, "w1")
+    return lambda: db.run(messages.let_relay_go("w1"))
 
 
-def tell_queues(hands: Hands) -> Act:
-    return lambda: hands.run(messages.tell_queues(["mail"], channel=hands.target.channel))
+def tell_queues(db: StoreHarness) -> Act:
+    return lambda: db.run(messages.tell_queues(["mail"], channel=db.target.channel))
 
 
-def tell_workers(hands: Hands) -> Act:
-    return lambda: hands.run(messages.tell_workers(["mail"], channel=hands.target.channel))
+def tell_workers(db: StoreHarness) -> Act:
+    return lambda: db.run(messages.tell_workers(["mail"], channel=db.target.channel))
 
 
-def make_quiet(hands: Hands) -> Act:
-    channel = hands.target.channel
-    return lambda: hands.run(quiet(["w1"], host=None, everyone=False, quiet=True, channel=channel))
+def make_quiet(db: StoreHarness) -> Act:
+    channel = db.target.channel
+    return lambda: db.run(quiet(["w1"], host=None, everyone=False, quiet=True, channel=channel))
 
 
-ACTS: Final[dict[str, Callable[[Hands], Act]]] = {
+ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
     "task/insert_task": send_one,
     "task/insert_tasks": send_many,
-    "task/start": start_late,
-    "task/complete": complete,
-    "task/settle": settle,
-    "task/recover": recover,
-    "task/release": release,
-    "task/decline": hand_back,
-    "task/expire": expire,
-    "task/cancel": cancel,
-    "task/retry": retry,
+    "task/start_tasks": start_late,
+    "task/complete_attempts": complete,
+    "task/settle_attempts": settle,
+    "task/recover_leases": recover,
+    "task/release_leases": release,
+    "task/decline_tasks": hand_back,
+    "task/expire_tasks": expire,
+    "task/cancel_task": cancel,
+    "task/retry_task": retry,
     "task/cancel_children": cancel_children,
     "step/send_child": child,
-    "pause/resume": resume_queue,
-    "workflow/insert": start_workflow,
-    "workflow/enqueue": enqueue_node,
-    "workflow/finish": finish_workflow,
-    "workflow/pause": pause_workflow,
-    "workflow/resume": resume_workflow,
-    "workflow/cancel": cancel_workflow,
-    "workflow/withdraw": withdraw_workflow,
-    "workflow/retry": retry_workflow,
-    "message/let_go": let_relay_go,
-    "message/tell_queues": tell_queues,
-    "message/tell_workers": tell_workers,
-    "worker/quiet": make_quiet,
+    "pause/resume_name": resume_queue,
+    "workflow/insert_workflow": start_workflow,
+    "workflow/enqueue_nodes": enqueue_node,
+    "workflow/finish_workflows": finish_workflow,
+    "workflow/pause_workflow": pause_workflow,
+    "workflow/resume_workflow": resume_workflow,
+    "workflow/cancel_workflow": cancel_workflow,
+    "workflow/cancel_started": cancel_started_workflow,
+    "workflow/withdraw_tasks": withdraw_workflow,
+    "workflow/retry_workflow": retry_workflow,
+    "message/release_relay": let_relay_go,
+    "message/notify_queues": tell_queues,
+    "message/notify_workers": tell_workers,
+    "worker/set_quiet": make_quiet,
 }
 
 
-def test_each_statement_that_notifies_is_tried_here() -> None:  # J12
+def test_the_table_covers_every_statement_that_notifies() -> None:  # J12
     folder = files("everbeat") / "sql"
     assert isinstance(folder, Path)
-    found = {
-        str(file.relative_to(folder).with_suffix(""))
-        for file in folder.rglob("*.sql")
-        if "pg_notify(" in file.read_text()
-        and not str(file.relative_to(folder)).startswith(("schema/", "bench/"))
-    }
+    names = (str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.sql"))
+    statements = [name for name in names if not name.startswith(("schema/", "bench/", "fragment/"))]
+    found = {name for name in statements if "pg_notify(" in source(name)}
     assert found == set(ACTS)
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_a_statement_lands_while_the_queue_is_full_because_it_asks_first(
-    name: str, crowded: Hands, monkeypatch: pytest.MonkeyPatch
+def test_a_statement_that_notifies_succeeds_while_the_queue_is_full_because_it_checks_first(
+    name: str, crowded: StoreHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # J12
     act = ACTS[name](crowded)
     original = statement.source.__wrapped__
     with full_queue(crowded.target.url):
-        with monkeypatch.context() as patch:  # without its question, the statement is refused
+        with monkeypatch.context() as patch:  # without the check, PostgreSQL rejects the statement
             patch.setattr(statement, "source", lambda asked: GUARD.sub("true", original(asked)))
             statement.compose.cache_clear()
             patch.setattr(crowded, "database", Database(crowded.target, patience_s=0.0))
@@ -292,7 +293,9 @@ def test_a_statement_lands_while_the_queue_is_full_because_it_asks_first(
         act()
 
 
-def test_a_function_and_a_trigger_of_the_schema_ask_first_too(crowded: Hands) -> None:  # J12
+def test_functions_and_triggers_of_the_schema_check_the_queue_before_they_notify(
+    crowded: StoreHarness,
+) -> None:  # J12
     found = crowded.connection.execute(
         "select p.proname, pg_get_functiondef(p.oid) from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
         " where n.nspname = %s and p.prosrc like '%%pg_notify(%%'",
@@ -306,7 +309,7 @@ def test_a_function_and_a_trigger_of_the_schema_ask_first_too(crowded: Hands) ->
     }
 
 
-def test_a_signal_and_a_relayed_send_land_while_the_queue_is_full(crowded: Hands) -> None:  # J12
+def test_a_signal_and_a_relayed_send_succeed_while_the_queue_is_full(crowded: StoreHarness) -> None:  # J12
     act = signal(crowded)
     assert hold(crowded, "w1")
     with full_queue(crowded.target.url):
@@ -320,26 +323,26 @@ def test_a_signal_and_a_relayed_send_land_while_the_queue_is_full(crowded: Hands
     assert len(crowded.table("message_outbox", "id")) == 2
 
 
-def test_the_first_statement_after_the_holder_has_gone_empties_the_queue_and_notifies(
-    crowded: Hands,
+def test_the_first_statement_after_the_queue_is_free_again_notifies(
+    crowded: StoreHarness,
 ) -> None:  # J12
-    """PostgreSQL itself removes nothing before a notification succeeds."""
-    with psycopg.connect(crowded.target.url, autocommit=True) as ear:
-        ear.execute(sql.SQL("listen {}").format(sql.Identifier(crowded.target.channel)))
+    """PostgreSQL itself removes nothing from the queue before a notification succeeds."""
+    with psycopg.connect(crowded.target.url, autocommit=True) as listener:
+        listener.execute(sql.SQL("listen {}").format(sql.Identifier(crowded.target.channel)))
         with full_queue(crowded.target.url):
             crowded.send()
-            assert list(ear.notifies(timeout=0.2)) == []
+            assert list(listener.notifies(timeout=0.2)) == []
         crowded.send()
-        assert [each.payload for each in ear.notifies(timeout=20, stop_after=1)] == ["t:default"]
+        assert [each.payload for each in listener.notifies(timeout=20, stop_after=1)] == ["t:default"]
     assert usage(crowded.target.url) < 0.1
 
 
-async def test_a_commit_that_a_queue_refuses_which_has_just_become_full_is_repeated(
-    crowded: Hands,
+async def test_a_session_repeats_a_commit_that_failed_because_the_queue_had_just_filled(
+    crowded: StoreHarness,
 ) -> None:  # J12
     session, tries, sent = Session(crowded.target, "everbeat test"), 0, uuid4()
 
-    async def body(run: Run) -> UUID:
+    async def body(run: RunStatement) -> UUID:
         nonlocal tries
         tries += 1
         new = tasks.NewTask(id=sent, name="work", queue="default", priority=0, args=b"{}")
@@ -356,8 +359,8 @@ async def test_a_commit_that_a_queue_refuses_which_has_just_become_full_is_repea
     assert crowded.row(sent, "state") == "PENDING"
 
 
-def test_a_refused_hint_is_an_outage_and_a_refused_row_of_the_same_class_is_data(
-    crowded: Hands,
+def test_a_rejected_notification_is_an_outage_and_a_rejected_row_of_the_same_class_is_bad_data(
+    crowded: StoreHarness,
 ) -> None:  # J12
     refused: dict[str, Any] = {}
     with full_queue(crowded.target.url):

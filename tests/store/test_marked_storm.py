@@ -1,4 +1,4 @@
-"""Workers of random versions at one table: no task is handed back and forth, and every task that some version understands runs."""
+"""Workers of random versions on one table: no task is declined twice, and every task that some version understands runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.domain.parameters import Parameters
-from everbeat.store.declining import BEGINNING, MarkedPlace, decline, marked
-from everbeat.store.leases import Claimed, MarkedGroup
-from tests.store.conftest import Hands
+from everbeat.domain.task.signature import Parameters
+from everbeat.store.leases import Claimed, decline
+from everbeat.store.tasks import BEGINNING, MarkedGroup, MarkedPlace, marked
+from tests.store.conftest import StoreHarness
 
 NAMES = ("a", "b", "c", "d")
 WORKERS = ("w1", "w2", "w3")
@@ -19,7 +19,7 @@ TASKS = 30
 
 
 class Party:
-    """A worker of one version: what its function understands, and which groups it has learned."""
+    """A worker of one version: the parameters that its function accepts, and the groups that it has learned."""
 
     def __init__(self, worker_id: str, random: Random) -> None:
         takes = tuple(name for name in NAMES if random.random() < 0.6)
@@ -28,8 +28,8 @@ class Party:
         self.known: list[MarkedGroup] = []
         self.after: MarkedPlace = BEGINNING
 
-    def learn(self, hands: Hands, most: int) -> None:
-        page = hands.run(marked(self.after, most=most))
+    def learn(self, db: StoreHarness, most: int) -> None:
+        page = db.run(marked(self.after, most=most))
         self.known += [
             each for each in page.groups if self.accepts.fits_needs(each.needs) and each not in self.known
         ]
@@ -37,28 +37,28 @@ class Party:
 
 
 class Storm:
-    """`declines`: how often each task was handed back."""
+    """`declines` counts how often each task was declined."""
 
-    def __init__(self, hands: Hands, seed: int) -> None:
-        self.hands = hands
+    def __init__(self, db: StoreHarness, seed: int) -> None:
+        self.db = db
         self.random = Random(seed)
-        hands.supervisor("s2", "w3")
+        db.supervisor("s2", "w3")
         self.parties = [Party(worker_id, self.random) for worker_id in WORKERS]
         self.given: dict[UUID, set[str]] = {}
         self.declines: dict[UUID, int] = {}
         for _ in range(TASKS):
             names = {name for name in NAMES if self.random.random() < 0.5}
             serial = self.random.choice([None, None, "line:1", "line:2"])
-            task_id = hands.send(
+            task_id = db.send(
                 args=json.dumps(dict.fromkeys(self.random.sample(sorted(names), len(names)), 1)).encode(), serial=serial,
                 queue=self.random.choice(["x", "y"]), priority=self.random.choice([0, 1]),
             )  # fmt: skip
             self.given[task_id] = names
 
     def turn(self, party: Party, *, calm: bool) -> int:
-        """One claim and what becomes of it; answers how many tasks it took."""
+        """Claim once and handle the claimed tasks; return how many were claimed."""
         starts = self.random.choice([0, 5])
-        taken = self.hands.claim(party.worker_id, limit=5, starts=starts, marked=party.known)
+        taken = self.db.claim(party.worker_id, limit=5, starts=starts, marked=party.known)
         for one in taken:
             fits = party.accepts.fits(self.given[one.id])
             assert fits or not one.is_marked, "a marked task was leased by code that does not understand it"
@@ -66,36 +66,38 @@ class Storm:
                 self.run(one, calm=calm)
             else:
                 self.declines[one.id] = self.declines.get(one.id, 0) + 1
-                answer = self.hands.run(decline([(one.id, one.claim_id)], channel="c"))
+                answer = self.db.run(decline([(one.id, one.claim_id)], channel="c"))
                 assert answer == {one.claim_id: "PENDING"}
         return len(taken)
 
     def run(self, one: Claimed, *, calm: bool) -> None:
         if one.started_at is None:
-            assert self.hands.start(one) == ["started"]
+            assert self.db.start(one) == ["started"]
         fate = "COMPLETED" if calm else self.random.choice(["COMPLETED", "FAILED", "RELEASED", "SUSPENDED"])
         more = {"error": b"{}", "retry_in_ms": 0} if fate == "FAILED" else {}
-        self.hands.settle(one, fate, **more)  # type: ignore[arg-type]
+        self.db.settle(one, fate, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_task_is_handed_back_twice_and_all_that_can_run_do(hands: Hands, seed: int) -> None:  # J2
-    storm = Storm(hands, seed)
+def test_workers_of_random_versions_decline_no_task_twice_and_run_all_that_they_understand(
+    db: StoreHarness, seed: int
+) -> None:  # J2
+    storm = Storm(db, seed)
     for _ in range(60):
         party = storm.random.choice(storm.parties)
         if storm.random.random() < 0.3:
-            party.learn(hands, most=storm.random.choice([1, 3, 100]))
+            party.learn(db, most=storm.random.choice([1, 3, 100]))
         storm.turn(party, calm=False)
     for _ in range(20):
         for party in storm.parties:
             party.after = BEGINNING
-            party.learn(hands, most=100)
+            party.learn(db, most=100)
         if not sum(storm.turn(party, calm=True) for party in storm.parties):
             break
     else:
         pytest.fail("tasks are still handed on")
     assert max(storm.declines.values(), default=0) <= 1
-    waits = hands.table("tasks", "id, state, serial, serial_at")
+    waits = db.table("tasks", "id, state, serial, serial_at")
     heads = {}
     for task_id, state, serial, _ in sorted(waits, key=lambda row: (row[3] is not None, row[3], row[0].int)):
         if serial is not None and state != "COMPLETED":
@@ -107,4 +109,4 @@ def test_no_task_is_handed_back_twice_and_all_that_can_run_do(hands: Hands, seed
             assert not understood or is_behind
         else:
             assert (state, understood) == ("COMPLETED", True)
-    assert [row for row in hands.table("attempts", "outcome") if row[0] == "DECLINED"] == []
+    assert [row for row in db.table("attempts", "outcome") if row[0] == "DECLINED"] == []

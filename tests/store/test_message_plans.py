@@ -1,4 +1,4 @@
-"""Statements about messages keep using their indexes beside 100,000 rows of the outbox, as many tasks, and full windows."""
+"""Statements about messages use their indexes with 100,000 rows in the outbox, as many tasks, and full windows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from psycopg import sql
 
 from everbeat.store import messages, tasks
 from everbeat.store.statement import Statement
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 from tests.store.test_plans import filled, held, nodes, plan
 
 ROWS = 100_000
 WINDOW = 1_000
 
-# Every PENDING task has a row, a thousand of each of two queues are out, and 20 further queues have a few rows each.
+# Every PENDING task has a row, a thousand messages of each of two queues are published, and 20 more queues have a few rows each.
 FILL = (
     "select {schema}.use_messages('told')",
     "update {schema}.relay set holder = 'w1', taken_until = now() + interval '1 hour'",
@@ -34,19 +34,19 @@ FILL = (
 
 
 @pytest.fixture(scope="module")
-def loaded(database_url: str) -> Iterator[Hands]:
-    with filled(database_url, rows=ROWS, in_flight=500) as hands:
-        given = {"window": WINDOW, "one": held(hands, 1)[0][0]}
+def loaded(database_url: str) -> Iterator[StoreHarness]:
+    with filled(database_url, rows=ROWS, in_flight=500) as db:
+        given = {"window": WINDOW, "one": held(db, 1)[0][0]}
         for text in FILL:
             used = {name: value for name, value in given.items() if f"%({name})s" in text}
-            names = {"schema": sql.Identifier(hands.target.schema)}
-            hands.connection.execute(sql.SQL(text).format(**names), used or None)  # type: ignore[arg-type]
-        yield hands
+            names = {"schema": sql.Identifier(db.target.schema)}
+            db.connection.execute(sql.SQL(text).format(**names), used or None)  # type: ignore[arg-type]
+        yield db
 
 
-def touched(hands: Hands, statement: Statement[Any]) -> int:
-    """How many pages it touches; fails where it scans a table."""
-    found = plan(hands, statement)
+def touched(db: StoreHarness, statement: Statement[Any]) -> int:
+    """Return how many pages the statement touches; fail if it scans a table."""
+    found = plan(db, statement)
     scans = [
         node["Relation Name"]
         for node in nodes(found["Plan"])
@@ -59,23 +59,25 @@ def touched(hands: Hands, statement: Statement[Any]) -> int:
     return pages
 
 
-def ids(hands: Hands, state: str, count: int) -> list[UUID]:
+def ids(db: StoreHarness, state: str, count: int) -> list[UUID]:
     query = sql.SQL("select id from {}.tasks where state = {} limit {}")
-    found = hands.connection.execute(
-        query.format(sql.Identifier(hands.target.schema), sql.Literal(state), sql.Literal(count))
+    found = db.connection.execute(
+        query.format(sql.Identifier(db.target.schema), sql.Literal(state), sql.Literal(count))
     ).fetchall()
     return [row[0] for row in found]
 
 
-def test_what_is_due(loaded: Hands) -> None:
+def test_due_messages_reads_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     assert touched(loaded, messages.due_messages(portion=250, window=WINDOW)) <= 9_000
 
 
-def test_marking_cleaning_and_doubting(loaded: Hands) -> None:
+def test_statements_that_mark_and_remove_messages_read_a_bounded_number_of_pages(
+    loaded: StoreHarness,
+) -> None:
     rows = loaded.run(messages.due_messages(portion=250, window=WINDOW)).rows
     assert len(rows) > 100
     assert touched(loaded, messages.mark_published({row.id: row.id for row in rows})) <= 10_000
-    place = messages.Place("default", datetime(2020, 1, 1, tzinfo=UTC), 0)
+    place = messages.OutboxPlace("default", datetime(2020, 1, 1, tzinfo=UTC), 0)
     assert (
         touched(loaded, messages.walk_published(messages.BEGINNING, older_ms=1_500, limit=WINDOW)) <= 12_000
     )
@@ -84,13 +86,16 @@ def test_marking_cleaning_and_doubting(loaded: Hands) -> None:
     assert touched(loaded, messages.publish_again({row.id: row.id for row in rows[:100]})) <= 2_000
 
 
-def test_looking_at_tasks_and_queues(loaded: Hands) -> None:
+def test_statements_that_inspect_tasks_and_queues_read_a_bounded_number_of_pages(
+    loaded: StoreHarness,
+) -> None:
     some = [*ids(loaded, "PENDING", 200), *ids(loaded, "RUNNING", 200), *ids(loaded, "COMPLETED", 100)]
-    assert touched(loaded, messages.look_at(some, stale_ms=1_000)) <= 6_000
+    assert touched(loaded, messages.delivery_facts(some, stale_ms=1_000)) <= 6_000
     assert touched(loaded, messages.queues_told()) <= 800
     assert touched(loaded, messages.messages_lying()) <= 6_000
+    assert touched(loaded, messages.queues_unserved({f"rare{n}" for n in range(20)})) <= 1_000
 
 
-def test_a_send_with_its_row(loaded: Hands) -> None:
+def test_a_send_with_its_outbox_row_touches_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     new = tasks.NewTask(id=ids(loaded, "PENDING", 1)[0], name="work", queue="default", priority=0, args=b"{}")
     assert touched(loaded, tasks.insert_task(new, channel="told")) <= 60

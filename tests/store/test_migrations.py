@@ -1,4 +1,4 @@
-"""Migrations: forward only, by one process while others wait, and a clear word when code and schema do not fit."""
+"""Migrations run forward only, in one process while others wait, and give a clear error if code and schema do not fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.errors import DatabaseError, SchemaForbidden, SchemaFromTheFuture, SchemaMissing, SchemaOutdated
-from everbeat.store import leases, migrating, migrations, schema_script
+from everbeat.store import leases, migrating, migrations
 from everbeat.store.database import Database
 from everbeat.store.target import Target
 
@@ -50,10 +50,8 @@ def test_one_process_migrates_while_others_wait(target: Target) -> None:
     assert sorted(applied, key=len) == [(), (), (), (), (), known]
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = (*migrations.known_migrations(), migrations.Migration(9_000, "broken", ("task/claim",)))
+def test_a_failed_migration_leaves_nothing_behind(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = (*migrations.known_migrations(), migrations.Migration(9_000, "broken", ("task/claim_tasks",)))
     monkeypatch.setattr(migrations, "known_migrations", lambda: broken)
     with target.connect("everbeat test") as connection:
         with pytest.raises(DatabaseError, match="syntax error"):
@@ -68,7 +66,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(
         lambda connection, target: migrations.require_fit(migrations.status(connection, target), target),
     ],
 )
-def test_a_schema_from_the_future_is_refused(target: Target, verb: Callable[..., object]) -> None:
+def test_a_schema_of_a_later_version_is_rejected(target: Target, verb: Callable[..., object]) -> None:
     with target.connect("everbeat test") as connection:
         migrating.migrate(connection, target)
         connection.execute(
@@ -80,7 +78,7 @@ def test_a_schema_from_the_future_is_refused(target: Target, verb: Callable[...,
             verb(connection, target)
 
 
-def test_an_older_schema_is_refused_until_it_is_migrated(
+def test_an_older_schema_is_rejected_until_it_is_migrated(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with target.connect("everbeat test") as connection:
@@ -92,9 +90,9 @@ def test_an_older_schema_is_refused_until_it_is_migrated(
         assert migrating.migrate(connection, target) == (9_000,)
 
 
-def test_the_printed_script_makes_the_same_schema(target: Target, database_url: str) -> None:
+def test_the_printed_script_creates_the_same_schema(target: Target, database_url: str) -> None:
     with target.connect("everbeat test") as connection:
-        connection.execute(schema_script.script(target.schema).encode())
+        connection.execute(migrations.script(target.schema).encode())
         assert migrations.status(connection, target).pending == ()
         assert migrating.migrate(connection, target) == ()
 
@@ -125,8 +123,10 @@ def test_a_role_that_owns_only_its_schema_can_migrate(target: Target, database_u
 
 
 @pytest.mark.parametrize("version", [one.version for one in migrations.known_migrations()][:-1])
-def test_work_of_an_earlier_version_goes_on_in_the_last(target: Target, version: int) -> None:
-    """A task that waited and one that was running when the schema was migrated: the one is claimed, the other settled."""
+def test_tasks_of_an_earlier_version_are_claimed_and_settled_after_the_migration(
+    target: Target, version: int
+) -> None:
+    """One task waited and one was running at the migration: the first is claimed, the second settled."""
     schema = sql.Identifier(target.schema)
     with target.connect("everbeat test") as connection:
         migrating.migrate(connection, target, to=version)

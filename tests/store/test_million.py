@@ -1,4 +1,4 @@
-"""No statement that workers and supervisors repeat takes the server 100 ms, with a million tasks that wait and a million that ended."""
+"""Every repeated statement of workers and supervisors takes less than 100 ms with a million waiting and a million ended tasks."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from everbeat.store import leases, retention, suspects, sweeping, tasks, workers
-from everbeat.store.foreign_statement import numbered
+from everbeat.store import leases, retention, tasks, workers
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
-from everbeat.worker import settler
-from tests.store.conftest import Hands
+from everbeat.store.user_connection.drivers import numbered
+from everbeat.worker import settlement
+from tests.store.conftest import StoreHarness
 from tests.store.test_plans import filled, held
 
 ROWS = 1_000_000
 HELD = 2_000
 BATCH = 500
-MOST = settler.MOST_ROWS
+MOST = settlement.MOST_ROWS
 LIMIT_MS = 100.0
-"""On an idle machine the slowest takes a fifth of it."""
+"""On an idle machine the slowest statement takes a fifth of this."""
 
 
 @pytest.fixture(scope="module")
-def million(database_url: str) -> Iterator[Hands]:
-    with filled(database_url, rows=ROWS, in_flight=HELD) as hands:
-        hands.connection.execute("checkpoint")
-        yield hands
+def million(database_url: str) -> Iterator[StoreHarness]:
+    with filled(database_url, rows=ROWS, in_flight=HELD) as db:
+        db.connection.execute("checkpoint")
+        yield db
 
 
-def took_ms(hands: Hands, statement: Statement[Any], *, keyed: bool) -> float:
-    """As the server says, the middle one of three; what it changes is rolled back."""
-    text, names = numbered(statement.name, hands.target.schema)
+def took_ms(db: StoreHarness, statement: Statement[Any], *, keyed: bool) -> float:
+    """Return the median of three execution times as the server reports them; changes are rolled back."""
+    text, names = numbered(statement.name, db.target.schema)
     given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
     asked = (
         sql.SQL("execute as_a_session_does ({})").format(given)
@@ -44,14 +44,12 @@ def took_ms(hands: Hands, statement: Statement[Any], *, keyed: bool) -> float:
     )
     times = []
     for _ in range(3):
-        with hands.connection.transaction(force_rollback=True):
+        with db.connection.transaction(force_rollback=True):
             if keyed:
-                hands.connection.execute(KEYED.replace(b"set ", b"set local "))
-            hands.connection.execute(f"prepare as_a_session_does as {text}".encode())
-            row = hands.connection.execute(
-                sql.SQL("explain (analyze, format json) {}").format(asked)
-            ).fetchone()
-            hands.connection.execute("deallocate as_a_session_does")
+                db.connection.execute(KEYED.replace(b"set ", b"set local "))
+            db.connection.execute(f"prepare as_a_session_does as {text}".encode())
+            row = db.connection.execute(sql.SQL("explain (analyze, format json) {}").format(asked)).fetchone()
+            db.connection.execute("deallocate as_a_session_does")
         assert row is not None
         times.append(float(row[0][0]["Execution Time"]))
     return median(times)
@@ -59,7 +57,7 @@ def took_ms(hands: Hands, statement: Statement[Any], *, keyed: bool) -> float:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_no_repeated_statement_takes_the_server_100_ms(million: Hands) -> None:
+def test_every_repeated_statement_takes_the_server_less_than_100_ms(million: StoreHarness) -> None:
     leased = held(million, BATCH)
     all_leased = held(million, HELD)
     outcomes = [
@@ -91,8 +89,8 @@ def test_no_repeated_statement_takes_the_server_100_ms(million: Hands) -> None:
         f"check of {HELD}": leases.check_leases(all_leased),
     }
     of_others: dict[str, Statement[Any]] = {
-        "next due": leases.next_due(names=["work"], queues=None),
-        "suspects": suspects.suspects_wait(names=["work"], queues=None),
+        "next due": tasks.next_due(names=["work"], queues=None),
+        "suspects": tasks.suspects_wait(names=["work"], queues=None),
         f"send of {BATCH}": tasks.insert_tasks(new, channel="c"),
         "send": tasks.insert_task(new[0], channel="c"),
         "cancel": tasks.cancel(leased[0][0], channel="c", call=uuid4()),
@@ -101,7 +99,7 @@ def test_no_repeated_statement_takes_the_server_100_ms(million: Hands) -> None:
         f"beat for {HELD}": workers.beat("s1", all_leased, draining=False),
         "sessions": workers.watch_sessions(),
         "beats": workers.watch_beats(),
-        "silent supervisors": sweeping.silent_supervisors(silent_ms=0),
+        "silent supervisors": retention.silent_supervisors(silent_ms=0),
         "orphans": leases.leases_orphaned(silent_ms=1, limit=100),
         "leases of the ended": leases.leases_of_ended(limit=100),
         "leases of a supervisor": leases.leases_of_supervisor("s1", limit=100),

@@ -1,4 +1,4 @@
-"""What a later version does to keep older code from its tasks: a trigger refuses the lease, and `needs` hides the task from claims."""
+"""How a later version keeps its tasks from older code: a trigger rejects the lease, and `needs` hides the task from claims."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ import pytest
 
 from everbeat.store import leases, tasks
 from tests.next_edition import NEXT, next_edition
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 LIMIT = 5
 
 
 @pytest.fixture
-def ahead(hands: Hands, tmp_path: Path) -> Hands:
-    """Hands of this version on the schema of the next one."""
+def ahead(db: StoreHarness, tmp_path: Path) -> StoreHarness:
+    """The harness of this version on the schema of the next one."""
     subprocess.run(
-        [sys.executable, "-m", "everbeat", "migrate", "--url", hands.target.url, "--schema", hands.target.schema],
+        [sys.executable, "-m", "everbeat", "migrate", "--url", db.target.url, "--schema", db.target.schema],
         env=os.environ | {"PYTHONPATH": str(next_edition(tmp_path))}, check=True, capture_output=True,
     )  # fmt: skip
-    return hands
+    return db
 
 
-def change(hands: Hands, text: str, ids: list[UUID]) -> None:
-    hands.connection.execute(hands.plain("update {schema}.tasks set " + text + " where id = any(%s)"), [ids])
+def change(db: StoreHarness, text: str, ids: list[UUID]) -> None:
+    db.connection.execute(db.plain("update {schema}.tasks set " + text + " where id = any(%s)"), [ids])
 
 
-def refused(hands: Hands) -> int:
-    return len(hands.table("refusals"))
+def refused(db: StoreHarness) -> int:
+    return len(db.table("refusals"))
 
 
-def hide(hands: Hands, ids: list[UUID]) -> None:
-    change(hands, "needs = json_build_object('edition', 12), needs_id = md5('edition')::uuid", ids)
+def hide(db: StoreHarness, ids: list[UUID]) -> None:
+    change(db, "needs = json_build_object('edition', 12), needs_id = md5('edition')::uuid", ids)
 
 
-def test_a_refusing_trigger_alone_starves_older_claims_and_hidden_tasks_are_never_looked_at(  # J3
-    ahead: Hands,
+def test_older_claims_starve_behind_a_trigger_alone_but_never_see_hidden_tasks(  # J3
+    ahead: StoreHarness,
 ) -> None:
     of_next = [ahead.send() for _ in range(LIMIT)]
     change(ahead, f"edition = {NEXT}", of_next)
     ordinary = ahead.send()
     for tries in (1, 2):
-        assert ahead.claim(limit=LIMIT) == [], "the same head again, and nothing behind it"
+        assert ahead.claim(limit=LIMIT) == [], "the same first tasks again, and none behind them"
         assert refused(ahead) == tries * LIMIT
     hide(ahead, of_next)
     (claimed,) = ahead.claim(limit=LIMIT)
     assert claimed.id == ordinary
-    assert refused(ahead) == 2 * LIMIT, "older code has not even tried"
+    assert refused(ahead) == 2 * LIMIT, "older code has not even tried to claim them"
     assert {ahead.row(each, "(state, fence, attempt)::text") for each in of_next} == {"(PENDING,0,0)"}
 
 
-def test_hidden_tasks_are_neither_claimed_from_a_serial_line_nor_as_suspects_nor_waited_for(  # J3
-    ahead: Hands,
+def test_hidden_tasks_are_not_claimed_from_a_serial_line_or_as_suspects(  # J3
+    ahead: StoreHarness,
 ) -> None:
     in_line = [ahead.send(serial="line") for _ in range(2)]
     suspect, alone = ahead.send(), ahead.send()
@@ -69,7 +69,9 @@ def test_hidden_tasks_are_neither_claimed_from_a_serial_line_nor_as_suspects_nor
     assert refused(ahead) == 0
 
 
-def test_the_database_refuses_an_older_lease_and_takes_every_other_change(ahead: Hands) -> None:  # J3
+def test_the_database_rejects_a_lease_of_older_code_and_accepts_every_other_change(
+    ahead: StoreHarness,
+) -> None:  # J3
     task = ahead.send()
     change(ahead, f"edition = {NEXT}", [task])
     assert ahead.claim() == []
@@ -80,7 +82,9 @@ def test_the_database_refuses_an_older_lease_and_takes_every_other_change(ahead:
     assert ahead.run(leases.leases_of_supervisor("s1", limit=9)) == []
 
 
-def test_an_older_supervisor_s_recovery_leaves_a_task_of_the_next_version_hidden(ahead: Hands) -> None:  # J3
+def test_a_recovery_by_older_code_leaves_a_task_of_the_next_version_hidden(
+    ahead: StoreHarness,
+) -> None:  # J3
     begun = ahead.running()
     change(ahead, f"edition = {NEXT}, leased_by = {NEXT}", [begun.id])
     hide(ahead, [begun.id])
@@ -92,7 +96,9 @@ def test_an_older_supervisor_s_recovery_leaves_a_task_of_the_next_version_hidden
     assert refused(ahead) == 0
 
 
-def test_an_older_operator_s_retry_leaves_a_task_of_the_next_version_hidden(ahead: Hands) -> None:  # J3
+def test_an_operator_retry_by_older_code_leaves_a_task_of_the_next_version_hidden(
+    ahead: StoreHarness,
+) -> None:  # J3
     task, known = ahead.send(), ahead.send()
     hide(ahead, [task])
     change(ahead, """needs = '{{"arguments": []}}', needs_id = md5('known')::uuid""", [known])

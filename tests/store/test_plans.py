@@ -1,4 +1,4 @@
-"""Every hot statement keeps using its index with 300,000 rows in the table: no sequential scan of tasks, few pages touched."""
+"""Every hot statement uses its index with 300,000 rows in the table: no sequential scan of tasks, few pages touched."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.domain.needs import Marked
-from everbeat.store import diagnosis, explanation, leases, migrating, sweeping, tasks, workers
-from everbeat.store.declining import MarkedPlace, decline, marked
-from everbeat.store.foreign_statement import numbered
-from everbeat.store.session import KEYED
+from everbeat.domain.identifiers import bounds
+from everbeat.domain.task.signature import MarkedTasks
+from everbeat.domain.task.states import TaskState
+from everbeat.store import diagnosis, inspection, leases, migrating, retention, tasks, workers
+from everbeat.store.leases import decline
 from everbeat.store.statement import Statement, compose
-from everbeat.store.suspects import suspects_wait
 from everbeat.store.target import Target
-from tests.store.conftest import Hands
+from everbeat.store.tasks import MarkedPlace, marked, suspects_wait
+from tests.store import claim_page
+from tests.store.conftest import StoreHarness
 
 ROWS = 100_000
 HELD = 500
@@ -45,13 +46,13 @@ from (
 
 
 @contextmanager
-def filled(database_url: str, *, rows: int, in_flight: int) -> Iterator[Hands]:
-    """A schema of its own with so many tasks that ended (twice), that wait, and that run."""
+def filled(database_url: str, *, rows: int, in_flight: int) -> Iterator[StoreHarness]:
+    """Create a schema with this many waiting tasks, twice as many ended ones, and `in_flight` running ones."""
     schema = f"test_plans_{uuid4().hex[:8]}"
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
     migrating.migrate(connection, target)
-    party = Hands(target, connection)
+    party = StoreHarness(target, connection)
     party.supervisor("s1", "w1")
     party.supervisor("s2", "w2", "w3")
     connection.execute(sql.SQL(FILL).format(schema=sql.Identifier(schema)), {"rows": rows, "held": in_flight})
@@ -66,24 +67,24 @@ def filled(database_url: str, *, rows: int, in_flight: int) -> Iterator[Hands]:
 
 
 @pytest.fixture(scope="module")
-def loaded(database_url: str) -> Iterator[Hands]:
-    with filled(database_url, rows=ROWS, in_flight=HELD) as hands:
-        yield hands
+def loaded(database_url: str) -> Iterator[StoreHarness]:
+    with filled(database_url, rows=ROWS, in_flight=HELD) as db:
+        yield db
 
 
-def held(hands: Hands, count: int) -> list[tuple[UUID, UUID]]:
+def held(db: StoreHarness, count: int) -> list[tuple[UUID, UUID]]:
     query = sql.SQL("select id, claim_id from {}.tasks where state = 'RUNNING' limit {}")
-    found = hands.connection.execute(
-        query.format(sql.Identifier(hands.target.schema), sql.Literal(count))
+    found = db.connection.execute(
+        query.format(sql.Identifier(db.target.schema), sql.Literal(count))
     ).fetchall()
     return [(row[0], row[1]) for row in found]
 
 
-def plan(hands: Hands, statement: Statement[Any]) -> dict[str, Any]:
-    """The plan as it ran; its changes are rolled back."""
-    text = b"explain (analyze, buffers, format json) " + compose(statement.name, hands.target.schema)
-    with hands.connection.transaction(force_rollback=True):
-        row = hands.connection.execute(text, statement.parameters).fetchone()
+def plan(db: StoreHarness, statement: Statement[Any]) -> dict[str, Any]:
+    """Return the plan of an execution whose changes are rolled back."""
+    text = b"explain (analyze, buffers, format json) " + compose(statement.name, db.target.schema)
+    with db.connection.transaction(force_rollback=True):
+        row = db.connection.execute(text, statement.parameters).fetchone()
     assert row is not None
     found = row[0] if isinstance(row[0], list) else json.loads(row[0])
     return dict(found[0])
@@ -95,8 +96,8 @@ def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
-def check_plan(hands: Hands, statement: Statement[Any], *, pages: int) -> None:
-    found = plan(hands, statement)
+def check_plan(db: StoreHarness, statement: Statement[Any], *, pages: int) -> None:
+    found = plan(db, statement)
     scans = [
         node
         for node in nodes(found["Plan"])
@@ -123,22 +124,22 @@ def a_claim(limit: int, **more: Any) -> Statement[Any]:
     )
 
 
-def test_claim(loaded: Hands) -> None:
+def test_a_claim_reads_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     check_plan(loaded, a_claim(1), pages=400)
     check_plan(loaded, a_claim(100, priorities={"mail": 1}), pages=4_000)
     check_plan(loaded, a_claim(10, queues=["mail"]), pages=600)
 
 
-def test_claim_and_next_due_of_a_name_that_has_nothing(loaded: Hands) -> None:
+def test_a_claim_that_finds_nothing_and_next_due_read_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     nothing = leases.claim(
         worker_id="w2", claim_call=uuid4(), names=["none"], limit=10, queues=["none"], queue_priorities={}
     )
     check_plan(loaded, nothing, pages=200)
-    check_plan(loaded, leases.next_due(names=["work"], queues=None), pages=200)
+    check_plan(loaded, tasks.next_due(names=["work"], queues=None), pages=200)
 
 
-def test_claim_beside_long_serial_lines(loaded: Hands) -> None:
-    """20 lines of 5,000 tasks each: a claim looks at their heads, not at what waits behind them."""
+def test_a_claim_reads_only_the_heads_of_long_serial_lines(loaded: StoreHarness) -> None:
+    """There are 20 lines of 5,000 tasks each: a claim reads their heads and no task behind them."""
     fill = sql.SQL(
         "insert into {}.tasks (id, name, queue, args, serial, serial_at)"
         " select gen_random_uuid(), 'work', 'default', '{{}}', 'key:' || n %% 20, now() + n * interval '1 ms'"
@@ -149,17 +150,33 @@ def test_claim_beside_long_serial_lines(loaded: Hands) -> None:
         analyze = sql.SQL("analyze {}.tasks").format(sql.Identifier(loaded.target.schema))
         loaded.connection.execute(analyze)
         check_plan(loaded, a_claim(100), pages=4_000)
-        check_plan(loaded, leases.next_due(names=["work"], queues=None), pages=400)
+        check_plan(loaded, tasks.next_due(names=["work"], queues=None), pages=400)
 
 
-def test_looking_for_suspects_where_there_are_none(loaded: Hands) -> None:
+def test_a_claim_reads_only_the_heads_of_short_serial_lines(loaded: StoreHarness) -> None:
+    """The planner could prefer to read and sort a line of 100 tasks; the index must determine the order for any length."""
+    schema = sql.Identifier(loaded.target.schema)
+    fill = sql.SQL(
+        "insert into {}.tasks (id, name, queue, args, serial, serial_at)"
+        " select gen_random_uuid(), 'work', 'lines', '{{}}', 'key:' || n % 20, now() + n * interval '1 ms'"
+        " from generate_series(1, 2000) n"
+    ).format(schema)
+    loaded.connection.execute(sql.SQL("vacuum {}.tasks").format(schema))  # rows that other tests rolled back
+    with loaded.connection.transaction(force_rollback=True):
+        loaded.connection.execute(fill)
+        loaded.connection.execute(sql.SQL("analyze {}.tasks").format(schema))
+        check_plan(loaded, a_claim(20, queues=["lines"]), pages=600)
+        check_plan(loaded, tasks.next_due(names=["work"], queues=None), pages=300)
+
+
+def test_a_check_for_suspects_without_any_reads_few_pages(loaded: StoreHarness) -> None:
     check_plan(loaded, suspects_wait(names=["work"], queues=None), pages=20)
 
 
-def test_explain_and_doctor_read_marked_tasks_by_their_index(loaded: Hands) -> None:  # J2
-    """Beside 100,000 tasks that wait and are not marked."""
+def test_explain_and_doctor_read_marked_tasks_by_their_index(loaded: StoreHarness) -> None:  # J2
+    """There are 100,000 more tasks that wait and are not marked."""
     schema = sql.Identifier(loaded.target.schema)
-    # The long serial lines of the test before were rolled back, and their index entries are still there.
+    # The long serial lines of another test were rolled back, and their index entries are still there.
     loaded.connection.execute(sql.SQL("vacuum {}.tasks").format(schema))
     pending = sql.SQL("select id from {}.tasks where state = 'PENDING' limit 1").format(schema)
     mark = (
@@ -175,15 +192,15 @@ def test_explain_and_doctor_read_marked_tasks_by_their_index(loaded: Hands) -> N
         check_plan(loaded, diagnosis.knowing(["work"], stale_ms=60_000), pages=100)
         row = loaded.connection.execute(pending).fetchone()
         assert row is not None
-        check_plan(loaded, explanation.waiting(row[0], stale_ms=60_000), pages=1_500)
+        check_plan(loaded, diagnosis.waiting(row[0], stale_ms=60_000), pages=1_500)
         marked = sql.SQL("select id from {}.tasks where needs_id is not null limit 1").format(schema)
         row = loaded.connection.execute(marked).fetchone()
         assert row is not None
-        check_plan(loaded, explanation.waiting(row[0], stale_ms=60_000), pages=1_500)
+        check_plan(loaded, diagnosis.waiting(row[0], stale_ms=60_000), pages=1_500)
 
 
-def test_doctor_looks_at_a_bounded_part_of_many_marked_tasks(loaded: Hands) -> None:  # J2
-    """30,000 tasks that all need something else."""
+def test_the_doctor_reads_a_bounded_part_of_many_marked_tasks(loaded: StoreHarness) -> None:  # J2
+    """There are 30,000 tasks with different needs."""
     mark = (
         "update {}.tasks set needs = '{{\"arguments\": []}}', needs_id = gen_random_uuid()"
         " where id = any(array(select id from {}.tasks where state = 'PENDING' limit 30000))"
@@ -195,7 +212,7 @@ def test_doctor_looks_at_a_bounded_part_of_many_marked_tasks(loaded: Hands) -> N
         assert len(diagnosis_of(loaded)) == 200
 
 
-def test_doctor_reads_the_newest_failures_beside_100_000_older_ones(loaded: Hands) -> None:  # J4
+def test_the_doctor_reads_the_newest_failures_without_100_000_older_ones(loaded: StoreHarness) -> None:  # J4
     fail = (
         "insert into {}.tasks (id, name, queue, priority, state, args, sent_at, enqueued_at, failed_at, error, fence, attempt)"
         " select gen_random_uuid(), 'work', 'default', 0, 'FAILED', '{{}}', now(), now(), now() - n * interval '1 second',"
@@ -218,14 +235,31 @@ def test_doctor_reads_the_newest_failures_beside_100_000_older_ones(loaded: Hand
         ]
 
 
-def diagnosis_of(hands: Hands) -> list[Marked]:
-    """What `doctor` reads, in the transaction of the test."""
+def test_a_search_by_the_start_of_an_id_uses_the_primary_key(loaded: StoreHarness) -> None:  # J10
+    (one, _), *_ = held(loaded, 1)
+    for digits in (4, 8, 13):
+        between = bounds(str(one)[:digits])
+        assert between is not None
+        check_plan(loaded, inspection.tasks_between(*between, limit=6), pages=20)
+        check_plan(loaded, inspection.workflows_between(*between, limit=6), pages=5)
+    check_plan(loaded, inspection.neighbours([one for one, _ in held(loaded, 50)]), pages=1_000)
+
+
+def test_the_list_by_latest_events_reads_a_bounded_part_of_the_tasks(loaded: StoreHarness) -> None:  # J10
+    """The ids of the 300,000 tasks are random, so each row is on a different page, and some have an attempt to read."""
+    check_plan(loaded, inspection.tasks(latest=True, limit=50), pages=2 * inspection.MOST_SORTED)
+    failed = inspection.tasks(latest=True, states=[TaskState.FAILED], limit=50)
+    check_plan(loaded, failed, pages=3_000)  # of 1,000 that failed
+
+
+def diagnosis_of(db: StoreHarness) -> list[MarkedTasks]:
+    """Return the rows that `doctor` reads, in the transaction of the test."""
     statement = diagnosis.marked()
-    found = hands.connection.execute(hands.text(statement.name), statement.parameters).fetchall()
+    found = db.connection.execute(db.text(statement.name), statement.parameters).fetchall()
     return statement.read(found)
 
 
-def test_start_settle_release_and_check(loaded: Hands) -> None:
+def test_start_settle_release_and_check_read_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     some = held(loaded, 200)
     channel = loaded.target.channel
     check_plan(loaded, leases.start(some, channel=channel), pages=4_000)
@@ -239,9 +273,11 @@ def test_start_settle_release_and_check(loaded: Hands) -> None:
 
 
 @pytest.mark.parametrize("rows", [10, 200])
-def test_the_hot_statements_of_a_worker_look_rows_up_whatever_their_number(loaded: Hands, rows: int) -> None:
-    """As a worker runs them: prepared, on a session for keyed statements, planned before anybody knows the batch."""
-    # What other tests rolled back is out of the way.
+def test_the_hot_statements_of_a_worker_use_index_lookups_for_any_batch_size(
+    loaded: StoreHarness, rows: int
+) -> None:
+    """The statements are prepared as in a worker, on a session for keyed statements, and planned before the batch is known."""
+    # Remove the rows that other tests rolled back.
     loaded.connection.execute(sql.SQL("vacuum {}.tasks").format(sql.Identifier(loaded.target.schema)))
     leased = held(loaded, rows)
     settled = [
@@ -255,17 +291,11 @@ def test_the_hot_statements_of_a_worker_look_rows_up_whatever_their_number(loade
         leases.release(leased, channel="c"),
         decline(leased, channel="c"),
     ):
-        text, names = numbered(statement.name, loaded.target.schema)
-        given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
         with loaded.connection.transaction(force_rollback=True):
-            loaded.connection.execute(KEYED.replace(b"set ", b"set local "))
-            loaded.connection.execute(f"prepare as_a_worker_does as {text}".encode())
-            row = loaded.connection.execute(
-                sql.SQL("explain (analyze, buffers, format json) execute as_a_worker_does ({})").format(given)
-            ).fetchone()
-            loaded.connection.execute("deallocate as_a_worker_does")
-        assert row is not None
-        found = [*nodes(dict(row[0][0])["Plan"])]
+            ((explained,),) = claim_page.as_a_worker(
+                loaded, statement, options="analyze, buffers, format json"
+            )
+        found = [*nodes(explained["Plan"])]
         kinds = {(node["Node Type"], node.get("Relation Name")) for node in found}
         assert not {kind for kind in kinds if kind[0] in ("Seq Scan", "Hash Join", "Merge Join")}, (
             statement.name
@@ -275,15 +305,15 @@ def test_the_hot_statements_of_a_worker_look_rows_up_whatever_their_number(loade
         )
 
 
-def test_beat_and_watch(loaded: Hands) -> None:
+def test_beats_and_watches_read_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     check_plan(loaded, workers.beat("s1", held(loaded, HELD), draining=False), pages=2_000)
     check_plan(loaded, workers.beat("s2", [], draining=False), pages=100)
-    check_plan(loaded, sweeping.silent_supervisors(silent_ms=0), pages=3_000)
+    check_plan(loaded, retention.silent_supervisors(silent_ms=0), pages=3_000)
     check_plan(loaded, workers.watch_beats(), pages=50)
     check_plan(loaded, workers.watch_sessions(), pages=50)
 
 
-def test_leases_and_recover(loaded: Hands) -> None:
+def test_lists_of_leases_and_recoveries_read_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     check_plan(loaded, leases.leases_of_worker("w1", limit=100), pages=3_000)
     check_plan(loaded, leases.leases_of_ended(limit=100), pages=3_000)
     with loaded.connection.transaction(force_rollback=True):
@@ -306,7 +336,7 @@ def test_leases_and_recover(loaded: Hands) -> None:
     check_plan(loaded, leases.recover(orders, noticed_by="age", recovered_by="s2", channel="c"), pages=10_000)
 
 
-def test_send_cancel_expire_and_outcomes(loaded: Hands) -> None:
+def test_send_cancel_expire_and_outcomes_read_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     channel = loaded.target.channel
     new = [
         tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}") for _ in range(100)
@@ -319,7 +349,7 @@ def test_send_cancel_expire_and_outcomes(loaded: Hands) -> None:
     check_plan(loaded, tasks.expire(channel=channel, limit=200), pages=6_000)
 
 
-def test_a_plan_that_scans_is_noticed(loaded: Hands) -> None:
+def test_check_plan_fails_for_a_plan_with_a_sequential_scan(loaded: StoreHarness) -> None:
     index = sql.Identifier(loaded.target.schema, "tasks_leased")
     with loaded.connection.transaction(force_rollback=True):
         loaded.connection.execute(sql.SQL("drop index {}").format(index))
@@ -327,7 +357,7 @@ def test_a_plan_that_scans_is_noticed(loaded: Hands) -> None:
             check_plan(loaded, leases.leases_of_worker("w1", limit=100), pages=3_000)
 
 
-def test_the_server_is_new_enough(loaded: Hands) -> None:
+def test_the_server_has_at_least_version_14(loaded: StoreHarness) -> None:
     assert isinstance(loaded.connection, psycopg.Connection)
     assert loaded.connection.info.server_version >= 140_000
 
@@ -346,12 +376,12 @@ cross join lateral (select json_build_object('arguments', json_build_array('x' |
 """
 
 
-def test_marked_tasks_of_others_make_no_claim_longer_and_those_of_a_group_are_found(
-    loaded: Hands,
+def test_marked_tasks_of_other_groups_do_not_lengthen_a_claim(
+    loaded: StoreHarness,
 ) -> None:  # J2
-    """100,000 marked tasks of one group stand before all others of their lanes; 10,000 groups have one task each."""
+    """A group has 100,000 marked tasks ahead of all others in their lanes; 10,000 more groups have one task each."""
     schema = sql.Identifier(loaded.target.schema)
-    loaded.connection.execute(sql.SQL("vacuum {}.tasks").format(schema))  # what other tests rolled back
+    loaded.connection.execute(sql.SQL("vacuum {}.tasks").format(schema))  # rows that other tests rolled back
     before = plan(loaded, a_claim(10))["Plan"]["Shared Hit Blocks"]
     with loaded.connection.transaction(force_rollback=True):
         for statement in (MARKED, OTHER_GROUPS, "analyze {schema}.tasks"):
@@ -360,7 +390,7 @@ def test_marked_tasks_of_others_make_no_claim_longer_and_those_of_a_group_are_fo
         print(f"{before} pages without marked tasks, {found['Shared Hit Blocks']} with them")
         assert found["Actual Rows"] == 10
         assert found["Shared Hit Blocks"] <= before * 1.2 + 20
-        check_plan(loaded, leases.next_due(names=["work"], queues=None), pages=200)
+        check_plan(loaded, tasks.next_due(names=["work"], queues=None), pages=200)
         new = "select {schema}.mark_of('work', json_build_object('arguments', json_build_array('new')))"
         row = loaded.connection.execute(sql.SQL(new).format(schema=schema)).fetchone()
         assert row is not None
@@ -376,13 +406,13 @@ def test_marked_tasks_of_others_make_no_claim_longer_and_those_of_a_group_are_fo
         assert len(one) == 6  # two queues with three priorities each
         check_plan(loaded, a_claim(100, marked=one), pages=4_000)
         check_plan(loaded, a_claim(10, marked=page.groups), pages=6_000)
-        check_plan(loaded, leases.next_due(names=["work"], queues=None, marked=one), pages=400)
+        check_plan(loaded, tasks.next_due(names=["work"], queues=None, marked=one), pages=400)
         check_plan(loaded, suspects_wait(names=["work"], queues=None, marked=one), pages=20)
     loaded.connection.execute(sql.SQL("vacuum analyze {}.tasks").format(schema))
 
 
-def test_a_claim_with_a_floor_does_not_walk_through_what_was_claimed_before(loaded: Hands) -> None:
-    """While somebody sees the past, dead entries stay: 20,000 of them stand before the next task of the lane."""
+def test_a_claim_with_a_floor_skips_rows_that_were_claimed_before(loaded: StoreHarness) -> None:
+    """An old snapshot keeps dead index entries: 20,000 of them precede the next task of the lane."""
     schema = sql.Identifier(loaded.target.schema)
     insert = (
         "insert into {}.tasks (id, name, queue, args, enqueued_at)"
@@ -407,3 +437,16 @@ def test_a_claim_with_a_floor_does_not_walk_through_what_was_claimed_before(load
             assert found["Shared Hit Blocks"] < 500 < 1_000 < walked
     finally:
         loaded.connection.execute(sql.SQL("delete from {}.tasks where queue = 'busy'").format(schema))
+
+
+def test_the_page_about_the_claim_shows_the_nodes_and_indexes_of_its_plan(loaded: StoreHarness) -> None:
+    loaded.connection.execute(sql.SQL("vacuum {}.tasks").format(sql.Identifier(loaded.target.schema)))
+    with claim_page.beside_lines_and_suspects(loaded) as claim:
+        real = claim_page.nodes_of(
+            claim_page.as_a_worker(loaded, claim, options="analyze, buffers, costs off, timing off")
+        )
+    shown = claim_page.nodes_on_the_page()
+    assert len(shown) == 12
+    for part, nodes in shown.items():
+        assert nodes <= real[part], part
+        assert {index for _, index in nodes} == {index for _, index in real[part]}, part

@@ -1,4 +1,4 @@
-"""Which backends on the server are ended: those of dead trees, and those that an earlier connection of a session has left."""
+"""Which backends are terminated on the server: those of dead trees, and those that an earlier connection of a session left."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import psycopg
 from psycopg import Connection, sql
 from psycopg.conninfo import make_conninfo
 
-from everbeat.store import migrating, sweeping, workers
+from everbeat.store import migrating, retention, workers
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from tests.conftest import NewServer
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 
 @contextmanager
 def session_of(target: Target, tree: str, *, user: str = "postgres") -> Iterator[Connection[Any]]:
-    """A session of a tree, idle in a transaction."""
+    """Open a session of a tree, idle in a transaction."""
     name = f"everbeat-{tree} worker 1.1"
     connection = psycopg.connect(make_conninfo(target.url, user=user), application_name=name)
     try:
@@ -34,20 +34,20 @@ def session_of(target: Target, tree: str, *, user: str = "postgres") -> Iterator
         connection.close()
 
 
-def end_remaining(hands: Hands) -> list[str]:
-    """End what is left of dead trees, as supervisors do; returns the names of these sessions."""
-    found = [each for each in hands.run(sweeping.remaining_sessions()) if each.is_left]
-    ended = hands.run(sweeping.end_sessions([each for each in found if each.may_end]))
+def end_remaining(db: StoreHarness) -> list[str]:
+    """End the remaining sessions of dead trees, as supervisors do; return their names."""
+    found = [each for each in db.run(retention.remaining_sessions()) if each.is_left]
+    ended = db.run(retention.end_sessions([each for each in found if each.may_end]))
     return [each.session for each in found if each.pid in ended]
 
 
 @contextmanager
-def unread_by(connection: Connection[Any], hands: Hands, row: str = "w1") -> Iterator[None]:
-    """A statement that locks a row and whose answer nobody reads, until the block ends."""
+def unread_by(connection: Connection[Any], db: StoreHarness, row: str = "w1") -> Iterator[None]:
+    """Run a statement that locks a row and whose reply stays unread until the block ends."""
     lock = "select repeat('x', 4000000) from (select 1 from {schema}.workers where id = '%s' for update) row, generate_series(1, 3)"
-    connection.pgconn.send_query(hands.plain(lock % row))
+    connection.pgconn.send_query(db.plain(lock % row))
     waits = "select from pg_stat_activity where pid = %s and wait_event = 'ClientWrite'"
-    while hands.connection.execute(waits, [connection.info.backend_pid]).fetchone() is None:
+    while db.connection.execute(waits, [connection.info.backend_pid]).fetchone() is None:
         pass
     yield
     while connection.pgconn.get_result() is not None:
@@ -60,133 +60,134 @@ def is_open(connection: Connection[Any]) -> bool:
     return not connection.broken
 
 
-def test_only_sessions_of_dead_trees_are_ended(hands: Hands) -> None:  # J14
+def test_only_sessions_of_dead_trees_are_ended(db: StoreHarness) -> None:  # J14
     for tree in ("alive", "left", "back"):
-        hands.supervisor(tree)
-    hands.run(workers.end_supervisor("s1", how="age"))
-    hands.run(workers.end_supervisor("left", how="left"))
-    hands.run(workers.end_supervisor("back", how="age"))
+        db.supervisor(tree)
+    db.run(workers.end_supervisor("s1", how="age"))
+    db.run(workers.end_supervisor("left", how="left"))
+    db.run(workers.end_supervisor("back", how="age"))
     change = "update {schema}.supervisors set session_name = 'everbeat-back' where id = 'alive'"
-    hands.connection.execute(hands.plain(change))  # declared dead, and back under another id
+    db.connection.execute(db.plain(change))  # declared dead, and restarted under another id
     with (
-        session_of(hands.target, "s1") as dead,
-        session_of(hands.target, "left") as left,
-        session_of(hands.target, "back") as back,
-        session_of(hands.target, "s10") as stranger,
+        session_of(db.target, "s1") as dead,
+        session_of(db.target, "left") as left,
+        session_of(db.target, "back") as back,
+        session_of(db.target, "s10") as stranger,
     ):
-        assert end_remaining(hands) == ["everbeat-s1 worker 1.1"]
+        assert end_remaining(db) == ["everbeat-s1 worker 1.1"]
         assert [is_open(each) for each in (dead, left, back, stranger)] == [False, True, True, True]
 
 
-def test_a_session_of_a_dead_tree_that_works_on_a_statement_is_not_ended(hands: Hands) -> None:
-    hands.run(workers.end_supervisor("s1", how="age"))
-    with session_of(hands.target, "s1") as busy, ThreadPoolExecutor(1) as threads:
+def test_a_session_of_a_dead_tree_that_executes_a_statement_is_not_ended(db: StoreHarness) -> None:
+    db.run(workers.end_supervisor("s1", how="age"))
+    with session_of(db.target, "s1") as busy, ThreadPoolExecutor(1) as threads:
         working = threads.submit(busy.execute, "select pg_sleep(1)")
-        until_busy(hands, "everbeat-s1 %", 1)
-        assert hands.run(sweeping.remaining_sessions()) == []
+        until_busy(db, "everbeat-s1 %", 1)
+        assert db.run(retention.remaining_sessions()) == []
         assert working.result() is not None
 
 
-def test_a_session_is_ended_only_while_the_answer_that_was_seen_is_unread(hands: Hands) -> None:  # J14
-    with session_of(hands.target, "s1") as session:
-        assert hands.run(sweeping.remaining_sessions()) == []
-        with unread_by(session, hands):
-            (seen,) = hands.run(sweeping.remaining_sessions())
+def test_a_session_is_ended_only_while_the_reply_that_was_seen_is_unread(db: StoreHarness) -> None:  # J14
+    with session_of(db.target, "s1") as session:
+        assert db.run(retention.remaining_sessions()) == []
+        with unread_by(session, db):
+            (seen,) = db.run(retention.remaining_sessions())
             assert (seen.session, seen.is_left, seen.may_end) == ("everbeat-s1 worker 1.1", False, True)
-        assert hands.run(sweeping.remaining_sessions()) == []
-        assert hands.run(sweeping.end_sessions([seen])) == frozenset()
-        with unread_by(session, hands):  # another statement
-            (again,) = hands.run(sweeping.remaining_sessions())
-            assert hands.run(sweeping.end_sessions([seen])) == frozenset()
+        assert db.run(retention.remaining_sessions()) == []
+        assert db.run(retention.end_sessions([seen])) == frozenset()
+        with unread_by(session, db):  # another statement
+            (again,) = db.run(retention.remaining_sessions())
+            assert db.run(retention.end_sessions([seen])) == frozenset()
         assert is_open(session)
-        with unread_by(session, hands):
-            (seen,) = hands.run(sweeping.remaining_sessions())
+        with unread_by(session, db):
+            (seen,) = db.run(retention.remaining_sessions())
             assert seen != again
-            assert hands.run(sweeping.end_sessions([seen])) == {session.info.backend_pid}
+            assert db.run(retention.end_sessions([seen])) == {session.info.backend_pid}
         assert not is_open(session)
 
 
-def test_a_session_that_read_its_answer_after_the_look_is_not_ended(hands: Hands) -> None:
-    with session_of(hands.target, "s1") as session:
-        with unread_by(session, hands):
-            (seen,) = hands.run(sweeping.remaining_sessions())
-        assert hands.run(sweeping.end_sessions([seen])) == frozenset()
+def test_a_session_that_read_its_reply_after_the_check_is_not_ended(db: StoreHarness) -> None:
+    with session_of(db.target, "s1") as session:
+        with unread_by(session, db):
+            (seen,) = db.run(retention.remaining_sessions())
+        assert db.run(retention.end_sessions([seen])) == frozenset()
         assert is_open(session)
 
 
-def test_a_session_of_another_role_that_bears_the_name_of_a_dead_tree_is_not_ended(hands: Hands) -> None:
-    role = f"deceiver_{hands.target.schema}"
-    hands.connection.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
-    hands.run(workers.end_supervisor("s1", how="age"))
+def test_a_session_of_another_role_with_the_name_of_a_dead_tree_is_not_ended(db: StoreHarness) -> None:
+    role = f"deceiver_{db.target.schema}"
+    db.connection.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
+    db.run(workers.end_supervisor("s1", how="age"))
     try:
-        with session_of(hands.target, "s1", user=role) as deceiver:
-            assert hands.run(sweeping.remaining_sessions()) == []
-            assert is_open(deceiver)
+        with session_of(db.target, "s1", user=role) as impostor:
+            assert db.run(retention.remaining_sessions()) == []
+            assert is_open(impostor)
     finally:
-        hands.connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+        db.connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
 
 
-def test_sessions_of_other_roles_that_bear_a_name_of_everbeat_are_not_counted_as_its_own(
-    hands: Hands,
+def test_sessions_of_other_roles_with_a_name_of_everbeat_are_not_counted(
+    db: StoreHarness,
 ) -> None:
-    roles = [f"{each}_{hands.target.schema}" for each in ("tree", "deceiver")]
-    names = {"role": sql.Identifier(roles[0]), "schema": sql.Identifier(hands.target.schema)}
+    roles = [f"{each}_{db.target.schema}" for each in ("tree", "deceiver")]
+    names = {"role": sql.Identifier(roles[0]), "schema": sql.Identifier(db.target.schema)}
     for role in roles:
-        hands.connection.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
+        db.connection.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
     for text in (
         "grant usage on schema {schema} to {role}",
         "grant select on {schema}.supervisors to {role}",
     ):
-        hands.connection.execute(sql.SQL(text).format(**names))  # type: ignore[arg-type]
+        db.connection.execute(sql.SQL(text).format(**names))  # type: ignore[arg-type]
     own = "update {schema}.supervisors set session_role = %s::regrole"
-    hands.connection.execute(hands.plain(own), [roles[0]])
+    db.connection.execute(db.plain(own), [roles[0]])
     try:
         with (
-            session_of(hands.target, "s1", user=roles[0]),
-            session_of(hands.target, "s1", user=roles[1]),
-            psycopg.connect(make_conninfo(hands.target.url, user=roles[0])) as looking,
+            session_of(db.target, "s1", user=roles[0]),
+            session_of(db.target, "s1", user=roles[1]),
+            psycopg.connect(make_conninfo(db.target.url, user=roles[0])) as looking,
         ):
-            row = looking.execute(hands.text("inspect/connections")).fetchone()
+            row = looking.execute(db.text("inspect/count_connections")).fetchone()
             assert row is not None
             assert row[2] == 1
     finally:
         for role in roles:
-            hands.connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
+            db.connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(role)))
 
 
-def test_a_tree_that_was_declared_dead_does_not_end_its_own_sessions(hands: Hands) -> None:
-    hands.run(workers.end_supervisor("s1", how="age"))
-    with session_of(hands.target, "s1") as sibling, session_of(hands.target, "s1") as own:
-        assert own.execute(hands.text("worker/remaining_sessions")).fetchall() == []
+def test_a_tree_that_was_declared_dead_does_not_end_its_own_sessions(db: StoreHarness) -> None:
+    db.run(workers.end_supervisor("s1", how="age"))
+    with session_of(db.target, "s1") as sibling, session_of(db.target, "s1") as own:
+        assert own.execute(db.text("worker/list_remaining_sessions")).fetchall() == []
         assert is_open(sibling)
 
 
-def test_a_session_waits_while_two_of_its_backends_are_left_and_ends_those_that_wait_for_it(
-    hands: Hands,
+def test_a_session_waits_while_it_has_two_busy_backends_and_ends_idle_ones(
+    db: StoreHarness,
 ) -> None:
     with (
-        session_of(hands.target, "s1") as idle,
-        session_of(hands.target, "s1") as first,
-        session_of(hands.target, "s1") as second,
-        session_of(hands.target, "s1") as next_one,
-        session_of(hands.target, "s2") as other,
+        session_of(db.target, "s1") as idle,
+        session_of(db.target, "s1") as first,
+        session_of(db.target, "s1") as second,
+        session_of(db.target, "s1") as next_one,
+        session_of(db.target, "s2") as other,
         ThreadPoolExecutor(2) as threads,
     ):
         next_one.rollback()
         next_one.autocommit = True
         for number, busy in enumerate((first, second), start=1):
             threads.submit(busy.execute, "select pg_sleep(30)")
-            until_busy(hands, "everbeat-s1 %", number)
-        assert must_wait(next_one, hands)
+            until_busy(db, "everbeat-s1 %", number)
+        assert must_wait(next_one, db)
         assert [is_open(each) for each in (idle, other)] == [False, True]
+        ended = first.info.backend_pid
         first.cancel()
         first.close()
-        until_busy(hands, "everbeat-s1 %", 1)
-        assert not must_wait(next_one, hands)
+        until_gone(db, ended)  # a cancelled statement stops earlier than its backend
+        assert not must_wait(next_one, db)
         second.cancel()
 
 
-async def test_a_session_connects_again_where_its_role_must_not_end_sessions(
+async def test_a_session_reconnects_if_its_role_must_not_terminate_backends(
     new_server: NewServer,
 ) -> None:  # J11
     server = new_server()
@@ -206,17 +207,23 @@ async def test_a_session_connects_again_where_its_role_must_not_end_sessions(
         await session.drop()
 
 
-def must_wait(connection: Connection[Any], hands: Hands) -> bool:
-    """What a new connection of a session does about earlier ones."""
-    row = connection.execute(hands.text("worker/left_behind")).fetchone()
+def must_wait(connection: Connection[Any], db: StoreHarness) -> bool:
+    """Return whether a new connection must wait for earlier ones, as a session decides it."""
+    row = connection.execute(db.text("worker/check_earlier_sessions")).fetchone()
     assert row is not None
     if row[1]:
-        connection.execute(hands.text("worker/end_left_behind"), {"pids": row[1]})
+        connection.execute(db.text("worker/end_earlier_sessions"), {"pids": row[1]})
     return bool(row[0])
 
 
-def until_busy(hands: Hands, like: str, count: int) -> None:
-    """Return when so many sessions of this name work on a statement."""
+def until_gone(db: StoreHarness, pid: int) -> None:
+    """Return when the server has no backend with this process id."""
+    while db.connection.execute("select from pg_stat_activity where pid = %s", [pid]).fetchone() is not None:
+        pass
+
+
+def until_busy(db: StoreHarness, like: str, count: int) -> None:
+    """Wait until this many sessions with such a name execute a statement."""
     busy = "select count(*) from pg_stat_activity where application_name like %s and state = 'active'"
-    while hands.connection.execute(busy, [like]).fetchone() != (count,):
+    while db.connection.execute(busy, [like]).fetchone() != (count,):
         pass

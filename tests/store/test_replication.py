@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import NewPair
 
 
-def test_a_promoted_standby_has_every_commit_that_waited_for_it(new_pair: NewPair) -> None:
+def test_a_promoted_standby_has_every_synchronous_commit(new_pair: NewPair) -> None:
     pair = new_pair(synchronous=True)
     with psycopg.connect(pair.primary.url, autocommit=True) as connection:
         connection.execute("create table said (word text)")
@@ -26,7 +26,7 @@ def test_a_promoted_standby_has_every_commit_that_waited_for_it(new_pair: NewPai
         connection.execute("insert into said values ('written after the promotion')")
 
 
-def test_a_frozen_primary_accepts_connections_and_answers_nothing(new_pair: NewPair) -> None:
+def test_a_frozen_primary_accepts_connections_and_does_not_reply(new_pair: NewPair) -> None:
     pair = new_pair()
     pair.freeze_primary()
     with pytest.raises(psycopg.OperationalError, match="timeout"):

@@ -1,4 +1,4 @@
-"""Each step of retention keeps using its index among 500,000 rows, old ones and others: no table is scanned, few pages are touched."""
+"""Each step of retention uses its index among 500,000 old and new rows: no table is scanned, few pages are touched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everbeat.store.retention import TaskIdBounds
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from tests.store.aged import Aged
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 from tests.store.test_plans import nodes, plan
 
 ROWS = 100_000
@@ -25,7 +25,7 @@ LIMIT = 1_000
 PAGES_PER_ROW = 8
 """To find, lock, find again and delete a row; two of them are visibility maps, for pages that a vacuum found all-visible.
 
-Whether it did depends on what else was open just then: 5 and 6.1 pages per beat were seen.
+The number depends on other open transactions: 5 and 6.1 pages per beat were measured.
 """
 MOST_PAGES = PAGES_PER_ROW * LIMIT
 LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
@@ -44,7 +44,7 @@ TABLES = {
 
 
 @pytest.fixture(scope="module")
-def aged(database_url: str) -> Iterator[Hands]:
+def aged(database_url: str) -> Iterator[StoreHarness]:
     schema = f"test_aged_{uuid4().hex[:8]}"
     target = Target.parse(database_url, schema=schema)
     connection = target.connect("everbeat test")
@@ -57,15 +57,15 @@ def aged(database_url: str) -> Iterator[Hands]:
         rows.holders(ROWS // 10, days=days + 7)
     rows.pending(ROWS, days=45)
     rows.analyze()
-    hands = Hands(target, connection)
-    yield hands
+    db = StoreHarness(target, connection)
+    yield db
     connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(schema)))
-    hands.database.close()
+    db.database.close()
     connection.close()
 
 
-def check_plan(hands: Hands, statement: Statement[Any], *, pages: int) -> dict[str, Any]:
-    found = plan(hands, statement)
+def check_plan(db: StoreHarness, statement: Statement[Any], *, pages: int) -> dict[str, Any]:
+    found = plan(db, statement)
     scans = [
         node
         for node in nodes(found["Plan"])
@@ -79,11 +79,13 @@ def check_plan(hands: Hands, statement: Statement[Any], *, pages: int) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def bounds(aged: Hands) -> TaskIdBounds:
+def bounds(aged: StoreHarness) -> TaskIdBounds:
     return aged.run(retention.task_id_bounds(hours=720))
 
 
-def test_the_steps_of_tasks_and_attempts(aged: Hands, bounds: TaskIdBounds) -> None:  # H2
+def test_pruning_tasks_and_attempts_reads_a_bounded_number_of_pages(
+    aged: StoreHarness, bounds: TaskIdBounds
+) -> None:  # H2
     step = partial(retention.prune_tasks, hours=720, limit=LIMIT, until=bounds.old)
     check_plan(aged, step(after=LOWEST), pages=30_000)
     check_plan(aged, retention.prune_tasks(hours=720, limit=LIMIT, after=bounds.now, until=HIGHEST), pages=50)
@@ -93,7 +95,9 @@ def test_the_steps_of_tasks_and_attempts(aged: Hands, bounds: TaskIdBounds) -> N
         check_plan(aged, stray(hours=720, limit=LIMIT, after=LOWEST, until=bounds.old), pages=MOST_PAGES)
 
 
-def test_a_step_over_living_tasks_looks_at_no_more_than_its_limit(aged: Hands, bounds: TaskIdBounds) -> None:
+def test_a_pruning_step_over_live_tasks_reads_at_most_its_limit(
+    aged: StoreHarness, bounds: TaskIdBounds
+) -> None:
     (after,) = aged.connection.execute(
         sql.SQL("select id from {}.tasks where state = 'PENDING' order by id limit 1").format(
             sql.Identifier(aged.target.schema)
@@ -110,7 +114,7 @@ def test_a_step_over_living_tasks_looks_at_no_more_than_its_limit(aged: Hands, b
     assert max(seen) <= LIMIT
 
 
-def test_the_steps_of_the_other_tables(aged: Hands) -> None:  # H2
+def test_pruning_the_other_tables_reads_a_bounded_number_of_pages(aged: StoreHarness) -> None:  # H2
     check_plan(aged, retention.prune_stray_recoveries(hours=720, limit=LIMIT, after=0), pages=MOST_PAGES)
     check_plan(aged, retention.prune_beats(hours=24, limit=LIMIT, after=LONG_AGO), pages=MOST_PAGES)
     check_plan(aged, retention.prune_worker_states(hours=168, limit=LIMIT, after=LONG_AGO), pages=MOST_PAGES)
@@ -118,10 +122,10 @@ def test_the_steps_of_the_other_tables(aged: Hands) -> None:  # H2
     check_plan(aged, retention.prune_supervisors(hours=168, limit=LIMIT, after=""), pages=12_000)
 
 
-def test_a_later_step_does_not_wade_through_what_the_earlier_ones_deleted(
-    aged: Hands, bounds: TaskIdBounds
+def test_a_later_pruning_step_skips_rows_that_earlier_steps_deleted(
+    aged: StoreHarness, bounds: TaskIdBounds
 ) -> None:
-    # Within one transaction what was deleted stays in the index, as under any old snapshot.
+    # Within one transaction, deleted rows stay in the index, as under an old snapshot.
     walks: list[tuple[Any, Any]] = [
         (LOWEST, partial(retention.prune_tasks, hours=720, limit=LIMIT, until=bounds.old)),
         (LONG_AGO, partial(retention.prune_beats, hours=24, limit=LIMIT)),
@@ -137,15 +141,15 @@ def test_a_later_step_does_not_wade_through_what_the_earlier_ones_deleted(
                 assert key is not None
             late, from_the_start = pages_of(aged, walk(after=key)), pages_of(aged, walk(after=start))
         assert late <= 1.5 * first, statement.name
-        assert from_the_start > late, "or this test proves nothing"
+        assert from_the_start > late, "otherwise this test proves nothing"
 
 
-def pages_of(hands: Hands, statement: Statement[Any]) -> int:
-    root = plan(hands, statement)["Plan"]
+def pages_of(db: StoreHarness, statement: Statement[Any]) -> int:
+    root = plan(db, statement)["Plan"]
     return int(root["Shared Hit Blocks"] + root["Shared Read Blocks"])
 
 
-def test_a_plan_that_scans_is_noticed(aged: Hands) -> None:
+def test_check_plan_fails_for_a_plan_of_retention_with_a_sequential_scan(aged: StoreHarness) -> None:
     with aged.connection.transaction(force_rollback=True):
         index = sql.Identifier(aged.target.schema, "beats_by_time")
         aged.connection.execute(sql.SQL("drop index {}").format(index))

@@ -1,4 +1,4 @@
-"""Serial lines, suspects and pauses as the claim sees them: one of a line at a time and in order, whoever claims."""
+"""Serial lines, suspects and pauses as the claim sees them: one task of a line at a time and in order, for any claimer."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.domain.states import TaskState
+from everbeat.domain.task.states import TaskState
 from everbeat.store import leases, tasks
 from everbeat.store.database import Database
 from everbeat.store.leases import Claimed, RecoveryOrder
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 
 LINE = "queue:ledger"
 
 
-def send_line(hands: Hands, count: int, *, line: str = LINE) -> list[UUID]:
-    return [hands.send(serial=line) for _ in range(count)]
+def send_line(db: StoreHarness, count: int, *, line: str = LINE) -> list[UUID]:
+    return [db.send(serial=line) for _ in range(count)]
 
 
-def claimed_ids(hands: Hands, worker: str = "w1") -> list[UUID]:
-    return [one.id for one in hands.claim(worker)]
+def claimed_ids(db: StoreHarness, worker: str = "w1") -> list[UUID]:
+    return [one.id for one in db.claim(worker)]
 
 
-def recovered(hands: Hands, held: Claimed, *, action: str, retry_in_ms: int | None = None) -> None:
+def recovered(db: StoreHarness, held: Claimed, *, action: str, retry_in_ms: int | None = None) -> None:
     order = RecoveryOrder(
         id=held.id,
         claim_id=held.claim_id,
@@ -40,107 +40,107 @@ def recovered(hands: Hands, held: Claimed, *, action: str, retry_in_ms: int | No
         last_beat_at=None,
         noticed_after_ms=0,
     )
-    landed = hands.run(
-        leases.recover([order], noticed_by="session", recovered_by="s2", channel=hands.target.channel)
+    landed = db.run(
+        leases.recover([order], noticed_by="session", recovered_by="s2", channel=db.target.channel)
     )
     assert [one.id for one in landed] == [held.id]
 
 
-def test_one_at_a_time_and_in_order(hands: Hands) -> None:  # F8
-    first, second, third = send_line(hands, 3)
+def test_a_serial_line_runs_one_task_at_a_time_and_in_order(db: StoreHarness) -> None:  # F8
+    first, second, third = send_line(db, 3)
     for expected in (first, second, third):
-        (held,) = hands.claim("w1")
+        (held,) = db.claim("w1")
         assert held.id == expected
-        assert hands.claim("w2") == []
-        assert hands.start(held) == ["started"]
-        assert hands.claim("w2") == []
-        assert hands.settle(held) == "COMPLETED"
-    assert hands.claim("w1") == []
+        assert db.claim("w2") == []
+        assert db.start(held) == ["started"]
+        assert db.claim("w2") == []
+        assert db.settle(held) == "COMPLETED"
+    assert db.claim("w1") == []
 
 
-def test_lines_do_not_hold_each_other_up_nor_plain_tasks(hands: Hands) -> None:
-    mine, _ = send_line(hands, 2, line="key:a")
-    yours, _ = send_line(hands, 2, line="key:b")
-    plain = hands.send()
-    assert set(claimed_ids(hands)) == {mine, yours, plain}
-    assert claimed_ids(hands, "w2") == []
+def test_serial_lines_do_not_block_each_other_or_plain_tasks(db: StoreHarness) -> None:
+    mine, _ = send_line(db, 2, line="key:a")
+    yours, _ = send_line(db, 2, line="key:b")
+    plain = db.send()
+    assert set(claimed_ids(db)) == {mine, yours, plain}
+    assert claimed_ids(db, "w2") == []
 
 
-def test_the_order_holds_through_a_retry_and_through_a_death(hands: Hands) -> None:  # F8
-    first, second = send_line(hands, 2)
-    (held,) = hands.claim("w1")
-    hands.start(held)
-    recovered(hands, held, action="retry", retry_in_ms=60_000)
-    assert hands.claim("w2") == [], "the head waits for its retry, and the line behind it"
-    hands.connection.execute(
+def test_a_serial_line_keeps_its_order_through_a_retry_and_a_death(db: StoreHarness) -> None:  # F8
+    first, second = send_line(db, 2)
+    (held,) = db.claim("w1")
+    db.start(held)
+    recovered(db, held, action="retry", retry_in_ms=60_000)
+    assert db.claim("w2") == [], "the head waits for its retry, and the line waits behind it"
+    db.connection.execute(
         sql.SQL("update {}.tasks set enqueued_at = statement_timestamp() where id = %s").format(
-            sql.Identifier(hands.target.schema)
+            sql.Identifier(db.target.schema)
         ),
         [first],
     )
-    (again,) = hands.claim("w2")
+    (again,) = db.claim("w2")
     assert again.id == first
-    hands.start(again)
-    recovered(hands, again, action="fail")
-    assert claimed_ids(hands) == [second]
+    db.start(again)
+    recovered(db, again, action="fail")
+    assert claimed_ids(db) == [second]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "released", "expired at the start", "expired while waiting"])
-def test_whoever_leaves_lets_the_next_one_go(hands: Hands, how: str) -> None:
-    first, second = send_line(hands, 2)
-    schema = sql.Identifier(hands.target.schema)
+def test_a_head_that_ends_or_is_released_makes_way_for_the_next_task(db: StoreHarness, how: str) -> None:
+    first, second = send_line(db, 2)
+    schema = sql.Identifier(db.target.schema)
     past = sql.SQL("update {}.tasks set good_until = now() - interval '1 minute' where id = %s").format(
         schema
     )
     match how:
         case "cancelled":
-            hands.run(tasks.cancel(first, channel=hands.target.channel, call=uuid4()))
+            db.run(tasks.cancel(first, channel=db.target.channel, call=uuid4()))
         case "released":
-            (held,) = hands.claim("w1")
-            hands.run(leases.release([(held.id, held.claim_id)], channel=hands.target.channel))
-            assert claimed_ids(hands) == [first], "given back, it keeps its place"
+            (held,) = db.claim("w1")
+            db.run(leases.release([(held.id, held.claim_id)], channel=db.target.channel))
+            assert claimed_ids(db) == [first], "a released task keeps its place"
             return
         case "expired at the start":
-            (held,) = hands.claim("w1")
-            hands.connection.execute(past, [first])
-            assert hands.start(held) == ["expired"]
+            (held,) = db.claim("w1")
+            db.connection.execute(past, [first])
+            assert db.start(held) == ["expired"]
         case _:
-            hands.connection.execute(past, [first])
-            assert claimed_ids(hands) == []
-            assert hands.run(tasks.expire(channel=hands.target.channel)) == [first]
-    assert claimed_ids(hands) == [second]
+            db.connection.execute(past, [first])
+            assert claimed_ids(db) == []
+            assert db.run(tasks.expire(channel=db.target.channel)) == [first]
+    assert claimed_ids(db) == [second]
 
 
-def test_an_operators_retry_goes_to_the_end(hands: Hands) -> None:
-    first, second, third = send_line(hands, 3)
-    hands.run(tasks.cancel(first, channel=hands.target.channel, call=uuid4()))
-    hands.run(tasks.retry(first, channel=hands.target.channel, call=uuid4()))
+def test_an_operator_retry_moves_the_task_to_the_end_of_its_line(db: StoreHarness) -> None:
+    first, second, third = send_line(db, 3)
+    db.run(tasks.cancel(first, channel=db.target.channel, call=uuid4()))
+    db.run(tasks.retry(first, channel=db.target.channel, call=uuid4()))
     for expected in (second, third, first):
-        (held,) = hands.claim("w1")
+        (held,) = db.claim("w1")
         assert held.id == expected
-        hands.start(held)
-        hands.settle(held)
+        db.start(held)
+        db.settle(held)
 
 
-def test_every_end_wakes_whoever_may_take_the_next_one(hands: Hands) -> None:
-    send_line(hands, 2)
-    (held,) = hands.claim("w1")
-    hands.start(held)
-    with hands.target.connect("everbeat test") as listener:
-        listener.execute(sql.SQL("listen {}").format(sql.Identifier(hands.target.channel)))
-        hands.settle(held)
+def test_the_end_of_a_head_notifies_workers_of_the_next_task(db: StoreHarness) -> None:
+    send_line(db, 2)
+    (held,) = db.claim("w1")
+    db.start(held)
+    with db.target.connect("everbeat test") as listener:
+        listener.execute(sql.SQL("listen {}").format(sql.Identifier(db.target.channel)))
+        db.settle(held)
         heard = [note.payload for note in listener.notifies(timeout=10, stop_after=2)]
     assert "t:default" in heard
 
 
-def test_many_claimers_at_once_never_hold_two_of_a_line(hands: Hands) -> None:
-    """Sends that commit late appear in front of a line whose later head is being claimed: PostgreSQL refuses the second."""
+def test_concurrent_claimers_never_hold_two_tasks_of_a_line(db: StoreHarness) -> None:
+    """Late commits insert tasks ahead of the head that is being claimed: PostgreSQL rejects the second claim."""
     rounds, claimers = 30, 4
-    schema = sql.Identifier(hands.target.schema)
+    schema = sql.Identifier(db.target.schema)
     over, taken, broken = threading.Event(), list[UUID](), list[object]()
 
     def serve(name: str) -> None:
-        database = Database(hands.target)
+        database = Database(db.target)
         try:
             while not over.is_set():
                 for held in database.run(
@@ -154,11 +154,11 @@ def test_many_claimers_at_once_never_hold_two_of_a_line(hands: Hands) -> None:
                     )
                 ):
                     lease = (held.id, held.claim_id)
-                    database.run(leases.start([lease], channel=hands.target.channel))
+                    database.run(leases.start([lease], channel=db.target.channel))
                     taken.append(held.id)
                     settlement = leases.Settlement(id=held.id, claim_id=held.claim_id, outcome="COMPLETED")
-                    database.run(leases.settle([settlement], channel=hands.target.channel))
-        except Exception as problem:  # noqa: BLE001 - told by the assertion below
+                    database.run(leases.settle([settlement], channel=db.target.channel))
+        except Exception as problem:  # noqa: BLE001 - the assertion below reports it
             broken.append(problem)
         finally:
             database.close()
@@ -168,21 +168,21 @@ def test_many_claimers_at_once_never_hold_two_of_a_line(hands: Hands) -> None:
         sent = []
         try:
             for _ in range(rounds):
-                with hands.target.connect("everbeat test") as late:
+                with db.target.connect("everbeat test") as late:
                     late.autocommit = False
                     slow = tasks.insert_task(
                         tasks.NewTask(
                             id=uuid4(), name="work", queue="default", priority=0, args=b"{}", serial=LINE
                         ),
-                        channel=hands.target.channel,
+                        channel=db.target.channel,
                     )
-                    row = late.execute(hands.text(slow.name), slow.parameters).fetchone()
+                    row = late.execute(db.text(slow.name), slow.parameters).fetchone()
                     assert row is not None
-                    sent += [row[0], *send_line(hands, 3)]
+                    sent += [row[0], *send_line(db, 3)]
                     late.commit()
             waiting = sql.SQL("select count(*) from {}.tasks where state not in ('COMPLETED')").format(schema)
             for _ in range(600):
-                row = hands.connection.execute(waiting).fetchone()
+                row = db.connection.execute(waiting).fetchone()
                 if row == (0,) or broken:
                     break
                 over.wait(0.05)
@@ -197,38 +197,38 @@ def test_many_claimers_at_once_never_hold_two_of_a_line(hands: Hands) -> None:
         "select count(*) from {0}.attempts a join {0}.attempts b on a.task_id <> b.task_id"
         " and a.claimed_at < b.claimed_at and b.claimed_at < a.ended_at"
     ).format(schema)
-    assert hands.connection.execute(overlaps).fetchone() == (0,)
+    assert db.connection.execute(overlaps).fetchone() == (0,)
 
 
-def test_postgresql_itself_refuses_a_second_one_of_a_line(hands: Hands) -> None:
-    _, second = send_line(hands, 2)
-    assert len(hands.claim("w1")) == 1
+def test_a_unique_index_rejects_a_second_claimed_task_of_a_line(db: StoreHarness) -> None:
+    _, second = send_line(db, 2)
+    assert len(db.claim("w1")) == 1
     force = sql.SQL("update {}.tasks set state = 'CLAIMED', claim_id = gen_random_uuid() where id = %s")
     with pytest.raises(psycopg.errors.UniqueViolation, match="tasks_serial_held"):
-        hands.connection.execute(force.format(sql.Identifier(hands.target.schema)), [second])
+        db.connection.execute(force.format(sql.Identifier(db.target.schema)), [second])
 
 
-def test_suspects_are_taken_by_those_who_ask_for_them(hands: Hands) -> None:  # E13
-    plain, suspect = hands.send(), hands.send()
+def test_suspects_are_claimed_only_by_workers_that_request_them(db: StoreHarness) -> None:  # E13
+    plain, suspect = db.send(), db.send()
     mark = sql.SQL("update {}.tasks set suspect = true where id = %s").format(
-        sql.Identifier(hands.target.schema)
+        sql.Identifier(db.target.schema)
     )
-    hands.connection.execute(mark, [suspect])
-    assert [(one.id, one.suspect) for one in hands.claim("w1", suspects=False)] == [(plain, False)]
-    (held,) = hands.claim("w1", suspects=True)
+    db.connection.execute(mark, [suspect])
+    assert [(one.id, one.suspect) for one in db.claim("w1", suspects=False)] == [(plain, False)]
+    (held,) = db.claim("w1", suspects=True)
     assert (held.id, held.suspect) == (suspect, True)
-    hands.start(held)
-    hands.settle(held, outcome="FAILED", error=b'{"code": "X", "message": "raised"}')
-    assert hands.row(suspect, "suspect") is False, "its code ended by itself"
+    db.start(held)
+    db.settle(held, outcome="FAILED", error=b'{"code": "X", "message": "raised"}')
+    assert db.row(suspect, "suspect") is False, "its code ended by itself"
 
 
 @pytest.mark.parametrize("kind", ["task", "queue"])
-def test_what_is_paused_is_left_alone(hands: Hands, kind: str) -> None:
-    paused, other = hands.send(queue="mail"), hands.send(name="other")
-    schema = sql.Identifier(hands.target.schema)
+def test_a_claim_skips_paused_tasks_and_queues(db: StoreHarness, kind: str) -> None:
+    paused, other = db.send(queue="mail"), db.send(name="other")
+    schema = sql.Identifier(db.target.schema)
     name = "work" if kind == "task" else "mail"
     pause = sql.SQL("insert into {}.pauses (kind, name, paused_by) values (%s, %s, 'test')").format(schema)
-    hands.connection.execute(pause, [kind, name])
-    assert [one.id for one in hands.claim("w1", names=("work", "other"))] == [other]
-    hands.connection.execute(sql.SQL("delete from {}.pauses").format(schema))
-    assert claimed_ids(hands) == [paused]
+    db.connection.execute(pause, [kind, name])
+    assert [one.id for one in db.claim("w1", names=("work", "other"))] == [other]
+    db.connection.execute(sql.SQL("delete from {}.pauses").format(schema))
+    assert claimed_ids(db) == [paused]

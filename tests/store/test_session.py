@@ -1,4 +1,4 @@
-"""Sessions outlive their connections: statements are repeated after a lost reply, and answer as if nothing had happened."""
+"""Sessions outlive their connections: they repeat statements after a lost reply, with the same result."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from psycopg import sql
 from everbeat.errors import ConfigurationError, DatabaseUnreachable, SchemaMissing, WrongDatabaseURL
 from everbeat.store import leases, tasks, workers, workflows
 from everbeat.store.database import Database
-from everbeat.store.foreign_statement import numbered
 from everbeat.store.leases import Settlement
 from everbeat.store.session import Session
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
-from tests.store.conftest import Hands
+from everbeat.store.user_connection.drivers import numbered
+from tests.store.conftest import StoreHarness
 from tests.store.flows import Flow, task
 from tests.store.test_plans import nodes
 
 
-async def test_a_terminated_session_repeats_its_statement(hands: Hands) -> None:
+async def test_a_session_reconnects_and_repeats_its_statement_after_its_backend_was_terminated(
+    db: StoreHarness,
+) -> None:
     states: list[bool] = []
-    session = Session(hands.target, "everbeat test session", on_state=states.append)
+    session = Session(db.target, "everbeat test session", on_state=states.append)
     assert await session.run(workers.beat_worker("w1")) is True
     connection = await session.connection()
-    hands.connection.execute("select pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+    db.connection.execute("select pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
     assert await session.run(workers.beat_worker("w1"), patience_s=30) is True
     assert states == [True, False, True]
     await session.drop()
 
 
-async def test_a_session_leaves_a_server_that_accepts_no_write_and_repeats_its_statement(
-    hands: Hands,
+async def test_a_session_leaves_a_read_only_server_and_repeats_its_statement(
+    db: StoreHarness,
 ) -> None:  # J12
     states: list[bool] = []
-    session = Session(hands.target, "everbeat test session", on_state=states.append)
+    session = Session(db.target, "everbeat test session", on_state=states.append)
     connection = await session.connection()
     await connection.execute("set default_transaction_read_only = on")
     assert await session.run(workers.beat_worker("w1"), patience_s=None) is True
@@ -49,17 +51,17 @@ async def test_a_session_leaves_a_server_that_accepts_no_write_and_repeats_its_s
     await session.drop()
 
 
-async def test_a_session_killed_at_any_moment_loses_and_doubles_nothing(hands: Hands) -> None:
-    """A stranger keeps terminating the session while it claims, starts and settles: each task runs once."""
-    sent = {hands.send() for _ in range(60)}
-    session = Session(hands.target, "everbeat test session")
+async def test_a_session_that_is_killed_at_random_moments_runs_each_task_once(db: StoreHarness) -> None:
+    """Another connection repeatedly terminates the session while it claims, starts and settles: each task runs once."""
+    sent = {db.send() for _ in range(60)}
+    session = Session(db.target, "everbeat test session")
     done: set[object] = set()
     stop = threading.Event()
     moments = Random(1)
 
     def killer() -> None:
-        with hands.target.connect("everbeat test killer") as connection:
-            # The number of kills is bounded: on a busy machine, connecting can take longer than the time between two.
+        with db.target.connect("everbeat test killer") as connection:
+            # The number of kills is bounded: on a busy machine, connecting can take longer than the pause between two kills.
             for _ in range(400):
                 if stop.wait(moments.uniform(0.01, 0.15)):
                     break
@@ -95,12 +97,12 @@ async def test_a_session_killed_at_any_moment_loses_and_doubles_nothing(hands: H
         stop.set()
         thread.join()
         await session.drop()
-    assert sorted(hands.table("attempts", "attempt, outcome")) == [(1, "COMPLETED")] * len(sent)
+    assert sorted(db.table("attempts", "attempt, outcome")) == [(1, "COMPLETED")] * len(sent)
 
 
-async def test_a_refused_value_leaves_the_session_usable(hands: Hands) -> None:
-    claimed = hands.running()
-    session = Session(hands.target, "everbeat test session")
+async def test_a_session_stays_usable_after_the_server_rejected_a_value(db: StoreHarness) -> None:
+    claimed = db.running()
+    session = Session(db.target, "everbeat test session")
     bad = Settlement(id=claimed.id, claim_id=claimed.claim_id, outcome="COMPLETED", result=b"not json")
     with pytest.raises(psycopg.DataError):
         await session.run(leases.settle([bad], channel="c"), patience_s=0)
@@ -108,10 +110,12 @@ async def test_a_refused_value_leaves_the_session_usable(hands: Hands) -> None:
     assert await session.run(workers.beat_worker("w1")) is True
     assert await session.connection() is before
     await session.drop()
-    hands.settle(claimed)
+    db.settle(claimed)
 
 
-async def test_patience_ends_with_a_clear_word(tmp_path: object) -> None:
+async def test_an_unreachable_database_raises_an_error_without_the_password_after_the_patience(
+    tmp_path: object,
+) -> None:
     nowhere = Target.parse("postgresql://someone:secret@127.0.0.1:1/none")
     session = Session(nowhere, "everbeat test session")
     with pytest.raises(DatabaseUnreachable) as refusal:
@@ -120,7 +124,7 @@ async def test_patience_ends_with_a_clear_word(tmp_path: object) -> None:
     assert "secret" not in str(refusal.value)
 
 
-def test_a_missing_schema_is_named(database_url: str, schema: str) -> None:
+def test_a_missing_schema_raises_an_error_with_its_name(database_url: str, schema: str) -> None:
     with pytest.raises(SchemaMissing, match=schema):
         Database(Target.parse(database_url, schema=schema)).run(workers.watch_beats())
 
@@ -128,29 +132,29 @@ def test_a_missing_schema_is_named(database_url: str, schema: str) -> None:
 @pytest.mark.parametrize(
     ("url", "schema", "word"),
     [
-        ("mysql://host/db", "everbeat", "PostgreSQL only"),
-        ("postgresql://host/db", "public", "a schema of its own"),
+        ("mysql://host/db", "everbeat", "only PostgreSQL"),
+        ("postgresql://host/db", "public", "its own schema"),
         ("", "everbeat", "empty"),
         ("postgresql://host:port/db?nonsense=1", "everbeat", "cannot be read"),
         ("postgresql://host/db", "bad-name; drop", "schema name"),
-        ("postgresql://host/db", "pg_mine", "a schema of its own"),
+        ("postgresql://host/db", "pg_mine", "its own schema"),
     ],
 )
-def test_a_wrong_url_or_schema_name_is_refused_at_once(url: str, schema: str, word: str) -> None:
+def test_an_invalid_url_or_schema_name_is_rejected_at_once(url: str, schema: str, word: str) -> None:
     with pytest.raises((WrongDatabaseURL, ConfigurationError), match=word):
         Target.parse(url, schema=schema)
 
 
-def test_multi_host_urls_look_for_the_primary() -> None:
+def test_urls_with_several_hosts_select_the_primary() -> None:
     assert "target_session_attrs=read-write" in Target.parse("postgresql://a,b/db").conninfo("x")
     assert "target_session_attrs=any" in Target.parse(
         "postgresql://a,b/db?target_session_attrs=any"
     ).conninfo("x")
 
 
-async def test_one_database_serves_threads_loops_and_forked_children(hands: Hands) -> None:
-    database = Database(hands.target)
-    hands.send()
+async def test_one_database_object_serves_threads_event_loops_and_forked_children(db: StoreHarness) -> None:
+    database = Database(db.target)
+    db.send()
     seen: list[object] = []
 
     def in_a_loop() -> None:
@@ -182,13 +186,13 @@ async def test_one_database_serves_threads_loops_and_forked_children(hands: Hand
     await database.aclose()
 
 
-async def test_a_plan_for_a_small_table_does_not_outlive_its_growth(hands: Hands) -> None:
-    """Planned beside ten nodes, a look-up reads them all; a statement that was slow has all of the session planned anew."""
-    flow = Flow.start(hands, [task(f"n{number}") for number in range(10)])
+async def test_a_slow_statement_makes_its_session_replan_for_a_table_that_has_grown(db: StoreHarness) -> None:
+    """Planned for ten nodes, a lookup reads them all; after a slow statement the session plans all its statements again."""
+    flow = Flow.start(db, [task(f"n{number}") for number in range(10)])
     flow.play()
-    hands.connection.execute(hands.plain("analyze {schema}.nodes"))
-    session = Session(hands.target, "everbeat test session", keyed=True)
-    statement = workflows.enqueue([(flow.id, 0)], [None], channel=hands.target.channel)
+    db.connection.execute(db.plain("analyze {schema}.nodes"))
+    session = Session(db.target, "everbeat test session", keyed=True)
+    statement = workflows.enqueue([(flow.id, 0)], [None], channel=db.target.channel)
     for _ in range(6):
         await session.run(statement)
     assert await looked_up(session, statement) == []
@@ -196,19 +200,19 @@ async def test_a_plan_for_a_small_table_does_not_outlive_its_growth(hands: Hands
         "insert into {schema}.nodes (workflow_id, number, name, kind, state)"
         " select gen_random_uuid(), n, 'n', 'task', 'READY' from generate_series(1, 10000) n"
     )
-    hands.connection.execute(hands.plain(grow))
+    db.connection.execute(db.plain(grow))
     await session.run(statement)
-    assert await looked_up(session, statement) == [], "nothing tells the planner"
+    assert await looked_up(session, statement) == [], "the planner has no reason to replan yet"
     waits = (
         "select 1 from pg_stat_activity where application_name like 'everbeat test session %' and wait_event_type = 'Lock'"
         " and clock_timestamp() - query_start > interval '0.2 s'"
     )
-    with hands.target.connect("in its way") as other:
+    with db.target.connect("in its way") as other:
         other.execute("begin")
-        other.execute(hands.plain("lock table {schema}.nodes"))
+        other.execute(db.plain("lock table {schema}.nodes"))
         slow = asyncio.create_task(session.run(statement))
-        while not hands.connection.execute(waits.encode()).fetchone():
-            await asyncio.sleep(0.01)  # another session's lock is seen from outside only
+        while not db.connection.execute(waits.encode()).fetchone():
+            await asyncio.sleep(0.01)  # another session's lock is visible from outside only
         other.execute("commit")
         await slow
     await session.run(statement)
@@ -219,7 +223,7 @@ async def test_a_plan_for_a_small_table_does_not_outlive_its_growth(hands: Hands
 
 
 async def looked_up(session: Session, statement: Statement[Any]) -> list[str]:
-    """By what the session's kept plan of this statement finds nodes; nothing: it reads them all."""
+    """Return the conditions by which the kept plan of this statement finds nodes; empty if it reads them all."""
     connection = await session.connection()
     text, names = numbered(statement.name, session.target.schema)
     kept = "select name from pg_prepared_statements where statement = %s"

@@ -1,4 +1,4 @@
-"""A network that drops everything without a word: which sessions PostgreSQL keeps."""
+"""A network that silently drops all packets: which sessions PostgreSQL keeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNSHARE = ("unshare", "--net")
 
 
 def can_own_a_network() -> bool:
-    """Whether a process here may have a network of its own and take it down."""
+    """Whether a process here can have a separate network namespace and shut it down."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
     down = ("ip", "link", "set", "lo", "down")
@@ -25,8 +25,8 @@ def can_own_a_network() -> bool:
 
 @pytest.mark.long
 @pytest.mark.skipif(not can_own_a_network(), reason="LOUD: no network namespaces, or no ip command, here")
-def test_only_the_session_of_the_lock_outlives_a_silent_network() -> None:  # E14
-    """So an early end of the lock means that its socket was closed. The other sessions end within 11 s."""
+def test_only_the_session_of_the_lock_survives_a_silent_network() -> None:  # E14
+    """So an early release of the lock means that its socket was closed. The other sessions end within 11 s."""
     with tempfile.TemporaryDirectory(prefix="eb-", ignore_cleanup_errors=True) as folder:
         command = [*UNSHARE, sys.executable, str(PROGRAM), f"{folder}/server"]
         ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)

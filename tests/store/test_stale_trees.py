@@ -1,4 +1,4 @@
-"""What the statements say of a tree that wrote other thresholds than those of whoever looks: the longer silence decides."""
+"""How statements judge a tree whose thresholds differ from those of the observer: the longer threshold decides."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from psycopg.errors import CheckViolation
 
 from everbeat.config import RecoveryConfig
-from everbeat.domain.explanation import SilenceRules
-from everbeat.services.thresholds import Thresholds
-from everbeat.store import diagnosis, explanation, inspect, messages, sweeping, workers
-from tests.store.conftest import Hands
+from everbeat.domain.explain.reasons import SilenceRules
+from everbeat.recovering.observer import Thresholds
+from everbeat.store import diagnosis, inspection, messages, retention, workers
+from tests.store.conftest import StoreHarness
 
 OWN_MS = 2_000
 RARE_MS = 20_000
@@ -27,18 +27,18 @@ RULES = SilenceRules(
 )
 
 
-def tree(hands: Hands, supervisor: str, worker: str) -> None:
-    """A tree that beats rarely, with a worker."""
-    hands.run(
+def tree(db: StoreHarness, supervisor: str, worker: str) -> None:
+    """Register a tree with a worker and a long interval between beats."""
+    db.run(
         workers.register_supervisor(
             workers.SupervisorRow(
                 id=supervisor, hostname="host", pid=1, boot_id=None, pid_namespace=None, process_started=None,
-                lock_key=hands.target.lock_key(supervisor), session_name=f"everbeat-{supervisor}",
+                lock_key=db.target.lock_key(supervisor), session_name=f"everbeat-{supervisor}",
                 beat_ms=RARE_MS // 2, claimed_stale_ms=RARE_MS, running_stale_ms=RARE_MS,
             )
         )
     )  # fmt: skip
-    hands.run(
+    db.run(
         workers.register_worker(
             workers.WorkerRow(
                 id=worker, supervisor_id=supervisor, hostname="host", pid=2, process_started=None, queues=None,
@@ -48,46 +48,44 @@ def tree(hands: Hands, supervisor: str, worker: str) -> None:
     )  # fmt: skip
 
 
-def age(hands: Hands, seconds: int) -> None:
-    """Every tree beat this long ago, and every lease began before that."""
+def age(db: StoreHarness, seconds: int) -> None:
+    """Move the last beat of every tree this many seconds back, and the start of every lease before that."""
     ago = f"statement_timestamp() - interval '{seconds} s'"
-    hands.connection.execute(hands.plain(f"update {{schema}}.supervisors set last_beat_at = {ago}"))
-    hands.connection.execute(
-        hands.plain(f"update {{schema}}.workers set last_beat_at = {ago}, started_at = {ago}")
-    )
-    hands.connection.execute(
-        hands.plain(
+    db.connection.execute(db.plain(f"update {{schema}}.supervisors set last_beat_at = {ago}"))
+    db.connection.execute(db.plain(f"update {{schema}}.workers set last_beat_at = {ago}, started_at = {ago}"))
+    db.connection.execute(
+        db.plain(
             f"update {{schema}}.tasks set claimed_at = {ago}, started_at = {ago} where claim_id is not null"
         )
     )
 
 
-def seen(hands: Hands, held: UUID, waits: UUID) -> dict[str, Any]:
-    """What each look says of the two trees, one of which holds a task."""
-    crew = hands.run(diagnosis.crew(stale_ms=OWN_MS))
-    waiting = hands.run(explanation.waiting(waits, stale_ms=OWN_MS))
-    holding = hands.run(explanation.holding(held, stale_ms=OWN_MS))
+def seen(db: StoreHarness, held: UUID, waits: UUID) -> dict[str, Any]:
+    """Return the judgement of each reading statement about the two trees, one of which holds a task."""
+    staff = db.run(diagnosis.crew(stale_ms=OWN_MS))
+    waiting = db.run(diagnosis.waiting(waits, stale_ms=OWN_MS))
+    holding = db.run(diagnosis.holding(held, stale_ms=OWN_MS))
     assert waiting is not None
     assert holding is not None
-    silent = hands.run(diagnosis.silent_trees(silent_ms=OWN_MS, stale_ms=OWN_MS))
-    unswept = hands.run(diagnosis.unswept(RULES, margin_ms=0, stale_ms=OWN_MS))
+    silent = db.run(diagnosis.silent_trees(silent_ms=OWN_MS, stale_ms=OWN_MS))
+    unswept = db.run(diagnosis.unswept(RULES, margin_ms=0, stale_ms=OWN_MS))
     return {
-        "crew": (crew.supervisors, crew.workers),
+        "crew": (staff.supervisors, staff.workers),
         "waiting": waiting.alive,
         "holding": (holding.observers, RULES.is_silent(holding), RULES.threshold_ms(holding)),
         "silent_trees": (silent.silent, silent.living),
         "unswept": unswept.silent,
-        "unserved": len(hands.run(diagnosis.unserved(stale_ms=OWN_MS))),
+        "unserved": len(db.run(diagnosis.unserved(stale_ms=OWN_MS))),
         "knowing": sum(
-            len(each.registered.workers) for each in hands.run(diagnosis.knowing(["work"], stale_ms=OWN_MS))
+            len(each.registered.workers) for each in db.run(diagnosis.knowing(["work"], stale_ms=OWN_MS))
         ),
-        "workers": {each.is_stale for each in hands.run(inspect.workers(**LISTED))},
-        "supervisors": {each.is_stale for each in hands.run(inspect.supervisors(**LISTED))},
-        "known_names": hands.run(explanation.known_names(stale_ms=OWN_MS))[0],
-        "movement": hands.run(explanation.movement(uuid4(), stale_ms=OWN_MS)).alive,
-        "failing_starts": len(hands.run(explanation.failing_starts(stale_ms=OWN_MS))),
-        "messages": hands.run(messages.look_at([held], stale_ms=OWN_MS))[held].stale,
-        "sweep": len(hands.run(sweeping.silent_supervisors(silent_ms=OWN_MS))),
+        "workers": {each.is_stale for each in db.run(inspection.workers(**LISTED))},
+        "supervisors": {each.is_stale for each in db.run(inspection.supervisors(**LISTED))},
+        "known_names": db.run(diagnosis.known_names(stale_ms=OWN_MS))[0],
+        "movement": db.run(diagnosis.movement(uuid4(), stale_ms=OWN_MS)).alive,
+        "failing_starts": len(db.run(diagnosis.failing_starts(stale_ms=OWN_MS))),
+        "messages": db.run(messages.delivery_facts([held], stale_ms=OWN_MS))[held].stale,
+        "sweep": len(db.run(retention.silent_supervisors(silent_ms=OWN_MS))),
     }
 
 
@@ -101,42 +99,44 @@ DEAD = {
 }  # fmt: skip
 
 
-def test_every_look_judges_a_tree_by_the_longer_of_both_thresholds(hands: Hands) -> None:  # D1 J1
-    hands.run(workers.bury_workers(supervisor_id="s1", how="left"))
-    hands.run(workers.end_supervisor("s1", how="left"))
-    tree(hands, "holds", "holds-w")
-    tree(hands, "looks", "looks-w")
-    hands.run(workers.record_starts("looks", processes=1, problem="broken"))
-    held, waits = hands.running("holds-w").id, hands.send()
-    age(hands, 6)
-    assert seen(hands, held, waits) == ALIVE
-    beats = hands.run(workers.watch_beats())
+def test_every_reading_statement_judges_a_tree_by_the_longer_of_both_thresholds(
+    db: StoreHarness,
+) -> None:  # D1 J1
+    db.run(workers.bury_workers(supervisor_id="s1", how="left"))
+    db.run(workers.end_supervisor("s1", how="left"))
+    tree(db, "holds", "holds-w")
+    tree(db, "looks", "looks-w")
+    db.run(workers.record_starts("looks", processes=1, problem="broken"))
+    held, waits = db.running("holds-w").id, db.send()
+    age(db, 6)
+    assert seen(db, held, waits) == ALIVE
+    beats = db.run(workers.watch_beats())
     assert [(each.claimed_stale_ms, each.running_stale_ms) for each in beats] == [(RARE_MS, RARE_MS)] * 2
-    (lease,) = hands.leases("holds")
+    (lease,) = db.leases("holds")
     assert (lease.claimed_stale_ms, lease.running_stale_ms) == (RARE_MS, RARE_MS)
-    assert {each.is_stale for each in hands.run(inspect.workers(**LISTED, exact=True))} == {True}
-    assert {each.is_stale for each in hands.run(inspect.supervisors(**LISTED, exact=True))} == {True}
-    assert len(hands.run(sweeping.silent_supervisors(silent_ms=OWN_MS, exact=True))) == 2
-    age(hands, 60)
-    assert seen(hands, held, waits) == DEAD
+    assert {each.is_stale for each in db.run(inspection.workers(**LISTED, exact=True))} == {True}
+    assert {each.is_stale for each in db.run(inspection.supervisors(**LISTED, exact=True))} == {True}
+    assert len(db.run(retention.silent_supervisors(silent_ms=OWN_MS, exact=True))) == 2
+    age(db, 60)
+    assert seen(db, held, waits) == DEAD
 
 
-def test_a_tree_that_wrote_no_threshold_is_judged_by_whoever_looks(hands: Hands) -> None:  # D1
-    held = hands.running("w1").id
-    age(hands, 6)
-    holding = hands.run(explanation.holding(held, stale_ms=OWN_MS))
+def test_a_tree_without_stored_thresholds_is_judged_by_those_of_the_observer(db: StoreHarness) -> None:  # D1
+    held = db.running("w1").id
+    age(db, 6)
+    holding = db.run(diagnosis.holding(held, stale_ms=OWN_MS))
     assert holding is not None
     assert (RULES.is_silent(holding), RULES.threshold_ms(holding)) == (True, OWN_MS)
-    assert hands.run(diagnosis.crew(stale_ms=OWN_MS)).supervisors == 0
-    assert hands.run(diagnosis.unswept(RULES, margin_ms=0, stale_ms=OWN_MS)).silent == 1
-    (lease,) = hands.leases("s1")
+    assert db.run(diagnosis.crew(stale_ms=OWN_MS)).supervisors == 0
+    assert db.run(diagnosis.unswept(RULES, margin_ms=0, stale_ms=OWN_MS)).silent == 1
+    (lease,) = db.leases("s1")
     assert Thresholds.automatic(RecoveryConfig()).of(lease) == 300_000
 
 
 @pytest.mark.parametrize("column", ["beat_ms", "claimed_stale_ms", "running_stale_ms"])
 @pytest.mark.parametrize("value", [-1, 0, 7_200_001, 2**31 - 1])
-def test_a_length_that_no_configuration_allows_is_not_stored(
-    hands: Hands, column: str, value: int
+def test_a_threshold_that_no_configuration_allows_is_rejected(
+    db: StoreHarness, column: str, value: int
 ) -> None:  # J17
     with pytest.raises(CheckViolation):
-        hands.connection.execute(hands.plain(f"update {{schema}}.supervisors set {column} = {value}"))
+        db.connection.execute(db.plain(f"update {{schema}}.supervisors set {column} = {value}"))

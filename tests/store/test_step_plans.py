@@ -1,4 +1,4 @@
-"""Statements about steps, signals and children keep using their indexes beside 100,000 rows of each: few pages, no scan of a table."""
+"""Statements about steps, signals and children use their indexes with 100,000 rows of each: few pages, no table scan."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import sql
 
-from everbeat.domain.recorded import NewChild
-from everbeat.store import inspect, retention, signals, steps, tasks
-from everbeat.store.foreign_statement import numbered
+from everbeat.domain.task.context_backend import NewChild
+from everbeat.store import inspection, retention, steps, tasks
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
-from tests.store.conftest import Hands
+from everbeat.store.user_connection.drivers import numbered
+from tests.store.conftest import StoreHarness
 from tests.store.test_plans import filled, held, nodes, plan
 
 ROWS = 100_000
 
-# One task has 2,000 steps and 2,000 signals, one workflow 1,000 tasks that wait; the rest is spread over all.
+# One task has 2,000 steps and 2,000 signals, one workflow has 1,000 waiting tasks; the rest is spread over all tasks.
 FILL = (
     """insert into {schema}.steps (task_id, kind, name, result, attempt)
        select t.id, 'step', 'charge', '1', 1 from (select id from {schema}.tasks limit %(rows)s) t""",
@@ -45,39 +45,39 @@ FILL = (
 
 
 class Loaded:
-    """The hands, a running task with much behind it, and a workflow of which many wait."""
+    """The harness, a running task with many records, and a workflow with many waiting tasks."""
 
-    def __init__(self, hands: Hands) -> None:
-        self.hands = hands
-        self.task_id, self.claim_id = held(hands, 1)[0]
+    def __init__(self, db: StoreHarness) -> None:
+        self.db = db
+        self.task_id, self.claim_id = held(db, 1)[0]
         self.workflow = uuid4()
-        names = {"schema": sql.Identifier(hands.target.schema)}
+        names = {"schema": sql.Identifier(db.target.schema)}
         given = {"rows": ROWS, "busy": self.task_id, "workflow": self.workflow}
         for text in FILL:
             used = {name: value for name, value in given.items() if f"%({name})s" in text}
-            hands.connection.execute(sql.SQL(text).format(**names), used or None)  # type: ignore[arg-type]
+            db.connection.execute(sql.SQL(text).format(**names), used or None)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def loaded(database_url: str) -> Iterator[Loaded]:
-    with filled(database_url, rows=ROWS, in_flight=500) as hands:
-        yield Loaded(hands)
+    with filled(database_url, rows=ROWS, in_flight=500) as db:
+        yield Loaded(db)
 
 
 def check_plan(loaded: Loaded, statement: Statement[Any], *, pages: int) -> None:
-    """Both as a client asks, and as a worker does: planned before anybody knows the values."""
-    hands = loaded.hands
-    text, names = numbered(statement.name, hands.target.schema)
+    """Check the plan of a client's execution and of a worker's, which is planned before the values are known."""
+    db = loaded.db
+    text, names = numbered(statement.name, db.target.schema)
     given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
-    with hands.connection.transaction(force_rollback=True):
-        hands.connection.execute(KEYED.replace(b"set ", b"set local "))
-        hands.connection.execute(f"prepare as_a_worker_does as {text}".encode())
-        row = hands.connection.execute(
+    with db.connection.transaction(force_rollback=True):
+        db.connection.execute(KEYED.replace(b"set ", b"set local "))
+        db.connection.execute(f"prepare as_a_worker_does as {text}".encode())
+        row = db.connection.execute(
             sql.SQL("explain (analyze, buffers, format json) execute as_a_worker_does ({})").format(given)
         ).fetchone()
-        hands.connection.execute("deallocate as_a_worker_does")
+        db.connection.execute("deallocate as_a_worker_does")
     assert row is not None
-    for found in (dict(row[0][0])["Plan"], plan(hands, statement)["Plan"]):
+    for found in (dict(row[0][0])["Plan"], plan(db, statement)["Plan"]):
         scans = [
             node
             for node in nodes(found)
@@ -90,7 +90,7 @@ def check_plan(loaded: Loaded, statement: Statement[Any], *, pages: int) -> None
         assert touched <= pages, f"{statement.name} touched {touched} pages"
 
 
-def test_recording_and_reading_steps(loaded: Loaded) -> None:
+def test_statements_that_record_and_read_steps_read_a_bounded_number_of_pages(loaded: Loaded) -> None:
     lease = loaded.task_id, loaded.claim_id
     check_plan(loaded, steps.record_step(*lease, name="new", result=b"1"), pages=60)
     check_plan(loaded, steps.load_steps(*lease), pages=600)
@@ -98,52 +98,78 @@ def test_recording_and_reading_steps(loaded: Loaded) -> None:
     check_plan(loaded, steps.begin_sleep(*lease, name="sleep", duration_ms=1_000), pages=60)
 
 
-def test_waiting_and_signalling(loaded: Loaded) -> None:
+def test_waits_and_signals_read_a_bounded_number_of_pages(loaded: Loaded) -> None:
     lease = loaded.task_id, loaded.claim_id
     for event in ("approved", "unheard", "n77"):
         check_plan(loaded, steps.wait_for_signal(*lease, name=event, event=event, timeout_ms=None), pages=120)
-    channel = loaded.hands.target.channel
-    one = signals.send_signal(uuid4(), target=loaded.task_id, name="approved", value=b"1", channel=channel)
+    channel = loaded.db.target.channel
+    one = tasks.send_signal(uuid4(), target=loaded.task_id, name="approved", value=b"1", channel=channel)
     check_plan(loaded, one, pages=200)
-    none_waits = signals.send_signal(
-        uuid4(), target=loaded.workflow, name="other", value=b"1", channel=channel
-    )
+    none_waits = tasks.send_signal(uuid4(), target=loaded.workflow, name="other", value=b"1", channel=channel)
     check_plan(loaded, none_waits, pages=200)
-    thousand = signals.send_signal(
+    thousand = tasks.send_signal(
         uuid4(), target=loaded.workflow, name="approved", value=b"1", channel=channel
     )
     check_plan(loaded, thousand, pages=60_000)
 
 
-def test_children(loaded: Loaded) -> None:
+def test_statements_about_children_read_a_bounded_number_of_pages(loaded: Loaded) -> None:
     child = NewChild(name="work", queue="default", priority=0, args="{}", key="k")
-    channel = loaded.hands.target.channel
+    channel = loaded.db.target.channel
     sent = steps.send_child(loaded.task_id, loaded.claim_id, step="work", child=child, channel=channel)
     check_plan(loaded, sent, pages=120)
+    lease = loaded.task_id, loaded.claim_id
+    check_plan(loaded, steps.hold_parent(*lease, step="work"), pages=60)
+    check_plan(loaded, steps.record_child(*lease, step="work", child_id=uuid4(), digest="d"), pages=60)
+    check_plan(loaded, steps.cancel_started(loaded.task_id, channel=channel), pages=8_000)
+    check_plan(loaded, steps.cancel_started(uuid4(), channel=channel), pages=40)
     check_plan(loaded, tasks.cancel_children(loaded.task_id, channel=channel), pages=8_000)
     check_plan(loaded, tasks.cancel_children(uuid4(), channel=channel), pages=40)
-    with loaded.hands.connection.transaction(force_rollback=True):
-        listed = plan(loaded.hands, inspect.tasks(parent=loaded.task_id, limit=50))["Plan"]
+    with loaded.db.connection.transaction(force_rollback=True):
+        listed = plan(loaded.db, inspection.tasks(parent=loaded.task_id, limit=50))["Plan"]
     assert listed["Shared Hit Blocks"] + listed["Shared Read Blocks"] < 300
 
 
-def test_retention(loaded: Loaded) -> None:
+RETRIED = (
+    "update {schema}.tasks set workflow_id = %(workflow)s, node = 2 where id in (%(busy)s, %(earlier)s)",
+    "update {schema}.tasks set parent_id = %(earlier)s where parent_id = %(busy)s",
+    """insert into {schema}.steps (task_id, kind, name, result, attempt)
+       select %(busy)s, 'child', t.id, to_json(t.id), 1 from {schema}.tasks t where t.parent_id = %(earlier)s""",
+)
+
+
+def test_a_cancel_of_a_node_that_ran_before_reads_a_bounded_number_of_pages(loaded: Loaded) -> None:
+    db, channel = loaded.db, loaded.db.target.channel
+    earlier = next(one for one, _ in held(db, 2) if one != loaded.task_id)
+    with db.connection.transaction(force_rollback=True):
+        for text in RETRIED:
+            names = {"busy": loaded.task_id, "earlier": earlier, "workflow": loaded.workflow}
+            given = {name: sql.Literal(value) for name, value in names.items()}
+            filled_in = text.replace("%(", "{").replace(")s", "}")
+            db.connection.execute(
+                sql.SQL(filled_in).format(schema=sql.Identifier(db.target.schema), **given)  # type: ignore[arg-type]
+            )
+        check_plan(loaded, steps.cancel_started(loaded.task_id, channel=channel), pages=12_000)
+        check_plan(loaded, tasks.cancel_children(loaded.task_id, channel=channel), pages=12_000)
+
+
+def test_pruning_steps_and_signals_uses_indexes(loaded: Loaded) -> None:
     between: dict[str, Any] = {
         "hours": 1, "limit": 1_000, "after": UUID(int=0), "until": UUID(int=2**128 - 1)
     }  # fmt: skip
-    hands = loaded.hands
-    with hands.connection.transaction(force_rollback=True):
+    db = loaded.db
+    with db.connection.transaction(force_rollback=True):
         old = sql.SQL(
             "update {schema}.tasks set completed_at = now() - interval '2 h'"
             " where id in (select id from {schema}.tasks where state = 'COMPLETED' order by id limit 1000)"
         )
-        hands.connection.execute(old.format(schema=sql.Identifier(hands.target.schema)))
+        db.connection.execute(old.format(schema=sql.Identifier(db.target.schema)))
         for statement in (
             retention.prune_tasks(**between),
             retention.prune_stray_steps(**between),
             retention.prune_stray_signals(**between),
         ):
-            found = plan(hands, statement)["Plan"]
+            found = plan(db, statement)["Plan"]
             scans = {
                 node.get("Relation Name")
                 for node in nodes(found)

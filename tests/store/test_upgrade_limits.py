@@ -1,4 +1,4 @@
-"""What stands in the way of an upgrade: poolers, missing rights, a server that is read-only, an autovacuum."""
+"""Obstacles to an upgrade: poolers, missing rights, a read-only server, an autovacuum."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from psycopg import sql
 
 from everbeat import App
-from everbeat.cli.examination import Examination
-from everbeat.domain.diagnosis import Verdict
+from everbeat.cli.doctor import Examination
+from everbeat.domain.doctor.findings import CheckVerdict
+from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseReadOnly, MigrationStopped, SchemaForbidden
 from everbeat.store import migrating, migrations
-from everbeat.store.embedded import EmbeddedServer
 from everbeat.store.migrations import known_migrations
 from everbeat.store.target import Target
 from tests.conftest import NewServer
@@ -32,10 +32,10 @@ def target(database_url: str, schema: str) -> Target:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    give_up_at = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + WITHIN_S
     while not condition():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.05)  # looks from outside
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)  # polls from outside
 
 
 def versions(target: Target) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def versions(target: Target) -> tuple[int, ...]:
         return migrations.status(connection, target).applied
 
 
-def test_an_upgrade_through_a_transaction_pooler_is_refused_and_a_creation_is_not(
+def test_an_upgrade_through_a_transaction_pooler_is_rejected_and_a_creation_is_not(
     new_server: NewServer,
 ) -> None:  # J3
     with socket.socket() as free:
@@ -65,7 +65,7 @@ def test_an_upgrade_through_a_transaction_pooler_is_refused_and_a_creation_is_no
 
 
 @pytest.mark.parametrize("rights", ["usage", "usage, create"])
-def test_a_role_that_does_not_own_the_schema_upgrades_nothing(target: Target, rights: str) -> None:  # J3
+def test_a_role_that_does_not_own_the_schema_cannot_upgrade_it(target: Target, rights: str) -> None:  # J3
     role = f"role_{target.schema}"
     names = {"schema": sql.Identifier(target.schema), "role": sql.Identifier(role), "rights": sql.SQL(rights)}
     with target.connect("everbeat test") as admin:
@@ -86,7 +86,7 @@ def test_a_role_that_does_not_own_the_schema_upgrades_nothing(target: Target, ri
     assert max(versions(target)) == NEWEST - 1
 
 
-def test_a_server_that_refuses_writes_refuses_an_upgrade(target: Target) -> None:  # J3
+def test_an_upgrade_on_a_read_only_server_is_rejected(target: Target) -> None:  # J3
     with target.connect("everbeat test") as connection:
         migrating.migrate(connection, target, to=NEWEST - 1)
         connection.execute("set default_transaction_read_only = on")
@@ -96,7 +96,7 @@ def test_a_server_that_refuses_writes_refuses_an_upgrade(target: Target) -> None
         assert migrating.migrate(connection, target) == (NEWEST,)
 
 
-def test_an_autovacuum_of_the_table_does_not_keep_an_upgrade_waiting_until_it_ends(
+def test_an_upgrade_does_not_wait_for_an_autovacuum_to_finish(
     new_server: NewServer,
 ) -> None:  # J3
     server = new_server(settings=SLOW_VACUUM)
@@ -106,7 +106,7 @@ def test_an_autovacuum_of_the_table_does_not_keep_an_upgrade_waiting_until_it_en
         " where a.backend_type = 'autovacuum worker' and l.relation = 'everbeat.tasks'::regclass and l.granted"
     )
     with target.connect("everbeat test") as connection:
-        migrating.migrate(connection, target, to=NEWEST - 1)
+        migrating.migrate(connection, target, to=10)
         connection.execute(
             "alter table everbeat.tasks set (autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1,"
             " autovacuum_vacuum_threshold = 100, autovacuum_vacuum_scale_factor = 0)"
@@ -116,14 +116,16 @@ def test_an_autovacuum_of_the_table_does_not_keep_an_upgrade_waiting_until_it_en
         )
         connection.execute("delete from everbeat.tasks")
         until(lambda: connection.execute(vacuums).fetchone() is not None, "an autovacuum works on the table")
-        told: list[str] = []
+        reported: list[str] = []
         began_at = time.monotonic()
-        assert migrating.migrate(connection, target, patience_s=20, tell=told.append) == (NEWEST,)
+        assert migrating.migrate(connection, target, patience_s=20, report=reported.append) == tuple(
+            range(11, NEWEST + 1)
+        )
         print(f"{time.monotonic() - began_at:.1f} s")
-    assert [line for line in told if "waits for a lock on tasks" in line] != []
+    assert [line for line in reported if "waits for a lock on tasks" in line] != []
 
 
-def test_a_role_with_rights_on_the_tables_works_on_after_an_upgrade_and_doctor_finds_nothing_missing(
+def test_a_role_with_rights_on_the_tables_continues_to_work_after_an_upgrade(
     target: Target,
 ) -> None:  # J3
     role = f"role_{target.schema}"
@@ -146,5 +148,5 @@ def test_a_role_with_rights_on_the_tables_works_on_after_an_upgrade_and_doctor_f
             admin.execute(sql.SQL("drop owned by {role} cascade").format(**names))
             admin.execute(sql.SQL("drop role {role}").format(**names))
     assert {code: found[code].verdict for code in ("SCHEMA", "RIGHTS", "UPGRADE")} == dict.fromkeys(
-        ("SCHEMA", "RIGHTS", "UPGRADE"), Verdict.OK
+        ("SCHEMA", "RIGHTS", "UPGRADE"), CheckVerdict.OK
     )

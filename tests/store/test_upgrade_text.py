@@ -1,4 +1,4 @@
-"""`everbeat migrate --sql --from N`, and every other way to the newest version, end in the same schema."""
+"""`everbeat migrate --sql --from N` and every other way to the newest version create the same schema."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from everbeat.store import migrating, schema_script
-from everbeat.store.embedded import EmbeddedServer
+from everbeat.embedded.server import EmbeddedServer
+from everbeat.store import migrating, migrations
 from everbeat.store.migrations import known_migrations
 from everbeat.store.target import Target
 from tests.cli.conftest import Command, everbeat, forks
@@ -37,7 +37,7 @@ def run_by_psql(postgres: EmbeddedServer, text: str, folder: Path) -> None:
 
 
 def dump(postgres: EmbeddedServer, schema: str) -> str:
-    """The catalogue of a schema as pg_dump writes it, its name left out."""
+    """Return the catalogue of a schema as pg_dump writes it, without its name."""
     binary = EmbeddedServer.psql_binary().with_name("pg_dump")
     done = subprocess.run(
         [str(binary), "--schema-only", "--no-owner", "--schema", schema], env=os.environ | postgres.psql_environment(),
@@ -58,14 +58,14 @@ STEPS = "select version, name from {schema}.schema_steps order by 1, 2"
 
 
 @pytest.mark.parametrize("since", HALVES)
-def test_the_printed_steps_run_by_psql_make_what_migrate_makes(
+def test_the_printed_steps_run_by_psql_create_the_same_schema_as_migrate(
     target: Target, postgres: EmbeddedServer, tmp_path: Path, since: int
 ) -> None:  # J3
     other = Target.parse(target.url, schema=f"{target.schema}_b")
     for each in (target, other):
         with each.connect("everbeat test") as connection:
             migrating.migrate(connection, each, to=since)
-    run_by_psql(postgres, schema_script.script(target.schema, since=since), tmp_path)
+    run_by_psql(postgres, migrations.script(target.schema, since=since), tmp_path)
     with other.connect("everbeat test") as connection:
         try:
             migrating.migrate(connection, other)
@@ -75,9 +75,7 @@ def test_the_printed_steps_run_by_psql_make_what_migrate_makes(
     assert (dump(postgres, target.schema), rows(target, VERSIONS), rows(target, STEPS)) == made
 
 
-def test_an_upgraded_schema_is_the_one_that_is_created(
-    target: Target, postgres: EmbeddedServer
-) -> None:  # J3
+def test_an_upgraded_schema_equals_a_created_one(target: Target, postgres: EmbeddedServer) -> None:  # J3
     with target.connect("everbeat test") as connection:
         migrating.migrate(connection, target)
         created = dump(postgres, target.schema)
@@ -87,7 +85,7 @@ def test_an_upgraded_schema_is_the_one_that_is_created(
     assert dump(postgres, target.schema) == created
 
 
-def test_the_printed_steps_begin_after_the_version_and_say_which_must_not_be_in_a_transaction(
+def test_the_printed_steps_begin_after_the_version_and_mark_steps_outside_transactions(
     everbeat: Command,
 ) -> None:  # J3
     def printed(*options: str) -> str:
@@ -108,25 +106,25 @@ def test_the_printed_steps_begin_after_the_version_and_say_which_must_not_be_in_
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--sql", "--from", "99"], "99: this everbeat knows no version 99"),
+        (["--sql", "--from", "99"], "99: this everbeat does not know version 99"),
         (["--status", "--from", "10"], "--status and --from exclude each other"),
-        (["--from", "10"], "--from is for --sql"),
+        (["--from", "10"], "--from needs --sql"),
         (["--patience", "3x"], "--patience"),
         (["--patience", "0s"], "--patience"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_by_name(
+def test_contradictory_options_of_migrate_are_rejected_by_name(
     everbeat: Command, options: list[str], says: str
 ) -> None:  # J3
     assert says in everbeat("migrate", *options).assert_code(2).err
 
 
-def test_the_printed_steps_refuse_to_run_beside_a_migration(
+def test_the_printed_steps_fail_beside_a_running_migration(
     target: Target, postgres: EmbeddedServer, tmp_path: Path
 ) -> None:  # J3
     with target.connect("everbeat test") as connection:
         migrating.migrate(connection, target, to=NEWEST - 1)
         connection.execute("select pg_advisory_lock(%s)", [target.lock_key("migrations")])
         with pytest.raises(subprocess.CalledProcessError):
-            run_by_psql(postgres, schema_script.script(target.schema, since=NEWEST - 1), tmp_path)
+            run_by_psql(postgres, migrations.script(target.schema, since=NEWEST - 1), tmp_path)
     assert rows(target, STEPS) == []

@@ -1,4 +1,4 @@
-"""URLs as users write them: those of other libraries work, and no secret is ever shown."""
+"""URLs as users write them: those of other libraries work, and no password is ever shown."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from everbeat import App
 from everbeat.errors import ConfigurationError, EverbeatError, WrongDatabaseURL
+from everbeat.nats.options import NatsConfig
 from everbeat.store.address import DatabaseAddress
 from everbeat.store.target import Target
-from everbeat.wake.options import NatsConfig
 
 FIRST, SECOND = "alphaSECRET", "SECRETomega"
 ODD = st.sampled_from([*"@/:?#%&='\\\" ,;[]$!+\t", "%40", "%zz", "@@", "//", "://", "", "é", "\n"])
@@ -43,7 +43,7 @@ FORM = st.sampled_from(
 def urls(draw: st.DrawFn) -> str:
     secret = f"{FIRST}{draw(ODD)}{draw(ODD)}{SECOND}"
     form = draw(FORM)
-    # Without a host, the end of a password with an @ is a host.
+    # Without a host, the part of a password after an @ is parsed as a host.
     assume(not (form.endswith("{user}:{secret}") and "@" in secret))
     return form.format(scheme=draw(SCHEME), user=draw(USER), place=draw(PLACE), secret=secret)
 
@@ -53,7 +53,7 @@ def shows_no_secret(text: str) -> bool:
 
 
 @given(url=urls())
-def test_no_error_and_no_repr_shows_a_password(url: str) -> None:
+def test_no_error_and_no_repr_shows_a_database_password(url: str) -> None:
     try:
         target = Target.parse(url)
         address = DatabaseAddress.parse(url, schema="everbeat", environment={})
@@ -84,7 +84,7 @@ def test_no_error_of_a_nats_url_shows_a_password(url: str) -> None:
 
 
 @pytest.mark.parametrize("secret", ["hunterSECRET2", "p@SECRET", "SECRET/1", "SECRET 1", "100%SECRET"])
-def test_a_connection_that_fails_shows_no_password(secret: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_connection_shows_no_password(secret: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for url in (
         f"postgresql://user:{secret}@127.0.0.1:1/db",
@@ -101,7 +101,7 @@ def test_a_connection_that_fails_shows_no_password(secret: str, caplog: pytest.L
 @pytest.mark.parametrize(
     "scheme", ["postgresql+psycopg", "postgresql+asyncpg", "postgresql+psycopg2", "postgres", "POSTGRESQL"]
 )
-def test_the_urls_of_other_libraries_work(scheme: str) -> None:
+def test_urls_of_other_libraries_are_accepted(scheme: str) -> None:
     target = Target.parse(f" {scheme}://user:p%40ss@db.example.org:5433/app?sslmode=require ")
     read = psycopg.conninfo.conninfo_to_dict(target.url)
     assert read == {
@@ -120,7 +120,7 @@ def test_the_urls_of_other_libraries_work(scheme: str) -> None:
         ("user=a:hunter2 host=h", "postgresql://***@h/"),
     ],
 )
-def test_a_url_is_shown_by_the_place_it_leads_to(url: str, shown: str) -> None:
+def test_a_url_is_shown_by_its_host_port_and_database(url: str, shown: str) -> None:
     assert Target.parse(url).shown == shown
 
 
@@ -137,7 +137,7 @@ def test_a_url_is_shown_by_the_place_it_leads_to(url: str, shown: str) -> None:
         ("mysql://h/d", "postgresql://"),
     ],
 )
-def test_a_wrong_url_says_what_helps(url: str, fix: str) -> None:
+def test_an_invalid_url_is_rejected_with_a_fix(url: str, fix: str) -> None:
     with pytest.raises(WrongDatabaseURL) as refusal:
         Target.parse(url)
     assert fix in str(refusal.value)
@@ -158,16 +158,16 @@ def test_a_wrong_url_says_what_helps(url: str, fix: str) -> None:
         ("postgresql://h/d", "postgresql://h/d", None),
     ],
 )
-def test_the_url_can_say_what_kind_of_pooler_there_is(url: str, read: str, pooler: str | None) -> None:
+def test_a_url_can_name_the_kind_of_pooler(url: str, read: str, pooler: str | None) -> None:
     target = Target.parse(url)
     assert (target.url, target.pooler) == (read, pooler)
-    assert Target.parse(target.portable) == target, "other processes read it the same way"
+    assert Target.parse(target.portable) == target, "other processes parse it the same way"
 
 
 @pytest.mark.parametrize(
     "name", ["public", "PUBLIC", "information_schema", "pg_temp", "ever$beat", "$", "1a", "", "a" * 64, 5]
 )
-def test_a_schema_that_is_not_for_everbeat_is_refused(name: Any) -> None:
+def test_a_schema_name_that_everbeat_cannot_use_is_rejected(name: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"App\.schema"):
         Target.parse("postgresql://h/d", schema=name)
 

@@ -1,4 +1,4 @@
-"""A client's watch of a silent statement: it goes on when a look cannot be made, and lets data pass slowly."""
+"""A client's watch of a silent statement: it continues if a check cannot be made, and it accepts slow replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everbeat.errors import DatabaseUnreachable
 from everbeat.store import tasks, workers
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 from tests.worker.proxy import Proxy
 
 PATIENCE_S = 1.0
@@ -40,7 +40,7 @@ async def on_loop(database: Database, statement: Statement[Any]) -> Any:
 
 @contextmanager
 def no_more_threads() -> Iterator[None]:
-    """No thread can start: each wants a stack that no machine has."""
+    """Let the start of every thread fail: each requests a stack that no machine has."""
     before = threading.stack_size(1 << 46)
     try:
         yield
@@ -50,7 +50,7 @@ def no_more_threads() -> Iterator[None]:
 
 @contextmanager
 def no_more_files() -> Iterator[None]:
-    """No descriptor can be opened."""
+    """Let the opening of every file descriptor fail."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (max(int(each.name) for each in Path("/dev/fd").iterdir()) + 1, hard)
@@ -74,10 +74,10 @@ def no_more_files() -> Iterator[None]:
     [(no_more_threads, on_loop), (no_more_files, on_loop), (no_more_files, in_thread)],
     ids=["threads, loop", "files, loop", "files, thread"],
 )
-async def test_a_call_ends_in_time_where_nobody_can_look(
-    hands: Hands, shortage: Callable[[], Any], run: Run
+async def test_a_call_ends_in_time_if_no_check_can_be_made(
+    db: StoreHarness, shortage: Callable[[], Any], run: Run
 ) -> None:  # J15
-    async with Proxy.before(hands.target) as proxy:
+    async with Proxy.before(db.target) as proxy:
         database = Database(proxy.target, patience_s=PATIENCE_S)
         await run(database, workers.beat_worker("w1"))
         proxy.hold_reply(b"workers")
@@ -90,18 +90,20 @@ async def test_a_call_ends_in_time_where_nobody_can_look(
 
 
 @pytest.mark.parametrize("run", [in_thread, on_loop], ids=["thread", "loop"])
-async def test_an_answer_that_arrives_slowly_is_not_lost(hands: Hands, run: Run) -> None:  # J15
-    claimed = hands.running()
-    hands.complete(claimed, result=b'"%s"' % (b"x" * LARGE))
-    async with Proxy.before(hands.target) as proxy:
+async def test_a_reply_that_arrives_slowly_is_not_lost(db: StoreHarness, run: Run) -> None:  # J15
+    claimed = db.running()
+    db.complete(claimed, result=b'"%s"' % (b"x" * LARGE))
+    async with Proxy.before(db.target) as proxy:
         database = Database(proxy.target, patience_s=1.5 * PATIENCE_S)
         await run(database, workers.beat_worker("w1"))
-        proxy.slow_down(0.15)  # silent for a tick of 0.1 s before each piece, but never for a look
+        proxy.slow_down(
+            0.15
+        )  # silent for a tick of 0.1 s before each piece, but never long enough for a check
         began_at = time.monotonic()
         ended = await run(database, tasks.outcomes([claimed.id]))
         took_s = time.monotonic() - began_at
         assert len(ended[claimed.id].result) == LARGE + 2
         once_s = LARGE / PIECE * 0.15
         print(f"{took_s:.2f} s")
-        assert once_s * 0.9 < took_s < once_s * 1.9, "the answer came once"
+        assert once_s * 0.9 < took_s < once_s * 1.9, "the reply came once"
         await database.aclose()

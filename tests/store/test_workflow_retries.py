@@ -1,4 +1,4 @@
-"""A retried workflow: what runs again, with what it goes on, and what stays."""
+"""Retried workflows: which nodes run again, what they keep, and what stays."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from everbeat.domain.graph import INPUT, ITEM, Edge, Graph, Hole, Node, TaskSpec
+from everbeat.domain.workflow.graph import INPUT, ITEM, Edge, Graph, GraphNode, Hole, TaskSpec
 from everbeat.errors import UnknownName, WorkflowNotRetryable
-from everbeat.store.partial_work import record_checkpoint
-from tests.store.conftest import Hands
+from everbeat.store.steps import record_checkpoint
+from tests.store.conftest import StoreHarness
 from tests.store.flows import Flow, after, task
 from tests.store.test_advance import failing, spread
 from tests.store.test_steps import again, loaded, record
 
 
-def order(hands: Hands) -> Flow:
-    """`stock` fails; `told` takes its outcome and completes, and so does `noted` behind it; `packed` is skipped."""
+def order(db: StoreHarness) -> Flow:
+    """Start a workflow in which `stock` fails; `told` takes its outcome and completes, then `noted`; `packed` is skipped."""
     nodes = [
         task("stock"),
         task("told", template=('{"of":', Hole(0, "outcome"), "}")),
@@ -24,16 +24,16 @@ def order(hands: Hands) -> Flow:
         task("packed", template=('{"of":', Hole(0), "}")),
         task("other"),
     ]
-    return Flow.start(hands, nodes, [Edge(0, 1, tolerates=True), *after(2, 1), *after(3, 0)], output=3)
+    return Flow.start(db, nodes, [Edge(0, 1, tolerates=True), *after(2, 1), *after(3, 0)], output=3)
 
 
-def test_a_retry_runs_consumers_of_an_outcome_again(hands: Hands) -> None:  # J7
-    flow = order(hands)
+def test_a_retry_repeats_nodes_that_consumed_an_outcome(db: StoreHarness) -> None:  # J7
+    flow = order(db)
     flow.play(failing("stock"))
     assert flow.args("told")["of"]["failed"]["code"] == "BROKEN"
-    before = dict(hands.table("nodes", "name, task_id"))
+    before = dict(db.table("nodes", "name, task_id"))
     dry = flow.retry(dry_run=True)
-    assert (flow.state, hands.table("outbox"), flow.nodes()["told"]) == ("FAILED", [], "COMPLETED")
+    assert (flow.state, db.table("outbox"), flow.nodes()["told"]) == ("FAILED", [], "COMPLETED")
     assert (dry.again, dry.completed, dry.kept) == (
         ("stock", "told", "noted", "packed"),
         ("told", "noted"),
@@ -45,12 +45,12 @@ def test_a_retry_runs_consumers_of_an_outcome_again(hands: Hands) -> None:  # J7
     flow.play(lambda name: played.append(name) or name)  # type: ignore[func-returns-value]
     assert sorted(played) == ["noted", "packed", "stock", "told"]
     assert (flow.args("told"), flow.state) == ({"of": {"completed": "stock"}}, "COMPLETED")
-    assert hands.row(before["told"], "state, error") == ("COMPLETED", None), "its old row stays"
-    assert hands.row(before["other"], "state") == "COMPLETED"
+    assert db.row(before["told"], "state, error") == ("COMPLETED", None), "its old row stays"
+    assert db.row(before["other"], "state") == "COMPLETED"
 
 
-def test_a_retry_that_keeps_what_completed_says_so(hands: Hands) -> None:  # J7
-    flow = order(hands)
+def test_a_retry_that_keeps_completed_nodes_reports_them(db: StoreHarness) -> None:  # J7
+    flow = order(db)
     flow.play(failing("stock"))
     played: list[str] = []
     done = flow.retry(completed="keep")
@@ -60,34 +60,44 @@ def test_a_retry_that_keeps_what_completed_says_so(hands: Hands) -> None:  # J7
     assert (flow.state, flow.args("told")["of"]["failed"]["code"]) == ("COMPLETED", "BROKEN")
 
 
-def test_a_completed_node_begins_without_its_steps_and_one_that_failed_keeps_them(hands: Hands) -> None:  # J7
+def test_a_reopened_completed_node_starts_without_its_steps_and_a_failed_one_keeps_them(
+    db: StoreHarness,
+) -> None:  # J7
     flow = Flow.start(
-        hands,
+        db,
         [task("bad"), task("told", template=('{"of":', Hole(0, "outcome"), "}"))],
         [Edge(0, 1, tolerates=True)],
     )
     flow.settle_down()
     for outcome in (failing("bad"), str):
         (held,) = flow.claim(1)
-        assert record(hands, held)
-        assert hands.run(record_checkpoint(held.id, held.claim_id, b'{"row": 7}', number=1, progress=None))
+        assert record(db, held)
+        assert db.run(record_checkpoint(held.id, held.claim_id, b'{"row": 7}', number=1, progress=None))
         flow.end([held], outcome)
         flow.settle_down()
     flow.retry()
-    bad = again(hands)
-    assert [each.name for each in loaded(hands, bad) or ()] == ["charge"]
+    bad = again(db)
+    assert [each.name for each in loaded(db, bad) or ()] == ["charge"]
     assert bad.checkpoint == '{"row": 7}'
     flow.end([bad], str)
     flow.settle_down()
-    told = again(hands)
-    assert (loaded(hands, told) or [], told.checkpoint) == ([], None)
+    told = again(db)
+    assert (loaded(db, told) or [], told.checkpoint) == ([], None)
     flow.end([told], str)
     flow.settle_down()
     assert flow.state == "COMPLETED"
 
 
-def test_a_completed_workflow_begins_again_from_a_node(hands: Hands) -> None:
-    flow = order(hands)
+def test_an_unknown_node_gets_the_nearest_name_of_a_large_workflow(db: StoreHarness) -> None:  # J7
+    flow = Flow.start(db, [*(task(f"{number:04}") for number in range(1_100)), task("packed")])
+    flow.cancel()
+    with pytest.raises(UnknownName, match=r"known: 0000, .* and 1,091 more") as refusal:
+        flow.retry(from_node="pakced")
+    assert refusal.value.fix == "did you mean 'packed'?"
+
+
+def test_a_completed_workflow_can_be_retried_from_a_node(db: StoreHarness) -> None:
+    flow = order(db)
     flow.play()
     assert flow.state == "COMPLETED"
     with pytest.raises(WorkflowNotRetryable, match="from_node"):
@@ -100,7 +110,7 @@ def test_a_completed_workflow_begins_again_from_a_node(hands: Hands) -> None:
     assert (sorted(played), flow.state, flow.column("result")) == (["noted", "told"], "COMPLETED", "packed")
 
 
-def test_a_condition_that_does_not_hold_lets_nothing_behind_it_run_again(hands: Hands) -> None:
+def test_a_retry_does_not_reopen_nodes_behind_a_condition_that_does_not_hold(db: StoreHarness) -> None:
     nodes = [
         task("asked"),
         task("wanted"),
@@ -108,14 +118,14 @@ def test_a_condition_that_does_not_hold_lets_nothing_behind_it_run_again(hands: 
         task("bad"),
     ]
     edges = [Edge(0, 1, path=(), expects=True), Edge(1, 2, tolerates=True)]
-    flow = Flow.start(hands, nodes, edges)
+    flow = Flow.start(db, nodes, edges)
     flow.play(lambda name: False if name == "asked" else failing("bad")(name))
     assert flow.nodes() == {"asked": "COMPLETED", "wanted": "SKIPPED", "told": "COMPLETED", "bad": "FAILED"}
     assert flow.retry(dry_run=True).again == ("bad",)
 
 
-def test_a_cancelled_workflow_begins_what_was_skipped_by_the_cancel(hands: Hands) -> None:
-    flow = Flow.start(hands, [task("a"), task("b")], after(1, 0))
+def test_a_retry_of_a_cancelled_workflow_runs_the_nodes_that_the_cancel_skipped(db: StoreHarness) -> None:
+    flow = Flow.start(db, [task("a"), task("b")], after(1, 0))
     flow.settle_down()
     flow.cancel()
     assert flow.retry().again == ("a", "b")
@@ -123,14 +133,18 @@ def test_a_cancelled_workflow_begins_what_was_skipped_by_the_cancel(hands: Hands
     assert flow.state == "COMPLETED"
 
 
-def mapped() -> list[Node]:
+def mapped() -> list[GraphNode]:
     spec = TaskSpec(name="work", queue="default")
-    each = Node(name="each", kind="map", task=spec, items=(Hole(0),), template=('{"item":', Hole(ITEM), "}"))
+    each = GraphNode(
+        name="each", kind="map", task=spec, items=(Hole(0),), template=('{"item":', Hole(ITEM), "}")
+    )
     return [task("list"), each, task("sum", template=('{"all":', Hole(1), "}"))]
 
 
-def test_a_map_is_made_anew_when_its_list_is_and_keeps_its_members_otherwise(hands: Hands) -> None:
-    flow = Flow.start(hands, mapped(), [*after(1, 0), *after(2, 1)])
+def test_a_retry_rebuilds_a_map_if_its_list_runs_again_and_keeps_its_members_otherwise(
+    db: StoreHarness,
+) -> None:
+    flow = Flow.start(db, mapped(), [*after(1, 0), *after(2, 1)])
     bad = failing("each[1]")
     flow.play(lambda name: ["x", "y"] if name == "list" else bad(name))
     assert flow.retry().again == ("each", "sum", "each[1]")
@@ -145,9 +159,9 @@ def test_a_map_is_made_anew_when_its_list_is_and_keeps_its_members_otherwise(han
     assert (flow.state, set(flow.nodes().values())) == ("COMPLETED", {"COMPLETED"})
 
 
-def test_what_still_waits_hears_of_the_second_run_only(hands: Hands) -> None:  # J7
+def test_a_pending_node_receives_only_the_outcome_of_the_retry(db: StoreHarness) -> None:  # J7
     nodes = [task("bad"), task("slow"), task("told", template=('{"of":', Hole(0, "outcome"), "}"))]
-    flow = Flow.start(hands, nodes, [Edge(0, 2, tolerates=True), *after(2, 1)], on_error="pause")
+    flow = Flow.start(db, nodes, [Edge(0, 2, tolerates=True), *after(2, 1)], on_error="pause")
     flow.settle_down()
     claimed = flow.by_name(flow.claim())
     flow.end([claimed["bad"]], failing("bad"))
@@ -161,15 +175,15 @@ def test_what_still_waits_hears_of_the_second_run_only(hands: Hands) -> None:  #
     assert flow.args("told") == {"of": {"completed": "bad"}}
 
 
-def test_a_known_map_runs_all_of_its_members_again_from_its_node(hands: Hands) -> None:
-    flow = Flow.start(hands, spread(2), output=0)
+def test_a_retry_from_a_static_map_runs_all_of_its_members_again(db: StoreHarness) -> None:
+    flow = Flow.start(db, spread(2), output=0)
     flow.play()
     assert flow.retry(from_node="all").completed == ("all", "all[0]", "all[1]")
     flow.play(lambda name: name.upper())
     assert (flow.state, flow.column("result")) == ("COMPLETED", ["ALL[0]", "ALL[1]"])
 
 
-def nested(hands: Hands) -> Flow:
+def nested(db: StoreHarness) -> Flow:
     leaf = Graph(
         name="leaf",
         nodes=(
@@ -182,14 +196,14 @@ def nested(hands: Hands) -> Flow:
     )
     nodes = [
         task("first"),
-        Node(name="child", kind="workflow", graph=leaf, template=('{"order":', Hole(0), "}")),
+        GraphNode(name="child", kind="workflow", graph=leaf, template=('{"order":', Hole(0), "}")),
         task("last", template=('{"of":', Hole(1, "outcome"), "}")),
     ]
-    return Flow.start(hands, nodes, [*after(1, 0), Edge(1, 2, tolerates=True)])
+    return Flow.start(db, nodes, [*after(1, 0), Edge(1, 2, tolerates=True)])
 
 
-def test_a_child_is_retried_by_the_same_rule(hands: Hands) -> None:  # J7
-    flow = nested(hands)
+def test_a_nested_workflow_is_retried_by_the_same_rules(db: StoreHarness) -> None:  # J7
+    flow = nested(db)
     flow.play(failing("inner"))
     done = flow.retry()
     assert set(done.again) == {"child", "last", "child/inner", "child/told"}
@@ -198,12 +212,14 @@ def test_a_child_is_retried_by_the_same_rule(hands: Hands) -> None:  # J7
     flow.play(lambda name: played.append(name) or name)  # type: ignore[func-returns-value]
     assert sorted(played) == ["inner", "last", "told"]
     assert (flow.state, flow.args("last")["of"]) == ("COMPLETED", {"completed": "inner"})
-    assert len(hands.table("workflows")) == 2, "the child that failed goes on"
+    assert len(db.table("workflows")) == 2, "the failed child workflow continues"
 
 
 @pytest.mark.parametrize("inner_fails", [False, True])
-def test_a_child_whose_input_changes_is_a_new_one(hands: Hands, inner_fails: bool) -> None:
-    flow = nested(hands)
+def test_a_nested_workflow_whose_input_changes_is_replaced_by_a_new_one(
+    db: StoreHarness, inner_fails: bool
+) -> None:
+    flow = nested(db)
     flow.play(failing("inner") if inner_fails else str)
     flow.retry(from_node="first")
     given: list[Any] = []
@@ -218,4 +234,4 @@ def test_a_child_whose_input_changes_is_a_new_one(hands: Hands, inner_fails: boo
         flow.settle_down()
     assert given == ['{"given":"changed"}']
     assert flow.state == "COMPLETED"
-    assert len(hands.table("workflows")) == 3
+    assert len(db.table("workflows")) == 3

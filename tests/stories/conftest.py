@@ -1,4 +1,4 @@
-"""A stage for each story, and the program that sends to it."""
+"""Fixtures: a scenario for each story, and the programs that send tasks to it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from types import ModuleType
 
 import pytest
 
-from tests.stories.stage import Stage, program_of, staged
+from tests.stories.scenario import Scenario, new_scenario, program_of
 
 
 @pytest.fixture
-def stage(database_url: str, schema: str, tmp_path: Path) -> Iterator[Stage]:
-    with staged(database_url, schema, tmp_path) as made:
+def scenario(database_url: str, schema: str, tmp_path: Path) -> Iterator[Scenario]:
+    with new_scenario(database_url, schema, tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-def deeds(stage: Stage) -> Iterator[ModuleType]:
-    """The stories' program as a sender imports it."""
-    with program_of(stage) as program:
+def sample_tasks(scenario: Scenario) -> Iterator[ModuleType]:
+    """Yield the stories' sample program, imported as by a sender."""
+    with program_of(scenario) as program:
         yield program
 
 
 @pytest.fixture
-def mischief(stage: Stage) -> Iterator[ModuleType]:
-    """The program of rude tasks as a sender imports it."""
-    with program_of(stage, "mischief") as program:
+def mischief(scenario: Scenario) -> Iterator[ModuleType]:
+    """Yield the program with misbehaving tasks, imported as by a sender."""
+    with program_of(scenario, "mischief") as program:
         yield program
 
 
 @pytest.fixture
-def deploys(stage: Stage) -> Iterator[ModuleType]:
-    with program_of(stage, "deploys") as program:
+def deploys(scenario: Scenario) -> Iterator[ModuleType]:
+    with program_of(scenario, "deploys") as program:
         yield program

@@ -1,4 +1,4 @@
-"""What a deploy must not do, judged from the effects of the code and from the rows: each answers what is wrong."""
+"""Properties that every deploy must keep, judged from the effects of the code and from the rows: each check yields problems."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tests.stories.fleet import Fleet
-from tests.stories.stage import Stage
+from tests.stories.scenario import Scenario
 
 Row = Mapping[str, Any]
 
@@ -17,18 +17,18 @@ DEATHS: Final = {"CRASHED", "LOST"}
 ENDS: Final = {"WORKER_STOPPED", "WORKER_CRASHED"}
 
 
-def judge(stage: Stage, fleet: Fleet) -> Counter[str]:
-    """Fail with everything that is wrong; return the figures of the run."""
-    tasks = {str(row["id"]): row for row in stage.query("select * from {schema}.tasks")}
+def judge(scenario: Scenario, fleet: Fleet) -> Counter[str]:
+    """Fail if there is any problem; return the figures of the run."""
+    tasks = {str(row["id"]): row for row in scenario.query("select * from {schema}.tasks")}
     attempts: dict[str, list[Row]] = defaultdict(list)
-    for row in stage.query("select * from {schema}.attempts order by task_id, attempt"):
+    for row in scenario.query("select * from {schema}.attempts order by task_id, attempt"):
         attempts[str(row["task_id"])].append(row)
     ledger: dict[str, list[Row]] = defaultdict(list)
-    for line in stage.effects():
+    for line in scenario.effects():
         ledger[line["task"]].append(line)
-    declines = _declines(stage, attempts)
+    declines = _declines(scenario, attempts)
     again = {key: times for key, times in declines.items() if times > 1}
-    wrong = [*_lost(stage, fleet, tasks), *_disorder(tasks, ledger)]
+    wrong = [*_lost(scenario, fleet, tasks), *_disorder(tasks, ledger)]
     wrong += [f"{tasks[key]['name']} {key}: declined {times} times" for key, times in again.items()]
     for key, row in tasks.items():
         problems = (
@@ -51,13 +51,13 @@ def judge(stage: Stage, fleet: Fleet) -> Counter[str]:
     return figures + Counter(row["state"] for row in tasks.values()) + outcomes + failed + fleet.done
 
 
-def _declines(stage: Stage, attempts: Mapping[str, Sequence[Row]]) -> Counter[str]:
-    """How often a worker gave back each task without an attempt, because the task did not fit its code."""
-    returned = stage.query(
+def _declines(scenario: Scenario, attempts: Mapping[str, Sequence[Row]]) -> Counter[str]:
+    """Count how often a worker declined each task because its arguments did not fit the worker's code."""
+    returned = scenario.query(
         "select task_id, count(*) from {schema}.audit where old = 'RUNNING' and new = 'PENDING' group by task_id"
     )
     ran = {str(row["task_id"]): row["count"] for row in returned}
-    # Each attempt but the last one went back, too.
+    # Each attempt except the last returned to PENDING, too.
     return +Counter({key: times - max(0, len(attempts[key]) - 1) for key, times in ran.items()})
 
 
@@ -69,11 +69,11 @@ def _policy(row: Row) -> str:
     return str(row["name"]).split("-")[1]
 
 
-def _lost(stage: Stage, fleet: Fleet, tasks: Mapping[str, Row]) -> Iterator[str]:
+def _lost(scenario: Scenario, fleet: Fleet, tasks: Mapping[str, Row]) -> Iterator[str]:
     sent = fleet.sent()
     if missing := sent["task"] - tasks.keys():
         yield f"acknowledged tasks are missing: {missing}"
-    workflows = {str(row["id"]) for row in stage.query("select id from {schema}.workflows")}
+    workflows = {str(row["id"]) for row in scenario.query("select id from {schema}.workflows")}
     if missing := sent["workflow"] - workflows:
         yield f"acknowledged workflows are missing: {missing}"
 
@@ -96,9 +96,9 @@ def _end(row: Row, attempts: Sequence[Row], lines: Sequence[Row]) -> Iterator[st
 
 
 def _runs(row: Row, attempts: Sequence[Row], lines: Sequence[Row]) -> Iterator[str]:
-    """Each run after the first is one that the policy allows, for a reason that has a row.
+    """Each run after the first must be allowed by the policy and have a row with its reason.
 
-    A worker that is told to stop hands back what it has started in the database only: no code ran.
+    A stopping worker also releases tasks that it has started only in the database, before any code ran.
     """
     policy, starts = _policy(row), _starts(lines)
     begun = {line["attempt"] for line in starts}
@@ -118,7 +118,7 @@ def _runs(row: Row, attempts: Sequence[Row], lines: Sequence[Row]) -> Iterator[s
 
 
 def _overlap(lines: Sequence[Row]) -> Iterator[str]:
-    """No code runs while another attempt of its task runs."""
+    """No code may run while another attempt of its task runs."""
     latest = 0
     for line in sorted(lines, key=lambda line: line["at"]):
         if line["attempt"] < latest:
@@ -128,7 +128,7 @@ def _overlap(lines: Sequence[Row]) -> Iterator[str]:
 
 
 def _arguments(row: Row, lines: Sequence[Row]) -> Iterator[str]:
-    """What the sender gave arrived, and what it did not give has its default."""
+    """Given arguments must arrive, and omitted ones must have their defaults."""
     given = {key: value for key, value in row["args"].items() if key != "took_s"}
     for line in _starts(lines):
         if {key: value for key, value in line["given"].items() if value != "en"} != given:
@@ -136,7 +136,7 @@ def _arguments(row: Row, lines: Sequence[Row]) -> Iterator[str]:
 
 
 def _disorder(tasks: Mapping[str, Row], ledger: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    """Serial lines: one task at a time, in the order in which they were sent."""
+    """Serial lines run one task at a time, in the order in which tasks were sent."""
     lines: dict[str, list[Row]] = defaultdict(list)
     for row in tasks.values():
         if row["serial"] is not None:

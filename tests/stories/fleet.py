@@ -1,4 +1,4 @@
-"""A fleet of two trees that is deployed forwards and backwards under load, and killed meanwhile."""
+"""Two trees that are deployed forwards and backwards under load while processes are killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psutil
 
-from tests.stories.stage import Stage, Tree
+from tests.stories.scenario import Scenario, Tree
 
 GRACE_S: Final = 1
 WORKER: Final[Mapping[str, Any]] = {
@@ -24,10 +24,10 @@ WAYS: Final = ("start, then stop", "stop, then start", "side by side")
 
 
 class Fleet:
-    """Two places, each with a tree of some version; senders of both versions send all the time."""
+    """Two trees of some version each, while senders of both versions send continuously."""
 
-    def __init__(self, stage: Stage, *, seed: int) -> None:
-        self._stage = stage
+    def __init__(self, scenario: Scenario, *, seed: int) -> None:
+        self._scenario = scenario
         self._random = Random(seed)
         self._seed = seed
         self._senders: list[subprocess.Popen[bytes]] = []
@@ -37,13 +37,13 @@ class Fleet:
         self.done: Counter[str] = Counter()
 
     def _start(self, version: int) -> Tree:
-        return self._stage.start_tree(program=f"shop_{version}", worker=WORKER)
+        return self._scenario.start_tree(program=f"shop_{version}", worker=WORKER)
 
     def send(self, *, per_second: float) -> None:
         """Start a sender of each version."""
-        environment = self._stage.environment(recovery={}, worker=WORKER)
+        environment = self._scenario.environment(recovery={}, worker=WORKER)
         for version in (1, 2):
-            with (self._stage.folder / f"sender-{version}.log").open("wb") as output:
+            with (self._scenario.folder / f"sender-{version}.log").open("wb") as output:
                 command = [
                     sys.executable, "-m", "shop", str(version), str(per_second), str(self._seed * 10 + version),
                 ]  # fmt: skip
@@ -75,14 +75,16 @@ class Fleet:
             old.process.terminate()
         new = self._start(3 - version)
         if way == "start, then stop":
-            self._stage.until(lambda: self._stage.workers(new), within=30, what="the new tree", tree=new)
+            self._scenario.until(
+                lambda: self._scenario.workers(new), within=30, what="the new tree", tree=new
+            )
         if way != "stop, then start":
             old.process.terminate()
         self.leaving.append(old)
         self.places[place] = (3 - version, new)
 
     def _kill(self) -> None:
-        """SIGKILL a worker process, a task process or a whole tree; a killed tree starts again, as systemd starts it."""
+        """Kill a worker process, a task process or a whole tree with SIGKILL; restart a killed tree, as systemd would."""
         place = self._random.randrange(2)
         version, tree = self.places[place]
         if self._random.random() < 0.4:
@@ -101,34 +103,34 @@ class Fleet:
                 self.done["process killed"] -= 1
 
     def finish(self, *, within: float) -> None:
-        """Stop the senders, let both versions run until all work is done, and see that every stop was in good order."""
-        self._stage.open_gate("closed")
+        """Stop the senders, run both versions until all work is done, and check that each tree stops with exit code 0."""
+        self._scenario.open_gate("closed")
         assert [sender.wait(30) for sender in self._senders] == [0, 0], "a sender failed"
         if {version for version, _ in self.places} != {1, 2}:
             self._roll(0)
-        self._stage.until(lambda: not self._unfinished(), within=within, what="all work is done")
+        self._scenario.until(lambda: not self._unfinished(), within=within, what="all work is done")
         self.leaving += [tree for _, tree in self.places]
         for _, tree in self.places:
             tree.process.terminate()
         for tree in self.leaving:
             code = tree.process.wait(60)
-            # One that was told to stop before it said its first word had no handler of signals yet.
+            # A process that is stopped before its first log line had no signal handler yet.
             had_begun = code != -signal.SIGTERM or tree.output()
             assert code == 0 or tree.pid in self.killed or not had_begun, (
                 f"exit code {code}:\n{tree.output()[-3000:]}"
             )
 
     def _unfinished(self) -> int:
-        (row,) = self._stage.query(
+        (row,) = self._scenario.query(
             """select (select count(*) from {schema}.tasks where state in ('PENDING', 'CLAIMED', 'RUNNING'))
                 + (select count(*) from {schema}.workflows where state not in ('COMPLETED', 'FAILED', 'CANCELLED')) as unfinished"""
         )
         return int(row["unfinished"])
 
     def sent(self) -> dict[str, set[str]]:
-        """The ids of the tasks and workflows that were acknowledged."""
+        """Return the ids of the acknowledged tasks and workflows."""
         found: dict[str, set[str]] = {"task": set(), "workflow": set()}
-        for journal in self._stage.folder.glob("sent-*.jsonl"):
+        for journal in self._scenario.folder.glob("sent-*.jsonl"):
             for line in journal.read_text().splitlines():
                 for kind, name in json.loads(line).items():
                     found[kind].add(name)

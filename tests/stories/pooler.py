@@ -20,7 +20,7 @@ _UNPACKED = Path(__file__).parents[2] / ".venv" / "pgbouncer"
 
 
 def program() -> tuple[str, dict[str, str]]:
-    """PgBouncer and the environment it needs; skips the test, in so many words, where there is none."""
+    """Return PgBouncer and the environment it needs; skip the test with a clear reason if there is none."""
     found = shutil.which("pgbouncer")
     if found is not None:
         return found, {}
@@ -32,7 +32,7 @@ def program() -> tuple[str, dict[str, str]]:
 
 
 class Pooler:
-    """A PgBouncer of 30 server sessions before the server of one URL."""
+    """A PgBouncer with 30 server connections in front of the server of one URL."""
 
     def __init__(self, url: str, folder: Path, *, mode: str) -> None:
         self._binary, self._environment = program()
@@ -51,14 +51,14 @@ class Pooler:
             f"auth_type = any\nauth_file = {users}\npool_mode = {mode}\nmax_client_conn = 500\ndefault_pool_size = 30\n"
             f"ignore_startup_parameters = extra_float_digits\nlogfile = {self._log}\n"
         )
-        # It refuses to run as root, and then the server's socket must be open to whom it runs as.
+        # PgBouncer refuses to run as root, so its user must be able to open the server's socket.
         self._as_user = ["-u", "nobody"] if os.geteuid() == 0 else []
         if self._as_user:
             folder.chmod(0o777)
         self.start()
 
     def start(self) -> None:
-        """Start it and wait until it serves."""
+        """Start PgBouncer and wait until it accepts connections."""
         self._process = subprocess.Popen(
             [self._binary, *self._as_user, str(self._settings)],
             env=os.environ | self._environment,
@@ -68,19 +68,19 @@ class Pooler:
         _wait(self._process, self.url, self._log)
 
     def kill(self) -> None:
-        """End it at once, with every connection through it."""
+        """Kill PgBouncer at once, with every connection through it."""
         self._process.kill()
         self._process.wait(timeout=20)
 
     def stop(self) -> None:
-        """End it in order."""
+        """Stop PgBouncer in order."""
         self._process.terminate()
         self._process.wait(timeout=20)
 
 
 @contextmanager
 def pooler_before(url: str, *, mode: str = "transaction") -> Iterator[Pooler]:
-    """A pooler before the server of `url`, which the block may end and start again."""
+    """Run a pooler in front of the server of `url`; the block can kill and start it again."""
     with tempfile.TemporaryDirectory(prefix="eb-pool-") as made:
         pooler = Pooler(url, Path(made), mode=mode)
         try:
@@ -91,7 +91,7 @@ def pooler_before(url: str, *, mode: str = "transaction") -> Iterator[Pooler]:
 
 @contextmanager
 def pooled(url: str, *, mode: str = "transaction") -> Iterator[str]:
-    """The URL of a pooler before the server of `url`."""
+    """Yield the URL of a pooler in front of the server of `url`."""
     with pooler_before(url, mode=mode) as pooler:
         yield pooler.url
 
@@ -106,5 +106,5 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             if process.poll() is not None:
                 raise AssertionError(f"PgBouncer ended: {said}") from problem
             last = problem
-        time.sleep(0.1)  # nothing tells when it listens
+        time.sleep(0.1)  # the pooler sends no event when it listens
     raise AssertionError(f"PgBouncer does not answer: {last}")

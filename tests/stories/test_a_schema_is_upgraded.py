@@ -1,4 +1,4 @@
-"""A newer everbeat upgrades the schema while trees and senders of this one work, and a report reads the table of tasks."""
+"""A newer everbeat upgrades the schema while trees and senders of this one work and a report reads the table of tasks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.store.schema_steps import LOCK_TIMEOUT_MS
-from tests.stories.stage import FAST, Stage
+from everbeat.store.migrations import LOCK_TIMEOUT_MS
+from tests.stories.scenario import FAST, Scenario
 from tests.synthetic_version import next_version
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
@@ -36,12 +36,12 @@ OLD_ROWS = (
 )
 
 
-def test_trees_and_senders_go_on_while_a_newer_everbeat_upgrades_the_schema(
-    stage: Stage, deeds: ModuleType, tmp_path: Path
+def test_trees_and_senders_continue_while_a_newer_everbeat_upgrades_the_schema(
+    scenario: Scenario, sample_tasks: ModuleType, tmp_path: Path
 ) -> None:  # J3
     later = next_version(tmp_path / "later", STATEMENTS)
-    stage.connection.execute(sql.SQL(OLD_ROWS).format(sql.Identifier(stage.schema)))
-    stage.ready_tree(recovery=FAST)
+    scenario.connection.execute(sql.SQL(OLD_ROWS).format(sql.Identifier(scenario.schema)))
+    scenario.ready_tree(recovery=FAST)
     sent: list[Any] = []
     took: list[float] = []
     ended = threading.Event()
@@ -49,20 +49,29 @@ def test_trees_and_senders_go_on_while_a_newer_everbeat_upgrades_the_schema(
     def send() -> None:
         while not ended.is_set():
             began_at = time.monotonic()
-            sent.append(deeds.quick.send(len(sent)))
+            sent.append(sample_tasks.quick.send(len(sent)))
             took.append(time.monotonic() - began_at)
             time.sleep(0.01)  # a hundred a second
 
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        with psycopg.connect(stage.url, application_name="report of sales") as reader:
-            reader.execute(sql.SQL("select count(*) from {}.tasks").format(sql.Identifier(stage.schema)))
+        with psycopg.connect(scenario.url, application_name="report of sales") as reader:
+            reader.execute(sql.SQL("select count(*) from {}.tasks").format(sql.Identifier(scenario.schema)))
             migration = subprocess.Popen(
-                [sys.executable, "-m", "everbeat", "migrate", "--url", stage.url, "--schema", stage.schema],
+                [
+                    sys.executable,
+                    "-m",
+                    "everbeat",
+                    "migrate",
+                    "--url",
+                    scenario.url,
+                    "--schema",
+                    scenario.schema,
+                ],
                 env=os.environ | {"PYTHONPATH": str(later)},
             )
-            time.sleep(3)  # the report takes so long, and the upgrade tries again and again
+            time.sleep(3)  # the report runs this long, and the upgrade keeps trying
             assert migration.poll() is None
             reader.commit()
         assert migration.wait(timeout=60) == 0
@@ -72,16 +81,16 @@ def test_trees_and_senders_go_on_while_a_newer_everbeat_upgrades_the_schema(
     assert [handle.result(timeout=30) for handle in sent] == list(range(len(sent)))
     print(f"{len(sent)} sends, the longest took {max(took):.2f} s")
     assert max(took) < LOCK_TIMEOUT_MS / 1_000 + 1
-    assert stage.recoveries() == []
-    assert set(stage.states()) == {"COMPLETED"}
-    assert stage.query("select count(*) as failed from {schema}.attempts where outcome <> 'COMPLETED'") == [
-        {"failed": 0}
-    ]
-    (row,) = stage.query("select count(*) as done from {schema}.schema_steps")
+    assert scenario.recoveries() == []
+    assert set(scenario.states()) == {"COMPLETED"}
+    assert scenario.query(
+        "select count(*) as failed from {schema}.attempts where outcome <> 'COMPLETED'"
+    ) == [{"failed": 0}]
+    (row,) = scenario.query("select count(*) as done from {schema}.schema_steps")
     assert row["done"] == len(STATEMENTS)
-    stage.query(
+    scenario.query(
         "delete from {schema}.tasks where name = 'old' returning id"
     )  # the invariants are those of tasks that ran
-    stage.query(
+    scenario.query(
         "delete from {schema}.audit a where not exists (select from {schema}.tasks t where t.id = a.task_id) returning seq"
     )

@@ -1,4 +1,4 @@
-"""Life behind PgBouncer in transaction mode: no LISTEN, no session lock; everything holds, by polls and by the age of beats."""
+"""Workers behind PgBouncer in transaction mode: no LISTEN, no session lock; polls and the age of beats replace them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from types import ModuleType
 
 import pytest
 
-from everbeat import App, SweepResult
+from everbeat import App
+from everbeat.inspection import SweepResult
 from everbeat.store import migrating, workers
 from everbeat.store.target import Target
 from tests.conftest import NewServer
-from tests.store.conftest import Hands
+from tests.store.conftest import StoreHarness
 from tests.store.test_remaining_sessions import is_open, session_of
 from tests.stories.pooler import pooled
-from tests.stories.stage import FAST, SLACK, Stage
+from tests.stories.scenario import FAST, SLACK, Scenario
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
 def pool(new_server: NewServer) -> Iterator[tuple[str, str]]:
-    """The URLs of a server and of the pooler before it."""
+    """The URLs of a server and of the pooler in front of it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -35,56 +36,56 @@ def pool(new_server: NewServer) -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture
-def stage(pool: tuple[str, str], tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(pool[0], "story", tmp_path)
+def scenario(pool: tuple[str, str], tmp_path: Path) -> Iterator[Scenario]:
+    made = Scenario(pool[0], "story", tmp_path)
     made.url = pool[1]
     yield made
     made.url = pool[0]
     made.close()
 
 
-def test_a_dead_tree_is_recovered_by_age_and_says_that_sessions_prove_nothing(
-    stage: Stage, deeds: ModuleType
+def test_a_dead_tree_behind_a_transaction_pooler_is_recovered_by_age(
+    scenario: Scenario, sample_tasks: ModuleType
 ) -> None:
-    first = stage.ready_tree(recovery=FAST)
-    handles = [deeds.wait_for_on_crash.send("go") for _ in range(5)]
-    stage.until(lambda: len(stage.effects("start")) == 5, within=20, what="all run")
-    second = stage.ready_tree(recovery=FAST)
-    time.sleep(2 * FAST["running_stale_threshold_ms"] / 1_000)  # nobody alive may be declared dead meanwhile
-    assert stage.recoveries() == []
+    first = scenario.ready_tree(recovery=FAST)
+    handles = [sample_tasks.wait_for_on_crash.send("go") for _ in range(5)]
+    scenario.until(lambda: len(scenario.effects("start")) == 5, within=20, what="all run")
+    second = scenario.ready_tree(recovery=FAST)
+    time.sleep(2 * FAST["running_stale_threshold_ms"] / 1_000)  # no live tree may be declared dead meanwhile
+    assert scenario.recoveries() == []
     assert "session_lock_off" in first.output()
     first.kill()
-    took = stage.until(lambda: len(stage.recoveries()) == 5, within=4 * SLACK, what="recovered by age")
-    assert {row["noticed_by"] for row in stage.recoveries()} == {"age"}
+    took = scenario.until(lambda: len(scenario.recoveries()) == 5, within=4 * SLACK, what="recovered by age")
+    assert {row["noticed_by"] for row in scenario.recoveries()} == {"age"}
     print(f"noticed after {took:.2f} s")
-    stage.open_gate("go")
+    scenario.open_gate("go")
     assert [handle.result(timeout=30) for handle in handles] == ["done"] * 5
     assert second.stop() == 0
 
 
-def test_a_killed_worker_process_is_noticed_at_once_and_a_cancel_arrives_by_poll(
-    stage: Stage, deeds: ModuleType
+def test_a_killed_process_behind_a_pooler_is_noticed_at_once_and_a_cancel_arrives_by_poll(
+    scenario: Scenario, sample_tasks: ModuleType
 ) -> None:
-    tree = stage.ready_tree(recovery=FAST, worker={"processes": 2})
-    poisoned = deeds.poison.send("exit")
-    stage.until(stage.state_is(poisoned.id, "FAILED"), within=30, what="the poison is stopped")
-    assert {row["noticed_by"] for row in stage.recoveries(poisoned.id)} == {"child_exit"}
-    asked = deeds.nap.send(60)
-    stage.until(stage.started(asked.id), within=20, what="it runs")
+    tree = scenario.ready_tree(recovery=FAST, worker={"processes": 2})
+    poisoned = sample_tasks.poison.send("exit")
+    scenario.until(scenario.state_is(poisoned.id, "FAILED"), within=30, what="the poison is stopped")
+    assert {row["noticed_by"] for row in scenario.recoveries(poisoned.id)} == {"child_exit"}
+    asked = sample_tasks.nap.send(60)
+    scenario.until(scenario.started(asked.id), within=20, what="it runs")
     asked.cancel()
-    stage.until(stage.state_is(asked.id, "CANCELLED"), within=2 * SLACK, what="cancelled")
-    later = [deeds.quick.send(n) for n in range(50)]
+    scenario.until(scenario.state_is(asked.id, "CANCELLED"), within=2 * SLACK, what="cancelled")
+    later = [sample_tasks.quick.send(n) for n in range(50)]
     assert [handle.result(timeout=30) for handle in later] == list(range(50))
     assert tree.stop() == 0
 
 
-def test_a_sweep_through_the_pooler_ends_no_sessions_of_the_dead(pool: tuple[str, str]) -> None:  # J14
+def test_a_sweep_through_a_pooler_ends_no_sessions_of_dead_trees(pool: tuple[str, str]) -> None:  # J14
     target, pooled_target = (Target.parse(url) for url in pool)
     with target.connect("everbeat test") as connection:
         migrating.migrate(connection, target)
-        hands = Hands(target, connection)
-        hands.supervisor("s1")
-        hands.run(workers.end_supervisor("s1", how="age"))
+        db = StoreHarness(target, connection)
+        db.supervisor("s1")
+        db.run(workers.end_supervisor("s1", how="age"))
         with session_of(target, "s1") as session:
             for url, is_left in ((pooled_target.url, True), (target.url, False)):
                 app = App(url)
@@ -92,7 +93,7 @@ def test_a_sweep_through_the_pooler_ends_no_sessions_of_the_dead(pool: tuple[str
                 assert asyncio.run(swept_on_a_loop(app)).sessions_problem is None
                 app.close()
                 assert is_open(session) is is_left
-        hands.database.close()
+        db.database.close()
 
 
 async def swept_on_a_loop(app: App) -> SweepResult:

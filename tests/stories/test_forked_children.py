@@ -16,12 +16,12 @@ from uuid import UUID
 import psutil
 import pytest
 
-from tests.stories.stage import SLACK, Stage, Tree, program_of
+from tests.stories.scenario import SLACK, Scenario, Tree, program_of
 
 pytestmark = pytest.mark.story
 
 HOWS = ("fork", "multiprocessing", "subprocess")
-DEEDS = (
+TASK_NAMES = (
     "fork_on_the_loop",
     "fork_in_a_thread",
     "fork_in_a_process",
@@ -30,38 +30,38 @@ DEEDS = (
 
 
 @pytest.fixture
-def forking(stage: Stage) -> Iterator[ModuleType]:
-    with program_of(stage, "forking") as program:
+def forking(scenario: Scenario) -> Iterator[ModuleType]:
+    with program_of(scenario, "forking") as program:
         yield program
 
 
 @pytest.fixture
-def left(stage: Stage) -> Iterator[Left]:
-    found = Left(stage)
+def left(scenario: Scenario) -> Iterator[LeftProcesses]:
+    found = LeftProcesses(scenario)
     yield found
     for pid in found.pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-class Left:
+class LeftProcesses:
     """The processes that tasks left behind."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
 
     @property
     def pids(self) -> dict[int, str]:
-        return {line["left"]: f"{line['name']} by {line['how']}" for line in self._stage.effects("left")}
+        return {line["left"]: f"{line['name']} by {line['how']}" for line in self._scenario.effects("left")}
 
-    def sent(self, forking: ModuleType, deeds: Sequence[str] = DEEDS) -> list[UUID]:
-        """Sends one task of every kind; each leaves a process behind and goes on."""
-        ids = [getattr(forking, deed).send(how).id for deed in deeds for how in HOWS]
-        self._stage.until(lambda: len(self.pids) == len(ids), within=30, what="every task has forked")
+    def sent(self, forking: ModuleType, sample_tasks: Sequence[str] = TASK_NAMES) -> list[UUID]:
+        """Send one task of every kind; each leaves a process behind and continues."""
+        ids = [getattr(forking, task).send(how).id for task in sample_tasks for how in HOWS]
+        self._scenario.until(lambda: len(self.pids) == len(ids), within=30, what="every task has forked")
         return ids
 
     def kill_all_but(self, tree: Tree) -> float:
-        """Kills every process that everbeat started; what tasks left behind lives on."""
+        """Kill every process that everbeat started; processes left by tasks survive."""
         doomed = [process for process in tree.processes() if process.pid not in self.pids]
         at = time.monotonic()
         for process in doomed:
@@ -72,67 +72,72 @@ class Left:
         return at
 
 
-def sessions(stage: Stage, tree_name: str) -> list[dict[str, Any]]:
-    return stage.connection.execute(
+def sessions(scenario: Scenario, tree_name: str) -> list[dict[str, Any]]:
+    return scenario.connection.execute(
         "select application_name, state from pg_stat_activity where starts_with(application_name, %s)",
         [tree_name],
     ).fetchall()  # type: ignore[return-value]
 
 
-def name_of(stage: Stage, tree: Tree) -> str:
-    (row,) = stage.query(
+def name_of(scenario: Scenario, tree: Tree) -> str:
+    (row,) = scenario.query(
         "select session_name from {schema}.supervisors where pid = %s and ended_at is null", tree.pid
     )
     return str(row["session_name"])
 
 
-def start_guest(stage: Stage) -> Tree:
-    """The program itself, in which a worker is a guest."""
-    log = stage.folder / f"guest-{len(stage.trees)}.log"
+def start_in_process_worker(scenario: Scenario) -> Tree:
+    """Start the program itself, which contains an in-process worker."""
+    log = scenario.folder / f"guest-{len(scenario.trees)}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "forking"], env=stage.environment(recovery={}, worker={"process_concurrency": 6}),
-            cwd=stage.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            [sys.executable, "-c", "import forking; forking.app.run_worker()"],
+            env=scenario.environment(recovery={}, worker={"process_concurrency": 6}),
+            cwd=scenario.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     guest = Tree(process, log)
-    stage.trees.append(guest)
-    stage.until(lambda: stage.workers(guest), within=30, what="the guest works", tree=guest)
+    scenario.trees.append(guest)
+    scenario.until(lambda: scenario.workers(guest), within=30, what="the guest works", tree=guest)
     return guest
 
 
 @pytest.mark.parametrize("kind", ["tree", pytest.param("guest", marks=pytest.mark.long)])
-def test_a_killed_tree_is_noticed_in_three_seconds_although_forks_of_its_tasks_live_on(
-    stage: Stage, forking: ModuleType, left: Left, kind: str
+def test_a_killed_tree_is_noticed_in_three_seconds_although_forks_of_its_tasks_live(
+    scenario: Scenario, forking: ModuleType, left: LeftProcesses, kind: str
 ) -> None:  # J13
     doomed = (
-        start_guest(stage)
+        start_in_process_worker(scenario)
         if kind == "guest"
-        else stage.ready_tree(program="forking", worker={"process_concurrency": 6})
+        else scenario.ready_tree(program="forking", worker={"process_concurrency": 6})
     )
-    tree_name = name_of(stage, doomed)
-    # A new process would not find the app of a guest's main module.
-    ids = left.sent(forking, DEEDS if kind == "tree" else DEEDS[:2])
-    stage.ready_tree(program="forking", worker={"process_concurrency": 6})
-    time.sleep(10.5)  # an observer trusts sessions only when itself and the server have been up for 10 s
+    tree_name = name_of(scenario, doomed)
+    # A new process would not find the app in the main module of a program with an in-process worker.
+    ids = left.sent(forking, TASK_NAMES if kind == "tree" else TASK_NAMES[:2])
+    scenario.ready_tree(program="forking", worker={"process_concurrency": 6})
+    time.sleep(10.5)  # an observer trusts sessions only after it and the server have been up for 10 s
     killed_at = left.kill_all_but(doomed)
-    stage.until(lambda: not sessions(stage, tree_name), within=1, what="no session of the tree is left")
-    stage.until(lambda: len(stage.recoveries()) >= len(ids), within=3 * SLACK, what="everything is recovered")
+    scenario.until(lambda: not sessions(scenario, tree_name), within=1, what="no session of the tree is left")
+    scenario.until(
+        lambda: len(scenario.recoveries()) >= len(ids), within=3 * SLACK, what="everything is recovered"
+    )
     print(f"recovered {time.monotonic() - killed_at:.2f} s after the kill")
-    assert {row["noticed_by"] for row in stage.recoveries()} == {"session"}
+    assert {row["noticed_by"] for row in scenario.recoveries()} == {"session"}
 
 
-def test_a_replacement_recovers_a_killed_tree_when_it_starts_although_forks_of_its_tasks_live_on(
-    stage: Stage, forking: ModuleType, left: Left
+def test_a_replacement_recovers_a_killed_tree_although_forks_of_its_tasks_live(
+    scenario: Scenario, forking: ModuleType, left: LeftProcesses
 ) -> None:  # J13
     slot = ("--slot", "web-0")
-    doomed = stage.ready_tree(program="forking", worker={"process_concurrency": 6}, options=slot)
+    doomed = scenario.ready_tree(program="forking", worker={"process_concurrency": 6}, options=slot)
     ids = left.sent(forking)
     left.kill_all_but(doomed)
-    replacement = stage.ready_tree(program="forking", worker={"process_concurrency": 6}, options=slot)
-    stage.until(lambda: len(stage.recoveries()) >= len(ids), within=3 * SLACK, what="everything is recovered")
-    assert {row["noticed_by"] for row in stage.recoveries()} == {"startup"}
-    stage.until(
-        lambda: stage.query(
+    replacement = scenario.ready_tree(program="forking", worker={"process_concurrency": 6}, options=slot)
+    scenario.until(
+        lambda: len(scenario.recoveries()) >= len(ids), within=3 * SLACK, what="everything is recovered"
+    )
+    assert {row["noticed_by"] for row in scenario.recoveries()} == {"startup"}
+    scenario.until(
+        lambda: scenario.query(
             "select 1 from {schema}.supervisors where pid = %s and slot = 'web-0' and ended_at is null",
             replacement.pid,
         ),
@@ -142,21 +147,23 @@ def test_a_replacement_recovers_a_killed_tree_when_it_starts_although_forks_of_i
 
 
 @pytest.mark.parametrize("kind", ["tree", "guest"])
-def test_a_forked_child_that_does_not_end_by_itself_does_none_of_the_workers_work(
-    stage: Stage, forking: ModuleType, kind: str
+def test_a_forked_child_that_does_not_end_by_itself_never_runs_the_workers_tasks(
+    scenario: Scenario, forking: ModuleType, kind: str
 ) -> None:  # J13
-    tree = start_guest(stage) if kind == "guest" else stage.ready_tree(program="forking")
-    deeds = [forking.child_on_the_loop, forking.child_in_a_thread]
+    tree = start_in_process_worker(scenario) if kind == "guest" else scenario.ready_tree(program="forking")
+    sample_tasks = [forking.child_on_the_loop, forking.child_in_a_thread]
     if kind == "tree":
-        deeds.append(forking.child_in_a_process)
+        sample_tasks.append(forking.child_in_a_process)
     codes = {"returns": 0, "exits": 3, "raises": 1, "asks": 1}
-    sent = [(deed.send(how), f"{how}: {code}") for deed in deeds for how, code in codes.items()]
-    # Code 70: it would have run the other tasks on the loop of the worker.
+    sent = [(task.send(how), f"{how}: {code}") for task in sample_tasks for how, code in codes.items()]
+    # With another code than 70, it would have run other tasks in the event loop of the worker.
     sent.append((forking.child_on_the_loop.send("awaits"), "awaits: 70"))
     assert [handle.result(timeout=30) for handle, _ in sent] == [expected for _, expected in sent]
-    assert not stage.effects("the child went on")
-    assert {row["attempt"] for row in stage.query("select attempt from {schema}.tasks")} == {1}
+    assert not scenario.effects("the child went on")
+    assert {row["attempt"] for row in scenario.query("select attempt from {schema}.tasks")} == {1}
     assert forking.terminate_a_child.send().result(timeout=10) == -signal.SIGTERM, "a child obeys signals"
-    assert forking.child_in_a_thread.send("returns").result(timeout=10) == "returns: 0", "the worker works on"
-    assert len(stage.workers(tree)) == 1
-    assert not stage.recoveries()
+    assert forking.child_in_a_thread.send("returns").result(timeout=10) == "returns: 0", (
+        "the worker continues"
+    )
+    assert len(scenario.workers(tree)) == 1
+    assert not scenario.recoveries()

@@ -1,4 +1,4 @@
-"""A worker is frozen inside a step of a workflow: others wait a bounded time, and doctor and explain name who keeps them waiting."""
+"""A worker freezes inside a step of a workflow: others wait a bounded time, and doctor and explain name the blocking process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import psutil
 import pytest
 
-from everbeat import ReasonCode
-from everbeat.cli.examination import Examination
-from everbeat.client.workflow_handle import WorkflowHandle
-from everbeat.domain.diagnosis import Check, Verdict
-from tests.stories.stage import BY_AGE, FAST, SLACK, Stage
-from tests.stories.test_workflow_kills import GATE, POINTS, gate, somebody_waits, winding
+from everbeat.cli.doctor import Examination
+from everbeat.client.workflow.handle import WorkflowHandle
+from everbeat.domain.doctor.findings import Check, CheckVerdict
+from everbeat.inspection import ReasonCode
+from tests.stories.scenario import BY_AGE, FAST, SLACK, Scenario
+from tests.stories.test_workflow_kills import GATE, POINTS, gate, is_blocked, sample_graph
 from tests.stories.test_workflows import Starter, flows
 
 __all__ = ["flows"]
@@ -31,10 +31,10 @@ def locks(app: Any) -> Check:
 
 
 def test_a_workflow_can_be_cancelled_although_its_worker_is_frozen_in_a_step(
-    stage: Stage, flows: ModuleType
+    scenario: Scenario, flows: ModuleType
 ) -> None:  # J14
-    tree = stage.ready_tree(program="flows")
-    handle: WorkflowHandle[Any] = Starter(flows).start(winding())
+    tree = scenario.ready_tree(program="flows")
+    handle: WorkflowHandle[Any] = Starter(flows).start(sample_graph())
     took: list[float] = []
 
     def cancel() -> None:
@@ -42,14 +42,14 @@ def test_a_workflow_can_be_cancelled_although_its_worker_is_frozen_in_a_step(
         handle.cancel()
         took.append(time.monotonic() - began_at)
 
-    with gate(stage, *POINTS["a node ends"]):
-        stage.until(lambda: somebody_waits(stage), within=30, what="a step")
+    with gate(scenario, *POINTS["a node ends"]):
+        scenario.until(lambda: is_blocked(scenario), within=30, what="a step")
         tree.freeze()
-        stage.query("select pg_advisory_unlock(%s)", GATE)
+        scenario.query("select pg_advisory_unlock(%s)", GATE)
         canceller = threading.Thread(target=cancel)
         canceller.start()
-        stage.until(
-            lambda: locks(flows.app).verdict is Verdict.WARN, within=5 * SLACK, what="the doctor's word"
+        scenario.until(
+            lambda: locks(flows.app).verdict is CheckVerdict.WARN, within=5 * SLACK, what="the doctor's word"
         )
         check = locks(flows.app)
         (reason,) = [each for each in handle.explain().reasons if each.code is ReasonCode.LOCKED]
@@ -66,28 +66,32 @@ def test_a_workflow_can_be_cancelled_although_its_worker_is_frozen_in_a_step(
     assert took
     assert took[0] < WITHIN_S
     tree.thaw()
-    stage.until(lambda: handle.status() == "CANCELLED", within=30, what="cancelled", tree=tree)
+    scenario.until(lambda: handle.status() == "CANCELLED", within=30, what="cancelled", tree=tree)
 
 
-def test_the_sessions_of_a_frozen_tree_are_ended_when_it_is_declared_dead_and_it_comes_back(
-    stage: Stage, flows: ModuleType
+def test_the_sessions_of_a_frozen_tree_are_ended_when_it_is_declared_dead(
+    scenario: Scenario, flows: ModuleType
 ) -> None:  # J14
-    frozen = stage.ready_tree(program="flows", recovery=FAST | BY_AGE)
-    observer = stage.ready_tree(program="flows", recovery=FAST | BY_AGE)
-    (row,) = stage.query("select session_name from {schema}.supervisors where pid = %s", frozen.pid)
+    frozen = scenario.ready_tree(program="flows", recovery=FAST | BY_AGE)
+    observer = scenario.ready_tree(program="flows", recovery=FAST | BY_AGE)
+    (row,) = scenario.query("select session_name from {schema}.supervisors where pid = %s", frozen.pid)
 
     def sessions() -> int:
         found = "select count(*) from pg_stat_activity where split_part(application_name, ' ', 1) = %s"
-        return int(stage.query(found, row["session_name"])[0]["count"])
+        return int(scenario.query(found, row["session_name"])[0]["count"])
 
     assert sessions() >= 6
     frozen.freeze()
-    stage.until(
+    scenario.until(
         lambda: sessions() == 0, within=10 * SLACK, what="no session of the frozen tree", tree=observer
     )
-    stage.until(lambda: "sessions_ended" in observer.output(), within=5 * SLACK, what="the observer's word")
+    scenario.until(
+        lambda: "sessions_ended" in observer.output(), within=5 * SLACK, what="the observer's word"
+    )
     frozen.thaw()
-    stage.until(lambda: sessions() >= 6, within=10 * SLACK, what="it is back", tree=frozen)
-    assert Starter(flows).start(winding()).result(timeout=60) == [1, 2, 3]
+    scenario.until(lambda: sessions() >= 6, within=10 * SLACK, what="it is back", tree=frozen)
+    assert Starter(flows).start(sample_graph()).result(timeout=60) == [1, 2, 3]
     alive = "select count(*) from {schema}.supervisors where ended_at is null"
-    stage.until(lambda: stage.query(alive)[0]["count"] == 2, within=10 * SLACK, what="two live supervisors")
+    scenario.until(
+        lambda: scenario.query(alive)[0]["count"] == 2, within=10 * SLACK, what="two live supervisors"
+    )

@@ -1,4 +1,4 @@
-"""Large results that are handed on: a node that is given too much fails, and no other workflow waits for it."""
+"""Large results that later nodes take: a node with oversized arguments fails, and no other workflow waits for it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import psutil
 import pytest
 from psycopg import sql
 
-from everbeat.domain.graph import Edge, Graph, Hole, Node, TaskSpec
-from tests.stories.stage import SLACK, Stage, program_of
+from everbeat.domain.workflow.graph import Edge, Graph, GraphNode, Hole, TaskSpec
+from tests.stories.scenario import SLACK, Scenario, program_of
 from tests.stories.test_workflows import Starter, chain
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(300)]
@@ -25,24 +25,24 @@ ENDED = """update {schema}.tasks set state = 'COMPLETED', completed_at = now(), 
 
 
 @pytest.fixture
-def flows(stage: Stage) -> Iterator[ModuleType]:
-    with program_of(stage, "flows") as program:
+def flows(scenario: Scenario) -> Iterator[ModuleType]:
+    with program_of(scenario, "flows") as program:
         yield program
 
 
-def execute(stage: Stage, text: str, *parameters: object) -> None:
-    schema = sql.Identifier(stage.schema)
-    stage.connection.execute(sql.SQL(text).format(schema=schema), parameters)  # type: ignore[arg-type]
+def execute(scenario: Scenario, text: str, *parameters: object) -> None:
+    schema = sql.Identifier(scenario.schema)
+    scenario.connection.execute(sql.SQL(text).format(schema=schema), parameters)  # type: ignore[arg-type]
 
 
 def collected(hole: Hole) -> Graph:
-    """`all` is given something of each of many results."""
+    """Return a graph in which `all` takes a part of each of many results."""
     of = TaskSpec(name="never", queue="default")
-    nodes = [Node(name=f"n{number}", task=of, args="{}") for number in range(MANY)]
+    nodes = [GraphNode(name=f"n{number}", task=of, args="{}") for number in range(MANY)]
     template: list[str | Hole] = ['{"name":"all","given":{"all":[']
     for number in range(MANY):
         template += ["," if number else "", Hole(number, hole.wants, hole.path)]
-    taker = Node(name="all", task=TaskSpec(name="work", queue="default"), template=(*template, "]}}"))
+    taker = GraphNode(name="all", task=TaskSpec(name="work", queue="default"), template=(*template, "]}}"))
     return Graph(
         name="collected", nodes=(*nodes, taker), edges=tuple(Edge(number, MANY) for number in range(MANY))
     )
@@ -53,57 +53,59 @@ def collected(hole: Hole) -> Graph:
     ["extended", pytest.param("external", marks=pytest.mark.long)],
     ids=["compressed", "as they are"],
 )
-def test_a_node_that_is_given_too_much_fails_and_holds_up_nobody(
-    stage: Stage, flows: ModuleType, storage: str
+def test_a_node_with_oversized_arguments_fails_without_delaying_other_workflows(
+    scenario: Scenario, flows: ModuleType, storage: str
 ) -> None:  # W12
-    execute(stage, f"alter table {{schema}}.tasks alter column result set storage {storage}")
-    tree = stage.ready_tree(program="flows")
+    execute(scenario, f"alter table {{schema}}.tasks alter column result set storage {storage}")
+    tree = scenario.ready_tree(program="flows")
     starter = Starter(flows)
     assert starter.start(chain(2)).result(timeout=60) == "n1"
     handle = starter.start(collected(Hole(0)))
-    stage.until(
-        lambda: len(stage.query("select id from {schema}.tasks where workflow_id = %s", handle.id)) == MANY,
+    scenario.until(
+        lambda: (
+            len(scenario.query("select id from {schema}.tasks where workflow_id = %s", handle.id)) == MANY
+        ),
         within=60,
         what="all nodes are enqueued",
     )
     most, over = [0], threading.Event()
     measuring = threading.Thread(target=measured, args=(tree.pid, most, over), daemon=True)
     measuring.start()
-    execute(stage, "set session_replication_role = replica")
-    execute(stage, ENDED, handle.id, MANY)
-    execute(stage, "reset session_replication_role")
-    execute(stage, "insert into {schema}.outbox (workflow_id, node) values (%s, null)", handle.id)
-    slowest = hops(starter, handle.id, stage)
+    execute(scenario, "set session_replication_role = replica")
+    execute(scenario, ENDED, handle.id, MANY)
+    execute(scenario, "reset session_replication_role")
+    execute(scenario, "insert into {schema}.outbox (workflow_id, node) values (%s, null)", handle.id)
+    slowest = hops(starter, handle.id, scenario)
     over.set()
     measuring.join(10)
     print(f"slowest hop {slowest:.2f} s, largest process {most[0] / 1e6:.0f} MB")
-    (failed,) = stage.query(
+    (failed,) = scenario.query(
         "select state, error from {schema}.nodes where workflow_id = %s and number = %s", handle.id, MANY
     )
     assert failed["state"] == "FAILED"
     assert "payload_limit" in failed["error"]["message"]
     assert most[0] < 500_000_000
     assert slowest < 1 + SLACK
-    forget(stage, handle.id)
+    forget(scenario, handle.id)
 
 
-def forget(stage: Stage, workflow_id: UUID) -> None:
-    """Tasks that were ended with SQL have no attempts, which breaches an invariant."""
-    execute(stage, "set session_replication_role = replica")
+def forget(scenario: Scenario, workflow_id: UUID) -> None:
+    """Delete tasks that were ended with SQL: they have no attempts, which breaches an invariant."""
+    execute(scenario, "set session_replication_role = replica")
     for table in ("tasks", "nodes", "edges", "outbox"):
-        execute(stage, f"delete from {{schema}}.{table} where workflow_id = %s", workflow_id)
-    execute(stage, "delete from {schema}.workflows where id = %s", workflow_id)
-    execute(stage, "reset session_replication_role")
+        execute(scenario, f"delete from {{schema}}.{table} where workflow_id = %s", workflow_id)
+    execute(scenario, "delete from {schema}.workflows where id = %s", workflow_id)
+    execute(scenario, "reset session_replication_role")
 
 
-def hops(starter: Starter, stuck: UUID, stage: Stage) -> float:
-    """The slowest hop of chains that run until the large one has ended."""
+def hops(starter: Starter, stuck: UUID, scenario: Scenario) -> float:
+    """Return the slowest hop of chains that run until the large workflow has ended."""
     slowest = 0.0
     while True:
         before = time.monotonic()
         assert starter.start(chain(2)).result(timeout=120) == "n1"
         slowest = max(slowest, (time.monotonic() - before) / 2)
-        if stage.query("select 1 from {schema}.workflows where id = %s and state = 'FAILED'", stuck):
+        if scenario.query("select 1 from {schema}.workflows where id = %s and state = 'FAILED'", stuck):
             return slowest
         assert time.monotonic() - before < 120
 

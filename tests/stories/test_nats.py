@@ -1,6 +1,6 @@
-"""Tasks told by NATS JetStream: messages are lost, repeated, delayed and overtaken, and nothing of that is seen in what the tasks do.
+"""Tasks announced by NATS JetStream: messages are lost, repeated, delayed and overtaken without any effect on the tasks.
 
-The workers of most stories poll every five minutes, so that only messages tell them; the stream's counters say that they travelled.
+The workers of most stories poll every five minutes, so only messages notify them; the stream's counters prove it.
 """
 
 from __future__ import annotations
@@ -13,40 +13,34 @@ from types import ModuleType
 
 import pytest
 
-from everbeat.wake.stream_plan import StreamPlan
+from everbeat.nats.stream_plan import StreamPlan
 from tests.nats_server import NatsServer
-from tests.stories.nats_stage import POLLS_NEVER, Told, Witness, copy_of
-from tests.stories.stage import FAST, SLACK, Stage
+from tests.stories.nats_scenario import ONE_SLOT, POLLS_NEVER, NatsScenario, Witness, copy_of
+from tests.stories.scenario import FAST, SLACK, Scenario
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(180)]
 
-ONE_SLOT = {
-    **POLLS_NEVER,
-    "async_concurrency": 1,
-    "prefetch": 0,
-    "thread_concurrency": 0,
-    "process_concurrency": 0,
-}
-
 
 @pytest.fixture
-def told(stage: Stage) -> Iterator[Told]:
-    """Before `deeds`, whose app is told of the server."""
+def nats(scenario: Scenario) -> Iterator[NatsScenario]:
+    """Must run before `sample_tasks`, whose app gets the URL of the server."""
     with NatsServer() as server:
-        yield Told(stage, server)
+        yield NatsScenario(scenario, server)
 
 
-def test_tasks_travel_as_messages(stage: Stage, told: Told, deeds: ModuleType) -> None:  # N1
-    stage.ready_tree(worker=POLLS_NEVER)
-    told.ready()
-    handles = [deeds.quick.send(n) for n in range(20)]
+def test_tasks_are_announced_by_messages(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
+) -> None:  # N1
+    scenario.ready_tree(worker=POLLS_NEVER)
+    nats.ready()
+    handles = [sample_tasks.quick.send(n) for n in range(20)]
     assert [handle.result(timeout=20) for handle in handles] == list(range(20))
-    handles = deeds.app.send_many(deeds.quick.call(n) for n in range(50))
+    handles = sample_tasks.app.send_many(sample_tasks.quick.call(n) for n in range(50))
     assert [handle.result(timeout=20) for handle in handles] == list(range(50))
-    assert len(stage.effects("start")) == 70
-    stage.until(told.drained, within=20, what="the stream is drained")
-    counters = told.counters()
-    assert told.travelled() > 0  # a row is not published once a claim that another message caused was faster
+    assert len(scenario.effects("start")) == 70
+    scenario.until(nats.drained, within=20, what="the stream is drained")
+    counters = nats.counters()
+    assert nats.travelled() > 0  # a row is not published if a claim that another message caused was faster
     assert (
         counters.consumers["default"].delivered
         == counters.consumers["default"].ack_floor
@@ -54,171 +48,175 @@ def test_tasks_travel_as_messages(stage: Stage, told: Told, deeds: ModuleType) -
     )
 
 
-def test_a_quiet_tree_leaves_the_messages_to_others_until_it_is_resumed(
-    stage: Stage, told: Told, deeds: ModuleType
+def test_a_quiet_tree_leaves_messages_to_others_until_it_is_resumed(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # J1 N1
-    quiet = stage.ready_tree(worker=POLLS_NEVER)
-    told.ready()
-    deeds.quick.send(1).result(timeout=20)
-    (tree,) = deeds.app.quiet_workers([stage.workers(quiet)[0]["id"]])
+    quiet = scenario.ready_tree(worker=POLLS_NEVER)
+    nats.ready()
+    sample_tasks.quick.send(1).result(timeout=20)
+    (tree,) = sample_tasks.app.quiet_workers([scenario.workers(quiet)[0]["id"]])
     assert tree.quiet_since is not None
-    sent = [deeds.quick.send(2)]
+    sent = [sample_tasks.quick.send(2)]
 
     def one_waits() -> bool:
-        time.sleep(1)  # longer than a message takes to a worker that asks for it
-        if stage.task(sent[-1].id)["state"] != "PENDING":
-            sent.append(deeds.quick.send(2))  # the order had not arrived yet
+        time.sleep(1)  # longer than a message takes to a worker that requests it
+        if scenario.task(sent[-1].id)["state"] != "PENDING":
+            sent.append(sample_tasks.quick.send(2))  # the order had not arrived yet
             return False
         return True
 
-    stage.until(one_waits, within=20, what="a task waits")
-    waits, before = sent[-1], len(stage.effects("start"))
-    stage.ready_tree(worker=POLLS_NEVER)
+    scenario.until(one_waits, within=20, what="a task waits")
+    waits, before = sent[-1], len(scenario.effects("start"))
+    scenario.ready_tree(worker=POLLS_NEVER)
     assert waits.result(timeout=20) == 2
-    stage.until(told.drained, within=20, what="the stream is drained")
+    scenario.until(nats.drained, within=20, what="the stream is drained")
     for n in range(10):
-        deeds.quick.send(n).result(timeout=20)
-    ran = {line["pid"] for line in stage.effects("start")[before:]}
-    assert stage.workers(quiet)[0]["pid"] not in ran
-    deeds.app.resume_workers(everyone=True)
-    assert deeds.quick.send(3).result(timeout=20) == 3
+        sample_tasks.quick.send(n).result(timeout=20)
+    ran = {line["pid"] for line in scenario.effects("start")[before:]}
+    assert scenario.workers(quiet)[0]["pid"] not in ran
+    sample_tasks.app.resume_workers(everyone=True)
+    assert sample_tasks.quick.send(3).result(timeout=20) == 3
 
 
-def test_a_message_of_what_runs_elsewhere_is_acknowledged_and_calls_no_code(
-    stage: Stage, told: Told, deeds: ModuleType
+def test_a_message_about_a_task_that_runs_elsewhere_is_acknowledged_without_running_code(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N1 N10
-    stage.ready_tree(worker=ONE_SLOT)
-    told.ready()
-    task = deeds.wait_for.send("go")
-    stage.until(stage.started(task.id), within=20, what="it runs")
-    other = stage.ready_tree(worker=ONE_SLOT)
-    before = told.travelled()
-    told.publish([copy_of(task.id)] * 5)  # one or two may go to the holder, whose old requests are still open
-    stage.until(
+    scenario.ready_tree(worker=ONE_SLOT)
+    nats.ready()
+    task = sample_tasks.wait_for.send("go")
+    scenario.until(scenario.started(task.id), within=20, what="it runs")
+    other = scenario.ready_tree(worker=ONE_SLOT)
+    before = nats.travelled()
+    nats.publish(
+        [copy_of(task.id)] * 5
+    )  # the holder may get one or two, since its old requests are still open
+    scenario.until(
         lambda: "task_skipped_active_elsewhere" in other.output(), within=20, what="the other one skips it"
     )
-    assert told.travelled() == before + 5
-    stage.open_gate("go")
+    assert nats.travelled() == before + 5
+    scenario.open_gate("go")
     assert task.result(timeout=20) == "done"
-    assert len(stage.effects("start")) == 1
-    stage.until(told.drained, within=20, what="the stream is drained")
+    assert len(scenario.effects("start")) == 1
+    scenario.until(nats.drained, within=20, what="the stream is drained")
 
 
-def test_five_copies_of_each_shuffled_have_one_effect_each(
-    stage: Stage, told: Told, deeds: ModuleType
+def test_five_shuffled_copies_of_each_message_run_each_task_once(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N2
-    first = stage.ready_tree(worker=POLLS_NEVER)
-    told.ready()
+    first = scenario.ready_tree(worker=POLLS_NEVER)
+    nats.ready()
     first.stop()
-    handles = deeds.app.send_many(deeds.quick.call(n) for n in range(200))
+    handles = sample_tasks.app.send_many(sample_tasks.quick.call(n) for n in range(200))
     copies = [copy_of(handle.id, number=1_000 + n) for n, handle in enumerate(handles)] * 5
     random.Random(7).shuffle(copies)
-    told.publish(copies)
-    stage.ready_tree(worker={**POLLS_NEVER, "processes": 4})
+    nats.publish(copies)
+    scenario.ready_tree(worker={**POLLS_NEVER, "processes": 4})
     assert sorted(handle.result(timeout=60) for handle in handles) == list(range(200))
-    starts = [line["task"] for line in stage.effects("start")]
+    starts = [line["task"] for line in scenario.effects("start")]
     assert len(starts) == len(set(starts)) == 200
-    stage.until(told.drained, within=30, what="the stream is drained")
-    assert told.travelled() >= 1_000
+    scenario.until(nats.drained, within=30, what="the stream is drained")
+    assert nats.travelled() >= 1_000
 
 
-def test_recovered_tasks_are_published_again_once_with_the_reason(
-    stage: Stage, told: Told, deeds: ModuleType
+def test_recovered_tasks_are_published_once_more_with_the_reason(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N3 N10
-    told.redeliver_soon()
-    sweepers = [stage.ready_tree(recovery=FAST, worker=ONE_SLOT) for _ in range(2)]
-    blockers = [deeds.wait_for.send("block") for _ in sweepers]
-    stage.until(lambda: len(stage.effects("start")) == 2, within=20, what="the sweepers have no room")
-    first = stage.ready_tree(recovery=FAST, worker=ONE_SLOT)
-    told.ready()
-    task = deeds.wait_for_on_crash.send("go")
-    stage.until(stage.started(task.id), within=20, what="it runs")
-    (holder,) = stage.workers(first)
-    with Witness(told) as witness:
+    nats.redeliver_soon()
+    sweepers = [scenario.ready_tree(recovery=FAST, worker=ONE_SLOT) for _ in range(2)]
+    blockers = [sample_tasks.wait_for.send("block") for _ in sweepers]
+    scenario.until(lambda: len(scenario.effects("start")) == 2, within=20, what="the sweepers have no room")
+    first = scenario.ready_tree(recovery=FAST, worker=ONE_SLOT)
+    nats.ready()
+    task = sample_tasks.wait_for_on_crash.send("go")
+    scenario.until(scenario.started(task.id), within=20, what="it runs")
+    (holder,) = scenario.workers(first)
+    with Witness(nats) as witness:
         first.kill()
-        stage.until(
+        scenario.until(
             lambda: any(message.cleared for message, _ in witness.of(task.id)),
             within=30,
             what="it is told of",
         )
-        stage.open_gate("block")
-        stage.until(stage.started(task.id, 2), within=30, what="it runs again")
+        scenario.open_gate("block")
+        scenario.until(scenario.started(task.id, 2), within=30, what="it runs again")
         cleared = [(message, headers) for message, headers in witness.of(task.id) if message.cleared]
-    (recovery,) = stage.recoveries(task.id)
+    (recovery,) = scenario.recoveries(task.id)
     reason = f"Worker {holder['id']} stopped responding"
     assert [message.reason for message, _ in cleared] == [reason]
     assert (cleared[0][1]["cleared"], cleared[0][1]["clear_reason"]) == ("true", reason)
     assert cleared[0][0].fence == recovery["fence"] == 1
     assert sum(sweeper.output().count("task_reenqueued") for sweeper in sweepers) == 1
-    held = stage.task(task.id)
-    stage.open_gate("go")
+    held = scenario.task(task.id)
+    scenario.open_gate("go")
     assert task.result(timeout=20) == "done"
-    assert stage.task(task.id)["fence"] == held["fence"] == 2  # the new holder has kept its claim
+    assert scenario.task(task.id)["fence"] == held["fence"] == 2  # the new holder has kept its claim
     assert [blocker.result(timeout=20) for blocker in blockers] == ["done", "done"]
-    stage.until(told.drained, within=20, what="the stream is drained")
+    scenario.until(nats.drained, within=20, what="the stream is drained")
 
 
-def test_nats_away_at_a_send_costs_the_send_nothing_and_the_work_goes_on(
-    stage: Stage, told: Told, deeds: ModuleType
+def test_a_send_without_nats_is_fast_and_its_task_still_runs(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N6
-    tree = stage.ready_tree()
-    told.ready()
-    assert deeds.quick.send(0).result(timeout=20) == 0
-    before = told.travelled()
-    told.server.kill()
+    tree = scenario.ready_tree()
+    nats.ready()
+    assert sample_tasks.quick.send(0).result(timeout=20) == 0
+    before = nats.travelled()
+    nats.server.kill()
     began = time.monotonic()
-    first = deeds.quick.send(1)
+    first = sample_tasks.quick.send(1)
     took_s = time.monotonic() - began
     print(f"a send without NATS: {took_s * 1_000:.1f} ms")
     assert took_s < 0.1 * SLACK
     assert first.result(timeout=5 * SLACK) == 1
     print(f"and it had run after {time.monotonic() - began:.2f} s")
-    rest = deeds.app.send_many(deeds.quick.call(n) for n in range(2, 100))
+    rest = sample_tasks.app.send_many(sample_tasks.quick.call(n) for n in range(2, 100))
     assert [handle.result(timeout=5 * SLACK) for handle in rest] == list(range(2, 100))
     assert "nats_away" in tree.output()
-    told.server.restart()
-    stage.until(lambda: "nats_back" in tree.output(), within=20, what="NATS is back")
-    stage.until(told.drained, within=5 * SLACK, what="outbox and stream are empty")
-    last = deeds.quick.send(100)
+    nats.server.restart()
+    scenario.until(lambda: "nats_back" in tree.output(), within=20, what="NATS is back")
+    scenario.until(nats.drained, within=5 * SLACK, what="outbox and stream are empty")
+    last = sample_tasks.quick.send(100)
     assert last.result(timeout=20) == 100
-    stage.until(lambda: told.travelled() > before, within=20, what="messages travel again")
-    starts = [line["task"] for line in stage.effects("start")]
+    scenario.until(lambda: nats.travelled() > before, within=20, what="messages travel again")
+    starts = [line["task"] for line in scenario.effects("start")]
     assert len(starts) == len(set(starts)) == 101
 
 
-def test_a_server_that_comes_back_with_an_empty_store(
-    stage: Stage, told: Told, deeds: ModuleType
+def test_tasks_run_after_nats_restarts_with_an_empty_store(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N6
-    stage.ready_tree(worker=ONE_SLOT)
-    told.ready()
-    holding = deeds.wait_for.send("go")
-    stage.until(stage.started(holding.id), within=20, what="the only slot is taken")
-    waiting = [deeds.quick.send(n) for n in range(30)]
-    stage.until(lambda: told.counters().messages >= 30, within=20, what="the others' messages wait")
-    told.server.restart(empty=True)
-    stage.open_gate("go")
+    scenario.ready_tree(worker=ONE_SLOT)
+    nats.ready()
+    holding = sample_tasks.wait_for.send("go")
+    scenario.until(scenario.started(holding.id), within=20, what="the only slot is taken")
+    waiting = [sample_tasks.quick.send(n) for n in range(30)]
+    scenario.until(lambda: nats.counters().messages >= 30, within=20, what="the others' messages wait")
+    nats.server.restart(empty=True)
+    scenario.open_gate("go")
     assert [handle.result(timeout=60) for handle in waiting] == list(range(30))
-    starts = [line["task"] for line in stage.effects("start")]
+    starts = [line["task"] for line in scenario.effects("start")]
     assert len(starts) == len(set(starts)) == 31
-    stage.until(told.drained, within=20, what="the stream is drained")
+    scenario.until(nats.drained, within=20, what="the stream is drained")
 
 
-def test_a_frozen_server(stage: Stage, told: Told, deeds: ModuleType) -> None:  # N6
-    stage.ready_tree()
-    told.ready()
-    assert deeds.quick.send(0).result(timeout=20) == 0
-    told.server.freeze()
-    thaw = threading.Timer(5, told.server.thaw)
+def test_tasks_run_while_the_nats_server_is_frozen(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
+) -> None:  # N6
+    scenario.ready_tree()
+    nats.ready()
+    assert sample_tasks.quick.send(0).result(timeout=20) == 0
+    nats.server.freeze()
+    thaw = threading.Timer(5, nats.server.thaw)
     thaw.start()
     try:
-        handles = [deeds.quick.send(n) for n in range(1, 50)]
+        handles = [sample_tasks.quick.send(n) for n in range(1, 50)]
         assert [handle.result(timeout=30) for handle in handles] == list(range(1, 50))
     finally:
         thaw.join()
-    assert deeds.quick.send(50).result(timeout=30) == 50
-    starts = [line["task"] for line in stage.effects("start")]
+    assert sample_tasks.quick.send(50).result(timeout=30) == 50
+    starts = [line["task"] for line in scenario.effects("start")]
     assert len(starts) == len(set(starts)) == 51
-    stage.until(told.drained, within=30, what="the stream is drained")
+    scenario.until(nats.drained, within=30, what="the stream is drained")
 
 
 async def delete_messages(server: NatsServer, plan: StreamPlan) -> None:
@@ -236,67 +234,71 @@ async def delete_stream(server: NatsServer, plan: StreamPlan) -> None:
 
 
 @pytest.mark.parametrize("delete", [delete_messages, delete_consumer, delete_stream])
-def test_what_is_deleted_is_made_and_published_again(
-    stage: Stage, told: Told, deeds: ModuleType, delete: object
+def test_deleted_messages_consumers_and_streams_are_created_again(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType, delete: object
 ) -> None:  # N7
-    tree = stage.ready_tree(worker=ONE_SLOT)
-    told.ready()
-    holding = deeds.wait_for.send("go")
-    stage.until(stage.started(holding.id), within=20, what="the only slot is taken")
-    waiting = [deeds.quick.send(n) for n in range(5)]
-    stage.until(lambda: told.counters().messages >= 5, within=20, what="the others' messages wait")
-    told.do(delete)  # type: ignore[arg-type]
+    tree = scenario.ready_tree(worker=ONE_SLOT)
+    nats.ready()
+    holding = sample_tasks.wait_for.send("go")
+    scenario.until(scenario.started(holding.id), within=20, what="the only slot is taken")
+    waiting = [sample_tasks.quick.send(n) for n in range(5)]
+    scenario.until(lambda: nats.counters().messages >= 5, within=20, what="the others' messages wait")
+    nats.do(delete)  # type: ignore[arg-type]
     if delete is not delete_consumer:
-        stage.until(lambda: "messages_republished" in tree.output(), within=20, what="it is noticed")
-    stage.open_gate("go")
+        scenario.until(lambda: "messages_republished" in tree.output(), within=20, what="it is noticed")
+    scenario.open_gate("go")
     assert [handle.result(timeout=60) for handle in waiting] == list(range(5))
-    assert deeds.quick.send(5).result(timeout=60) == 5
-    starts = [line["task"] for line in stage.effects("start")]
+    assert sample_tasks.quick.send(5).result(timeout=60) == 5
+    starts = [line["task"] for line in scenario.effects("start")]
     assert len(starts) == len(set(starts)) == 7
-    stage.until(told.drained, within=20, what="the stream is drained")
+    scenario.until(nats.drained, within=20, what="the stream is drained")
 
 
-def test_a_redelivery_to_the_process_that_runs_the_task(
-    stage: Stage, told: Told, deeds: ModuleType
+def test_redelivered_messages_to_the_holder_do_not_run_the_task_again(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N7
-    stage.ready_tree(worker=POLLS_NEVER)
-    told.ready()
-    task = deeds.wait_for.send("go")
-    stage.until(stage.started(task.id), within=20, what="it runs")
-    told.publish([copy_of(task.id)] * 3)
-    stage.until(
-        lambda: told.counters().consumers["default"].num_ack_pending >= 4,
+    scenario.ready_tree(worker=POLLS_NEVER)
+    nats.ready()
+    task = sample_tasks.wait_for.send("go")
+    scenario.until(scenario.started(task.id), within=20, what="it runs")
+    nats.publish([copy_of(task.id)] * 3)
+    scenario.until(
+        lambda: nats.counters().consumers["default"].num_ack_pending >= 4,
         within=20,
         what="all copies are delivered",
     )
-    assert deeds.quick.send(1).result(timeout=20) == 1
-    assert len(stage.effects("start", task.id)) == 1
-    stage.open_gate("go")
+    assert sample_tasks.quick.send(1).result(timeout=20) == 1
+    assert len(scenario.effects("start", task.id)) == 1
+    scenario.open_gate("go")
     assert task.result(timeout=20) == "done"
-    stage.until(told.drained, within=20, what="the stream is drained")
-    assert len(stage.effects("start", task.id)) == 1
+    scenario.until(nats.drained, within=20, what="the stream is drained")
+    assert len(scenario.effects("start", task.id)) == 1
 
 
-def test_what_nobody_understands_takes_no_room(stage: Stage, told: Told, deeds: ModuleType) -> None:
-    stage.ready_tree(worker=ONE_SLOT)
-    told.ready()
-    told.publish_raw(b"not JSON", b"{}", *([b"\x00"] * 8))
-    stage.until(told.drained, within=20, what="the stream is drained")
-    assert deeds.quick.send(1).result(timeout=20) == 1
-
-
-def test_more_messages_than_may_be_out_of_tasks_that_wait_hold_up_no_others(
-    stage: Stage, told: Told, deeds: ModuleType
+def test_messages_that_cannot_be_decoded_are_removed(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:
-    stage.ready_tree(worker=POLLS_NEVER)
-    told.ready()
-    first = deeds.wait_for.with_options(serial="one by one").send("go")
-    stage.until(stage.started(first.id), within=20, what="the head of the line runs")
-    line = deeds.app.send_many(deeds.quick.with_options(serial="one by one").call(n) for n in range(1_100))
-    stage.until(lambda: told.counters().messages >= 1_000, within=20, what="the window is full")
+    scenario.ready_tree(worker=ONE_SLOT)
+    nats.ready()
+    nats.publish_raw(b"not JSON", b"{}", *([b"\x00"] * 8))
+    scenario.until(nats.drained, within=20, what="the stream is drained")
+    assert sample_tasks.quick.send(1).result(timeout=20) == 1
+
+
+def test_a_full_window_of_waiting_tasks_does_not_block_other_tasks(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
+) -> None:
+    scenario.ready_tree(worker=POLLS_NEVER)
+    nats.ready()
+    first = sample_tasks.wait_for.with_options(serial="one by one").send("go")
+    scenario.until(scenario.started(first.id), within=20, what="the head of the line runs")
+    line = sample_tasks.app.send_many(
+        sample_tasks.quick.with_options(serial="one by one").call(n) for n in range(1_100)
+    )
+    scenario.until(lambda: nats.counters().messages >= 1_000, within=20, what="the window is full")
     for n in range(20):
-        assert deeds.quick.send(n).result(timeout=2 * SLACK) == n
-    stage.until(lambda: told.outbox() <= 1_101, within=20, what="what has ended is gone")
-    stage.open_gate("go")
+        assert sample_tasks.quick.send(n).result(timeout=2 * SLACK) == n
+    scenario.until(lambda: nats.outbox() <= 1_101, within=20, what="what has ended is gone")
+    scenario.open_gate("go")
     assert line[-1].result(timeout=120) == 1_099
-    stage.until(told.drained, within=60, what="the stream is drained")
+    scenario.until(nats.drained, within=60, what="the stream is drained")

@@ -1,8 +1,10 @@
-"""Queues that share a stream: one that nobody takes, one with a consumer of another program, and one that fills the stream."""
+"""Queues that share a stream: one that no worker takes, one with a consumer of another program, and one that fills the stream."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,82 +13,110 @@ from types import ModuleType
 
 import pytest
 
-from everbeat.wake.stream_plan import StreamPlan
+from everbeat.nats.stream_plan import StreamPlan
 from tests.nats_server import NatsServer
-from tests.stories.nats_stage import POLLS_NEVER, Told
-from tests.stories.stage import SLACK, Stage
+from tests.stories.nats_scenario import ONE_SLOT, POLLS_NEVER, NatsScenario, copy_of
+from tests.stories.scenario import SLACK, Scenario
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def told(stage: Stage) -> Iterator[Told]:
-    """Before `deeds`, whose app is told of the server."""
+def nats(scenario: Scenario) -> Iterator[NatsScenario]:
+    """Must run before `sample_tasks`, whose app gets the URL of the server."""
     with NatsServer() as server:
-        yield Told(stage, server)
+        yield NatsScenario(scenario, server)
 
 
-def publishes(stage: Stage) -> bool:
-    return bool(stage.query("select from {schema}.relay where taken_until > now() and holder is not null"))
+def publishes(scenario: Scenario) -> bool:
+    return bool(scenario.query("select from {schema}.relay where taken_until > now() and holder is not null"))
 
 
-def test_messages_of_ended_tasks_leave_the_stream_where_nobody_takes_them(
-    stage: Stage, told: Told, deeds: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_messages_of_ended_tasks_leave_the_stream_even_if_no_worker_takes_them(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # N11
-    tree = stage.ready_tree(worker={**POLLS_NEVER, "queues": ["default"]})
-    stage.until(lambda: publishes(stage), within=20, what="a worker publishes")
-    stage.wake = None  # the next tree does not use NATS
+    tree = scenario.ready_tree(worker={**POLLS_NEVER, "queues": ["default"]})
+    scenario.until(lambda: publishes(scenario), within=20, what="a worker publishes")
+    scenario.wake = None  # the next tree does not use NATS
     monkeypatch.delenv("STORY_WAKE")
-    mail = deeds.quick.with_options(queue="mail")
-    handles = deeds.app.send_many(mail.call(n) for n in range(1_000))
-    stage.until(lambda: told.counters().messages == 1_000, within=20, what="all are published")
-    stage.ready_tree(worker={"queues": ["mail"]})
+    mail = sample_tasks.quick.with_options(queue="mail")
+    handles = sample_tasks.app.send_many(mail.call(n) for n in range(1_000))
+    scenario.until(lambda: nats.counters().messages == 1_000, within=20, what="all are published")
+    scenario.ready_tree(worker={"queues": ["mail"]})
     assert [handle.result(timeout=60) for handle in handles] == list(range(1_000))
     ended = time.monotonic()
-    stage.until(lambda: told.counters().messages == 0, within=60, what="the stream holds none of them")
+    scenario.until(lambda: nats.counters().messages == 0, within=60, what="the stream holds none of them")
     print(f"the messages of 1,000 ended tasks were gone after {time.monotonic() - ended:.1f} s")
-    stage.until(lambda: "messages_not_taken" in tree.output(), within=20, what="it is reported")
+    scenario.until(lambda: "messages_not_taken" in tree.output(), within=20, what="it is reported")
     for n in range(20):
         began = time.monotonic()
-        assert deeds.quick.send(n).result(timeout=20) == n
+        assert sample_tasks.quick.send(n).result(timeout=20) == n
         assert time.monotonic() - began < 1 * SLACK
-    before = told.travelled()
-    handles = deeds.app.send_many(mail.call(n) for n in range(100))
+    before = nats.travelled()
+    handles = sample_tasks.app.send_many(mail.call(n) for n in range(100))
     assert [handle.result(timeout=5 * SLACK) for handle in handles] == list(range(100))
-    assert told.travelled() == before  # nothing more is published of what nobody takes
+    assert nats.travelled() == before  # no more messages are published for a queue that no worker takes
 
 
-def test_a_stream_with_a_bound_is_filled_by_no_queue_that_nobody_takes(
-    stage: Stage, told: Told, deeds: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_messages_of_ended_tasks_are_not_reported_while_a_live_worker_serves_their_queue(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N11
-    """2,400 tasks end in bursts, far more than the stream has room for, and none of them is taken by its message."""
-    stage.wake = {"servers": [told.server.url], "max_bytes": 65_536}
-    stage.ready_tree(worker={**POLLS_NEVER, "queues": ["default"]})
-    stage.until(lambda: publishes(stage), within=20, what="a worker publishes")
-    stage.wake = None  # the next tree does not use NATS
+    """The killed worker had received them; its successor is busy and requests no messages when they are removed."""
+    tree = scenario.ready_tree(worker=ONE_SLOT)
+    nats.ready()
+    mail = sample_tasks.wait_for.with_options(queue="mail")
+    killed = mail.send("go")
+    scenario.until(scenario.started(killed.id), within=20, what="a task runs")
+    (line,) = scenario.effects("start", killed.id)
+    os.kill(line["pid"], signal.SIGKILL)
+    scenario.until(scenario.state_is(killed.id, "FAILED"), within=20, what="its worker is found dead")
+    works = mail.send("go")
+    scenario.until(scenario.started(works.id), within=20, what="the successor is busy")
+    consumer = nats.plan.consumer("mail")
+    scenario.until(
+        lambda: nats.counters().consumers[consumer].num_waiting == 0,
+        within=20,
+        what="it asks for no messages",
+    )
+    nats.publish([copy_of(killed.id, queue="mail")] * 5, queue="mail")
+    scenario.until(lambda: nats.counters().messages <= 1, within=60, what="they are removed")
+    scenario.open_gate("go")
+    assert works.result(timeout=20) == "done"
+    assert tree.stop() == 0
+    assert "messages_not_taken" not in tree.output()
+
+
+def test_a_queue_that_no_worker_takes_does_not_fill_a_bounded_stream(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N11
+    """2,400 tasks end in bursts, far more than the stream can hold, and none of them is taken by its message."""
+    scenario.wake = {"servers": [nats.server.url], "max_bytes": 65_536}
+    scenario.ready_tree(worker={**POLLS_NEVER, "queues": ["default"]})
+    scenario.until(lambda: publishes(scenario), within=20, what="a worker publishes")
+    scenario.wake = None  # the next tree does not use NATS
     monkeypatch.delenv("STORY_WAKE")
-    stage.ready_tree(worker={"queues": ["mail"]})
-    mail = deeds.quick.with_options(queue="mail")
+    scenario.ready_tree(worker={"queues": ["mail"]})
+    mail = sample_tasks.quick.with_options(queue="mail")
     took_s = []
     for burst in range(12):
-        ended = deeds.app.send_many(mail.call(n) for n in range(200))
+        ended = sample_tasks.app.send_many(mail.call(n) for n in range(200))
         began = time.monotonic()
-        assert deeds.quick.send(burst).result(timeout=20) == burst
+        assert sample_tasks.quick.send(burst).result(timeout=20) == burst
         took_s.append(time.monotonic() - began)
         ended[-1].result(timeout=60)
     print(f"the other queue: {min(took_s):.3f} to {max(took_s):.3f} s")
     assert max(took_s) < 1 * SLACK
-    before = told.travelled()
+    before = nats.travelled()
     for n in range(5):
-        assert deeds.quick.send(n).result(timeout=20) == n
-    stage.until(lambda: told.travelled() > before, within=20, what="the other queue is carried")
+        assert sample_tasks.quick.send(n).result(timeout=20) == n
+    scenario.until(lambda: nats.travelled() > before, within=20, what="the other queue is carried")
 
 
-def doctor_says(stage: Stage) -> tuple[str, str]:
-    """Verdict and text of the check of NATS."""
+def nats_check(scenario: Scenario) -> tuple[str, str]:
+    """Return the verdict and the text of the doctor's check of NATS."""
     done = subprocess.run(
-        [sys.executable, "-m", "everbeat", "doctor", "deeds:app", "--json"],
-        env=stage.environment(recovery={}, worker={}), cwd=stage.folder, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-m", "everbeat", "doctor", "sample_tasks:app", "--json"],
+        env=scenario.environment(recovery={}, worker={}), cwd=scenario.folder, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     (check,) = [each for each in json.loads(done.stdout)["checks"] if each["code"] == "NATS"]
     return check["verdict"], check["text"]
@@ -108,28 +138,28 @@ async def take_mail(server: NatsServer, plan: StreamPlan) -> None:
     assert "error" not in await server.ask(f"CONSUMER.DURABLE.CREATE.{plan.stream}.theirs", body)
 
 
-def test_a_consumer_of_another_program_on_one_queue_takes_nats_from_no_other(
-    stage: Stage, told: Told, deeds: ModuleType
+def test_a_consumer_of_another_program_on_one_queue_does_not_affect_other_queues(
+    scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:
-    tree = stage.ready_tree(worker=POLLS_NEVER)
-    told.ready()
-    told.do(take_mail)
-    mail = deeds.quick.with_options(queue="mail")
+    tree = scenario.ready_tree(worker=POLLS_NEVER)
+    nats.ready()
+    nats.do(take_mail)
+    mail = sample_tasks.quick.with_options(queue="mail")
     assert mail.send(1).result(timeout=5 * SLACK) == 1
-    before = told.travelled()
-    assert deeds.quick.send(2).result(timeout=5 * SLACK) == 2
-    stage.until(lambda: told.travelled() > before, within=20, what="the other queue is carried")
+    before = nats.travelled()
+    assert sample_tasks.quick.send(2).result(timeout=5 * SLACK) == 2
+    scenario.until(lambda: nats.travelled() > before, within=20, what="the other queue is carried")
     assert tree.output().count("nats_consumer_refused") == 1
     assert "nats_away" not in tree.output()
-    assert told.counters().consumers.keys() == {"default", "theirs"}
-    told.do(limit_deliveries)
-    verdict, text = doctor_says(stage)
+    assert nats.counters().consumers.keys() == {"default", "theirs"}
+    nats.do(limit_deliveries)
+    verdict, text = nats_check(scenario)
     assert verdict == "WARN"
-    assert f"'theirs' (takes {told.plan.subject('mail')})" in text
+    assert f"'theirs' (takes {nats.plan.subject('mail')})" in text
     assert "'default': max_deliver is 3, not -1" in text
-    told.do(lambda server, plan: server.delete_consumer(plan.stream, "theirs"))
-    stage.until(lambda: "mail" in told.counters().consumers, within=60, what="its own consumer is made")
-    stage.until(lambda: "nats_consumer_made" in tree.output(), within=20, what="it is reported")
-    before = told.travelled()
+    nats.do(lambda server, plan: server.delete_consumer(plan.stream, "theirs"))
+    scenario.until(lambda: "mail" in nats.counters().consumers, within=60, what="its own consumer is made")
+    scenario.until(lambda: "nats_consumer_made" in tree.output(), within=20, what="it is reported")
+    before = nats.travelled()
     assert mail.send(3).result(timeout=5 * SLACK) == 3
-    stage.until(lambda: told.travelled() > before, within=20, what="the queue is carried")
+    scenario.until(lambda: nats.travelled() > before, within=20, what="the queue is carried")

@@ -1,4 +1,4 @@
-"""The wall clock of the database server jumps by an hour, either way: nobody is declared dead for it, and who dies is still noticed."""
+"""The clock of the database server jumps by an hour in either direction: no live tree is declared dead, and deaths are still noticed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from everbeat.store.embedded import EmbeddedServer
+from everbeat.embedded.server import EmbeddedServer
 from tests.chaos.clock import ServerClock
 from tests.conftest import NewServer
 from tests.invariants import breaches
-from tests.stories.stage import BY_AGE, FAST, SLACK, Stage, program_of
+from tests.stories.scenario import BY_AGE, FAST, SLACK, Scenario, program_of
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
@@ -40,30 +40,30 @@ def server(new_server: NewServer, clock: ServerClock) -> EmbeddedServer:
 
 
 @contextmanager
-def staged_on(server: EmbeddedServer, folder: Path) -> Iterator[Stage]:
-    stage = Stage(server.url, "story", folder)
+def scenario_on(server: EmbeddedServer, folder: Path) -> Iterator[Scenario]:
+    scenario = Scenario(server.url, "story", folder)
     try:
-        yield stage
-        # What was sent while the clock was ahead was started before it was sent, by that same clock.
+        yield scenario
+        # A task sent while the clock was ahead started before it was sent, by that same clock.
         with psycopg.connect(server.url, autocommit=True) as connection:
             assert {breach.number for breach in breaches(connection, "story")} <= {"I17"}
     finally:
-        stage.close(check=False)
+        scenario.close(check=False)
 
 
-def hours_ahead(stage: Stage) -> float:
-    (row,) = stage.query("select extract(epoch from clock_timestamp()) - %s as s", time.time())
+def hours_ahead(scenario: Scenario) -> float:
+    (row,) = scenario.query("select extract(epoch from clock_timestamp()) - %s as s", time.time())
     return round(float(row["s"]) / HOUR_S, 1)
 
 
-def everybody_beats(stage: Stage, jump: str) -> None:
+def everybody_beats(scenario: Scenario, jump: str) -> None:
     def beats() -> dict[str, int]:
-        rows = stage.query("select id, beat_seq from {schema}.supervisors where ended_at is null")
+        rows = scenario.query("select id, beat_seq from {schema}.supervisors where ended_at is null")
         return {row["id"]: row["beat_seq"] for row in rows}
 
     before = beats()
     assert len(before) == 2
-    stage.until(
+    scenario.until(
         lambda: all(beats().get(each, 0) >= seq + BEATS for each, seq in before.items()),
         within=BEATS * 5 * SLACK,
         what=f"{BEATS} beats of everybody, {jump}",
@@ -73,67 +73,67 @@ def everybody_beats(stage: Stage, jump: str) -> None:
 @pytest.mark.parametrize(
     "ways", [BY_AGE, pytest.param({}, marks=pytest.mark.long)], ids=["by age", "all ways"]
 )
-def test_an_hour_forth_and_back(
+def test_a_clock_jump_of_an_hour_forwards_and_back_declares_no_live_tree_dead(
     server: EmbeddedServer,
     clock: ServerClock,
     tmp_path: Path,
     ways: dict[str, object],
 ) -> None:  # I13, I14
-    with staged_on(server, tmp_path) as stage, program_of(stage) as deeds:
-        # Neither has room for all of them.
+    with scenario_on(server, tmp_path) as scenario, program_of(scenario) as sample_tasks:
+        # Neither tree has room for all of them.
         worker = {"async_concurrency": 8, "prefetch": 0}
-        doomed, heir = (stage.ready_tree(recovery={**FAST, **ways}, worker=worker) for _ in range(2))
-        held = [deeds.wait_for_on_crash.send("go") for _ in range(12)]
-        stage.until(lambda: len(stage.effects("start")) == len(held), within=30, what="all run")
+        doomed, heir = (scenario.ready_tree(recovery={**FAST, **ways}, worker=worker) for _ in range(2))
+        held = [sample_tasks.wait_for_on_crash.send("go") for _ in range(12)]
+        scenario.until(lambda: len(scenario.effects("start")) == len(held), within=30, what="all run")
         for shift in (HOUR_S, -HOUR_S):
             clock.shift(shift)
-            assert hours_ahead(stage) == shift / HOUR_S
-            everybody_beats(stage, f"{shift / HOUR_S:+.0f} h")
-            assert stage.recoveries() == []
+            assert hours_ahead(scenario) == shift / HOUR_S
+            everybody_beats(scenario, f"{shift / HOUR_S:+.0f} h")
+            assert scenario.recoveries() == []
         clock.shift(-HOUR_S)
         doomed.kill()
-        stage.until(stage.recoveries, within=10 * SLACK, what="who dies is noticed, an hour back")
-        stage.open_gate("go")
+        scenario.until(scenario.recoveries, within=10 * SLACK, what="who dies is noticed, an hour back")
+        scenario.open_gate("go")
         assert [task.result(timeout=60) for task in held] == ["done"] * len(held)
-        orphans = {row["task_id"] for row in stage.recoveries()}
+        orphans = {row["task_id"] for row in scenario.recoveries()}
         assert 0 < len(orphans) < len(held), "both trees had some"
         for task in held:
-            assert len(stage.effects("start", task.id)) == (2 if task.id in orphans else 1)
+            assert len(scenario.effects("start", task.id)) == (2 if task.id in orphans else 1)
         assert heir.process.poll() is None
-        deeds.app.close()
+        sample_tasks.app.close()
 
 
-def test_a_dead_turn_holder_blocks_nobody_an_hour_back(
+def test_a_dead_turn_holder_does_not_block_others_after_the_clock_was_set_back(
     server: EmbeddedServer, clock: ServerClock, tmp_path: Path
 ) -> None:  # I13, I14
-    """The end of a turn is a moment of the database's clock: set back by an hour, it would be an hour away."""
-    with staged_on(server, tmp_path) as stage, program_of(stage) as deeds:
-        trees = [stage.ready_tree(recovery=FAST, options=("--queues", "none")) for _ in range(2)]
-        stage.until(lambda: turn(stage, "expirer"), within=20, what="somebody has the turn to expire")
-        # A sweeper that takes its turn and dies before it ends it.
-        stage.query(
+    """The end of a turn is a time of the database's clock: set back by an hour, the turn would last an hour longer."""
+    with scenario_on(server, tmp_path) as scenario, program_of(scenario) as sample_tasks:
+        trees = [scenario.ready_tree(recovery=FAST, options=("--queues", "none")) for _ in range(2)]
+        scenario.until(lambda: turn(scenario, "expirer"), within=20, what="somebody has the turn to expire")
+        # A sweeper that takes its turn and dies before it ends the turn.
+        scenario.query(
             "insert into {schema}.turns (service, taken_at, taken_until, taken_by) "
             "values ('sweep', now(), now() + interval '10 s', 'a sweeper that died') returning service"
         )
-        holder = str(turn(stage, "expirer")["taken_by"])
-        (row,) = stage.query("select pid from {schema}.supervisors where id = %s", holder)
+        holder = str(turn(scenario, "expirer")["taken_by"])
+        (row,) = scenario.query("select pid from {schema}.supervisors where id = %s", holder)
         clock.shift(-HOUR_S)
         next(tree for tree in trees if tree.pid == row["pid"]).kill()
-        assert hours_ahead(stage) == -1.0
+        assert hours_ahead(scenario) == -1.0
 
-        (row,) = stage.query("select now() as now")
-        late = deeds.quick.with_options(good_until=row["now"] + timedelta(seconds=1)).send(1)
-        stage.until(stage.state_is(late.id, "EXPIRED"), within=5 * SLACK, what="the other one expires")
-        stage.until(
-            lambda: turn(stage, "reconciler")["taken_until"] < row["now"] + timedelta(minutes=10),
+        (row,) = scenario.query("select now() as now")
+        late = sample_tasks.quick.with_options(good_until=row["now"] + timedelta(seconds=1)).send(1)
+        scenario.until(scenario.state_is(late.id, "EXPIRED"), within=5 * SLACK, what="the other one expires")
+        scenario.until(
+            lambda: turn(scenario, "reconciler")["taken_until"] < row["now"] + timedelta(minutes=10),
             within=5 * SLACK,
             what="the other one reconciles",
         )
-        assert deeds.app.sweep_stale_workers().skipped is False
-        deeds.app.close()
+        assert sample_tasks.app.sweep_stale_workers().skipped is False
+        sample_tasks.app.close()
 
 
-def turn(stage: Stage, service: str) -> dict[str, Any]:
-    """The turn of a service, if anybody ever had it."""
-    rows = stage.query("select * from {schema}.turns where service = %s", service)
+def turn(scenario: Scenario, service: str) -> dict[str, Any]:
+    """Return the turn of a service; empty if it was never taken."""
+    rows = scenario.query("select * from {schema}.turns where service = %s", service)
     return rows[0] if rows else {}

@@ -1,4 +1,4 @@
-"""The synchronous standby is missing: commits wait on the server, and no process adds session after session to those that wait."""
+"""The synchronous standby is missing: commits wait on the server, and no process opens session after session."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from everbeat.store.session import Session
 from everbeat.store.target import Target
 from tests.conftest import NewPair
 from tests.replication import Pair
-from tests.stories.conftest import deeds
-from tests.stories.stage import FAST, Stage
+from tests.stories.conftest import sample_tasks
+from tests.stories.scenario import FAST, Scenario
 
-__all__ = ["deeds"]
+__all__ = ["sample_tasks"]
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 
-# docs/internals.md, "Processes and connections": a tree of one worker process has six sessions, and while the server does not
-# answer, five of them have a second one.
+# docs/internals.md, "Processes and connections": a tree with one worker process has six sessions; while the server does not
+# reply, five of them have a second one.
 MOST_SESSIONS = 11
 OUTAGE_S = 15.0
 
@@ -34,37 +34,37 @@ def pair(new_pair: NewPair) -> Pair:
 
 
 @pytest.fixture
-def stage(pair: Pair, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(pair.primary.url, "story", tmp_path)
+def scenario(pair: Pair, tmp_path: Path) -> Iterator[Scenario]:
+    made = Scenario(pair.primary.url, "story", tmp_path)
     yield made
-    pair.require_standby("")  # what is left to do must not wait for one
+    pair.require_standby("")  # the remaining steps must not wait for a standby
     made.close()
 
 
-def test_sessions_stay_few_while_the_standby_is_missing_and_nothing_is_lost_or_done_twice(
-    pair: Pair, stage: Stage, deeds: ModuleType
+def test_sessions_stay_few_and_no_task_is_lost_while_the_standby_is_missing(
+    pair: Pair, scenario: Scenario, sample_tasks: ModuleType
 ) -> None:
     patient = FAST | {"claimed_stale_threshold_ms": 60_000, "running_stale_threshold_ms": 60_000}
-    tree = stage.ready_tree(recovery=patient)
-    handles = [deeds.wait_for.send("go") for _ in range(20)]
-    stage.until(lambda: len(stage.effects("start")) == 20, within=20, what="all run", tree=tree)
+    tree = scenario.ready_tree(recovery=patient)
+    handles = [sample_tasks.wait_for.send("go") for _ in range(20)]
+    scenario.until(lambda: len(scenario.effects("start")) == 20, within=20, what="all run", tree=tree)
     pair.stop_standby()
-    stage.open_gate("go")
+    scenario.open_gate("go")
     until, most, waiting = time.monotonic() + OUTAGE_S, 0, 0
     while time.monotonic() < until:
-        (found,) = stage.query(
+        (found,) = scenario.query(
             """select count(*) as sessions, count(*) filter (where wait_event = 'SyncRep') as waiting
                from pg_stat_activity where application_name ~ '^everbeat-[0-9a-f]+ '"""
         )
         most, waiting = max(most, found["sessions"]), max(waiting, found["waiting"])
-        time.sleep(0.1)  # looks from outside for as long as the standby is missing
+        time.sleep(0.1)  # polls from outside while the standby is missing
     print(f"at most {most} sessions, {waiting} of them waiting for the standby")
     assert waiting, "commits did not wait for the standby"
     assert most <= MOST_SESSIONS
     pair.start_standby()
     assert [handle.result(timeout=60) for handle in handles] == ["done"] * 20
-    assert len(stage.effects("start")) == 20, "a task ran twice"
-    assert stage.recoveries() == []
+    assert len(scenario.effects("start")) == 20, "a task ran twice"
+    assert scenario.recoveries() == []
 
 
 async def test_a_session_waits_for_its_own_backend_that_waits_for_the_standby(pair: Pair) -> None:

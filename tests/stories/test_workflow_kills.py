@@ -1,4 +1,4 @@
-"""A worker is killed at the very point where a workflow moves on, at each of them in turn, and what it left half done is done once."""
+"""A worker is killed at each point of a workflow's progress; the half-finished step is completed once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from everbeat.domain.graph import Edge, Graph, Hole, Node
-from tests.stories.stage import Stage
+from everbeat.domain.workflow.graph import Edge, Graph, GraphNode, Hole
+from tests.stories.scenario import Scenario
 from tests.stories.test_workflows import WORK, Starter, flows, node
 
 __all__ = ["flows"]
@@ -36,40 +36,40 @@ POINTS = {
 }  # fmt: skip
 
 
-def winding() -> Graph:
-    """A task, a child, a map over the task's result, and what comes of it."""
+def sample_graph() -> Graph:
+    """Return a graph with a task, a nested workflow, and a map over the task's result."""
     child = Graph(name="child", nodes=(node("inner"),), output=0)
-    first = Node(name="first", task=WORK, args=json.dumps({"name": "first", "value": [1, 2, 3]}))
-    below = Node(name="below", kind="workflow", graph=child)
+    first = GraphNode(name="first", task=WORK, args=json.dumps({"name": "first", "value": [1, 2, 3]}))
+    below = GraphNode(name="below", kind="workflow", graph=child)
     item = ('{"name":"member","value":', Hole(-2), "}")
-    spread = Node(name="all", kind="map", task=WORK, items=(Hole(0),), template=item)
-    last = Node(name="last", task=WORK, template=('{"name":"last","value":', Hole(2), "}"))
+    spread = GraphNode(name="all", kind="map", task=WORK, items=(Hole(0),), template=item)
+    last = GraphNode(name="last", task=WORK, template=('{"name":"last","value":', Hole(2), "}"))
     edges = (Edge(0, 1), Edge(0, 2), Edge(1, 2), Edge(2, 3))
     return Graph(name="winding", nodes=(first, below, spread, last), edges=edges, output=3)
 
 
 @contextmanager
-def gate(stage: Stage, table: str, event: str, condition: str) -> Iterator[None]:
-    """Whoever does this to a row waits until the gate is gone."""
+def gate(scenario: Scenario, table: str, event: str, condition: str) -> Iterator[None]:
+    """Block every transaction that does this to a row until the gate is removed."""
     old = condition if event != "delete" else "true"
-    stage.query("select pg_advisory_lock(%s)", GATE)
-    stage.connection.execute(
-        f"""create function {stage.schema}.wait_at_the_gate() returns trigger language plpgsql as $$
+    scenario.query("select pg_advisory_lock(%s)", GATE)
+    scenario.connection.execute(
+        f"""create function {scenario.schema}.wait_at_the_gate() returns trigger language plpgsql as $$
             begin perform pg_advisory_xact_lock_shared({GATE}); return coalesce(new, old); end $$"""
     )
-    stage.connection.execute(
-        f"create trigger gate before {event} on {stage.schema}.{table} for each row when ({old})"
-        f" execute function {stage.schema}.wait_at_the_gate()"
+    scenario.connection.execute(
+        f"create trigger gate before {event} on {scenario.schema}.{table} for each row when ({old})"
+        f" execute function {scenario.schema}.wait_at_the_gate()"
     )
     try:
         yield
     finally:
-        stage.query("select pg_advisory_unlock(%s)", GATE)
-        stage.connection.execute(f"drop function {stage.schema}.wait_at_the_gate() cascade")
+        scenario.query("select pg_advisory_unlock(%s)", GATE)
+        scenario.connection.execute(f"drop function {scenario.schema}.wait_at_the_gate() cascade")
 
 
-def somebody_waits(stage: Stage) -> bool:
-    waiting: list[dict[str, Any]] = stage.query(
+def is_blocked(scenario: Scenario) -> bool:
+    waiting: list[dict[str, Any]] = scenario.query(
         "select 1 from pg_locks where locktype = 'advisory' and objid = %s and not granted", GATE
     )
     return waiting != []
@@ -82,40 +82,66 @@ def somebody_waits(stage: Stage) -> bool:
         for number, point in enumerate(POINTS)
     ],
 )
-def test_a_kill_at_that_very_point(stage: Stage, flows: ModuleType, point: str) -> None:  # W9, I21, I22, I25
-    tree = stage.ready_tree(program="flows")
-    with gate(stage, *POINTS[point]):
-        handle = Starter(flows).start(winding())
-        stage.until(lambda: somebody_waits(stage), within=30, what=point)
+def test_a_kill_at_any_point_of_a_step_completes_the_workflow_once(
+    scenario: Scenario, flows: ModuleType, point: str
+) -> None:  # W9, I21, I22, I25
+    tree = scenario.ready_tree(program="flows")
+    with gate(scenario, *POINTS[point]):
+        handle = Starter(flows).start(sample_graph())
+        scenario.until(lambda: is_blocked(scenario), within=30, what=point)
         for worker in psutil.Process(tree.pid).children():
             worker.kill()
-    took = stage.until(lambda: handle.status() == "COMPLETED", within=30, what=f"completed after {point}")
+    took = scenario.until(lambda: handle.status() == "COMPLETED", within=30, what=f"completed after {point}")
     assert handle.result() == [1, 2, 3]
-    found = stage.query("select name, state, iteration from {schema}.nodes where kind <> 'map' order by name")
+    found = scenario.query(
+        "select name, state, iteration from {schema}.nodes where kind <> 'map' order by name"
+    )
     assert [row["name"] for row in found] == ["all[0]", "all[1]", "all[2]", "below", "first", "inner", "last"]
     assert {(row["state"], row["iteration"]) for row in found} == {("COMPLETED", 1)}
-    assert len(stage.query("select 1 from {schema}.tasks")) == 6
-    assert stage.query("select 1 from {schema}.outbox") == []
+    assert len(scenario.query("select 1 from {schema}.tasks")) == 6
+    assert scenario.query("select 1 from {schema}.outbox") == []
     print(f"{took:.2f} s after the kill")
 
 
-def test_one_that_cannot_go_on_keeps_no_other_from_it(stage: Stage, flows: ModuleType) -> None:
-    """Whatever it is that refuses its step: the server does so here, for this workflow alone."""
+def test_a_workflow_whose_step_fails_does_not_delay_other_workflows(
+    scenario: Scenario, flows: ModuleType
+) -> None:
+    """The server rejects every step of one workflow."""
     starter = Starter(flows)
-    cursed, *others = [starter.start(winding()) for _ in range(5)]
-    stage.connection.execute(
-        f"""create function {stage.schema}.refuse() returns trigger language plpgsql as $$
+    failing, *others = [starter.start(sample_graph()) for _ in range(5)]
+    scenario.connection.execute(
+        f"""create function {scenario.schema}.refuse() returns trigger language plpgsql as $$
             begin raise exception 'not this one'; end $$"""
     )
-    stage.connection.execute(
-        f"create trigger refuses before update on {stage.schema}.nodes for each row"
-        f" when (new.workflow_id = '{cursed.id}') execute function {stage.schema}.refuse()"
+    scenario.connection.execute(
+        f"create trigger refuses before update on {scenario.schema}.nodes for each row"
+        f" when (new.workflow_id = '{failing.id}') execute function {scenario.schema}.refuse()"
     )
-    tree = stage.ready_tree(program="flows")
+    tree = scenario.ready_tree(program="flows")
     assert [handle.result(timeout=60) for handle in others] == [[1, 2, 3]] * 4
-    stage.until(lambda: f"workflow_cannot_go_on workflow={cursed.id}" in tree.output(), within=30)
-    assert others[0].cancel() == "COMPLETED", "what it suffers from is told to nobody else"
-    stage.connection.execute(f"drop function {stage.schema}.refuse() cascade")
-    next_tree = stage.ready_tree(program="flows")
-    assert cursed.result(timeout=60) == [1, 2, 3]
+    scenario.until(lambda: f"workflow_cannot_go_on workflow={failing.id}" in tree.output(), within=30)
+    assert others[0].cancel() == "COMPLETED", "other workflows do not see its failure"
+    scenario.connection.execute(f"drop function {scenario.schema}.refuse() cascade")
+    next_tree = scenario.ready_tree(program="flows")
+    assert failing.result(timeout=60) == [1, 2, 3]
     assert next_tree.process.poll() is None
+
+
+def test_a_kill_while_the_workflows_of_a_map_start_starts_each_once(
+    scenario: Scenario, flows: ModuleType
+) -> None:  # W9, I21
+    inner = Graph(name="one", nodes=(node("inner"),), output=0)
+    listed = GraphNode(name="listed", task=WORK, args=json.dumps({"name": "listed", "value": [1, 2, 3]}))
+    each = GraphNode(
+        name="each", kind="map", graph=inner, items=(Hole(0),), template=('{"item":', Hole(-2), "}")
+    )
+    graph = Graph(name="spread", nodes=(listed, each), edges=(Edge(0, 1),), output=1)
+    tree = scenario.ready_tree(program="flows")
+    with gate(scenario, "workflows", "insert", "new.parent_node = 3"):
+        handle = Starter(flows).start(graph)
+        scenario.until(lambda: is_blocked(scenario), within=30, what="the second member begins")
+        for worker in psutil.Process(tree.pid).children():
+            worker.kill()
+    assert handle.result(timeout=30) == ["inner"] * 3
+    assert len(scenario.query("select 1 from {schema}.workflows")) == 4
+    assert len(scenario.query("select 1 from {schema}.tasks")) == 4

@@ -1,4 +1,4 @@
-"""Workflows on real workers: they end as they should, whoever dies."""
+"""Workflows on real workers end correctly although workers die."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from everbeat.client.workflow_handle import WorkflowHandle
-from everbeat.client.workflow_sender import WorkflowSender
-from everbeat.client.workflow_signature import StartOptions
-from everbeat.domain.graph import Edge, Graph, Hole, Node, TaskSpec
-from tests.stories.stage import FAST, SLACK, Stage, program_of
+from everbeat.client.options import StartSettings
+from everbeat.client.workflow.handle import WorkflowHandle
+from everbeat.client.workflow.sender import WorkflowSender
+from everbeat.domain.workflow.graph import Edge, Graph, GraphNode, Hole, TaskSpec
+from tests.stories.scenario import FAST, SLACK, Scenario, program_of
 from tests.workflows.graphs import graph_of
 from tests.workflows.plain import Ends, random_nodes
 
@@ -29,25 +29,25 @@ WORK = TaskSpec(name="work", queue="default")
 
 
 @pytest.fixture
-def flows(stage: Stage) -> Iterator[ModuleType]:
-    """The program as a sender imports it."""
-    with program_of(stage, "flows") as program:
+def flows(scenario: Scenario) -> Iterator[ModuleType]:
+    """Import the program as a sender does."""
+    with program_of(scenario, "flows") as program:
         yield program
 
 
 class Starter:
-    """Starts graphs as a client does."""
+    """Start graphs as a client does."""
 
     def __init__(self, program: ModuleType) -> None:
         self._sender: WorkflowSender = program.app._workflow_sender
 
     def start(self, graph: Graph) -> WorkflowHandle[Any]:
-        return self._sender.start(graph, StartOptions(), decode=json.loads)
+        return self._sender.start(graph, StartSettings(), decode=json.loads)
 
 
-def node(name: str, *, pace: float = 0.0, **more: Any) -> Node:
+def node(name: str, *, pace: float = 0.0, **more: Any) -> GraphNode:
     given = {} if "template" in more else {"args": json.dumps({"name": name, "value": name, "pace": pace})}
-    return Node(name=name, task=WORK, **given, **more)
+    return GraphNode(name=name, task=WORK, **given, **more)
 
 
 def diamond(*, pace: float = 0.0) -> Graph:
@@ -83,14 +83,14 @@ def join_of(parents: int) -> Graph:
 
 
 @contextmanager
-def blows(stage: Stage, *, every_s: float, seed: int) -> Iterator[list[int]]:
-    """Kills a worker process of any tree now and then; gives the list of the killed."""
+def kills(scenario: Scenario, *, every_s: float, seed: int) -> Iterator[list[int]]:
+    """Kill a random worker process repeatedly; yield the list of killed processes."""
     dice, over = random.Random(seed), threading.Event()
     killed: list[int] = []
 
     def kill() -> None:
         while not over.wait(every_s):
-            workers = [child for tree in stage.trees for child in psutil.Process(tree.pid).children()]
+            workers = [child for tree in scenario.trees for child in psutil.Process(tree.pid).children()]
             if workers:
                 victim = dice.choice(workers)
                 killed.append(victim.pid)
@@ -105,11 +105,11 @@ def blows(stage: Stage, *, every_s: float, seed: int) -> Iterator[list[int]]:
         killer.join(10)
 
 
-def test_a_killed_worker_does_not_stop_a_chain(stage: Stage, flows: ModuleType) -> None:  # W10
-    tree = stage.ready_tree(program="flows")
+def test_a_chain_continues_after_its_worker_was_killed(scenario: Scenario, flows: ModuleType) -> None:  # W10
+    tree = scenario.ready_tree(program="flows")
     handle = Starter(flows).start(chain(3, pace=0.3))
-    stage.until(
-        lambda: stage.query("select 1 from {schema}.tasks where node = 1 and state = 'RUNNING'"),
+    scenario.until(
+        lambda: scenario.query("select 1 from {schema}.tasks where node = 1 and state = 'RUNNING'"),
         within=30,
         what="the middle runs",
     )
@@ -122,40 +122,46 @@ def test_a_killed_worker_does_not_stop_a_chain(stage: Stage, flows: ModuleType) 
     assert took < 5 + SLACK
 
 
-def test_two_hundred_joins_run_once_each(stage: Stage, flows: ModuleType) -> None:  # W11
-    """A tenth of it in the quick run: joins of 20 parents, on two trees with two processes each."""
+def test_twenty_joins_of_twenty_parents_run_once_each(scenario: Scenario, flows: ModuleType) -> None:  # W11
+    """The long run has two hundred joins of fifty parents."""
     for _ in range(2):
-        stage.ready_tree(program="flows", worker={"processes": 2})
+        scenario.ready_tree(program="flows", worker={"processes": 2})
     starter = Starter(flows)
     handles = [starter.start(join_of(20)) for _ in range(20)]
     assert [handle.result(timeout=120) for handle in handles] == ["join"] * 20
     assert (
-        stage.query("select workflow_id from {schema}.tasks where node = 20 group by 1 having count(*) > 1")
+        scenario.query(
+            "select workflow_id from {schema}.tasks where node = 20 group by 1 having count(*) > 1"
+        )
         == []
     )
 
 
 @pytest.mark.long
-def test_two_hundred_joins_of_fifty(stage: Stage, flows: ModuleType) -> None:  # W11
+def test_two_hundred_joins_of_fifty_parents_run_once_each(
+    scenario: Scenario, flows: ModuleType
+) -> None:  # W11
     for _ in range(2):
-        stage.ready_tree(program="flows", worker={"processes": 2})
+        scenario.ready_tree(program="flows", worker={"processes": 2})
     starter = Starter(flows)
     handles = [starter.start(join_of(50)) for _ in range(200)]
     assert [handle.result(timeout=240) for handle in handles] == ["join"] * 200
     assert (
-        stage.query("select workflow_id from {schema}.tasks where node = 50 group by 1 having count(*) > 1")
+        scenario.query(
+            "select workflow_id from {schema}.tasks where node = 50 group by 1 having count(*) > 1"
+        )
         == []
     )
 
 
-def test_a_thousand_nodes_fan_out_and_in(stage: Stage, flows: ModuleType) -> None:  # W7
-    stage.ready_tree(program="flows")
+def test_a_thousand_nodes_fan_out_and_in(scenario: Scenario, flows: ModuleType) -> None:  # W7
+    scenario.ready_tree(program="flows")
     members = tuple(
-        Node(name=f"all[{n}]", task=WORK, member_of=0, args=json.dumps({"name": "x", "value": n}))
+        GraphNode(name=f"all[{n}]", task=WORK, member_of=0, args=json.dumps({"name": "x", "value": n}))
         for n in range(1_000)
     )
-    whole = Node(name="all", kind="map", first_member=1, members=1_000)
-    total = Node(name="sum", task=WORK, template=('{"name":"sum","value":', Hole(0), "}"))
+    whole = GraphNode(name="all", kind="map", first_member=1, members=1_000)
+    total = GraphNode(name="sum", task=WORK, template=('{"name":"sum","value":', Hole(0), "}"))
     graph = Graph(name="fan", nodes=(whole, *members, total), edges=(Edge(0, 1_001),), output=1_001)
     began = time.monotonic()
     handle = Starter(flows).start(graph)
@@ -166,32 +172,36 @@ def test_a_thousand_nodes_fan_out_and_in(stage: Stage, flows: ModuleType) -> Non
     assert handle.info().counts == {"COMPLETED": 1_002}
 
 
-def test_random_workflows_under_fire(stage: Stage, flows: ModuleType) -> None:  # I21, I22, I25, W1, W5
-    assert fire(stage, flows, count=40, every_s=1.0, seed=7, within_s=120) == []
+def test_random_workflows_end_correctly_while_workers_are_killed(
+    scenario: Scenario, flows: ModuleType
+) -> None:  # I21, I22, I25, W1, W5
+    assert run_under_kills(scenario, flows, count=40, every_s=1.0, seed=7, within_s=120) == []
 
 
 @pytest.mark.long
-def test_many_random_workflows_under_fire(stage: Stage, flows: ModuleType) -> None:  # I21, I22, I25
-    assert fire(stage, flows, count=300, every_s=1.5, seed=8, within_s=280) == []
+def test_three_hundred_random_workflows_end_correctly_while_workers_are_killed(
+    scenario: Scenario, flows: ModuleType
+) -> None:  # I21, I22, I25
+    assert run_under_kills(scenario, flows, count=300, every_s=1.5, seed=8, within_s=280) == []
 
 
-def fire(
-    stage: Stage, flows: ModuleType, *, count: int, every_s: float, seed: int, within_s: float
+def run_under_kills(
+    scenario: Scenario, flows: ModuleType, *, count: int, every_s: float, seed: int, within_s: float
 ) -> list[object]:
-    """Random workflows while workers die; answers those that did not come to what a plain evaluation says."""
+    """Run random workflows while workers die; return those that did not end as a plain evaluation says."""
     dice = random.Random(seed)
     for _ in range(2):
-        stage.ready_tree(program="flows", recovery=FAST, worker={"processes": 2})
+        scenario.ready_tree(program="flows", recovery=FAST, worker={"processes": 2})
     starter = Starter(flows)
     started: list[tuple[WorkflowHandle[Any], Ends, str]] = []
-    with blows(stage, every_s=every_s, seed=seed) as killed:
-        while len(started) < count or not killed:  # a fast machine is through before the first blow falls
+    with kills(scenario, every_s=every_s, seed=seed) as killed:
+        while len(started) < count or not killed:  # a fast machine finishes before the first kill
             plain = random_nodes(dice, count=dice.randrange(1, 15))
             ends = Ends()
             state = ends.workflow(plain)
             started.append((starter.start(graph_of(plain)), ends, state))
-        stage.until(
-            lambda: not stage.query("select 1 from {schema}.workflows where ended_at is null limit 1"),
+        scenario.until(
+            lambda: not scenario.query("select 1 from {schema}.workflows where ended_at is null limit 1"),
             within=within_s,
             what=f"{count} random workflows under fire",
         )
@@ -199,7 +209,7 @@ def fire(
     assert killed
     wrong: list[object] = []
     for handle, ends, state in started:
-        found = stage.query(
+        found = scenario.query(
             """with recursive tree as (
                    select %s::uuid as id union all select w.id from tree t join {schema}.workflows w on w.parent_id = t.id)
                select n.name, n.state from tree t join {schema}.nodes n on n.workflow_id = t.id""",
@@ -211,27 +221,29 @@ def fire(
     return wrong
 
 
-def test_diamonds_under_fire(stage: Stage, flows: ModuleType) -> None:
-    """A tenth of it in the quick run."""
-    assert diamonds(stage, flows, count=50, every_s=1.0) == {"bottom"}
+def test_fifty_diamonds_complete_while_workers_are_killed(scenario: Scenario, flows: ModuleType) -> None:
+    """The long run has five hundred diamonds."""
+    assert diamonds(scenario, flows, count=50, every_s=1.0) == {"bottom"}
 
 
 @pytest.mark.long
-def test_five_hundred_diamonds_with_a_kill_every_two_seconds(stage: Stage, flows: ModuleType) -> None:
-    assert diamonds(stage, flows, count=500, every_s=2.0) == {"bottom"}
+def test_five_hundred_diamonds_complete_with_a_kill_every_two_seconds(
+    scenario: Scenario, flows: ModuleType
+) -> None:
+    assert diamonds(scenario, flows, count=500, every_s=2.0) == {"bottom"}
 
 
-def diamonds(stage: Stage, flows: ModuleType, *, count: int, every_s: float) -> set[object]:
+def diamonds(scenario: Scenario, flows: ModuleType, *, count: int, every_s: float) -> set[object]:
     for _ in range(2):
-        stage.ready_tree(program="flows", recovery=FAST, worker={"processes": 2})
+        scenario.ready_tree(program="flows", recovery=FAST, worker={"processes": 2})
     starter = Starter(flows)
-    with blows(stage, every_s=every_s, seed=3) as killed:
+    with kills(scenario, every_s=every_s, seed=3) as killed:
         handles = [starter.start(diamond(pace=0.05)) for _ in range(count)]
         while not killed:
             handles.append(starter.start(diamond(pace=0.05)))
         found = {handle.result(timeout=200) for handle in handles}
     print(f"{len(killed)} kills")
-    assert stage.query("select state, count(*) from {schema}.nodes group by 1") == [
+    assert scenario.query("select state, count(*) from {schema}.nodes group by 1") == [
         {"state": "COMPLETED", "count": 4 * len(handles)}
     ]
     return found

@@ -1,4 +1,4 @@
-"""A wire between a tree and PostgreSQL that a story can cut or stall: the proxy of the worker's tests, in a thread of its own."""
+"""A connection between a tree and PostgreSQL that a story can cut or stall: the proxy of the worker tests in a separate thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.worker.proxy import Proxy
 
 
 class Wire:
-    """Hands on a proxy that runs elsewhere."""
+    """Control a proxy that runs in another thread."""
 
     def __init__(self, proxy: Proxy, loop: asyncio.AbstractEventLoop) -> None:
         self.url = proxy.target.url
@@ -20,15 +20,15 @@ class Wire:
         self._loop = loop
 
     def cut(self) -> None:
-        """Connections end, and new ones are refused."""
+        """End connections and reject new ones."""
         self._in_loop(self._proxy.cut)
 
     def stall(self) -> None:
-        """Nothing passes and nobody is told, as behind a firewall that forgot."""
+        """Let nothing pass without closing connections, like a firewall that dropped its state."""
         self._in_loop(self._proxy.stall)
 
     def mend(self) -> None:
-        """All is well again."""
+        """Restore the connection."""
         self._in_loop(self._proxy.mend)
 
     def _in_loop(self, act: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class Wire:
 
 @contextmanager
 def wire(target: Target) -> Iterator[Wire]:
-    """A wire for as long as the block lasts."""
+    """Run a wire until the block ends."""
     ready = threading.Event()
     made: list[Wire] = []
     over: list[asyncio.Event] = []

@@ -1,4 +1,4 @@
-"""What must type-check, and to which types; read by both checkers, never run."""
+"""Calls that must type-check, with their types; both checkers read this file, and it never runs."""
 
 from __future__ import annotations
 
@@ -13,32 +13,22 @@ from everbeat import (
     Completed,
     Completion,
     Context,
-    Default,
     Failed,
-    FailWithBackoff,
     Handle,
     NamedStep,
     Node,
-    Nodes,
-    Pause,
-    QuietTree,
-    RecoveryContext,
-    Reschedule,
     RetryPolicy,
-    Skip,
-    SweepResult,
-    SweepSummary,
     SyncTask,
     Task,
     TaskError,
     TaskState,
-    WorkflowDefinition,
-    results,
+    WorkflowHandle,
 )
-from everbeat import (
-    outcomes as outcomes_of,
-)
-from everbeat.domain.graph import Graph
+from everbeat.domain.workflow.graph import Graph
+from everbeat.inspection import Pause, QuietTree, SweepResult
+from everbeat.recovery import Default, FailWithBackoff, RecoveryContext, Reschedule, Skip, SweepSummary
+from everbeat.workflows import Nodes, WorkflowCall, WorkflowDefinition, results
+from everbeat.workflows import outcomes as outcomes_of
 from tests.typing.declared import (
     Order,
     Payment,
@@ -103,7 +93,7 @@ def sending() -> None:
 
 
 def first_parameters_that_take_anything() -> None:
-    # Only sent: where Any makes two overloads fit, mypy answers Any and pyright the first.
+    # Without a check of the result: where Any matches two overloads, mypy infers Any and pyright the first.
     any_first.send({"a": 1}, 2)
     any_first.send({"a": 1}, n=2)
     any_first_async.send({"a": 1}, 2)
@@ -210,6 +200,7 @@ def durable(context: Context, film: UUID) -> None:
     assert_type(context.step(bill, 1, currency="USD"), Payment)
     assert_type(context.named("deposit").step(bill, 1, currency="USD"), Payment)
     assert_type(context.named("deposit"), NamedStep)
+    assert_type(context.with_options(retry=RetryPolicy(), timeout="5s").step(bill, 1), Payment)
     context.sleep("3d")
     context.sleep(timedelta(days=3))
     assert_type(context.wait_event("decided", timeout="7d", type=bool), bool)
@@ -228,6 +219,7 @@ async def durable_on_a_loop(context: Context) -> None:
     assert_type(await context.astep(bill, 1), Payment)
     assert_type(await context.named("n").astep(abill, 1, "x"), bytes)
     assert_type(await context.named("n").astep(bill, 1), Payment)
+    assert_type(await context.with_options(name="n", timeout=5).astep(abill, 1, "x"), bytes)
     await context.asleep(3)
     assert_type(await context.await_event("decided", type=Payment), Payment)
     assert_type(await context.asend(welcome.call(1)), Handle[Receipt])
@@ -330,6 +322,28 @@ def maps() -> None:
     assert_type(wf.map(floating, range(3)), Nodes[str])
     assert_type(wf.map(alternatives, [1, 2]), Nodes[str])
     assert_type(wf.add(sum_all, mapped.results), Node[int])
+    assert_type(wf.map(parcel, [Order(1)]), Nodes[str])
+    assert_type(wf.map(parcel, wf.add(list_orders).result, "y"), Nodes[str])
+    assert_type(wf.map(parcel, (Order(1),), label="y")[0].result, str)
+    assert_type(wf.map(perhaps, [Order(1)]), Nodes[Payment])
+    assert_type(wf.map(many, [[Order(1)]]).results, list[list[Payment]])
+
+
+def starts(ctx: Context) -> None:
+    wf = app.workflow("order")
+    paid, mapped = wf.add(charge, Order(1)), wf.map(charge, [Order(1)])
+    assert_type(ctx.start(wf), WorkflowHandle[None])
+    assert_type(ctx.start(wf.call()), WorkflowHandle[None])
+    assert_type(ctx.start(wf.call(output=paid, key="k")), WorkflowHandle[Payment])
+    assert_type(ctx.start(wf.call(output=mapped)), WorkflowHandle[list[Payment]])
+    assert_type(parcel.call(Order(1), label="y"), WorkflowCall[str])
+    assert_type(ctx.start(parcel.call(Order(1))).result(), str)
+    assert_type(ctx.named("own").start(parcel.call(Order(1))), WorkflowHandle[str])
+
+
+async def starts_to_await(ctx: Context) -> None:
+    assert_type(await ctx.astart(parcel.call(Order(1))), WorkflowHandle[str])
+    assert_type(await ctx.named("own").astart(silent.call()), WorkflowHandle[None])
 
 
 def definitions() -> None:

@@ -1,4 +1,4 @@
-"""Tasks of every shape, as users write them, for `accepted` and `refused`; type checkers read all three."""
+"""Tasks of every kind, as users write them, for `accepted` and `refused`; type checkers read all three."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from everbeat import WORKER_CRASHED, App, Context, Node, Nodes, RetryPolicy, TaskResult, Workflow
+from everbeat import WORKER_CRASHED, App, Context, Node, RetryPolicy, TaskResult, Workflow
+from everbeat.workflows import Nodes
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,21 +1,12 @@
-"""Deliberate mistakes: both checkers must refuse each marked line, and no other; never run."""
+"""Deliberate mistakes: both checkers must refuse each marked line and no other; this file never runs."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from uuid import uuid4
 
-from everbeat import (
-    Completed,
-    Context,
-    Failed,
-    RecoveryContext,
-    Reschedule,
-    RetryPolicy,
-    Skip,
-    Task,
-    Workflow,
-)
+from everbeat import Completed, Context, Failed, RetryPolicy, Task, Workflow
+from everbeat.recovery import RecoveryContext, Reschedule, Skip
 from tests.typing.declared import (
     Order,
     app,
@@ -55,8 +46,8 @@ def arguments(context: Context) -> None:
 def options() -> None:
     welcome.with_options(prioriti=1)  # mistake 14: unknown option
     welcome.with_options(priority="high")  # mistake 15: wrong type of an option
-    welcome.with_options(retry=3)  # mistake 16: a number is no policy
-    welcome.schedule(5, 1)  # mistake 17: a number is no moment
+    welcome.with_options(retry=3)  # mistake 16: a number is not a policy
+    welcome.schedule(5, 1)  # mistake 17: a number is not a moment
     welcome.schedule(timedelta(1), "x")  # mistake 18: wrong type after the moment
     RetryPolicy(backoff_strategy="linear")  # mistake 19: unknown strategy
     app.task(run_in="fork")  # mistake 20: unknown place
@@ -65,7 +56,7 @@ def options() -> None:
 
 def results() -> None:
     text: str = welcome.send(1).result()  # mistake 22: wrong type of the result
-    number: int = plain.send(1).outcome()  # mistake 23: an outcome is no value
+    number: int = plain.send(1).outcome()  # mistake 23: an outcome is not a value
     print(text, number)
     welcome.send_many([welcome.call("x")])  # mistake 24: wrong type in a batch
     welcome.send_many([plain.call(1)])  # mistake 25: another task's call in a batch
@@ -93,7 +84,7 @@ def exact(task: Task[[int], str]) -> None:
 
 async def partial_work(context: Context) -> None:
     context.resume(range(3), "frame")  # mistake 34: the name comes first
-    for _ in context.resume("frame", 3):  # mistake 35: a number is no items
+    for _ in context.resume("frame", 3):  # mistake 35: a number is not a list of items
         pass
     async for _ in context.resume("item", [1]):  # mistake 36: a blocking loop
         pass
@@ -107,7 +98,7 @@ async def partial_work(context: Context) -> None:
         completion.value = 1  # mistake 41: misspelt
 
 
-@app.on_recovery  # mistake 42: a str is no answer
+@app.on_recovery  # mistake 42: a str is not an answer
 def wrong_answer(context: RecoveryContext) -> str:
     return "skip"
 
@@ -118,7 +109,7 @@ def wrong_scope(context: RecoveryContext) -> Skip:
 
 
 def operating() -> None:
-    Reschedule(3)  # mistake 44: a number is no moment
+    Reschedule(3)  # mistake 44: a number is not a moment
     app.release_workers([1])  # mistake 45: workers have names
     app.resume_task("render", reason="fixed")  # mistake 46: a resume has no reason
 
@@ -132,20 +123,20 @@ def workflows() -> None:
     wf.add(pack, paid.outcome)  # mistake 49: an outcome where a value is wanted
     wf.add(report, paid.result)  # mistake 50: a value where an outcome is wanted
     wf.add(charge)  # mistake 51: missing
-    wf.add(charge, Order(1), queue="x")  # mistake 52: an option is no argument
+    wf.add(charge, Order(1), queue="x")  # mistake 52: an option is not an argument
     wf.map(charge, [1, 2])  # mistake 53: wrong type of the items
-    wf.map(charge, paid.result)  # mistake 54: one value is no items
-    wf.add(len, [1])  # mistake 55: a function is no task
-    packed.after(charge)  # mistake 56: a task is no node
+    wf.map(charge, paid.result)  # mistake 54: one value is not a list of items
+    wf.add(len, [1])  # mistake 55: a function is not a task
+    packed.after(charge)  # mistake 56: a task is not a node
     wf.map(two, [1])  # mistake 57: the second argument is missing
     packed.after(paid, join="some")  # mistake 58: unknown join
-    packed.when(paid.result)  # mistake 59: no bool
-    packed.when(paid)  # mistake 60: a node is no bool
-    packed.named(1)  # mistake 61: a number is no name
+    packed.when(paid.result)  # mistake 59: not a bool
+    packed.when(paid)  # mistake 60: a node is not a bool
+    packed.named(1)  # mistake 61: a number is not a name
     print(paid.result.amont)  # mistake 62: misspelt
     app.workflow("order", on_error="skip")  # mistake 63: unknown choice
-    wf.graph(paid.result)  # mistake 64: a result is no node
-    wf.succeeds_when(charge)  # mistake 65: a task is no node
+    wf.graph(paid.result)  # mistake 64: a result is not a node
+    wf.succeeds_when(charge)  # mistake 65: a task is not a node
 
 
 def definitions() -> None:
@@ -153,13 +144,13 @@ def definitions() -> None:
     wf.add(parcel, 1)  # mistake 66: wrong type of an argument of a workflow
     wf.add(parcel)  # mistake 67: missing argument of a workflow
     wf.add(silent, 1)  # mistake 68: nothing to give
-    wf.map(parcel, [Order(1)])  # mistake 69: only tasks are mapped
+    wf.map(parcel, [1])  # mistake 69: wrong type of the items of a workflow
     parcel.build("x")  # mistake 70: wrong type
     number: int = wf.add(parcel, Order(1)).result  # mistake 71: wrong type of a workflow's result
     print(number)
 
 
-@app.define_workflow("wrong")  # mistake 72: a number is no node
+@app.define_workflow("wrong")  # mistake 72: a number is not a node
 def wrong(wf: Workflow) -> int:
     return 1
 
@@ -183,11 +174,11 @@ async def durable(context: Context) -> None:
     context.named("n").step(amount, "x")  # mistake 77: wrong type under a name
     await context.astep(name, "x", "y")  # mistake 78: wrong type of an async step
     text: str = context.step(amount, 1)  # mistake 79: wrong type of the result
-    context.named(1)  # mistake 80: a number is no name
-    context.sleep(None)  # mistake 81: no length of time
+    context.named(1)  # mistake 80: a number is not a name
+    context.sleep(None)  # mistake 81: not a duration
     flag: bool = context.wait_event("decided", type=int)  # mistake 82: wrong type of the value
-    context.send(welcome.send(1))  # mistake 83: a handle is no call
-    context.send(welcome)  # mistake 84: a task is no call
-    app.signal(1, "decided")  # mistake 85: a number is no id
+    context.send(welcome.send(1))  # mistake 83: a handle is not a call
+    context.send(welcome)  # mistake 84: a task is not a call
+    app.signal(1, "decided")  # mistake 85: a number is not an id
     app.signal(welcome.send(1))  # mistake 86: an event has a name
     print(text, flag)

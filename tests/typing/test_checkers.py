@@ -1,4 +1,4 @@
-"""Types survive from decorator to result: both checkers accept the good file and refuse every mistake."""
+"""Test that types survive from decorator to result: both checkers accept valid calls and refuse every mistake."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place = tuple[str, int]
 
 
 def mypy(tmp_path: Path) -> dict[Place, str]:
-    """What mypy strict refuses, by file and line."""
+    """Return the errors of strict mypy by file and line."""
     command = ["mypy", "--strict", "--no-error-summary", "--no-pretty", f"--cache-dir={tmp_path}"]
     output = _run([*command, "--explicit-package-bases", *map(str, FILES)])
     found = re.findall(r"^(.*?):(\d+): error: (.*)$", output, flags=re.MULTILINE)
@@ -34,8 +34,8 @@ def mypy(tmp_path: Path) -> dict[Place, str]:
 
 
 def pyright(tmp_path: Path) -> dict[Place, str]:
-    """What pyright strict refuses, by file and line."""
-    # The project's own settings leave out the mistakes; paths in a project file must be relative to it.
+    """Return the errors of strict pyright by file and line."""
+    # The project's own settings exclude the mistakes; paths in a project file must be relative to it.
     settings = {
         "include": [os.path.relpath(file, tmp_path) for file in FILES],
         "exclude": [],
@@ -78,7 +78,7 @@ def _mistakes() -> set[Place]:
 
 
 @pytest.mark.parametrize("checker", [mypy, pyright])
-def test_the_good_file_is_accepted_and_every_mistake_refused(
+def test_type_checkers_accept_the_valid_calls_and_refuse_every_mistake(
     checker: Callable[[Path], dict[Place, str]], tmp_path: Path
 ) -> None:
     errors = checker(tmp_path)

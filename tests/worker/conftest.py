@@ -1,4 +1,4 @@
-"""A stand for workers; its end checks that no worker left a lease or broke an invariant."""
+"""A harness for workers, which checks leases and invariants at the end of each test."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ from collections.abc import Iterator
 import pytest
 
 from everbeat.store.target import Target
+from everbeat.worker.claim import slots
 from tests.invariants import breaches, install_audit
-from tests.worker.deeds import gate
-from tests.worker.stand import Stand
+from tests.worker.harness import WorkerHarness
+from tests.worker.sample_tasks import gate
 
 
 @pytest.fixture
-def stand(database_url: str, schema: str) -> Iterator[Stand]:
+def harness(database_url: str, schema: str) -> Iterator[WorkerHarness]:
     gate.reset()
-    party = Stand(Target.parse(database_url, schema=schema))
-    install_audit(party.connection, schema)
-    yield party
+    running_tree = WorkerHarness(Target.parse(database_url, schema=schema))
+    install_audit(running_tree.connection, schema)
+    yield running_tree
     gate.opened.set()
-    broken = breaches(party.connection, schema)
-    party.close()
+    broken = breaches(running_tree.connection, schema)
+    running_tree.close()
     assert broken == []
+
+
+@pytest.fixture
+def a_minute_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers prefetch tasks that can start within a minute instead of 0.25 s, so that a test can observe `CLAIMED` tasks."""
+    for module in (slots, slots):
+        monkeypatch.setattr(module, "PREFETCH_WITHIN_S", 60.0)
+    monkeypatch.setattr(slots, "GIVE_BACK_AFTER_S", 60.0)
+    monkeypatch.setattr(slots, "START_WITHIN_S", 0.0)

@@ -1,4 +1,4 @@
-"""A wire between a worker and PostgreSQL that a test can cut, or make lose one reply."""
+"""A proxy between a worker and PostgreSQL, with which a test can cut connections or drop a reply."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
@@ -17,8 +18,16 @@ _BUFFER = 64 << 20
 _LARGE = 10_000
 
 
+def statement_marker(name: str) -> bytes:
+    """Return the first line of a statement, by which a proxy recognizes the statement on the wire."""
+    return (files("everbeat") / "sql" / f"{name}.sql").read_text().partition("\n")[0].encode()
+
+
 class Proxy:
-    """Listens on a Unix socket of its own. Prepared statements are named only once, so lose a reply early."""
+    """A proxy that listens on its own Unix socket.
+
+    The text of a prepared statement is sent only once per connection, so a test must arrange for a lost reply early.
+    """
 
     def __init__(self, folder: Path, target: Target) -> None:
         given = conninfo.conninfo_to_dict(target.url)
@@ -48,45 +57,45 @@ class Proxy:
                 finally:
                     await accept_no_more(server)
                     server.close()
-                    await proxy._end()  # from Python 3.12 on, the server waits for its lines
+                    await proxy._end()  # from Python 3.12, the server waits for its connections
 
     def lose_reply(self, marker: bytes) -> None:
-        """The next statement whose text holds the marker reaches the server; its answer reaches nobody."""
+        """Forward the next statement whose text contains the marker, but drop the reply and close the connection."""
         self._lose = marker
 
     def hold_reply(self, marker: bytes) -> None:
-        """The answer to that statement is held back until `release`."""
+        """Hold back the reply to the next statement whose text contains the marker, until `release` is called."""
         self._lose, self._released = marker, asyncio.Event()
 
     def release(self) -> None:
-        """Let the answer that was held back pass."""
+        """Forward the reply that was held back."""
         assert self._released is not None
         self._released.set()
 
     def slow_down(self, pause_s: float) -> None:
-        """Every large piece takes this long to pass. The server is rid of its answers at once, as behind a pooler."""
+        """Delay every large chunk of data by `pause_s` seconds. The server is not slowed down, as behind a pooler."""
         self.pause_s = pause_s
 
     def cut(self) -> None:
-        """Nothing passes, and nobody can connect."""
+        """Close all connections and refuse new ones."""
         self.is_cut = True
         self._hang_up()
 
     def refuse(self) -> None:
-        """Nobody can connect; whoever is connected is served."""
+        """Refuse new connections, and keep serving existing ones."""
         self.is_cut = True
 
     def stall(self) -> None:
-        """Nothing passes, and nobody is told: connections stay open, new ones are accepted."""
+        """Stop forwarding without an error: connections stay open, and new connections are accepted."""
         self._passes.clear()
 
-    def mend_for_new_lines(self) -> None:
-        """New connections pass; what was stalled never comes."""
+    def resume_new_connections(self) -> None:
+        """Forward new connections again. Stalled connections remain stalled."""
         self._passes = asyncio.Event()
         self._passes.set()
 
     def mend(self) -> None:
-        """New connections pass again; stalled ones go on."""
+        """Forward new connections again, and resume stalled ones."""
         self.is_cut = False
         self._passes.set()
 
@@ -95,7 +104,7 @@ class Proxy:
             line.close()
 
     async def _end(self) -> None:
-        """No line outlives its proxy, whatever it waits for."""
+        """Close all connections of the proxy, including those that are waiting."""
         served, lines = tuple(self._served), tuple(self._lines)
         for each in served:
             each.cancel()
@@ -106,7 +115,8 @@ class Proxy:
                 await line.wait_closed()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Tasks of our own: the server does not wait for those that it makes. One that ends before it began closes nothing.
+        # The proxy creates these tasks itself, because the server does not wait for its own tasks. `_end` closes the connection of a
+        # task that was cancelled before it began.
         self._lines.add(writer)
         line = asyncio.ensure_future(self._serve(reader, writer))
         self._served.add(line)
@@ -127,8 +137,8 @@ class Proxy:
         except* (OSError, EOFError):
             pass
         finally:
-            # Kept for `_end`: a line whose reader is frozen closes only once its text is read. Waiting for it here would let a
-            # cancellation of this task spoil the wait of `_end`.
+            # Leave the wait to `_end`: a connection whose reader is frozen closes only once its data has been read. If this task waited
+            # here, its cancellation would disturb the wait in `_end`.
             for line in (writer, up):
                 line.close()
 
@@ -146,7 +156,7 @@ class Proxy:
 
     async def _delay(self, data: bytes) -> None:
         if len(data) > _LARGE:
-            await asyncio.sleep(self.pause_s)  # the slow line
+            await asyncio.sleep(self.pause_s)  # simulates a slow network
 
     async def _replies(
         self,
@@ -168,11 +178,11 @@ class Proxy:
 
 
 async def accept_no_more(server: asyncio.Server) -> None:
-    """End accepting, and wait until what was accepted is a line.
+    """Stop accepting connections, and wait until each accepted socket has a connection task.
 
-    Python 3.11 leaves a socket open that was accepted just before its server was closed.
+    Python 3.11 leaves a socket open if it was accepted just before its server closed.
     """
     for listening in server.sockets:
         asyncio.get_running_loop().remove_reader(listening)
-    for _ in range(10):  # more turns of the loop than an accepted socket needs
+    for _ in range(10):  # more loop iterations than an accepted socket needs
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Checkpoints and resumes in every mode: stored under the fence, seen by the next attempt, refused in words."""
+"""Test checkpoints and resume in every mode: stored under the lease, found by the next attempt, refused with a reason."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from everbeat.runtime.events import LeasesLost
-from tests.worker.deeds import gate
-from tests.worker.partial_deeds import effects
+from tests.worker.harness import WorkerHarness
 from tests.worker.proxy import Proxy
-from tests.worker.stand import Stand
+from tests.worker.sample_partial_tasks import effects
+from tests.worker.sample_tasks import gate
 
 PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "partial_task_process.py")]
 REMEMBER = ["remember_in_thread", "remember_in_process", "remember_async", "remember_async_in_process"]
@@ -22,36 +22,40 @@ WALK = ["walk_in_thread", "walk_in_process", "walk_async", "walk_async_in_proces
 
 @pytest.mark.parametrize("name", REMEMBER)
 async def test_the_next_attempt_finds_the_last_checkpoint(
-    stand: Stand, tmp_path: Path, name: str
+    harness: WorkerHarness, tmp_path: Path, name: str
 ) -> None:  # G3
-    async with stand.worker(task_process_argv=PROGRAM) as running:
-        task_id = stand.send(name, folder=str(tmp_path))
-        await running.until(lambda: stand.task(task_id)["state"] in ("COMPLETED", "FAILED"))
-    row = stand.task(task_id)
+    async with harness.worker(task_process_argv=PROGRAM) as running:
+        task_id = harness.send(name, folder=str(tmp_path))
+        await running.until(lambda: harness.task(task_id)["state"] in ("COMPLETED", "FAILED"))
+    row = harness.task(task_id)
     assert effects(tmp_path) == ["[1, {'two': None}]"]
     assert (row["state"], row["result"]) == ("COMPLETED", [2, [1, {"two": None}]])
     assert row["checkpoint"] is None  # a completed task needs none
 
 
 @pytest.mark.parametrize("name", WALK)
-async def test_steps_that_are_done_are_not_done_again(stand: Stand, tmp_path: Path, name: str) -> None:  # G3
-    async with stand.worker(task_process_argv=PROGRAM) as running:
-        task_id = stand.send(name, folder=str(tmp_path))
-        await running.until(lambda: stand.task(task_id)["state"] in ("COMPLETED", "FAILED"))
+async def test_the_next_attempt_skips_items_that_resume_recorded(
+    harness: WorkerHarness, tmp_path: Path, name: str
+) -> None:  # G3
+    async with harness.worker(task_process_argv=PROGRAM) as running:
+        task_id = harness.send(name, folder=str(tmp_path))
+        await running.until(lambda: harness.task(task_id)["state"] in ("COMPLETED", "FAILED"))
     assert effects(tmp_path) == [str(step) for step in range(1, 11)]
-    row = stand.task(task_id)
+    row = harness.task(task_id)
     assert (row["state"], row["result"]) == ("COMPLETED", 2)
-    fraction = None if name == "walk_async" else 1.0  # it cannot know how many there will be
+    fraction = None if name == "walk_async" else 1.0  # the number of items of an async iterator is unknown
     assert (row["progress"]["stage"], row["progress"]["fraction"]) == ("step", fraction)
     assert row["progress"]["message"] == ("10 done" if fraction is None else "10 of 10")
     assert row["progress_at"] is not None
 
 
-async def test_two_loops_side_by_side_are_counted_apart(stand: Stand, tmp_path: Path) -> None:
-    async with stand.worker() as running:
-        task_id = stand.send("walk_two_at_once", folder=str(tmp_path))
-        await running.until(lambda: stand.task(task_id)["state"] in ("COMPLETED", "FAILED"))
-    assert stand.task(task_id)["state"] == "COMPLETED"
+async def test_two_concurrent_resume_loops_are_counted_separately(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    async with harness.worker() as running:
+        task_id = harness.send("walk_two_at_once", folder=str(tmp_path))
+        await running.until(lambda: harness.task(task_id)["state"] in ("COMPLETED", "FAILED"))
+    assert harness.task(task_id)["state"] == "COMPLETED"
     done = effects(tmp_path)
     assert sorted(done) == sorted(f"{name} {step}" for name in ("left", "right") for step in range(1, 11))
 
@@ -73,11 +77,11 @@ async def test_two_loops_side_by_side_are_counted_apart(stand: Stand, tmp_path: 
         ("twice", "PayloadError", "resumes 'same' again in the same attempt.*f'same of {item}'"),
     ],
 )
-async def test_what_cannot_be_stored_is_refused_and_changes_nothing(
-    stand: Stand, what: str, code: str, message: str
+async def test_a_checkpoint_that_cannot_be_stored_is_refused_and_keeps_the_last_one(
+    harness: WorkerHarness, what: str, code: str, message: str
 ) -> None:
-    async with stand.worker() as running:
-        row = await running.finished(stand.send("store_what", what=what))
+    async with harness.worker() as running:
+        row = await running.finished(harness.send("store_what", what=what))
     assert row["state"] == "FAILED"
     assert code in row["error"]["type"]
     assert re.search(message, row["error"]["message"])
@@ -89,103 +93,109 @@ async def test_what_cannot_be_stored_is_refused_and_changes_nothing(
     ("what", "instead"),
     [("checkpoint", r"await Context.acheckpoint\(...\)"), ("resume", "async for ... in Context.aresume")],
 )
-async def test_the_blocking_forms_are_refused_on_a_loop(stand: Stand, what: str, instead: str) -> None:
-    async with stand.worker() as running:
-        row = await running.finished(stand.send("block_the_loop_by", what=what))
+async def test_blocking_checkpoints_and_resumes_are_refused_on_an_event_loop(
+    harness: WorkerHarness, what: str, instead: str
+) -> None:
+    async with harness.worker() as running:
+        row = await running.finished(harness.send("block_the_loop_by", what=what))
     assert "BlockingCallInLoop" in row["error"]["type"]
     assert re.search(instead, row["error"]["traceback"])
     assert row["checkpoint"] is None
 
 
-async def test_threads_and_loops_of_a_task_may_checkpoint(stand: Stand) -> None:
-    async with stand.worker() as running:
-        row = await running.finished(stand.send("help_from_a_thread"))
+async def test_threads_and_other_event_loops_of_a_task_can_checkpoint(harness: WorkerHarness) -> None:
+    async with harness.worker() as running:
+        row = await running.finished(harness.send("help_from_a_thread"))
     assert (row["state"], row["result"]) == ("COMPLETED", "from another loop")
 
 
-async def test_a_thread_that_lost_its_lease_is_told_and_stores_nothing(stand: Stand) -> None:  # G3, D5
-    async with stand.worker(wake=Stand.silent_wake, poll_interval="200ms") as running:
-        task_id = stand.send("checkpoint_when_told")
+async def test_a_checkpoint_in_a_thread_that_lost_its_lease_raises_and_stores_nothing(
+    harness: WorkerHarness,
+) -> None:  # G3, D5
+    async with harness.worker(hints=WorkerHarness.silent_hints, poll_interval="200ms") as running:
+        task_id = harness.send("checkpoint_when_told")
         await running.until(lambda: gate.journal == ["waits"])
-        stand.recover(task_id)
+        harness.recover(task_id)
         gate.opened.set()
         await running.until(lambda: len(gate.journal) == 2)
         assert "lease_lost" in gate.journal[1]
         await running.until(lambda: bool(running.of(LeasesLost)))
-    row = stand.task(task_id)
+    row = harness.task(task_id)
     assert (row["state"], row["checkpoint"], row["progress_at"]) == ("FAILED", None, None)
 
 
-async def test_a_process_that_lost_its_lease_is_told_and_stores_nothing(stand: Stand, tmp_path: Path) -> None:
-    async with stand.worker(
-        wake=Stand.silent_wake, poll_interval="200ms", task_process_argv=PROGRAM
+async def test_a_checkpoint_in_a_process_that_lost_its_lease_raises_and_stores_nothing(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    async with harness.worker(
+        hints=WorkerHarness.silent_hints, poll_interval="200ms", task_process_argv=PROGRAM
     ) as running:
-        task_id = stand.send("checkpoint_in_process_when_told", folder=str(tmp_path))
+        task_id = harness.send("checkpoint_in_process_when_told", folder=str(tmp_path))
         await running.until(lambda: effects(tmp_path) == ["waits"])
-        stand.recover(task_id)
+        harness.recover(task_id)
         (tmp_path / "go").touch()
         await running.until(lambda: len(effects(tmp_path)) == 2)
         assert "lease_lost" in effects(tmp_path)[1]
         await running.until(lambda: bool(running.of(LeasesLost)))
-    assert stand.task(task_id)["checkpoint"] is None
+    assert harness.task(task_id)["checkpoint"] is None
 
 
-async def test_a_cancel_is_heard_while_a_checkpoint_waits(stand: Stand, tmp_path: Path) -> None:
-    async with stand.worker(task_process_argv=PROGRAM) as running:
-        thread = stand.send("checkpoint_when_told")
-        process = stand.send("checkpoint_in_process_when_told", folder=str(tmp_path))
+async def test_a_cancel_stops_code_that_waits_for_its_checkpoint(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    async with harness.worker(task_process_argv=PROGRAM) as running:
+        thread = harness.send("checkpoint_when_told")
+        process = harness.send("checkpoint_in_process_when_told", folder=str(tmp_path))
         await running.until(lambda: gate.journal == ["waits"] and effects(tmp_path) == ["waits"])
-        with stand.holding("lock table {schema}.tasks in share mode"):
+        with harness.holding("lock table {schema}.tasks in share mode"):
             gate.opened.set()
             (tmp_path / "go").touch()
             await running.until(lambda: running.attempt(thread).unanswered == 1)
             await running.until(lambda: running.attempt(process).unanswered == 1)
             for task_id in (thread, process):
-                running.worker._conductor.stop(running.attempt(task_id), "cancelled")
+                running.worker._lifecycle.stop(running.attempt(task_id), "cancelled")
             await running.until(lambda: len(effects(tmp_path)) == 2)
             assert "cancelled" in effects(tmp_path)[1]
-            assert gate.journal == [
-                "waits"
-            ]  # a thread cannot be interrupted: it hears it when the answer comes
+            assert gate.journal == ["waits"]  # a thread cannot be interrupted: it is notified with the answer
         await running.until(lambda: len(gate.journal) == 2)
         assert "cancelled" in gate.journal[1]
         await running.finished(thread, process)
-    # It was stored before the code was told: an operator's retry goes on from there.
-    assert stand.task(thread)["checkpoint"] == {"value": "late", "done": {}}
-    assert {stand.task(thread)["state"], stand.task(process)["state"]} == {"CANCELLED"}
+    # The checkpoint was stored before the code was stopped, so an operator's retry continues from it.
+    assert harness.task(thread)["checkpoint"] == {"value": "late", "done": {}}
+    assert {harness.task(thread)["state"], harness.task(process)["state"]} == {"CANCELLED"}
 
 
-async def test_a_checkpoint_whose_reply_was_lost_is_repeated(stand: Stand) -> None:
-    async with Proxy.before(stand.target) as proxy:
-        straight, stand.target = stand.target, proxy.target
+async def test_a_checkpoint_whose_reply_is_lost_is_repeated(harness: WorkerHarness) -> None:
+    async with Proxy.before(harness.target) as proxy:
+        straight, harness.target = harness.target, proxy.target
         try:
-            async with stand.worker() as running:
-                task_id = stand.send("checkpoint_when_told")
+            async with harness.worker() as running:
+                task_id = harness.send("checkpoint_when_told")
                 await running.until(lambda: gate.journal == ["waits"])
                 proxy.lose_reply(b"set checkpoint =")
                 gate.opened.set()
                 row = await running.finished(task_id)
                 assert proxy.lost == 1
         finally:
-            stand.target = straight
+            harness.target = straight
     assert gate.journal == ["waits", "stored"]
     assert row["state"] == "COMPLETED"
 
 
-async def test_an_outage_makes_a_checkpoint_wait_and_nothing_else(stand: Stand) -> None:
-    async with Proxy.before(stand.target) as proxy:
-        straight, stand.target = stand.target, proxy.target
+async def test_a_checkpoint_waits_until_an_outage_ends(harness: WorkerHarness) -> None:
+    async with Proxy.before(harness.target) as proxy:
+        straight, harness.target = harness.target, proxy.target
         try:
-            async with stand.worker() as running:
-                task_id = stand.send("checkpoint_when_told")
+            async with harness.worker() as running:
+                task_id = harness.send("checkpoint_when_told")
                 await running.until(lambda: gate.journal == ["waits"])
                 proxy.cut()
                 gate.opened.set()
-                await asyncio.sleep(1.5)  # longer than the patience with which the database is asked
+                await asyncio.sleep(1.5)  # longer than the patience of one call
                 assert gate.journal == ["waits"]
                 proxy.mend()
                 await running.until(lambda: len(gate.journal) == 2)
                 await running.finished(task_id)
         finally:
-            stand.target = straight
+            harness.target = straight
     assert gate.journal == ["waits", "stored"]

@@ -1,4 +1,4 @@
-"""The log lines about tasks that a worker hands back because of their argument names."""
+"""Test the log lines about tasks that a worker releases because of their argument names."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 from uuid import UUID
 
 from everbeat.runtime.events import Event, EventBus, event_text
-from everbeat.worker.declined import MOST_KINDS, Declines, TaskDeclined
+from everbeat.worker.lifecycle import MOST_KINDS, Declines, TaskDeclined
 
 
-class Heard:
-    """The events of a bus; `wait_for(count)` until that many came."""
+class RecordedEvents:
+    """Records the events of a bus; `wait_for(count)` waits for this many."""
 
     def __init__(self) -> None:
         self.bus = EventBus()
         self.events: list[TaskDeclined] = []
         self._changed = asyncio.Event()
-        self.bus.subscribe(self._hear)
+        self.bus.subscribe(self._record)
 
-    def _hear(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         assert isinstance(event, TaskDeclined)
         self.events.append(event)
         self._changed.set()
@@ -30,17 +30,17 @@ class Heard:
                 await self._changed.wait()
 
 
-def test_alike_declined_tasks_make_one_line_at_once_and_one_with_their_number_later() -> None:  # J2
+def test_similar_declined_tasks_are_logged_once_and_later_with_their_count() -> None:  # J2
     async def run() -> list[TaskDeclined]:
-        heard = Heard()
-        declines = Declines(heard.bus, every_s=0.05)
+        recorded = RecordedEvents()
+        declines = Declines(recorded.bus, every_s=0.05)
         for number in range(500):
             declines.note(UUID(int=number), "welcome", unknown=["locale"], missing=[])
-        assert [event.count for event in heard.events] == [1]
-        await heard.wait_for(2)
+        assert [event.count for event in recorded.events] == [1]
+        await recorded.wait_for(2)
         declines.note(UUID(int=500), "welcome", unknown=["locale"], missing=[])
-        await heard.wait_for(3)
-        return heard.events
+        await recorded.wait_for(3)
+        return recorded.events
 
     first, folded, later = asyncio.run(run())
     assert (first.task_id, first.unknown, first.missing) == (UUID(int=0), ("locale",), ())
@@ -50,15 +50,15 @@ def test_alike_declined_tasks_make_one_line_at_once_and_one_with_their_number_la
     assert text == f"task_declined task_id={UUID(int=0)} name=welcome unknown=locale missing= count=1"
 
 
-def test_other_kinds_have_lines_of_their_own_and_the_end_reports_the_rest() -> None:  # J2
+def test_each_kind_of_declined_task_is_logged_and_close_reports_the_rest() -> None:  # J2
     async def run() -> list[TaskDeclined]:
-        heard = Heard()
-        declines = Declines(heard.bus)
+        recorded = RecordedEvents()
+        declines = Declines(recorded.bus)
         for unknown, missing in ((["a"], []), ([], ["b"]), (["a"], []), (["a"], ["b"])):
             declines.note(UUID(int=1), "welcome", unknown=unknown, missing=missing)
         declines.close()
         declines.close()
-        return heard.events
+        return recorded.events
 
     assert [(event.unknown, event.missing, event.count) for event in asyncio.run(run())] == [
         (("a",), (), 1),
@@ -68,14 +68,14 @@ def test_other_kinds_have_lines_of_their_own_and_the_end_reports_the_rest() -> N
     ]
 
 
-def test_a_sender_that_invents_argument_names_makes_no_more_lines_than_there_are_kinds() -> None:  # J2
+def test_invented_argument_names_cannot_exceed_the_limit_of_declined_kinds() -> None:  # J2
     async def run() -> list[TaskDeclined]:
-        heard = Heard()
-        declines = Declines(heard.bus)
+        recorded = RecordedEvents()
+        declines = Declines(recorded.bus)
         for number in range(10 * MOST_KINDS):
             declines.note(UUID(int=number), "welcome", unknown=[f"x{number}" * 1_000], missing=["m"] * 1_000)
         declines.close()
-        return heard.events
+        return recorded.events
 
     events = asyncio.run(run())
     assert len(events) == MOST_KINDS + 2

@@ -1,4 +1,4 @@
-"""A worker leaves a task whose arguments it does not understand to other code, and takes those that it was left."""
+"""Test that a worker marks a task with unknown arguments for other code, and claims marked tasks that it can run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.domain.codec import CallCodec
-from everbeat.domain.definition import TaskDefinition
-from everbeat.domain.policy import TaskOptions
-from everbeat.worker import marks
-from everbeat.worker.declined import TaskDeclined
-from tests.worker.deeds import gate
-from tests.worker.stand import Running, Stand
+from everbeat.domain.task.definition import CallCodec, TaskDefinition
+from everbeat.domain.task.policy import TaskOptions
+from everbeat.worker.claim import query
+from everbeat.worker.lifecycle import TaskDeclined
+from tests.worker.harness import Running, WorkerHarness
+from tests.worker.sample_tasks import gate
 
 
 @pytest.fixture(autouse=True)
@@ -37,109 +36,121 @@ NEW_CODE: Mapping[str, TaskDefinition] = {
 }  # fmt: skip
 
 
-def needs(stand: Stand, task_id: UUID) -> Any:
-    row = stand.task(task_id)
+def needs(harness: WorkerHarness, task_id: UUID) -> Any:
+    row = harness.task(task_id)
     return row["needs"] if row["state"] == "PENDING" else row["state"]
 
 
-async def declined(stand: Stand, running: Running, *sent: UUID) -> None:
-    await running.until(lambda: all(isinstance(needs(stand, each), dict) for each in sent))
+async def declined(harness: WorkerHarness, running: Running, *sent: UUID) -> None:
+    await running.until(lambda: all(isinstance(needs(harness, each), dict) for each in sent))
 
 
 @pytest.mark.parametrize("name", ["double", "thread_nap", "process_async", "wait_for_gate"])
 @pytest.mark.parametrize("prefetched", [False, True])
-async def test_arguments_with_other_names_are_declined_in_every_lane(  # J2
-    stand: Stand, name: str, prefetched: bool
+async def test_tasks_with_unknown_argument_names_are_declined_in_every_lane(  # J2
+    harness: WorkerHarness, name: str, prefetched: bool
 ) -> None:
-    async with stand.worker() as running:
-        sent = [stand.send(name, y=n) for n in range(1 if not prefetched else 20)]
-        await declined(stand, running, *sent)
+    async with harness.worker() as running:
+        sent = [harness.send(name, y=n) for n in range(1 if not prefetched else 20)]
+        await declined(harness, running, *sent)
         await running.finished(*sent)
         assert {one.state for one in running.finishes()} == {"PENDING"}
         told = [event for event in running.events if isinstance(event, TaskDeclined)]
         assert [(one.name, one.unknown, one.count) for one in told] == [(name, ("y",), 1)]
     told = [event for event in running.events if isinstance(event, TaskDeclined)]
-    assert sum(one.count for one in told) == len(sent), "the end of the worker reports the rest"
+    assert sum(one.count for one in told) == len(sent), "the worker reports the rest when it ends"
     for each in sent:
-        row = stand.task(each)
+        row = harness.task(each)
         assert (row["needs"], row["attempt"], row["policy"]) == ({"arguments": ["y"]}, 0, None)
-        assert stand.attempts(each) == []
+        assert harness.attempts(each) == []
     assert gate.journal == []
 
 
-async def test_a_suspect_is_declined_in_the_lane_where_suspects_run_alone(stand: Stand) -> None:  # J2
-    task_id = stand.send("double", y=1)
-    stand.query("update {schema}.tasks set suspect = true returning id")
-    async with stand.worker() as running:
-        await declined(stand, running, task_id)
-    assert stand.task(task_id)["suspect"]
+async def test_a_suspect_with_unknown_arguments_is_declined_in_the_solo_lane(
+    harness: WorkerHarness,
+) -> None:  # J2
+    task_id = harness.send("double", y=1)
+    harness.query("update {schema}.tasks set suspect = true returning id")
+    async with harness.worker() as running:
+        await declined(harness, running, task_id)
+    assert harness.task(task_id)["suspect"]
 
 
-async def test_names_that_postgresql_refuses_fail_their_own_task_and_no_other(stand: Stand) -> None:  # J2
+async def test_argument_names_that_postgresql_refuses_fail_only_their_own_task(
+    harness: WorkerHarness,
+) -> None:  # J2
     odd = ['{"\\u0000": 1}', '{"y": 1, "y": 2}', json.dumps({"y" * 5_000: 1})]
-    sent = [stand.send_with("double", text.encode()) for text in odd]
-    others = [stand.send("double", y=n) for n in range(20)]
-    async with stand.worker(async_concurrency=50) as running:
+    sent = [harness.send_with("double", text.encode()) for text in odd]
+    others = [harness.send("double", y=n) for n in range(20)]
+    async with harness.worker(async_concurrency=50) as running:
         await running.finished(*sent)
-        await declined(stand, running, *others)
+        await declined(harness, running, *others)
     for each in sent:
-        row = stand.task(each)
+        row = harness.task(each)
         assert (row["state"], row["error"]["code"]) == ("FAILED", "ARGUMENTS_INVALID")
-        assert [one["outcome"] for one in stand.attempts(each)] == ["FAILED"]
+        assert [one["outcome"] for one in harness.attempts(each)] == ["FAILED"]
 
 
-async def test_a_task_that_was_declined_runs_in_code_that_understands_it(stand: Stand) -> None:  # J2
-    async with stand.worker() as old:
-        sent = [stand.send("double", x=n, times=3) for n in range(3)]
-        await declined(stand, old, *sent)
-        async with stand.worker(definitions=NEW_CODE) as new:
-            late = stand.send("double", x=9, times=3)
+async def test_a_declined_task_runs_on_a_worker_whose_code_takes_its_arguments(
+    harness: WorkerHarness,
+) -> None:  # J2
+    async with harness.worker() as old:
+        sent = [harness.send("double", x=n, times=3) for n in range(3)]
+        await declined(harness, old, *sent)
+        async with harness.worker(definitions=NEW_CODE) as new:
+            late = harness.send("double", x=9, times=3)
             row = await new.finished(late, *sent)
             assert (row["state"], row["result"], row["attempt"]) == ("COMPLETED", 27, 1)
             assert row["policy"]["timeout_ms"] == 70_000
-            assert [stand.task(each)["result"] for each in sent] == [0, 3, 6]
+            assert [harness.task(each)["result"] for each in sent] == [0, 3, 6]
 
 
-async def test_a_lost_hint_is_made_good_by_the_poll(stand: Stand) -> None:  # J2
-    async with stand.worker(definitions=NEW_CODE, wake=Stand.silent_wake, poll_interval="1s") as new:
-        quick = stand.send("double", x=1)
+async def test_polling_finds_a_declined_task_whose_notification_was_lost(
+    harness: WorkerHarness,
+) -> None:  # J2
+    async with harness.worker(
+        definitions=NEW_CODE, hints=WorkerHarness.silent_hints, poll_interval="1s"
+    ) as new:
+        quick = harness.send("double", x=1)
         await new.finished(quick)
-        async with stand.worker(wake=Stand.silent_wake, poll_interval="1s") as old:
-            sent = stand.send("double", x=2, times=5)
+        async with harness.worker(hints=WorkerHarness.silent_hints, poll_interval="1s") as old:
+            sent = harness.send("double", x=2, times=5)
             await new.finished(sent)
             assert [one.state for one in old.finishes() if one.task_id == sent] in ([], ["PENDING"])
 
 
-async def test_marked_tasks_of_more_groups_than_one_page_are_all_found(  # J2
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+async def test_a_worker_finds_marked_tasks_of_more_groups_than_one_page(  # J2
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks, "PAGE", 3)
-    monkeypatch.setattr(marks, "PAGES_APART_S", 0.05)
-    monkeypatch.setattr(marks, "MOST_KEPT", 2)
-    sent = [stand.send_with("double", json.dumps({"x": n, f"other_{n}": 1}).encode()) for n in range(20)]
+    monkeypatch.setattr(query, "PAGE", 3)
+    monkeypatch.setattr(query, "PAGES_APART_S", 0.05)
+    monkeypatch.setattr(query, "MOST_KEPT", 2)
+    sent = [harness.send_with("double", json.dumps({"x": n, f"other_{n}": 1}).encode()) for n in range(20)]
     mine = [
-        stand.send_with("double", json.dumps({"x": n, "times": 2}).encode(), queue=f"queue_{n}", **more)
+        harness.send_with("double", json.dumps({"x": n, "times": 2}).encode(), queue=f"queue_{n}", **more)
         for n, more in enumerate(({}, {}, {}, {"serial": "line"}, {"priority": 3}))
     ]
-    async with stand.worker(async_concurrency=50) as old:
-        await declined(stand, old, *sent, *mine)
-    async with stand.worker(definitions=NEW_CODE) as new:
+    async with harness.worker(async_concurrency=50) as old:
+        await declined(harness, old, *sent, *mine)
+    async with harness.worker(definitions=NEW_CODE) as new:
         await new.finished(*mine)
-    assert [stand.task(each)["state"] for each in mine] == ["COMPLETED"] * 5
-    assert [stand.task(each)["fence"] for each in sent] == [1] * 20
+    assert [harness.task(each)["state"] for each in mine] == ["COMPLETED"] * 5
+    assert [harness.task(each)["fence"] for each in sent] == [1] * 20
 
 
-async def test_a_worker_leaves_needs_that_it_does_not_know_alone(stand: Stand) -> None:  # J2
-    later = stand.send("double", x=1)
-    damaged = stand.send("double", x=2)
+async def test_a_worker_does_not_claim_tasks_with_needs_that_it_does_not_know(
+    harness: WorkerHarness,
+) -> None:  # J2
+    later = harness.send("double", x=1)
+    damaged = harness.send("double", x=2)
     for task_id, written in ((later, '{"arguments": ["x"], "resources": ["gpu"]}'), (damaged, "[]")):
-        stand.query(
+        harness.query(
             "update {schema}.tasks set needs = %s, needs_id = gen_random_uuid() where id = %s returning id",
             written,
             task_id,
         )
-    async with stand.worker() as running:
-        await running.finished(stand.send("double", x=3))
+    async with harness.worker() as running:
+        await running.finished(harness.send("double", x=3))
         await running.until(lambda: running.worker._claimer._marks._asked_at > 0)
-        await running.finished(stand.send("double", x=4))
-    assert [stand.task(each)["fence"] for each in (later, damaged)] == [0, 0]
+        await running.finished(harness.send("double", x=4))
+    assert [harness.task(each)["fence"] for each in (later, damaged)] == [0, 0]

@@ -1,4 +1,4 @@
-"""Errors of the database end no loop: beats, claims' hints and sweeps resume by themselves when it is sound again."""
+"""Test that database errors end no service loop: heartbeats, claims and sweeps resume when the database works again."""
 
 from __future__ import annotations
 
@@ -8,77 +8,79 @@ from contextlib import contextmanager
 import pytest
 from psycopg import sql
 
+from everbeat.protocol import Beaten
 from everbeat.runtime.events import ServiceFailed, ServiceRecovered
 from everbeat.store import workers
-from everbeat.worker.protocol import Beaten
-from tests.store.conftest import Hands, hands
-from tests.worker.test_supervision import Household, make, until
+from tests.store.conftest import StoreHarness, db
+from tests.supervisor.test_registration import RegisteredSupervisor, make, until
 
-__all__ = ["hands"]
+__all__ = ["db"]
 
 
 @contextmanager
-def missing(hands: Hands, table: str) -> Iterator[None]:
-    """For a while there is no such table."""
-    schema = hands.target.schema
+def missing(db: StoreHarness, table: str) -> Iterator[None]:
+    """Rename the table away for a while."""
+    schema = db.target.schema
     rename = sql.SQL("alter table {} rename to {}")
     gone = f"{table}_gone"
-    hands.connection.execute(rename.format(sql.Identifier(schema, table), sql.Identifier(gone)))
+    db.connection.execute(rename.format(sql.Identifier(schema, table), sql.Identifier(gone)))
     yield
-    hands.connection.execute(rename.format(sql.Identifier(schema, gone), sql.Identifier(table)))
+    db.connection.execute(rename.format(sql.Identifier(schema, gone), sql.Identifier(table)))
 
 
-def failed(household: Household, name: str) -> list[ServiceFailed]:
-    return [each for each in household.events if isinstance(each, ServiceFailed) and each.name == name]
+def failed(registered: RegisteredSupervisor, name: str) -> list[ServiceFailed]:
+    return [each for each in registered.events if isinstance(each, ServiceFailed) and each.name == name]
 
 
-def recovered(household: Household, name: str) -> bool:
-    return any(isinstance(each, ServiceRecovered) and each.name == name for each in household.events)
+def recovered(registered: RegisteredSupervisor, name: str) -> bool:
+    return any(isinstance(each, ServiceRecovered) and each.name == name for each in registered.events)
 
 
-async def test_a_sweep_resumes_where_its_statements_were_refused(hands: Hands) -> None:  # F10
-    running = hands.running()
-    hands.run(workers.end_supervisor("s1", how="session"))
-    household = make(hands.target)
-    with missing(hands, "recoveries"):
-        await household.move_in()
-        await until(lambda: len(failed(household, "reaper")) >= 2)
-        assert hands.row(running.id, "state") == "RUNNING"
-    await until(lambda: hands.row(running.id, "state") == "FAILED")
-    await until(lambda: recovered(household, "reaper"))
-    await household.supervision.close()
+async def test_the_reaper_resumes_after_its_statements_were_refused(db: StoreHarness) -> None:  # F10
+    running = db.running()
+    db.run(workers.end_supervisor("s1", how="session"))
+    registered = make(db.target)
+    with missing(db, "recoveries"):
+        await registered.open()
+        await until(lambda: len(failed(registered, "reaper")) >= 2)
+        assert db.row(running.id, "state") == "RUNNING"
+    await until(lambda: db.row(running.id, "state") == "FAILED")
+    await until(lambda: recovered(registered, "reaper"))
+    await registered.supervision.close()
 
 
-async def test_beats_resume_and_nobody_is_declared_dead(hands: Hands) -> None:  # F10
-    hands.run(workers.end_supervisor("s1", how="left"))
-    household = make(hands.target)
-    await household.move_in()
-    before = household.supervision.supervisor_id
-    await household.ears.next(Beaten)
-    with missing(hands, "supervisors"):
-        await until(lambda: len(failed(household, "heart")) >= 2)
-    household.ears.heard.clear()
-    await household.ears.next(Beaten)
-    assert household.supervision.supervisor_id == before
-    await household.supervision.close()
+async def test_heartbeats_resume_after_errors_and_no_supervisor_is_declared_dead(
+    db: StoreHarness,
+) -> None:  # F10
+    db.run(workers.end_supervisor("s1", how="left"))
+    registered = make(db.target)
+    await registered.open()
+    before = registered.supervision.supervisor_id
+    await registered.messages.next(Beaten)
+    with missing(db, "supervisors"):
+        await until(lambda: len(failed(registered, "heartbeat")) >= 2)
+    registered.messages.received.clear()
+    await registered.messages.next(Beaten)
+    assert registered.supervision.supervisor_id == before
+    await registered.supervision.close()
 
 
 @pytest.mark.parametrize("times", [3])
-async def test_sessions_that_are_terminated_again_and_again_are_opened_again(
-    hands: Hands, times: int
+async def test_a_supervisor_reopens_sessions_that_are_terminated_repeatedly(
+    db: StoreHarness, times: int
 ) -> None:  # F10
-    running = hands.running()
-    household = make(hands.target)
-    await household.move_in()
+    running = db.running()
+    registered = make(db.target)
+    await registered.open()
     for number in range(times):
-        before = household.supervision.disturbances
-        hands.connection.execute(
+        before = registered.supervision.disturbances
+        db.connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where application_name like %s || ' %%'",
-            [f"{household.supervision.session_name} supervisor"],
+            [f"{registered.supervision.session_name} supervisor"],
         )
-        await until(lambda: household.supervision.disturbances > before)  # noqa: B023 - awaited in this very turn
-        household.ears.heard.clear()
-        assert await household.ears.next(Beaten), f"after loss {number}"
-    hands.run(workers.end_supervisor("s1", how="session"))
-    await until(lambda: hands.row(running.id, "state") == "FAILED")
-    await household.supervision.close()
+        await until(lambda: registered.supervision.disturbances > before)  # noqa: B023 - awaited in this very turn
+        registered.messages.received.clear()
+        assert await registered.messages.next(Beaten), f"after loss {number}"
+    db.run(workers.end_supervisor("s1", how="session"))
+    await until(lambda: db.row(running.id, "state") == "FAILED")
+    await registered.supervision.close()

@@ -1,15 +1,16 @@
-"""What a supervisor is told of the leases in memory: differences, once each."""
+"""Test the lease table of a worker, which reports each change to the supervisor once."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
-from everbeat.domain.policy import StoredPolicy
+from everbeat.domain.task.policy import StoredPolicy
 from everbeat.store.leases import Claimed
-from everbeat.worker.attempt import Attempt, Stage
+from everbeat.worker.attempt import Attempt
 from everbeat.worker.leases import LeaseTable
-from tests.worker.deeds import DEFINITIONS
+from tests.worker.environments import NO_REQUESTS
+from tests.worker.sample_tasks import DEFINITIONS
 
 
 def attempt(task_id: UUID | None = None) -> Attempt:
@@ -19,14 +20,14 @@ def attempt(task_id: UUID | None = None) -> Attempt:
     )  # fmt: skip
     return Attempt(
         task=claimed,
-        lane="async",
+        executor_name="async",
         definition=DEFINITIONS["double"],
         policy=StoredPolicy(),
-        on_progress=lambda _: None,
+        requests=NO_REQUESTS,
     )
 
 
-def test_changes_are_told_once() -> None:
+def test_the_lease_table_reports_each_change_once() -> None:
     table, one, two = LeaseTable(), attempt(), attempt()
     table.add(one)
     table.add(two)
@@ -35,18 +36,17 @@ def test_changes_are_told_once() -> None:
     assert table.remove(one)
     assert not table.remove(one)
     assert table.changes() == ([], [one.claim_id])
-    assert one.stage is Stage.GONE
     assert list(table) == [two]
 
 
-def test_a_lease_that_came_and_went_between_two_reports_is_in_neither() -> None:
+def test_the_lease_table_omits_a_lease_added_and_removed_between_two_reports() -> None:
     table, one = LeaseTable(), attempt()
     table.add(one)
     table.remove(one)
     assert table.changes() == ([], [])
 
 
-def test_a_second_attempt_of_a_task_outlives_the_removal_of_the_first() -> None:
+def test_the_lease_table_keeps_a_second_attempt_when_the_first_is_removed() -> None:
     table, first = LeaseTable(), attempt()
     second = attempt(first.id)
     table.add(first)
@@ -56,13 +56,13 @@ def test_a_second_attempt_of_a_task_outlives_the_removal_of_the_first() -> None:
     assert table.by_claim(first.claim_id) is None
 
 
-def test_leases_that_nobody_holds_are_unknown() -> None:
+def test_the_lease_table_names_the_leases_that_it_does_not_hold() -> None:
     table, one, ghost = LeaseTable(), attempt(), (uuid4(), uuid4())
     table.add(one)
     assert table.unknown([one.lease, ghost]) == [ghost]
 
 
-def test_after_an_adoption_the_reports_begin_from_nothing() -> None:
+def test_a_cleared_lease_table_reports_from_nothing_again() -> None:
     table, one = LeaseTable(), attempt()
     table.add(one)
     assert table.clear() == [one]

@@ -1,55 +1,56 @@
-"""A hint about a task that is just being claimed is kept until it is known what the claim brought, and no longer."""
+"""Test that hints about a task that is being claimed are kept until the answer of the claim."""
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import uuid4
 
-from everbeat.domain.policy import StoredPolicy
-from everbeat.runtime.clock import SystemClock
+from everbeat.domain.task.policy import StoredPolicy
+from everbeat.hints.topics import CancelAsked, LeaseTaken
 from everbeat.store import leases
 from everbeat.store.session import Session
-from everbeat.wake.topics import CancelAsked, LeaseLost
 from everbeat.worker.attempt import Attempt
-from everbeat.worker.lease_watch import LeaseWatch
-from everbeat.worker.leases import LeaseTable
-from tests.worker.deeds import DEFINITIONS
-from tests.worker.stand import Stand
+from everbeat.worker.leases import LeaseTable, LeaseWatch
+from everbeat.worker.messages import CancelRequested
+from tests.worker.environments import Mailbox, environment_of
+from tests.worker.harness import WorkerHarness
+from tests.worker.sample_tasks import DEFINITIONS
 
 
-async def test_hints_wait_for_the_claims_that_were_under_way_and_no_longer(stand: Stand) -> None:  # B11
-    session, table, cancelled = Session(stand.target, "everbeat test"), LeaseTable(), list[Attempt]()
-    asked, known = 1, 1
-    watch = LeaseWatch(
-        session, table=table, on_cancel=cancelled.append, on_lost=lambda _: None, claims=lambda: (asked, known),
-        clock=SystemClock(),
-    )  # fmt: skip
-    watch.is_deaf = False
+async def test_the_lease_watch_keeps_a_hint_until_the_claims_in_flight_are_known(
+    harness: WorkerHarness,
+) -> None:  # B11
+    session, table, mailbox = Session(harness.target, "everbeat test"), LeaseTable(), Mailbox()
+    table.claims_sent = table.claims_known = 1
+    watch = LeaseWatch(environment_of(session, mailbox=mailbox), table=table)
+    watch.hints_arrive = True
     stranger = uuid4()
-    watch.heard(CancelAsked(stranger))
-    assert watch._suspects == {}, "nothing is being claimed, and it is not ours"
+    watch.on_hint(CancelAsked(stranger))
+    assert watch._suspects == {}, "no claim is in flight and the task is not in the table"
 
-    task_id, asked = stand.send("linger", word="x"), 2
+    task_id, table.claims_sent = harness.send("linger", word="x"), 2
     claim = leases.claim(
-        worker_id=stand.welcome().worker_id, claim_call=uuid4(), names=["linger"], limit=1, queues=None, queue_priorities={}, starts=1,
+        worker_id=harness.welcome().worker_id, claim_call=uuid4(), names=["linger"], limit=1, queues=None, queue_priorities={}, starts=1,
     )  # fmt: skip
-    (claimed,) = stand.run(claim)
-    assert stand.cancel(task_id)[0] == "REQUESTED"
-    watch.heard(CancelAsked(task_id))
-    watch.heard(LeaseLost((stranger,)))
+    (claimed,) = harness.run(claim)
+    assert harness.cancel(task_id)[0] == "REQUESTED"
+    watch.on_hint(CancelAsked(task_id))
+    watch.on_hint(LeaseTaken((stranger,)))
     await watch.tick()
     assert watch._suspects.keys() == {task_id, stranger}, "the claim's answer has not been read"
-    asked = 3  # the next claim is under way before that of the last one is in the table
+    table.claims_sent = 3  # the next claim is sent before the result of the last one is in the table
     await watch.tick()
     assert watch._suspects.keys() == {task_id, stranger}
 
+    requests: Any = None  # the test runs no code
     attempt = Attempt(
-        task=claimed, lane="async", definition=DEFINITIONS["linger"], policy=StoredPolicy(), on_progress=lambda _: None
+        task=claimed, executor_name="async", definition=DEFINITIONS["linger"], policy=StoredPolicy(), requests=requests
     )  # fmt: skip
-    known = 2
+    table.claims_known = 2
     table.add(attempt)
     await watch.tick()
-    assert cancelled == [attempt]
-    assert watch._suspects == {}, (
-        "the stranger was in none of the claims that were under way when it was heard of"
-    )
+    (message,) = mailbox.sent
+    assert isinstance(message, CancelRequested)
+    assert message.attempt is attempt
+    assert watch._suspects == {}, "the unknown task was in none of the claims in flight when the hint came"
     await session.drop()

@@ -1,4 +1,4 @@
-"""The proxy that other tests stand upon leaves nothing behind: what it forgot would fail whatever test runs next."""
+"""Test that the proxy leaves no task and no socket behind, because these would fail a later test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.worker.proxy import Proxy
 
 
 @pytest.mark.parametrize("is_stalled", [False, True], ids=["open", "stalled"])
-async def test_lines_end_with_their_proxy(database_url: str, schema: str, is_stalled: bool) -> None:
+async def test_the_proxy_closes_its_connections_when_it_ends(
+    database_url: str, schema: str, is_stalled: bool
+) -> None:
     before = asyncio.all_tasks()
     async with Proxy.before(Target.parse(database_url, schema=schema)) as proxy:
         connection = await proxy.target.aconnect("everbeat test")

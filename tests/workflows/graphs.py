@@ -1,11 +1,11 @@
-"""Plain workflows as graphs."""
+"""Convert plain workflows to graphs."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from everbeat.domain.graph import Edge, Graph, Hole, Node, TaskSpec
+from everbeat.domain.workflow.graph import ITEM, Edge, Graph, GraphNode, Hole, TaskSpec
 
 _EDGES: dict[str, dict[str, Any]] = {
     "done": {},
@@ -17,23 +17,38 @@ _EDGES: dict[str, dict[str, Any]] = {
 }
 
 
-def graph_of(plain: list[dict[str, Any]], *, name: str = "random", task: str = "work") -> Graph:
-    """The graph of plain nodes; its output is the last one. Every task is told its name and how to end."""
+def graph_of(
+    plain: list[dict[str, Any]], *, name: str = "random", task: str = "work", silent: bool = False
+) -> Graph:
+    """Return the graph of plain nodes; its output is the last node, if any. Each task gets its name and its end as arguments."""
     spec = TaskSpec(name=task, queue="default")
     numbers: list[int] = []
-    nodes: list[Node] = []
+    nodes: list[GraphNode] = []
     edges: list[Edge] = []
     for each in plain:
         number = len(nodes)
         numbers.append(number)
         of_one: list[int] = [number]
         match each["kind"]:
-            case "map":
+            case "map" | "flows":
                 members = each["members"]
-                if members:
-                    whole = Node(name=each["name"], kind="map", first_member=number + 1, members=len(members))
+                if each.get("made"):
+                    inner = _inner(members[0], task)
+                    whole = GraphNode(
+                        name=each["name"],
+                        kind="map",
+                        graph=inner,
+                        items=("[1]",),
+                        template=('{"item":', Hole(ITEM), "}"),
+                        quorum=each["quorum"],
+                    )
+                    members = []
+                elif members:
+                    whole = GraphNode(
+                        name=each["name"], kind="map", first_member=number + 1, members=len(members)
+                    )
                 else:
-                    whole = Node(
+                    whole = GraphNode(
                         name=each["name"],
                         kind="map",
                         task=spec,
@@ -43,28 +58,35 @@ def graph_of(plain: list[dict[str, Any]], *, name: str = "random", task: str = "
                     )
                 nodes.append(whole)
                 nodes += [
-                    Node(
-                        name=one["name"],
-                        task=spec,
-                        member_of=number,
-                        quorum=each["quorum"],
-                        args=_told(one, one["name"]) + "}",
-                    )
+                    GraphNode(name=one["name"], member_of=number, quorum=each["quorum"], **_member(one, spec))
                     for one in members
                 ]
                 of_one = [number + 1 + n for n in range(len(members))] or [number]
             case "child":
-                inner = graph_of(each["nodes"], name="child", task=task)
-                nodes.append(Node(name=each["name"], kind="workflow", graph=inner, quorum=each["quorum"]))
+                nodes.append(
+                    GraphNode(
+                        name=each["name"], kind="workflow", graph=_inner(each, task), quorum=each["quorum"]
+                    )
+                )
             case _:
                 nodes.append(_task(each, plain, numbers, spec))
         for child in of_one:
             edges += [Edge(numbers[parent], child, **_EDGES[mode]) for parent, mode in each["needs"]]
             edges += [Edge(numbers[parent], child, joins=True) for parent in each["joins"]]
-    return Graph(name=name, nodes=tuple(nodes), edges=tuple(edges), output=numbers[-1])
+    return Graph(name=name, nodes=tuple(nodes), edges=tuple(edges), output=None if silent else numbers[-1])
 
 
-def _task(each: dict[str, Any], plain: list[dict[str, Any]], numbers: list[int], spec: TaskSpec) -> Node:
+def _inner(workflow: dict[str, Any], task: str) -> Graph:
+    return graph_of(workflow["nodes"], name="child", task=task, silent=workflow["silent"])
+
+
+def _member(one: dict[str, Any], spec: TaskSpec) -> dict[str, Any]:
+    if "nodes" in one:
+        return {"kind": "workflow", "graph": _inner(one, spec.name)}
+    return {"task": spec, "args": _told(one, one["name"]) + "}"}
+
+
+def _task(each: dict[str, Any], plain: list[dict[str, Any]], numbers: list[int], spec: TaskSpec) -> GraphNode:
     template: list[str | Hole] = [_told(each, each["value"]) + ',"given":{']
     for parent, mode in each["needs"]:
         if mode in ("value", "outcome"):
@@ -73,8 +95,8 @@ def _task(each: dict[str, Any], plain: list[dict[str, Any]], numbers: list[int],
             template += [Hole(numbers[parent], mode), ""]
     template[-1] = f"{template[-1]}}}}}"
     if len(template) == 1:
-        return Node(name=each["name"], task=spec, quorum=each["quorum"], args=str(template[0]))
-    return Node(name=each["name"], task=spec, quorum=each["quorum"], template=tuple(template))
+        return GraphNode(name=each["name"], task=spec, quorum=each["quorum"], args=str(template[0]))
+    return GraphNode(name=each["name"], task=spec, quorum=each["quorum"], template=tuple(template))
 
 
 def _told(task: dict[str, Any], value: Any) -> str:

@@ -1,9 +1,7 @@
-"""Puts the rooms together: what workers, supervisors and sweeps are made of, from an app's blueprint.
+"""Builds workers, supervisors, in-process workers and sweeps from an app definition.
 
-What lives here: wiring. What may not: decisions, loops and statements, which belong to the rooms that are wired.
-
-This file is the one place of lazy imports: a program that only sends tasks does not load the half that runs them, which
-would double the time of `import everbeat`.
+The names of this package are imported lazily. So a program that only sends tasks does not load the code that runs them, which would
+double the import time of everbeat. NATS is loaded only if it is configured.
 """
 
 from __future__ import annotations
@@ -14,42 +12,28 @@ from typing import TYPE_CHECKING, Any, Final
 from everbeat.errors import NatsNotInstalled
 
 if TYPE_CHECKING:
-    from everbeat.assembly.guest import Guest, run_guest
-    from everbeat.assembly.nats_parts import look_at_nats, messenger_of, prepare_nats
-    from everbeat.assembly.pruning import prune_plan
-    from everbeat.assembly.sweep import release_plan, sweep_plan
-    from everbeat.assembly.tree import supervise
+    from everbeat.assembly.nats import inspect_nats as inspect_nats
+    from everbeat.assembly.nats import prepare_nats as prepare_nats
+    from everbeat.assembly.operations import prune_plan as prune_plan
+    from everbeat.assembly.operations import release_plan as release_plan
+    from everbeat.assembly.operations import sweep_plan as sweep_plan
+    from everbeat.assembly.workers import in_process_worker as in_process_worker
 
-__all__ = [
-    "Guest",
-    "look_at_nats",
-    "messenger_of",
-    "prepare_nats",
-    "prune_plan",
-    "release_plan",
-    "run_guest",
-    "supervise",
-    "sweep_plan",
-]
-
-_HOMES: Final = {
-    "Guest": "guest",
-    "look_at_nats": "nats_parts",
-    "messenger_of": "nats_parts",
-    "prepare_nats": "nats_parts",
-    "prune_plan": "pruning",
-    "release_plan": "sweep",
-    "run_guest": "guest",
-    "supervise": "tree",
-    "sweep_plan": "sweep",
+_MODULES: Final = {
+    "in_process_worker": "workers",
+    "inspect_nats": "nats",
+    "prepare_nats": "nats",
+    "prune_plan": "operations",
+    "release_plan": "operations",
+    "sweep_plan": "operations",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     except ModuleNotFoundError as problem:
         if problem.name != "nats":
             raise

@@ -1,4 +1,4 @@
-"""The command `everbeat`; its entry is `everbeat.cli.main:main`.
+"""The `everbeat` command. Its entry point is `everbeat.cli.main:main`.
 
-This file imports nothing: worker and task processes start from modules of this room and must not load a terminal.
+This file imports nothing, because worker and task processes start from modules of this package and must not load terminal libraries.
 """

@@ -1,6 +1,6 @@
-"""`everbeat db start | stop | status | url | psql`: the embedded PostgreSQL.
+"""The commands of `everbeat db` for the embedded PostgreSQL server.
 
-A server is stopped by its last user. `db start` leaves a keeper behind, a user that stays until `db stop`.
+The server stops when its last user closes it. `db start` leaves a background process running that uses the server until `db stop`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.failures import ExitCode
 from everbeat.cli.output import say, show_json, show_pairs
 from everbeat.cli.selection import JsonOption, SchemaOption, chosen_schema
+from everbeat.embedded.server import DEFAULT_FOLDER, EmbeddedServer, FileLock
 from everbeat.store.address import FOLDER_VARIABLE
-from everbeat.store.embedded import DEFAULT_FOLDER, EmbeddedServer
-from everbeat.store.file_lock import FileLock
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
@@ -30,13 +29,13 @@ FolderOption: TypeAlias = Annotated[
         "--folder",
         envvar=FOLDER_VARIABLE,
         metavar="FOLDER",
-        help="Where the database is kept.",
+        help="The folder of the database.",
         file_okay=False,
     ),
 ]
 
-_LOOK_EVERY_S: Final = 1.0
-_LOOKS: Final = 3
+_CHECK_INTERVAL_S: Final = 1.0
+_MOST_ABSENT: Final = 3
 _KEEPING: Final = "keeping"
 
 
@@ -44,12 +43,12 @@ _KEEPING: Final = "keeping"
 def start(
     *,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay here until Ctrl-C, then stop it.")
+        bool, typer.Option("--foreground", help="Run until Ctrl-C, then stop the server.")
     ] = False,
     folder: FolderOption = DEFAULT_FOLDER,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the server and keep it running until `db stop`; prints its URL."""
+    """Start the server, keep it running until `db stop`, and print its URL."""
     with EmbeddedServer.open(folder) as server:
         if not foreground:
             _leave_a_keeper(server.folder)
@@ -64,21 +63,21 @@ def start(
 
 @commands.command()
 def stop(*, folder: FolderOption = DEFAULT_FOLDER) -> None:
-    """Stop the server, whoever uses it."""
+    """Stop the server, even if programs are still using it."""
     stopped = EmbeddedServer.shut_down(folder)
     say(f"Stopped the PostgreSQL in {folder}." if stopped else f"No PostgreSQL runs in {folder}.")
 
 
 @commands.command()
 def status(*, folder: FolderOption = DEFAULT_FOLDER, as_json: JsonOption = False) -> None:
-    """Say whether the server runs; exit code 1 if it does not."""
+    """Show whether the server is running; exit code 1 if it is not."""
     running = _show_status(folder, as_json=as_json)
     raise typer.Exit(ExitCode.OK if running else ExitCode.FAILED)
 
 
 @commands.command()
 def url(*, folder: FolderOption = DEFAULT_FOLDER) -> None:
-    """Print the URL of the running server, for other programs; exit code 1 if none runs."""
+    """Print the URL of the running server, for other programs; exit code 1 if the server is not running."""
     found = EmbeddedServer.status(folder)
     if found.url is None:
         say(f"error: No PostgreSQL runs in {found.folder}.")
@@ -91,7 +90,7 @@ def url(*, folder: FolderOption = DEFAULT_FOLDER) -> None:
 def psql(
     context: typer.Context, *, schema: SchemaOption = None, folder: FolderOption = DEFAULT_FOLDER
 ) -> None:
-    """Enter the server with psql, starting it if need be; what follows -- is psql's: db psql -- -c 'select 1'."""
+    """Open psql on the server and start the server if needed. Arguments after -- go to psql: db psql -- -c 'select 1'."""
     name = chosen_schema(schema)
     path = f"-c search_path={name},public"
     with EmbeddedServer.open(folder) as server:
@@ -107,13 +106,13 @@ def psql(
 
 @commands.command(hidden=True)
 def keep(*, folder: FolderOption = DEFAULT_FOLDER) -> None:
-    """Be a user of the server until it is stopped: what `db start` leaves behind."""
+    """Use the server until it stops; `db start` runs this in the background."""
     with EmbeddedServer.open(folder) as server:
         alone = FileLock(server.folder / "keeper.lock")
         first = alone.try_exclusive()
         print(_KEEPING, flush=True)
         if not first:
-            return  # another keeper is there
+            return  # another process keeps the server running
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (sys.stdin, sys.stdout, sys.stderr):
             os.dup2(null, standard.fileno())
@@ -130,41 +129,31 @@ def _leave_a_keeper(folder: Path) -> None:
         start_new_session=True,
     )
     assert keeper.stdout is not None
-    with keeper.stdout as told:
-        if told.readline().strip() != _KEEPING:
-            raise typer.Exit(ExitCode.DATABASE)  # it has said why on stderr
+    with keeper.stdout as output:
+        if output.readline().strip() != _KEEPING:
+            raise typer.Exit(ExitCode.DATABASE)  # the background process has written the reason to stderr
 
 
 def _until_stopped(folder: Path) -> None:
-    """Returns when asked by a signal, or when the server is gone and does not come back (a restart is a short absence)."""
-    asked = threading.Event()
+    """Return when a signal arrives or the server has stopped permanently. A restart takes less time than the checks."""
+    stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: asked.set())
+        signal.signal(number, lambda *_: stopping.set())
     absent = 0
-    while absent < _LOOKS and not asked.wait(_LOOK_EVERY_S):
+    while absent < _MOST_ABSENT and not stopping.wait(_CHECK_INTERVAL_S):
         absent = 0 if EmbeddedServer.status(folder).running else absent + 1
 
 
 def _show_status(folder: Path, *, as_json: bool) -> bool:
     found = EmbeddedServer.status(folder)
     if as_json:
-        show_json(
-            {
-                "folder": found.folder,
-                "initialised": found.initialised,
-                "running": found.running,
-                "pid": found.pid,
-                "url": found.url,
-            }
-        )
+        show_json({name: getattr(found, name) for name in ("folder", "initialised", "running", "pid", "url")})
     else:
+        state = "running" if found.running else "stopped" if found.initialised else "not created yet"
         show_pairs(
             [
                 ("folder", str(found.folder)),
-                (
-                    "state",
-                    "running" if found.running else "stopped" if found.initialised else "not there yet",
-                ),
+                ("state", state),
                 ("pid", None if found.pid is None else str(found.pid)),
                 ("url", found.url),
             ]

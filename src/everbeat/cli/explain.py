@@ -1,4 +1,4 @@
-"""`everbeat explain`."""
+"""`everbeat explain`: shows why a task is not running, or why a workflow has not ended."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ import typer
 from rich.text import Text
 
 from everbeat.app import App
-from everbeat.cli.output import amount, data_console, moment, say, show_heading, show_json, show_pairs, state
-from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
-from everbeat.domain.explanation import Explanation, Reason, WorkflowExplanation
+from everbeat.cli.output import moment, say, show_heading, show_json, show_pairs, state, stdout_console
+from everbeat.cli.selection import full_target_id, with_app
+from everbeat.domain.explain.reasons import Explanation, Reason, WorkflowExplanation
 from everbeat.errors import TaskNotFound, WorkflowNotFound
-from everbeat.errors.visible import on_one_line
+from everbeat.errors.wording import amount, on_one_line
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @commands.command()
+@with_app
 def explain(
+    app: App,
     task_id: Annotated[
         str, typer.Argument(metavar="ID", help="The id of a task or of a workflow.", show_default=False)
     ],
     *,
-    url: UrlOption = None,
-    schema: SchemaOption = None,
-    app: AppOption = None,
-    as_json: JsonOption = False,
+    as_json: bool,
 ) -> None:
-    """Say why a task is not running, or why it was run again; or why a workflow has not ended.
+    """Explain why a task is not running or ran again, or why a workflow has not ended.
 
-    Each reason with its code, since when, until when, and the command that helps. With --app the thresholds are those of
-    the app's RecoveryConfig.
+    Each reason has a code, a start, an end if known, and a command that helps. With --app the thresholds come from the
+    app's RecoveryConfig.
     """
-    with selected_app(url=url, schema=schema, locator=app) as chosen:
-        found = _explained(chosen, task_id)
+    found = _explained(app, full_target_id(app, task_id))
     if as_json:
         show_json({"explanation": found})
     elif isinstance(found, Explanation):
@@ -46,7 +44,7 @@ def explain(
 
 
 def _explained(app: App, given: str) -> Explanation | WorkflowExplanation:
-    """The explanation of whatever has this id; raises TaskNotFound if that is neither a task nor a workflow."""
+    """Return the explanation of the task or workflow with this id. Raises TaskNotFound if neither exists."""
     try:
         return app.explain(given)
     except TaskNotFound:
@@ -67,10 +65,10 @@ def _show(found: Explanation) -> None:
             ("seen at", moment(found.at)),
         ]
     )
-    show_reasons(found.reasons)
+    _show_reasons(found.reasons)
     if found.second_runs:
-        show_heading("Taken up again, because")
-        show_reasons(found.second_runs)
+        show_heading("Earlier attempts")
+        _show_reasons(found.second_runs)
 
 
 def _workflow(found: Explanation) -> str | None:
@@ -88,21 +86,20 @@ def _show_workflow(found: WorkflowExplanation) -> None:
             ("seen at", moment(found.at)),
         ]
     )
-    show_reasons(found.reasons)
+    _show_reasons(found.reasons)
     if found.left_out:
-        say(
-            f"{amount(found.left_out, 'more node')} have not ended either: everbeat workflows show {found.workflow_id}"
-        )
+        more = amount(found.left_out, "more node has", plural="more nodes have")
+        say(f"{more} not ended: everbeat workflows show {found.workflow_id}")
 
 
-def show_reasons(reasons: Sequence[Reason]) -> None:
-    """Reasons for people, one paragraph each."""
-    console = data_console()
+def _show_reasons(reasons: Sequence[Reason]) -> None:
+    """Write each reason to stdout as a paragraph."""
+    console = stdout_console()
     for reason in reasons:
         console.print(Text.assemble("\n", (reason.code.value, "bold"), f"  {on_one_line(reason.text)}"))
         times = [
-            f"{word} {moment(value)}"
-            for word, value in (("since", reason.since), ("until", reason.until))
+            f"{label} {moment(value)}"
+            for label, value in (("since", reason.since), ("until", reason.until))
             if value is not None
         ]
         if times:

@@ -1,24 +1,26 @@
-"""From a locator to an app: "package.module:app", "file.py:app", or either alone where it holds one app.
-
-What lives here: importing the user's module and finding the app in it, and saying clearly why that failed. What may not:
-anything that is done with the app.
-"""
+"""Finds the app that a locator names ("package.module:app", "file.py:app"). It also creates temporary schemas and trees."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
+import subprocess
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import IO, Any, NoReturn
 
 from everbeat.app import App
-from everbeat.domain.stored_text import class_name, safe_text
-from everbeat.errors import AppNotFound, EverbeatError, ImportFailed, nearest
+from everbeat.cli.main import main
+from everbeat.client.database_access import database_of
+from everbeat.errors import AppNotFound, DatabaseUnreachable, EverbeatError, ImportFailed, SchemaForbidden
+from everbeat.errors.wording import class_name, nearest, safe_text
+from everbeat.runtime.processes import die_with_parent
 
 _NOT_THE_USERS = (
     str(Path(__file__).parents[1]),
@@ -28,15 +30,18 @@ _FORMS = "write it as 'package.module:app' or 'path/to/file.py:app'."
 
 
 def locate(locator: str) -> App:
-    """The app that a locator names; the working folder is on the path.
+    """Return the app that a locator names. Adds the working directory to `sys.path`.
 
-    Raises AppNotFound, and what everbeat itself refused in the user's module (ConfigurationError, RegistrationError).
+    Raises:
+        AppNotFound: The module or its app does not exist.
+        ImportFailed: The user's module raised an exception.
+        EverbeatError: everbeat rejected something in the user's module.
     """
     return app_of(load(locator), locator)
 
 
 def load(locator: str) -> ModuleType:
-    """The module that a locator names, imported. Raises as `locate`."""
+    """Import and return the module that a locator names. Raises the same errors as `locate`."""
     place, _ = _parts(locator)
     here = str(Path.cwd())
     if here not in sys.path:
@@ -46,13 +51,13 @@ def load(locator: str) -> ModuleType:
 
 
 def app_of(module: ModuleType, locator: str) -> App:
-    """The app that a locator names in its module. Raises AppNotFound."""
+    """Return the app that a locator names, from its imported module. Raises AppNotFound."""
     _, attribute = _parts(locator)
     return _named(module, attribute, locator) if attribute else _only(module, locator)
 
 
 def apps_of(module: ModuleType) -> dict[str, App]:
-    """The apps in a module, by their names there."""
+    """Return the apps in a module, by name."""
     return {name: value for name, value in vars(module).items() if isinstance(value, App)}
 
 
@@ -80,20 +85,20 @@ def _load_file(place: str, locator: str) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     if "." in name:
-        return _load_module(name, locator)  # a file of a package may import its siblings
+        return _load_module(name, locator)  # so that a file in a package can import its siblings
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return loaded
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise AppNotFound(f"The file {place!r} is no Python source.", locator=locator, fix=_FORMS)
+        raise AppNotFound(f"The file {place!r} is not Python source.", locator=locator, fix=_FORMS)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except EverbeatError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code fails in any way, and its author must see how
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code can raise anything, and its author must see it
         del sys.modules[name]
         _refuse(error, name, locator)
     return module
@@ -112,32 +117,32 @@ def _load_module(name: str, locator: str) -> ModuleType:
         raise AppNotFound(
             f"There is no module {error.name!r} in {Path.cwd()} or on Python's path.",
             locator=locator,
-            fix=f"did you mean {guess!r}?" if guess else f"run from the folder that holds it, or {_FORMS}",
+            fix=f"did you mean {guess!r}?" if guess else f"run from the folder that contains it, or {_FORMS}",
         ) from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
         _refuse(error, name, locator)
 
 
 def _refuse(error: BaseException, name: str, locator: str) -> NoReturn:
-    """What the user's own code raised, with the user's part of the traceback."""
+    """Raise ImportFailed with the part of the traceback that belongs to the user's code."""
     step = error.__traceback__
     while step is not None and _is_machinery(step.tb_frame.f_code.co_filename):
         step = step.tb_next
     where = place_of(error)
     if isinstance(error, SyntaxError):
-        step = None  # its place is in the message
+        step = None  # the message already contains the location
     lines = "".join(traceback.format_exception(type(error), error, step)).rstrip()
     summary = f"{class_name(type(error))}: {safe_text(error, limit=500)}"
     raise ImportFailed(
         f"Importing {name!r} failed with {summary}\n\n{lines}\n",
         locator=locator,
         where=where,
-        fix="repair the module.",
+        fix="correct the module.",
     ) from None
 
 
 def place_of(error: BaseException) -> str | None:
-    """The `file:line` where an error arose: the innermost step that is neither everbeat's nor a library's."""
+    """Return the location of an error as `file:line`: its innermost frame that is in neither everbeat nor a library."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     steps = [
@@ -181,17 +186,73 @@ def _only(module: ModuleType, locator: str) -> App:
         case 1:
             return next(iter(distinct.values()))
         case 0:
-            message = f"The module {module.__name__!r} ({_file_of(module)}) holds no App."
-            raise AppNotFound(message, locator=locator, fix="make one there: app = App(...).")
+            message = f"The module {module.__name__!r} ({_file_of(module)}) contains no App."
+            raise AppNotFound(message, locator=locator, fix="create one there: app = App(...).")
         case _:
             names = ", ".join(apps)
-            message = f"The module {module.__name__!r} holds several apps: {names}."
+            message = f"The module {module.__name__!r} contains several apps: {names}."
             raise AppNotFound(message, locator=locator, fix=_fix_attribute(module, next(iter(apps))))
 
 
 def _fix_attribute(module: ModuleType, name: str | None) -> str:
-    return "make one there: app = App(...)." if name is None else f"use '{module.__name__}:{name}'."
+    return "create one there: app = App(...)." if name is None else f"use '{module.__name__}:{name}'."
 
 
 def _file_of(module: ModuleType) -> str:
     return str(getattr(module, "__file__", None) or "built in")
+
+
+@contextmanager
+def own_schema(app: App, *, keep: bool = False) -> Iterator[None]:
+    """Create the app's schema for the duration of the block, and drop it afterward unless `keep` is set. Raises a DatabaseError."""
+    try:
+        try:
+            app.migrate()
+        except SchemaForbidden as problem:
+            raise _forbidden(app, problem) from None
+        yield
+    finally:
+        if not keep:
+            # The database is unreachable: nothing was created, or the same error is already being raised.
+            with suppress(DatabaseUnreachable):
+                database_of(app).drop()
+
+
+def _forbidden(app: App, problem: SchemaForbidden) -> SchemaForbidden:
+    with database_of(app).target.connect("everbeat migrate") as connection:
+        role, database = connection.info.user, connection.info.dbname
+    return SchemaForbidden(
+        f"This command creates a temporary schema with a new name each time: {problem.message}",
+        fix=f'let the role create schemas: GRANT CREATE ON DATABASE "{database}" TO "{role}".',
+    )
+
+
+def start_own_tree(
+    locator: str,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    output: IO[Any] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a supervisor in its own session, so that Ctrl-C reaches only the command, which stops its trees itself.
+
+    On Linux, the kernel kills the supervisor if the command dies. Must be called in the main thread. `output` receives
+    stdout and stderr. By default, the supervisor inherits the command's streams.
+    """
+    own = [sys.executable, "-m", "everbeat.cli.locate", str(os.getpid())]
+    return subprocess.Popen(
+        [*own, locator, *options],
+        env=None if environment is None else dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _run() -> None:
+    die_with_parent(int(sys.argv[1]))
+    main(["worker", *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    _run()

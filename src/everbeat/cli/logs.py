@@ -1,27 +1,167 @@
-"""Logs of the processes of a tree: where they go, and from which level on."""
+"""Logging for the processes of a tree: destination, minimum level and JSON format."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from typing import Final
+import re
+import sys
+import threading
+import traceback
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Final
 
-from everbeat.errors.visible import visible
+from msgspec.structs import asdict
+
+from everbeat.errors.wording import visible, visible_json
+from everbeat.runtime import log_pump
+from everbeat.runtime.events import Event, event_name
+
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "taskName",
+    "everbeat_event",
+}
+_NAMED: Final = re.compile(r"(\w+)=%[^%\s]*?[a-zA-Z]")
+_PLACES: Final = re.compile(r"%[^%\s]*?[a-zA-Z]")
+
+_log = logging.getLogger("everbeat.process")
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as a JSON object with `time`, `level`, `logger`, `message`, `pid`, and optionally `event`, `fields`, `exception`.
+
+    The `fields` come from the event, from `name=value` pairs in everbeat's messages, and from `extra`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as a JSON object on one line, without a trailing newline."""
+        document: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "pid": record.process,
+        }
+        name, fields = _structure(record)
+        if name is not None:
+            document["event"] = name
+        fields |= {key: value for key, value in vars(record).items() if key not in _OWN}
+        if fields:
+            document["fields"] = fields
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            document["stack"] = record.stack_info
+        return line_of(document)
+
+
+def _structure(record: logging.LogRecord) -> tuple[str | None, dict[str, Any]]:
+    """Return the event name and fields of a record. Everbeat's own messages consist of a name and `name=value` pairs."""
+    event = getattr(record, "everbeat_event", None)
+    if isinstance(event, Event):
+        shown = {name: value for name, value in asdict(event).items() if name not in event.unshown}
+        return event_name(event), shown
+    if not record.name.startswith("everbeat.") or not isinstance(record.msg, str):
+        return None, {}
+    name, _, rest = record.msg.partition(" ")
+    names, args = _NAMED.findall(rest), record.args
+    if not re.fullmatch(r"[a-z]+(_[a-z]+)+", name) or not isinstance(args, tuple):
+        return None, {}
+    fits = len(names) == len(args) == len(_PLACES.findall(rest))
+    return name, dict(zip(names, args, strict=True)) if fits else {}
+
+
+def line_of(document: dict[str, Any]) -> str:
+    """Return the object as one line of ASCII JSON. A value that JSON does not support is converted to a string."""
+    try:
+        text = json.dumps(document, default=_plain, allow_nan=False)
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # keys that are not strings, NaN, or a value that contains itself
+        text = json.dumps({name: _safe_text(value) for name, value in document.items()})
+    return visible_json(text)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return list(value) if isinstance(value, set | frozenset) else _safe_text(value)
+
+
+def _safe_text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - str() of a user's object runs the user's code
+        return "(cannot be converted to text)"
+
+
+def message_line(message: str, *, event: str, level: str, **fields: object) -> str:
+    """Return the JSON line for a message that does not come from a logger."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return line_of(
+        {
+            "time": log_pump.moment(),
+            "level": level,
+            "logger": "everbeat.cli",
+            "message": message,
+            "pid": os.getpid(),
+            "event": event,
+            "fields": given,
+        }
+    )
+
+
+def log_warnings_and_exceptions() -> None:
+    """Log Python warnings and uncaught exceptions."""
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = _uncaught_in_thread
+
+
+def _uncaught(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    if logging.root.handlers:
+        _log.critical("uncaught_exception", exc_info=(kind, problem, trace))
+    else:
+        text = "".join(traceback.format_exception(kind, problem, trace))
+        name = "uncaught_exception"
+        print(message_line(name, event=name, level="CRITICAL", traceback=text), file=sys.stderr)
+
+
+def _uncaught_in_thread(uncaught: threading.ExceptHookArgs) -> None:
+    if uncaught.exc_value is not None and not isinstance(uncaught.exc_value, SystemExit):
+        thread = "" if uncaught.thread is None else uncaught.thread.name
+        trace = (uncaught.exc_type, uncaught.exc_value, uncaught.exc_traceback)
+        _log.error("uncaught_exception thread=%s", thread, exc_info=trace)
+
 
 LOG_LEVEL_VARIABLE: Final = "EVERBEAT_LOG_LEVEL"
+FORMAT_VARIABLE: Final = "EVERBEAT_LOG_FORMAT"
 LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message)s"
 
 
 class VisibleFormatter(logging.Formatter):
-    """Formats records with control characters as visible escapes: a log of data is read in terminals, too."""
+    """Formats records with control characters escaped, because people read logs in terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of the record and its traceback."""
+        """Return the formatted record and its traceback, with control characters escaped."""
         return visible(super().format(record))
 
 
+def is_json() -> bool:
+    """Return whether EVERBEAT_LOG_FORMAT selects JSON."""
+    return os.environ.get(FORMAT_VARIABLE, "").lower() == "json"
+
+
 def log_to_stderr() -> None:
-    """Shows logs, unless the user's module has set up logging itself; EVERBEAT_LOG_LEVEL says from which level on."""
+    """Write logs of EVERBEAT_LOG_LEVEL and above to stderr, unless the user's module has configured logging."""
     if not logging.root.handlers:
         level = os.environ.get(LOG_LEVEL_VARIABLE, "INFO").upper()
         known = logging.getLevelNamesMapping().get(level, logging.INFO)
@@ -29,7 +169,11 @@ def log_to_stderr() -> None:
 
 
 def show_logs(level: int) -> None:
-    """Write logs to stderr from `level` on, unless logging is already set up."""
+    """Write logs of `level` and above to stderr, unless logging is already configured."""
     handler = logging.StreamHandler()
-    handler.setFormatter(VisibleFormatter(LOG_FORMAT))
+    if is_json():
+        log_warnings_and_exceptions()
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(VisibleFormatter(LOG_FORMAT))
     logging.basicConfig(level=level, handlers=[handler])

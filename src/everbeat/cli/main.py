@@ -1,8 +1,4 @@
-"""The command `everbeat`: its table of commands, loaded one at a time, and how an error becomes an exit code.
-
-What lives here: what `everbeat --help` needs, and nothing heavier. What may not: any command; each has its own module
-with a `commands: typer.Typer`.
-"""
+"""The `everbeat` command: loads each subcommand when it is called, and maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -15,71 +11,87 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from everbeat import __version__
-from everbeat.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
-from everbeat.cli.failures import show_failure, wants_traceback, wrong_usage
+from everbeat.cli.failures import (
+    MEANINGS,
+    ExitCode,
+    Form,
+    corrected,
+    exit_code_of,
+    show_failure,
+    show_labelled,
+    strip_validator_prefix,
+    wants_traceback,
+    wrong_usage,
+)
+from everbeat.cli.help_page import with_own_help
+from everbeat.cli.logs import log_warnings_and_exceptions
 from everbeat.cli.streams import guarded_streams
 from everbeat.errors import EverbeatError
 from everbeat.runtime.inherited import correct_inherited
 
 COMMANDS: Final = {
-    "demo": ("everbeat.cli.demo.command", "Watch workers being killed and their work being finished."),
-    "worker": ("everbeat.cli.worker", "Run the tasks of an app until told to stop."),
+    "demo": ("everbeat.demo.command", "Kill workers and watch others finish their tasks."),
+    "worker": ("everbeat.cli.worker", "Run the tasks of an app until a signal stops it."),
     "send": ("everbeat.cli.send", "Send one task by name."),
     "tasks": ("everbeat.cli.tasks", "List, show, cancel and retry tasks."),
     "workflows": ("everbeat.cli.workflows", "List, show, pause, resume, cancel and retry workflows."),
-    "workers": ("everbeat.cli.workers", "Show workers, what they hold and whether they beat."),
-    "queues": ("everbeat.cli.queues", "Show queues and what waits in them."),
-    "recoveries": ("everbeat.cli.recoveries", "Show what was rescued from dead workers."),
+    "workers": ("everbeat.cli.workers", "Show workers, the tasks they hold and whether they beat."),
+    "queues": ("everbeat.cli.queues", "Show queues and how many tasks wait in them."),
+    "recoveries": ("everbeat.cli.recoveries", "Show tasks that were recovered from dead workers."),
     "explain": (
         "everbeat.cli.explain",
-        "Say why a task is not running, or a workflow has not ended.",
+        "Explain why a task is not running, or a workflow has not ended.",
     ),
-    "doctor": ("everbeat.cli.doctor", "Examine the database and the workers, and say what helps."),
-    "sweep": ("everbeat.cli.sweep", "Recover the tasks of dead workers now."),
-    "prune": ("everbeat.cli.prune", "Delete what is older than is kept, now."),
+    "doctor": ("everbeat.cli.doctor", "Check the database and the workers, and suggest fixes."),
+    "sweep": ("everbeat.cli.maintenance", "Recover the tasks of dead workers now."),
+    "prune": ("everbeat.cli.maintenance", "Delete records that are past their retention now."),
     "migrate": ("everbeat.cli.migrate", "Create or upgrade the schema."),
     "check": ("everbeat.cli.check", "Report every mistake in an app's settings and tasks."),
-    "bench": ("everbeat.cli.bench.command", "Measure sends, drains, latency and recovery on this machine."),
-    "db": ("everbeat.cli.database", "Start, stop and enter the embedded PostgreSQL."),
+    "bench": ("everbeat.bench.command", "Measure sends, drains, latency and recovery on this machine."),
+    "db": ("everbeat.cli.database", "Start, stop and query the embedded PostgreSQL."),
 }
-"""Where each command lives and its one line of help: enough for --help, without loading any of them."""
+"""Maps each command to its module and a one-line help text, so that --help does not load the commands."""
 
 
-# What the parser raises; it has lived in more than one package.
-_USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__base__)
+# The base class of the parser's errors. Its package differs between versions.
+_USAGE_ERROR: Final[Any] = cast("type[Exception]", typer.BadParameter.__base__)
 
 
 class LazyGroup(TyperGroup):
-    """A group that knows its commands by their one line and loads the one that is called."""
+    """A command group that lists commands with their one-line help and loads only the called command."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name, (_, summary) in COMMANDS.items():
             self.commands[name] = TyperCommand(name=name, callback=None, help=summary)
+        with_own_help(self)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Loads the command that `args` call, then goes on as usual."""
+        """Load and return the command that `args` calls."""
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load_command(args[0])
         return super().resolve_command(ctx, args)
 
 
 def load_command(name: str) -> Any:
-    """The command of this name, its module imported."""
+    """Import a command's module and return the command."""
     module, summary = COMMANDS[name]
-    command = typer.main.get_command(import_module(module).commands)
+    command: Any = typer.main.get_command(import_module(module).commands)
+    command = getattr(command, "commands", {}).get(name, command)  # a module can contain several commands
     command.name = name
     command.help = command.help or summary
-    return command
+    return with_own_help(command)
 
 
 def _epilog() -> str:
     codes = "\n".join(f"  {code.value:<4} {meaning}" for code, meaning in MEANINGS.items())
     return (
-        "\b\nThe database of a command: --url or EVERBEAT_DATABASE_URL ('embedded' keeps one in ./.everbeat),\n"
-        "or that of an app: --app module:app. The schema: --schema or EVERBEAT_SCHEMA.\n"
-        "A worker has those of its app. demo and bench heed --url alone and use the embedded server without it.\n"
-        "Data is written to stdout, all else to stderr. NO_COLOR is respected; EVERBEAT_DEBUG=1 shows tracebacks.\n"
+        "Commands use the database of --url or EVERBEAT_DATABASE_URL ('embedded' is a PostgreSQL in ./.everbeat), "
+        "or that of an app: --app module:app. They use the schema of --schema or EVERBEAT_SCHEMA. "
+        "A worker uses those of its app. demo and bench use --url, or the embedded server without it.\n"
+        "\n"
+        "Data goes to stdout, everything else to stderr. NO_COLOR=1 turns colours and bold off. "
+        "EVERBEAT_DEBUG=1 shows tracebacks.\n"
         "\n"
         f"\b\nExit codes:\n{codes}"
     )
@@ -95,14 +107,14 @@ application = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         print(__version__)
         raise typer.Exit
 
 
 @application.callback(
-    help="everbeat: a PostgreSQL task queue that notices dead workers and finishes their work."
+    help="everbeat: a PostgreSQL task queue that detects dead workers and recovers their tasks."
 )
 def _root(
     _version: Annotated[
@@ -113,7 +125,7 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits with one of `ExitCode`."""
+    """Run the command line and exit with an `ExitCode`."""
     correct_inherited()
     with guarded_streams():
         _run(arguments)
@@ -121,19 +133,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: Sequence[str] | None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in given
+    form = Form.of(given)
+    if form is Form.LINES:
+        log_warnings_and_exceptions()
     command = typer.main.get_command(application)
     try:
-        # Whoever wants documents gets the parser's own errors as one, too: it then raises them instead of printing.
-        code = command.main(args=given, prog_name="everbeat", standalone_mode=not as_json)
+        code = command.main(args=given, prog_name="everbeat", standalone_mode=False)
     except EverbeatError as error:
         if wants_traceback():
             raise
-        show_failure(error, as_json=as_json)
+        show_failure(error, form=form)
         sys.exit(exit_code_of(error))
     except typer.Abort:
         sys.exit(ExitCode.INTERRUPTED)
     except _USAGE_ERROR as problem:
-        show_failure(wrong_usage(problem), as_json=True)
+        _show_wrong_usage(problem, given, form=form)
         sys.exit(ExitCode.USAGE)
     sys.exit(code)
+
+
+def _show_wrong_usage(problem: Any, given: Sequence[str], *, form: Form) -> None:
+    strip_validator_prefix(problem)
+    if form is not Form.TEXT:
+        show_failure(wrong_usage(problem, given), form=form)
+        return
+    if type(problem).show is not _USAGE_ERROR.show:  # shows the full help if the command is missing
+        problem.show()
+        return
+    if (context := getattr(problem, "ctx", None)) is not None:
+        print(f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n", file=sys.stderr)
+    show_labelled("error", problem.format_message())
+    if (fix := corrected(problem, given)) is not None:
+        show_labelled("fix", fix)

@@ -1,4 +1,4 @@
-"""`everbeat migrate`."""
+"""`everbeat migrate`: creates or upgrades the schema."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from everbeat.cli.exit_codes import ExitCode
+from everbeat.cli.failures import ExitCode, named_as_options, show_labelled
 from everbeat.cli.output import say, show_json, show_pairs
 from everbeat.cli.selection import (
     AppOption,
@@ -17,13 +17,12 @@ from everbeat.cli.selection import (
     schema_as_typed,
     selected_app,
 )
-from everbeat.cli.typed import typed_as
-from everbeat.domain.duration import span, spelled
-from everbeat.domain.upgrades import UnfinishedUpgrade
-from everbeat.store.migrations import SchemaStatus, known_migrations
-from everbeat.store.schema_script import script
+from everbeat.client.database_access import database_of
+from everbeat.domain.doctor.server import UnfinishedUpgrade
+from everbeat.domain.settings.units import span, spelled_duration
+from everbeat.store.migrating import DEFAULT_LOCK_PATIENCE_S
+from everbeat.store.migrations import SchemaStatus, known_migrations, script
 from everbeat.store.target import Target
-from everbeat.store.upgrade import DEFAULT_LOCK_PATIENCE_S
 
 _PATIENCE: Final = "migrate.patience"
 
@@ -36,11 +35,11 @@ def migrate(
     status: Annotated[
         bool,
         typer.Option(
-            "--status", help="Only say what is applied; exit code 1 unless this everbeat works with it."
+            "--status", help="Only show the applied versions; exit code 1 unless this everbeat supports them."
         ),
     ] = False,
     as_sql: Annotated[
-        bool, typer.Option("--sql", help="Only print the statements: for an empty database, or --from.")
+        bool, typer.Option("--sql", help="Only print the statements, for an empty database or from --from.")
     ] = False,
     since: Annotated[
         int | None,
@@ -54,9 +53,9 @@ def migrate(
     patience: Annotated[
         str,
         typer.Option(
-            "--patience", metavar="DURATION", help="How long each step of an upgrade tries to get its lock."
+            "--patience", metavar="DURATION", help="How long each upgrade step tries to get its lock."
         ),
-    ] = spelled(DEFAULT_LOCK_PATIENCE_S),
+    ] = spelled_duration(DEFAULT_LOCK_PATIENCE_S),
     url: UrlOption = None,
     schema: SchemaOption = None,
     app: AppOption = None,
@@ -64,30 +63,32 @@ def migrate(
 ) -> None:
     """Create or upgrade the schema.
 
-    One process migrates while others wait; a schema that is up to date, or newer, is left alone. Migrations only go forward.
+    One process migrates while others wait. A schema that is up to date or newer does not change. Migrations only go forward.
     """
-    _require_sense(status=status, as_sql=as_sql, since=since)
-    with typed_as({_PATIENCE: "--patience"}):
+    _require_compatible(status=status, as_sql=as_sql, since=since)
+    with named_as_options({_PATIENCE: "--patience"}):
         lock_patience_s = span(0.5, 7 * 86_400)(patience, subject=_PATIENCE)
     if as_sql and app is None:
         name = chosen_schema(schema)
         with schema_as_typed(schema):
-            Target.parse("postgresql://", schema=name)  # refuses a name that cannot be a schema's
+            Target.parse("postgresql://", schema=name)  # rejects an invalid schema name
         print(script(name, since=since or 0), end="")
         return
     with selected_app(url=url, schema=schema, locator=app, may_make=not status) as chosen:
         if as_sql:
             print(script(chosen.schema, since=since or 0), end="")
             return
-        applied_now = () if status else chosen.door.migrate(lock_patience_s=lock_patience_s, tell=say)
+        applied_now = (
+            () if status else database_of(chosen).migrate(lock_patience_s=lock_patience_s, report=say)
+        )
         found = chosen.schema_status()
-        left = chosen.door.unfinished()
+        left = database_of(chosen).unfinished()
     _show(found, left, applied_now=applied_now, as_json=as_json, only_status=status)
     if status and not found.is_supported:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _require_sense(*, status: bool, as_sql: bool, since: int | None) -> None:
+def _require_compatible(*, status: bool, as_sql: bool, since: int | None) -> None:
     if status and as_sql:
         raise typer.BadParameter("--status and --sql exclude each other.")
     if status and since is not None:
@@ -95,11 +96,11 @@ def _require_sense(*, status: bool, as_sql: bool, since: int | None) -> None:
     if since is None:
         return
     if not as_sql:
-        raise typer.BadParameter("--from is for --sql: an upgrade begins where the schema stands.")
+        raise typer.BadParameter("--from needs --sql: an upgrade starts from the schema's current version.")
     newest = known_migrations()[-1].version
     if since > newest:
         raise typer.BadParameter(
-            f"--from {since}: this everbeat knows no version {since}. It knows the versions 1 to {newest}."
+            f"--from {since}: this everbeat does not know version {since}. It knows versions 1 to {newest}."
         )
 
 
@@ -112,34 +113,32 @@ def _show(
     only_status: bool,
 ) -> None:
     if as_json:
-        document = {
-            "schema": found.schema,
-            "applied": found.applied,
-            "pending": found.pending,
-            "unknown": found.unknown,
-            "version": found.version,
-            "newest_known": found.code,
-            "oldest_code": found.oldest_code,
-            "supported": found.is_supported,
-            "applied_now": applied_now,
-            "unfinished_steps": left.steps,
-            "invalid_indexes": left.invalid_indexes,
-            "migrator": None if left.migrator is None else left.migrator.who,
-        }
-        show_json(document)
+        same = ("schema", "applied", "pending", "unknown", "version")
+        show_json(
+            {name: getattr(found, name) for name in same}
+            | {
+                "newest_known": found.code,
+                "oldest_code": found.oldest_code,
+                "supported": found.is_supported,
+                "applied_now": applied_now,
+                "unfinished_steps": left.steps,
+                "invalid_indexes": left.invalid_indexes,
+                "migrator": None if left.migrator is None else left.migrator.who,
+            }
+        )
     elif only_status:
         show_pairs(
             [
                 ("schema", found.schema),
                 ("applied", _listed(found.applied)),
                 ("pending", _listed(found.pending)),
-                ("unknown", f"{_listed(found.unknown)} (of a newer everbeat)" if found.unknown else None),
+                ("unknown", f"{_listed(found.unknown)} (from a newer everbeat)" if found.unknown else None),
                 ("this everbeat", f"{found.code}, {'supported' if found.is_supported else 'not supported'}"),
                 ("upgrade", left.text),
             ]
         )
         if (fix := left.fix(newest_known=found.code)) is not None:
-            say(f"fix: {fix}")
+            show_labelled("fix", fix)
     elif applied_now:
         say(f"Schema {found.schema!r}: applied {_listed(applied_now)}.")
     elif found.unknown:

@@ -1,8 +1,4 @@
-"""A nats-server that a command starts for itself: on loopback, with a store of its own, and it ends with the command.
-
-What lives here: the process, its settings, its ports, and what it says of its streams. What may not: what the messages are about, and a
-client of NATS: the server is asked by its monitoring page.
-"""
+"""A temporary nats-server on the loopback interface, which a command starts for itself and stops before it exits."""
 
 from __future__ import annotations
 
@@ -23,25 +19,24 @@ from msgspec import Struct
 
 from everbeat.errors import NatsError, NatsNotInstalled
 from everbeat.runtime.clock import SystemClock
-from everbeat.runtime.parent import die_with_parent
+from everbeat.runtime.processes import die_with_parent
 
 _READY_S: Final = 20.0
 _GRACE_S: Final = 10.0
-_LOOK_EVERY_S: Final = 0.02
-_ASK_S: Final = 5.0
+_CHECK_INTERVAL_S: Final = 0.02
+_TIMEOUT_S: Final = 5.0
 _TAIL: Final = 2_000
 _LOOPBACK: Final = "127.0.0.1"
 
 
 class NoNatsServer(NatsError):
-    """The program nats-server is not installed, or does not start."""
+    """Raised if the nats-server program is not installed or does not start."""
 
     code: ClassVar[str] = "NATS_SERVER_NOT_INSTALLED"
 
 
 class StreamCounters(Struct, frozen=True, kw_only=True):
-    """What the server says of one stream: the number of its last message, how many it holds, how many deliveries there were, and how many
-    requests for more are open."""
+    """Counters of a stream: its last sequence number, stored messages, deliveries and pending pull requests."""
 
     last: int
     held: int
@@ -50,7 +45,12 @@ class StreamCounters(Struct, frozen=True, kw_only=True):
 
 
 class NatsServer:
-    """One server below a folder; its ports stay the same over restarts. Raises NoNatsServer, and NatsNotInstalled where nobody could speak to it."""
+    """A NATS server that stores its data in a folder. It keeps its ports across restarts.
+
+    Raises:
+        NoNatsServer: The program is not installed.
+        NatsNotInstalled: The Python client is not installed.
+    """
 
     def __init__(self, folder: Path) -> None:
         if find_spec("nats") is None:
@@ -64,16 +64,16 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """Return the URL for clients."""
         return f"nats://{_LOOPBACK}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 while it does not run."""
+        """Return the process id, or 0 if the server is not running."""
         return 0 if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Starts it, with what it had stored before; it takes connections afterwards. Raises NoNatsServer where it does not come up."""
+        """Start the server with its stored data and wait until it accepts connections. Raises NoNatsServer if it does not start."""
         with (self._folder / "server.log").open("ab") as log:
             own = [sys.executable, "-m", "everbeat.cli.nats_server", str(os.getpid())]
             self._process = subprocess.Popen(
@@ -81,7 +81,7 @@ class NatsServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is meant for the command
+                start_new_session=True,  # only the command receives Ctrl-C
             )
         clock = SystemClock()
         give_up_at = clock.monotonic() + _READY_S
@@ -89,27 +89,27 @@ class NatsServer:
             if self._process.poll() is not None or clock.monotonic() > give_up_at:
                 self.kill()
                 raise NoNatsServer(
-                    f"nats-server does not start; it says:\n{self._tail()}",
-                    fix=f"see whether {self._program} -js works here.",
+                    f"nats-server does not start. Its log ends with:\n{self._tail()}",
+                    fix=f"check that {self._program} -js works on this machine.",
                 )
-            threading.Event().wait(_LOOK_EVERY_S)  # another process gets ready
+            threading.Event().wait(_CHECK_INTERVAL_S)  # the server is still starting
 
     def kill(self) -> None:
-        """Ends it at once, as a crash does; nothing if it does not run."""
+        """Kill the server immediately, as in a crash, if it is running."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait(_GRACE_S)
 
     def counters(self, stream: str) -> StreamCounters | None:
-        """What it says of a stream; None where it has none of that name. Raises OSError while it does not run."""
-        opener = build_opener(ProxyHandler({}))  # no proxy leads to this machine
-        with opener.open(f"http://{_LOOPBACK}:{self._page}/jsz?consumers=true", timeout=_ASK_S) as page:
-            told = json.load(page)
-        return next((_read(each) for each in _streams(told) if each["name"] == stream), None)
+        """Return the counters of a stream, or None if it does not exist. Raises OSError if the server is not running."""
+        opener = build_opener(ProxyHandler({}))  # a proxy cannot reach the loopback interface
+        with opener.open(f"http://{_LOOPBACK}:{self._page}/jsz?consumers=true", timeout=_TIMEOUT_S) as page:
+            report = json.load(page)
+        return next((_read(each) for each in _streams(report) if each["name"] == stream), None)
 
     def close(self) -> None:
-        """Ends it; what it stored goes with the folder."""
+        """Stop the server. Its data is deleted with the folder."""
         self.kill()
 
     def _settings(self) -> Iterator[str]:
@@ -121,7 +121,7 @@ class NatsServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection((_LOOPBACK, self._port), timeout=_ASK_S) as connection:
+            with socket.create_connection((_LOOPBACK, self._port), timeout=_TIMEOUT_S) as connection:
                 return connection.recv(4) == b"INFO"
         except OSError:
             return False
@@ -131,19 +131,19 @@ class NatsServer:
 
 
 def find_program() -> str:
-    """The nats-server beside this Python, or else on the PATH. Raises NoNatsServer where there is none."""
+    """Return the path of the nats-server next to this Python, or else on the PATH. Raises NoNatsServer if none is found."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.is_file() else shutil.which("nats-server")
     if found is None:
         raise NoNatsServer(
-            "The program nats-server is missing, beside this Python and on the PATH.",
+            "The program nats-server is neither beside this Python nor on the PATH.",
             fix="pip install 'everbeat[nats,nats-server]'.",
         )
     return found
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody uses at this moment."""
+    """Return unused ports of the loopback interface."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:
@@ -154,8 +154,8 @@ def _free_ports(count: int) -> list[int]:
             probe.close()
 
 
-def _streams(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for account in told.get("account_details") or ():
+def _streams(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for account in report.get("account_details") or ():
         yield from account.get("stream_detail") or ()
 
 

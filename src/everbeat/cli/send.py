@@ -1,4 +1,4 @@
-"""`everbeat send`."""
+"""`everbeat send`: sends one task by name."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ import typer
 from msgspec.structs import replace
 
 from everbeat.app import App
-from everbeat.cli.exit_codes import ExitCode
-from everbeat.cli.failures import show_failure
-from everbeat.cli.moments import to_moment
+from everbeat.cli.failures import ExitCode, Form, show_failure
 from everbeat.cli.output import say, show_json
-from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app
-from everbeat.cli.task_page import task_document
-from everbeat.cli.waiting import wait_for
+from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app, to_moment
+from everbeat.cli.tasks import task_document, wait_for
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions
-from everbeat.domain.definition import TaskDefinition
-from everbeat.domain.duration import to_seconds
 from everbeat.domain.inspection import TaskInfo
-from everbeat.domain.outcome import RESULT_NOT_AVAILABLE, TaskError, TaskFailed
-from everbeat.domain.states import TaskState
-from everbeat.errors import ConfigurationError, PayloadError, Problem, UnknownTask
-from everbeat.errors.visible import visible_json
+from everbeat.domain.settings.units import to_seconds
+from everbeat.domain.task.definition import TaskDefinition
+from everbeat.domain.task.states import TaskState
+from everbeat.errors import (
+    RESULT_NOT_AVAILABLE,
+    ConfigurationError,
+    PayloadError,
+    Problem,
+    TaskError,
+    TaskFailed,
+    UnknownTask,
+)
+from everbeat.errors.wording import visible_json
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -40,7 +44,7 @@ _EXAMPLES: Final = {
     "array": "'[1, 2]'",
     "object": "'{\"a\": 1}'",
 }
-_WORDS_HELP: Final = "[LOCATOR] NAME, then arguments as parameter=value; values are JSON, or else text."
+_WORDS_HELP: Final = "[LOCATOR] NAME, then arguments as parameter=value. A value that is not JSON is text."
 
 
 @commands.command()
@@ -53,34 +57,40 @@ def send(
     args: Annotated[
         str | None, typer.Option("--args", metavar="JSON", help='All arguments: {"user_id": 42}.')
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="QUEUE", help="Instead of the task's own.")] = None,
-    priority: Annotated[int | None, typer.Option(help="The lower number runs first.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="TEXT", help="At most one waiting task has it.")] = None,
-    serial: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Of the tasks with this key one runs at a time.")
+    queue: Annotated[str | None, typer.Option(metavar="QUEUE", help="Replaces the task's queue.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Lower numbers run first.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="At most one waiting task can have this key.")
     ] = None,
-    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Run it that much later.")] = None,
+    serial: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Tasks with the same serial key run one at a time.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Run the task after this delay.")
+    ] = None,
     good_until: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Do not start it after 2030-01-31T12:00:00Z, with its time zone."),
+        typer.Option(metavar="TIME", help="Not after this time: 2030-01-31T12:00:00Z."),
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Let an attempt run so long.")
+        str | None, typer.Option(metavar="DURATION", help="The time limit of each attempt.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end and print the result.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the task ends and print its result.")
+    ] = False,
     wait_timeout: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Wait at most so long (exit code 5); implies --wait."),
+        typer.Option(metavar="DURATION", help="Wait at most this long (exit code 5); implies --wait."),
     ] = None,
     url: UrlOption = None,
     schema: SchemaOption = None,
     app: AppOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send one task by name; prints its id, or its result with --wait.
+    """Send one task by name and print its id, or its result with --wait.
 
-    With a LOCATOR (module:app) the task must be registered there and its arguments are checked; without one the
-    database is that of --url or EVERBEAT_DATABASE_URL, and whatever worker knows the name will run it.
+    With a LOCATOR (module:app), the app must have this task, and its arguments are checked. Without one, the database
+    comes from --url or EVERBEAT_DATABASE_URL, and any worker that knows the name can run the task.
 
       everbeat send shop:app welcome user_id=42 locale=en --wait
     """
@@ -91,7 +101,7 @@ def send(
     wait_s = None if wait_timeout is None else to_seconds(wait_timeout, subject="--wait-timeout")
     when = None if delay is None else timedelta(seconds=to_seconds(delay, subject="--delay"))
     found = locator or app
-    # An app that is known creates its schema as its program does; whatever name is sent elsewhere needs a schema that is there.
+    # A known app can create its schema, as its program would. Without an app, the schema must already exist.
     with selected_app(url=url, schema=schema, locator=found, may_make=found is not None) as chosen:
         if found is not None and name not in chosen.tasks:
             raise UnknownTask(name, known=chosen.tasks)
@@ -110,25 +120,41 @@ def send(
 
 
 def _read(words: list[str], *, located: bool) -> tuple[str | None, str, list[str]]:
-    """The locator, the name, and the parameter=value pairs: two words before the pairs are a locator and a name."""
+    """Return the locator, the name and the parameter=value pairs. If two words precede the pairs, the first is a locator."""
     given = next((place for place, word in enumerate(words) if "=" in word), len(words))
     leading, pairs = words[:given], words[given:]
     match leading, located:
-        case [name], False if ":" in name or name.endswith(".py"):
+        case [name], False if _is_locator(name):
             raise typer.BadParameter(
                 f"{name!r} looks like a LOCATOR, and the NAME of a task is missing: write 'everbeat send {name} NAME'."
-                " (Of a task that is really called so, say the database by --url or --app.)"
+                " (If it is the NAME, give the database with --url or --app.)"
             )
         case [name], _:
             return None, name, pairs
         case [locator, name], False:
             return locator, name, pairs
-        case [_, _], True:
-            raise typer.BadParameter("the app is given twice: as LOCATOR, and by --app or --url.")
+        case [first, extra, *_], True if _is_locator(first):
+            raise typer.BadParameter(
+                f"the app is given twice: as the LOCATOR {first!r}, and by --app or --url."
+                f" (If {first!r} is the NAME of a task, {extra!r} is not an argument: write it as parameter=value.)"
+            )
+        case [name, extra, *_], True:
+            raise typer.BadParameter(
+                f"{extra!r} is not an argument of {name!r}: write it as parameter=value."
+                " (--app or --url gives the database, so the NAME has no LOCATOR before it.)"
+            )
+        case [locator, name, extra, *_], False if _is_locator(locator):
+            raise typer.BadParameter(
+                f"{extra!r} is not an argument of {name!r}: write it as parameter=value."
+            )
         case _:
             raise typer.BadParameter(
                 f"{' '.join(words)!r} is not understood: give [LOCATOR] NAME, then arguments as parameter=value."
             )
+
+
+def _is_locator(word: str) -> bool:
+    return ":" in word or word.endswith(".py")
 
 
 def _options(**given: Any) -> SendOptions:
@@ -150,12 +176,12 @@ def _arguments(args: str | None, pairs: list[str]) -> dict[str, Any]:
             arguments = msgspec.json.decode(args, type=dict[str, Any])
         except msgspec.MsgspecError as error:
             raise typer.BadParameter(
-                f"--args {args!r} is no JSON object of arguments by parameter name: {error}."
+                f"--args {args!r} is not a JSON object of arguments by parameter name: {error}."
             ) from None
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"{pair!r} is no argument: write it as parameter=value.")
+            raise typer.BadParameter(f"{pair!r} is not an argument: write it as parameter=value.")
         if name in arguments:
             raise typer.BadParameter(f"the argument {name!r} is given twice.")
         arguments[name] = _value(text)
@@ -178,7 +204,7 @@ def _sent(
     when: timedelta | None,
     options: SendOptions,
 ) -> Handle[Any]:
-    """Sends. An argument that its parameter refuses as JSON is taken as the text it was typed as: zip=01234, name=42."""
+    """Send the task. An argument that its parameter rejects as JSON is sent as a string, as in `zip=01234` or `name=42`."""
     typed = dict(pair.split("=", 1) for pair in pairs)
     task = app.tasks.get(name)
     as_json: dict[str, PayloadError] = {}
@@ -191,15 +217,15 @@ def _sent(
                 raise
             text = typed.pop(parameter, None)
             if text is None or arguments[parameter] == text:
-                wants_no_text = f"got `str` (at {parameter})" in error.message
-                told = as_json.get(parameter, error) if wants_no_text else error
-                raise PayloadError(told.message, parameter=parameter, fix=_typed(told, task)) from None
+                rejects_text = f"got `str` (at {parameter})" in error.message
+                cause = as_json.get(parameter, error) if rejects_text else error
+                raise PayloadError(cause.message, parameter=parameter, fix=_fix(cause, task)) from None
             as_json[parameter] = error
             arguments[parameter] = text
 
 
-def _typed(error: PayloadError, task: TaskDefinition) -> str:
-    """How to type a value that fits its parameter."""
+def _fix(error: PayloadError, task: TaskDefinition) -> str:
+    """Return a hint on how to write a value that its parameter accepts."""
     expected = _EXPECTED.search(error.message)
     example = _EXAMPLES.get(expected[1]) if expected and expected[2] == error.parameter else None
     such_as = "" if example is None else f", such as {error.parameter}={example}"
@@ -222,5 +248,5 @@ def _show_end(task: TaskInfo, *, as_json: bool) -> None:
     if not completed:
         if not as_json:
             error = task.error or TaskError(RESULT_NOT_AVAILABLE, f"The task is {task.state}.")
-            show_failure(TaskFailed(error, task_id=task.id), as_json=False)
+            show_failure(TaskFailed(error, task_id=task.id), form=Form.TEXT)
         raise typer.Exit(ExitCode.FAILED)

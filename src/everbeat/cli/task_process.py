@@ -1,27 +1,33 @@
-"""The program of a task process: `python -m everbeat.cli.task_process LOCATOR`, started by a worker."""
+"""The program that a worker starts as a task process: `python -m everbeat.cli.task_process LOCATOR [MODULE...]`.
+
+Each `MODULE` registers tasks of the app, but the app's own module does not import it.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import NoReturn
 
-from everbeat.assembly.processes import run_task_process
-from everbeat.cli.locate import locate
+from everbeat.app import definition_of
+from everbeat.assembly.workers import run_task_process
+from everbeat.cli.locate import load, locate
 from everbeat.cli.logs import log_to_stderr
 from everbeat.cli.worker_process import EXIT_REFUSED
 from everbeat.errors import EverbeatError
-from everbeat.worker.farewell import leave
-from everbeat.worker.worker_process import prepare_process, refuse_to_start
+from everbeat.runtime.main_loop import leave
+from everbeat.worker.process import prepare_process, refuse_to_start
 
 
 def main() -> NoReturn:
-    """Imports the app and runs attempts; says why where that is impossible."""
+    """Import the app and run attempts. If this is impossible, report the reason to the worker."""
     sock = prepare_process()
     locator = sys.argv[1]
     try:
         app = locate(locator)
+        for module in sys.argv[2:]:
+            load(module)
         log_to_stderr()
-        run_task_process(sock, app.blueprint(locator=locator))
+        run_task_process(sock, definition_of(app, locator=locator))
     except EverbeatError as error:
         refuse_to_start(sock, code=error.code, message=error.message, fix=error.fix)
         leave(EXIT_REFUSED)

@@ -1,24 +1,198 @@
-"""`everbeat worker`.
-
-The supervisor that this command becomes imports no user code: its worker processes do, and tell it the settings.
-"""
+"""`everbeat worker`: runs workers, restarts them when code changes, and writes their stderr as JSON lines."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from typing import Annotated, Any, Final
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from importlib.util import cache_from_source
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from msgspec.structs import replace
 
-from everbeat.assembly.tree import supervise
-from everbeat.cli.logs import LOG_LEVEL_VARIABLE, show_logs
+from everbeat.assembly.workers import supervise
+from everbeat.cli.locate import start_own_tree
+from everbeat.cli.logs import FORMAT_VARIABLE, LOG_LEVEL_VARIABLE, is_json, show_logs
+from everbeat.cli.selection import LocatorArgument
 from everbeat.config import WorkerConfig
 from everbeat.errors import ConfigurationError, Problem
+from everbeat.errors.wording import some
+from everbeat.runtime import log_pump
+from everbeat.runtime.main_loop import take_signal
+from everbeat.runtime.processes import ExitReport
+
+GRACE: Final = "2s"
+"""The grace period for running tasks during a reload, unless --grace is given."""
+_EVERY_S: Final = 0.25
+_IGNORED: Final = {"__pycache__", "node_modules", "site-packages"}
+_VIRTUAL: Final = "pyvenv.cfg"
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AT_ONCE_S: Final = 10.0
+_MOST_NAMES: Final = 3
+
+_log = logging.getLogger("everbeat.reload")
+
+Seen = Mapping[str, tuple[int, int]]
+"""The modification time and size of each file."""
+
+
+def checked_folders(given: Sequence[str] | None, *, reload: bool) -> list[Path]:
+    """Return the folders to watch: the given folders, else the current one, or none without --reload. Raises typer.BadParameter."""
+    if not reload:
+        if given:
+            raise typer.BadParameter("--reload-dir needs --reload: it names a folder to watch.")
+        return []
+    folders = [Path(each) for each in given or ["."]]
+    for folder in folders:
+        if not folder.is_dir():
+            raise typer.BadParameter(f"--reload-dir {str(folder)!r} is not a folder.")
+    return folders
+
+
+def run_reloading(locator: str, *, options: Sequence[str], folders: Sequence[Path]) -> None:
+    """Run a tree of workers until SIGINT, SIGTERM or SIGHUP, and restart it when a Python file changes.
+
+    Must be called in the main thread.
+    """
+    reloader = _Reloader(locator, options=options, folders=folders)
+    for number in _SIGNALS:
+        take_signal(number, reloader.stop)
+    reloader.run()
+
+
+def seen_in(folders: Sequence[Path]) -> Seen:
+    """Return the Python files in the folders and their subfolders, except hidden folders, virtual environments and caches."""
+    found: dict[str, tuple[int, int]] = {}
+    for top in folders:
+        for folder, inner, names in os.walk(top):
+            if _VIRTUAL in names and Path(folder) != top:
+                inner.clear()
+                continue
+            inner[:] = [each for each in inner if not each.startswith(".") and each not in _IGNORED]
+            for path in (Path(folder, name) for name in names if name.endswith(".py")):
+                if (state := _state(path)) is not None:
+                    found[str(path)] = state
+    return found
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:  # the file was deleted in the meantime, or is a broken link
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+class _Reloader:
+    def __init__(self, locator: str, *, options: Sequence[str], folders: Sequence[Path]) -> None:
+        self._locator = locator
+        self._options = options
+        self._folders = folders
+        self._seen: Seen = {}
+        self._stops = 0
+
+    def stop(self, number: int, frame: object) -> None:
+        del number, frame
+        self._stops += 1
+
+    def run(self) -> None:
+        shown = ",".join(map(str, self._folders))
+        problem = "for development only: each change interrupts running tasks"
+        _log.warning("reload_watches folders=%s problem=%r", shown, problem)
+        self._seen = seen_in(self._folders)
+        while not self._stops:
+            tree = start_own_tree(self._locator, *self._options)
+            try:
+                changed = self._until_changed(tree)
+                if changed:
+                    _log.warning("reload_changed files=%s", some(changed, limit=_MOST_NAMES))
+                self._end(tree)
+            finally:
+                tree.kill()
+                tree.wait()
+            for path in changed:
+                _forget_bytecode(path)
+
+    def _until_changed(self, tree: subprocess.Popen[bytes]) -> list[str]:
+        """Return the changed files once they have stopped changing, or none if the command is stopping."""
+        is_logged = False
+        while not self._stops:
+            sleep(_EVERY_S)
+            if not is_logged and tree.poll() is not None:
+                is_logged = True
+                _log.warning("reload_waits exit_code=%d waits_for=%r", tree.returncode, "the next change")
+            if (now := seen_in(self._folders)) != self._seen:
+                while (later := _after_a_moment(self._folders)) != now:
+                    now = later
+                before, self._seen = self._seen, now
+                return sorted(each for each in {*before, *now} if before.get(each) != now.get(each))
+        return []
+
+    def _end(self, tree: subprocess.Popen[bytes]) -> None:
+        """Drain and stop the tree, or stop it immediately if this command is stopping."""
+        tree.terminate()
+        deadline: float | None = None
+        while tree.poll() is None and (deadline is None or monotonic() < deadline):
+            if self._stops and deadline is None:
+                tree.send_signal(signal.SIGINT)  # the second signal; two SIGTERM signals could arrive as one
+                deadline = monotonic() + _AT_ONCE_S
+            sleep(_EVERY_S / 5)
+
+
+def _forget_bytecode(path: str) -> None:
+    """Delete the compiled file. Python would reuse it if the source has the same size and was changed within the same second."""
+    with suppress(OSError):
+        Path(cache_from_source(path)).unlink()
+
+
+def _after_a_moment(folders: Sequence[Path]) -> Seen:
+    sleep(_EVERY_S)  # editors write several files, or one file in several steps
+    return seen_in(folders)
+
 
 SLOT_VARIABLE: Final = "EVERBEAT_SLOT"
+
+SlotOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        envvar=SLOT_VARIABLE,
+        metavar="NAME",
+        help="A name that only one supervisor can hold at a time, such as web-0.",
+    ),
+]
+LogLevelOption: TypeAlias = Annotated[
+    str, typer.Option(metavar="LEVEL", envvar=LOG_LEVEL_VARIABLE, help="debug, info, warning or error.")
+]
+LogFormatOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMAT",
+        envvar=FORMAT_VARIABLE,
+        help="text, or json: each line on stderr is one JSON object.",
+    ),
+]
+ReloadOption: TypeAlias = Annotated[
+    bool,
+    typer.Option("--reload", help="For development: restart when a Python file changes, with a grace of 2s."),
+]
+ReloadDirOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reload-dir",
+        metavar="DIR",
+        help="With --reload, watch this folder instead of the current folder; can be repeated.",
+    ),
+]
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -37,54 +211,51 @@ _SETTING: Final = re.compile(rf"\b({'|'.join(_OPTIONS)})\b")
 
 @commands.command()
 def worker(
-    locator: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOCATOR", help="The app: package.module:app or file.py:app.", show_default=False
-        ),
-    ],
+    locator: LocatorArgument,
     *,
     processes: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     queues: Annotated[
         list[str] | None,
         typer.Option(
-            "--queues", "--queue", metavar="NAMES", help="Serve these only: mail,films; may be repeated."
+            "--queues", "--queue", metavar="NAMES", help="Serve only these: mail,films; can be repeated."
         ),
     ] = None,
-    concurrency: Annotated[int | None, typer.Option(min=0, help="Async tasks at once, a process.")] = None,
-    threads: Annotated[int | None, typer.Option(min=0, help="Tasks in threads at once, a process.")] = None,
-    task_processes: Annotated[
-        int | None, typer.Option(min=0, help="Tasks with run_in='process' at once, a process.")
+    concurrency: Annotated[
+        int | None, typer.Option(min=0, help="Async tasks at once in each process.")
     ] = None,
-    prefetch: Annotated[int | None, typer.Option(min=0, help="Tasks to claim beyond the free slots.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=0, help="Tasks in threads at once in each process.")
+    ] = None,
+    task_processes: Annotated[
+        int | None, typer.Option(min=0, help="Tasks with run_in='process' at once in each process.")
+    ] = None,
+    prefetch: Annotated[
+        int | None, typer.Option(min=0, help="How many fast tasks to claim beyond free slots.")
+    ] = None,
     grace: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Let running tasks finish for so long after SIGTERM."),
+        typer.Option(metavar="DURATION", help="How long running tasks can continue after SIGTERM."),
     ] = None,
     poll: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The longest time between two looks for work.")
+        str | None, typer.Option(metavar="DURATION", help="The longest time between two polls.")
     ] = None,
-    slot: Annotated[
-        str | None,
-        typer.Option(
-            envvar=SLOT_VARIABLE, metavar="NAME", help="A name that one supervisor bears at a time: web-0."
-        ),
-    ] = None,
+    slot: SlotOption = None,
     max_tasks_per_process: Annotated[
-        int | None, typer.Option(min=1, help="Replace a process that has begun so many tasks.")
+        int | None, typer.Option(min=1, help="Replace a process after this many tasks.")
     ] = None,
     max_rss: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Replace a process that has grown so large: 512MB.")
+        str | None, typer.Option(metavar="SIZE", help="Replace a process that uses more memory: 512MB.")
     ] = None,
-    log_level: Annotated[
-        str, typer.Option(envvar=LOG_LEVEL_VARIABLE, help="debug, info, warning or error.")
-    ] = "info",
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "text",
+    reload: ReloadOption = False,
+    reload_dir: ReloadDirOption = None,
 ) -> None:
-    """Run the tasks of an app until told to stop.
+    """Run the tasks of an app until a signal stops it.
 
-    Database and schema are the app's: what App(...) was given, else EVERBEAT_DATABASE_URL. What is left out here is as
-    the app's WorkerConfig says. SIGTERM or Ctrl-C drains: nothing new is claimed, running tasks
-    may finish, what does not is handed back. A second signal stops at once. What happens is told on stderr.
+    The database and schema are those of App(...), or EVERBEAT_DATABASE_URL. Omitted options come from the app's
+    WorkerConfig. SIGTERM or Ctrl-C drains: the worker claims nothing new, lets running tasks finish, and releases the
+    others. A second signal stops at once. Logs go to stderr.
     """
     overrides = _overrides(
         processes=processes,
@@ -99,17 +270,31 @@ def worker(
         max_rss=max_rss,
         slot=slot,
     )
-    _log_to_stderr(log_level)
-    supervise(locator, overrides=overrides)
+    number = _checked_log_level(log_level, log_format)
+    if folders := checked_folders(reload_dir, reload=reload):
+        show_logs(number)
+        run_reloading(locator, options=_as_options({"grace": GRACE} | overrides), folders=folders)
+        return
+    with stderr_as_json() if is_json() else nullcontext():
+        show_logs(number)
+        supervise(locator, overrides=overrides)
 
 
 def _overrides(**given: Any) -> dict[str, Any]:
     overrides = {name: value for name, value in given.items() if value is not None}
     try:
-        WorkerConfig(**overrides)  # refuses what is wrong before anything is started
+        WorkerConfig(**overrides)  # rejects invalid values before anything starts
     except ConfigurationError as error:
         raise ConfigurationError([_as_option(problem) for problem in error.problems]) from None
     return overrides
+
+
+def _as_options(overrides: Mapping[str, Any]) -> list[str]:
+    """Return the overrides as command-line options."""
+    return [
+        f"{_OPTIONS.get(name, '--' + name.replace('_', '-'))}={','.join(value) if name == 'queues' else value}"
+        for name, value in overrides.items()
+    ]
 
 
 def _as_option(problem: Problem) -> Problem:
@@ -122,9 +307,89 @@ def _names(given: list[str] | None) -> list[str] | None:
     return [name.strip() for names in given for name in names.split(",") if name.strip()] if given else None
 
 
-def _log_to_stderr(level: str) -> None:
+def _checked_log_level(level: str, form: str) -> int:
+    """Return the numeric log level. The processes of the tree inherit the level and the format."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
-        raise typer.BadParameter(f"{level!r} is no --log-level: use debug, info, warning or error.")
-    os.environ[LOG_LEVEL_VARIABLE] = level  # worker processes inherit it
-    show_logs(number)
+        raise typer.BadParameter(f"{level!r} is not a --log-level: use debug, info, warning or error.")
+    if form.lower() not in ("text", "json"):
+        raise typer.BadParameter(f"{form!r} is not a --log-format: use text or json.")
+    os.environ[LOG_LEVEL_VARIABLE], os.environ[FORMAT_VARIABLE] = level, form
+    return number
+
+
+_BETWEEN_STARTS_S: Final = 1.0
+_END_PATIENCE_S: Final = 2.0
+
+
+@contextmanager
+def stderr_as_json() -> Iterator[None]:
+    """Convert everything that this process and its children write to stderr, even from C code, to JSON lines.
+
+    On exit, waits up to 2 s for the last lines, because a container stops when its first process exits.
+    """
+    ours, theirs = socket.socketpair()
+    if hasattr(socket, "SO_PASSCRED"):
+        theirs.setsockopt(
+            socket.SOL_SOCKET, socket.SO_PASSCRED, 1
+        )  # each read then identifies the process that wrote the data
+    sys.stderr.flush()
+    before = os.dup(2)
+    pump = _start(theirs, before)
+    os.dup2(ours.fileno(), 2)
+    ours.close()
+    keeper = threading.Thread(target=_keep, args=(pump, theirs, before), name="log pump", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            sys.stderr.flush()
+        os.dup2(before, 2)
+        keeper.join(_END_PATIENCE_S)
+
+
+def _start(source: socket.socket, out: int, *, instead_of: str = "") -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(log_pump.__file__), instead_of],
+        stdin=source.fileno(),
+        stdout=out,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # only the tree receives Ctrl-C
+    )
+
+
+def _keep(pump: subprocess.Popen[bytes], source: socket.socket, out: int) -> None:
+    """Restart the pump whenever it exits, until a pump has read to the end of the stream, which the last writer closes.
+
+    This process keeps `source` open. Without a reader, each write to stderr in the tree would raise BrokenPipeError.
+    This thread must not log: it would wait for a pump that only it can start. The new pump logs the replacement.
+    """
+    started = monotonic()
+    while (cause := _cause_of_end(pump)) is not None:
+        if monotonic() - started < _BETWEEN_STARTS_S:
+            sleep(_BETWEEN_STARTS_S)  # do not restart in a tight loop a pump that cannot run
+        started = monotonic()
+        while True:
+            try:
+                pump = _start(source, out, instead_of=cause)
+                break
+            except OSError:  # out of processes or memory
+                sleep(_BETWEEN_STARTS_S)
+    source.close()
+    os.close(out)
+
+
+def _cause_of_end(pump: subprocess.Popen[bytes]) -> str | None:
+    """Wait until the pump exits. Return the cause, or None if the pump read to the end.
+
+    A suspended pump is killed, because writers would block.
+    """
+    _, status = os.waitpid(pump.pid, os.WUNTRACED)
+    if stopped := os.WIFSTOPPED(status):
+        os.kill(pump.pid, signal.SIGKILL)
+        _, status = os.waitpid(pump.pid, 0)
+    pump.returncode = os.waitstatus_to_exitcode(status)
+    if pump.returncode == 0:
+        return None
+    return "stopped" if stopped else ExitReport.from_wait_status(pump.pid, status).cause

@@ -1,6 +1,6 @@
-"""The program of a worker process: `python -m everbeat.cli.worker_process LOCATOR OVERRIDES [again]`, started by a supervisor.
+"""The program that a supervisor starts as a worker process: `python -m everbeat.cli.worker_process LOCATOR OVERRIDES [again]`.
 
-`again`: a worker of this supervisor was ready before.
+`again` means that an earlier worker of this supervisor has already been ready.
 """
 
 from __future__ import annotations
@@ -10,24 +10,27 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from everbeat.assembly.processes import run_worker_process
+from everbeat.app import definition_of
+from everbeat.assembly.workers import run_worker_process
 from everbeat.cli.locate import locate
 from everbeat.cli.logs import log_to_stderr
 from everbeat.errors import EverbeatError
-from everbeat.worker.farewell import leave
-from everbeat.worker.worker_process import prepare_process, refuse_to_start
+from everbeat.runtime.main_loop import leave
+from everbeat.worker.process import prepare_process, refuse_to_start
 
 EXIT_REFUSED: Final = 1
 
 
 def main() -> NoReturn:
-    """Imports the app and works; says why where that is impossible."""
+    """Import the app and run a worker. If this is impossible, report the reason to the supervisor."""
     sock = prepare_process()
     locator, overrides = sys.argv[1], msgspec.json.decode(sys.argv[2])
     try:
         app = locate(locator)
         log_to_stderr()
-        run_worker_process(sock, app.blueprint(locator=locator, **overrides), again="again" in sys.argv[3:])
+        run_worker_process(
+            sock, definition_of(app, locator=locator, **overrides), is_replacement="again" in sys.argv[3:]
+        )
     except EverbeatError as error:
         refuse_to_start(sock, code=error.code, message=error.message, fix=error.fix)
         leave(EXIT_REFUSED)

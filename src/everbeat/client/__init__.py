@@ -1,1 +1,1 @@
-"""Sending tasks and waiting for them: task objects, calls, handles; a sync and an async face of each."""
+"""Sync and async interfaces for sending tasks and waiting for their results: task objects, calls and handles."""

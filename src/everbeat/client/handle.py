@@ -1,167 +1,352 @@
-"""What a send gives back: a way to wait for its task, ask about it, cancel it and run it again.
-
-What lives here: `Handle`. What may not: how many handles share one listener (`waiter`).
-"""
+"""Task handles, and the operations on tasks: wait, inspect, explain, cancel, retry and signal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
-from uuid import UUID
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+from uuid import UUID, uuid4
 
 import msgspec
+from msgspec import structs
 
-from everbeat.client.control import CancelResult, Control
-from everbeat.client.door import Door
-from everbeat.client.twins import awaiting, blocking
-from everbeat.domain.duration import Duration
-from everbeat.domain.failure import error_from_json
-from everbeat.domain.inspection import TaskInfo
-from everbeat.domain.outcome import (
+from everbeat.client.database_access import DatabaseAccess, DatabaseMethods
+from everbeat.client.explaining import (
+    MOST_RECOVERIES,
+    explain_plan,
+    explained_with_locks,
+    explained_workflow,
+    reasons_to_wait,
+)
+from everbeat.client.waiter import Deadline, ends_of
+from everbeat.client.workflow.operations import advanced
+from everbeat.domain.explain.reasons import Explanation, SilenceRules, WorkflowExplanation
+from everbeat.domain.explain.waiting import waiting_because
+from everbeat.domain.inspection import CancelResult, CancelVerdict, TaskInfo
+from everbeat.domain.settings.checks import public
+from everbeat.domain.settings.settings import refused
+from everbeat.domain.settings.units import Duration
+from everbeat.domain.task.outcome import Completed, Failed, error_from_json
+from everbeat.domain.task.states import TaskState
+from everbeat.domain.task.steps import checked_name, encode_signal
+from everbeat.errors import (
     RESULT_NOT_AVAILABLE,
     TASK_CANCELLED,
     TASK_EXPIRED,
-    Completed,
-    Failed,
+    SignalRefused,
     TaskError,
     TaskFailed,
+    TaskNotFound,
+    TaskNotRetryable,
 )
-from everbeat.domain.states import TaskState
-from everbeat.store.plan import Plan
+from everbeat.store import inspection, tasks
+from everbeat.store.plan import Plan, ask
+from everbeat.store.steps import cancel_started
 from everbeat.store.tasks import StoredOutcome
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Handle(Generic[R_co]):
-    """One sent task, by its `id`; every blocking method has a twin to await, named with a leading `a`.
+def to_task_id(value: object) -> UUID:
+    """Return a task id from a UUID or its string form. Raises ConfigurationError for any other value."""
+    return _to_id(value, "task", given_by="send", listed_by="tasks")
 
-    An end that was seen once is remembered; a timeout is not.
-    """
+
+def to_workflow_id(value: object) -> UUID:
+    """Return a workflow id from a UUID or its string form. Raises ConfigurationError for any other value."""
+    return _to_id(value, "workflow", given_by="start", listed_by="workflows")
+
+
+def _to_id(value: object, kind: str, *, given_by: str, listed_by: str) -> UUID:
+    if isinstance(value, UUID):
+        return value
+    if isinstance(value, str):
+        try:
+            return UUID(value)
+        except ValueError:
+            pass
+    raise refused(
+        value,
+        subject=f"{kind}_id",
+        code="WRONG_TYPE",
+        rule="must be a UUID, or its string form",
+        shell_rule="must be an id, or at least its first 4 digits",
+        fix=f"pass handle.id of the handle that {given_by}() returned",
+        shell_fix=f"give the id, or at least the first 4 of its digits, as 'everbeat {listed_by} list' shows it",
+    )
+
+
+_MOST_MOVED_ON: Final = 20
+"""The maximum number of cancelled workflows that a call advances itself. Workers advance the rest."""
+
+
+class TaskOperations:
+    """Operations on the tasks of one app. A worker that has sent no heartbeat for `alive_within_ms` is considered dead."""
 
     def __init__(
-        self,
-        task_id: UUID,
-        *,
-        name: str | None,
-        control: Control,
-        decode: Callable[[str], Any] = msgspec.json.decode,
+        self, database: DatabaseAccess, *, alive_within_ms: int, silence: SilenceRules, payload_limit: int
     ) -> None:
-        self.id = task_id
-        self.name = name
-        self._control = control
+        self.database = database
+        self.payload_limit = payload_limit
+        self.alive_within_ms = alive_within_ms
+        self._silence = silence
+
+    def cancel(self, task_id: UUID) -> Plan[CancelResult]:
+        """Cancel a task that is waiting, or ask the worker to stop a task that is running. Also cancel the task's children.
+
+        Raises TaskNotFound if the task does not exist.
+        """
+        found = yield from ask(tasks.cancel(task_id, channel=self.database.channel, call=uuid4()))
+        match found:
+            case None:
+                raise TaskNotFound(task_id)
+            case _, was, False if was.is_terminal:
+                if (
+                    was is TaskState.CANCELLED
+                ):  # an earlier cancel call might have been interrupted before it cancelled the children
+                    yield from self._cancel_children(task_id)
+                return CancelResult(CancelVerdict.ALREADY_ENDED, was)
+            case "REQUESTED", was, _:
+                yield from self._cancel_children(task_id)
+                return CancelResult(CancelVerdict.REQUESTED, was)
+            case _:
+                yield from self._cancel_children(task_id)
+                return CancelResult(CancelVerdict.CANCELLED, TaskState.CANCELLED)
+
+    def _cancel_children(self, task_id: UUID) -> Plan[None]:
+        """Cancel all children of a task, and then the workflows that the task and its children started.
+
+        Repeats until no children are left, because a child can send more children in the meantime.
+        """
+        while (yield from ask(tasks.cancel_children(task_id, channel=self.database.channel))):
+            pass
+        # Once its cancellation is requested, a task starts no more workflows, so this query finds all of them.
+        started = yield from ask(cancel_started(task_id, channel=self.database.channel))
+        for one in started[:_MOST_MOVED_ON]:
+            yield from advanced(one, self.database.channel)
+
+    def retry(self, task_id: UUID) -> Plan[None]:
+        """Requeue a FAILED, CANCELLED or EXPIRED task to run again immediately, and reset its retry and recovery budgets.
+
+        Raises TaskNotFound if the task does not exist, and TaskNotRetryable if it cannot be retried.
+        """
+        found = yield from ask(tasks.retry(task_id, channel=self.database.channel, call=uuid4()))
+        if found is None:
+            raise TaskNotFound(task_id)
+        workflow_id, was, retried, other = found
+        if not retried:
+            raise TaskNotRetryable(task_id, state=was, workflow_id=workflow_id, other=other)
+
+    def signal(self, target: UUID, name: str, value: object, *, signal_id: UUID) -> Plan[None]:
+        """Store a signal for a task or a workflow.
+
+        Raises SignalRefused if the target has already finished, and TaskNotFound if it does not exist. Raises PayloadError if `name` or
+        `value` is invalid.
+        """
+        event = checked_name(name, owner="a signal")
+        data = encode_signal(value, event=event)
+        channel = self.database.channel
+        found = yield from ask(
+            tasks.send_signal(signal_id, target=target, name=event, value=data, channel=channel)
+        )
+        match found.verdict:
+            case "ended":
+                raise SignalRefused(target, kind=found.kind or "task", state=found.state or "", name=event)
+            case "unknown":
+                raise TaskNotFound(target)
+            case _:
+                return
+
+    def info(self, task_id: UUID) -> Plan[TaskInfo]:
+        """Return all details of a task. Raises TaskNotFound if the task does not exist."""
+        stored = yield from ask(inspection.task(task_id))
+        if stored is None:
+            raise TaskNotFound(task_id)
+        attempts = yield from ask(inspection.attempts(task_id))
+        recoveries = yield from ask(inspection.recoveries(task_id, limit=MOST_RECOVERIES))
+        heartbeats = yield from ask(inspection.heartbeats(task_id, limit=1))
+        reasons = yield from reasons_to_wait(stored, recoveries, alive_within_ms=self.alive_within_ms)
+        return TaskInfo(
+            **structs.asdict(stored.summary),
+            arguments=stored.arguments,
+            result=stored.result,
+            policy=stored.policy,
+            flags=stored.flags,
+            attempts=attempts,
+            heartbeat=heartbeats[0] if heartbeats else None,
+            recoveries=tuple(recoveries),
+            waiting_because=waiting_because(reasons),
+            needs=stored.needs,
+        )
+
+    def explain(self, task_id: UUID) -> Plan[Explanation]:
+        """Return why a task is not running, or why it ran again. Raises TaskNotFound if the task does not exist."""
+        plan = explain_plan(task_id, rules=self._silence, alive_within_ms=self.alive_within_ms)
+        return explained_with_locks(plan, schema=self.database.address.schema)
+
+    def explain_workflow(self, workflow_id: UUID) -> Plan[WorkflowExplanation]:
+        """Return why a workflow has not finished, or how it finished. Raises WorkflowNotFound if the workflow does not exist."""
+        plan = explained_workflow(workflow_id, rules=self._silence, alive_within_ms=self.alive_within_ms)
+        return explained_with_locks(plan, schema=self.database.address.schema)
+
+
+class OutcomeHandle(DatabaseMethods, ABC, Generic[R_co]):
+    """Base class for the handles of tasks and workflows. Caches the outcome once it is known."""
+
+    _kind = "task"
+
+    def __init__(
+        self, id_: UUID, *, operations: TaskOperations, decode: Callable[[str], Any] = msgspec.json.decode
+    ) -> None:
+        self.id = id_
+        self._operations = operations
+        self._database = operations.database
         self._decode = decode
         self._seen: Completed[R_co] | Failed | None = None
 
-    def __repr__(self) -> str:
-        return f"<Handle {self.id}{'' if self.name is None else f' of task {self.name!r}'}>"
-
-    @property
-    def door(self) -> Door:
-        """The way to the database."""
-        return self._control.door
-
     def result(self, *, timeout: Duration | None = None) -> R_co:
-        """What the task returned; raises TaskFailed if it did not complete, WaitTimeout after `timeout`.
+        """Wait for the task or workflow to finish, and return its result.
+
+        Raises TaskFailed if the task or workflow did not complete, and WaitTimeout if `timeout` expires first.
 
         handle.result(timeout="30s")
         """
-        return self._value(
-            self._seen or self._remember(self._control.wait(self.id, timeout=timeout, name="result"))
-        )
+        until = Deadline(timeout)
+        return self._value(self._seen or self._run("result", self._end(until), within_s=until.within_s))
 
     async def aresult(self, *, timeout: Duration | None = None) -> R_co:
-        """As `result`, to await."""
+        """Async version of `result` that does not block the running event loop."""
         return self._value(await self.aoutcome(timeout=timeout))
 
     def outcome(self, *, timeout: Duration | None = None) -> Completed[R_co] | Failed:
-        """How the task ended; raises WaitTimeout after `timeout`, TaskNotFound."""
-        return self._seen or self._remember(self._control.wait(self.id, timeout=timeout, name="outcome"))
+        """Wait for the task or workflow to finish, and return its outcome.
+
+        Raises WaitTimeout if `timeout` expires first, and TaskNotFound or WorkflowNotFound if the task or workflow does not exist.
+
+        match handle.outcome(timeout="30s"):
+            case Completed(value): ...
+            case Failed(error): ...
+        """
+        until = Deadline(timeout)
+        return self._seen or self._run("outcome", self._end(until), within_s=until.within_s)
 
     async def aoutcome(self, *, timeout: Duration | None = None) -> Completed[R_co] | Failed:
-        """As `outcome`, to await."""
-        return self._seen or self._remember(await self._control.await_end(self.id, timeout=timeout))
+        """Async version of `outcome` that does not block the running event loop."""
+        until = Deadline(timeout)
+        if self._seen is not None:
+            return self._seen
+        return await self._arun(self._end(until), within_s=until.within_s)
 
-    @staticmethod
-    def all_outcomes(
-        handles: Sequence[Handle[R]], *, timeout: Duration | None
-    ) -> list[Completed[R] | Failed]:
-        """How all of these ended, in their order: behind `App.outcomes`."""
-        unseen = {handle.id: handle for handle in handles if handle._seen is None}
-        if unseen:
-            control = next(iter(unseen.values()))._control
-            found = control.wait_for_all(unseen, timeout=timeout, name="outcomes")
-            for handle in handles:
-                handle._take(found)
-        return [handle._outcome_seen() for handle in handles]
-
-    @staticmethod
-    async def await_outcomes(
-        handles: Sequence[Handle[R]], *, timeout: Duration | None
-    ) -> list[Completed[R] | Failed]:
-        """The twin of `all_outcomes`."""
-        unseen = {handle.id: handle for handle in handles if handle._seen is None}
-        if unseen:
-            control = next(iter(unseen.values()))._control
-            found = await control.await_all(unseen, timeout=timeout)
-            for handle in handles:
-                handle._take(found)
-        return [handle._outcome_seen() for handle in handles]
-
-    def _take(self, found: Mapping[UUID, StoredOutcome]) -> None:
-        if self._seen is None:
-            self._remember(found[self.id])
-
-    def _outcome_seen(self) -> Completed[R_co] | Failed:
-        assert self._seen is not None
-        return self._seen
-
-    def _info(self) -> Plan[TaskInfo]:
-        """The task as it is now; raises TaskNotFound."""
-        return self._control.info(self.id)
-
-    def _cancel(self) -> Plan[CancelResult]:
-        """Cancels the task at once if it waits, asks its worker if it runs; raises TaskNotFound."""
-        return self._control.cancel(self.id)
-
-    def _retry(self) -> Plan[None]:
-        """Runs the ended task again, now; raises TaskNotRetryable unless it FAILED, was CANCELLED or EXPIRED."""
-        yield from self._control.retry(self.id)
-        self._seen = None
-
-    info = blocking(_info)
-    ainfo = awaiting(_info)
-    cancel = blocking(_cancel)
-    acancel = awaiting(_cancel)
-    retry = blocking(_retry)
-    aretry = awaiting(_retry)
+    def _end(self, until: Deadline) -> Plan[Completed[R_co] | Failed]:
+        found = yield from ends_of(self._database.waiter, [self.id], until=until)
+        return self._remember(found[self.id])
 
     def _value(self, outcome: Completed[R_co] | Failed) -> R_co:
         match outcome:
             case Completed(value):
                 return value
             case Failed(error):
-                raise TaskFailed(error, task_id=self.id) from error
+                raise TaskFailed(error, task_id=self.id, kind=self._kind) from error
+
+    def _remember(self, stored: StoredOutcome) -> Completed[R_co] | Failed:
+        if self._is_completed(stored):
+            self._seen = Completed(self._decode("null" if stored.result is None else stored.result))
+        else:
+            self._seen = Failed(self._error_of(stored))
+        return self._seen
+
+    def _is_completed(self, stored: StoredOutcome) -> bool:
+        return stored.state is TaskState.COMPLETED
+
+    @abstractmethod
+    def _error_of(self, stored: StoredOutcome) -> TaskError:
+        """Return the error of a stored outcome whose state is not COMPLETED."""
+
+
+@public
+class Handle(OutcomeHandle[R_co]):
+    """A reference to one sent task, identified by `id`. Every blocking method has an async counterpart whose name begins with `a`."""
+
+    def __init__(
+        self,
+        task_id: UUID,
+        *,
+        name: str | None,
+        operations: TaskOperations,
+        decode: Callable[[str], Any] = msgspec.json.decode,
+    ) -> None:
+        super().__init__(task_id, operations=operations, decode=decode)
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.id}{'' if self.name is None else f' of task {self.name!r}'}>"
+
+    def info(self) -> TaskInfo:
+        """Return the current details of the task. Raises TaskNotFound if the task does not exist."""
+        return self._run("info", self._operations.info(self.id))
+
+    async def ainfo(self) -> TaskInfo:
+        """Async version of `info` that does not block the running event loop."""
+        return await self._arun(self._operations.info(self.id))
+
+    def cancel(self) -> CancelResult:
+        """Cancel the task if it is waiting, or ask its worker to stop it if it is running.
+
+        Raises TaskNotFound if the task does not exist.
+        """
+        return self._run("cancel", self._operations.cancel(self.id))
+
+    async def acancel(self) -> CancelResult:
+        """Async version of `cancel` that does not block the running event loop."""
+        return await self._arun(self._operations.cancel(self.id))
+
+    def retry(self) -> None:
+        """Requeue the FAILED, CANCELLED or EXPIRED task to run again immediately, and reset its retry and recovery budgets.
+
+        Raises TaskNotRetryable if the task cannot be retried, and TaskNotFound if it does not exist.
+        """
+        self._run("retry", self._retried())
+
+    async def aretry(self) -> None:
+        """Async version of `retry` that does not block the running event loop."""
+        await self._arun(self._retried())
+
+    def _retried(self) -> Plan[None]:
+        yield from self._operations.retry(self.id)
+        self._seen = None
 
     def _remember(self, stored: StoredOutcome) -> Completed[R_co] | Failed:
         self.name = stored.name
-        if stored.state is TaskState.COMPLETED:
-            self._seen = Completed(self._decode("null" if stored.result is None else stored.result))
-        else:
-            self._seen = Failed(_error_of(stored))
-        return self._seen
+        return super()._remember(stored)
+
+    def _error_of(self, stored: StoredOutcome) -> TaskError:
+        error = None if stored.error is None else error_from_json(stored.error)
+        match stored.state:
+            case TaskState.CANCELLED:
+                code = TASK_CANCELLED  # even if the code raised another error when it was cancelled
+            case TaskState.EXPIRED:
+                code = TASK_EXPIRED
+            case _:
+                return error or TaskError(
+                    RESULT_NOT_AVAILABLE, f"The task is {stored.state} without an error."
+                )
+        if error is None:
+            return TaskError(code)
+        return TaskError(code, error.message, error.data, type=error.type, traceback=error.traceback)
 
 
-def _error_of(stored: StoredOutcome) -> TaskError:
-    error = None if stored.error is None else error_from_json(stored.error)
-    match stored.state:
-        case TaskState.CANCELLED:
-            code = TASK_CANCELLED  # whatever its code raised when it was cancelled
-        case TaskState.EXPIRED:
-            code = TASK_EXPIRED
-        case _:
-            return error or TaskError(RESULT_NOT_AVAILABLE, f"The task is {stored.state} without an error.")
-    if error is None:
-        return TaskError(code)
-    return TaskError(code, error.message, error.data, type=error.type, traceback=error.traceback)
+def seen_of(handles: Sequence[Handle[R]]) -> list[Completed[R] | Failed]:
+    """Return the outcomes that the handles have already cached. Sends no query."""
+    return [handle._seen for handle in handles if handle._seen is not None]
+
+
+def outcomes_of(handles: Sequence[Handle[R]], *, until: Deadline) -> Plan[list[Completed[R] | Failed]]:
+    """Wait for the tasks to finish, and return their outcomes. At least one outcome must not be cached yet.
+
+    Raises WaitTimeout if the deadline passes first, and TaskNotFound if a task does not exist.
+    """
+    unseen = {handle.id: handle for handle in handles if handle._seen is None}
+    waiter = next(iter(unseen.values()))._database.waiter
+    found = yield from ends_of(waiter, unseen, until=until)
+    return [handle._seen or handle._remember(found[handle.id]) for handle in handles]

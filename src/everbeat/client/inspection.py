@@ -1,116 +1,137 @@
-"""What an app shows of its schema: tasks, workers, supervisors, queues, heartbeats, recoveries, snapshots; it changes nothing.
-
-What lives here: `Inspection`, the looking half of an app. What may not: what is seen (`domain.inspection`) and the SQL.
-"""
+"""The `App` methods that list tasks, workers, supervisors, queues, heartbeats, recoveries and workflows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Literal, TypeAlias, Unpack
 from uuid import UUID
 
 from msgspec import structs
 
-from everbeat.client.control import to_task_id
-from everbeat.client.door import Door
-from everbeat.client.twins import awaiting, blocking
-from everbeat.client.workflow_control import to_workflow_id
-from everbeat.domain.checks import remark, whole
-from everbeat.domain.duration import Duration, When, to_milliseconds, to_when
+from everbeat.client.database_access import DatabaseMethods
+from everbeat.client.handle import to_task_id, to_workflow_id
+from everbeat.client.workflow import operations as workflow_operations
 from everbeat.domain.inspection import (
     HeartbeatInfo,
     QueueInfo,
+    RecoveryFilters,
     RecoveryInfo,
     SupervisorInfo,
+    TaskFilters,
     TaskSummary,
     WorkerInfo,
     WorkerStateInfo,
+    WorkflowFilters,
 )
-from everbeat.domain.settings import refused
-from everbeat.domain.states import TaskState
-from everbeat.errors import nearest
-from everbeat.store import inspect
+from everbeat.domain.settings.checks import one_of, remark, reporting_wrong_calls, whole
+from everbeat.domain.settings.settings import refused
+from everbeat.domain.settings.units import Duration, When, to_milliseconds, to_when
+from everbeat.domain.task.states import TaskState
+from everbeat.domain.workflow.states import WorkflowInfo, WorkflowState
+from everbeat.errors.wording import nearest
+from everbeat.store import inspection
 from everbeat.store.plan import Plan, ask
 
 _limit: Final = whole(1, 100_000)
+_limit_of_workflows: Final = whole(1, 10_000)
 _number: Final = whole(1, 2**63 - 1)
+_order: Final = one_of("sent", "happened")
+TaskOrder: TypeAlias = Literal["sent", "happened"]
 
 
-class Inspection:
-    """Every question has a twin to await, named with a leading `a`. Lists come newest first."""
+class InspectionMethods(DatabaseMethods):
+    """The `App` methods that only read from the database.
 
-    def __init__(self, door: Door, *, alive_within_ms: int, queue_priorities: Mapping[str, int]) -> None:
-        self._door = door
-        self._alive_within_ms = alive_within_ms
-        self._queue_priorities = queue_priorities
+    Unless stated otherwise, lists are sorted newest first. The age of a heartbeat is measured by the database's clock.
+    """
 
-    @property
-    def door(self) -> Door:
-        """The way to the database."""
-        return self._door
+    _alive_within_ms: int
+    _queue_priorities: Mapping[str, int]
 
-    def _list_tasks(
+    def list_tasks(
         self,
         *,
-        state: str | Sequence[str] | None = None,
-        name: str | None = None,
-        queue: str | None = None,
-        workflow: UUID | str | None = None,
         before: UUID | str | None = None,
-        parent: UUID | str | None = None,
+        order: TaskOrder = "sent",
         limit: int = 100,
-    ) -> Plan[list[TaskSummary]]:
-        """Tasks, newest first: of these states, this name, this queue, the nodes of one workflow, the children of this `parent`.
-        `before` an id continues a page.
+        **filters: Unpack[TaskFilters],
+    ) -> list[TaskSummary]:
+        """Return the tasks that match all the given filters (see `TaskFilters`), newest first.
 
-        app.list_tasks(state="FAILED", queue="mail", limit=20)
+        `order="sent"` sorts by the time at which a task was sent. `order="happened"` sorts by a task's last change, and reads only
+        tasks in flight, failed tasks, and the 50,000 newest other tasks. To get the next page, pass the last id of the previous page as
+        `before`. Raises ConfigurationError if a filter is invalid.
+
+        app.list_tasks(state="FAILED", queue="mail", since=timedelta(hours=1), order="happened")
         """
-        return ask(
-            inspect.tasks(
-                states=None if state is None else _states(state),
-                name=name,
-                queue=queue,
-                workflow=None if workflow is None else to_workflow_id(workflow),
-                before=None if before is None else to_task_id(before),
-                parent=None if parent is None else to_task_id(parent),
-                limit=_limit(limit, subject="limit"),
-            )
-        )
+        return self._run("list_tasks", _tasks(before=before, order=order, limit=limit, **filters))
 
-    def _list_workers(self, *, ended: bool = True, limit: int = 1_000) -> Plan[list[WorkerInfo]]:
-        """Workers, also those that ended, newest beat first."""
-        return ask(
-            inspect.workers(
-                stale_ms=self._alive_within_ms, ended_too=ended, limit=_limit(limit, subject="limit")
-            )
-        )
+    async def alist_tasks(
+        self,
+        *,
+        before: UUID | str | None = None,
+        order: TaskOrder = "sent",
+        limit: int = 100,
+        **filters: Unpack[TaskFilters],
+    ) -> list[TaskSummary]:
+        """Async version of `list_tasks` that does not block the running event loop."""
+        return await self._arun(_tasks(before=before, order=order, limit=limit, **filters))
 
-    def _list_active_workers(
+    def list_workers(self, *, ended: bool = True, limit: int = 1_000) -> list[WorkerInfo]:
+        """Return up to `limit` workers. Workers that have ended are included unless `ended` is False."""
+        return self._run("list_workers", self._workers(None, ended=ended, limit=limit))
+
+    async def alist_workers(self, *, ended: bool = True, limit: int = 1_000) -> list[WorkerInfo]:
+        """Async version of `list_workers` that does not block the running event loop."""
+        return await self._arun(self._workers(None, ended=ended, limit=limit))
+
+    def list_active_workers(
         self, *, stale_after: Duration | None = None, limit: int = 1_000
-    ) -> Plan[list[WorkerInfo]]:
-        """Workers that were not ended, newest beat first; `is_stale` says whose beat is older than `stale_after`.
+    ) -> list[WorkerInfo]:
+        """Return workers that have not ended. `is_stale` is True for a worker whose last heartbeat is older than `stale_after`.
 
-        `stale_after` None takes the claimed_stale_threshold_ms of the app or of the worker's own tree, whichever is longer. The age is by
-        the database's clock.
+        By default, `stale_after` is the `claimed_stale_threshold_ms` of the app or of the worker's supervisor, whichever is longer.
+
+        [worker for worker in app.list_active_workers(stale_after="60s") if worker.is_stale]
         """
+        return self._run("list_active_workers", self._workers(stale_after, ended=False, limit=limit))
+
+    async def alist_active_workers(
+        self, *, stale_after: Duration | None = None, limit: int = 1_000
+    ) -> list[WorkerInfo]:
+        """Async version of `list_active_workers` that does not block the running event loop."""
+        return await self._arun(self._workers(stale_after, ended=False, limit=limit))
+
+    def _workers(self, stale_after: Duration | None, *, ended: bool, limit: int) -> Plan[list[WorkerInfo]]:
         return ask(
-            inspect.workers(
+            inspection.workers(
                 stale_ms=self._stale_ms(stale_after),
                 exact=stale_after is not None,
-                ended_too=False,
+                ended_too=ended,
                 limit=_limit(limit, subject="limit"),
             )
         )
 
-    def _list_supervisors(
+    def list_supervisors(
         self, *, ended: bool = True, stale_after: Duration | None = None, limit: int = 1_000
-    ) -> Plan[list[SupervisorInfo]]:
-        """Supervisors, also those that ended, newest beat first; `start_problem` says why one cannot start a worker process.
+    ) -> list[SupervisorInfo]:
+        """Return up to `limit` supervisors. Supervisors that have ended are included unless `ended` is False.
 
-        `stale_after` is as in `list_active_workers`.
+        `stale_after` works as in `list_active_workers`. If a supervisor cannot start a worker process, `start_problem` gives the reason.
         """
+        return self._run("list_supervisors", self._supervisors(stale_after, ended=ended, limit=limit))
+
+    async def alist_supervisors(
+        self, *, ended: bool = True, stale_after: Duration | None = None, limit: int = 1_000
+    ) -> list[SupervisorInfo]:
+        """Async version of `list_supervisors` that does not block the running event loop."""
+        return await self._arun(self._supervisors(stale_after, ended=ended, limit=limit))
+
+    def _supervisors(
+        self, stale_after: Duration | None, *, ended: bool, limit: int
+    ) -> Plan[list[SupervisorInfo]]:
         return ask(
-            inspect.supervisors(
+            inspection.supervisors(
                 stale_ms=self._stale_ms(stale_after),
                 exact=stale_after is not None,
                 ended_too=ended,
@@ -123,9 +144,16 @@ class Inspection:
             return self._alive_within_ms
         return to_milliseconds(stale_after, subject="stale_after")
 
-    def _queues(self) -> Plan[list[QueueInfo]]:
-        """Declared queues and those with live tasks, in the order they are served, then by name."""
-        found = yield from ask(inspect.queues())
+    def queues(self) -> list[QueueInfo]:
+        """Return the declared queues and all queues that contain live tasks, sorted by priority and then by name."""
+        return self._run("queues", self._listed_queues())
+
+    async def aqueues(self) -> list[QueueInfo]:
+        """Async version of `queues` that does not block the running event loop."""
+        return await self._arun(self._listed_queues())
+
+    def _listed_queues(self) -> Plan[list[QueueInfo]]:
+        found = yield from ask(inspection.queues())
         by_name = {name: QueueInfo(name=name) for name in self._queue_priorities}
         by_name |= {queue.name: queue for queue in found}
         known = [
@@ -136,62 +164,147 @@ class Inspection:
             known, key=lambda queue: (100 if queue.priority is None else queue.priority, queue.name)
         )
 
-    def _heartbeats(
-        self, task_id: UUID | str | None = None, *, limit: int = 1_000
-    ) -> Plan[list[HeartbeatInfo]]:
-        """The latest heartbeat of every task in flight, or the heartbeats of one of them, newest first."""
-        chosen = None if task_id is None else to_task_id(task_id)
-        return ask(inspect.heartbeats(chosen, limit=_limit(limit, subject="limit")))
+    def heartbeats(self, task_id: UUID | str | None = None, *, limit: int = 1_000) -> list[HeartbeatInfo]:
+        """Return the latest heartbeat of every task in flight, or the heartbeats of one task if `task_id` is given."""
+        return self._run("heartbeats", _heartbeats(task_id, limit))
 
-    def _recoveries(
+    async def aheartbeats(
+        self, task_id: UUID | str | None = None, *, limit: int = 1_000
+    ) -> list[HeartbeatInfo]:
+        """Async version of `heartbeats` that does not block the running event loop."""
+        return await self._arun(_heartbeats(task_id, limit))
+
+    def recoveries(
         self,
         task_id: UUID | str | None = None,
         *,
-        number: int | None = None,
-        worker: str | None = None,
-        since: When | None = None,
-        cause: str | None = None,
         limit: int = 100,
-    ) -> Plan[list[RecoveryInfo]]:
-        """Recoveries, newest first: of one task, of this number, of what one dead worker held, since a moment.
-
-        `since` may be a timedelta before now; `cause` is a part of the cause, or a way of noticing such as "age".
+        **filters: Unpack[RecoveryFilters],
+    ) -> list[RecoveryInfo]:
+        """Return the recoveries of one task, or of all tasks, that match all the given filters (see `RecoveryFilters`).
 
         app.recoveries(since=timedelta(hours=1), cause="SIGKILL")
         """
-        return ask(
-            inspect.recoveries(
-                None if task_id is None else to_task_id(task_id),
-                number=None if number is None else _number(number, subject="number"),
-                worker=worker,
-                since=None if since is None else to_when(since, subject="since"),
-                cause=None if cause is None else remark(cause, subject="cause"),
-                limit=_limit(limit, subject="limit"),
-            )
-        )
+        return self._run("recoveries", _recoveries(task_id, limit=limit, **filters))
 
-    def _worker_states(
+    async def arecoveries(
+        self,
+        task_id: UUID | str | None = None,
+        *,
+        limit: int = 100,
+        **filters: Unpack[RecoveryFilters],
+    ) -> list[RecoveryInfo]:
+        """Async version of `recoveries` that does not block the running event loop."""
+        return await self._arun(_recoveries(task_id, limit=limit, **filters))
+
+    def worker_states(self, worker_id: str | None = None, *, limit: int = 100) -> list[WorkerStateInfo]:
+        """Return state snapshots of all workers, or of one worker if `worker_id` is given."""
+        return self._run("worker_states", _worker_states(worker_id, limit))
+
+    async def aworker_states(
         self, worker_id: str | None = None, *, limit: int = 100
-    ) -> Plan[list[WorkerStateInfo]]:
-        """Snapshots of all workers or of one, newest first."""
-        return ask(inspect.worker_states(worker_id, limit=_limit(limit, subject="limit")))
+    ) -> list[WorkerStateInfo]:
+        """Async version of `worker_states` that does not block the running event loop."""
+        return await self._arun(_worker_states(worker_id, limit))
 
-    list_tasks = blocking(_list_tasks)
-    alist_tasks = awaiting(_list_tasks)
-    list_workers = blocking(_list_workers)
-    alist_workers = awaiting(_list_workers)
-    list_active_workers = blocking(_list_active_workers)
-    alist_active_workers = awaiting(_list_active_workers)
-    list_supervisors = blocking(_list_supervisors)
-    alist_supervisors = awaiting(_list_supervisors)
-    queues = blocking(_queues)
-    aqueues = awaiting(_queues)
-    heartbeats = blocking(_heartbeats)
-    aheartbeats = awaiting(_heartbeats)
-    recoveries = blocking(_recoveries)
-    arecoveries = awaiting(_recoveries)
-    worker_states = blocking(_worker_states)
-    aworker_states = awaiting(_worker_states)
+    def list_workflows(self, *, limit: int = 100, **filters: Unpack[WorkflowFilters]) -> list[WorkflowInfo]:
+        """Return the latest workflows that match all the given filters (see `WorkflowFilters`), without their results.
+
+        app.list_workflows(name="order", state="FAILED")
+        """
+        return self._run("list_workflows", _workflows(limit=limit, **filters))
+
+    async def alist_workflows(
+        self, *, limit: int = 100, **filters: Unpack[WorkflowFilters]
+    ) -> list[WorkflowInfo]:
+        """Async version of `list_workflows` that does not block the running event loop."""
+        return await self._arun(_workflows(limit=limit, **filters))
+
+
+@reporting_wrong_calls("App.list_tasks")
+def _tasks(
+    *,
+    state: str | Sequence[str] | None = None,
+    name: str | None = None,
+    queue: str | None = None,
+    workflow: UUID | str | None = None,
+    parent: UUID | str | None = None,
+    since: When | None = None,
+    worker: str | None = None,
+    error: str | None = None,
+    before: UUID | str | None,
+    order: TaskOrder,
+    limit: int,
+) -> Plan[list[TaskSummary]]:
+    return ask(
+        inspection.tasks(
+            states=None if state is None else _states(state),
+            name=name,
+            queue=queue,
+            workflow=None if workflow is None else to_workflow_id(workflow),
+            before=None if before is None else to_task_id(before),
+            parent=None if parent is None else to_task_id(parent),
+            since=None if since is None else to_when(since, subject="since"),
+            worker=worker,
+            error=error,
+            latest=_order(order, subject="order") == "happened",
+            limit=_limit(limit, subject="limit"),
+        )
+    )
+
+
+def _heartbeats(task_id: UUID | str | None, limit: int) -> Plan[list[HeartbeatInfo]]:
+    chosen = None if task_id is None else to_task_id(task_id)
+    return ask(inspection.heartbeats(chosen, limit=_limit(limit, subject="limit")))
+
+
+@reporting_wrong_calls("App.recoveries")
+def _recoveries(
+    task_id: UUID | str | None,
+    *,
+    number: int | None = None,
+    worker: str | None = None,
+    since: When | None = None,
+    cause: str | None = None,
+    limit: int,
+) -> Plan[list[RecoveryInfo]]:
+    return ask(
+        inspection.recoveries(
+            None if task_id is None else to_task_id(task_id),
+            number=None if number is None else _number(number, subject="number"),
+            worker=worker,
+            since=None if since is None else to_when(since, subject="since"),
+            cause=None if cause is None else remark(cause, subject="cause"),
+            limit=_limit(limit, subject="limit"),
+        )
+    )
+
+
+def _worker_states(worker_id: str | None, limit: int) -> Plan[list[WorkerStateInfo]]:
+    return ask(inspection.worker_states(worker_id, limit=_limit(limit, subject="limit")))
+
+
+@reporting_wrong_calls("App.list_workflows")
+def _workflows(
+    *,
+    name: str | None = None,
+    state: WorkflowState | str | None = None,
+    key: str | None = None,
+    parent: UUID | str | None = None,
+    children: bool = False,
+    since: When | None = None,
+    limit: int,
+) -> Plan[list[WorkflowInfo]]:
+    states = one_of(*WorkflowState)
+    return workflow_operations.listing(
+        name=name,
+        state=None if state is None else WorkflowState(states(state, subject="list_workflows.state")),
+        key=key,
+        parent=None if parent is None else to_task_id(parent),
+        children=children,
+        since=None if since is None else to_when(since, subject="since"),
+        limit=_limit_of_workflows(limit, subject="list_workflows.limit"),
+    )
 
 
 def _states(given: str | Sequence[str]) -> list[TaskState]:

@@ -1,39 +1,45 @@
-"""What a single send may decide for itself, over what its task function was registered with.
-
-What lives here: `SendOptions`, as users write it, and `SendSettings`, checked and complete, as a sender
-reads it. What may not: sending.
-"""
+"""The options for sending a task and for starting a workflow."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import TypedDict, cast
+from typing import Final, TypedDict, cast
 
-from everbeat.domain.checks import instance_of, optional, queue_name, whole
-from everbeat.domain.duration import Duration, milliseconds, span, to_utc
-from everbeat.domain.policy import HIGHEST_PRIORITY, LONGEST_TIMEOUT_S, LOWEST_PRIORITY, TaskOptions
-from everbeat.domain.retry import RetryPolicy
-from everbeat.domain.settings import Settings, by, checked, refused
+from msgspec import Struct
+
+from everbeat.domain.settings.checks import instance_of, optional, queue_name, whole
+from everbeat.domain.settings.settings import Settings, by, checked, refused
+from everbeat.domain.settings.units import Duration, milliseconds, span, to_utc
+from everbeat.domain.task.policy import HIGHEST_PRIORITY, LONGEST_TIMEOUT_S, LOWEST_PRIORITY, TaskOptions
+from everbeat.domain.task.retry import RetryPolicy
 
 _LONGEST_KEY_BYTES = 500
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "idempotency_key": "use key",
+    "run_at": "write task.schedule(when, ...)",
+    "delay_seconds": "write task.schedule(timedelta(seconds=...), ...)",
+    "max_attempts": "use retry=RetryPolicy(max_retries=...)",
+}
+"""Maps option names from other task queues to hints about the corresponding everbeat options."""
 _REGISTERED = frozenset(each.name for each in fields(TaskOptions))
 
 
 def require_connection(connection: object) -> None:
-    """Raises ConfigurationError for None: most likely a connection that was never opened, outside whose transaction all would run."""
+    """Raise ConfigurationError if `connection` is None, which most likely means that the connection was never opened."""
     if connection is None:
         raise refused(
             None,
             subject="connection",
             code="WRONG_TYPE",
-            rule="is no connection, and it would be sent outside your transaction",
-            fix="pass the connection, or leave it out for a transaction of its own",
+            rule="is not a connection, so the task would be sent outside your transaction",
+            fix="pass the connection, or leave it out for a separate transaction",
         )
 
 
 class SendOptions(TypedDict, total=False):
-    """The options of `Task.with_options`; what is left out stays as the task function was registered."""
+    """The options of `Task.with_options`. Omitted options keep the values with which the task was registered."""
 
     queue: str
     priority: int
@@ -43,18 +49,18 @@ class SendOptions(TypedDict, total=False):
     retry: RetryPolicy | None
     serial: str | bool
     connection: object
-    """The task is sent inside the transaction of this connection, which must not be None; see docs/tasks.md."""
+    """Send the task inside the transaction of this connection, which must not be None. See docs/tasks.md."""
     patience: Duration
-    """How long the send goes on without a sign of life from the database; has no effect together with `connection`."""
+    """How long to wait for a database that does not respond. Ignored if `connection` is set."""
 
 
 call_patience = span(0.1, 86_400)
-"""The check of how long a call goes on without a sign of life from the database."""
+"""Validates how long a call may wait for a database that does not respond. Returns the duration in seconds."""
 
 
 def key_of(value: object, /, *, subject: str) -> str:
-    """A key; raises ConfigurationError for what cannot be one."""
-    rule = f"must be a text of 1 to {_LONGEST_KEY_BYTES} bytes without NUL and lone surrogates"
+    """Return the key if it is valid. Raises ConfigurationError if it is not."""
+    rule = f"must be a string of 1 to {_LONGEST_KEY_BYTES} bytes without NUL characters or lone surrogates"
     if isinstance(value, str) and "\x00" not in value:
         encoded = value.encode("utf-8", errors="replace")
         if 0 < len(encoded) <= _LONGEST_KEY_BYTES and encoded.decode() == value:
@@ -63,7 +69,7 @@ def key_of(value: object, /, *, subject: str) -> str:
 
 
 def patience_of(options: SendOptions) -> float | None:
-    """The patience of a send in seconds, None for the app's. Raises ConfigurationError."""
+    """Return the send's patience in seconds, or None to use the app's patience. Raises ConfigurationError if the patience is invalid."""
     if "patience" not in options:
         return None
     seconds: float = call_patience(options["patience"], subject="with_options.patience")
@@ -82,11 +88,11 @@ def _serial(value: object, /, *, subject: str) -> str | bool:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendSettings(Settings):
-    """Everything one send decides. Raises ConfigurationError with every problem.
+    """The validated options of one send. Raises ConfigurationError, which lists all problems, if an option is invalid.
 
-    `priority`: the lower number runs first. `key`: at most one waiting task has it. `good_until`: the task
-    does not start later, in UTC. `timeout`: seconds, None for no limit. `serial`: of the tasks with the same
-    key one runs at a time, in the order they were sent; True: of the tasks of this function.
+    `priority`: tasks with lower numbers run first. `key`: at most one waiting task can have this key. `good_until`: the latest start
+    time, in UTC. `timeout`: a number of seconds, or None for no limit. `serial`: tasks with the same serial key run one at a time, in
+    the order they were sent; True applies this rule to all tasks of the function.
     """
 
     queue: str = field(default="default", metadata=by(queue_name))
@@ -103,7 +109,7 @@ class SendSettings(Settings):
 
     @classmethod
     def of_task(cls, options: TaskOptions) -> SendSettings:
-        """What a send uses that decides nothing itself."""
+        """Return the send options that correspond to the options of a registered task."""
         return cls(
             queue=options.queue,
             priority=options.priority,
@@ -114,7 +120,7 @@ class SendSettings(Settings):
 
     @classmethod
     def of_options(cls, options: SendOptions, registered: SendSettings) -> SendSettings:
-        """What a send uses that decides this much itself."""
+        """Return the registered options, overridden by the send's own options. Raises ConfigurationError if an option is invalid."""
         if "connection" in options:
             require_connection(options["connection"])
         patience_of(options)
@@ -123,12 +129,51 @@ class SendSettings(Settings):
 
     @classmethod
     def _decided_elsewhere(cls, name: str) -> tuple[str, str] | None:
+        if (fix := _ELSEWHERE.get(name)) is not None:
+            return "is not an option of a send", fix
         if name not in _REGISTERED:
             return None
-        rule = "is decided for all tasks of a function where it is registered, not by a single send"
+        rule = "is set for all tasks of a function when it is registered, not for a single send"
         return rule, f"write @app.task({name}=...)"
 
     @property
     def timeout_ms(self) -> int | None:
-        """The timeout in milliseconds."""
+        """Return the timeout in milliseconds, or None if there is no limit."""
         return None if self.timeout is None else milliseconds(cast(float, self.timeout))
+
+
+OWN_TRANSACTION: Final = object()
+"""The default value of `connection`, which starts the workflow in a separate transaction."""
+
+
+class StartOptions(TypedDict, total=False):
+    """The options of `Workflow.start` and `WorkflowDefinition.with_options`."""
+
+    key: str | None
+    """At most one workflow with this name and key can be live at a time. Starting another one returns the live workflow."""
+    connection: object
+    """Start the workflow inside the transaction of this connection, which must not be None."""
+    patience: Duration | None
+    """How long to wait for a database that does not respond. Ignored if `connection` is set."""
+
+
+class StartSettings(Struct, frozen=True, kw_only=True):
+    """The validated options for starting a workflow.
+
+    If `connection` is None, the workflow starts in a separate transaction. If `patience_s` is None, the app's patience applies.
+    """
+
+    key: str | None = None
+    connection: object = None
+    patience_s: float | None = None
+
+    @classmethod
+    def checked(cls, *, key: str | None, connection: object, patience: Duration | None) -> StartSettings:
+        """Return the validated options for a start. Raises ConfigurationError if an option is invalid, or if `connection` is None."""
+        if connection is not OWN_TRANSACTION:
+            require_connection(connection)
+        return cls(
+            key=None if key is None else key_of(key, subject="key of the workflow"),
+            connection=None if connection is OWN_TRANSACTION else connection,
+            patience_s=None if patience is None else call_patience(patience, subject="patience of the start"),
+        )

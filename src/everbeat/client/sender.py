@@ -1,13 +1,10 @@
-"""From calls to rows: ids, policies and queues of what is sent, and the statements that store it.
-
-What lives here: `CallSender`. What may not: arguments, which a call brings encoded, and registration.
-"""
+"""Stores calls as task rows, one or many at a time."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -16,32 +13,132 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from everbeat.client.control import Control
-from everbeat.client.door import Door, refuse_in_loop
-from everbeat.client.handle import Handle
-from everbeat.client.many import acalls_of, calls_of, longest_patience_s, one_connection
+from everbeat.client.database_access import refuse_in_loop
+from everbeat.client.handle import Handle, TaskOperations
 from everbeat.client.task import Call, Task
-from everbeat.domain.duration import milliseconds
-from everbeat.domain.graph import TaskSpec
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
-from everbeat.domain.policy import OnCrash, TaskOptions
-from everbeat.domain.recorded import NewChild
-from everbeat.domain.settings import refused
+from everbeat.domain.plan import aperform, perform
+from everbeat.domain.settings.settings import refused, shown
+from everbeat.domain.settings.units import milliseconds
+from everbeat.domain.task.argument_digest import digest_of_values
+from everbeat.domain.task.context_backend import NewChild
+from everbeat.domain.task.policy import OnCrash, TaskOptions
 from everbeat.domain.typed_json import LARGEST_BYTES
-from everbeat.errors import PayloadError, SendError, nearest
+from everbeat.domain.workflow.graph import TaskSpec
+from everbeat.errors import PayloadError, SendError
+from everbeat.errors.wording import nearest
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import call_in_forked_child
-from everbeat.store.joined import arun_joined, run_joined
-from everbeat.store.plan import Plan, aperform, ask, perform
-from everbeat.store.tasks import NewTask, insert_tasks, send_task
+from everbeat.store.plan import Plan, ask
+from everbeat.store.tasks import KEY_TRIES, NewTask, insert_tasks, send_task
+from everbeat.store.user_connection.connection import arun_joined, run_joined
 
 R = TypeVar("R")
+
+
+def calls_of(given: Iterable[Call[R]], *, name: str) -> list[Call[R]]:
+    """Return the given calls as a list. Raises PayloadError, which gives the entry's position, if an entry is not a call.
+
+    `name` is the name of the called method, for use in the error message.
+    """
+    if (entries := _iterated(given)) is None:
+        fix = "write [task.call(...)]" if isinstance(given, Call) else "pass [task.call(...), ...]"
+        raise PayloadError(
+            f"{name}() takes an iterable of calls, not {shown(given)}, which is of type {type(given).__name__}.",
+            fix=f"{_fix_of_async(given, name) or fix}.",
+        )
+    return [_require_call(place, call) for place, call in enumerate(entries)]
+
+
+async def acalls_of(given: Iterable[Call[R]] | AsyncIterable[Call[R]], *, name: str) -> list[Call[R]]:
+    """Async version of `calls_of` that also accepts async iterables."""
+    if isinstance(given, AsyncIterable):
+        given = [call async for call in given]
+    return calls_of(given, name=name)
+
+
+def handles_of(given: Iterable[Handle[R]], *, name: str) -> list[Handle[R]]:
+    """Return the given handles as a list. Raises ConfigurationError, which gives the entry's position, if an entry is not a handle."""
+    if (entries := _iterated(given)) is None:
+        fix = f"write [handle], or call handle.{name.removesuffix('s').removeprefix('a')}()"
+        raise refused(
+            given,
+            subject=f"handles of {name}()",
+            code="WRONG_TYPE",
+            rule=f"must be an iterable of handles, not of type {type(given).__name__}",
+            fix=_fix_of_async(given, name) or fix,
+        )
+    return [_require_handle(place, handle) for place, handle in enumerate(entries)]
+
+
+async def ahandles_of(given: Iterable[Handle[R]] | AsyncIterable[Handle[R]], *, name: str) -> list[Handle[R]]:
+    """Async version of `handles_of` that also accepts async iterables."""
+    if isinstance(given, AsyncIterable):
+        given = [handle async for handle in given]
+    return handles_of(given, name=name)
+
+
+def _iterated(given: Any) -> Iterator[Any] | None:
+    try:
+        entries: Iterator[Any] = iter(given)
+    except TypeError:
+        return None
+    return entries
+
+
+def _fix_of_async(given: object, name: str) -> str | None:
+    if isinstance(given, AsyncIterable):
+        return f"await a{name}(...), which accepts it, or make a list of it"
+    return None
+
+
+def _require_call(place: int, call: Any) -> Call[Any]:
+    if isinstance(call, Call):
+        return call
+    raise PayloadError(
+        f"Entry {place} of the calls to send, {shown(call)}, is not a call of a task, but of type {type(call).__name__}.",
+        fix="make each with task.call(...).",
+    )
+
+
+def _require_handle(place: int, handle: Any) -> Handle[Any]:
+    if isinstance(handle, Handle):
+        return handle
+    raise refused(
+        handle,
+        subject=f"handles[{place}]",
+        code="WRONG_TYPE",
+        rule=f"must be a handle, as send() returns it, not of type {type(handle).__name__}",
+        fix="pass the results of send() or send_many(); for the id of a task: app.handle(id)",
+    )
+
+
+def one_connection(calls: Sequence[Call[Any]], connection: object) -> object:
+    """Return the connection in whose transaction the calls are stored. Raises ConfigurationError if their connections differ."""
+    own = [call.connection for call in calls]
+    given = own if connection is None else [connection, *(each for each in own if each is not None)]
+    if any(each is not given[0] for each in given):
+        raise refused(
+            len({id(each) for each in given}),
+            subject="connections of a send_many",
+            code="CONTRADICTION",
+            rule="is more than one, but one statement can only be part of one transaction",
+            fix="make all calls by the same with_options(connection=...), or by none",
+        )
+    return given[0] if given else None
+
+
+def longest_patience_s(calls: Sequence[Call[Any]], patience_s: float | None) -> float | None:
+    """Return the patience, in seconds, for storing all calls: `patience_s` if given, else the longest patience of any call."""
+    own = [call.patience_s for call in calls if call.patience_s is not None]
+    return patience_s if patience_s is not None else max(own, default=None)
+
+
 T = TypeVar("T")
-_MOST_TRIES = 20
 
 
 class TaskIds:
-    """The ids of this process: each above the one before, whatever the clock does."""
+    """Generates the task ids of this process. Each id is greater than the previous one, even if the clock moves backward."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,7 +150,7 @@ class TaskIds:
         self._last: UUID | None = None
 
     def next(self) -> UUID:
-        """A fresh UUIDv7."""
+        """Return a new UUIDv7."""
         unix_ms = int(self._clock.wall().timestamp() * 1_000)
         with self._lock:
             self._last = uuid7(unix_ms=unix_ms, random=os.urandom(RANDOM_BYTES), previous=self._last)
@@ -61,25 +158,28 @@ class TaskIds:
 
 
 class CallSender:
-    """Stores calls as tasks. `queues` are the queues the app declared; none declared means that any name will do.
+    """Stores calls as tasks.
 
-    Of the tasks in each of `serial_queues` one runs at a time.
+    `queues` are the queues that the app declares. If it declares none, any queue name is valid. Each of the `serial_queues` runs one
+    task at a time.
     """
 
     def __init__(
         self,
-        control: Control,
+        operations: TaskOperations,
         *,
         ids: TaskIds,
         on_crash: OnCrash,
+        stall_timeout_ms: int | None,
         queues: Collection[str],
         serial_queues: Collection[str] = (),
-        payload_limit: int = LARGEST_BYTES,
     ) -> None:
-        self.payload_limit = payload_limit
-        self._control = control
+        self.payload_limit = operations.payload_limit
+        self._operations = operations
+        self._database = operations.database
         self._ids = ids
-        self._on_crash = on_crash
+        self._on_crash: OnCrash = on_crash
+        self._stall_timeout_ms = stall_timeout_ms
         self._queues = frozenset(queues)
         self._serial_queues = frozenset(serial_queues)
         self._stored: WeakKeyDictionary[Task[..., Any], tuple[bytes | None, bytes | None]] = (
@@ -88,28 +188,26 @@ class CallSender:
 
     @property
     def ids(self) -> TaskIds:
-        """Where ids come from."""
+        """Return the task id generator."""
         return self._ids
 
-    @property
-    def door(self) -> Door:
-        """The way to the database."""
-        return self._control.door
-
     def send(self, call: Call[R], /) -> Handle[R]:
-        """Stores one task. Raises BlockingCallInLoop, ConfigurationError, a DatabaseError."""
+        """Store one task and return its handle.
+
+        Raises BlockingCallInLoop on an event loop, ConfigurationError if an option is invalid, and DatabaseError if the database fails.
+        """
         return self.run(
             self._send(call), call.connection, name="send", twin="asend", patience_s=call.patience_s
         )
 
     async def asend(self, call: Call[R], /) -> Handle[R]:
-        """The twin of `send`."""
+        """Async version of `send` that does not block the running event loop."""
         return await self.arun(self._send(call), call.connection, twin="send", patience_s=call.patience_s)
 
     def send_many(
         self, calls: Iterable[Call[R]], /, *, connection: object = None, patience_s: float | None = None
     ) -> list[Handle[R]]:
-        """Stores many tasks in one statement: all of them, or none."""
+        """Store many tasks atomically, in one statement, and return their handles."""
         given = calls_of(calls, name="send_many")
         joined = one_connection(given, connection)
         return self.run(
@@ -128,7 +226,7 @@ class CallSender:
         connection: object = None,
         patience_s: float | None = None,
     ) -> list[Handle[R]]:
-        """The twin of `send_many`."""
+        """Async version of `send_many` that does not block the running event loop."""
         given = await acalls_of(calls, name="asend_many")
         joined = one_connection(given, connection)
         return await self.arun(
@@ -138,13 +236,13 @@ class CallSender:
             patience_s=longest_patience_s(given, patience_s),
         )
 
-    def as_child(self, call: Call[Any], /) -> NewChild:
-        """What a running task sends for a call; raises PayloadError for one that belongs to a transaction."""
+    def new_child(self, call: Call[Any], /) -> NewChild:
+        """Convert a call into a child task that a running task can send. Raises PayloadError if the call has a connection."""
         if call.connection is not None:
             raise PayloadError(
                 f"The call of {call.name!r} belongs to the transaction of a connection, and a child is sent by the worker.",
                 parameter="call",
-                fix="leave with_options(connection=...) out, or send it as a task of its own: task.send(...).",
+                fix="leave with_options(connection=...) out, or send it as a separate task: task.send(...).",
             )
         task = self._new_task(call)
         return NewChild(
@@ -157,11 +255,14 @@ class CallSender:
             flags=None if task.flags is None else task.flags.decode(),
             good_until=task.good_until,
             serial=task.serial,
+            digest=None
+            if call.task is None
+            else digest_of_values(*call.task._definition.codec.decode(task.args)),
         )
 
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
-        """How a node of a workflow sends this task. Raises ConfigurationError, as a send does."""
-        new = self._new_task(Call(name=task.name, payload=b"", settings=task.settings, task=task))
+        """Return the specification of the task that a workflow node sends. Raises ConfigurationError in the same cases as a send."""
+        new = self._new_task(Call(name=task.name, payload=b"", settings=task._settings, task=task))
         return TaskSpec(
             name=new.name,
             queue=new.queue,
@@ -175,28 +276,30 @@ class CallSender:
     def run(
         self, plan: Plan[T], connection: object, *, name: str, twin: str, patience_s: float | None = None
     ) -> T:
-        """A plan in this thread, in a transaction of `connection` if there is one; raises BlockingCallInLoop."""
+        """Run a plan in this thread, inside the transaction of `connection` if given. Raises BlockingCallInLoop on an event loop."""
         if connection is None:
-            with nullcontext() if patience_s is None else self.door.patience(patience_s):
-                return self.door.run(plan, name=name, twin=twin)
+            with nullcontext() if patience_s is None else self._database.patience(patience_s):
+                return self._database.run(plan, name=name, twin=twin)
         refuse_in_loop(name, twin=twin)
-        schema = self.door.address.schema
+        schema = self._database.address.schema
         return perform(plan, lambda step: run_joined(connection, step, schema=schema, twin=twin))
 
     async def arun(
         self, plan: Plan[T], connection: object, *, twin: str, patience_s: float | None = None
     ) -> T:
-        """The twin of `run`."""
+        """Async version of `run` that does not block the running event loop."""
         if connection is None:
-            with nullcontext() if patience_s is None else self.door.patience(patience_s):
-                return await self.door.arun(plan)
-        schema = self.door.address.schema
+            with nullcontext() if patience_s is None else self._database.patience(patience_s):
+                return await self._database.arun(plan)
+        schema = self._database.address.schema
         return await aperform(plan, lambda step: arun_joined(connection, step, schema=schema, twin=twin))
 
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:
         task = self._new_task(call)
-        for _ in range(_MOST_TRIES):
-            sent = yield from send_task(task, channel=self.door.channel, joined=call.connection is not None)
+        for _ in range(KEY_TRIES):
+            sent = yield from send_task(
+                task, channel=self._database.channel, joined=call.connection is not None
+            )
             if sent is not None:
                 return self.handle(call, sent)
         raise _key_moves([task])
@@ -207,19 +310,19 @@ class CallSender:
         _require_room(calls)
         new = [self._new_task(call) for call in calls]
         ids: list[UUID | None] = []
-        for _ in range(_MOST_TRIES):
-            ids = yield from ask(insert_tasks(new, channel=self.door.channel, joined=is_joined))
+        for _ in range(KEY_TRIES):
+            ids = yield from ask(insert_tasks(new, channel=self._database.channel, joined=is_joined))
             sent = [task_id for task_id in ids if task_id is not None]
             if len(sent) == len(calls):
                 return [self.handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
         raise _key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
 
     def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]:
-        """The handle of what was sent for a call."""
+        """Return a handle for the task that was sent for a call."""
         if call.task is None:
-            return Handle(task_id, name=call.name, control=self._control)
-        decode: Callable[[str], Any] = call.task.definition.codec.decode_result
-        return Handle(task_id, name=call.name, control=self._control, decode=decode)
+            return Handle(task_id, name=call.name, operations=self._operations)
+        decode: Callable[[str], Any] = call.task._definition.codec.decode_result
+        return Handle(task_id, name=call.name, operations=self._operations, decode=decode)
 
     def _new_task(self, call: Call[Any]) -> NewTask:
         settings = call.settings
@@ -241,7 +344,10 @@ class CallSender:
         )
 
     def _line(self, call: Call[Any]) -> str | None:
-        """The serial line of a call: a key's, the task function's or its queue's; raises ConfigurationError for two at once."""
+        """Return the call's serial line, derived from its key, task function or queue, or None if the call is not serial.
+
+        Raises ConfigurationError if both the call and its queue are serial.
+        """
         queue, serial = call.settings.queue, call.settings.serial
         own = None if serial is False else f"task:{call.name}" if serial is True else f"key:{serial}"
         if queue not in self._serial_queues:
@@ -251,31 +357,36 @@ class CallSender:
                 serial,
                 subject=f"serial of task {call.name!r}",
                 code="CONTRADICTION",
-                rule=f"puts it into a line of its own, but its queue {queue!r} is serial itself, and a task waits in one line",
+                rule=f"puts the task into a serial line, but its queue {queue!r} is also serial, and a task can wait in one line only",
                 fix="leave serial out, or send it to a queue that is not serial",
             )
         return f"queue:{queue}"
 
     def require_queue(self, name: str, *, subject: str) -> None:
-        """Raises ConfigurationError for a queue that the app did not declare, if it declared any."""
+        """Raise ConfigurationError if the app declares queues and `name` is not one of them."""
         if not self._queues or name in self._queues:
             return
         guess = nearest(name, self._queues)
-        rule = f"is none of the queues this app declares: {', '.join(sorted(self._queues))}"
+        rule = f"is not one of the queues that this app declares: {', '.join(sorted(self._queues))}"
         fix = f"use {guess!r}" if guess else f"add QueueConfig({name!r}) to App(queues=...)"
         raise refused(name, subject=subject, code="UNKNOWN_QUEUE", rule=rule, fix=fix)
 
     def _stored_options(self, call: Call[Any]) -> tuple[bytes | None, bytes | None]:
-        """Policy and flags as they are stored: what a reaper needs, which imports no user code."""
+        """Return the policy and flags to store with a task, so that recovery does not need the user's code."""
         if call.task is not None and (known := self._stored.get(call.task)) is not None:
             return known
-        plain = TaskOptions() if call.task is None else call.task.definition.options
+        plain = TaskOptions() if call.task is None else call.task._definition.options
         options = plain.given(timeout=call.settings.timeout, retry=call.settings.retry)
         if options == plain:
-            options = plain  # nothing is stored for what is plain: the worker's own definition is asked
+            options = plain  # nothing is stored, so the worker uses the options of its own definition
         flags: Mapping[str, bool] = options.flag_values
+        # A send by name without options must not replace the registered policy with one that contains only the app's stall_timeout.
+        decides = call.task is not None or options is not plain or self._on_crash != "fail"
+        policy = options.stored(
+            on_crash=self._on_crash, stall_timeout_ms=self._stall_timeout_ms if decides else None
+        )
         stored = (
-            options.stored(on_crash=self._on_crash).to_json() or (None if options is plain else b"{}"),
+            policy.to_json() or (None if options is plain else b"{}"),
             msgspec.json.encode(dict(flags)) if flags else None,
         )
         if call.task is not None:
@@ -297,7 +408,7 @@ def _require_room(calls: Sequence[Call[Any]]) -> None:
 def _key_moves(tasks: Sequence[NewTask]) -> SendError:
     names = ", ".join(sorted({f"{task.name} ({task.key!r})" for task in tasks}))
     return SendError(
-        f"The key of {names} was taken and freed again at each of {_MOST_TRIES} tries to send.",
+        f"The key of {names} was taken and released again during each of {KEY_TRIES} tries to send.",
         task_id=tasks[0].id,
         fix="send again; nothing was stored for it.",
     )

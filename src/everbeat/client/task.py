@@ -1,26 +1,155 @@
-"""The task object: what `@app.task` makes of a function, and what users send, schedule and call.
-
-What lives here: `Task` and its two kinds, one call of it (`Call`), and what it needs from the app
-(`Sender`). What may not: talking to PostgreSQL, registering (`decorator`).
-"""
+"""Task objects, which `@app.task` creates from functions, and calls that can be sent as tasks."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
+import asyncio
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, final
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, assert_never, cast, final
 from uuid import UUID, uuid4
 
 from msgspec import Struct
 
-from everbeat.client.detached import Detached
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions, SendSettings, patience_of
-from everbeat.domain.context import Context
-from everbeat.domain.definition import TaskDefinition
-from everbeat.domain.duration import When, to_when
-from everbeat.domain.recorded import NewChild
-from everbeat.errors import ConfigurationError, PayloadError, Problem
+from everbeat.domain.settings.checks import public
+from everbeat.domain.settings.units import When, to_when
+from everbeat.domain.task.checkpoint import Checkpoint
+from everbeat.domain.task.context import Context, entered
+from everbeat.domain.task.context_backend import (
+    Completion,
+    LoadSteps,
+    NewChild,
+    RecordStep,
+    SendChild,
+    Sleep,
+    StartWorkflow,
+    StepAnswer,
+    StepQuestion,
+    TaskCommit,
+    WaitForEvent,
+)
+from everbeat.domain.task.definition import TaskDefinition
+from everbeat.errors import ConfigurationError, OutsideWorker, PayloadError, Problem, StopReason
+from everbeat.runtime.blocking import in_time, refuse_in_loop, strand
+from everbeat.store.user_connection.connection import DriverPlan, TransactionAction, UserTransaction
+
+if TYPE_CHECKING:
+    from everbeat.client.sender import CallSender
+
+T = TypeVar("T")
+
+
+@final
+class LocalBackend:
+    """The backend of a Context outside a worker. It stores nothing and never stops the code.
+
+    Steps are plain function calls, and every sleep lasts its full time. A commit is a transaction that contains only the user's rows.
+    Signals, child tasks and workflows are not available.
+    """
+
+    def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None:
+        """Discard the report."""
+        del stage, fraction, message
+
+    def stop_reason(self) -> StopReason | None:
+        """Return None, because nothing stops the code."""
+        return None
+
+    def refuse_in_loop(self, name: str, *, instead: str) -> None:
+        """Raise BlockingCallInLoop on an event loop, as a worker does, so that tests reveal the mistake."""
+        refuse_in_loop(name, instead=instead)
+
+    def store(self, checkpoint: Checkpoint) -> None:
+        """Do nothing, because the Context itself keeps the checkpoint."""
+        del checkpoint
+
+    async def astore(self, checkpoint: Checkpoint) -> None:
+        """Do nothing, because the Context itself keeps the checkpoint."""
+        del checkpoint
+
+    def commit(self, connection: object) -> TaskCommit:
+        """Return a transaction on the user's connection that does not involve a task."""
+        return UserTransaction(connection, _RowsOnly(), line=self)
+
+    def ask_step(self, question: StepQuestion) -> StepAnswer:
+        """Reply as if nothing had been recorded. Raises OutsideWorker for requests that concern an event, a child task or a workflow."""
+        if isinstance(question, Sleep):
+            time.sleep(question.duration_ms / 1_000)
+        return _answered(question)
+
+    async def aask_step(self, question: StepQuestion) -> StepAnswer:
+        """Async version of `ask_step` that does not block the running event loop."""
+        if isinstance(question, Sleep):
+            await asyncio.sleep(question.duration_ms / 1_000)
+        return _answered(question)
+
+    def strand(self) -> int:
+        """Return a number that identifies the calling asyncio task or thread."""
+        return strand()
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Run the call in a thread, as a worker does, and return its result."""
+        return await asyncio.to_thread(call)
+
+    async def in_time(self, awaitable: Awaitable[T], *, timeout_s: float, late: str) -> T:
+        """Await the awaitable for at most `timeout_s` seconds and return its result."""
+        return await in_time(awaitable, timeout_s=timeout_s, late=late)
+
+    def ask(self, request: Any) -> Any:
+        """Raise AssertionError, because there is no worker to ask."""
+        raise AssertionError(request)
+
+    async def aask(self, request: Any) -> Any:
+        """Raise AssertionError, because there is no worker to ask."""
+        raise AssertionError(request)
+
+
+def local_context(*, task_id: UUID, name: str, queue: str) -> Context:
+    """Return the Context for a task function that is called directly, without a stored task."""
+    return Context(
+        task_id=task_id,
+        name=name,
+        queue=queue,
+        attempt=1,
+        fence=0,
+        claim_id=UUID(int=0),
+        worker_id="",
+        _backend=LocalBackend(),
+    )
+
+
+def _answered(question: StepQuestion) -> StepAnswer:
+    match question:
+        case LoadSteps() | RecordStep() | Sleep():
+            return StepAnswer()
+        case WaitForEvent():
+            raise OutsideWorker("Context.wait_event")
+        case SendChild():
+            raise OutsideWorker("Context.send")
+        case StartWorkflow():
+            raise OutsideWorker("Context.start")
+        case _:
+            assert_never(question)
+
+
+class _RowsOnly:
+    def begin(self) -> DriverPlan[Completion]:
+        yield TransactionAction("begin")
+        return Completion()
+
+    def end(self, error: BaseException | None) -> DriverPlan[None]:
+        if error is not None:
+            yield TransactionAction("rollback")
+            return
+        try:
+            yield TransactionAction("flush")
+            yield TransactionAction("commit")
+        except BaseException:
+            yield TransactionAction("rollback")
+            raise
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,9 +157,9 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
-    """One execution to send: arguments are checked and encoded, options complete; `when` None means now.
+    """A task to send, with its options and its validated and encoded arguments. If `when` is None, the task is due immediately.
 
-    `task` is None for a call by name, whose function this program does not know.
+    `task` is None for a call by name, because the function need not exist in this program.
     """
 
     name: str
@@ -39,68 +168,41 @@ class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
     when: When | None = None
     task: Task[..., R_co] | None = None
     connection: object = None
-    """Whose transaction it is sent in; None: one of its own."""
+    """The connection in whose transaction the task is stored, or None for a separate transaction."""
     patience_s: float | None = None
-    """How long the send goes on without a sign of life from the database; None: as long as the app's calls."""
+    """How many seconds to wait for a database that does not respond. None means the app's patience."""
 
-    def as_child(self) -> NewChild:
-        """What a running task sends for it, by `Context.send`; raises PayloadError for a call by name, and one with a connection."""
-        return self._known().as_child(self)
+    def _as_child(self) -> NewChild:
+        return self._sender.new_child(self)
 
-    def child_handle(self, task_id: UUID, /) -> Handle[R_co]:
-        """The handle of the child that was sent."""
-        return self._known().handle(self, task_id)
+    def _handle_of(self, task_id: UUID, /) -> Handle[R_co]:
+        return self._sender.handle(self, task_id)
 
-    def _known(self) -> Sender:
+    @property
+    def _sender(self) -> CallSender:
         if self.task is None:
             raise PayloadError(
                 f"The call of {self.name!r} was made by name, and cannot be sent as a child.",
                 parameter="call",
                 fix="make it with task.call(...).",
             )
-        return self.task.sender
+        return self.task._sender
 
 
-class Sender(Protocol):
-    """What the app does with calls; the blocking half refuses to run inside an event loop."""
-
-    def send(self, call: Call[R], /) -> Handle[R]: ...
-
-    async def asend(self, call: Call[R], /) -> Handle[R]: ...
-
-    def send_many(
-        self, calls: Iterable[Call[R]], /, *, connection: object = None, patience_s: float | None = None
-    ) -> list[Handle[R]]: ...
-
-    async def asend_many(
-        self,
-        calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
-        /,
-        *,
-        connection: object = None,
-        patience_s: float | None = None,
-    ) -> list[Handle[R]]: ...
-
-    def as_child(self, call: Call[Any], /) -> NewChild: ...
-
-    def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]: ...
-
-
+@public
 class Task(Generic[P, R_co]):
-    """A registered function. Its parameters, without a leading Context, are those of `send` and of every
-    twin.
-    """
+    """A registered task function. `send` and similar methods take the function's parameters, except for a leading Context."""
 
     def __init__(
-        self, definition: TaskDefinition, *, sender: Sender, options: SendOptions | None = None
+        self, definition: TaskDefinition, *, sender: CallSender, options: SendOptions | None = None
     ) -> None:
-        self.definition = definition
+        self._definition = definition
         self._sender = sender
         self._options: SendOptions = options or {}
         self._connection = self._options.get("connection")
         self._patience_s = patience_of(self._options)
         registered = SendSettings.of_task(definition.options)
-        self.settings = SendSettings.of_options(self._options, registered)
+        self._settings = SendSettings.of_options(self._options, registered)
         self.__name__ = definition.name
         self.__doc__ = definition.function.__doc__
         self.__module__ = definition.function.__module__
@@ -113,80 +215,71 @@ class Task(Generic[P, R_co]):
         return f"<{type(self).__name__} {self.name!r}{options}>"
 
     @property
-    def sender(self) -> Sender:
-        """What the app does with calls of it."""
-        return self._sender
-
-    @property
     def name(self) -> str:
-        """The name that is stored with every task, by which workers find the function."""
-        return self.definition.name
-
-    @property
-    def connection(self) -> object:
-        """Whose transaction its sends are part of; None: one of their own."""
-        return self._connection
+        """Return the name that is stored with each task. Workers use the name to find the function."""
+        return self._definition.name
 
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
-        """Stores one task to run now; raises PayloadError for arguments that do not fit.
+        """Store one task to run as soon as possible. Raises PayloadError if the arguments do not match the signature.
 
         handle = welcome.send(42)
         """
         return self._sender.send(self._call(args, kwargs))
 
     async def asend(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
-        """As `send`, to await."""
+        """Async version of `send` that does not block the running event loop."""
         return await self._sender.asend(self._call(args, kwargs))
 
     def schedule(self, when: When, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
-        """Stores one task to run at an aware datetime, or after a timedelta counted by the database.
+        """Store one task to run later, at a timezone-aware datetime or after a timedelta. The database's clock measures the delay.
 
         welcome.schedule(timedelta(minutes=5), 42)
         """
         return self._sender.send(self._call(args, kwargs, when=when))
 
     async def aschedule(self, when: When, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
-        """As `schedule`, to await."""
+        """Async version of `schedule` that does not block the running event loop."""
         return await self._sender.asend(self._call(args, kwargs, when=when))
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
-        """One execution, checked and encoded, for `send_many`.
+        """Return a call to pass to `send_many` or `Context.send`. Raises PayloadError if the arguments do not match the signature.
 
         app.send_many([welcome.call(user) for user in users])
         """
         return self._call(args, kwargs)
 
     def send_many(self, calls: Iterable[Call[R_co]], /) -> list[Handle[R_co]]:
-        """Stores many tasks in one statement: all of them, or none."""
+        """Store many tasks atomically in one statement, and return their handles."""
         return self._sender.send_many(calls, connection=self._connection, patience_s=self._patience_s)
 
     async def asend_many(
         self, calls: Iterable[Call[R_co]] | AsyncIterable[Call[R_co]], /
     ) -> list[Handle[R_co]]:
-        """As `send_many`, to await."""
+        """Async version of `send_many` that does not block the running event loop. Async iterables are also accepted."""
         return await self._sender.asend_many(calls, connection=self._connection, patience_s=self._patience_s)
 
     def with_options(self, **options: Unpack[SendOptions]) -> Self:
-        """The same task with other options for what is sent through it; raises ConfigurationError for wrong
-        ones.
+        """Return a copy of this task with different send options. Raises ConfigurationError if an option is invalid.
 
         welcome.with_options(priority=-10, key="u42").send(42)
         welcome.with_options(connection=connection).send(42)  # part of that connection's transaction
         """
         merged = cast(SendOptions, {**self._options, **options})
-        return type(self)(self.definition, sender=self._sender, options=merged)
+        return type(self)(self._definition, sender=self._sender, options=merged)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, when: When | None = None) -> Call[R_co]:
         moment = None if when is None else to_when(when, subject="when")
-        good_until = self.settings.good_until
+        good_until = self._settings.good_until
         if isinstance(moment, datetime) and good_until is not None and moment > good_until:
             raise _never_runs(self.name, moment, good_until)
-        payload = self.definition.codec.encode(args, kwargs)
+        return self._call_of(self._definition.codec.encode(args, kwargs), when=moment)
+
+    def _call_of(self, payload: bytes, *, when: When | None) -> Call[R_co]:
         return Call(
             name=self.name,
             payload=payload,
-            settings=self.settings,
-            when=moment,
+            settings=self._settings,
+            when=when,
             task=self,
             connection=self._connection,
             patience_s=self._patience_s,
@@ -196,39 +289,41 @@ class Task(Generic[P, R_co]):
         running = Context.current_or_none()
         if running is not None:
             return running
-        return Context.detached(
-            task_id=uuid4(), name=self.name, queue=self.settings.queue, backend=Detached()
-        )
+        return local_context(task_id=uuid4(), name=self.name, queue=self._settings.queue)
 
     def _invoke(self, context: Context, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        leading = (context,) if self.definition.codec.takes_context else ()
-        return self.definition.function(*leading, *args, **kwargs)
+        leading = (context,) if self._definition.codec.takes_context else ()
+        return self._definition.function(*leading, *args, **kwargs)
 
 
 @final
 class SyncTask(Task[P, R_co]):
-    """A task made of `def`."""
+    """A task whose function is defined with `def`."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Runs the function here and now, without a row; its Context is that of the running task, or a
-        detached one.
+        """Call the function directly, without storing a task.
+
+        The function uses the Context of the running task, or a local Context outside a task.
         """
         context = self._context()
-        with context.entered():
+        with entered(context):
             return cast(R_co, self._invoke(context, args, kwargs))
 
 
 @final
 class AsyncTask(Task[P, R_co]):
-    """A task made of `async def`."""
+    """A task whose function is defined with `async def`."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
-        """As SyncTask's, to await."""
+        """Call the function directly, without storing a task, and return an awaitable for its result.
+
+        The function uses the Context of the running task, or a local Context outside a task.
+        """
         return self._run(args, kwargs)
 
     async def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R_co:
         context = self._context()
-        with context.entered():
+        with entered(context):
             return cast(R_co, await self._invoke(context, args, kwargs))
 
 
@@ -237,7 +332,7 @@ def _never_runs(name: str, moment: datetime, good_until: datetime) -> Configurat
         code="CONTRADICTION",
         subject=f"when of task {name!r}",
         value=moment.isoformat(),
-        rule=f"it lies after good_until ({good_until.isoformat()}), so the task could never start",
-        fix="schedule it earlier, or move good_until",
+        rule=f"is after good_until ({good_until.isoformat()}), so the task could never start",
+        fix="schedule it earlier, or use a later good_until",
     )
     return ConfigurationError([problem])

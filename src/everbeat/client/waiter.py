@@ -1,57 +1,67 @@
-"""Waiting for tasks to end: one thread and one listening connection for all waiters of an app in a process.
-
-What lives here: who waits for which id, and when the database is asked. Hints make it fast, a slow poll makes it sure.
-What may not: what an outcome means (`handle`), and connections, which come from outside.
-"""
+"""Waits for tasks to finish. All of an app's waits in a process share one thread and one listening connection."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent import futures
 from concurrent.futures import Future, InvalidStateError
+from math import inf
 from time import monotonic, sleep
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from everbeat.domain.states import TaskState
-from everbeat.errors import AppClosed, DatabaseReadOnly, DatabaseUnreachable, EverbeatError, TaskNotFound
+from everbeat.domain.settings.units import Duration, to_seconds
+from everbeat.domain.task.states import TaskState
+from everbeat.errors import (
+    AppClosed,
+    DatabaseReadOnly,
+    DatabaseUnreachable,
+    EverbeatError,
+    TaskNotFound,
+    WaitTimeout,
+)
+from everbeat.hints import SyncHintSource
+from everbeat.hints.delivery import HintRate
+from everbeat.hints.topics import Everything, Hint, TaskEnded
+from everbeat.runtime.clock import Backoff
 from everbeat.runtime.fork import call_in_forked_child
-from everbeat.store.tasks import StoredOutcome
-from everbeat.wake import SyncWake
-from everbeat.wake.hint_rate import HintRate
-from everbeat.wake.topics import Everything, Hint, TaskEnded
+from everbeat.store.plan import Action, Bounded, Plan
+from everbeat.store.tasks import StoredOutcome, outcomes
 
 LookUp: TypeAlias = Callable[[Sequence[UUID]], dict[UUID, StoredOutcome]]
 IDLE_S: Final = 30.0
-"""A waiter without waiters gives its connection back after this long."""
+"""After this many seconds without a wait, the thread exits and closes its connection."""
 
 _log = logging.getLogger("everbeat.client")
 _BATCH: Final = 1_000
-_LISTENING_POLL_S: Final = (1.0, 5.0)
-_DEAF_POLL_S: Final = (0.05, 0.5)
-_SLOWER: Final = 1.5
+_LISTENING_POLL: Final = Backoff(first_s=1.0, longest_s=5.0, factor=1.5)
+_DEAF_POLL: Final = Backoff(first_s=0.05, longest_s=0.5, factor=1.5)
+_LAST_CHECK_S: Final = 0.5
+"""The patience, in seconds, for the final query after a wait has timed out."""
 
 
-class Ended(Future[StoredOutcome]):
-    """A task's end, once it is known; `seen` is the last state that the database told before that."""
+class EndedTask(Future[StoredOutcome]):
+    """A future that completes when a task finishes. `seen` is the last state that was read before the task finished, if any."""
 
     seen: TaskState | None = None
 
 
 class Waiter:
-    """Gives a future for each id that is waited for. Futures serve threads as they are, and loops by `asyncio.wrap_future`."""
+    """Creates a future for each wait. Threads use the future directly, and event loops wrap it with `asyncio.wrap_future`."""
 
-    def __init__(self, *, look_up: LookUp, make_wake: Callable[[], SyncWake]) -> None:
+    def __init__(self, *, look_up: LookUp, make_hint_source: Callable[[], SyncHintSource]) -> None:
         self._look_up = look_up
-        self._make_wake = make_wake
+        self._make_hint_source = make_hint_source
         self._forget()
         call_in_forked_child(self._forget)
 
     def _forget(self) -> None:
-        # A forked child has none of the parent's threads: it starts its own when it waits.
+        # A forked child does not inherit its parent's threads. It starts its own thread at the first wait.
         self._changed = threading.Condition()
-        self._waiting: dict[UUID, list[Ended]] = {}
+        self._waiting: dict[UUID, list[EndedTask]] = {}
         self._asked: set[UUID] = set()
         self._ask_all = False
         self._listening = False
@@ -59,9 +69,9 @@ class Waiter:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def wait(self, task_id: UUID) -> Ended:
-        """A future of the task's end; it fails with TaskNotFound, or the DatabaseError that no repetition cures."""
-        future = Ended()
+    def wait(self, task_id: UUID) -> EndedTask:
+        """Return a future that completes when the task finishes. It fails with TaskNotFound, or a DatabaseError that a retry cannot fix."""
+        future = EndedTask()
         with self._changed:
             self._waiting.setdefault(task_id, []).append(future)
             self._asked.add(task_id)
@@ -73,7 +83,7 @@ class Waiter:
         return future
 
     def close(self) -> None:
-        """Ends the thread and its connection; whoever still waits is told AppClosed."""
+        """Stop the thread and close its connection. Calls that are still waiting raise AppClosed."""
         with self._changed:
             self._closed = True
             thread = self._thread
@@ -99,15 +109,15 @@ class Waiter:
             self._changed.notify()
 
     def _run(self) -> None:
-        wake = self._make_wake()
-        wake.start(self._hinted, self._heard)
+        source = self._make_hint_source()
+        source.start(self._hinted, self._heard)
         try:
             self._serve()
         finally:
-            wake.stop()
+            source.stop()
 
     def _serve(self) -> None:
-        pause, next_poll, idle_since = _DEAF_POLL_S[0], monotonic(), monotonic()
+        polls, next_poll, idle_since = 0, monotonic(), monotonic()
         while True:
             with self._changed:
                 while not (self._asked or self._ask_all or self._closed):
@@ -123,23 +133,23 @@ class Waiter:
                 wanted = list(self._waiting) if everybody else [*self._asked & self._waiting.keys()]
                 self._asked.clear()
                 self._ask_all = False
-                first, last = _LISTENING_POLL_S if self._listening else _DEAF_POLL_S
+                pauses = _LISTENING_POLL if self._listening else _DEAF_POLL
             if wanted:
                 sleep(self._hint_rate.pause_s(monotonic()))
             self._ask(wanted)
             if everybody or newcomers:
-                # Whoever came or ended just now is not alone: look soon, then less and less often.
-                pause = first if newcomers else min(max(pause * _SLOWER, first), last)
-                next_poll = monotonic() + pause
+                # After a new wait or a finished task, other tasks often finish soon. Poll frequently at first, then less often.
+                polls = 1 if newcomers else polls + 1
+                next_poll = monotonic() + pauses.delay(polls)
             if self._waiting:
                 idle_since = monotonic()
 
     def _retired(self, *, idle_for: float) -> bool:
-        """Whether the thread ends now, decided under the lock so that no newcomer is left behind."""
+        """Return whether the thread must exit now. Must be called with the lock held, so that no new wait is missed."""
         if not self._closed and (self._waiting or idle_for < IDLE_S):
             return False
-        for task_id, futures in self._waiting.items():
-            for future in futures:
+        for task_id, ended in self._waiting.items():
+            for future in ended:
                 _settle(future, AppClosed(task_id))
         self._waiting.clear()
         self._thread = None
@@ -154,7 +164,7 @@ class Waiter:
             try:
                 found = self._look_up(batch)
             except (DatabaseUnreachable, DatabaseReadOnly) as outage:
-                _log.warning("waiting for tasks goes on over an outage: %s", outage)
+                _log.warning("still waiting for tasks during a database outage: %s", outage)
                 continue
             except EverbeatError as error:
                 self._fail(batch, error)
@@ -179,7 +189,7 @@ class Waiter:
             for future in self._take(task_id):
                 _settle(future, error)
 
-    def _take(self, task_id: UUID) -> list[Ended]:
+    def _take(self, task_id: UUID) -> list[EndedTask]:
         with self._changed:
             return self._waiting.pop(task_id, [])
 
@@ -193,11 +203,81 @@ class Waiter:
                     self._waiting.pop(task_id, None)
 
 
-def _settle(future: Ended, end: StoredOutcome | EverbeatError) -> None:
+def _settle(future: EndedTask, end: StoredOutcome | EverbeatError) -> None:
     try:
         if isinstance(end, EverbeatError):
             future.set_exception(end)
         else:
             future.set_result(end)
     except InvalidStateError:
-        pass  # its owner stopped waiting in this very moment
+        pass  # the owner of the future has just stopped waiting
+
+
+class Deadline:
+    """The deadline of a wait: `within_s` seconds after the call began, or never."""
+
+    def __init__(self, timeout: Duration | None) -> None:
+        self.within_s = inf if timeout is None else to_seconds(timeout, subject="timeout")
+        self._began_at = monotonic()
+
+    @property
+    def left_s(self) -> float | None:
+        """Return the number of seconds until the deadline, or None if there is no deadline."""
+        return None if self.within_s == inf else max(0.0, self.within_s - self.waited_s)
+
+    @property
+    def waited_s(self) -> float:
+        """Return the number of seconds since the call began."""
+        return monotonic() - self._began_at
+
+
+def ends_of(waiter: Waiter, ids: Iterable[UUID], *, until: Deadline) -> Plan[dict[UUID, StoredOutcome]]:
+    """Wait for all of the tasks to finish, and return their outcomes.
+
+    Raises WaitTimeout, which names the first unfinished task, if the deadline passes first. Raises TaskNotFound if a task does not
+    exist, AppClosed if the app is closed in the meantime, and DatabaseError if the tasks cannot be read.
+    """
+    ended = {task_id: waiter.wait(task_id) for task_id in ids}
+    left_s = until.left_s
+    try:
+        yield Action(
+            lambda: futures.wait(ended.values(), timeout=left_s, return_when=futures.FIRST_EXCEPTION),
+            lambda: _await_ends(ended.values(), left_s),
+        )
+    finally:
+        # If the call itself is interrupted, the waiter must not keep polling for these tasks.
+        late = [task_id for task_id, future in ended.items() if future.cancel()]
+    found = {task_id: future.result() for task_id, future in ended.items() if not future.cancelled()}
+    seen = {task_id: ended[task_id].seen for task_id in late}
+    # A wait for a single task trusts the last state that the waiter read. Of several tasks, some may have finished since then.
+    asked = [task_id for task_id in late if len(ended) > 1 or seen[task_id] is None]
+    if asked:
+        last: dict[UUID, StoredOutcome] = yield Bounded(outcomes(asked), _LAST_CHECK_S)
+        found |= {task_id: outcome for task_id, outcome in last.items() if outcome.state.is_terminal}
+        seen |= {task_id: last[task_id].state if task_id in last else None for task_id in asked}
+    missing = [task_id for task_id in late if task_id not in found]
+    for task_id in missing:
+        if seen[task_id] is None:
+            raise TaskNotFound(task_id)
+    if missing:
+        raise WaitTimeout(
+            missing[0], until.waited_s, state=seen[missing[0]], missing=len(missing), waited_for=len(ended)
+        )
+    return found
+
+
+async def _await_ends(ended: Collection[EndedTask], left_s: float | None) -> None:
+    waiting = [asyncio.wrap_future(future) for future in ended]
+    try:
+        if waiting:
+            await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for each in waiting:
+            each.cancel()
+            each.add_done_callback(_retrieve_exception)
+
+
+def _retrieve_exception(future: asyncio.Future[StoredOutcome]) -> None:
+    # The wrapped future raises the error. Without this callback, asyncio logs that the wrapper's error was never retrieved.
+    if not future.cancelled():
+        future.exception()

@@ -1,1 +1,1 @@
-"""What is decided: states, retries, recovery, outcomes, the codec. Pure: no I/O, no clock, no chance, no SQL."""
+"""The rules of everbeat: states, retries, recovery, outcomes and codecs. Pure code without I/O, clock, randomness or SQL."""

@@ -1,7 +1,4 @@
-"""What becomes of a message, given what the rows say of the task that it speaks of. The rows are the arbiter: no message is believed.
-
-What lives here: the decision table. What may not: the rows, and the acknowledgements themselves.
-"""
+"""Decide what a worker does with a message about a task. Only the task's row counts; the message itself is never trusted."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from everbeat.domain.states import TASK_TERMINAL_STATES
+from everbeat.domain.task.states import TASK_TERMINAL_STATES
 
 
 class Facts(Struct, frozen=True):
-    """A task as its row says. `due`, `paused` and `kept_back` (by others of its serial line) matter while it is PENDING.
+    """Facts from a task's row. `due`, `paused` and `kept_back` (by other tasks of the serial line) apply while the task is PENDING.
 
-    `holder`: the worker that holds it. `stale`: that has ended, or was silent for longer than the running threshold. `needs`: what the code of
-    a worker must understand, as JSON.
+    `holder` is the worker that holds the task. The holder is `stale` if it has exited, or has been silent for longer than the
+    running threshold. `needs` is what a worker's code must support to run the task, as JSON.
     """
 
     name: str
@@ -32,53 +29,59 @@ class Facts(Struct, frozen=True):
     needs: str | None = None
 
 
-class Verdict(StrEnum):
-    """What is done with a message. Whatever is acknowledged and still has to run is found by its row: it has a message of its own
-    when it becomes due, and workers look without one."""
+class DeliveryVerdict(StrEnum):
+    """The worker's decision about a message.
+
+    Acknowledging a message never loses a task that still has to run. Another message follows when the task is due, and workers
+    also poll.
+    """
 
     OVER = "over"
-    """Acknowledged: the task has ended, or has been claimed since, so that a later message speaks of it."""
+    """Acknowledge: the task has finished, or was claimed after this message was written, so a later message exists."""
     UNKNOWN = "unknown"
-    """Rejected: no row of this id."""
+    """Reject: no task has this id."""
     ELSEWHERE = "elsewhere"
-    """Acknowledged: another worker is at work on it, and lives."""
+    """Acknowledge: another live worker holds the task."""
     OURS = "ours"
-    """Kept: this worker holds the lease, and goes on acknowledging progress after each beat."""
+    """Keep: this worker holds the lease, and marks the message as in progress after each heartbeat."""
     STALE = "stale"
-    """Given back: its holder is about to be taken for dead, and then somebody must hear of it."""
+    """Return: the holder will soon be declared dead, and then a worker must be notified."""
     NOT_NOW = "not now"
-    """Acknowledged: not due, or paused. It is told of again when it is due, and all workers are when it is resumed."""
+    """Acknowledge: the task is paused or not due. Another message follows when the task is due, and a resume notifies all workers."""
     KEPT_BACK = "kept back"
-    """Given back: another task of its serial line comes first."""
+    """Return: another task in the same serial line comes first."""
     FOREIGN = "foreign"
-    """Given back: this worker does not know the task function, or does not understand its arguments; another one may."""
+    """Return: this worker does not know the task function or its arguments; another worker might."""
     CLAIMABLE = "claimable"
-    """To be claimed; given back where there is no room for it here."""
+    """Claim the task, or return the message if this worker has no free slot."""
 
 
-ACKNOWLEDGED: Final = frozenset({Verdict.OVER, Verdict.ELSEWHERE, Verdict.NOT_NOW})
-USELESS: Final = frozenset({Verdict.OVER, Verdict.UNKNOWN})
-"""A message of such a task is of no use to any worker."""
+ACKNOWLEDGED: Final = frozenset({DeliveryVerdict.OVER, DeliveryVerdict.ELSEWHERE, DeliveryVerdict.NOT_NOW})
+USELESS: Final = frozenset({DeliveryVerdict.OVER, DeliveryVerdict.UNKNOWN})
+"""The verdicts after which the message is of no use to any worker."""
 _ENDED: Final = frozenset(str(state) for state in TASK_TERMINAL_STATES)
 
 
 def judge(
     facts: Facts | None, *, fence: int, worker_id: str, names: Container[str], is_understood: bool = True
-) -> Verdict:
-    """What a message means to this worker, which runs tasks of these names; `fence` is the message's own: that of the last claim before it
-    was written. `is_understood`: the code of this worker understands what the task needs."""
+) -> DeliveryVerdict:
+    """Return what a worker that runs tasks with these `names` does with a message.
+
+    `fence` is the fencing token of the last claim before the message was written. `is_understood` means that the worker's code
+    supports what the task needs.
+    """
     if facts is None:
-        return Verdict.UNKNOWN
+        return DeliveryVerdict.UNKNOWN
     if facts.state in _ENDED:
-        return Verdict.OVER
+        return DeliveryVerdict.OVER
     if facts.holder is not None:
         if facts.holder == worker_id:
-            return Verdict.OURS
-        return Verdict.STALE if facts.stale else Verdict.ELSEWHERE
+            return DeliveryVerdict.OURS
+        return DeliveryVerdict.STALE if facts.stale else DeliveryVerdict.ELSEWHERE
     if facts.fence > fence:
-        return Verdict.OVER
+        return DeliveryVerdict.OVER
     if facts.paused or not facts.due:
-        return Verdict.NOT_NOW
+        return DeliveryVerdict.NOT_NOW
     if facts.name not in names or not is_understood:
-        return Verdict.FOREIGN
-    return Verdict.KEPT_BACK if facts.kept_back else Verdict.CLAIMABLE
+        return DeliveryVerdict.FOREIGN
+    return DeliveryVerdict.KEPT_BACK if facts.kept_back else DeliveryVerdict.CLAIMABLE

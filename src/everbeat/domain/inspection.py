@@ -1,28 +1,29 @@
-"""What can be seen of tasks, workers and queues: plain records, as the database told them at one moment.
-
-What lives here: the records. What may not: how they are read (`store.inspect`), explained (`explanation`) and shown.
-They are structs because a dataclass of this size takes forty times as long to make, in every program at its import.
-"""
+"""Snapshots of tasks, workers, queues and recoveries, as returned to users."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from enum import StrEnum
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
 
-from everbeat.domain.needs import Needs
-from everbeat.domain.outcome import TaskError
-from everbeat.domain.policy import StoredPolicy
-from everbeat.domain.states import TaskState
+from everbeat.domain.settings.units import When
+from everbeat.domain.task.context_backend import FailedTry
+from everbeat.domain.task.policy import StoredPolicy
+from everbeat.domain.task.signature import Needs
+from everbeat.domain.task.states import TaskState
+from everbeat.errors import TaskError
 
 Role: TypeAlias = Literal["claimer", "runner"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running task last reported; `fraction` is 0 to 1, None when it said none."""
+    """The latest progress that a task reported. `fraction` is between 0 and 1, or None if unknown."""
 
     stage: str
     fraction: float | None = None
@@ -30,7 +31,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptInfo(msgspec.Struct, frozen=True):
-    """One ended attempt. `outcome` is COMPLETED, FAILED, CANCELLED, RELEASED (handed back), SUSPENDED, CRASHED or LOST."""
+    """A finished attempt of a task. `outcome` is COMPLETED, FAILED, CANCELLED, RELEASED, SUSPENDED, CRASHED or LOST."""
 
     attempt: int
     claim_id: UUID
@@ -45,7 +46,7 @@ class AttemptInfo(msgspec.Struct, frozen=True):
 
 
 class HeartbeatInfo(msgspec.Struct, frozen=True):
-    """One proof of life for one task in flight: the claimer holds it, the runner executes it."""
+    """A heartbeat for a task in flight, sent by the claimer, which holds the task, or by the runner, which executes it."""
 
     task_id: UUID
     sender_id: str
@@ -57,11 +58,12 @@ class HeartbeatInfo(msgspec.Struct, frozen=True):
 
 
 class RecoveryInfo(msgspec.Struct, frozen=True):
-    """One recovery: who died and why, how it was noticed, what was done, and what became of the task.
+    """The recovery of one task: the dead worker, how its death was noticed, the action taken, and what became of the task.
 
-    `noticed_at` is when the recovery landed; it was noticed `noticed_after_ms` after the last sign of life, or its exit. `charge` is "crash" or
-    "loss" where the death was counted; `hook` is what a recovery hook answered, or "no answer: ..." with what kept it from
-    answering; `became` is the state of the task now, None when its record was pruned.
+    `noticed_at` is when the recovery was committed. `noticed_after_ms` is the time in milliseconds from the worker's last sign
+    of life, or its exit, until its death was noticed. `charge` is "crash" or "loss" if the death was counted against the task.
+    `hook` is the reply of a recovery hook, or "no answer: ..." with the reason. `became` is the task's current state, or None
+    if its record was pruned.
     """
 
     id: int
@@ -93,11 +95,13 @@ class RecoveryInfo(msgspec.Struct, frozen=True):
 
 
 class TaskSummary(msgspec.Struct, frozen=True):
-    """One task as a list shows it. All times are the database's; `attempt` counts the attempts that started.
+    """A summary of one task, as shown in lists. All times come from the database's clock. `attempt` counts the attempts that have started.
 
-    `serial` is the line it waits in, of which one task runs at a time; `suspect`: it may kill its worker, so it runs alone.
-    Of a workflow's task, `workflow_id` and the name of its `node`.
-    `parent_id`: the task whose code sent it. A suspended task sleeps until `wake_at`, or `waits_for` an event until then.
+    Tasks with the same `serial` run one at a time. A `suspect` task might kill its worker, so it runs alone. A workflow's task
+    has a `workflow_id` and the name of its `node`. `parent_id` is the id of the task whose code sent this task. A suspended
+    task is sleeping until `wake_at`, or is waiting for the event `waits_for` until then. `last_event_at` is when the task was
+    last sent, became due, was claimed, started, reported progress or finished. `failed_try` is set while the task is waiting
+    between two tries of a durable step.
     """
 
     id: UUID
@@ -133,23 +137,26 @@ class TaskSummary(msgspec.Struct, frozen=True):
     parent_id: UUID | None
     waits_for: str | None
     wake_at: datetime | None
+    last_event_at: datetime
+    failed_try: FailedTry | None
 
     @property
     def claimed(self) -> bool:
-        """Whether a worker has claimed the task, and nobody took it back."""
+        """Return whether a worker holds the task, or held it when the task finished."""
         return self.claimed_at is not None
 
     @property
     def ended_at(self) -> datetime | None:
-        """When the task reached its terminal state; None before."""
+        """Return when the task reached a terminal state, or None if it has not reached one."""
         return self.completed_at or self.failed_at or self.cancelled_at or self.expired_at
 
 
 class TaskInfo(TaskSummary, frozen=True):
-    """Everything about one task. `arguments` and `result` are plain JSON values.
+    """All details of one task. `arguments` and `result` are plain JSON values.
 
-    `waiting_because` says what keeps a PENDING task from being claimed; None when it only waits for its turn. `needs`: what the code of a
-    worker must understand to take the task; None unless a worker with other code has handed it back.
+    `waiting_because` says why a PENDING task is not being claimed, or is None if the task is only waiting its turn. `needs` is
+    what a worker's code must support to run the task. `needs` is None unless a worker with different code has released the
+    task.
     """
 
     arguments: Mapping[str, Any]
@@ -164,11 +171,12 @@ class TaskInfo(TaskSummary, frozen=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """One worker. `last_heartbeat_at` counts its supervisor's beats for it; `queues` None means all, `tasks` None unknown.
+    """A snapshot of one worker. `last_heartbeat_at` includes the heartbeats that the supervisor sends for the worker.
 
-    `is_stale` is None on a standby, where beats arrive with the delay of replication: an old one does not prove a death.
-    `session_lost`: PostgreSQL has no session of its tree any more, so the tree is dead or cut off. False also where that is unknown.
-    `quiet_since`: since when an operator keeps its tree from claiming.
+    `queues` is None for all queues; `tasks` is None if unknown. `is_stale` is None on a standby, where replication delays
+    heartbeats, so an old heartbeat does not prove that the worker is dead. `session_lost` means that the worker's tree has no
+    session in PostgreSQL, so the worker is dead or cut off. `session_lost` is also False if the state of the session is
+    unknown. `quiet_since` is when an operator quieted the tree.
     """
 
     worker_id: str
@@ -193,16 +201,17 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
     @property
     def tasks(self) -> tuple[str, ...] | None:
-        """The names of the tasks it knows."""
+        """Return the names of the task functions that the worker knows, or None if they are unknown."""
         names = self.metadata.get("tasks")
         return tuple(map(str, names)) if isinstance(names, list) else None
 
 
 class SupervisorInfo(msgspec.Struct, frozen=True):
-    """One supervisor and the number of its workers that were not ended. `session_held`: it has taken its session lock.
+    """A snapshot of one supervisor. `workers` is the number of the supervisor's workers that have not ended.
 
-    `is_stale` is None on a standby, as a worker's is. `session_lost` and `quiet_since` are as a worker's are. `processes`: how many worker
-    processes it keeps; None for a worker inside another program. `start_problem`: why it cannot start one, since `start_problem_at`.
+    `session_held` means that the supervisor holds its session lock. `is_stale`, `session_lost` and `quiet_since` are defined as
+    in `WorkerInfo`. `processes` is the intended number of worker processes, or None for a worker inside another program.
+    `start_problem` is why the supervisor has been unable to start a worker process since `start_problem_at`.
     """
 
     supervisor_id: str
@@ -225,7 +234,7 @@ class SupervisorInfo(msgspec.Struct, frozen=True):
 
 
 class QuietTree(msgspec.Struct, frozen=True):
-    """A supervisor that was made quiet or resumed, with the ids of its live workers. `quiet_since` is None for one that claims."""
+    """A supervisor that was quieted or resumed, with the ids of its live workers. `quiet_since` is None while the workers claim tasks."""
 
     supervisor_id: str
     hostname: str
@@ -235,10 +244,11 @@ class QuietTree(msgspec.Struct, frozen=True):
 
 
 class WorkerStateInfo(msgspec.Struct, frozen=True):
-    """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms.
+    """A snapshot of a worker: its tasks, slots, resident memory in bytes, CPU use in percent of one core, and loop lag in ms.
 
-    `messages` is None where PostgreSQL alone tells it of tasks; else whether NATS is "up", whether the worker is the "relay" that
-    publishes, how many messages it has "published" and "republished", how many are "held", and of the others how they "ended".
+    `messages` is None without NATS. Otherwise "up" says whether NATS is connected, and "relay" whether the worker publishes the
+    messages. The entries "published", "republished" and "held" are message counts. The entry "ended" counts the other messages
+    by how they were handled. `pid` is None if only snapshots of the worker remain.
     """
 
     worker_id: str
@@ -250,10 +260,11 @@ class WorkerStateInfo(msgspec.Struct, frozen=True):
     cpu_percent: float
     loop_lag_ms: float
     messages: Mapping[str, Any] | None = None
+    pid: int | None = None
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue and its live tasks; `pending` are due. `priority` is None for a queue this app did not declare."""
+    """A queue and its task counts. `pending` counts only tasks that are due. `priority` is None if the app does not declare the queue."""
 
     name: str
     priority: int | None = None
@@ -265,7 +276,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweptTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task found under a silent holder, and what was done with it (in a dry run: what would be)."""
+    """A task whose holder is silent, and the action that a sweep took or, in a dry run, would take."""
 
     id: UUID
     name: str
@@ -276,16 +287,16 @@ class SweptTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN_FATE: Final = "unknown"
-"""The action of a dry run on a standby: an old beat there does not prove a death."""
+"""The action that a dry run reports on a standby, where an old heartbeat does not prove a death."""
 
 
 class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep found: the dead workers, and what was done with their tasks (in a dry run: what would be).
+    """The result of a sweep: the dead workers, and the actions that the sweep took on their tasks or, in a dry run, would take.
 
-    `skipped`: nothing was done, because another sweep was going on. `missed`: leases whose holder came back, or that somebody
-    else recovered meanwhile; what a recovery hook left is among `tasks` with the action "leave", and not counted. On a standby a dry
-    run gives the action "unknown" to the tasks of silent workers: beats arrive there with the delay of replication.
-    `sessions_problem`: why the sessions of dead trees could not be ended after the recovery; the supervisors try it again.
+    `skipped` means that another sweep was in progress, so nothing was done. `missed` counts leases that another process
+    recovered first, or whose holder came back. Tasks that a recovery hook skipped have the action "leave" and are not counted.
+    On a standby, where replication delays heartbeats, a dry run reports the action "unknown" for the tasks of silent workers.
+    `sessions_problem` is why the sessions of dead trees could not be terminated. The supervisors will try again.
     """
 
     worker_ids: tuple[str, ...]
@@ -295,3 +306,109 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     missed: int
     dry_run: bool
     sessions_problem: str | None = None
+
+
+class PruneResult(Struct, frozen=True):
+    """The number of rows that pruning deleted from each table or, in a dry run, would delete."""
+
+    tasks: int = 0
+    attempts: int = 0
+    recoveries: int = 0
+    steps: int = 0
+    signals: int = 0
+    beats: int = 0
+    worker_states: int = 0
+    workers: int = 0
+    supervisors: int = 0
+    workflows: int = 0
+    nodes: int = 0
+    edges: int = 0
+
+    def by_table(self) -> dict[str, int]:
+        """Return the number of rows by table name."""
+        return asdict(self)
+
+    @property
+    def total(self) -> int:
+        """Return the total number of rows."""
+        return sum(self.by_table().values())
+
+
+PauseKind: TypeAlias = Literal["task", "queue"]
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """A paused task function or queue. Workers do not claim its tasks.
+
+    If the brake paused the task function automatically, `crashes` is the number of crashed tasks that triggered the pause.
+    `already_paused` means that the call changed nothing: an earlier pause exists and keeps its own reason.
+    """
+
+    kind: PauseKind
+    name: str
+    paused_at: datetime
+    paused_by: str
+    reason: str | None
+    crashes: int | None
+    already_paused: bool = False
+
+
+class CancelVerdict(StrEnum):
+    """The effect of a cancellation."""
+
+    CANCELLED = "CANCELLED"
+    """The task had not started and never will."""
+    REQUESTED = "REQUESTED"
+    """The task is running, and its worker has been asked to stop it."""
+    ALREADY_ENDED = "ALREADY_ENDED"
+    """The task had already finished and does not change."""
+
+
+class CancelResult(Struct, frozen=True):
+    """The effect of a cancellation, and the current state of the task."""
+
+    verdict: CancelVerdict
+    state: TaskState
+
+
+class TaskFilters(TypedDict, total=False):
+    """Filters for tasks. A task must match all given filters."""
+
+    state: str | Sequence[str] | None
+    name: str | None
+    queue: str | None
+    workflow: UUID | str | None
+    """Select the nodes of this workflow."""
+    parent: UUID | str | None
+    """Select the children of this task."""
+    since: When | None
+    """Select tasks with an event since this time, or within this duration before now."""
+    worker: str | None
+    """Select tasks that this worker holds, was the last to hold, or has attempted."""
+    error: str | None
+    """Select tasks by error code, or by the name of the exception class with or without its module."""
+
+
+class RecoveryFilters(TypedDict, total=False):
+    """Filters for recoveries. A recovery must match all given filters."""
+
+    number: int | None
+    worker: str | None
+    """Select recoveries after the death of this worker."""
+    since: When | None
+    cause: str | None
+    """Select recoveries by part of the cause, or by how the death was noticed, such as "age"."""
+
+
+class WorkflowFilters(TypedDict, total=False):
+    """Filters for workflows. A workflow must match all given filters."""
+
+    name: str | None
+    state: str | None
+    key: str | None
+    parent: UUID | str | None
+    """Select workflows that this task started."""
+    children: bool
+    """Include workflows that are nodes of other workflows, which are omitted by default."""
+    since: When | None
+    """Select workflows that were sent, paused, cancelled or finished since this time, or within this duration before now."""

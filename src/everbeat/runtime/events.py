@@ -1,17 +1,17 @@
-"""What happened, as typed values through one funnel: logs, metrics and tests all read the same objects.
-
-What lives here: the event classes, the bus, and the subscriber that writes them to `logging`. What may not:
-reactions.
-"""
+"""Events, the bus that passes them to subscribers, and their log format."""
 
 from __future__ import annotations
 
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable
-from functools import cache
-from typing import ClassVar
+from contextlib import suppress
+from datetime import datetime
+from enum import Enum
+from functools import cache, partial
+from typing import ClassVar, Final
 from uuid import UUID
 
 from msgspec import Struct
@@ -19,55 +19,90 @@ from msgspec.structs import asdict
 
 from everbeat.errors import DatabaseReadOnly as ReadOnlyError
 from everbeat.errors import DatabaseUnreachable as UnreachableError
-from everbeat.errors.visible import visible
-from everbeat.runtime.event_values import value_text
+from everbeat.errors.wording import class_name, safe_text, visible
+
+_VALUE_LIMIT = 2000
+
+
+def value_text(value: object) -> str:
+    """Return the value as one line of limited length, quoted if necessary."""
+    match value:
+        case float():
+            return f"{value:.3f}"
+        case BaseException():
+            return _quoted(f"{type(value).__name__}: {_safe_text(value)}")
+        case Enum():
+            return _quoted(str(value.value))
+        case datetime():
+            return value.isoformat()
+        case tuple():
+            shown = ",".join(value_text(item) for item in value[:20])
+            return shown + (f",(+{len(value) - 20})" if len(value) > 20 else "")
+        case _:
+            return _quoted(_safe_text(value))
+
+
+def _safe_text(value: object) -> str:
+    try:
+        return str(value)
+    except BaseException:  # noqa: BLE001 - converting a user's object to text runs user code, which might even exit
+        return "(its text cannot be made)"
+
+
+def _quoted(text: str) -> str:
+    text = text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}…"
+    if text and not re.search(r'[\s"=,]', text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
 
 _log = logging.getLogger("everbeat.runtime")
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """Base of all events; `room` and `level` say where and how loudly it is logged."""
+    """The base class of all events. `component` and `level` determine the logger and the level of their log records."""
 
-    room: ClassVar[str] = "runtime"
+    component: ClassVar[str] = "runtime"
     level: ClassVar[int] = logging.INFO
 
     @property
     def loudness(self) -> int:
-        """The level at which this very event is logged."""
+        """Return the level at which this event is logged."""
         return self.level
 
     @property
     def unshown(self) -> frozenset[str]:
-        """The fields that its log line leaves out."""
+        """Return the names of the fields that are left out of the log line."""
         return frozenset()
 
     @property
     def exc_info(self) -> BaseException | None:
-        """The exception that goes with its log record."""
+        """Return the exception to attach to the log record, or None."""
         return None
 
 
 class SupervisorRegistered(Event, frozen=True, kw_only=True):
-    """A supervisor has its row and its session lock."""
+    """A supervisor has inserted its row and taken its session lock."""
 
-    room = "worker"
+    component = "supervisor"
     supervisor_id: str
     hostname: str
     pid: int
 
 
 class WorkerStarted(Event, frozen=True, kw_only=True):
-    """A worker process is ready to claim."""
+    """A worker process is ready to claim tasks."""
 
-    room = "worker"
+    component = "worker"
     worker_id: str
     pid: int
 
 
 class WorkerExited(Event, frozen=True, kw_only=True):
-    """A worker process ended; `cause` as in its exit report. One that left `in_order` had nothing left to do."""
+    """A worker process exited. `cause` is taken from its exit report. `in_order` means that the worker had no work left."""
 
-    room = "worker"
+    component = "supervisor"
     level = logging.WARNING
     worker_id: str
     pid: int
@@ -76,32 +111,45 @@ class WorkerExited(Event, frozen=True, kw_only=True):
 
     @property
     def loudness(self) -> int:
-        """A death is a warning; a farewell is not."""
+        """Return INFO for an exit that was in order, otherwise WARNING."""
         return logging.INFO if self.in_order else self.level
 
 
-class LeasesLost(Event, frozen=True, kw_only=True):
-    """Leases that this worker held and holds no more."""
+class ProcessRecycled(Event, frozen=True, kw_only=True):
+    """A worker or task process has reached a limit. The process finishes its running tasks, and a new process replaces it.
 
-    room = "worker"
+    `tasks` is the number of tasks that have run or are still running in this process.
+    """
+
+    component = "worker"
+    pid: int
+    reason: str
+    tasks: int
+    rss_bytes: int
+
+
+class LeasesLost(Event, frozen=True, kw_only=True):
+    """This worker has lost leases that it held."""
+
+    component = "worker"
     level = logging.WARNING
     task_ids: tuple[UUID, ...]
     reason: str
 
 
 class ZombieRefused(Event, frozen=True, kw_only=True):
-    """A write of an attempt that has lost its lease changed nothing."""
+    """An attempt that had lost its lease tried to write. Nothing was changed."""
 
-    room = "worker"
+    component = "worker"
     level = logging.WARNING
     task_id: UUID
     verb: str
 
 
 class TaskStarted(Event, frozen=True, kw_only=True):
-    """The code of an attempt begins. Only emitted while this room logs at DEBUG."""
+    """The code of an attempt is about to start. This event is emitted only if its logger is enabled for DEBUG."""
 
-    room = "worker"
+    component = "worker"
     level = logging.DEBUG
     task_id: UUID
     name: str
@@ -109,9 +157,12 @@ class TaskStarted(Event, frozen=True, kw_only=True):
 
 
 class TaskFinished(Event, frozen=True, kw_only=True):
-    """An attempt was settled; `state` is the task's state afterwards."""
+    """An attempt has finished, and its result is stored. `state` is the state of the task afterwards.
 
-    room = "worker"
+    A task that was released before its code started does not emit this event.
+    """
+
+    component = "worker"
     level = logging.DEBUG
     task_id: UUID
     name: str
@@ -120,9 +171,9 @@ class TaskFinished(Event, frozen=True, kw_only=True):
 
 
 class TaskRecovered(Event, frozen=True, kw_only=True):
-    """A dead lease was decided on; `noticed_after_s` counts from the holder's last sign of life, or its exit."""
+    """A dead holder's lease was recovered. `noticed_after_s` counts from the holder's last sign of life, or from its exit."""
 
-    room = "services"
+    component = "recovering"
     level = logging.WARNING
     task_id: UUID
     name: str
@@ -134,9 +185,9 @@ class TaskRecovered(Event, frozen=True, kw_only=True):
 
 
 class HookFailed(Event, frozen=True, kw_only=True):
-    """A recovery hook raised, was late or answered nonsense: as if it had answered `Default`. The others are not affected."""
+    """A recovery hook raised an error, took too long or returned an invalid value, so `Default` applies. Other hooks are not affected."""
 
-    room = "services"
+    component = "recovering"
     level = logging.ERROR
     hook: str
     function: str
@@ -146,12 +197,12 @@ class HookFailed(Event, frozen=True, kw_only=True):
 
 
 class MassSilence(Event, frozen=True, kw_only=True):
-    """So many supervisors fell silent together that the network or the database is suspected, not them.
+    """Many supervisors fell silent at the same time, so the cause is probably the network or the database.
 
-    `fix`: the command for an operator who knows them dead.
+    `fix` is the command for an operator who knows that the supervisors are dead.
     """
 
-    room = "services"
+    component = "recovering"
     level = logging.ERROR
     silent: int
     known: int
@@ -160,12 +211,12 @@ class MassSilence(Event, frozen=True, kw_only=True):
 
 
 class JudgementDelayed(Event, frozen=True, kw_only=True):
-    """Supervisors have been silent for more than two thresholds, and trouble of this observer puts the judgement off.
+    """Supervisors have been silent for more than two thresholds, but this observer is delaying its verdict because of its own failures.
 
-    `troubles`: how often a beat of this observer failed or a session was lost since its start.
+    `troubles` is the number of failed heartbeats and lost sessions that this observer has had since it started.
     """
 
-    room = "services"
+    component = "recovering"
     level = logging.WARNING
     silent: int
     for_s: float
@@ -173,23 +224,23 @@ class JudgementDelayed(Event, frozen=True, kw_only=True):
 
 
 class DatabaseUnreachable(Event, frozen=True, kw_only=True):
-    """PostgreSQL has not answered, or has accepted no writes, for some seconds. One for each outage of a tree."""
+    """For some seconds, PostgreSQL has not responded or has not accepted writes. Emitted once per outage and tree."""
 
-    room = "store"
+    component = "store"
     level = logging.WARNING
     reason: str
 
 
 class DatabaseBack(Event, frozen=True, kw_only=True):
-    """PostgreSQL answers again."""
+    """PostgreSQL is responding again."""
 
-    room = "store"
+    component = "store"
     level = logging.WARNING
     after_s: float
 
 
 class ServiceFailed(Event, frozen=True, kw_only=True):
-    """A tick raised; the service goes on after `retry_in_s` seconds."""
+    """A tick of a service raised an error. The service continues after `retry_in_s` seconds."""
 
     level = logging.ERROR
     name: str
@@ -199,9 +250,10 @@ class ServiceFailed(Event, frozen=True, kw_only=True):
 
     @property
     def loudness(self) -> int:
-        """The first failure, the second, the fourth, the eighth and so on: a lasting failure must not fill the log.
+        """Return the default level for failures 1, 2, 4, 8 and so on, so that a lasting failure does not flood the log.
 
-        Of an outage of the database only the first, as a warning: `database_unreachable` reports it.
+        Other failures are logged at DEBUG. During a database outage, only the first failure is logged, as a warning: `database_unreachable`
+        reports the outage itself.
         """
         if isinstance(self.error, UnreachableError | ReadOnlyError):
             return logging.WARNING if self.consecutive == 1 else logging.DEBUG
@@ -209,16 +261,16 @@ class ServiceFailed(Event, frozen=True, kw_only=True):
 
 
 class ServiceRecovered(Event, frozen=True, kw_only=True):
-    """The first sound tick after failures."""
+    """A service has succeeded again after one or more failures."""
 
     name: str
     failures: int
 
 
 class LoopBlocked(Event, frozen=True, kw_only=True):
-    """Code has kept an event loop from turning for `seconds`; `names` says whose code, `stack` where.
+    """Code has blocked an event loop for `seconds`. `names` lists the tasks that might be responsible, and `stack` shows where.
 
-    `interpreter_held`: no Python ran anywhere in the process meanwhile, since C code held the GIL.
+    `interpreter_held` means that no Python code could run anywhere in the process during this time, because C code held the GIL.
     """
 
     level = logging.WARNING
@@ -229,7 +281,7 @@ class LoopBlocked(Event, frozen=True, kw_only=True):
 
 
 class LoopFreed(Event, frozen=True, kw_only=True):
-    """A blocked loop turns again, after `seconds` in all."""
+    """A blocked event loop is running again, after being blocked for `seconds` in total."""
 
     level = logging.WARNING
     names: tuple[str, ...]
@@ -237,18 +289,25 @@ class LoopFreed(Event, frozen=True, kw_only=True):
 
 
 Subscriber = Callable[[Event], None]
+Listens = Callable[[type[Event]], bool]
 
 
 class EventBus:
-    """Hands every event to every subscriber, in the emitting thread; usable from any thread."""
+    """Passes every event to every subscriber, in the emitting thread. The bus may be used from any thread."""
 
     def __init__(self) -> None:
         self._subscribers: tuple[Subscriber, ...] = ()
+        self._filters: dict[Subscriber, Listens] = {}
         self._lock = threading.Lock()
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber` with every event from now on; returns the function that ends it."""
+    def subscribe(self, subscriber: Subscriber, *, listens: Listens | None = None) -> Callable[[], None]:
+        """Call `subscriber` with every event from now on. Return a function that ends the subscription.
+
+        `listens` reports whether the subscriber currently uses events of a given type. None means that it uses all events.
+        """
         with self._lock:
+            if listens is not None:
+                self._filters[subscriber] = listens
             self._subscribers = (*self._subscribers, subscriber)
 
         def unsubscribe() -> None:
@@ -260,18 +319,27 @@ class EventBus:
 
         return unsubscribe
 
+    def has_listeners(self, kind: type[Event]) -> bool:
+        """Return whether any subscriber uses events of this type. Callers need not create events that no subscriber uses."""
+        return any(each not in self._filters or self._filters[each](kind) for each in self._subscribers)
+
     def emit(self, event: Event) -> None:
-        """Tell all subscribers; never raises: a broken one is logged, and the others are still told."""
+        """Call all subscribers. Errors in subscribers are logged and never raised, and the remaining subscribers are still called."""
         for subscriber in self._subscribers:
             try:
                 subscriber(event)
-            except Exception:  # noqa: BLE001 - a broken listener must not break what it listens to
+            except Exception:  # noqa: BLE001 - a broken subscriber must not break the code that emits events
                 _log.exception("subscriber_failed event=%s subscriber=%r", event_name(event), subscriber)
 
 
+def is_logged(kind: type[Event]) -> bool:
+    """Return whether the logger is enabled for this event type's default level."""
+    return _logger(kind.component).isEnabledFor(kind.level)
+
+
 def log_event(event: Event) -> None:
-    """Write `event` to the logger `everbeat.<room>`; the record carries it as `everbeat_event`."""
-    logger = _logger(event.room)
+    """Write `event` to the logger `everbeat.<component>`. The log record carries the event as `everbeat_event`."""
+    logger = _logger(event.component)
     if logger.isEnabledFor(event.loudness):
         extra = {"everbeat_event": event}
         logger.log(event.loudness, "%s", event_text(event), exc_info=event.exc_info, extra=extra)
@@ -279,16 +347,18 @@ def log_event(event: Event) -> None:
 
 @cache
 def _logger(room: str) -> logging.Logger:
-    return logging.getLogger(f"everbeat.{room}")
+    name = f"everbeat.{room}"
+    catch_handler_errors(name)
+    return logging.getLogger(name)
 
 
 def event_name(event: Event) -> str:
-    """`worker_exited` for WorkerExited."""
+    """Return the event's name in snake case, such as `worker_exited` for `WorkerExited`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
 
 
 def event_text(event: Event) -> str:
-    """One line of key=value after the name; text of several lines follows below it, indented."""
+    """Return the event's name and its key=value pairs on one line, followed by any multi-line text, indented."""
     parts, below = [event_name(event)], ""
     unshown = event.unshown
     for field, value in asdict(event).items():
@@ -299,3 +369,47 @@ def event_text(event: Event) -> str:
         else:
             parts.append(f"{field}={value_text(value)}")
     return visible(" ".join(parts) + below)
+
+
+LOGGERS: Final = (
+    *(
+        f"everbeat.{room}"
+        for room in (
+            "runtime",
+            "store",
+            "hints",
+            "nats",
+            "client",
+            "recovering",
+            "maintenance",
+            "supervisor",
+            "worker",
+        )
+    ),
+    "everbeat.embedded.server",
+    "everbeat.embedded.identity",
+)
+"""The loggers to which everbeat writes."""
+_LONGEST_TEXT: Final = 2_000
+
+
+def catch_handler_errors(name: str) -> None:
+    """Make the logger with this name catch the errors that users' logging handlers raise."""
+    logger = logging.getLogger(name)
+    if not isinstance(logger.handle, partial):
+        logger.handle = partial(_handle, logger.handle)  # type: ignore[method-assign]
+
+
+def _handle(handle: Callable[[logging.LogRecord], None], record: logging.LogRecord) -> None:
+    try:
+        handle(record)
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - the calling code holds tasks and must still store their results
+        with suppress(Exception):  # stderr may be closed
+            said = safe_text(record.getMessage(), limit=_LONGEST_TEXT)
+            why = f"{class_name(type(problem))}: {safe_text(problem, limit=_LONGEST_TEXT)}"
+            line = f"{record.levelname} {record.name}: {said} (a logging handler raised {why})"
+            sys.stderr.write(visible(line) + "\n")
+
+
+for _name in LOGGERS:
+    catch_handler_errors(_name)

@@ -1,7 +1,4 @@
-"""Log records about failed attempts: one each up to 50 a second in this process, beyond that one a second for each name and class.
-
-What lives here: these events, and the subscriber that logs all events. What may not: who emits them.
-"""
+"""Log failed attempts. This process logs up to 50 per second one by one, and the others as one summary record per second and type."""
 
 from __future__ import annotations
 
@@ -15,22 +12,22 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from everbeat.domain.failure import error_from_json
+from everbeat.domain.task.outcome import error_from_json
 from everbeat.runtime.events import Event, log_event
 from everbeat.runtime.fork import call_in_forked_child
 
 MOST_A_SECOND: Final = 50
 MOST_KINDS: Final = 100
-"""Code chooses its error codes, so it could make any number of kinds. More than this in a second are folded into one."""
+"""The most failure types with their own summary record per second. User code chooses its error codes, so it can create any number of types."""
 _OTHERS: Final = "(others)"
 
-Kind: TypeAlias = tuple[type["FailedAttempt"], str, str, str]
+FailureKind: TypeAlias = tuple[type["FailedAttempt"], str, str, str]
 
 
 class FailedAttempt(Event, frozen=True, kw_only=True):
-    """An attempt failed; `type` is the full name of the exception's class, empty where the code raised none."""
+    """An attempt failed. `type` is the full name of the exception class, or empty if the code raised no exception."""
 
-    room = "worker"
+    component = "worker"
     task_id: UUID
     name: str
     attempt: int
@@ -40,7 +37,7 @@ class FailedAttempt(Event, frozen=True, kw_only=True):
 
 
 class TaskFailure(FailedAttempt, frozen=True, kw_only=True):
-    """A task ended FAILED. The `exception` is there if it was raised in this process, otherwise the stored `traceback` if there is one."""
+    """A task has become FAILED. `exception` is set if it was raised in this process. Otherwise `traceback` may hold the stored traceback."""
 
     level = logging.ERROR
     traceback: str = ""
@@ -48,26 +45,36 @@ class TaskFailure(FailedAttempt, frozen=True, kw_only=True):
 
     @property
     def unshown(self) -> frozenset[str]:
-        """The exception belongs into the record's `exc_info`."""
+        """Return the fields that are left out of the log line. The exception is in the record's `exc_info`."""
         return frozenset(("exception",) if self.traceback else ("exception", "traceback"))
 
     @property
     def exc_info(self) -> BaseException | None:
-        """The exception."""
+        """Return the exception if it was raised in this process, otherwise None."""
         return self.exception
 
 
 class TaskRetry(FailedAttempt, frozen=True, kw_only=True):
-    """An attempt failed, and its task runs again after `retry_in_s` seconds."""
+    """An attempt failed, and its task will be retried in `retry_in_s` seconds."""
 
     level = logging.WARNING
     retry_in_s: float
 
 
-class FailuresFolded(Event, frozen=True, kw_only=True):
-    """Final failures of one kind of the last second that have no record of their own; `task_id` is the last one."""
+class StepRetry(FailedAttempt, frozen=True, kw_only=True):
+    """A call of a durable step failed and will be retried in `retry_in_s` seconds. This will be retry number `retry` of `max_retries`."""
 
-    room = "worker"
+    level = logging.WARNING
+    step: str
+    retry: int
+    max_retries: int
+    retry_in_s: float
+
+
+class FailuresFolded(Event, frozen=True, kw_only=True):
+    """The number of final failures of one type in the last second that were not logged separately. `task_id` is the last failed task."""
+
+    component = "worker"
     level = logging.ERROR
     name: str
     code: str
@@ -77,7 +84,7 @@ class FailuresFolded(Event, frozen=True, kw_only=True):
 
 
 class RetriesFolded(FailuresFolded, frozen=True, kw_only=True):
-    """Retries of one kind of the last second that have no record of their own; `task_id` is the last one."""
+    """The number of task or step retries of one type in the last second that were not logged separately. `task_id` is the last task."""
 
     level = logging.WARNING
 
@@ -85,7 +92,7 @@ class RetriesFolded(FailuresFolded, frozen=True, kw_only=True):
 def task_failure(
     task_id: UUID, name: str, *, attempt: int, error: bytes | str, exception: BaseException | None = None
 ) -> TaskFailure:
-    """Return the event of a task that ended FAILED with this stored error."""
+    """Return the event for a task that became FAILED with the given stored error."""
     known = error_from_json(error)
     return TaskFailure(
         task_id=task_id,
@@ -100,7 +107,7 @@ def task_failure(
 
 
 def task_retry(task_id: UUID, name: str, *, attempt: int, error: bytes | str, retry_in_s: float) -> TaskRetry:
-    """Return the event of a failed attempt with this stored error, after which the task runs again."""
+    """Return the event for an attempt that failed with the given stored error and whose task will be retried."""
     known = error_from_json(error)
     return TaskRetry(
         task_id=task_id,
@@ -119,7 +126,7 @@ class _Folded(Struct):
 
 
 class FailureLog:
-    """The subscriber that logs events; usable from any thread."""
+    """A thread-safe event subscriber that logs events and summarizes excess failures."""
 
     def __init__(self, *, most: int = MOST_A_SECOND, every_s: float = 1.0) -> None:
         self._most = most
@@ -131,10 +138,10 @@ class FailureLog:
         self._lock = threading.Lock()
         self._began = 0.0
         self._told = 0
-        self._folded: dict[Kind, _Folded] = {}
+        self._folded: dict[FailureKind, _Folded] = {}
 
     def __call__(self, event: Event) -> None:
-        """Log the event, or count it for the next folded record."""
+        """Log the event, or count it for the next summary record."""
         if not isinstance(event, FailedAttempt) or self._has_room(event):
             log_event(event)
 
@@ -150,11 +157,11 @@ class FailureLog:
             return False
 
     def _fold(self, event: FailedAttempt) -> None:
-        kind: Kind = (type(event), event.name, event.code, event.type)
+        kind: FailureKind = (type(event), event.name, event.code, event.type)
         if kind not in self._folded and len(self._folded) >= MOST_KINDS:
             kind = (type(event), _OTHERS, "", "")
         if not self._folded:
-            # A thread of its own: failures come from any thread, and from loops that may end before the second does.
+            # A timer thread is used, because failures come from any thread and from loops that might close before the second is over.
             timer = threading.Timer(self._every_s, self.flush)
             timer.daemon = True
             timer.start()
@@ -162,7 +169,7 @@ class FailureLog:
         folded.count, folded.last = folded.count + 1, event.task_id
 
     def flush(self) -> None:
-        """Log what is folded so far."""
+        """Log the failures that have been counted so far."""
         with self._lock:
             folded, self._folded = self._folded, {}
         for (of, name, code, kind), one in folded.items():
@@ -171,5 +178,5 @@ class FailureLog:
 
 
 LOG: Final = FailureLog()
-"""Of this process: its limit is one for all apps and workers in it."""
+"""The failure log of this process. All apps and workers in the process share the log's limit."""
 atexit.register(LOG.flush)

@@ -1,7 +1,7 @@
-"""What happens in a child that user code forks: everbeat's descriptors are replaced there, and none of its code goes on.
+"""Disable everbeat in children that user code forks: their descriptors are replaced, and everbeat's code does not continue in them.
 
-A forked child shares every socket and file lock of its parent, so the parent would look alive after its death.
-`os.fork` and all that is built on it is covered. A C library that calls `fork` by itself is not.
+A forked child shares every socket and file lock of its parent, so a dead parent would appear alive. This module covers `os.fork` and
+everything built on it, but not a C library that calls `fork` itself.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 EXIT_STRAY: Final = 70
-"""Exit code of a forked child that would have gone on with the work of its parent."""
+"""The exit code of a forked child that would otherwise have continued its parent's work."""
 
 
 class Descriptor(Protocol):
-    """An owner of a file descriptor."""
+    """An object that owns a file descriptor."""
 
     def fileno(self) -> int:
-        """The descriptor; raises or answers a negative number once it is closed."""
+        """Return the descriptor. If the descriptor has been closed, raise an error or return a negative number."""
 
 
 _owners: weakref.WeakSet[Descriptor] = weakref.WeakSet()
@@ -34,19 +34,19 @@ _generation = 0
 
 
 def close_in_forked_child(owner: Descriptor) -> None:
-    """Replace the descriptor of `owner` by /dev/null in every child that this process forks, as long as `owner` lives.
+    """Replace the descriptor of `owner` with /dev/null in every child that this process forks, as long as `owner` exists.
 
-    Every long-lived descriptor of everbeat is registered here. Its number stays in use: an owner that closes it in the
-    child closes nothing else, and sends no farewell on a socket that the parent still needs.
+    All of everbeat's long-lived descriptors are registered here. The descriptor's number stays in use, so an owner that closes it in the
+    child cannot close another file. The owner also cannot send on a socket that the parent still needs.
     """
     _owners.add(owner)
 
 
 def call_in_forked_child(method: Callable[[], None]) -> None:
-    """Calls a bound method in every child that this process forks, as long as its object lives.
+    """Call a bound method in every child that this process forks, as long as the method's object exists.
 
-    A lock that another thread held at the fork stays held in the child for ever; threads and connections stay
-    the parent's. Objects that have such make new ones there.
+    A lock that another thread held during the fork would stay locked in the child forever. Threads and connections stay with the parent.
+    Objects that own locks, threads or connections must replace them in the child.
     """
     if hasattr(os, "register_at_fork"):
         held = weakref.WeakMethod(method)
@@ -54,12 +54,12 @@ def call_in_forked_child(method: Callable[[], None]) -> None:
 
 
 def generation() -> int:
-    """Return the number of forks between the process that imported everbeat and this one."""
+    """Return the number of forks between the process that imported everbeat and this process."""
     return _generation
 
 
 class UserCode:
-    """A block that runs user code. A child that the code forks ends at the end of the block and never runs what follows."""
+    """A context manager around user code. A child that this code forks exits at the end of the block and never runs the code after it."""
 
     __slots__ = ("_generation",)
 
@@ -78,7 +78,7 @@ class UserCode:
 
 @contextmanager
 def loop_of_this_thread(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Run `loop` inside the block. A child forked by code on the loop ends when that code returns control to the loop."""
+    """Run `loop` inside the block. A child forked by code on the loop exits when that code returns control to the loop."""
     thread = threading.get_ident()
     _loops[thread] = loop
     try:
@@ -88,7 +88,7 @@ def loop_of_this_thread(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 def _end(problem: BaseException | None) -> None:
-    """End this forked child as the interpreter ends a program, but without the parent's exit handlers."""
+    """Exit this forked child as the interpreter would, but without running the parent's exit handlers."""
     match problem:
         case None | SystemExit(code=None):
             _leave(0)
@@ -104,7 +104,7 @@ def _end_stray() -> None:
     _leave(
         EXIT_STRAY,
         f"everbeat: a task forked process {os.getpid()}, which then awaited something on the worker's event loop and was ended. "
-        "Fix: fork by multiprocessing.Process, or end the child by os._exit before its first await.\n",
+        "Fix: fork with multiprocessing.Process, or exit the child with os._exit before its first await.\n",
     )
 
 
@@ -124,7 +124,7 @@ def _call(held: weakref.WeakMethod[Callable[[], None]]) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _generation  # noqa: PLW0603 - one number for the process
+    global _generation  # noqa: PLW0603 - one counter per process
     _generation += 1
     _replace_descriptors()
     loop = _loops.get(threading.get_ident())
@@ -137,9 +137,9 @@ def _replace_descriptors() -> None:
     try:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        nothing = None  # every number is in use: closing must do
+        nothing = None  # no descriptor is available, so the originals are only closed
     for owner in list(_owners):
-        with suppress(Exception):  # closed already: each kind of owner raises its own
+        with suppress(Exception):  # already closed: each type of owner raises a different error
             if (number := owner.fileno()) >= 0:
                 os.close(number) if nothing is None else os.dup2(nothing, number, inheritable=False)
     _owners.clear()
@@ -148,7 +148,7 @@ def _replace_descriptors() -> None:
 
 
 def _stop_stray(loop: Any) -> None:
-    # What is ready would run in both processes. A loop that is not asyncio's own does not show it, and ends one round later.
+    # Callbacks that are ready would run in both processes. Loops other than asyncio's hide them, and therefore stop one iteration later.
     with suppress(AttributeError):
         loop._ready.clear()
     loop.call_soon(_end_stray)

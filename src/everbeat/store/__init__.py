@@ -1,1 +1,1 @@
-"""The door to PostgreSQL: typed statements, sessions, migrations. No other room opens a connection."""
+"""Access to PostgreSQL: typed statements, sessions, migrations. No other package opens a connection."""

@@ -1,7 +1,4 @@
-"""From what a user gave as a database (a URL, "embedded", nothing) to a target that is open and has its schema.
-
-What lives here: reading the address, opening the embedded server for it, checking or migrating the schema once.
-"""
+"""Resolve a database setting (a URL, "embedded", or nothing) to an open target whose schema exists."""
 
 from __future__ import annotations
 
@@ -13,32 +10,31 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 import psycopg
 from msgspec import Struct
 
-from everbeat.domain.upgrades import UnfinishedUpgrade
+from everbeat.domain.doctor.server import UnfinishedUpgrade
 from everbeat.errors import EmbeddedUnavailable, WrongDatabaseURL
 from everbeat.store import migrating, migrations
+from everbeat.store.connection import WatchedConnection
 from everbeat.store.database import Database
+from everbeat.store.migrating import DEFAULT_LOCK_PATIENCE_S, Report, report_nothing, unfinished
 from everbeat.store.migrations import SchemaStatus
-from everbeat.store.silence import WatchedConnection
 from everbeat.store.target import Target
-from everbeat.store.unfinished import unfinished
-from everbeat.store.upgrade import DEFAULT_LOCK_PATIENCE_S, Tell, tell_nobody
 from everbeat.store.url import shown_url
 
 if TYPE_CHECKING:
-    from everbeat.store.embedded import EmbeddedServer
+    from everbeat.embedded.server import EmbeddedServer
 
 URL_VARIABLE: Final = "EVERBEAT_DATABASE_URL"
 FOLDER_VARIABLE: Final = "EVERBEAT_EMBEDDED_DIR"
 EMBEDDED: Final = "embedded"
 AutoMigrate: TypeAlias = bool | Literal["create"]
-"""What the first use may do: "create" makes a schema that is absent, True also upgrades an older one, False does neither."""
+"""Whether the first use of a database creates a missing schema ("create"), creates or upgrades it (True), or does neither (False)."""
 _MIGRATES: Final = "everbeat migrate"
 
 T = TypeVar("T")
 
 
 class DatabaseAddress(Struct, frozen=True, kw_only=True):
-    """Where a database is: a URL, or the folder of an embedded one; and the schema in it."""
+    """The address of a database: a URL or the folder of an embedded server, and the name of the schema."""
 
     url: str
     folder: Path | None
@@ -52,7 +48,10 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
         schema: str,
         environment: Mapping[str, str],
     ) -> DatabaseAddress:
-        """Reads what was given, else EVERBEAT_DATABASE_URL; opens nothing. Raises WrongDatabaseURL, ConfigurationError."""
+        """Parse the given URL, or EVERBEAT_DATABASE_URL if it is None. Nothing is opened.
+
+        Raises WrongDatabaseURL if the URL is missing or invalid, and ConfigurationError if the schema name is invalid.
+        """
         url = environment.get(URL_VARIABLE) if given is None else given
         if url is None:
             raise WrongDatabaseURL(
@@ -73,34 +72,41 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """The address without its secrets."""
+        """Return the address without its secrets."""
         return shown_url(self.url) if self.folder is None else f"{EMBEDDED}:{self.folder}"
 
     def require_there(self) -> None:
-        """Raises EmbeddedUnavailable for an embedded server that was never made: for who only looks, and would look at nothing."""
+        """Raise EmbeddedUnavailable if the embedded server was never created. A command that only reads must not create one."""
         if self.folder is None or _embedded().EmbeddedServer.status(self.folder).initialised:
             return
         raise EmbeddedUnavailable(
-            f"There is no embedded PostgreSQL in {self.folder}, and looking does not make one.",
-            fix="did you mean another folder? One is made by 'everbeat migrate', by a worker, and by a program that sends.",
+            f"There is no embedded PostgreSQL in {self.folder}, and commands that only read do not create one.",
+            fix="did you mean another folder? 'everbeat migrate', a worker, or a program that sends tasks creates the server.",
         )
 
     @property
     def portable(self) -> str:
-        """The address as another process of this host understands it, whatever its folder and environment."""
+        """Return the address in a form that another process on this host can use, from any folder and in any environment."""
         return self.url if self.folder is None else f"{EMBEDDED}:{self.folder}"
 
     def upgrades(self, auto_migrate: AutoMigrate) -> bool:
-        """Whether the first use upgrades an older schema: on request, and on an embedded server, which belongs to its user alone."""
+        """Return whether the first use of the database upgrades an older schema.
+
+        It does if `auto_migrate` is True. On an embedded server, which has a single user, "create" is sufficient.
+        """
         return auto_migrate is True or (auto_migrate == "create" and self.folder is not None)
 
     @property
     def channel(self) -> str:
-        """The notification channel of the schema."""
+        """Return the name of the schema's notification channel."""
         return Target(url="", schema=self.schema).channel
 
     def open(self, *, stopping_s: float = 60.0, within_s: float = 120.0) -> OpenDatabase:
-        """The target, its embedded server started or joined within these times (`EmbeddedServer.open`). Raises EmbeddedUnavailable."""
+        """Open the database and return it.
+
+        An embedded server is started or joined within `stopping_s` and `within_s` (see `EmbeddedServer.open`). Raises EmbeddedUnavailable
+        if the embedded server cannot be started or joined.
+        """
         if self.folder is None:
             return OpenDatabase(address=self, target=Target.parse(self.url, schema=self.schema), server=None)
         server: EmbeddedServer = _embedded().EmbeddedServer.open(
@@ -111,27 +117,28 @@ class DatabaseAddress(Struct, frozen=True, kw_only=True):
 
 
 NOWHERE: Final = DatabaseAddress(url="", folder=None, schema="everbeat")
-"""What stands for an address that was refused where mistakes are gathered; nobody opens it."""
+"""A placeholder for an invalid address while errors are being collected. It is never opened."""
 
 
 class OpenDatabase(Struct, frozen=True, kw_only=True):
-    """A target, and this process's use of the embedded server if it is one."""
+    """A target and, for an embedded server, this process's handle to the server."""
 
     address: DatabaseAddress
     target: Target
     server: EmbeddedServer | None
 
     def close(self) -> None:
-        """Ends the use of the embedded server."""
+        """Close the handle to the embedded server, if any."""
         if self.server is not None:
             self.server.close()
 
     def prepare(
         self, *, auto_migrate: AutoMigrate, database: Database | None = None, patience_s: float | None = None
     ) -> None:
-        """Creates or upgrades the schema if it may, and checks that this code works with it. Raises a DatabaseError that says what to do.
+        """Create or upgrade the schema if `auto_migrate` allows it, and check that this code works with the schema.
 
-        Through `database` it is repeated and bounded as the calls of a client are; without, there is one try.
+        If `database` is set, the work is repeated and limited in time like a client's calls. Otherwise, it is tried once. Raises
+        DatabaseError if the schema cannot be used.
         """
         upgrades = self.address.upgrades(auto_migrate)
         lock_patience_s = DEFAULT_LOCK_PATIENCE_S if patience_s is None else patience_s
@@ -152,29 +159,31 @@ class OpenDatabase(Struct, frozen=True, kw_only=True):
         *,
         to: int | None = None,
         lock_patience_s: float = DEFAULT_LOCK_PATIENCE_S,
-        tell: Tell = tell_nobody,
+        report: Report = report_nothing,
         database: Database | None = None,
         patience_s: float | None = None,
     ) -> tuple[int, ...]:
-        """Applies what is pending (up to version `to`) and answers the versions applied, as `migrating.migrate` does."""
+        """Apply the pending migrations up to version `to`. Return the applied versions. See `migrating.migrate`."""
 
         def migrate(connection: WatchedConnection) -> tuple[int, ...]:
-            return migrating.migrate(connection, self.target, to=to, patience_s=lock_patience_s, tell=tell)
+            return migrating.migrate(
+                connection, self.target, to=to, patience_s=lock_patience_s, report=report
+            )
 
         return self._connected(migrate, database, patience_s)
 
     def drop(self, *, database: Database | None = None) -> None:
-        """Drops the schema with everything in it. Raises a DatabaseError."""
+        """Drop the schema and everything in it. Raises DatabaseError on failure."""
         self._connected(lambda connection: migrating.drop(connection, self.target), database, None)
 
     def status(self, *, database: Database | None = None, patience_s: float | None = None) -> SchemaStatus:
-        """What is applied in the schema. Raises a DatabaseError."""
+        """Return the schema's applied versions and the versions that this code knows. Raises DatabaseError on failure."""
         return self._connected(
             lambda connection: migrations.status(connection, self.target), database, patience_s
         )
 
     def unfinished(self, *, database: Database | None = None) -> UnfinishedUpgrade:
-        """What an upgrade that is under way, or ended half way, has left in the schema. Raises a DatabaseError."""
+        """Return the state of an upgrade that is running or was interrupted. Raises DatabaseError on failure."""
         return self._connected(lambda connection: unfinished(connection, self.target), database, None)
 
     def _connected(
@@ -190,5 +199,5 @@ class OpenDatabase(Struct, frozen=True, kw_only=True):
 
 
 def _embedded() -> Any:
-    """The room of the embedded server: an extra, loaded where it is asked for and not by whoever has a URL."""
-    return import_module("everbeat.store.embedded")
+    """Return the module of the embedded server. The module belongs to an optional extra, so programs that use a URL do not load it."""
+    return import_module("everbeat.embedded.server")

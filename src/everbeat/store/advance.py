@@ -1,10 +1,4 @@
-"""One step of workflows: what has happened to some of them becomes what follows from it, in one transaction.
-
-What lives here: the order of the statements, under the lock of the workflows. What may not: when to take a step (`worker.advancer`),
-and transactions (`store.session`, `store.database`).
-
-A step that is repeated, or taken by two, changes nothing twice: whoever holds the lock finds in the outbox what is left to do.
-"""
+"""Advance workflows by one step in one transaction: read results within a memory limit, and pass them to the next nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +10,8 @@ import msgspec
 import psycopg
 from msgspec import Struct, structs
 
-from everbeat.domain.graph import (
+from everbeat.domain.settings.units import spelled_size
+from everbeat.domain.workflow.graph import (
     ITEM,
     Hole,
     Known,
@@ -28,28 +23,169 @@ from everbeat.domain.graph import (
     holes,
     items_of,
 )
-from everbeat.domain.outcome import ARGUMENTS_INVALID, RESULT_NOT_AVAILABLE, RESULT_UNSERIALISABLE
-from everbeat.domain.verdict import Ended, Verdict, verdict
+from everbeat.domain.workflow.states import EndedWorkflow, WorkflowVerdict, verdict
+from everbeat.errors import ARGUMENTS_INVALID, RESULT_NOT_AVAILABLE, RESULT_UNSERIALISABLE
+from everbeat.errors.wording import amount
 from everbeat.store import workflows
-from everbeat.store.handing_on import Handing, TooMuch
 from everbeat.store.plan import Plan, ask
-from everbeat.store.workflow_values import sources
-from everbeat.store.workflows import Composition, Locked, Place, ReadyNode
+from everbeat.store.workflows import (
+    Composition,
+    Locked,
+    NodePlace,
+    ReadyNode,
+    Source,
+    Value,
+    results,
+    sources,
+)
 
-MOST_LOOKED_AT: Final = 2_000
+SMALL: Final = 2_000
+"""The limit for small values, in bytes as stored.
+
+PostgreSQL stores larger values out of line and often compressed, so they can be much larger when they are read.
+"""
+MOST_SMALL: Final = 2_000
+MOST_LARGE: Final = 4
+"""The number of large results that one statement reads. Each of them can be as large as the app's `payload_limit`."""
+PARTS: Final = 4
+"""The results from which a node takes parts may total at most this many times the `payload_limit` of the app that started the workflow."""
+
+
+class InputsTooLarge(ValueError):
+    """Raised if a node would receive more input than its limit allows."""
+
+
+class NodeInputs:
+    """The sources of the nodes in one step, and the values of these sources that are currently in memory."""
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._sources: dict[NodePlace, list[Source]] = {}
+        for source in sources:
+            self._sources.setdefault((source.workflow_id, source.of), []).append(source)
+        self._texts: dict[NodePlace, tuple[str | None, str | None]] = {}
+        self._large: set[NodePlace] = set()
+        self.read = 0
+        """The number of characters of large values that this step has read."""
+
+    def read_small(self) -> Plan[None]:
+        """Read the small values of all nodes, up to `MOST_SMALL` with each statement."""
+        places = {
+            source.place: None for each in self._sources.values() for source in each if source.stored < SMALL
+        }
+        yield from self._take([*places], at_once=MOST_SMALL)
+
+    def known(self, workflow_id: UUID, holes: Collection[Hole], *, largest: int) -> Plan[dict[int, Known]]:
+        """Return the values for these template holes, by node number.
+
+        Raises InputsTooLarge if the values are too large, if possible before reading any of them.
+        """
+        whole = {hole.source for hole in holes if not hole.path}
+        sources = {
+            of: self._sources.get((workflow_id, of), [])
+            for of in dict.fromkeys(hole.source for hole in holes)
+        }
+        stored = {of: sum(each.stored for each in found) for of, found in sources.items()}
+        _require(sum(stored[of] for of in whole), sum(stored.values()), largest)
+        given = taken = 0
+        for of, found in sources.items():
+            for first in range(0, len(found), MOST_LARGE):
+                places = [each.place for each in found[first : first + MOST_LARGE]]
+                self.read += yield from self._take(places, at_once=MOST_LARGE)
+                size = sum(map(self._size, places))
+                taken += size
+                given += size if of in whole else 0
+                _require(given, taken, largest)
+        return known_of(self._values(found) for found in sources.values()).get(workflow_id, {})
+
+    def release(self, *, beyond: int) -> None:
+        """Drop the large values from memory if they have more than `beyond` characters in total."""
+        if sum(map(self._size, self._large)) > beyond:
+            for place in self._large:
+                del self._texts[place]
+            self._large.clear()
+
+    def _take(self, places: Sequence[NodePlace], *, at_once: int) -> Plan[int]:
+        """Read the values that are not in memory yet. Return the number of characters read."""
+        missing = [place for place in places if place not in self._texts]
+        taken = 0
+        for first in range(0, len(missing), at_once):
+            found = yield from ask(results(missing[first : first + at_once]))
+            for workflow_id, number, result, error in found:
+                place = workflow_id, number
+                self._texts[place] = result, error
+                taken += self._size(place)
+                if self._size(place) >= SMALL:
+                    self._large.add(place)
+        return taken
+
+    def _size(self, place: NodePlace) -> int:
+        result, error = self._texts.get(place, (None, None))
+        return len(result or "") + len(error or "")
+
+    def _values(self, sources: Iterable[Source]) -> Iterable[Value]:
+        for one in sources:
+            result, error = self._texts.get(one.place, (None, None))
+            yield Value(one.workflow_id, one.of, one.place_in_map, one.state, result, error, one.is_map)
+
+
+def _require(given: int, taken: int, largest: int) -> None:
+    if given > largest:
+        raise InputsTooLarge(
+            f"the results passed to it total more than {spelled_size(largest)}, which is the payload_limit of the app that started the"
+            " workflow; keep large data elsewhere and pass its place, or raise App(payload_limit=...)"
+        )
+    if taken > PARTS * largest:
+        raise InputsTooLarge(
+            f"the results that it takes parts of are more than {spelled_size(PARTS * largest)}, {PARTS} times the payload_limit of the app"
+            " that started the workflow; let the tasks return what is wanted of them, or raise App(payload_limit=...)"
+        )
+
+
+def known_of(found: Iterable[Iterable[Value]]) -> dict[UUID, dict[int, Known]]:
+    """Return the values grouped by workflow and node. The value of a map contains its members in order."""
+    known: dict[UUID, dict[int, Known]] = {}
+    members: dict[NodePlace, list[tuple[int, Known]]] = {}
+    maps: list[Value] = []
+    for value in (value for some in found for value in some):
+        one = Known(value.state, value.result, value.error)
+        if value.place is not None:
+            members.setdefault((value.workflow_id, value.number), []).append((value.place, one))
+        elif value.is_map:
+            maps.append(value)
+        else:
+            known.setdefault(value.workflow_id, {})[value.number] = one
+    for value in maps:
+        parts = [
+            part for _, part in sorted(members.get((value.workflow_id, value.number), []), key=_by_place)
+        ]
+        known.setdefault(value.workflow_id, {})[value.number] = Known(
+            value.state, None, value.error, parts=parts
+        )
+    return known
+
+
+def _by_place(member: tuple[int, Known]) -> int:
+    return member[0]
+
+
+MOST_ENTRIES: Final = 2_000
 MOST_WORKFLOWS: Final = 100
 MOST_EVENTS: Final = 500
 MOST_ENQUEUED: Final = 500
-"""A step holds its locks for some tens of milliseconds."""
+"""The maximum cost of one step, in nodes. A step of this cost holds its locks for some tens of milliseconds."""
+COST_OF_CHILD: Final = 10
+"""The cost of a child workflow, in nodes. All tasks share one statement, but each child workflow needs two statements."""
 MOST_BYTES: Final = 16_000_000
-"""Of results that were read and arguments that were put together: nodes beyond are enqueued by the next step."""
+"""The maximum total size of the results read and the arguments composed in one step. The next step enqueues the remaining nodes."""
 MOST_BYTES_OF_MEMBERS: Final = 128_000_000
-"""Of the arguments of all members of a map over a result, which are written in one statement."""
+"""The maximum total size of the arguments of all members of a map over a result. One statement writes all of them."""
 
 
-class Step(Struct, frozen=True):
-    """What a step did: workflows it was at (without those that wait for a child that another transaction holds), nodes it enqueued,
-    workflows it ended."""
+class AdvanceResult(Struct, frozen=True):
+    """The numbers of workflows that a step handled, of nodes that it enqueued, and of workflows that it finished.
+
+    `workflows` does not include workflows that are waiting for a child that another transaction has locked.
+    """
 
     workflows: int
     enqueued: int = 0
@@ -57,7 +193,10 @@ class Step(Struct, frozen=True):
 
 
 class StepTimedOut(Exception):
-    """The server ended a statement of a step. It is no outage, so that the step is not repeated at once."""
+    """Raised if the server cancelled a statement of a step because the statement took too long.
+
+    This is not an outage, so the step must not be repeated immediately.
+    """
 
 
 def step(
@@ -68,9 +207,13 @@ def step(
     without: Collection[UUID] = (),
     most: int = MOST_WORKFLOWS,
     on_locked: Callable[[Collection[UUID]], None] | None = None,
-) -> Plan[Step]:
-    """Takes one step: with the workflows that something happened to and nobody is at, `most` of them, or with these (`ids`).
-    `only`: none but this one and what is within it; `without`: none of those. `on_locked` is told which it is about to be at. Raises StepTimedOut."""
+) -> Plan[AdvanceResult]:
+    """Advance workflows by one step.
+
+    If `ids` is None, the step handles up to `most` workflows that have new events and that no other transaction has locked. Otherwise, it
+    handles the workflows in `ids`. `only` restricts the step to one workflow and its children. `without` lists workflows to exclude.
+    `on_locked` is called with the ids of the workflows that the step has locked. Raises StepTimedOut if a statement takes too long.
+    """
     try:
         return (
             yield from _step(ids, only=only, without=without, most=most, on_locked=on_locked, channel=channel)
@@ -87,15 +230,15 @@ def _step(
     most: int,
     on_locked: Callable[[Collection[UUID]], None] | None,
     channel: str,
-) -> Plan[Step]:
+) -> Plan[AdvanceResult]:
     if ids is None:
-        locked = yield from ask(workflows.lock(look=MOST_LOOKED_AT, limit=most, only=only, without=without))
+        locked = yield from ask(workflows.lock(entries=MOST_ENTRIES, limit=most, only=only, without=without))
     else:
         locked = yield from ask(workflows.lock_these(ids))
     if on_locked is not None:
         on_locked([each.id for each in locked])
     if not locked:
-        return Step(0)
+        return AdvanceResult(0)
     states = {each.id: each.state for each in locked}
     happened = yield from ask(workflows.absorb(states, limit=MOST_EVENTS))
     stopping = yield from _pause(locked, states, happened.failed)
@@ -107,8 +250,8 @@ def _step(
     going_on = [each for each in happened.whole if states[each] == "RUNNING"]
     if going_on:
         waiting_for_a_child |= yield from ask(workflows.let_go(going_on))
-    if happened.look:
-        ready += yield from ask(workflows.resolve(happened.look))
+    if happened.nodes:
+        ready += yield from ask(workflows.resolve(happened.nodes))
     begins = [each for each in ready if states[each.workflow_id] == "RUNNING"]
     largest = {each.id: each.largest for each in locked}
     enqueued = yield from _begin(begins, largest, channel)
@@ -116,12 +259,12 @@ def _step(
     if waiting:
         yield from ask(workflows.hold(waiting, again=[False] * len(waiting)))
     ended = yield from _end(states.keys() - {each.workflow_id for each in begins}, largest, channel)
-    # What waits for another transaction is not worth the next step at once.
-    return Step(len(states.keys() - waiting_for_a_child), enqueued, ended)
+    # A workflow that is waiting for another transaction does not justify another step immediately.
+    return AdvanceResult(len(states.keys() - waiting_for_a_child), enqueued, ended)
 
 
-def _pause(locked: Iterable[Locked], states: dict[UUID, str], failed: Sequence[Place]) -> Plan[set[UUID]]:
-    """Pauses those of which a node failed and that asked for it; answers which."""
+def _pause(locked: Iterable[Locked], states: dict[UUID, str], failed: Sequence[NodePlace]) -> Plan[set[UUID]]:
+    """Pause the running workflows that have a failed node and `on_error='pause'`. Return the ids of the paused workflows."""
     hit = {place[0] for place in failed}
     pausing = [
         each.id for each in locked if each.id in hit and each.on_error == "pause" and each.state == "RUNNING"
@@ -134,16 +277,16 @@ def _pause(locked: Iterable[Locked], states: dict[UUID, str], failed: Sequence[P
 
 
 def _begin(ready: Sequence[ReadyNode], largest: Mapping[UUID, int], channel: str) -> Plan[int]:
-    """Sends tasks, makes members of maps, starts children."""
-    now, later = ready[:MOST_ENQUEUED], ready[MOST_ENQUEUED:]
+    """Send the tasks of these nodes, create the members of their maps, and start their child workflows. Return the number of tasks sent."""
+    now, later = _portion(ready)
     if later:
         yield from ask(workflows.hold([each.place for each in later], again=[True] * len(later)))
-    args: dict[Place, str | None] = {each.place: None for each in now if each.kind == "task"}
+    args: dict[NodePlace, str | None] = {each.place: None for each in now if each.kind == "task"}
     composed = [each.place for each in now if each.composed]
     if composed:
         parts = yield from ask(workflows.compositions(composed))
         handing = yield from _handing(parts)
-        spent, late = 0, list[Place]()
+        spent, late = 0, list[NodePlace]()
         for part in parts:
             place = part.workflow_id, part.number
             if spent and spent + handing.read > MOST_BYTES:
@@ -177,12 +320,22 @@ def _begin(ready: Sequence[ReadyNode], largest: Mapping[UUID, int], channel: str
     return len(args)
 
 
-def _handing(parts: Iterable[Composition]) -> Plan[Handing]:
-    """The sources of all holes, with what is small of them."""
+def _portion(ready: Sequence[ReadyNode]) -> tuple[Sequence[ReadyNode], Sequence[ReadyNode]]:
+    """Return the nodes that this step begins, and those that it leaves to the next step."""
+    cost = 0
+    for count, each in enumerate(ready):
+        cost += COST_OF_CHILD if each.kind == "workflow" else 1
+        if cost > MOST_ENQUEUED:
+            return ready[:count], ready[count:]
+    return ready, ()
+
+
+def _handing(parts: Iterable[Composition]) -> Plan[NodeInputs]:
+    """Return the sources of all template holes, with the small values already read."""
     wanted = {(part.workflow_id, hole.source) for part in parts for hole in _sources(part)}
     if not wanted:
-        return Handing(())
-    handing = Handing((yield from ask(sources(wanted))))
+        return NodeInputs(())
+    handing = NodeInputs((yield from ask(sources(wanted))))
     yield from handing.read_small()
     return handing
 
@@ -193,20 +346,20 @@ def _sources(part: Composition) -> list[Hole]:
 
 
 def _filled(template: str | None, args: str | None, known: dict[int, Known], largest: int) -> str | None:
-    """The arguments of a node; raises ValueError where they are too large."""
+    """Return the arguments of a node. Raises ValueError if they are too large."""
     if template is None:
         return args
     filled = fill(decode_template(template), known)
     if len(filled) > largest:
         raise ValueError(
             f"they would take {len(filled):,} characters of JSON; one task takes at most {largest:,}, the payload_limit of the app"
-            " that started the workflow; keep large data elsewhere and hand on where it is, or raise App(payload_limit=...)"
+            " that started the workflow; keep large data elsewhere and pass its place, or raise App(payload_limit=...)"
         )
     return filled
 
 
 def _members(part: Composition, known: dict[int, Known]) -> list[str]:
-    """The arguments of a map's members; raises ValueError where they are too much together."""
+    """Return the arguments of a map's members. Raises ValueError if they are too large in total."""
     items = items_of(fill(decode_template(part.items or "[]"), known))
     template: Template = decode_template(part.template or "[]")
     members: list[str] = []
@@ -216,8 +369,8 @@ def _members(part: Composition, known: dict[int, Known]) -> list[str]:
         size += len(members[-1])
         if size > MOST_BYTES_OF_MEMBERS:
             raise ValueError(
-                f"those of its {len(items):,} members are more than {MOST_BYTES_OF_MEMBERS:,} characters together;"
-                " keep large data elsewhere, and hand on where"
+                f"those of its {amount(len(items), 'member')} are more than {MOST_BYTES_OF_MEMBERS:,} characters together;"
+                " keep large data elsewhere, and pass its place"
             )
     return members
 
@@ -246,7 +399,7 @@ def _end(ids: Iterable[UUID], largest: Mapping[UUID, int], channel: str) -> Plan
     ended = yield from ask(workflows.ended(candidates))
     if not ended:
         return 0
-    verdicts: list[Verdict] = []
+    verdicts: list[WorkflowVerdict] = []
     for each in ended:
         complete = yield from _with_output(each, largest[each.workflow_id])
         verdicts.append(verdict(complete))
@@ -254,16 +407,18 @@ def _end(ids: Iterable[UUID], largest: Mapping[UUID, int], channel: str) -> Plan
     return len(ended)
 
 
-def _with_output(ended: Ended, largest: int) -> Plan[Ended]:
+def _with_output(ended: EndedWorkflow, largest: int) -> Plan[EndedWorkflow]:
     if not ended.output_is_map or ended.output is None or ended.output_state != "COMPLETED":
         return ended
     output = Hole(ended.output)
-    handing = Handing((yield from ask(sources([(ended.workflow_id, ended.output)]))))
+    handing = NodeInputs((yield from ask(sources([(ended.workflow_id, ended.output)]))))
     result, error = None, ended.output_error
     try:
         known = yield from handing.known(ended.workflow_id, [output], largest=largest)
         result = fill((output,), known)
-    except TooMuch as problem:
+    except ResultMissing as missing:  # a member completed without its output, or its row was deleted
+        error = str(missing)
+    except InputsTooLarge as problem:
         message = f"the list of what its members returned cannot be the result: {problem}"
         error = msgspec.json.encode({"code": RESULT_UNSERIALISABLE, "message": message}).decode()
     return structs.replace(ended, output_result=result, output_error=error)

@@ -1,4 +1,4 @@
-"""Connections for clients: a few, reused, safe from many threads and event loops and after a fork; statements as in `store.session`."""
+"""A small connection pool for clients. It is safe for use by many threads and event loops, and after a fork."""
 
 from __future__ import annotations
 
@@ -16,28 +16,65 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
-from everbeat.store.giving_up import all_busy, pause_before_repeat
-from everbeat.store.left_sessions import LeftSessions
-from everbeat.store.loop_connections import MOST_CONNECTIONS, LoopConnections
-from everbeat.store.patience import DEFAULT_PATIENCE_S, Patience, SignsOfLife
+from everbeat.store.connection import EndsAt, WatchedAsyncConnection, WatchedConnection
+from everbeat.store.patience import (
+    DEFAULT_PATIENCE_S,
+    LoopConnectionWatch,
+    Patience,
+    SignsOfLife,
+    ThreadConnectionWatch,
+    all_busy,
+    pause_before_repeat,
+    repeat_backoff,
+)
 from everbeat.store.refusals import is_alive
-from everbeat.store.session import Run
-from everbeat.store.silence import EndsAt, WatchedAsyncConnection, WatchedConnection
-from everbeat.store.statement import Row, Statement, compose, has_rows
-from everbeat.store.target import Target, is_pooled
-from everbeat.store.transaction import atransaction, transaction
-from everbeat.store.watching import LoopWatch, ThreadWatch
+from everbeat.store.retention import LeftSessions
+from everbeat.store.rows import Row
+from everbeat.store.session import RunStatement
+from everbeat.store.statement import Statement, compose, has_rows
+from everbeat.store.target import Target, atransaction, is_pooled, transaction
+
+MOST_CONNECTIONS: Final = 8
+"""The maximum number of connections for each event loop, and for all threads together."""
+
+
+class LoopConnections:
+    """The pooled connections of one event loop."""
+
+    def __init__(self) -> None:
+        self.idle: list[WatchedAsyncConnection] = []
+        self.free = asyncio.Semaphore(MOST_CONNECTIONS)
+        self.until_loop_ends: AsyncGenerator[None] | None = None
+        self._is_over = False
+
+    async def put_back(self, connection: WatchedAsyncConnection) -> None:
+        """Return a connection to the pool, or close it if the pool is closed."""
+        if self._is_over:
+            await connection.close()
+        elif not connection.closed:
+            self.idle.append(connection)
+
+    async def close(self) -> None:
+        """Close the idle connections now. A connection that is in use is closed when the task that uses it returns it."""
+        self._is_over = True
+        await self.close_idle()
+
+    async def close_idle(self) -> None:
+        """Close the connections that no task is currently using."""
+        while self.idle:
+            await self.idle.pop().close()
+
 
 T = TypeVar("T")
 C = TypeVar("C", WatchedConnection, WatchedAsyncConnection)
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 1.0
 _SLOT_POLL_S: Final = 0.1
 
 
 class Database:
-    """The client's door. Statements are repeated over lost connections and refused writes until `patience_s` seconds have
-    passed without a sign of life from a server that writes (see `store.patience`)."""
+    """Runs statements for clients. A statement is repeated after a lost connection or a refused write.
+
+    The repetition stops `patience_s` seconds after the last sign of life from a server that accepts writes (see `store.patience`).
+    """
 
     def __init__(
         self,
@@ -56,8 +93,8 @@ class Database:
         self._new_process()
 
     def _new_process(self) -> None:
-        # After a fork the parent's connections are the parent's: they are forgotten here without a word to the server. A lock that
-        # another thread held at the fork would be held here for ever, so the objects with locks are made anew.
+        # After a fork, the connections belong to the parent, so the child discards them without sending anything. A lock that another
+        # thread held during the fork would stay locked in the child, so the objects with locks are created anew.
         self._pid = os.getpid()
         self._hosts = self.target.hosts
         self._left = LeftSessions()
@@ -67,29 +104,35 @@ class Database:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
 
     def run(self, statement: Statement[T], *, patience_s: float | None = None, is_final: bool = False) -> T:
-        """Runs one statement; `patience_s` None takes the database's. Raises a DatabaseError that says what to do.
+        """Run one statement and return its result. If `patience_s` is None, the database's own patience applies.
 
-        `is_final`: the patience ends after `patience_s` even while the server works on the statement.
+        Raises DatabaseError on failure.
+
+        If `is_final` is set, the call gives up after `patience_s` seconds even if the server is still working on the statement.
         """
         return self._repeated(lambda patience: self._once(statement, patience), patience_s, is_final=is_final)
 
     def transact(
         self, body: Callable[[Callable[[Statement[Any]], Any]], T], *, patience_s: float | None = None
     ) -> T:
-        """Runs the statements of `body` in one transaction, all of it again after a lost reply; `body` gives each of them to what it is
-        called with. Raises a DatabaseError."""
+        """Run the statements of `body` in one transaction, and repeat the whole transaction after a lost reply.
+
+        `body` receives a function that runs a statement. Raises DatabaseError on failure.
+        """
         return self._repeated(lambda patience: self._transacted(body, patience), patience_s)
 
     async def arun(
         self, statement: Statement[T], *, patience_s: float | None = None, is_final: bool = False
     ) -> T:
-        """The twin of `run` for event loops."""
+        """The asynchronous counterpart of `run`."""
         return await self._arepeated(
             lambda patience: self._aonce(statement, patience), patience_s, is_final=is_final
         )
 
-    async def atransact(self, body: Callable[[Run], Awaitable[T]], *, patience_s: float | None = None) -> T:
-        """The twin of `transact` for event loops."""
+    async def atransact(
+        self, body: Callable[[RunStatement], Awaitable[T]], *, patience_s: float | None = None
+    ) -> T:
+        """The asynchronous counterpart of `transact`."""
         return await self._arepeated(lambda patience: self._atransacted(body, patience), patience_s)
 
     def on_own_connection(
@@ -99,7 +142,10 @@ class Database:
         *,
         patience_s: float | None = None,
     ) -> T:
-        """Runs `work` on a connection of its own, which is closed then; all of it again after a lost reply. Raises a DatabaseError."""
+        """Run `work` on a separate connection, then close the connection. After a lost reply, repeat everything on a new connection.
+
+        Raises DatabaseError on failure.
+        """
 
         def once(patience: Patience) -> T:
             with self._connect(patience, application_name) as connection:
@@ -116,32 +162,28 @@ class Database:
     def _repeated(
         self, once: Callable[[Patience], T], patience_s: float | None, *, is_final: bool = False
     ) -> T:
-        patience, pause = self._patience(patience_s, is_final=is_final), _FIRST_PAUSE_S
+        patience, backoff = self._patience(patience_s, is_final=is_final), repeat_backoff(self._random)
         while True:
             try:
                 return once(patience)
             except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly) as problem:
-                delay = pause * (0.5 + self._random.random())
-                delay = pause_before_repeat(
-                    problem, self.target, patience, delay_s=delay, has_connected=self._has_connected
+                delay_s = pause_before_repeat(
+                    problem, self.target, patience, delay_s=backoff.next(), has_connected=self._has_connected
                 )
-            time.sleep(delay)
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+            time.sleep(delay_s)
 
     async def _arepeated(
         self, once: Callable[[Patience], Awaitable[T]], patience_s: float | None, *, is_final: bool = False
     ) -> T:
-        patience, pause = self._patience(patience_s, is_final=is_final), _FIRST_PAUSE_S
+        patience, backoff = self._patience(patience_s, is_final=is_final), repeat_backoff(self._random)
         while True:
             try:
                 return await once(patience)
             except (psycopg.Error, DatabaseUnreachable, DatabaseReadOnly) as problem:
-                delay = pause * (0.5 + self._random.random())
-                delay = pause_before_repeat(
-                    problem, self.target, patience, delay_s=delay, has_connected=self._has_connected
+                delay_s = pause_before_repeat(
+                    problem, self.target, patience, delay_s=backoff.next(), has_connected=self._has_connected
                 )
-            await asyncio.sleep(delay)
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+            await asyncio.sleep(delay_s)
 
     def _patience(self, patience_s: float | None, *, is_final: bool) -> Patience:
         seconds = self._patience_s if patience_s is None else patience_s
@@ -188,8 +230,8 @@ class Database:
         finally:
             self._free.release()
 
-    def _watched(self, connection: WatchedConnection, patience: Patience) -> ThreadWatch:
-        watch = ThreadWatch(self.target, connection, patience, other_hosts=len(self._hosts) > 1)
+    def _watched(self, connection: WatchedConnection, patience: Patience) -> ThreadConnectionWatch:
+        watch = ThreadConnectionWatch(self.target, connection, patience, other_hosts=len(self._hosts) > 1)
         connection.watch = watch
         return watch
 
@@ -215,7 +257,7 @@ class Database:
         return connection
 
     def _lost(self, connection: WatchedConnection | WatchedAsyncConnection, *, is_stalled: bool) -> None:
-        """Try other hosts first, and remember a session that the server keeps."""
+        """Move the connection's host to the end of the order. Remember a stalled session, because the server keeps it."""
         if connection.host is not None:
             self._hosts.failed(connection.host)
         if is_stalled:
@@ -225,7 +267,7 @@ class Database:
         async with self._aconnection(patience) as connection:
             return statement.read(await self._arows(connection, statement))
 
-    async def _atransacted(self, body: Callable[[Run], Awaitable[T]], patience: Patience) -> T:
+    async def _atransacted(self, body: Callable[[RunStatement], Awaitable[T]], patience: Patience) -> T:
         async with self._aconnection(patience) as connection:
 
             async def run(statement: Statement[Any]) -> Any:
@@ -248,7 +290,7 @@ class Database:
         await self._atake_slot(pool, patience)
         try:
             connection = _popped(pool.idle) or await self._aconnect(patience)
-            watch = LoopWatch(self.target, connection, patience, other_hosts=len(self._hosts) > 1)
+            watch = LoopConnectionWatch(self.target, connection, patience, other_hosts=len(self._hosts) > 1)
             connection.watch = watch
             try:
                 yield connection
@@ -299,7 +341,7 @@ class Database:
 
     async def _new_pool(self) -> LoopConnections:
         for other in [other for other in self._loops if other.is_closed()]:
-            del self._loops[other]  # ended without a word, its connections with it
+            del self._loops[other]  # the loop was closed without closing its connections
         loop = asyncio.get_running_loop()
         pool = self._loops[loop] = LoopConnections()
         pool.until_loop_ends = self._close_with(loop, pool)
@@ -309,7 +351,7 @@ class Database:
     async def _close_with(
         self, loop: asyncio.AbstractEventLoop, pool: LoopConnections
     ) -> AsyncGenerator[None]:
-        # Asynchronous generators are what a loop tells that it ends, as at the end of asyncio.run.
+        # An event loop closes its asynchronous generators when it shuts down, as at the end of asyncio.run.
         try:
             yield
         finally:
@@ -319,11 +361,11 @@ class Database:
                 await pool.close()
 
     def close(self) -> None:
-        """Closes the connections that no thread is using."""
+        """Close the connections that no thread is currently using."""
         _close_all(self._idle, self._pid)
 
     async def aclose(self) -> None:
-        """Closes the running loop's connections, and those of threads."""
+        """Close the connections of the running event loop and the idle connections of threads."""
         pool = self._loops.get(asyncio.get_running_loop())
         if pool is not None and pool.until_loop_ends is not None:
             await pool.until_loop_ends.aclose()

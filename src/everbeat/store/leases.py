@@ -1,44 +1,178 @@
-"""Statements of whoever holds leases, or takes them from the dead: claim, start, settle, release, recover."""
+"""Stored leases, and the statements that claim, start, settle, release and recover them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID, uuid4
 
 from msgspec import Struct
 
-from everbeat.domain.states import TaskState
-from everbeat.store.declining import marked_json
-from everbeat.store.lease_records import Claimed as Claimed
-from everbeat.store.lease_records import Lease as Lease
-from everbeat.store.lease_records import MarkedGroup as MarkedGroup
-from everbeat.store.lease_records import Recovered as Recovered
-from everbeat.store.lease_records import RecoveryOrder as RecoveryOrder
-from everbeat.store.literals import booleans, integers, json_array, uuids, words
-from everbeat.store.prospect import Prospect as Prospect
-from everbeat.store.prospect import next_due as next_due
-from everbeat.store.statement import Row, Statement, without
+from everbeat.domain.task.outcome import error_to_json
+from everbeat.domain.task.policy import StoredPolicy
+from everbeat.domain.task.states import TaskState
+from everbeat.errors import WORKER_STOPPED, TaskError
+from everbeat.store import rows
+from everbeat.store.rows import Row
+from everbeat.store.statement import Statement, booleans, integers, json_array, uuids, without, words
+from everbeat.store.tasks import MarkedGroup, marked_json
 
 NO_POLICIES: Final[Mapping[UUID, bytes | None]] = MappingProxyType({})
 
-Place: TypeAlias = tuple[datetime, UUID]
-"""Where a task stands in its lane: by the time it was enqueued, then by its id."""
-NO_FLOORS: Final[Mapping[tuple[str, int], Place]] = MappingProxyType({})
+ClaimPlace: TypeAlias = tuple[datetime, UUID]
+"""The position of a task in its lane: its enqueue time, then its id."""
+NO_FLOORS: Final[Mapping[tuple[str, int], ClaimPlace]] = MappingProxyType({})
 
 CLAIM_BYTES: Final = 16 * 1024 * 1024
-"""So much of arguments and checkpoints one claim brings at most, unless a single task has more."""
+"""The maximum total size, in bytes, of the arguments and checkpoints that one claim returns.
+
+The first task is returned even if it is larger.
+"""
 
 AttemptOutcome = Literal[
     "COMPLETED", "FAILED", "CANCELLED", "RELEASED", "HANDED_BACK", "SUSPENDED", "DECLINED"
 ]
-"""RELEASED is for code that never began, HANDED_BACK for code that a stop ended; both are stored as RELEASED."""
+"""RELEASED: the code never started. HANDED_BACK: a shutdown interrupted the code. Both are stored as RELEASED."""
+
+
+RecoveryAction: TypeAlias = Literal["requeue", "retry", "reschedule", "fail", "cancel"]
+
+
+class Claimed(Struct, frozen=True):
+    """A task that this worker has just claimed. `args`, `policy` and `checkpoint` are JSON text.
+
+    `attempt` is the number of attempts started.
+
+    `suspect`: the task may kill its process, so it runs in its own process. `started_at`: when the attempt started, if it started with
+    the claim. `in_line`: the task belongs to a serial line. `workflow_id`: the workflow that the task is a node of. `is_cut`: the claim
+    omitted further tasks because the reply would have been too large. `looked_s`: the duration of the search in seconds, if the search was
+    long. A repeated claim returns None for `is_cut` and `looked_s`. `is_marked`: only workers whose code meets the task's needs can claim
+    the task.
+    """
+
+    id: UUID
+    claim_id: UUID
+    fence: int
+    name: str
+    queue: str
+    priority: int
+    args: str
+    attempt: int
+    retry_count: int
+    crash_count: int
+    loss_count: int
+    policy: str | None
+    enqueued_at: datetime
+    good_until: datetime | None
+    suspect: bool = False
+    checkpoint: str | None = None
+    started_at: datetime | None = None
+    in_line: bool = False
+    workflow_id: UUID | None = None
+    is_marked: bool = False
+    looked_s: float | None = None
+    is_cut: bool | None = None
+
+
+class Lease(Struct, frozen=True):
+    """Another worker's lease, as recovery reads it. The worker of an orphaned lease is not registered, so the worker's columns are None.
+
+    `claimed_stale_ms` and `running_stale_ms` are the staleness thresholds that the holder's tree recorded. A lease that has been silent for
+    longer is stale.
+    """
+
+    id: UUID
+    claim_id: UUID
+    state: TaskState
+    name: str
+    worker_id: str
+    supervisor_id: str | None
+    hostname: str | None
+    pid: int | None
+    claimed_at: datetime
+    started_at: datetime | None
+    last_beat_at: datetime
+    policy: str | None
+    flags: str | None
+    retry_count: int
+    crash_count: int
+    loss_count: int
+    cancel_requested: bool
+    attempt: int
+    fence: int
+    worker_seq: int | None
+    ended_how: str | None
+    ended_cause: str | None
+    ended_at: datetime | None
+    silent_ms: int
+    supervisor_seq: int | None
+    exit_code: int | None
+    signal: int | None
+    queue: str
+    alone: bool
+    suspect: bool
+    progress_at: datetime | None
+    progress: str | None
+    serial: str | None
+    last_rss_bytes: int | None
+    claimed_stale_ms: int | None = None
+    running_stale_ms: int | None = None
+
+    @property
+    def is_orphan(self) -> bool:
+        """Return whether this lease's worker is not registered."""
+        return self.supervisor_id is None
+
+
+class RecoveryOrder(Struct, frozen=True, kw_only=True):
+    """A recovery that has been decided but not yet carried out.
+
+    `outcome` is CRASHED, LOST or FAILED (uncharged) if code ran, and None if the lease was never started. The next run is due at `run_at`,
+    or `retry_in_ms` milliseconds after the database's current time. Either way, the task keeps its place in its queue. For the action
+    "reschedule", `retry_count` replaces the task's retry count; None counts the retry as usual. `hook` is the decision that a recovery hook
+    returned.
+    """
+
+    id: UUID
+    claim_id: UUID
+    state: TaskState
+    action: RecoveryAction
+    retry_in_ms: int | None
+    outcome: Literal["CRASHED", "LOST", "FAILED"] | None
+    error: bytes | None
+    cause: str
+    last_beat_at: datetime | None
+    noticed_after_ms: int | None
+    worker_seq: int | None = None
+    run_at: datetime | None = None
+    retry_count: int | None = None
+    suspect: bool = False
+    hook: str | None = None
+
+
+class Recovered(Struct, frozen=True):
+    """A recovery that took effect. Its counts are the task's counts after the recovery."""
+
+    id: UUID
+    name: str
+    was: TaskState
+    action: RecoveryAction
+    state: TaskState
+    worker_id: str
+    cause: str
+    noticed_after_ms: int | None
+    outcome: Literal["CRASHED", "LOST", "FAILED"] | None
+    hook: str | None
+    retry_count: int
+    crash_count: int
+    loss_count: int
+    attempt: int
 
 
 class Started(Struct, frozen=True):
-    """The answer to a start: "started", "expired" or "lost"; the attempt's number, and when it began by the database's clock."""
+    """The reply to `start`: the verdict, the attempt number, and the time when the attempt started by the database's clock."""
 
     verdict: Literal["started", "expired", "lost"]
     attempt: int | None
@@ -46,10 +180,12 @@ class Started(Struct, frozen=True):
 
 
 class Settlement(Struct, frozen=True, kw_only=True):
-    """What became of an attempt. `result` and `error` are JSON text; `retry_in_ms` (None: no retry) counts from the database's now.
+    """The outcome of an attempt. `result` and `error` are JSON text.
 
-    What is SUSPENDED is due when its row says so: `store.steps` has written it there. DECLINED is for `store.declining`, not for `settle`: the
-    rest says what is written instead if the row cannot be marked."""
+    `retry_in_ms` is the delay before the retry, counted from the database's current time (None: no retry). A SUSPENDED task becomes due at
+    the time that `store.steps` has written to its row. DECLINED settlements are passed to `decline`, not to `settle`. If the row of a
+    declined task cannot be marked, the remaining fields are written instead.
+    """
 
     id: UUID
     claim_id: UUID
@@ -57,6 +193,11 @@ class Settlement(Struct, frozen=True, kw_only=True):
     result: bytes | None = None
     error: bytes | None = None
     retry_in_ms: int | None = None
+
+
+def lease_keys(leases: Sequence[tuple[UUID, UUID]]) -> dict[str, Any]:
+    """Return the statement parameters for leases given as (id, claim_id) pairs."""
+    return {"ids": uuids([lease[0] for lease in leases]), "claim_ids": uuids([lease[1] for lease in leases])}
 
 
 def claim(
@@ -71,16 +212,16 @@ def claim(
     starts: int = 0,
     policies: bytes | None = None,
     alone: bool = False,
-    floors: Mapping[tuple[str, int], Place] = NO_FLOORS,
+    floors: Mapping[tuple[str, int], ClaimPlace] = NO_FLOORS,
     most_bytes: int = CLAIM_BYTES,
     marked: Sequence[MarkedGroup] = (),
 ) -> Statement[list[Claimed]]:
-    """Takes up to `limit` due tasks of these names, in order: queue priority, priority, first in first out.
+    """Claim up to `limit` due tasks with these names, ordered by queue priority, then task priority, then enqueue time.
 
-    `suspects`: True takes only suspects, False only others, None both. The first `starts` of them begin at once: `policies` (a JSON
-    object by name) and `alone` are as for `start`. `floors`: of a (queue, priority) only what stands behind this place.
-    It ends before arguments and checkpoints exceed `most_bytes` together, but for the first task. Of marked tasks it takes only those of
-    the `marked` groups.
+    `suspects`: True claims only suspects, False only other tasks, and None both. The first `starts` claimed tasks start immediately, with
+    `policies` (a JSON object keyed by task name) and `alone` as in `start`. `floors`: for each (queue, priority), claim only tasks after
+    the given position. The claim stops before the arguments and checkpoints exceed `most_bytes` in total, but always includes the first
+    task. Marked tasks are claimed only if they belong to one of the `marked` groups.
     """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
@@ -104,8 +245,10 @@ def claim(
         )
         return claimed
 
-    # The search for groups takes the server a tenth of a claim even if there is none, and nearly always there is none.
-    return Statement("task/claim" if marked else without("marked", name="task/claim"), parameters, read)
+    # The search for marked groups takes a tenth of a claim's time even if there are none, and there almost never are any.
+    return Statement(
+        "task/claim_tasks" if marked else without("marked", name="task/claim_tasks"), parameters, read
+    )
 
 
 def start(
@@ -115,26 +258,27 @@ def start(
     policies: Mapping[UUID, bytes | None] = NO_POLICIES,
     alone: Collection[UUID] = (),
 ) -> Statement[dict[UUID, Started]]:
-    """Starts claimed tasks, given as (id, claim_id); answers a verdict for each claim_id.
+    """Start claimed tasks, given as (id, claim_id) pairs. Return a verdict for each claim_id.
 
-    `policies`: JSON text for tasks that were sent without one, so that whoever finds them dead knows what to do.
-    `alone`: claim_ids whose code runs in a process of its own.
+    `policies` contains policies as JSON text for tasks that were sent without one, because recovery needs a policy. `alone` contains the
+    claim_ids of tasks whose code runs in a separate process.
     """
     ordered = sorted(leases, key=_lease_place)
     parameters = {
-        "ids": uuids([lease[0] for lease in ordered]),
-        "claim_ids": uuids([lease[1] for lease in ordered]),
+        **lease_keys(ordered),
         "policies": json_array([policies.get(lease[0]) for lease in ordered]),
         "alone": booleans([lease[1] in alone for lease in ordered]),
         "channel": channel,
     }
     return Statement(
-        "task/start", parameters, lambda found: {row[0]: Started(row[1], row[2], row[3]) for row in found}
+        "task/start_tasks",
+        parameters,
+        lambda found: {row[0]: Started(row[1], row[2], row[3]) for row in found},
     )
 
 
 def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict[UUID, str]]:
-    """Writes outcomes; answers for each claim_id the new state, "already" (an earlier try landed) or "lost". At most 1,000 at once."""
+    """Write up to 1,000 outcomes. For each claim_id, return the new state, "already" (an earlier try took effect) or "lost"."""
     ordered = sorted(settlements, key=_place)
     parameters = {
         "ids": uuids([one.id for one in ordered]), "claim_ids": uuids([one.claim_id for one in ordered]),
@@ -146,11 +290,14 @@ def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict
     def read(found: Sequence[Row]) -> dict[UUID, str]:
         return dict(zip((one.claim_id for one in ordered), found[0][0].split(","), strict=True))
 
-    return Statement("task/settle", parameters, read)
+    return Statement("task/settle_attempts", parameters, read)
 
 
 def complete(settlements: Sequence[Settlement], *, channel: str) -> Statement[list[UUID]]:
-    """Writes outcomes that are all COMPLETED; answers the claim_ids that it landed for. `settle` answers for the others."""
+    """Write outcomes that are all COMPLETED. Return the claim_ids whose outcomes were written.
+
+    For the others, `settle` returns the verdicts.
+    """
     ordered = sorted(settlements, key=_place)
     parameters = {
         "ids": uuids([one.id for one in ordered]),
@@ -162,42 +309,42 @@ def complete(settlements: Sequence[Settlement], *, channel: str) -> Statement[li
     def read(found: Sequence[Row]) -> list[UUID]:
         return [ordered[place - 1].claim_id for place in found[0][0] or ()]
 
-    return Statement("task/complete", parameters, read)
+    return Statement("task/complete_attempts", parameters, read)
 
 
 def release(leases: Sequence[tuple[UUID, UUID]], *, channel: str) -> Statement[list[UUID]]:
-    """Gives claimed tasks back at no cost; answers those that were still held."""
+    """Release claimed tasks without charging an attempt. Return the claim_ids that were still held."""
     ordered = sorted(leases, key=_lease_place)
-    parameters = {
-        "ids": uuids([lease[0] for lease in ordered]),
-        "claim_ids": uuids([lease[1] for lease in ordered]),
-        "channel": channel,
-    }
-    return Statement("task/release", parameters, lambda found: [row[0] for row in found])
+    return Statement("task/release_leases", lease_keys(ordered) | {"channel": channel}, rows.first_column)
+
+
+def decline(leases: Sequence[tuple[UUID, UUID]], *, channel: str) -> Statement[dict[UUID, str]]:
+    """Release tasks, given as (id, claim_id) pairs, and mark them with their needs.
+
+    Return a verdict for each claim_id that still held its task: "PENDING", "CANCELLED", or "unmarkable" if the task was left unchanged.
+    """
+    parameters = lease_keys(sorted(leases)) | {"channel": channel}
+    return Statement("task/decline_tasks", parameters, lambda found: {row[0]: row[1] for row in found})
 
 
 def check_leases(leases: Sequence[tuple[UUID, UUID]]) -> Statement[list[tuple[UUID, UUID, str]]]:
-    """Which of these leases are "lost", and for which a "cancel" was asked: (id, claim_id, verdict)."""
-    parameters = {
-        "ids": uuids([lease[0] for lease in leases]),
-        "claim_ids": uuids([lease[1] for lease in leases]),
-    }
+    """Return the leases that were lost and those with a cancel request, as (id, claim_id, verdict). The verdict is "lost" or "cancel"."""
     return Statement(
-        "task/check_leases", parameters, lambda found: [(row[0], row[1], row[2]) for row in found]
+        "task/check_leases", lease_keys(leases), lambda found: [(row[0], row[1], row[2]) for row in found]
     )
 
 
 def record_progress(task_id: UUID, claim_id: UUID, progress: bytes) -> Statement[bool]:
-    """Stores reported progress; False when the lease was lost."""
+    """Store the progress that a task has reported. Return False if the lease was lost."""
     return Statement(
         "task/record_progress", {"id": task_id, "claim_id": claim_id, "progress": progress.decode()}, bool
     )
 
 
 def leases_of_worker(worker_id: str, *, limit: int, after: Lease | None = None) -> Statement[list[Lease]]:
-    """What one worker holds, oldest first, a page at a time."""
+    """Return a page of one worker's leases, oldest first."""
     return Statement(
-        "task/leases_of_worker", {"worker_id": worker_id, "limit": limit, **_cursor(after)}, _leases
+        "task/list_leases_of_worker", {"worker_id": worker_id, "limit": limit, **_cursor(after)}, _leases
     )
 
 
@@ -208,41 +355,41 @@ def leases_of_ended(
     owner_ms: int = 0,
     after: Lease | None = None,
 ) -> Statement[list[Lease]]:
-    """What ended workers still hold in these states, oldest first, a page at a time.
+    """Return a page of the leases in these states that ended workers still hold, oldest first.
 
-    `owner_ms`: so long what a supervisor saw end is that supervisor's own to recover, if it lives.
+    For `owner_ms` milliseconds after a process exits, only the live supervisor that saw the exit can recover the leases of that process.
     """
     parameters = {
         "limit": limit, "states": [state.value for state in states], "owner_ms": owner_ms, **_cursor(after),
     }  # fmt: skip
-    return Statement("task/leases_of_ended", parameters, _leases)
+    return Statement("task/list_leases_of_ended_workers", parameters, _leases)
 
 
 def leases_orphaned(*, silent_ms: int, limit: int, after: Lease | None = None) -> Statement[list[Lease]]:
-    """What unknown workers have held for `silent_ms` by the database's clock, oldest first, a page at a time."""
+    """Return a page of the leases of unregistered workers that are older than `silent_ms` by the database's clock, oldest first."""
     return Statement(
-        "task/leases_orphaned", {"silent_ms": silent_ms, "limit": limit, **_cursor(after)}, _leases
+        "task/list_orphaned_leases", {"silent_ms": silent_ms, "limit": limit, **_cursor(after)}, _leases
     )
 
 
 def leases_silent(*, silent_ms: int, limit: int, after: Lease | None = None) -> Statement[list[Lease]]:
-    """What has been silent for `silent_ms` by the database's clock, oldest first, a page at a time."""
+    """Return a page of the leases whose holder has been silent for `silent_ms` by the database's clock, oldest first."""
     return Statement(
-        "task/leases_silent", {"silent_ms": silent_ms, "limit": limit, **_cursor(after)}, _leases
+        "task/list_silent_leases", {"silent_ms": silent_ms, "limit": limit, **_cursor(after)}, _leases
     )
 
 
 def leases_of_supervisor(
     supervisor_id: str, *, limit: int, after: Lease | None = None
 ) -> Statement[list[Lease]]:
-    """What the workers of one supervisor hold, oldest first, a page at a time."""
+    """Return a page of the leases that one supervisor's workers hold, oldest first."""
     parameters = {"supervisor_id": supervisor_id, "limit": limit, **_cursor(after)}
-    return Statement("task/leases_of_supervisor", parameters, _leases)
+    return Statement("task/list_leases_of_supervisor", parameters, _leases)
 
 
 def leases_by_id(ids: Sequence[UUID]) -> Statement[list[Lease]]:
-    """The leases of these tasks, whoever holds them."""
-    return Statement("task/leases_by_id", {"ids": list(ids)}, _leases)
+    """Return the current leases of these tasks."""
+    return Statement("task/list_leases_by_id", {"ids": list(ids)}, _leases)
 
 
 def recover(
@@ -251,11 +398,12 @@ def recover(
     noticed_by: str,
     recovered_by: str,
     channel: str,
-    holder: tuple[str, int] | None = None,
+    last_beat: tuple[str, int] | None = None,
 ) -> Statement[list[Recovered]]:
-    """Carry out decisions; return those that landed, by this try or an earlier one of the same statement.
+    """Carry out recoveries. Return the recoveries that took effect, whether now or in an earlier try of the same statement.
 
-    `holder` is the supervisor judged by age and the beat that was watched.
+    `last_beat` is the id of a supervisor that was judged by its age, and the number of its last heartbeat. If the supervisor has sent a
+    later heartbeat, nothing is recovered.
     """
     ordered = sorted(orders, key=_place)
     parameters = {
@@ -267,19 +415,19 @@ def recover(
         "errors": [_text(one.error) for one in ordered], "causes": [one.cause for one in ordered],
         "last_beats": [one.last_beat_at for one in ordered], "noticed_after_ms": [one.noticed_after_ms for one in ordered],
         "noticed_by": noticed_by, "recovered_by": recovered_by, "channel": channel,
-        "call": uuid4(), "holder_id": holder[0] if holder else None, "holder_seq": holder[1] if holder else None,
+        "call": uuid4(), "holder_id": last_beat[0] if last_beat else None, "holder_seq": last_beat[1] if last_beat else None,
     }  # fmt: skip
     return Statement(
-        "task/recover", parameters,
+        "task/recover_leases", parameters,
         lambda found: [Recovered(row[0], row[1], TaskState(row[2]), row[3], TaskState(row[4]), *row[5:14]) for row in found],
     )  # fmt: skip
 
 
 def leave(leases: Sequence[tuple[UUID, UUID]]) -> Statement[list[UUID]]:
-    """Notes that a hook left these leases, given as (id, claim_id), as they are; answers those noted for the first time."""
+    """Record that a recovery hook skipped these leases, given as (id, claim_id) pairs. Return the task ids of newly recorded leases."""
     ordered = sorted(leases, key=_lease_place)
     parameters = {"ids": [lease[0] for lease in ordered], "claim_ids": [lease[1] for lease in ordered]}
-    return Statement("task/leave", parameters, lambda found: [row[0] for row in found])
+    return Statement("task/leave_leases", parameters, rows.first_column)
 
 
 def _cursor(after: Lease | None) -> dict[str, object]:
@@ -291,7 +439,7 @@ def _leases(found: Sequence[Row]) -> list[Lease]:
 
 
 def _place(one: Settlement | RecoveryOrder) -> int:
-    """By the key of the task, as PostgreSQL orders it: whoever locks rows does so in this order. A UUID is slow to compare."""
+    """Return a key that sorts tasks as PostgreSQL sorts UUIDs. Every statement locks rows in this order. Comparing UUID objects is slow."""
     return one.id.int
 
 
@@ -301,3 +449,24 @@ def _lease_place(lease: tuple[UUID, UUID]) -> int:
 
 def _text(data: bytes | None) -> str | None:
     return None if data is None else data.decode()
+
+
+_MESSAGE: Final = "The worker was stopped, and the code did not finish within the grace period."
+
+
+def stop_settlement(task_id: UUID, claim_id: UUID, *, policy: StoredPolicy) -> Settlement:
+    """Return the settlement for a task whose code was interrupted by a shutdown.
+
+    It releases the task without charging an attempt if the policy allows a second run, and otherwise fails the task permanently.
+    """
+    if policy.retries_stop:
+        return Settlement(id=task_id, claim_id=claim_id, outcome="HANDED_BACK")
+    error = error_to_json(TaskError(WORKER_STOPPED, _MESSAGE))
+    return Settlement(id=task_id, claim_id=claim_id, outcome="FAILED", error=error)
+
+
+def left_by_hooks(task_ids: Sequence[UUID]) -> Statement[set[UUID]]:
+    """Return the ids of those tasks whose current lease a recovery hook left unchanged."""
+    return Statement(
+        "task/list_leases_left_by_hooks", {"ids": list(task_ids)}, lambda found: {row[0] for row in found}
+    )

@@ -1,11 +1,8 @@
-"""Several statements as one question, written once and run by threads and by event loops alike.
+"""Plans: sequences of statements that are written once and that both threads and event loops can run.
 
-What lives here: the shape of a plan and its two runners, which also run plans of other steps. What may not: any particular
-question.
-
-    def rename(old, new):                       # a plan
-        found = yield from ask(find(old))
-        return found is not None and (yield from ask(move(old, new)))
+def rename(old, new):                       # a plan
+    found = yield from ask(find(old))
+    return found is not None and (yield from ask(move(old, new)))
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from everbeat.domain.plan import aperform, perform
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 
@@ -23,59 +21,68 @@ T = TypeVar("T")
 
 
 class Bounded(Struct, Generic[T], frozen=True):
-    """A statement whose answer is waited for at most `within_s` seconds, even while the server works on it."""
+    """A statement that is abandoned after `within_s` seconds, even if the server is still working on it."""
 
     statement: Statement[T]
     within_s: float
 
 
-class Errand(Struct, Generic[T], frozen=True):
-    """Something between two statements that is no statement: how a thread does it, and how an event loop does."""
+class Action(Struct, Generic[T], frozen=True):
+    """An action between two statements. Threads call `run`, event loops `arun`."""
 
     run: Callable[[], T]
     arun: Callable[[], Awaitable[T]]
 
 
 class Transaction(Struct, Generic[T], frozen=True):
-    """A plan of statements only, in one transaction: `make` is called again where it has to be repeated."""
+    """A plan that consists only of statements and runs in one transaction. `make` is called again if the transaction has to be repeated."""
 
     make: Callable[[], Generator[Any, Any, T]]
 
 
-Plan: TypeAlias = Generator[Statement[Any] | Bounded[Any] | Errand[Any] | Transaction[Any], Any, T]
+Plan: TypeAlias = Generator[Statement[Any] | Bounded[Any] | Action[Any] | Transaction[Any], Any, T]
 
 
 def ask(statement: Statement[T]) -> Plan[T]:
-    """One statement as a plan; `yield from ask(...)` gives its typed answer."""
+    """Return a plan of one statement. `yield from ask(...)` evaluates to the statement's typed result."""
     answer: T = yield statement
     return answer
 
 
 def together(make: Callable[[], Plan[T]]) -> Plan[T]:
-    """A plan of statements only, as one transaction: all of it happens, or nothing."""
+    """Return a plan that runs in one transaction, so that either all of it takes effect or none of it.
+
+    `make` returns a plan that consists only of statements.
+    """
     answer: T = yield Transaction(make)
     return answer
 
 
 def planned(begin: Callable[[], Coroutine[Any, Any, T]]) -> Plan[T]:
-    """A coroutine that waits for nothing but `PlannedStatements`, as a plan; begun with it, so that none is left unawaited."""
+    """Return a plan that runs a coroutine.
+
+    The coroutine may await only `PlannedStatements.run` and `done`. It is created when the plan starts, so it is never left unawaited.
+    """
     value = yield from begin().__await__()
     return value
 
 
 class PlannedStatements:
-    """Runs statements for code that awaits its answers, wherever its plan is run."""
+    """Runs statements for a coroutine that awaits their results. The plan of the coroutine can run in a thread or on an event loop."""
 
     async def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
-        """Return the answer, within `patience_s` seconds; None takes the patience of what runs the plan."""
+        """Run a statement and return its result.
+
+        `patience_s` is how many seconds the statement may take. If it is None, the patience of the plan's runner applies.
+        """
         answer: T = await _asked(statement if patience_s is None else Bounded(statement, patience_s))
         return answer
 
 
 @types.coroutine
-def done(errand: Errand[T]) -> Plan[T]:
-    """An errand, awaited by the coroutine of a plan."""
-    answer: T = yield errand
+def done(action: Action[T]) -> Plan[T]:
+    """Run an action in the coroutine of a plan, and return the action's result."""
+    answer: T = yield action
     return answer
 
 
@@ -85,44 +92,12 @@ def _asked(step: Statement[T] | Bounded[T]) -> Plan[T]:
     return answer
 
 
-def perform(plan: Generator[Any, Any, T], do: Callable[[Any], Any]) -> T:
-    """Runs a plan in this thread: `do` answers each of its steps, and what it raises is raised there."""
-    answer: Any = None
-    failure: BaseException | None = None
-    while True:
-        try:
-            step = plan.send(answer) if failure is None else plan.throw(failure)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        try:
-            answer, failure = do(step), None
-        except BaseException as error:  # noqa: BLE001 - the plan may mend or undo something, else it comes back from there
-            failure = error
-
-
-async def aperform(plan: Generator[Any, Any, T], do: Callable[[Any], Awaitable[Any]]) -> T:
-    """The twin of `perform` for event loops."""
-    answer: Any = None
-    failure: BaseException | None = None
-    while True:
-        try:
-            step = plan.send(answer) if failure is None else plan.throw(failure)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        try:
-            answer, failure = await do(step), None
-        except BaseException as error:  # noqa: BLE001 - as above
-            failure = error
-
-
 def run_plan(database: Database, plan: Plan[T], *, patience_s: float | None = None) -> T:
-    """Runs a plan of statements, errands and transactions in this thread; `patience_s` None takes the database's."""
+    """Run a plan in this thread and return its result. If `patience_s` is None, the database's own patience applies."""
 
     def do(step: Any) -> Any:
         match step:
-            case Errand():
+            case Action():
                 return step.run()
             case Bounded():
                 return database.run(step.statement, patience_s=step.within_s, is_final=True)
@@ -135,11 +110,11 @@ def run_plan(database: Database, plan: Plan[T], *, patience_s: float | None = No
 
 
 async def arun_plan(database: Database, plan: Plan[T], *, patience_s: float | None = None) -> T:
-    """The twin of `run_plan` for event loops."""
+    """The asynchronous counterpart of `run_plan`."""
 
     async def do(step: Any) -> Any:
         match step:
-            case Errand():
+            case Action():
                 return await step.arun()
             case Bounded():
                 return await database.arun(step.statement, patience_s=step.within_s, is_final=True)

@@ -1,24 +1,32 @@
-"""A statement as a value: which .sql file, with which parameters, and how its rows are read. Running it is a session's business."""
+"""Statements as values: the name of an .sql file, its parameters, and a function that reads the rows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+from uuid import UUID
 
+import psycopg
 from msgspec import Struct
-from psycopg import AsyncCursor, Cursor, sql
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader
+from psycopg.pq import Format
+
+from everbeat.store.rows import Row
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
 
 
 class Statement(Struct, Generic[T], frozen=True):
-    """One question to the database. Every statement may be repeated after a lost reply and gives the same answer.
+    """One SQL statement. It is idempotent: if it is repeated after a lost reply, it returns the same result.
 
-    `of_sessions`: it acts on sessions, which belong to no client behind a transaction pooler. It is not run there and has no rows.
+    `of_sessions`: the statement acts on sessions. Behind a transaction pooler, a client has no dedicated session, so the statement is not
+    run and returns no rows.
     """
 
     name: str
@@ -27,32 +35,40 @@ class Statement(Struct, Generic[T], frozen=True):
     of_sessions: bool = False
 
 
+_FRAGMENT: Final = re.compile(r"\{(fragment/\w+)\}")
+_OPENING_COMMENT: Final = re.compile(r"\A(?:--.*\n)+")
+
+
 @cache
 def source(name: str) -> str:
-    """The text of `sql/<name>.sql`, its schema still open."""
-    return (files("everbeat") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+    """Return the text of `sql/<name>.sql`. Each `{fragment/x}` is replaced by that file's SQL; `{schema}` is not replaced yet."""
+    text = (files("everbeat") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+    return _FRAGMENT.sub(lambda found: _OPENING_COMMENT.sub("", source(found[1])).rstrip(), text)
 
 
 def without(part: str, *, name: str) -> str:
-    """Return the name of a statement without its lines between `-- [part` and `-- part]`."""
+    """Return the name of the variant of a statement that omits the lines between `-- [part` and `-- part]`."""
     return f"{name}-{part}"
 
 
 def parted(name: str) -> tuple[str, str]:
-    """Return the file of a statement's name, and the part that it is run without (empty: none)."""
+    """Split a statement's name into the name of its file and the part to omit (empty: none)."""
     file, _, part = name.partition("-")
     return file, part
 
 
 def shortened(text: str, *, part: str) -> str:
-    """Return the text without this part, if there is one."""
+    """Return the text without the given part. A text that does not contain the part is returned unchanged."""
     lines = rf"^ *-- \[{part}\n.*?^ *-- {part}\]\n"
     return re.sub(lines, "", text, flags=re.MULTILINE | re.DOTALL) if part else text
 
 
 @cache
 def compose(name: str, schema: str, *, concurrently: bool = False) -> bytes:
-    """The statement for one schema, whose name is quoted safely; `concurrently`: for one that is in use, where `{concurrently}` is a word."""
+    """Return the statement for one schema, with the schema's name quoted.
+
+    If `concurrently` is set, `{concurrently}` becomes the SQL keyword, for a schema that is in use. Otherwise, it is removed.
+    """
     file, part = parted(name)
     template = sql.SQL(shortened(source(file), part=part))  # from our own package, never from data
     word = sql.SQL("concurrently" if concurrently else "")
@@ -60,24 +76,62 @@ def compose(name: str, schema: str, *, concurrently: bool = False) -> bytes:
 
 
 def has_rows(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:
-    """Whether the statement answers with rows, be it none: `cursor.description` tells the same, and describes every column first."""
+    """Return whether the statement has a result set, even an empty one.
+
+    `cursor.description` gives the same information but reads every column first.
+    """
     return cursor.pgresult is not None and cursor.pgresult.nfields > 0
 
 
-def rows(found: Sequence[Row]) -> Sequence[Row]:
-    """Reads all rows as they are."""
-    return found
+def uuids(values: Iterable[UUID]) -> str:
+    """Return the values as the text of a `uuid[]`."""
+    return "{" + ",".join([value.hex for value in values]) + "}"
 
 
-def nothing(_: Sequence[Row]) -> None:
-    """Reads nothing."""
+def integers(values: Iterable[int | None]) -> str:
+    """Return the values as the text of an `integer[]` or a `bigint[]`."""
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-def one_or_none(found: Sequence[Row]) -> Row | None:
-    """Reads the first row, if there is one."""
-    return found[0] if found else None
+def booleans(values: Iterable[bool]) -> str:
+    """Return the values as the text of a `boolean[]`."""
+    return "{" + ",".join(["t" if value else "f" for value in values]) + "}"
 
 
-def any_row(found: Sequence[Row]) -> bool:
-    """Reads whether there was a row."""
-    return bool(found)
+def words(values: Iterable[str]) -> str:
+    """Return the values as the text of a `text[]`. They must contain only letters and underscores, because they are not quoted."""
+    return "{" + ",".join(values) + "}"
+
+
+def json_array(values: Iterable[bytes | None]) -> str:
+    """Return JSON texts as the text of one JSON array. None becomes `null`."""
+    return (b"[" + b",".join([b"null" if value is None else value for value in values]) + b"]").decode()
+
+
+LATEST: Final = datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)
+EARLIEST: Final = datetime(2, 1, 1, tzinfo=UTC)
+
+_OID: Final = psycopg.postgres.types["timestamptz"].oid
+_Plain: Final[Any] = psycopg.adapters.get_loader(_OID, Format.TEXT)
+"""psycopg's own loader, in C where available. It cannot be subclassed."""
+
+
+class NearestMoment(Loader):
+    """A loader for timestamps. It returns EARLIEST or LATEST in place of a timestamp that Python cannot represent."""
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        self._plain = _Plain(oid, context)
+
+    def load(self, data: Buffer) -> Any:
+        """Return the timestamp as a datetime with a time zone."""
+        try:
+            return self._plain.load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            return EARLIEST if text.startswith(b"-") or text.endswith(b"BC") else LATEST
+
+
+def read_every_moment(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    """Make this connection load every timestamp, even one that Python cannot represent (see `NearestMoment`)."""
+    connection.adapters.register_loader(_OID, NearestMoment)

@@ -1,10 +1,11 @@
-"""Where the database is, and how a connection to it is made, checked and judged when it breaks."""
+"""The address of a database, the code that opens and checks connections to it, and transactions on these connections."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Any, Final
 
@@ -21,19 +22,33 @@ from everbeat.errors import (
     SchemaGone,
     SchemaMissing,
 )
-from everbeat.store.hosts import Host, Hosts
-from everbeat.store.moments import read_every_moment
-from everbeat.store.own_settings import OWN_SETTINGS
-from everbeat.store.refusals import is_refused_hint, is_repeatable
-from everbeat.store.remedies import quoted, read_only, remedy_of_connection, remedy_of_right
-from everbeat.store.silence import EndsAt, Limit, WatchedAsyncConnection, WatchedConnection, limited
+from everbeat.store.connection import (
+    BOUND_TRANSACTION,
+    OWN_SETTINGS,
+    EndsAt,
+    Host,
+    Hosts,
+    Limit,
+    WatchedAsyncConnection,
+    WatchedConnection,
+    limited,
+)
+from everbeat.store.refusals import (
+    is_refused_hint,
+    is_repeatable,
+    quoted,
+    read_only,
+    remedy_of_connection,
+    remedy_of_right,
+)
+from everbeat.store.statement import read_every_moment
 from everbeat.store.url import Pooler, read_url, require_schema_name, shown_url, with_pooler, without_secrets
 
 OLDEST_SERVER: Final = 140_000
 CONNECT_TIMEOUT_S: Final = 5
 _SHORTEST_GREETING_S: Final = 0.25
 
-# A connection that is silent is asked after 5 s, three times 2 s apart; unsent data is given up after 10 s.
+# After 5 s of silence, a connection is probed three times at intervals of 2 s. It fails if sent data is not acknowledged within 10 s.
 _KEEPALIVE: Final = {
     "keepalives": "1",
     "keepalives_idle": "5",
@@ -43,7 +58,7 @@ _KEEPALIVE: Final = {
 
 
 class Target(Struct, frozen=True):
-    """One database and one schema in it. `url` is a libpq URL or conninfo string; it is never shown with its password."""
+    """A database and a schema in it. `url` is a libpq URL or conninfo string; its password is never shown."""
 
     url: str
     schema: str = "everbeat"
@@ -51,14 +66,17 @@ class Target(Struct, frozen=True):
     pooler: Pooler | None = None
 
     def for_clients(self) -> Target:
-        """Return the same target for a client, which can read from a standby or as a read-only role: the server refuses its writes."""
+        """Return the same target for a client.
+
+        A client may read from a standby or as a read-only role; the server then refuses the client's writes.
+        """
         return structs.replace(self, accepts_read_only=True)
 
     @classmethod
     def parse(cls, url: str, *, schema: str = "everbeat") -> Target:
-        """Checks the URL and the schema's name, and adds what every connection needs.
+        """Return the target for a URL and a schema name.
 
-        Raises WrongDatabaseURL, and ConfigurationError for the schema's name.
+        Raises WrongDatabaseURL if the URL is invalid, and ConfigurationError if the schema name is invalid.
         """
         require_schema_name(schema)
         read, pooler = read_url(url)
@@ -66,12 +84,12 @@ class Target(Struct, frozen=True):
 
     @property
     def portable(self) -> str:
-        """The URL as `parse` reads it, with what libpq does not know."""
+        """Return the URL in the form that `parse` reads, including the options that libpq does not know."""
         return self.url if self.pooler is None else with_pooler(self.url, self.pooler)
 
     @property
     def shown(self) -> str:
-        """The URL without its secrets."""
+        """Return the URL without its secrets."""
         return shown_url(self.url)
 
     def __repr__(self) -> str:
@@ -79,7 +97,7 @@ class Target(Struct, frozen=True):
 
     @property
     def channel(self) -> str:
-        """The notification channel of the schema."""
+        """Return the name of the schema's notification channel."""
         plain = f"everbeat_{self.schema}"
         return (
             plain
@@ -88,24 +106,24 @@ class Target(Struct, frozen=True):
         )
 
     def lock_key(self, subject: str) -> int:
-        """A 64-bit advisory lock key for a subject; the schema is part of it."""
+        """Return the 64-bit advisory lock key for a subject in this schema."""
         digest = hashlib.blake2b(f"everbeat\0{self.schema}\0{subject}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
 
     @property
     def hosts(self) -> Hosts:
-        """The hosts of the URL, in its order."""
+        """Return the hosts of the URL, in the order in which the URL lists them."""
         return Hosts(conninfo.conninfo_to_dict(self.url))
 
     def twin_of(self, connection: Connection[Any] | AsyncConnection[Any]) -> str:
-        """The libpq string of another connection to the server of this one, even if that server has become a standby."""
+        """Return the conninfo string for another connection to the same server, even if that server has become a standby."""
         info = connection.info
         there = Host(host=info.host or None, hostaddr=info.hostaddr or None, port=str(info.port))
         name = info.parameter_status("application_name") or "everbeat"
         return conninfo.make_conninfo(self.conninfo(name, hosts=there.settings()), target_session_attrs="any")
 
     def conninfo(self, application_name: str, *, hosts: Mapping[str, str] | None = None) -> str:
-        """The libpq string of one connection; `hosts` replaces the settings that name the hosts."""
+        """Return the conninfo string for one connection. If given, `hosts` replaces the settings that list the hosts."""
         given: dict[str, Any] = dict(conninfo.conninfo_to_dict(self.url))
         settings: dict[str, Any] = {"connect_timeout": str(CONNECT_TIMEOUT_S), **_KEEPALIVE}
         if sys.platform == "linux":
@@ -115,67 +133,76 @@ class Target(Struct, frozen=True):
         settings.update(given)
         settings.update(hosts or {})
         settings["application_name"] = application_name[:63]
-        settings["client_encoding"] = "UTF8"  # whatever the database's is: text is text to us
+        settings["client_encoding"] = "UTF8"  # the encoding of the database does not matter
         return conninfo.make_conninfo("", **settings)
 
     def connect(
         self, application_name: str, *, hosts: Hosts | None = None, ends_at: float | None = None
     ) -> WatchedConnection:
-        """A new checked connection in autocommit, made until `ends_at` on the monotonic clock, to the first of `hosts` that writes.
+        """Return a new connection in autocommit mode to the first of `hosts` that accepts writes, after checking its server.
 
-        Raises a DatabaseError that says what to do.
+        `ends_at` is the deadline on the monotonic clock. Raises DatabaseError with a fix if no suitable host can be reached.
         """
-        limit = None if ends_at is None else Limit(ends_at=ends_at, hosts=1 if hosts is None else len(hosts))
         try:
-            with limited(limit):
+            with limited(_limit(hosts, ends_at)):
                 connection = WatchedConnection.connect(
                     self._made_for(application_name, hosts), autocommit=True
                 )
         except psycopg.Error as problem:
             raise self.explain(problem) from None
-        host = None if hosts is None else hosts.answered(connection)
         try:
-            connection.watch = _greeting(connection, ends_at)
-            self.check(connection)
-            read_every_moment(connection)
-            cursor = connection.execute(OWN_SETTINGS, self._greeting_of(connection))
-            _mark(connection, cursor.fetchone())
-            connection.watch = None
-        except BaseException as problem:
+            with self._greeting(connection, hosts, ends_at):
+                read_every_moment(connection)
+                cursor = connection.execute(OWN_SETTINGS, self._greeting_of(connection))
+                _mark(connection, cursor.fetchone())
+        except BaseException:
             connection.close()
-            if hosts is not None and host is not None:
-                hosts.failed(host)
-            if isinstance(problem, psycopg.Error):
-                raise self.explain(problem) from problem
             raise
-        connection.host = host
         return connection
 
     async def aconnect(
         self, application_name: str, *, hosts: Hosts | None = None, ends_at: float | None = None
     ) -> WatchedAsyncConnection:
-        """The twin of `connect` for event loops."""
-        limit = None if ends_at is None else Limit(ends_at=ends_at, hosts=1 if hosts is None else len(hosts))
-        with limited(limit):
+        """The asynchronous counterpart of `connect`."""
+        with limited(_limit(hosts, ends_at)):
             connection = await self._aopen(self._made_for(application_name, hosts))
+        try:
+            with self._greeting(connection, hosts, ends_at):
+                await self.agreet(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _greeting(
+        self,
+        connection: WatchedConnection | WatchedAsyncConnection,
+        hosts: Hosts | None,
+        ends_at: float | None,
+    ) -> Iterator[None]:
+        """Check a new connection, and limit the time for its first statement, which the caller runs inside the block.
+
+        After a failure, the host moves to the end of the order.
+        """
         host = None if hosts is None else hosts.answered(connection)
         try:
-            connection.watch = _greeting(connection, ends_at)
+            if ends_at is not None:
+                # Use half of the remaining time, because a pooler accepts connections even if its server is frozen.
+                now = monotonic()
+                connection.watch = EndsAt(connection, now + max((ends_at - now) / 2, _SHORTEST_GREETING_S))
             self.check(connection)
-            await self.agreet(connection)
-            connection.watch = None
+            yield
         except BaseException as problem:
-            await connection.close()
             if hosts is not None and host is not None:
                 hosts.failed(host)
             if isinstance(problem, psycopg.Error):
                 raise self.explain(problem) from problem
             raise
-        connection.host = host
-        return connection
+        connection.watch, connection.host = None, host
 
     async def aopen(self, application_name: str) -> WatchedAsyncConnection:
-        """The first half of `aconnect`: a checked connection that was asked nothing yet."""
+        """Return a checked connection that has not run any statement yet. This is the first half of `aconnect`."""
         connection = await self._aopen(self.conninfo(application_name))
         try:
             self.check(connection)
@@ -196,7 +223,7 @@ class Target(Struct, frozen=True):
         return self.conninfo(application_name, hosts=None if hosts is None else hosts.settings())
 
     async def agreet(self, connection: WatchedAsyncConnection) -> None:
-        """The second half of `aconnect`. Raises psycopg.Error."""
+        """Run the first statement on the connection. This is the second half of `aconnect`. Raises psycopg.Error if the statement fails."""
         cursor = await connection.execute(OWN_SETTINGS, self._greeting_of(connection))
         _mark(connection, await cursor.fetchone())
 
@@ -204,9 +231,9 @@ class Target(Struct, frozen=True):
         return [connection.info.backend_pid, self.pooler == "session"]
 
     def check(self, connection: Connection[Any] | AsyncConnection[Any]) -> None:
-        """Refuses servers that are too old or, unless that is accepted, cannot write.
+        """Raise DatabaseTooOld if the server is too old. Raise DatabaseReadOnly if it is read-only and the target does not accept that.
 
-        They said so when greeting: no statement is spent.
+        The server reports both facts when a connection is opened, so the check needs no statement.
         """
         version = connection.info.server_version
         if version < OLDEST_SERVER:
@@ -219,7 +246,7 @@ class Target(Struct, frozen=True):
             raise DatabaseReadOnly(f"The database at {self.shown!r} {found}; everbeat writes.", fix=fix)
 
     def gone(self, problem: psycopg.Error) -> SchemaGone:
-        """The error of a schema that was there and is not: an outage until it is back."""
+        """Return the error for a schema that has disappeared. The error counts as an outage until the schema is back."""
         text = _one_line(without_secrets(str(problem), self.url))
         return SchemaGone(
             f"The schema {self.schema!r} in {self.shown!r} is gone, renamed or dropped: {text}.",
@@ -233,7 +260,10 @@ class Target(Struct, frozen=True):
     def refused_write(
         self, problem: BaseException, connection: Connection[Any] | AsyncConnection[Any] | None
     ) -> DatabaseReadOnly | None:
-        """The error of a statement that was refused because it writes; None for other problems. An open connection tells why."""
+        """Return the error for a statement that a read-only server refused, or None for any other problem.
+
+        If `connection` is open, its server provides the reason.
+        """
         if not isinstance(problem, psycopg.errors.ReadOnlySqlTransaction):
             return None
         text = _one_line(without_secrets(str(problem), self.url))
@@ -241,7 +271,7 @@ class Target(Struct, frozen=True):
         return DatabaseReadOnly(f"The database at {self.shown!r} {found}, and this writes: {text}.", fix=fix)
 
     def explain(self, problem: psycopg.Error) -> DatabaseError:
-        """What a failed connection or statement means, in everbeat's own errors."""
+        """Return the everbeat error for a failed connection attempt or statement."""
         if (refused := self.refused_write(problem, None)) is not None:
             return refused
         text = _one_line(without_secrets(str(problem), self.url))
@@ -253,7 +283,7 @@ class Target(Struct, frozen=True):
                 )
             case "42501":
                 return SchemaForbidden(
-                    f"The role may not do this in schema {self.schema!r} of {self.shown!r}: {text}.",
+                    f"The role cannot do this in schema {self.schema!r} of {self.shown!r}: {text}.",
                     fix=remedy_of_right(text, schema=self.schema),
                 )
             case _ if is_refused_hint(problem):
@@ -271,20 +301,20 @@ class Target(Struct, frozen=True):
 
 
 def _one_line(text: str) -> str:
-    """What libpq says in several lines, without its question whether the server runs: our own fix asks that."""
+    """Return libpq's message on one line, without the question of whether the server is running. The error's fix covers that question."""
     lines = (line.strip() for line in text.splitlines())
     kept = [line for line in lines if line and not line.startswith("Is the server running")]
     return "; ".join(kept).rstrip(".")
 
 
 def is_read_only(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
-    """Whether the server of this connection is a standby, or read-only by default, as it said last."""
+    """Return whether the server last reported that it is a standby, or that transactions are read-only by default."""
     status = connection.info.parameter_status
     return status("in_hot_standby") == "on" or status("default_transaction_read_only") == "on"
 
 
 def is_pooled(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
-    """Whether a transaction pooler stands between a connection of ours and the server."""
+    """Return whether this connection, which everbeat itself opened, goes through a transaction pooler."""
     return connection.prepare_threshold is None
 
 
@@ -295,9 +325,26 @@ def _mark(connection: WatchedConnection | WatchedAsyncConnection, row: tuple[Any
         connection.prepare_threshold = None  # a prepared statement may be on another server
 
 
-def _greeting(connection: WatchedConnection | WatchedAsyncConnection, ends_at: float | None) -> EndsAt | None:
-    # Half of the time that is left: a pooler accepts connections for a server that is frozen.
-    now = monotonic()
-    return (
-        None if ends_at is None else EndsAt(connection, now + max((ends_at - now) / 2, _SHORTEST_GREETING_S))
-    )
+def _limit(hosts: Hosts | None, ends_at: float | None) -> Limit | None:
+    return None if ends_at is None else Limit(ends_at=ends_at, hosts=1 if hosts is None else len(hosts))
+
+
+@contextmanager
+def transaction(connection: Connection[Any]) -> Iterator[None]:
+    """Run the block in one transaction.
+
+    The server rolls the transaction back if this process pauses for too long between two statements.
+    """
+    with connection.transaction():
+        if is_pooled(connection):
+            connection.execute(BOUND_TRANSACTION)
+        yield
+
+
+@asynccontextmanager
+async def atransaction(connection: AsyncConnection[Any]) -> AsyncIterator[None]:
+    """The asynchronous counterpart of `transaction`."""
+    async with connection.transaction():
+        if is_pooled(connection):
+            await connection.execute(BOUND_TRANSACTION)
+        yield

@@ -1,24 +1,31 @@
-"""Statements of whoever sends, asks about, cancels and retries tasks."""
+"""Statements that send, cancel, retry, pause and resume tasks, store signals, and find the next task that a worker can claim."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
-from everbeat.domain.states import TaskState
-from everbeat.store.literals import integers, json_array, uuids
+from everbeat.domain.inspection import Pause, PauseKind
+from everbeat.domain.task.states import TaskState
+from everbeat.store import rows
 from everbeat.store.plan import Plan, ask
-from everbeat.store.statement import Row, Statement
+from everbeat.store.rows import Row
+from everbeat.store.statement import Statement, integers, json_array, uuids
+
+KEY_TRIES: Final = 20
+"""The maximum number of tries to send a task or workflow with a key, if the key's owner ends between two statements."""
 
 
 class NewTask(Struct, frozen=True, kw_only=True):
-    """A task to send. `args`, `policy`, `flags` are JSON text; due at `run_at` or `delay_ms` after the database's now.
+    """A task to send. `args`, `policy` and `flags` are JSON text.
 
-    `serial`: the line it waits in, of which one task runs at a time.
+    The task is due at `run_at`, or `delay_ms` milliseconds after the database's current time. `serial` is the task's serial line. The tasks
+    of a line run one at a time.
     """
 
     id: UUID
@@ -41,7 +48,7 @@ _Kind: TypeAlias = tuple[
 
 
 class StoredOutcome(Struct, frozen=True):
-    """What is stored of a task's end: `result` and `error` are JSON text."""
+    """The stored outcome of a task. `result` and `error` are JSON text."""
 
     id: UUID
     name: str
@@ -51,8 +58,10 @@ class StoredOutcome(Struct, frozen=True):
 
 
 def send_task(task: NewTask, *, channel: str, joined: bool = False) -> Plan[UUID | None]:
-    """Sends one task, in somebody's own transaction if `joined`; its id, which is another's where a live task has the key. None when that one
-    ended at this very moment (send again)."""
+    """Send one task. Return its id, or the id of the live task that has its key. If `joined` is set, use the user's transaction.
+
+    Return None if the task with the key has just ended. In that case, send the task again.
+    """
     inserted = yield from ask(insert_task(task, channel=channel, joined=joined))
     if inserted is not None:
         return inserted
@@ -60,28 +69,25 @@ def send_task(task: NewTask, *, channel: str, joined: bool = False) -> Plan[UUID
 
 
 def insert_task(task: NewTask, *, channel: str, joined: bool = False) -> Statement[UUID | None]:
-    """Sends one task; None where it was sent before, or a live task has its key."""
-    parameters = {
-        "id": task.id, "name": task.name, "queue": task.queue, "priority": task.priority, "args": _text(task.args), "key": task.key,
-        "policy": _text(task.policy), "flags": _text(task.flags), "good_until": task.good_until, "run_at": task.run_at,
-        "delay_ms": task.delay_ms, "serial": task.serial, "channel": channel, "joined": joined,
-    }  # fmt: skip
+    """Send one task and return its id. Return None if the task was sent before, or if a live task has its key."""
+    texts = {"args": _text(task.args), "policy": _text(task.policy), "flags": _text(task.flags)}
+    parameters = structs.asdict(task) | texts | {"channel": channel, "joined": joined}
     return Statement("task/insert_task", parameters, _first_id)
 
 
 def sent_before(task: NewTask) -> Statement[UUID | None]:
-    """What is there in the place of a task that could not be inserted."""
-    return Statement("task/sent", {"id": task.id, "name": task.name, "key": task.key}, _first_id)
+    """Return the id of the task that prevented this one from being inserted."""
+    return Statement("task/find_sent_task", {"id": task.id, "name": task.name, "key": task.key}, _first_id)
 
 
 def _first_id(found: Sequence[Row]) -> UUID | None:
-    return _id(found[0][0]) if found else None
+    return rows.as_uuid(found[0][0]) if found else None
 
 
 def insert_tasks(
     tasks: Sequence[NewTask], *, channel: str, joined: bool = False
 ) -> Statement[list[UUID | None]]:
-    """Sends many tasks, all or none, as `insert_task`; the ids in the order asked (None: the key's holder ended at this very moment)."""
+    """Send many tasks, either all or none. Return their ids in the same order (None: the task with that key has just ended)."""
     kinds: dict[_Kind, int] = {}
     numbers = [kinds.setdefault(_kind(task), len(kinds) + 1) for task in tasks]
     names, queues, priorities, keys, policies, flags, good_until, run_at, delay_ms, serials = zip(
@@ -96,7 +102,11 @@ def insert_tasks(
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[UUID | None]:
-        others = {_id(row[1]): None if row[0] is None else _id(row[0]) for row in found if row[1] is not None}
+        others = {
+            rows.as_uuid(row[1]): None if row[0] is None else rows.as_uuid(row[0])
+            for row in found
+            if row[1] is not None
+        }
         if not others:
             return [task.id for task in tasks]
         return [others.get(task.id, task.id) for task in tasks]
@@ -111,25 +121,31 @@ def _kind(task: NewTask) -> _Kind:
 
 
 def outcomes(ids: Sequence[UUID]) -> Statement[dict[UUID, StoredOutcome]]:
-    """The states of these tasks and how they ended; unknown ids are missing."""
+    """Return the states and outcomes of these tasks. Unknown ids are omitted."""
     return Statement(
-        "task/outcomes", {"ids": uuids(ids)},
+        "task/list_outcomes", {"ids": uuids(ids)},
         lambda found: {row[0]: StoredOutcome(row[0], row[1], TaskState(row[2]), row[3], row[4]) for row in found},
     )  # fmt: skip
 
 
 def cancel(task_id: UUID, *, channel: str, call: UUID) -> Statement[tuple[str, TaskState, bool] | None]:
-    """Cancels, repeatable by its `call`; answers the verdict (CANCELLED, REQUESTED, or the terminal state), the state that it
-    found, and whether this call cancelled it before its code started; None: no such task."""
+    """Cancel a task. `call` is the id of this call and makes it idempotent. Return None if the task does not exist.
+
+    Otherwise, return the verdict (CANCELLED, REQUESTED, or the terminal state), the previous state, and whether this call cancelled the
+    task before its code started.
+    """
     return Statement(
-        "task/cancel",
+        "task/cancel_task",
         {"id": task_id, "channel": channel, "call": call},
         lambda found: (found[0][0], TaskState(found[0][1]), found[0][2]) if found else None,
     )
 
 
 def cancel_children(task_id: UUID, *, channel: str) -> Statement[int]:
-    """Cancels what the task has sent, and that in turn; answers how many this call cancelled or asked. Repeat it until there are none."""
+    """Cancel a task's children and their descendants.
+
+    Return how many tasks this call cancelled or asked to stop. Repeat the statement until it returns 0.
+    """
     return Statement(
         "task/cancel_children", {"id": task_id, "channel": channel}, lambda found: int(found[0][0])
     )
@@ -138,10 +154,13 @@ def cancel_children(task_id: UUID, *, channel: str) -> Statement[int]:
 def retry(
     task_id: UUID, *, channel: str, call: UUID
 ) -> Statement[tuple[UUID | None, TaskState, bool, UUID | None] | None]:
-    """An operator's retry, repeatable by its `call`; answers of which workflow it is a node's, the state before, whether it was
-    retried, and which live task has its key; None: no such task."""
+    """Retry a task on behalf of an operator. `call` is the id of this call and makes it idempotent. Return None if the task does not exist.
+
+    Otherwise, return the workflow that contains the task, the previous state, whether the task was retried, and the live task that has its
+    key.
+    """
     return Statement(
-        "task/retry",
+        "task/retry_task",
         {"id": task_id, "call": call, "channel": channel},
         lambda found: (
             (found[0][0], TaskState(found[0][1]), bool(found[0][2]), found[0][3]) if found else None
@@ -150,16 +169,202 @@ def retry(
 
 
 def expire(*, channel: str, limit: int = 200) -> Statement[list[UUID]]:
-    """Expires a batch of late tasks; answers their ids."""
-    return Statement(
-        "task/expire", {"channel": channel, "limit": limit}, lambda found: [row[0] for row in found]
-    )
-
-
-def _id(value: object) -> UUID:
-    # The connection may be the user's, and psycopg2 gives UUIDs as text unless it was told.
-    return value if isinstance(value, UUID) else UUID(str(value))
+    """Expire a batch of late tasks. Return their ids."""
+    return Statement("task/expire_tasks", {"channel": channel, "limit": limit}, rows.first_column)
 
 
 def _text(data: bytes | None) -> Any:
     return None if data is None else data.decode()
+
+
+def pause(
+    kind: PauseKind, name: str, *, paused_by: str, reason: str | None, call: UUID
+) -> Statement[Pause | None]:
+    """Pause a task function or queue.
+
+    Return the current pause, which may be an earlier one. Return None if another pause began or ended in the meantime.
+    """
+    parameters = {"kind": kind, "name": name, "paused_by": paused_by, "reason": reason, "call": call}
+    return Statement("pause/pause_name", parameters, rows.first(Pause))
+
+
+def resume(pause: Pause, *, channel: str) -> Statement[None]:
+    """End this pause if it has not ended yet. A later pause of the same name stays in effect."""
+    parameters = {"kind": pause.kind, "name": pause.name, "paused_at": pause.paused_at, "channel": channel}
+    return Statement("pause/resume_name", parameters, rows.nothing)
+
+
+def pauses() -> Statement[list[Pause]]:
+    """List the pauses, newest first."""
+    return Statement("pause/list_pauses", {}, rows.each(Pause))
+
+
+def known_names(kind: PauseKind) -> Statement[list[str]]:
+    """Return the names of task functions or queues that the database knows."""
+    return Statement("pause/list_known_names", {"kind": kind}, rows.first_column)
+
+
+def pause_crashing(
+    names: Collection[str], *, crashes: int, window_ms: int, reason: str
+) -> Statement[list[tuple[str, int, str]]]:
+    """Pause each task function with at least `crashes` crashes within `window_ms`. Return (name, crashes, reason) for each new pause."""
+    parameters = {"names": sorted(set(names)), "crashes": crashes, "window_ms": window_ms, "reason": reason}
+
+    def read(found: Sequence[Row]) -> list[tuple[str, int, str]]:
+        return [(row[0], row[1], row[2]) for row in found]
+
+    return Statement("pause/pause_crashing_tasks", parameters, read)
+
+
+class SignalVerdict(Struct, frozen=True):
+    """The result of sending a signal: "stored", or refused because its target has "ended" or is "unknown"."""
+
+    verdict: Literal["stored", "ended", "unknown"]
+    kind: Literal["task", "workflow"] | None
+    state: str | None
+
+
+def send_signal(
+    signal_id: UUID, *, target: UUID, name: str, value: bytes, channel: str
+) -> Statement[SignalVerdict]:
+    """Store a signal. If a task is waiting for the signal, make the task due. The signal's id makes the statement idempotent."""
+    parameters = {
+        "id": signal_id,
+        "target": target,
+        "name": name,
+        "value": value.decode(),
+        "channel": channel,
+    }
+    return Statement("signal/send_signal", parameters, rows.only(SignalVerdict))
+
+
+_NONE: Final = "[]"
+_FIRST_ID: Final = UUID(int=0)
+_FIRST_PRIORITY: Final = -32_768
+
+
+class MarkedGroup(Struct, frozen=True):
+    """Marked tasks with the same name, queue, priority and needs. `needs` is JSON text.
+
+    A group without a queue and priority contains marked tasks from serial lines, in any queue.
+    """
+
+    needs_id: UUID
+    queue: str | None
+    priority: int | None
+    name: str
+    needs: str
+
+
+class MarkedPlace(Struct, frozen=True):
+    """The position that a scan of the marked groups has reached: the last group, and the last group of serial lines."""
+
+    needs_id: UUID = _FIRST_ID
+    queue: str = ""
+    priority: int = _FIRST_PRIORITY
+    in_line: UUID = _FIRST_ID
+
+
+BEGINNING: Final = MarkedPlace()
+
+
+class MarkedPage(Struct, frozen=True):
+    """A page of marked groups, and the position where the scan continues. `after` is None at the end."""
+
+    groups: tuple[MarkedGroup, ...]
+    after: MarkedPlace | None
+
+
+def marked(after: MarkedPlace = BEGINNING, *, most: int) -> Statement[MarkedPage]:
+    """Return the next marked groups: up to `most` outside serial lines, and up to `most` in serial lines."""
+    parameters = {
+        "after_id": after.needs_id, "after_queue": after.queue, "after_priority": after.priority, "after_in_line": after.in_line,
+        "most": most,
+    }  # fmt: skip
+
+    def read(found: Sequence[Row]) -> MarkedPage:
+        # Sort by the scan's own row numbers, because PostgreSQL may sort the names of queues differently from Python.
+        rows = sorted(found, key=_number)
+        groups = tuple(MarkedGroup(*row[:5]) for row in rows if row[3] is not None)
+        placed = [row for row in rows if row[1] is not None]
+        in_line = [row for row in rows if row[1] is None]
+        if len(placed) < most and len(in_line) < most:
+            return MarkedPage(groups, None)
+        place = after
+        if placed:
+            needs_id, queue, priority = placed[-1][:3]
+            place = MarkedPlace(needs_id, queue, priority, place.in_line)
+        if in_line:
+            place = structs.replace(place, in_line=in_line[-1][0])
+        return MarkedPage(groups, place)
+
+    return Statement("task/list_marked_tasks", parameters, read)
+
+
+def marked_json(groups: Sequence[MarkedGroup]) -> str:
+    """Return the groups as JSON text for a statement parameter."""
+    if not groups:
+        return _NONE
+    return msgspec.json.encode(
+        [
+            {"needs_id": each.needs_id, "name": each.name, "queue": each.queue, "priority": each.priority}
+            for each in groups
+        ]
+    ).decode()
+
+
+def _number(row: Row) -> int:
+    return int(row[5])
+
+
+def suspects_wait(
+    *, names: Sequence[str], queues: Sequence[str] | None, marked: Sequence[MarkedGroup] = ()
+) -> Statement[bool]:
+    """Return whether a suspect with one of these names in one of these queues is due. The check is almost free if there are no suspects."""
+    parameters = {
+        "names": list(names),
+        "queues": None if queues is None else list(queues),
+        "marked": marked_json(marked),
+    }
+    return Statement("task/check_suspects", parameters, rows.only(bool))
+
+
+def process_ends(ids: Sequence[UUID]) -> Statement[list[tuple[UUID, str]]]:
+    """Return (task id, cause) for each process that exited earlier while running any of these tasks."""
+    return Statement(
+        "task/list_process_ends", {"ids": list(ids)}, lambda found: [(row[0], row[1]) for row in found]
+    )
+
+
+class NextDue(Struct, frozen=True):
+    """How long an idle worker can wait.
+
+    `due_in_ms` is the time until the next task becomes due (negative: a task has just become due; None: no task is scheduled). `happened`:
+    workflows can be advanced. `suspects`: a suspect is due.
+    """
+
+    due_in_ms: float | None
+    happened: bool
+    suspects: bool
+
+
+def next_due(
+    *,
+    names: Sequence[str],
+    queues: Sequence[str] | None,
+    margin_ms: int = 0,
+    marked: Sequence[MarkedGroup] = (),
+) -> Statement[NextDue]:
+    """Return how long an idle worker can wait for tasks with these names. Tasks that became due in the last `margin_ms` also count."""
+    parameters = {
+        "names": list(names),
+        "queues": None if queues is None else list(queues),
+        "margin_ms": margin_ms,
+        "marked": marked_json(marked),
+    }
+
+    def read(found: Sequence[Row]) -> NextDue:
+        due_in_ms, happened, suspects = found[0]
+        return NextDue(None if due_in_ms is None else float(due_in_ms), happened, suspects)
+
+    return Statement("task/find_next_due", parameters, read)

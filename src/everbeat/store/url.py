@@ -1,4 +1,4 @@
-"""Check a database URL and the name of a schema as a user gave them, and show a URL without its secrets; nothing is opened."""
+"""Validate a user's database URL and schema name, and show URLs without their secrets. No connection is opened."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 import psycopg
 from psycopg import conninfo
 
-from everbeat.domain.settings import refused
-from everbeat.errors import WrongDatabaseURL, nearest
+from everbeat.domain.settings.settings import refused
+from everbeat.errors import WrongDatabaseURL
+from everbeat.errors.wording import nearest
 
 SCHEMA_SUBJECT: Final = "App.schema"
 Pooler: TypeAlias = Literal["session", "transaction"]
@@ -38,7 +39,7 @@ _OTHERS: Final = (
     "jdbc",
 )
 _ALMOST: Final = 0.75
-"""How much an unknown option resembles a known one at least to be shown."""
+"""An unknown option is shown in an error only if its similarity to a known option is at least this high."""
 _WORD: Final = re.compile(r"[A-Za-z_-]{1,20}")
 _PARAMETER: Final = re.compile(r"\?\w+=")
 _UNKNOWN_OPTION: Final = re.compile(r'invalid (?:connection option|URI query parameter:?) "(.*)"', re.DOTALL)
@@ -57,11 +58,11 @@ _SHORTEST_SECRET: Final = 3
 
 
 def require_schema_name(schema: object) -> None:
-    """Raises ConfigurationError for what cannot be the name of the schema."""
+    """Raise ConfigurationError if the value is not a valid schema name."""
     if isinstance(schema, str) and _SCHEMA.fullmatch(schema):
         if schema.lower() not in _TAKEN and not schema.lower().startswith("pg_"):
             return
-        rule = "everbeat needs a schema of its own; public, information_schema and names that begin with pg_ are PostgreSQL's"
+        rule = "everbeat needs its own schema; public, information_schema and names that begin with pg_ are PostgreSQL's"
     else:
         rule = "a schema name is a letter or underscore, then up to 62 letters, digits or underscores"
     raise refused(
@@ -74,9 +75,10 @@ def require_schema_name(schema: object) -> None:
 
 
 def read_url(given: object) -> tuple[str, Pooler | None]:
-    """The URL as libpq takes it, empty where it says nothing; and the pooler that it names. Raises WrongDatabaseURL.
+    """Return the URL for libpq (empty if it sets nothing), and the pooler that it names, if any.
 
-    No error shows a part of the URL that was not understood, because it may belong to a password.
+    Raises WrongDatabaseURL if the URL is invalid. Errors never show a part of the URL that could not be parsed, because that part may
+    belong to a password.
     """
     if not isinstance(given, str):
         raise WrongDatabaseURL(
@@ -108,7 +110,7 @@ def read_url(given: object) -> tuple[str, Pooler | None]:
 
 
 def shown_url(url: str) -> str:
-    """The URL put together from what libpq read in it: hosts, user and database. All else is left out, with every secret."""
+    """Return the URL without its secrets. It contains the hosts, the user and the database as libpq reads them."""
     try:
         read = conninfo.conninfo_to_dict(_without_pooler(url)[0])
     except (psycopg.Error, WrongDatabaseURL):
@@ -125,7 +127,7 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """A message of the server or of libpq without the secrets of the URL, and without what may be a piece of one."""
+    """Return a message of the server or libpq without the URL's secrets and without possible pieces of these secrets."""
     try:
         read = conninfo.conninfo_to_dict(url)
     except psycopg.Error:
@@ -142,7 +144,10 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def _with_plain_scheme(text: str) -> str:
-    """The URL with a scheme that libpq knows: SQLAlchemy's names of drivers are dropped. Raises WrongDatabaseURL."""
+    """Return the URL with a scheme that libpq knows and without SQLAlchemy's driver name.
+
+    Raises WrongDatabaseURL if the scheme is not one of PostgreSQL's.
+    """
     found = _SCHEME.match(text)
     if found is None:
         return text
@@ -153,23 +158,23 @@ def _with_plain_scheme(text: str) -> str:
         f"begins with '{name}://'" if name.partition("+")[0] in _OTHERS else "begins with an unknown scheme"
     )
     raise WrongDatabaseURL(
-        f"The database URL {said}; everbeat speaks to PostgreSQL only.", fix="begin it with 'postgresql://'."
+        f"The database URL {said}; everbeat supports only PostgreSQL.", fix="begin it with 'postgresql://'."
     )
 
 
 def _require_one_reading(url: str) -> None:
-    """Raises WrongDatabaseURL for a special character that cuts a password in two: libpq would take the rest for a host or database."""
+    """Raise WrongDatabaseURL if an unescaped special character splits the password. libpq would read the rest as a host or database."""
     if not url.startswith("postgresql://"):
         return
     rest = url.removeprefix("postgresql://")
     place = rest.partition("?")[0]
     user_info, at, after = rest.partition("@")
     if at and "/" not in user_info:
-        # libpq takes all before the @ for user and password, also where that looks like parameters.
+        # libpq reads everything before the @ as user and password, even if it looks like parameters.
         place = "@" if _PARAMETER.search(user_info) else after.partition("?")[0]
     if "@" in place:
         raise WrongDatabaseURL(
-            "The database URL has an '@' or '/' more than a URL has, perhaps in its password.", fix=_ENCODED
+            "The database URL contains an extra '@' or '/', perhaps in its password.", fix=_ENCODED
         )
 
 
@@ -205,7 +210,7 @@ def _parts(key: str, value: str) -> list[str]:
 
 
 def _is_plain(key: str, parts: list[str]) -> bool:
-    """Whether these look like what they should be; otherwise, any of them may be a piece of a password."""
+    """Return whether the parts have the usual form of this setting. If not, any of them might be a piece of a password."""
     return all(_PLAIN[key].fullmatch(part) for part in parts)
 
 
@@ -217,7 +222,7 @@ def _places(hosts: list[str], ports: list[str]) -> str:
 
 
 def with_pooler(url: str, pooler: Pooler) -> str:
-    """The URL as `read_url` takes it."""
+    """Return the URL with the pooler added, in the form that `read_url` reads."""
     if "://" not in url:
         return f"{url} pooler={pooler}"
     return f"{url}{'&' if '?' in url else '?'}pooler={pooler}"
@@ -235,7 +240,7 @@ def _without_pooler(url: str) -> tuple[str, Pooler | None]:
             f"The database URL names {named}, which everbeat does not know."
             if value
             else "The database URL has an empty option 'pooler='.",
-            fix="write pooler=session or pooler=transaction, or leave it out: then a pooler is taken for one of transactions.",
+            fix="write pooler=session or pooler=transaction, or omit it; everbeat then assumes that a pooler is a transaction pooler.",
         )
     rest = url[: found.start()] + (found["before"] if found["after"] else "") + url[found.end() :]
     return rest, cast(Pooler, value)

@@ -1,4 +1,4 @@
-"""Statements of supervisors and workers about themselves and each other: registration, beats, observation, burial, turns."""
+"""Statements with which supervisors and workers register, send heartbeats, observe each other and declare each other dead."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from msgspec import Struct
+import psycopg
+from msgspec import Struct, structs
 
-from everbeat.store.own_settings import SILENCE_KEPT_MS
-from everbeat.store.statement import Row, Statement, any_row, nothing
+from everbeat.domain.inspection import QuietTree
+from everbeat.errors import DatabaseError
+from everbeat.store import rows
+from everbeat.store.connection import SILENCE_KEPT_MS
+from everbeat.store.rows import Row
+from everbeat.store.statement import Statement
 
 
 class SupervisorRow(Struct, frozen=True, kw_only=True):
-    """What a supervisor tells about itself. `session_name` begins the application name of every session of its tree.
+    """A supervisor's row. The application name of every session in its tree starts with `session_name`.
 
-    `lock_file`: the path of the file that its tree keeps locked, whose content is the session name. Others judge its silence by these
-    lengths if they are longer than their own; None: by their own.
+    `lock_file` is the path of the file that the tree keeps locked. The file contains the session name. `claimed_stale_ms` and
+    `running_stale_ms` are the tree's staleness thresholds. Other trees judge this tree by them if their own thresholds are shorter.
     """
 
     id: str
@@ -37,7 +42,7 @@ class SupervisorRow(Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(Struct, frozen=True, kw_only=True):
-    """What a supervisor tells about a worker it started."""
+    """A worker's row, as its supervisor writes it."""
 
     id: str
     supervisor_id: str
@@ -49,9 +54,9 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
 
 
 class BeatAnswer(Struct, frozen=True):
-    """What a beat learned. `seq` is None when the supervisor was ended. Leases are (task id, claim_id[, worker id]).
+    """The reply to a heartbeat. `seq` is None if the supervisor has ended. Leases are (task id, claim_id[, worker id]) tuples.
 
-    `ended`: those of its workers that others ended. `quiet`: an operator made the tree quiet.
+    `ended`: the supervisor's workers that other processes have ended. `quiet`: an operator has made the tree quiet.
     """
 
     seq: int | None
@@ -63,13 +68,14 @@ class BeatAnswer(Struct, frozen=True):
 
 
 class WatchedSession(Struct, frozen=True):
-    """A supervisor's session as an observer sees it. `held_here`: it took its lock on the server's present incarnation.
+    """A supervisor's session as an observer sees it. `held_here`: the supervisor took its lock on the server's current incarnation.
 
-    `beat_lately`: its last beat is younger than the time for which the server keeps the session of a silent network. If the session is
-    gone all the same, its socket was closed.
+    `beat_lately`: the last heartbeat is more recent than the time for which the server keeps a session whose network is silent. If the
+    session is gone anyway, its socket was closed.
 
-    `lost_in_crash`: nothing of its tree is connected, and the server has crashed and recovered since the lock was taken. `beats_here`:
-    the session on which it beats is open, and its backend waits for its client. `session_held`: it ever took its lock.
+    `lost_in_crash`: no session of the tree is connected, and the server has crashed and recovered since the lock was taken. `beats_here`:
+    the session that sends the heartbeats is open, and its backend is waiting for the client. `session_held`: the supervisor has taken its
+    lock at some time.
     """
 
     supervisor_id: str
@@ -85,9 +91,11 @@ class WatchedSession(Struct, frozen=True):
 
 
 class WatchedBeats(Struct, frozen=True):
-    """A supervisor's beats as an observer sees them: its own sequence, and those of workers that ever beat for themselves.
+    """A supervisor's heartbeats as an observer sees them: its own sequence number, and those of workers that have sent heartbeats
+    themselves.
 
-    The lengths are those by which its tree wrote that its leases are to be judged; None: it wrote none.
+    `claimed_stale_ms` and `running_stale_ms` are the staleness thresholds by which to judge the tree's leases (None: the tree recorded
+    none).
     """
 
     supervisor_id: str
@@ -100,7 +108,7 @@ class WatchedBeats(Struct, frozen=True):
 
 
 class WorkerState(Struct, frozen=True, kw_only=True):
-    """A snapshot of a worker: tasks, slots, resident bytes, CPU in percent of one core, loop lag in ms, its messages as JSON."""
+    """A snapshot of a worker's load. `cpu_percent` is relative to one core. `messages` is JSON text."""
 
     worker_id: str
     running: int
@@ -113,42 +121,36 @@ class WorkerState(Struct, frozen=True, kw_only=True):
 
 
 def register_supervisor(row: SupervisorRow) -> Statement[bool]:
-    """Announces a supervisor."""
-    parameters = {
-        "id": row.id, "hostname": row.hostname, "pid": row.pid, "boot_id": row.boot_id, "pid_namespace": row.pid_namespace,
-        "process_started": row.process_started, "lock_key": row.lock_key, "session_name": row.session_name,
-        "machine_id": row.machine_id, "lock_file": row.lock_file, "metadata": row.metadata,
-        "quiet": row.quiet, "beat_ms": row.beat_ms, "claimed_stale_ms": row.claimed_stale_ms, "running_stale_ms": row.running_stale_ms,
-    }  # fmt: skip
-    return Statement("worker/register_supervisor", parameters, any_row)
+    """Insert a supervisor's row."""
+    return Statement("worker/register_supervisor", structs.asdict(row), rows.any_row)
 
 
 def record_starts(
     supervisor_id: str, *, processes: int, problem: str | None = None, age_ms: int = 0
 ) -> Statement[None]:
-    """Stores how many worker processes a supervisor keeps, and why it has not been able to start one for `age_ms`."""
+    """Store how many worker processes a supervisor maintains, and the problem that has prevented it from starting one for `age_ms`."""
     parameters = {
         "supervisor_id": supervisor_id, "processes": processes, "problem": problem, "age_ms": age_ms,
     }  # fmt: skip
-    return Statement("worker/record_starts", parameters, nothing)
+    return Statement("worker/record_starts", parameters, rows.nothing)
 
 
 def hold_session(supervisor_id: str, lock_key: int) -> Statement[bool | None]:
-    """Takes the session lock on this connection: True, False (somebody has it), None (the supervisor was ended)."""
+    """Take the supervisor's session lock on this connection.
+
+    Return False if another session holds the lock, and None if the supervisor has ended.
+    """
     return Statement(
-        "worker/hold_session",
+        "worker/lock_session",
         {"id": supervisor_id, "lock_key": lock_key},
         lambda found: found[0][0] if found else None,
     )
 
 
 def register_worker(row: WorkerRow) -> Statement[bool]:
-    """Announces a worker; False when its supervisor was ended."""
-    parameters = {
-        "id": row.id, "supervisor_id": row.supervisor_id, "hostname": row.hostname, "pid": row.pid, "process_started": row.process_started,
-        "queues": None if row.queues is None else list(row.queues), "metadata": row.metadata,
-    }  # fmt: skip
-    return Statement("worker/register_worker", parameters, any_row)
+    """Insert a worker's row. Return False if its supervisor has ended."""
+    queues = None if row.queues is None else list(row.queues)
+    return Statement("worker/register_worker", structs.asdict(row) | {"queues": queues}, rows.any_row)
 
 
 def beat(
@@ -158,7 +160,7 @@ def beat(
     draining: bool,
     worker_ids: Sequence[str] = (),
 ) -> Statement[BeatAnswer]:
-    """One beat for what these workers hold in memory, as (task id, claim_id)."""
+    """Record a supervisor's heartbeat. `held` lists the leases that its workers hold in memory, as (task id, claim_id) pairs."""
     parameters = {
         "supervisor_id": supervisor_id, "worker_ids": list(worker_ids), "draining": draining,
         "ids": [lease[0] for lease in held], "claim_ids": [lease[1] for lease in held],
@@ -175,17 +177,17 @@ def beat(
             any(row[0] == "quiet" for row in found),
         )
 
-    return Statement("worker/beat", parameters, read)
+    return Statement("worker/record_beat", parameters, read)
 
 
 def listen(worker_id: str, *, listens: bool) -> Statement[None]:
-    """A worker says whether it has use for hints that tasks are due."""
-    return Statement("worker/listen", {"worker_id": worker_id, "listens": listens}, nothing)
+    """Store whether a worker wants to be notified when tasks are due."""
+    return Statement("worker/set_worker_listens", {"worker_id": worker_id, "listens": listens}, rows.nothing)
 
 
 def beat_worker(worker_id: str) -> Statement[bool]:
-    """A worker's own beat; False when it was ended."""
-    return Statement("worker/beat_worker", {"worker_id": worker_id}, any_row)
+    """Record a worker's own heartbeat. Return False if the worker has ended."""
+    return Statement("worker/record_worker_beat", {"worker_id": worker_id}, rows.any_row)
 
 
 def bury_workers(
@@ -197,36 +199,40 @@ def bury_workers(
     exit_code: int | None = None,
     signal: int | None = None,
 ) -> Statement[list[str]]:
-    """Ends workers for good: those named, and all of a supervisor if one is given; answers those that were not ended yet."""
+    """Mark the given workers and, if `supervisor_id` is set, all workers of that supervisor as ended.
+
+    This is permanent. Return the ids of the workers that had not ended before.
+    """
     parameters = {
         "worker_ids": list(worker_ids), "supervisor_id": supervisor_id, "how": how, "cause": cause, "exit_code": exit_code, "signal": signal,
     }  # fmt: skip
-    return Statement("worker/bury_workers", parameters, lambda found: [row[0] for row in found])
+    return Statement("worker/bury_workers", parameters, rows.first_column)
 
 
 def bury_orphans() -> Statement[list[str]]:
-    """Ends the workers of ended supervisors, those locked by somebody excepted; answers those that were not ended yet."""
-    return Statement("worker/bury_orphans", {}, lambda found: [row[0] for row in found])
+    """Mark the workers of ended supervisors as ended, skipping locked rows. Return the ids of the workers that had not ended before."""
+    return Statement("worker/bury_orphans", {}, rows.first_column)
 
 
 def end_supervisor(
     supervisor_id: str, *, how: str, beat_seq: int | None = None, session_at: datetime | None = None
 ) -> Statement[bool]:
-    """Ends a supervisor, by swap on the beat and the session that were watched, if given."""
+    """Mark a supervisor as ended. If `beat_seq` or `session_at` is set, do so only if that value has not changed since it was observed.
+
+    Return whether the supervisor was marked.
+    """
     parameters = {"supervisor_id": supervisor_id, "how": how, "beat_seq": beat_seq, "session_at": session_at}
-    return Statement("worker/end_supervisor", parameters, any_row)
+    return Statement("worker/end_supervisor", parameters, rows.any_row)
 
 
 def watch_sessions() -> Statement[list[WatchedSession]]:
-    """The sessions of all supervisors that were not ended."""
+    """Return the sessions of all supervisors that have not ended."""
     parameters = {"silence_kept_ms": SILENCE_KEPT_MS}
-    return Statement(
-        "worker/watch_sessions", parameters, lambda found: [WatchedSession(*row) for row in found]
-    )
+    return Statement("worker/watch_sessions", parameters, rows.each(WatchedSession))
 
 
 def watch_beats() -> Statement[list[WatchedBeats]]:
-    """The beats of all supervisors that were not ended."""
+    """Return the heartbeats of all supervisors that have not ended."""
     return Statement(
         "worker/watch_beats",
         {},
@@ -237,18 +243,87 @@ def watch_beats() -> Statement[list[WatchedBeats]]:
 
 
 def take_turn(service: str, *, interval_ms: int, taken_by: str) -> Statement[bool]:
-    """Takes the turn of a cluster service for one interval; False when somebody else has it."""
+    """Acquire the right to run a cluster service for one interval. Return False if another process has the right."""
     return Statement(
-        "worker/take_turn", {"service": service, "interval_ms": interval_ms, "taken_by": taken_by}, any_row
+        "worker/take_turn",
+        {"service": service, "interval_ms": interval_ms, "taken_by": taken_by},
+        rows.any_row,
     )
 
 
 def record_states(states: Sequence[WorkerState]) -> Statement[None]:
-    """Stores snapshots."""
-    parameters = {
-        "worker_ids": [one.worker_id for one in states], "running": [one.running for one in states], "claimed": [one.claimed for one in states],
-        "slots": [one.slots for one in states], "rss_bytes": [one.rss_bytes for one in states],
-        "cpu_percent": [one.cpu_percent for one in states], "loop_lag_ms": [one.loop_lag_ms for one in states],
-        "messages": [one.messages for one in states],
-    }  # fmt: skip
-    return Statement("worker/record_state", parameters, lambda _: None)
+    """Store snapshots of workers."""
+    columns = {name: [getattr(one, name) for one in states] for name in WorkerState.__struct_fields__}
+    columns["worker_ids"] = columns.pop("worker_id")
+    return Statement("worker/record_state", columns, rows.nothing)
+
+
+class Predecessor(Struct, frozen=True):
+    """A supervisor that has not ended, as its row describes it, and the state of its sessions in the database. Ages are in milliseconds.
+
+    `held_here`: the supervisor took its session lock on the server's current incarnation. `lost_in_crash`: the session is gone, and the
+    server has crashed and recovered since the session was opened.
+    """
+
+    id: str
+    hostname: str
+    pid: int
+    boot_id: str | None
+    pid_namespace: str | None
+    process_started: int | None
+    machine_id: str | None
+    session_name: str
+    lock_file: str | None
+    slot: str | None
+    beat_seq: int
+    session_at: datetime
+    session_held: bool
+    held_here: bool
+    locked: bool
+    sessions: int
+    silent_ms: int
+    lost_in_crash: bool
+
+    @property
+    def has_sessions(self) -> bool:
+        """Return whether the database shows any connected session of the supervisor's tree. Behind a pooler, it never shows one."""
+        return self.locked or (self.session_held and self.sessions > 0)
+
+
+def predecessors(
+    supervisor_id: str, *, boot_id: str | None, machine_id: str | None, slot: str | None = None
+) -> Statement[list[Predecessor]]:
+    """Return the other supervisors that have not ended and that have this kernel's boot id, this machine's id, or this slot."""
+    parameters = {"id": supervisor_id, "boot_id": boot_id, "machine_id": machine_id, "slot": slot}
+    return Statement("worker/list_predecessors", parameters, rows.each(Predecessor))
+
+
+def take_slot(supervisor_id: str, slot: str) -> Statement[bool]:
+    """Reserve a slot for a supervisor. Return False if a supervisor that has not ended occupies the slot.
+
+    If another supervisor takes the slot at the same time, raises a DatabaseError for which `is_slot_race` returns True.
+    """
+    return Statement("worker/take_slot", {"id": supervisor_id, "slot": slot}, rows.any_row)
+
+
+def ended_trees(names: Sequence[str]) -> Statement[list[str]]:
+    """Return those session names whose tree existed in this database and no longer has a live supervisor."""
+    return Statement("worker/find_ended_trees", {"names": list(names)}, rows.first_column)
+
+
+def is_slot_race(problem: DatabaseError) -> bool:
+    """Return whether `take_slot` failed because another supervisor took the slot at the same time."""
+    cause = problem.__cause__
+    return isinstance(cause, psycopg.Error) and cause.diag.constraint_name == "supervisors_slot"
+
+
+def quiet(
+    ids: Sequence[str], *, host: str | None, everyone: bool, quiet: bool, channel: str
+) -> Statement[list[QuietTree]]:
+    """Make the chosen trees quiet, or resume them if `quiet` is False. Return all chosen trees that have not ended."""
+    parameters = {"ids": list(ids), "host": host, "everyone": everyone, "quiet": quiet, "channel": channel}
+    return Statement(
+        "worker/set_quiet",
+        parameters,
+        lambda found: [QuietTree(row[0], row[1], row[2], row[3], tuple(row[4])) for row in found],
+    )

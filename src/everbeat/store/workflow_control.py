@@ -1,22 +1,28 @@
-"""Statements of whoever asks about workflows, stops them, and puts right what got stuck."""
+"""Statements that inspect, pause, resume, cancel and retry workflows, and that advance stuck ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
-from everbeat.domain.reopening import EndedNode, Reopening
-from everbeat.store.literals import booleans, integers, uuids
-from everbeat.store.statement import Row, Statement, nothing
+from everbeat.domain.settings.units import When
+from everbeat.domain.workflow.states import EndedNode, WorkflowRetryPlan
+from everbeat.store import rows
+from everbeat.store.advance import step
+from everbeat.store.inspection import moment_or_age
+from everbeat.store.plan import Plan, ask
+from everbeat.store.rows import Row
+from everbeat.store.statement import Statement, booleans, integers, uuids
 from everbeat.store.workflows import DEFAULT_LARGEST
 
 
 class WorkflowRow(Struct, frozen=True, kw_only=True):
-    """A workflow as it is stored; `result` and `error` are JSON text; `counts`: its nodes, by state."""
+    """A workflow as it is stored. `result` and `error` are JSON text. `counts` maps each state to the number of nodes in it."""
 
     id: UUID
     name: str
@@ -27,6 +33,7 @@ class WorkflowRow(Struct, frozen=True, kw_only=True):
     output: int | None
     parent_id: UUID | None
     parent_node: int | None
+    parent_task_id: UUID | None
     sent_at: datetime
     paused_at: datetime | None
     cancel_requested_at: datetime | None
@@ -38,7 +45,7 @@ class WorkflowRow(Struct, frozen=True, kw_only=True):
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
-    """A node with what its task, or its child, says; `error` is JSON text."""
+    """A node, with data from its task or child workflow. `error` is JSON text."""
 
     number: int
     name: str
@@ -75,7 +82,7 @@ class EdgeRow(Struct, frozen=True):
 
 
 class StuckNode(Struct, frozen=True):
-    """Something that should have happened and has not: `what`; without a number it is the workflow's end."""
+    """An overdue transition of a node, named by `what`. If `number` is None, the overdue transition is the end of the workflow."""
 
     workflow_id: UUID
     workflow: str
@@ -86,14 +93,17 @@ class StuckNode(Struct, frozen=True):
 
 
 class StuckPage(Struct, frozen=True):
-    """What a look at some of the live workflows found; the next page begins after `next_after` (None: there is none)."""
+    """A page of the stuck nodes of live workflows. The next page starts after `next_after` (None: there is no next page)."""
 
     found: Sequence[StuckNode]
     next_after: UUID | None
 
 
 class Retryable(Struct, frozen=True):
-    """Whether a workflow can be retried. `is_done`: this very call has done it; `other`: which other lives with its key."""
+    """Whether a workflow can be retried.
+
+    `is_done`: an earlier try of this call has already retried it. `other`: the id of another live workflow with the same key.
+    """
 
     state: str
     is_child: bool
@@ -103,7 +113,7 @@ class Retryable(Struct, frozen=True):
 
 
 class WorkflowEnd(Struct, frozen=True):
-    """The state of a workflow and how it ended; `result` and `error` are JSON text."""
+    """The state and the outcome of a workflow. `result` and `error` are JSON text."""
 
     id: UUID
     name: str
@@ -113,45 +123,44 @@ class WorkflowEnd(Struct, frozen=True):
 
 
 def pause(workflow_id: UUID, *, channel: str) -> Statement[str | None]:
-    """Pauses; answers the state before; None: no such workflow."""
-    return Statement("workflow/pause", {"id": workflow_id, "channel": channel}, _first)
+    """Pause a workflow. Return its previous state, or None if the workflow does not exist."""
+    return Statement("workflow/pause_workflow", {"id": workflow_id, "channel": channel}, _first)
 
 
 def resume(workflow_id: UUID, *, channel: str) -> Statement[str | None]:
-    """Resumes; answers as `pause`."""
-    return Statement("workflow/resume", {"id": workflow_id, "channel": channel}, _first)
+    """Resume a workflow. Return its previous state, or None if the workflow does not exist."""
+    return Statement("workflow/resume_workflow", {"id": workflow_id, "channel": channel}, _first)
 
 
 def cancel(workflow_id: UUID, *, channel: str) -> Statement[str | None]:
-    """Begins to cancel; answers as `pause`."""
-    return Statement("workflow/cancel", {"id": workflow_id, "channel": channel}, _first)
+    """Begin to cancel a workflow. Return its previous state, or None if the workflow does not exist."""
+    return Statement("workflow/cancel_workflow", {"id": workflow_id, "channel": channel}, _first)
 
 
 def retry_hold(workflow_id: UUID, *, call: UUID, from_node: str | None) -> Statement[Retryable | None]:
-    """Locks a workflow that is to be retried; None: no such workflow."""
+    """Lock a workflow for a retry. Return None if the workflow does not exist."""
     parameters = {"id": workflow_id, "call": call, "from_node": from_node}
-    return Statement("workflow/retry_hold", parameters, lambda found: Retryable(*found[0]) if found else None)
+    return Statement("workflow/hold_for_retry", parameters, rows.first(Retryable))
 
 
 def retry_nodes(workflow_id: UUID) -> Statement[list[EndedNode]]:
-    """The nodes of a workflow that is to be retried, in order."""
-    names = EndedNode.__struct_fields__
-    return Statement(
-        "workflow/retry_nodes",
-        {"id": workflow_id},
-        lambda found: [EndedNode(**dict(zip(names, row, strict=True))) for row in found],
-    )
+    """Return, in order, the nodes of a workflow that is to be retried."""
+    read = rows.each(rows.by_name(EndedNode, EndedNode.__struct_fields__))
+    return Statement("workflow/list_nodes_to_retry", {"id": workflow_id}, read)
 
 
 def retry(
     workflow_id: UUID,
-    plans: Mapping[UUID, Reopening],
+    plans: Mapping[UUID, WorkflowRetryPlan],
     *,
     call: UUID,
     channel: str,
     largest: int | None = None,
 ) -> Statement[None]:
-    """Begins nodes of a workflow and of its children again, as was decided for each. `largest`: what a node can be given, if it is more."""
+    """Restart nodes of a workflow and of its children, as `plans` specifies for each workflow.
+
+    `largest` is the new limit on the size of a node's arguments. It takes effect only if it is larger than the old limit.
+    """
     places = [
         (one, number, state, number in plan.emptied)
         for one, plan in plans.items()
@@ -163,82 +172,94 @@ def retry(
         "workflows": uuids([place[0] for place in places]), "numbers": integers([place[1] for place in places]),
         "states": [place[2] for place in places], "emptied": booleans([place[3] for place in places]),
     }  # fmt: skip
-    return Statement("workflow/retry", parameters, nothing)
+    return Statement("workflow/retry_workflow", parameters, rows.nothing)
 
 
 def info(ids: Iterable[UUID]) -> Statement[list[WorkflowRow]]:
-    """These workflows as they stand; unknown ids are missing."""
-    return Statement("workflow/info", {"ids": uuids(ids)}, lambda found: [_workflow(row) for row in found])
+    """Return these workflows in their current state. Unknown ids are omitted."""
+    return Statement(
+        "workflow/read_workflow", {"ids": uuids(ids)}, lambda found: [_workflow(row) for row in found]
+    )
 
 
 def listing(
-    *, name: str | None, state: str | None, key: str | None, roots: bool, limit: int
+    *,
+    name: str | None,
+    state: str | None,
+    key: str | None,
+    parent: UUID | None,
+    roots: bool,
+    since: When | None = None,
+    limit: int,
 ) -> Statement[list[WorkflowRow]]:
-    """The latest workflows, without their results; `roots`: those that are nobody's child."""
-    parameters = {"name": name, "state": state, "key": key, "roots": roots, "limit": limit}
-    return Statement("workflow/list", parameters, lambda found: [_workflow(row) for row in found])
+    """List the newest workflows, without their results. If `roots` is set, list only workflows without a parent."""
+    parameters = {
+        "name": name,
+        "state": state,
+        "key": key,
+        "parent": parent,
+        "roots": roots,
+        "limit": limit,
+    } | moment_or_age(since)
+    return Statement("workflow/list_workflows", parameters, lambda found: [_workflow(row) for row in found])
 
 
 def ends(ids: Iterable[UUID]) -> Statement[dict[UUID, WorkflowEnd]]:
-    """The states of these workflows and how they ended; unknown ids are missing."""
+    """Return the states and outcomes of these workflows. Unknown ids are omitted."""
     return Statement(
-        "workflow/ends", {"ids": uuids(ids)}, lambda found: {row[0]: WorkflowEnd(*row) for row in found}
+        "workflow/list_ends", {"ids": uuids(ids)}, lambda found: {row[0]: WorkflowEnd(*row) for row in found}
     )
 
 
 def nodes(workflow_id: UUID, *, after: int = -1, limit: int = 10_000) -> Statement[list[NodeRow]]:
-    """The nodes of a workflow from the one behind `after` on, in order."""
-    names = NodeRow.__struct_fields__
-    return Statement(
-        "workflow/nodes",
-        {"id": workflow_id, "after": after, "limit": limit},
-        lambda found: [NodeRow(**dict(zip(names, row, strict=True))) for row in found],
-    )
+    """Return the nodes of a workflow in order, starting after node number `after`."""
+    read = rows.each(rows.by_name(NodeRow, NodeRow.__struct_fields__))
+    return Statement("workflow/list_nodes", {"id": workflow_id, "after": after, "limit": limit}, read)
 
 
 def edges(workflow_id: UUID) -> Statement[list[EdgeRow]]:
-    """The edges of a workflow."""
-    return Statement("workflow/edges", {"id": workflow_id}, lambda found: [EdgeRow(*row) for row in found])
+    """Return the edges of a workflow."""
+    return Statement("workflow/list_edges", {"id": workflow_id}, rows.each(EdgeRow))
 
 
 def node(workflow_id: UUID, name: str) -> Statement[tuple[int, str, str] | None]:
-    """Number, state and kind of the node of this name; None: there is none."""
+    """Return the number, state and type of the node with this name, or None if the workflow has no such node."""
     return Statement(
-        "workflow/node",
+        "workflow/read_node",
         {"id": workflow_id, "name": name},
         lambda found: (found[0][0], found[0][1], found[0][2]) if found else None,
     )
 
 
 def node_names(workflow_id: UUID) -> Statement[list[str]]:
-    """The names of a workflow's first 1,000 nodes."""
-    return Statement("workflow/node_names", {"id": workflow_id}, lambda found: [row[0] for row in found])
+    """Return the names of a workflow's first 1,000 nodes."""
+    return Statement("workflow/list_node_names", {"id": workflow_id}, rows.first_column)
 
 
 def stuck(*, after: UUID, limit: int, grace_ms: int, only: UUID | None = None) -> Statement[StuckPage]:
-    """Looks at up to `limit` live workflows for what should have happened and has not; what moved in the last `grace_ms` is left out."""
+    """Check up to `limit` live workflows for overdue transitions. Transitions that are overdue by less than `grace_ms` are ignored."""
     parameters = {"after": after, "limit": limit, "grace_ms": grace_ms, "only": only}
 
     def read(found: Sequence[Row]) -> StuckPage:
         nodes = [StuckNode(*row[1:]) for row in found if row[0] == "found"]
         return StuckPage(nodes, next((row[1] for row in found if row[0] == "page"), None))
 
-    return Statement("workflow/stuck", parameters, read)
+    return Statement("workflow/find_stuck", parameters, read)
 
 
-def look(ids: Iterable[UUID]) -> Statement[None]:
-    """Has workflows looked at as a whole."""
-    return Statement("workflow/look", {"ids": uuids(ids)}, nothing)
+def mark_for_review(ids: Iterable[UUID]) -> Statement[None]:
+    """Mark these workflows, so that the next step checks each of them as a whole."""
+    return Statement("workflow/mark_for_review", {"ids": uuids(ids)}, rows.nothing)
 
 
 def restore(ids: Iterable[UUID]) -> Statement[None]:
-    """Writes a FAILED node in place of each that is waited for and whose row was deleted."""
-    return Statement("workflow/restore", {"ids": uuids(ids)}, nothing)
+    """Insert a FAILED node in place of each deleted node for which other nodes are still waiting."""
+    return Statement("workflow/restore_nodes", {"ids": uuids(ids)}, rows.nothing)
 
 
 def forget(*, limit: int) -> Statement[None]:
-    """Drops what happened to workflows that are gone, of the oldest `limit` entries of the outbox."""
-    return Statement("workflow/forget", {"limit": limit}, nothing)
+    """Delete outbox entries whose workflow has been deleted. Only the oldest `limit` entries are examined."""
+    return Statement("workflow/forget_deleted", {"limit": limit}, rows.nothing)
 
 
 def _first(found: Sequence[Row]) -> str | None:
@@ -249,3 +270,36 @@ def _workflow(row: Row) -> WorkflowRow:
     named = dict(zip(WorkflowRow.__struct_fields__, row, strict=True))
     named["counts"] = {} if row[-1] is None else msgspec.json.decode(row[-1], type=dict[str, int])
     return WorkflowRow(**named)
+
+
+PAGE: Final = 200
+GRACE_MS: Final = 10_000
+"""A transition that became due less than this many milliseconds ago is considered to be in progress."""
+_FIRST: Final = UUID(int=0)
+_UNCHANGED: Final = "the step that should have fixed this changed nothing"
+NEVER_MENDED: Final = {
+    "NOTHING_MOVES": "its open nodes are waiting for each other, and none of them can begin"
+}
+
+
+def problem_of(one: StuckNode) -> str:
+    """Return why this node is still stuck after a step."""
+    return NEVER_MENDED.get(one.what, _UNCHANGED)
+
+
+def find_stuck(*, grace_ms: int, only: UUID | None = None) -> Plan[list[StuckNode]]:
+    """Return the stuck nodes of all live workflows, or of the workflow `only`."""
+    found: list[StuckNode] = []
+    after: UUID | None = _FIRST
+    while after is not None:
+        page = yield from ask(stuck(after=after, limit=PAGE, grace_ms=grace_ms, only=only))
+        found.extend(page.found)
+        after = page.next_after
+    return found
+
+
+def move_on(ids: Collection[UUID], *, channel: str) -> Plan[None]:
+    """Check all nodes of these workflows and advance the workflows by one step. Run this plan in one transaction."""
+    yield from ask(restore(ids))
+    yield from ask(mark_for_review(ids))
+    yield from step(channel=channel, ids=ids)

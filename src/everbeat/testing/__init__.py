@@ -1,1 +1,1 @@
-"""What tests of programs that use everbeat need."""
+"""Utilities for testing programs that use everbeat."""

@@ -1,4 +1,4 @@
-"""A clock that only moves when told to."""
+"""A manual clock for tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ManualClock:
-    """Time by hand: `await clock.advance(5)` lets everything run that becomes due within those 5 seconds."""
+    """A clock that moves only when a test advances it. `await clock.advance(5)` ends all waits that are due within 5 seconds."""
 
     def __init__(self, *, wall: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
         self._now = 0.0
@@ -16,24 +16,24 @@ class ManualClock:
         self._waiting: dict[asyncio.Future[None], float] = {}
 
     def monotonic(self) -> float:
-        """Seconds advanced so far."""
+        """Return the number of seconds by which the clock has been advanced so far."""
         return self._now
 
     def wall(self) -> datetime:
-        """The starting date plus what was advanced."""
+        """Return the start time plus the time by which the clock has been advanced so far."""
         return self._started + timedelta(seconds=self._now)
 
     @property
     def waiting(self) -> int:
-        """How many sleep on this clock now."""
+        """Return the number of sleeps and waits that are pending on this clock."""
         return len(self._waiting)
 
     async def sleep(self, seconds: float) -> None:
-        """Return once the clock was advanced by `seconds`."""
+        """Return once the clock has advanced by `seconds`."""
         await self.wait(asyncio.Event(), timeout_s=seconds)
 
     async def wait(self, event: asyncio.Event, *, timeout_s: float) -> bool:
-        """Return True once `event` is set, False once the clock was advanced by `timeout_s` without it."""
+        """Return True once `event` is set, or False if the clock advances by `timeout_s` seconds first."""
         if event.is_set() or timeout_s <= 0:
             await asyncio.sleep(0)
             return event.is_set()
@@ -50,7 +50,7 @@ class ManualClock:
         return event.is_set()
 
     async def advance(self, seconds: float) -> None:
-        """Move on by `seconds`, stopping whenever something is due, and let the loop settle each time."""
+        """Advance the clock by `seconds`. At each time when a sleep or wait is due, pause until the event loop has settled."""
         end = self._now + seconds
         await settle()
         while self._waiting and (moment := min(self._waiting.values())) <= end:
@@ -63,6 +63,6 @@ class ManualClock:
 
 
 async def settle(turns: int = 50) -> None:
-    """Let the loop turn until what is ready has run; real I/O is not waited for."""
+    """Run `turns` iterations of the event loop, so that ready callbacks and tasks can run. Do not wait for real I/O."""
     for _ in range(turns):
         await asyncio.sleep(0)

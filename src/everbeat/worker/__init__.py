@@ -1,1 +1,1 @@
-"""Who runs tasks: the supervisor and its worker processes, which claim, start, execute and settle."""
+"""Worker processes, which claim, start, run and settle tasks."""

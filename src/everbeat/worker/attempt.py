@@ -1,68 +1,163 @@
-"""One lease and what becomes of it: from the claim, through the code that runs under it, to the settled row.
-
-What lives here: `Attempt`, which is also what a task's Context talks to, and the ways in which code ends. What may
-not: who runs the code (the executors) and what is written (`settlement`).
-"""
+"""A lease and its attempt, from the claim to the settled row, and the state table for the attempt's stages in memory."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import datetime, timedelta
-from enum import Enum, auto
+from enum import StrEnum
 from functools import cached_property
 from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from everbeat.domain.checkpoint import PartialWork
-from everbeat.domain.codec import CallCodec
-from everbeat.domain.context import Context, StopReason, TaskStopped
-from everbeat.domain.definition import RunIn, TaskDefinition
-from everbeat.domain.policy import StoredPolicy
-from everbeat.domain.stored_text import storable
-from everbeat.errors import PayloadError
-from everbeat.runtime.exit_report import ExitReport
-from everbeat.store.leases import Claimed
-from everbeat.worker.code_side import CodeSide
-from everbeat.worker.protocol import Answer, Lease, Request
+from everbeat.domain.task.checkpoint import PartialWork
+from everbeat.domain.task.context import Context
+from everbeat.domain.task.context_backend import FailedTry
+from everbeat.domain.task.definition import CallCodec, TaskDefinition
+from everbeat.domain.task.policy import RunIn, StoredPolicy
+from everbeat.errors import PayloadError, StopReason, TaskStopped
+from everbeat.errors.wording import storable
+from everbeat.protocol import Answer, LeaseKey, Request
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import EventBus, TaskFinished, TaskStarted
+from everbeat.runtime.failure_log import StepRetry, task_failure, task_retry
+from everbeat.runtime.processes import ExitReport
+from everbeat.store.leases import Claimed, Settlement
+from everbeat.worker.context_backend import RequestingBackend
 
-LaneName: TypeAlias = RunIn | Literal["solo"]
-"""Where tasks wait and run: by their mode, but for suspects, which run alone in a process whatever their mode is."""
 
-ALONE: Final[frozenset[LaneName]] = frozenset(("process", "solo"))
-"""The lanes whose code runs one task at a time in a process of its own: it can always be ended, and dies alone."""
+class Stage(StrEnum):
+    """The stage of an attempt in this worker's memory."""
+
+    CLAIMED = "CLAIMED"
+    STARTING = "STARTING"
+    """The start is being sent to the database, or the database has acknowledged it and the code is waiting for a slot."""
+    RUNNING = "RUNNING"
+    COMMITTING = "COMMITTING"
+    """The task's own code is committing the attempt's outcome."""
+    SETTLING = "SETTLING"
+    """The outcome is being written."""
+    RECOVERING = "RECOVERING"
+    """The task process exited or the code stalled, and recovery is deciding what happens to the attempt."""
+    LEFT = "LEFT"
+    """A recovery hook left the attempt unchanged. The worker keeps the lease, and recovery keeps asking the hook."""
+    COMMITTED = "COMMITTED"
+    """The lease is no longer held, because the attempt's own code completed the task. The code might still be running."""
+    GONE = "GONE"
+    """The lease is no longer held: settled, released, expired or lost. The worker writes nothing more for the attempt."""
+
+
+CODE_RUNS: Final = (Stage.RUNNING, Stage.COMMITTING)
+"""The stages in which the code is running under a lease that this worker holds."""
+UNSETTLED: Final = (Stage.SETTLING, Stage.RECOVERING)
+"""The stages in which the outcome has not been written yet."""
+OVER: Final = (Stage.COMMITTED, Stage.GONE)
+"""The stages in which the lease is over."""
+
+
+StageEvent: TypeAlias = Literal[
+    "START",  # the start is being sent, or was acknowledged while no slot was free
+    "START_FAILED",  # the start might not have reached the database, or the lease cannot be released for now
+    "NOT_STARTED",  # the database reported that the lease was released, expired or lost before the code started
+    "LAUNCH",  # the start was acknowledged, and a slot is free
+    "STOP",  # the code should stop
+    "LOSE",  # the lease belongs to another worker
+    "STALL",  # the code reported nothing for longer than its `stall_timeout`
+    "DIE",  # the task process exited while the code was running
+    "GRACE_OVER",  # the code was asked to stop and has not finished in time
+    "OUTCOME",  # the outcome to write has been decided
+    "COMMIT_BEGINS",  # the code is about to commit the attempt's outcome
+    "COMMIT_FAILED",  # the code's commit did not settle the attempt
+    "COMMIT_LANDED",  # the code's commit settled the attempt
+    "SETTLED",  # the database reported the result of writing the outcome
+    "HOOK_LEFT",  # a recovery hook left the attempt unchanged
+    "RECOVERED",  # recovery settled the attempt
+]
+"""The events in the life of an attempt. They are strings, because accessing enum members is slow on Python 3.11."""
+
+Effect: TypeAlias = Literal[
+    "NOTHING",
+    "IGNORE",  # the event does not apply to an attempt in this stage
+    "REMEMBER",  # keep the stop request until the code starts
+    "DEFER",  # repeat the event if the commit fails; drop it if the commit succeeds
+    "BEGIN_CODE",
+    "STOP_CODE",
+    "LET_GO",  # stop holding the lease
+    "LET_GO_AND_STOP",  # stop holding the lease, and stop the code
+    "SETTLE_WITHOUT_CODE",  # decide the outcome while the code is still running
+    "WRITE",  # write the outcome
+    "RECOVER",  # let recovery decide, as after any other death
+]
+"""The effects of lifecycle events: what the worker does next."""
+
+
+LIFE: Final[Mapping[tuple[Stage, StageEvent], tuple[Stage, Effect]]] = {
+    (Stage.CLAIMED, "START"): (Stage.STARTING, "NOTHING"),
+    (Stage.CLAIMED, "START_FAILED"): (Stage.CLAIMED, "NOTHING"),
+    (Stage.CLAIMED, "NOT_STARTED"): (Stage.GONE, "LET_GO"),
+    (Stage.CLAIMED, "LAUNCH"): (Stage.RUNNING, "BEGIN_CODE"),
+    (Stage.CLAIMED, "STOP"): (Stage.CLAIMED, "REMEMBER"),
+    (Stage.CLAIMED, "LOSE"): (Stage.GONE, "LET_GO"),
+    (Stage.STARTING, "START"): (Stage.STARTING, "NOTHING"),
+    (Stage.STARTING, "START_FAILED"): (Stage.CLAIMED, "NOTHING"),
+    (Stage.STARTING, "NOT_STARTED"): (Stage.GONE, "LET_GO"),
+    (Stage.STARTING, "LAUNCH"): (Stage.RUNNING, "BEGIN_CODE"),
+    (Stage.STARTING, "STOP"): (Stage.STARTING, "REMEMBER"),
+    (Stage.STARTING, "LOSE"): (Stage.GONE, "LET_GO"),
+    (Stage.RUNNING, "STOP"): (Stage.RUNNING, "STOP_CODE"),
+    (Stage.RUNNING, "LOSE"): (Stage.GONE, "LET_GO_AND_STOP"),
+    (Stage.RUNNING, "STALL"): (Stage.RECOVERING, "RECOVER"),
+    (Stage.RUNNING, "DIE"): (Stage.RECOVERING, "RECOVER"),
+    (Stage.RUNNING, "GRACE_OVER"): (Stage.RUNNING, "SETTLE_WITHOUT_CODE"),
+    (Stage.RUNNING, "OUTCOME"): (Stage.SETTLING, "WRITE"),
+    (Stage.RUNNING, "COMMIT_BEGINS"): (Stage.COMMITTING, "NOTHING"),
+    (Stage.COMMITTING, "STOP"): (Stage.COMMITTING, "DEFER"),
+    (Stage.COMMITTING, "LOSE"): (Stage.COMMITTING, "DEFER"),
+    (Stage.COMMITTING, "GRACE_OVER"): (Stage.COMMITTING, "DEFER"),
+    # A stall does not wait for the commit, which might hang forever. Recovery reads from the row whether the commit
+    # succeeded.
+    (Stage.COMMITTING, "STALL"): (Stage.RECOVERING, "RECOVER"),
+    (Stage.COMMITTING, "DIE"): (Stage.RECOVERING, "RECOVER"),
+    (Stage.COMMITTING, "OUTCOME"): (Stage.SETTLING, "WRITE"),
+    (Stage.COMMITTING, "COMMIT_BEGINS"): (Stage.COMMITTING, "NOTHING"),
+    (Stage.COMMITTING, "COMMIT_FAILED"): (Stage.RUNNING, "NOTHING"),
+    (Stage.COMMITTING, "COMMIT_LANDED"): (Stage.COMMITTED, "LET_GO"),
+    (Stage.SETTLING, "SETTLED"): (Stage.GONE, "LET_GO"),
+    (Stage.RECOVERING, "HOOK_LEFT"): (Stage.LEFT, "NOTHING"),
+    (Stage.RECOVERING, "RECOVERED"): (Stage.GONE, "LET_GO"),
+    (Stage.LEFT, "RECOVERED"): (Stage.GONE, "LET_GO"),
+    # The code of a stalled attempt might resume, and its commit might succeed before recovery changes the row.
+    (Stage.RECOVERING, "COMMIT_LANDED"): (Stage.COMMITTED, "LET_GO"),
+    (Stage.LEFT, "COMMIT_LANDED"): (Stage.COMMITTED, "LET_GO"),
+    (Stage.GONE, "COMMIT_LANDED"): (Stage.COMMITTED, "LET_GO"),
+}
+
+ExecutorName: TypeAlias = RunIn | Literal["solo"]
+"""The name of an executor: a `run_in` mode, or "solo" for the executor that runs each suspect alone in a process."""
+
+ALONE: Final[frozenset[ExecutorName]] = frozenset(("process", "solo"))
+"""The executors that run each task alone in a process. The process can always be killed, and its death affects no other task."""
 
 _TEXT_BYTES: Final = 8_192
 _LONGEST_MS: Final = 100 * 365 * 24 * 3_600 * 1_000
-"""A limit that was stored by hand may be longer than any date can hold."""
-
-
-class Stage(Enum):
-    """Where an attempt stands in this worker's memory."""
-
-    CLAIMED = auto()
-    STARTING = auto()
-    RUNNING = auto()
-    SETTLING = auto()
-    LEFT = auto()
-    """A recovery hook lets it be: it is held, asked about again and again, and nothing here waits for the answer."""
-    GONE = auto()
-    """Not held any more: settled, given back, expired or lost. Nothing is written for it from here on."""
+"""The longest limit that is used. A limit that was edited by hand might otherwise exceed the range of datetime."""
 
 
 class Succeeded(Struct, frozen=True):
-    """The code returned; `result` is JSON text."""
+    """The code returned a value. `result` is that value as JSON text."""
 
     result: bytes
 
 
-class Failed(Struct, frozen=True):
-    """The code raised, or could not be run; `error` is JSON text, `reasons` all that a policy may list it by.
+class CodeFailed(Struct, frozen=True):
+    """The code raised an exception or could not be run.
 
-    `exception`: for the log, if it was raised in this process.
+    `error` is JSON text. `reasons` are the names under which a policy can list the failure. `exception` is kept for the log,
+    if it was raised in this process.
     """
 
     error: bytes
@@ -70,132 +165,183 @@ class Failed(Struct, frozen=True):
     exception: BaseException | None = None
 
 
-class Suspended(Struct, frozen=True):
-    """The code gave its slot back until it is time."""
+class CodeSuspended(Struct, frozen=True):
+    """The code released its slot until the time or event that it is waiting for."""
 
 
 class Declined(Struct, frozen=True):
-    """The function does not understand the arguments: it does not know the `unknown` names, or it requires the `missing` ones.
+    """The task's arguments do not fit the function: it does not accept the `unknown` names, or requires the `missing` names.
 
-    No code ran. `failed` is how the attempt ends if the task cannot be left to other code.
+    No code ran. `failed` is how the attempt ends if the task cannot be left to workers with other code.
     """
 
-    failed: Failed
+    failed: CodeFailed
     unknown: tuple[str, ...]
     missing: tuple[str, ...]
 
 
 class Died(Struct, frozen=True):
-    """The task process ended under the code."""
+    """The task process exited while the code was running."""
 
     report: ExitReport
 
 
-Ended: TypeAlias = Succeeded | Failed | Suspended | Declined | Died
-OnEnded: TypeAlias = Callable[["Attempt", Ended], None]
+AttemptEnd: TypeAlias = Succeeded | CodeFailed | CodeSuspended | Declined | Died
+SUSPEND_PATIENCE_S: Final = 2.0
+"""How long code that was asked to release its slot can take before a worker shutdown stops it, in seconds."""
 
 
-class Clerk(Protocol):
-    """Whoever answers requests of code."""
+class RequestHandler(Protocol):
+    """Answers requests from running task code."""
 
-    def submit(self, attempt: Attempt, request: Request) -> Future[Answer]: ...
+    def submit(self, attempt: Attempt, request: Request) -> Future[Answer]:
+        """Start answering a request and return a future for the answer. Safe to call from any thread.
 
-    async def answer(self, attempt: Attempt, request: Request) -> Answer: ...
+        Raises RuntimeError if the worker's loop is closed.
+        """
+        ...
+
+    async def answer(self, attempt: Attempt, request: Request) -> Answer:
+        """Return the answer to a request. Called on the worker's loop."""
+        ...
+
+    def note_progress(self, attempt: Attempt) -> None:
+        """Write the attempt's pending progress soon. Safe to call from any thread."""
+        ...
 
 
-class Attempt(CodeSide):
-    """A held lease. Changed in the loop's thread only, but for `progress`; task code reads it from any thread.
+class StopRequest(Struct):
+    """Why an attempt's code should stop. `is_fence` is true if the reason is that the worker might lose its lease soon."""
 
-    What begins alike for all is said by the class: making one is part of what each task costs.
+    reason: StopReason
+    is_fence: bool = False
+    is_overdue: bool = False
+    """Whether the worker is shutting down and the code did not finish in time. Such an attempt is settled after its process exits."""
+
+
+class Attempt(RequestingBackend):
+    """A lease that this worker holds, and the state of its attempt.
+
+    Except for `progress`, attributes change only in the loop's thread; task code reads them from any thread. Initial values are
+    class attributes, because creating an attempt must be cheap.
     """
 
     stage: Stage = Stage.CLAIMED
     number: int = 0
     started_at: datetime | None = None
+    claimed_at: float = 0.0
+    """When the worker received the reply to the claim. Like `launched_at`, a time on the worker's monotonic clock."""
     launched_at: float = 0.0
-    ended: Ended | None = None
-    """How its code ended, told by the thread in which it ran: also after its worker has left."""
-    stopped: StopReason | None = None
-    cancel_asked: bool = False
-    self_fenced: bool = False
+    ended: AttemptEnd | None = None
+    """How the code ended. The thread that ran the code sets this value, even after the worker has shut down."""
+    stop: StopRequest | None = None
+    """Why the code should stop. A cancel request sets this value even before the code starts."""
     progress: bytes | None = None
     progress_noted: bool = False
-    spoke_at: float = 0.0
-    """When its code last said anything, or began, by the worker's monotonic clock."""
+    reported_at: float = 0.0
+    """When the code started or last reported anything, on the worker's monotonic clock."""
     settling_since: float = 0.0
     unanswered: int = 0
-    """Requests of its code that this worker has not answered: whoever waits for us is not silent."""
+    """How many of the code's requests this worker has not answered yet. Code that is waiting for an answer is not considered stalled."""
     rests: int = 0
-    """Durable sleeps in which its code keeps its slot: a stop suspends them."""
+    """The number of durable sleeps and waits that are being recorded or during which the code keeps its slot.
+
+    While it is not zero, a worker shutdown suspends the code.
+    """
     timers: Sequence[asyncio.TimerHandle] = ()
-    clerk: Clerk | None = None
-    """Who answers requests of its code."""
     checkpoint_number: int = 0
     holds_progress: bool = False
-    """What its code says of itself is kept, and not written for now."""
-    is_committing: bool = False
-    """Its code settles it this very moment: what happens to it meanwhile waits in `after_commit`."""
-    is_committed: bool = False
+    """Whether progress reports are held in memory instead of being written."""
+    may_commit: bool = False
+    """Whether the code has permission to commit its outcome and has not reported the result yet."""
     exception: BaseException | None = None
-    """What its code raised, for the log, until it is settled."""
-    may_suspend: bool = False
-    """Its code was told to give its slot back; the row says until when."""
+    """The exception that the code raised, kept for the log until the attempt is settled."""
+    suspended_at: float | None = None
+    """When the code was first asked to release its slot, on the worker's monotonic clock."""
     after_commit: Sequence[Callable[[], None]] = ()
+    """The calls that are deferred until the code's commit has ended."""
 
     def __init__(
         self,
         *,
         task: Claimed,
-        lane: LaneName,
+        executor_name: ExecutorName,
         definition: TaskDefinition,
         policy: StoredPolicy,
-        on_progress: Callable[[Attempt], None],
+        requests: RequestHandler,
     ) -> None:
         self.task = task
         self.id: Final = task.id
         self.claim_id: Final = task.claim_id
-        """What every write of this attempt names."""
-        self.lane = lane
+        """The claim id, which is part of every write for this attempt."""
+        self.executor_name = executor_name
         self.definition = definition
         self.policy = policy
-        self.on_progress = on_progress
+        self.requests = requests
+
+    def move(self, event: StageEvent) -> Effect:
+        """Move to the next stage and return the effect of the event."""
+        if (step := LIFE.get((self.stage, event))) is None:
+            return "IGNORE"
+        self.stage, effect = step
+        return effect
+
+    @property
+    def stopped(self) -> StopReason | None:
+        """Return why the code should stop, or None if it should not."""
+        return None if self.stop is None else self.stop.reason
+
+    @property
+    def is_unstoppable(self) -> bool:
+        """Return whether the code was asked to stop for a worker shutdown but did not finish in time and is still running."""
+        return self.stop is not None and self.stop.is_overdue and self.stage in CODE_RUNS
+
+    def is_suspended_by(self, reason: StopReason, clock: Clock) -> bool:
+        """Return whether the code is about to release its slot. A worker shutdown must wait for that, or the attempt would fail.
+
+        Code that catches its suspension and continues is stopped after `SUSPEND_PATIENCE_S` seconds.
+        """
+        if reason != "shutting_down":
+            return False
+        since = self.suspended_at
+        return self.rests > 0 or (since is not None and clock.monotonic() - since < SUSPEND_PATIENCE_S)
 
     @cached_property
     def checkpoint_turn(self) -> asyncio.Lock:
-        """Held by whoever writes a checkpoint."""
+        """Return the lock that is held while a checkpoint is written."""
         return asyncio.Lock()
 
     @cached_property
     def wait_turn(self) -> asyncio.Lock:
-        """Held by whoever takes a signal: two waits of one code must not both take the same."""
+        """Return the lock that is held while a signal is taken, so that two waits in one attempt never take the same signal."""
         return asyncio.Lock()
 
     @property
-    def lease(self) -> Lease:
-        """(task id, claim_id)."""
+    def lease(self) -> LeaseKey:
+        """Return (task id, claim_id)."""
         return self.task.id, self.task.claim_id
 
     @property
     def timeout_s(self) -> float | None:
-        """How long its code may run, by the policy; None without a limit."""
+        """Return how many seconds the policy lets the code run, or None if there is no limit."""
         limit_ms = self.policy.timeout_ms
         return None if limit_ms is None else min(limit_ms, _LONGEST_MS) / 1_000
 
     @property
     def stall_timeout_s(self) -> float | None:
-        """How long its code may say nothing, by the policy; None without a limit."""
+        """Return how many seconds the policy lets the code run without reporting anything, or None if there is no limit."""
         limit_ms = self.policy.stall_timeout_ms
         return None if limit_ms is None else min(limit_ms, _LONGEST_MS) / 1_000
 
     @property
     def deadline(self) -> datetime | None:
-        """When the limit is reached, by the database's clock."""
+        """Return when the attempt times out, by the database's clock, or None if it has no timeout or has not started."""
         if self.started_at is None or (limit_s := self.timeout_s) is None:
             return None
         return self.started_at + timedelta(seconds=limit_s)
 
     def context(self, *, worker_id: str) -> Context:
-        """What its code may know of it."""
+        """Return the Context for the attempt's code."""
         return Context(
             task_id=self.task.id,
             name=self.task.name,
@@ -205,79 +351,122 @@ class Attempt(CodeSide):
             claim_id=self.task.claim_id,
             worker_id=worker_id,
             deadline=self.deadline,
-            backend=self,
-            work=PartialWork.from_json(self.task.checkpoint),
+            _backend=self,
+            _work=PartialWork.from_json(self.task.checkpoint),
         )
 
     def stop_reason(self) -> StopReason | None:
-        """Why the code should stop, if it should; for its Context."""
+        """Return why the code should stop, or None if it should not. Called by the code's Context."""
         return self.stopped
 
     def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None:
-        """Keep what the code says of itself, the last word only; for its Context, from any thread."""
+        """Store the code's latest progress report. Called by the code's Context, from any thread."""
         self.progress = progress_json(stage=stage, fraction=fraction, message=message)
-        self.on_progress(self)
+        self.requests.note_progress(self)
 
     def release_progress(self) -> None:
-        """Write again what its code says of itself, first what was kept."""
+        """Resume writing progress, beginning with the report that was held back."""
         if self.holds_progress:
             self.holds_progress = self.progress_noted = False
             if self.progress is not None:
-                self.on_progress(self)
+                self.requests.note_progress(self)
 
     @property
     def codec(self) -> CallCodec:
-        """Of its task function."""
+        """Return the codec of the task function."""
         return self.definition.codec
 
     def ask(self, request: Request) -> Answer:
-        """Have a request of its code answered, and wait; in any thread but the loop's."""
+        """Send a request from the code and return the answer. Blocks the calling thread, which must not be the loop's."""
         try:
             return self._submit(request).result()
         except CancelledError:
             raise TaskStopped("shutting_down", task_id=self.id) from None
 
     async def aask(self, request: Request) -> Answer:
-        """The twin of `ask`, on any loop."""
-        # Shielded: the code may be cancelled, what it asked for goes on.
+        """Send a request from the code and return the answer. Works on any event loop."""
+        # Shielded, so that the request continues if the code is cancelled.
         return await asyncio.shield(asyncio.wrap_future(self._submit(request)))
 
     def _submit(self, request: Request) -> Future[Answer]:
-        assert self.clerk is not None
         try:
-            return self.clerk.submit(self, request)
-        except RuntimeError:  # the loop is closed: the worker has left
+            return self.requests.submit(self, request)
+        except RuntimeError:  # the loop is closed, because the worker has shut down
             raise TaskStopped("shutting_down", task_id=self.id) from None
 
     def cancel_timers(self) -> None:
-        """Nothing that was due for this attempt happens any more."""
+        """Cancel the timers of this attempt."""
         for timer in self.timers:
             timer.cancel()
         self.timers = ()
 
 
 def progress_json(*, stage: str, fraction: float | None, message: str) -> bytes:
-    """Progress as it is stored; text that JSON cannot hold is escaped, long text is cut at 8 kB."""
+    """Return a progress report as stored JSON. Text that JSON cannot represent is escaped, and long text is truncated to 8 kB."""
     clean = (storable(text, limit=_TEXT_BYTES) for text in (stage, message))
     return msgspec.json.encode({"stage": next(clean), "fraction": fraction, "message": next(clean)})
 
 
 def attempt_of(
     task: Claimed,
-    lane: LaneName,
+    executor_name: ExecutorName,
     definitions: Mapping[str, TaskDefinition],
     policies: Mapping[str, StoredPolicy],
-    on_progress: Callable[[Attempt], None],
+    requests: RequestHandler,
 ) -> Attempt:
-    """The attempt of what was claimed, by its own policy, or its function's where it has none or one damaged by hand."""
+    """Return the attempt for a claimed task, with the task's own policy.
+
+    If the task has no policy, or a manual edit made it invalid, the attempt uses the policy of the task function.
+    """
     try:
         policy = None if task.policy is None else StoredPolicy.from_json(task.policy)
     except PayloadError:
         policy = None
     return Attempt(
         task=task,
-        lane=lane,
+        executor_name=executor_name,
         definition=definitions[task.name],
         policy=policies[task.name] if policy is None else policy,
-        on_progress=on_progress,
+        requests=requests,
     )
+
+
+_log = logging.getLogger("everbeat.worker")
+
+
+def emit_started(events: EventBus, attempt: Attempt) -> None:
+    """Emit an event that the attempt's code is starting, if the log level is DEBUG."""
+    if _log.isEnabledFor(logging.DEBUG):
+        events.emit(TaskStarted(task_id=attempt.id, name=attempt.task.name, attempt=attempt.number))
+
+
+def emit_failed(events: EventBus, attempt: Attempt, settlement: Settlement, state: str) -> None:
+    """Emit an event that the attempt failed, and drop its exception. `state` is the task's state after the settlement."""
+    exception, attempt.exception = attempt.exception, None
+    task_id, name, error = attempt.id, attempt.task.name, settlement.error or b"{}"
+    if state == "FAILED":
+        events.emit(task_failure(task_id, name, attempt=attempt.number, error=error, exception=exception))
+    elif state == "PENDING":
+        retry_in_s = (settlement.retry_in_ms or 0) / 1_000
+        events.emit(task_retry(task_id, name, attempt=attempt.number, error=error, retry_in_s=retry_in_s))
+
+
+def emit_failed_try(events: EventBus, attempt: Attempt, failed: FailedTry, *, retry_in_s: float) -> None:
+    """Emit an event that a step failed and will be retried."""
+    values = structs.asdict(failed)
+    events.emit(
+        StepRetry(
+            task_id=attempt.id,
+            name=attempt.task.name,
+            attempt=attempt.number,
+            retry_in_s=retry_in_s,
+            **values,
+        )
+    )
+
+
+def emit_finished(events: EventBus, attempt: Attempt, state: str, duration_s: float) -> None:
+    """Emit an event that the attempt is over, if any listener is registered. `state` is the task's state after the settlement."""
+    if events.has_listeners(TaskFinished):
+        name = attempt.task.name
+        events.emit(TaskFinished(task_id=attempt.id, name=name, state=state, duration_s=duration_s))

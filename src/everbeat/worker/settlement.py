@@ -1,76 +1,89 @@
-"""From how code ended to what is written: the outcome of an attempt, and whether there is a retry.
-
-What lives here: that decision, without I/O. What may not: writing it (`settler`), and deaths of processes, which are
-recovered, not settled.
-"""
+"""Decides the outcomes of attempts, and writes them to the database in batches."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from random import Random
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from everbeat.domain.duration import milliseconds
-from everbeat.domain.failure import error_from_json, error_to_json
-from everbeat.domain.outcome import TASK_TIMEOUT, UNHANDLED_EXCEPTION, WORKER_CRASHED, TaskError
-from everbeat.domain.recovery import LeaseFacts, RecoveryRules, Retry, decide
-from everbeat.domain.retry import reasons_of
-from everbeat.domain.stops import TaskSuspended
-from everbeat.domain.stored_text import class_name, storable
+from everbeat.domain.recovery.decision import LeaseFacts, RecoveryRules, Retry, decide
+from everbeat.domain.settings.units import milliseconds
+from everbeat.domain.task.outcome import error_from_json, error_to_json
+from everbeat.domain.task.retry import reasons_of
+from everbeat.errors import (
+    TASK_TIMEOUT,
+    UNHANDLED_EXCEPTION,
+    WORKER_CRASHED,
+    EverbeatError,
+    TaskError,
+    TaskSuspended,
+)
+from everbeat.errors.wording import class_name, storable
 from everbeat.runtime.events import Event
-from everbeat.store.leases import Settlement
-from everbeat.store.stopped import stop_settlement
-from everbeat.worker.attempt import Attempt, Declined, Died, Ended, Failed, Succeeded, Suspended
+from everbeat.store.leases import Settlement, complete, decline, settle, stop_settlement
+from everbeat.store.refusals import is_refused_data, is_timeout
+from everbeat.worker.attempt import Attempt, AttemptEnd, CodeFailed, CodeSuspended, Declined, Died, Succeeded
+from everbeat.worker.environment import WorkerEnvironment
+from everbeat.worker.messages import Settled
+from everbeat.worker.progress import ProgressRecorder
 
-_TOLD_BYTES: Final = 1_000
+_MESSAGE_BYTES: Final = 1_000
 _TIMED_OUT: Final = reasons_of(TASK_TIMEOUT, TimeoutError())
-"""A timeout of everbeat is listed like one that the code would have raised itself."""
+"""The names under which a policy can list a timeout. It is treated like a TimeoutError that the code raised."""
 _SUSPENDED_ITSELF: Final = reasons_of(UNHANDLED_EXCEPTION, TaskSuspended())
 
 
-def settlement_of(attempt: Attempt, ended: Ended | None, *, random: Random) -> Settlement | None:
-    """What is written for an attempt; None for a death under running code. `ended` None: the code has not ended yet.
+def settlement_of(attempt: Attempt, ended: AttemptEnd | None, *, random: Random) -> Settlement | None:
+    """Return the settlement to write for an attempt, or None if nothing is to be written now.
 
-    Code of a worker that stops, and that does not end, is settled after its process: a second run must not overlap it.
-    Code that was asked to stop and returned all the same has succeeded, unless its time was up; whatever else it does
-    after being asked is a consequence of that, not an error of its own. Arguments that this code does not understand are left to other
-    code whatever was asked, because no code has run.
+    `ended` is None if the code has not finished. If the process died while the code was running, recovery decides. If the worker is
+    shutting down and the code does not stop, the attempt is settled after the process has exited. A second run must not overlap the
+    first.
+
+    Code that was asked to stop and returned a value has succeeded, unless it timed out. Any other end is treated as a result of the
+    stop request, not as a separate error.
+
+    A task whose arguments do not fit this code is always left to other code, because no code has run.
     """
-    if attempt.stopped is None and isinstance(ended, Succeeded) and not attempt.self_fenced:  # nearly always
+    if attempt.stop is None and isinstance(ended, Succeeded):  # the usual case
         return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=ended.result)
     if isinstance(ended, Declined):
         failed = _failed(attempt, ended.failed.error, reasons=ended.failed.reasons, random=random)
         return replace(failed, outcome="DECLINED")
-    if attempt.self_fenced:
+    if attempt.stop is not None and attempt.stop.is_fence:
         return _fenced(attempt, random)
+    written = partial(Settlement, id=attempt.id, claim_id=attempt.claim_id)
     match attempt.stopped, ended:
         case "timed_out", _:
             return _failed(attempt, _timed_out(attempt), reasons=_TIMED_OUT, random=random)
         case _, Succeeded(result):
-            return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=result)
+            return written(outcome="COMPLETED", result=result)
         case "cancelled", _:
-            return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="CANCELLED")
-        case None | "shutting_down", Suspended() if attempt.may_suspend:
-            return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="SUSPENDED")
-        case None, Suspended():
+            return written(outcome="CANCELLED")
+        case None | "shutting_down", CodeSuspended() if attempt.suspended_at is not None:
+            return written(outcome="SUSPENDED")
+        case None, CodeSuspended():
             return _failed(attempt, _suspended_itself(), reasons=_SUSPENDED_ITSELF, random=random)
         case "shutting_down", None:
             return None
         case "shutting_down", _:
             return stop_settlement(attempt.id, attempt.claim_id, policy=attempt.policy)
-        case _, Failed(error, reasons):
+        case _, CodeFailed(error, reasons):
             return _failed(attempt, error, reasons=reasons, random=random)
         case _:
             return None
 
 
 class CodeFailedAfterItsCommit(Event, frozen=True, kw_only=True):
-    """The code raised or died after its own commit had completed the task: nothing of the task changes by it."""
+    """The code raised an exception or its process died after its own commit had completed the task. The task stays completed."""
 
-    room = "worker"
+    component = "worker"
     level = logging.WARNING
     task_id: UUID
     name: str
@@ -79,11 +92,11 @@ class CodeFailedAfterItsCommit(Event, frozen=True, kw_only=True):
     message: str
 
 
-def failed_after_commit(attempt: Attempt, ended: Failed | Died) -> CodeFailedAfterItsCommit:
-    """What is told of it: no more than what an ordinary failure stores."""
+def failed_after_commit(attempt: Attempt, ended: CodeFailed | Died) -> CodeFailedAfterItsCommit:
+    """Return the event for code that failed after its own commit. It includes no more of the error than an ordinary failure stores."""
     error = (
         error_from_json(ended.error)
-        if isinstance(ended, Failed)
+        if isinstance(ended, CodeFailed)
         else TaskError(WORKER_CRASHED, ended.report.cause)
     )
     return CodeFailedAfterItsCommit(
@@ -91,12 +104,12 @@ def failed_after_commit(attempt: Attempt, ended: Failed | Died) -> CodeFailedAft
         name=attempt.task.name,
         code=error.code,
         type=error.type,
-        message=storable(error.message, limit=_TOLD_BYTES),
+        message=storable(error.message, limit=_MESSAGE_BYTES),
     )
 
 
 def state_after(settlement: Settlement) -> str:
-    """In which state a settlement that landed has left its task."""
+    """Return the state of the task after this settlement has been written."""
     match settlement.outcome:
         case "COMPLETED" | "CANCELLED":
             return settlement.outcome
@@ -107,12 +120,12 @@ def state_after(settlement: Settlement) -> str:
 
 
 def undeclined(attempt: Settlement) -> Settlement:
-    """Return what is written instead if a task cannot be marked for other code: its arguments are invalid."""
+    """Return the failure to write for a declined task that cannot be left to other code because its arguments are invalid."""
     return replace(attempt, outcome="FAILED")
 
 
 def refused_result(attempt: Settlement, reason: str) -> Settlement:
-    """What is written instead of an outcome that the database cannot store."""
+    """Return the failure to write in place of an outcome that the database cannot store. `reason` is the database's message."""
     error = TaskError(
         "RESULT_UNSERIALISABLE", f"PostgreSQL cannot store the outcome of this attempt: {reason}."
     )
@@ -120,30 +133,26 @@ def refused_result(attempt: Settlement, reason: str) -> Settlement:
 
 
 def _failed(attempt: Attempt, error: bytes, *, reasons: tuple[str, ...], random: Random) -> Settlement:
+    retry_in_ms = _retry_in_ms(attempt, random) if attempt.policy.lists(reasons) else None
+    return _failure(attempt, error, retry_in_ms=retry_in_ms)
+
+
+def _failure(attempt: Attempt, error: bytes, *, retry_in_ms: int | None) -> Settlement:
     return Settlement(
-        id=attempt.id,
-        claim_id=attempt.claim_id,
-        outcome="FAILED",
-        error=error,
-        retry_in_ms=_retry_in_ms(attempt, random) if attempt.policy.lists(reasons) else None,
+        id=attempt.id, claim_id=attempt.claim_id, outcome="FAILED", error=error, retry_in_ms=retry_in_ms
     )
 
 
 def _fenced(attempt: Attempt, random: Random) -> Settlement:
-    """Its own end is decided like any loss of its worker, and charged to nobody."""
+    """Return the settlement for code that a fence stopped. It follows the rules for a lost worker, but counts no crash."""
     facts = LeaseFacts(started=True, policy=attempt.policy, retry_count=attempt.task.retry_count)
     decision = decide(facts, rules=RecoveryRules(), charge=None, random=random)
-    return Settlement(
-        id=attempt.id,
-        claim_id=attempt.claim_id,
-        outcome="FAILED",
-        error=_self_fenced(),
-        retry_in_ms=decision.delay_ms if isinstance(decision, Retry) else None,
-    )
+    retry_in_ms = decision.delay_ms if isinstance(decision, Retry) else None
+    return _failure(attempt, _self_fenced(), retry_in_ms=retry_in_ms)
 
 
 def _retry_in_ms(attempt: Attempt, random: Random) -> int | None:
-    """The delay of the next try; None when none is left."""
+    """Return the delay before the next retry in milliseconds, or None if no retries are left."""
     if attempt.task.retry_count >= attempt.policy.max_retries:
         return None
     return milliseconds(attempt.policy.delay(attempt.task.retry_count + 1, random))
@@ -156,10 +165,194 @@ def _timed_out(attempt: Attempt) -> bytes:
 
 
 def _suspended_itself() -> bytes:
-    message = "The code raised TaskSuspended, and had not been told to give its slot back: only Context.sleep and Context.wait_event do."
+    message = "The code raised TaskSuspended, which only Context.sleep and Context.wait_event can do."
     return error_to_json(TaskError(UNHANDLED_EXCEPTION, message, type=class_name(TaskSuspended)))
 
 
 def _self_fenced() -> bytes:
     message = "The worker could not reach the database for most of the stale threshold and stopped its code."
     return error_to_json(TaskError(WORKER_CRASHED, message, {"cause": "self_fenced"}))
+
+
+MOST_ROWS: Final = 1000
+BATCHES_IN_A_ROW: Final = 16
+"""The maximum number of batches per tick. `ServiceRunner` counts failed ticks, so a tick must end regularly."""
+MOST_BYTES: Final = 8 * 1024 * 1024
+LARGE_BYTES: Final = 256 * 1024
+"""Outcomes larger than this many bytes are written after smaller ones."""
+MOST_TIMEOUTS: Final = 2
+"""How many times the statement for a large outcome can time out before the outcome is replaced by a failure."""
+
+_log = logging.getLogger("everbeat.worker")
+
+
+class Unsettled(Struct):
+    """An outcome that has not been written yet.
+
+    `is_replaced`: whether it replaces an outcome that the database refused or could not store in time.
+    """
+
+    attempt: Attempt
+    settlement: Settlement
+    is_replaced: bool = False
+    timeouts: int = 0
+
+    @property
+    def size(self) -> int:
+        """Return the size of the outcome in bytes of JSON."""
+        size = len(self.settlement.result or b"") + len(self.settlement.error or b"")
+        # To decline a task, the server also reads its arguments.
+        return size + len(self.attempt.task.args) if self.settlement.outcome == "DECLINED" else size
+
+
+SettlementAnswer: TypeAlias = tuple[Unsettled, str]
+
+
+class Settler:
+    """A service that writes outcomes, and sends `Settled` for each outcome."""
+
+    name = "settler"
+    interval_s = 3_600.0
+
+    def __init__(self, environment: WorkerEnvironment, *, progress: ProgressRecorder) -> None:
+        self.wake = asyncio.Event()
+        self._session = environment.session
+        self._scope = environment.scope
+        self._send = environment.send
+        self._progress = progress
+        self._waiting: dict[Attempt, Unsettled] = {}
+        self._large: dict[Attempt, Unsettled] = {}
+        self._under_way: dict[Attempt, Unsettled] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._large) + len(self._under_way)
+
+    def put(self, attempt: Attempt, settlement: Settlement) -> None:
+        """Queue an outcome to be written as soon as possible. If the attempt already has a queued outcome, ignore the new one."""
+        if attempt in self._under_way or attempt in self._waiting or attempt in self._large:
+            return
+        one = Unsettled(attempt, settlement)
+        (self._large if one.size > LARGE_BYTES else self._waiting)[attempt] = one
+        self.wake.set()
+
+    async def tick(self) -> float | None:
+        """Write the waiting outcomes. While the server writes the next batch, `Settled` is sent for the previous batch."""
+        answers: list[SettlementAnswer] = []
+        for turn in range(BATCHES_IN_A_ROW):
+            # A steady stream of small outcomes must not delay large ones forever.
+            is_last = turn == BATCHES_IN_A_ROW - 1
+            waiting = self._large or self._waiting if is_last else self._waiting or self._large
+            if not waiting:
+                break
+            # The order matters: the next statement is sent before the previous replies are handled.
+            answers = await self._scope.beside(
+                self._answers(waiting), partial(self._send_answers, answers), name="outcomes"
+            )
+        self._send_answers(answers)
+        return 0.0 if self._waiting or self._large else None
+
+    async def _answers(self, waiting: dict[Attempt, Unsettled]) -> list[SettlementAnswer]:
+        """Write the next batch of `waiting` and return the database's verdicts.
+
+        If writing fails, the batch is put back at the front of `waiting`.
+        """
+        batch = self._next_batch(waiting)
+        taken = {one.attempt: waiting.pop(one.attempt) for one in batch}
+        self._under_way |= taken
+        try:
+            for one in batch:
+                if one.attempt.progress is not None:
+                    await self._progress.write(one.attempt)
+            return await self._settle(batch)
+        except BaseException:
+            for attempt in taken:
+                del self._under_way[attempt]
+            others = dict(waiting)
+            waiting.clear()
+            waiting.update(taken | others)
+            raise
+
+    def _send_answers(self, answers: list[SettlementAnswer]) -> None:
+        for one, verdict in answers:
+            del self._under_way[one.attempt]
+            try:
+                self._send(Settled(one.attempt, one.settlement, verdict))
+            except Exception:  # noqa: BLE001 - a failure in handling one verdict must not lose the others
+                _log.exception("settled_badly task_id=%s verdict=%s", one.attempt.id, verdict)
+
+    @staticmethod
+    def _next_batch(waiting: dict[Attempt, Unsettled]) -> list[Unsettled]:
+        batch: list[Unsettled] = []
+        room = MOST_BYTES
+        for one in waiting.values():
+            room -= one.size
+            if batch and (room < 0 or len(batch) >= MOST_ROWS):
+                break
+            batch.append(one)
+        return batch
+
+    async def _settle(self, batch: list[Unsettled]) -> list[SettlementAnswer]:
+        try:
+            verdicts = await self._written(batch)
+        except Exception as problem:
+            # A row that PostgreSQL cannot store must not prevent the other rows from being written.
+            is_refused = is_refused_data(problem) or self._is_too_slow(batch, problem)
+            if not is_refused or all(one.is_replaced for one in batch):
+                raise
+            return await self._divided(batch, problem)
+        if verdicts is None:
+            return [(one, "COMPLETED") for one in batch]
+        verdict_of = [(one, verdicts.get(one.attempt.claim_id, "lost")) for one in batch]
+        unmarkable = [one for one, verdict in verdict_of if verdict == "unmarkable"]
+        if not unmarkable:
+            return verdict_of
+        for one in unmarkable:
+            one.settlement = undeclined(one.settlement)
+        return [pair for pair in verdict_of if pair[1] != "unmarkable"] + await self._settle(unmarkable)
+
+    async def _written(self, batch: list[Unsettled]) -> dict[UUID, str] | None:
+        """Write the outcomes. Return a verdict for each outcome, or None if all attempts have completed.
+
+        Completed attempts have a separate, cheaper statement, because most attempts complete.
+        """
+        # A large outcome is tried only once per tick, because repeating it endlessly would cost too much.
+        patience_s = 0.0 if self._is_large(batch) else None
+        channel = self._session.target.channel
+        settlements = [one.settlement for one in batch]
+        verdicts: dict[UUID, str] = {}
+        if completed := [one for one in settlements if one.outcome == "COMPLETED"]:
+            landed = await self._session.run(complete(completed, channel=channel), patience_s=patience_s)
+            if len(landed) == len(settlements):
+                return None
+            verdicts = dict.fromkeys(landed, "COMPLETED")
+        if declined := [one for one in settlements if one.outcome == "DECLINED"]:
+            leases = [(one.id, one.claim_id) for one in declined]
+            marked = await self._session.run(decline(leases, channel=channel), patience_s=patience_s)
+            # A task without its lease has already been released to other workers.
+            verdicts |= {one.claim_id: marked.get(one.claim_id, "already") for one in declined}
+        if others := [one for one in settlements if one.claim_id not in verdicts]:
+            settled = await self._session.run(settle(others, channel=channel), patience_s=patience_s)
+            verdicts |= settled
+        return verdicts
+
+    @staticmethod
+    def _is_large(batch: list[Unsettled]) -> bool:
+        return len(batch) == 1 and batch[0].size > MOST_BYTES
+
+    def _is_too_slow(self, batch: list[Unsettled], problem: Exception) -> bool:
+        if not (self._is_large(batch) and is_timeout(problem)):
+            return False
+        batch[0].timeouts += 1
+        return batch[0].timeouts >= MOST_TIMEOUTS
+
+    async def _divided(self, batch: list[Unsettled], problem: Exception) -> list[SettlementAnswer]:
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            return [*await self._settle(batch[:middle]), *await self._settle(batch[middle:])]
+        if batch[0].settlement.outcome == "DECLINED":
+            batch[0].settlement = undeclined(batch[0].settlement)
+            return await self._settle(batch)
+        reason = problem.message if isinstance(problem, EverbeatError) else str(problem).strip()
+        batch[0].settlement = refused_result(batch[0].settlement, reason)
+        batch[0].is_replaced = True
+        return await self._settle(batch)

@@ -1,45 +1,26 @@
-"""The worker: puts its parts together, obeys its supervisor and leaves. It uses no pipes, and does not know how its supervisor beats."""
+"""The worker, which creates its parts, handles its supervisor's messages, and dispatches messages between its parts.
+
+It does not depend on how its supervisor is connected or how the supervisor sends heartbeats.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from random import Random
+from typing import Final, TypeAlias
 
-from everbeat.runtime.clock import Clock
-from everbeat.runtime.events import EventBus, WorkerStarted
-from everbeat.runtime.nursery import Nursery, end_process
-from everbeat.runtime.service import ServiceRunner
-from everbeat.store.session import Session
-from everbeat.wake import Wake
-from everbeat.worker.advancer import Advancer
-from everbeat.worker.attempt import ALONE, Attempt, LaneName
-from everbeat.worker.changes import Changes
-from everbeat.worker.claim_rules import ClaimRules
-from everbeat.worker.claimer import Claimer
-from everbeat.worker.clerk import Clerk
-from everbeat.worker.conductor import Conductor, RecoverCrashed, RecoverStalled
-from everbeat.worker.departure import Departure
-from everbeat.worker.ears import Ears
-from everbeat.worker.equipment import make_executors, make_lanes, make_loop_watch
-from everbeat.worker.farewell import EXIT_UNSETTLED
-from everbeat.worker.lease_watch import LeaseWatch
-from everbeat.worker.leases import LeaseTable
-from everbeat.worker.link import Link
-from everbeat.worker.messenger import MakeMessenger, NoMessenger, Part, Surroundings
-from everbeat.worker.plan import WorkerPlan
-from everbeat.worker.progress import ProgressRecorder
-from everbeat.worker.protocol import (
+from everbeat.hints import HintSource
+from everbeat.protocol import (
     Adopt,
-    AskBeat,
     Beaten,
-    Cancel,
+    CancelAttempts,
     Drain,
+    DropLeases,
     FromSupervisor,
     Leaving,
-    Lost,
     Phantoms,
     Quiet,
     Ready,
@@ -47,269 +28,377 @@ from everbeat.worker.protocol import (
     Stop,
     Welcome,
 )
-from everbeat.worker.reach import Reach
-from everbeat.worker.recycling import Limits, Recycling
-from everbeat.worker.reporter import Reporter
-from everbeat.worker.settler import Settler
-from everbeat.worker.vitality import FenceWatch, Silence, Vitality
+from everbeat.runtime.clock import Clock
+from everbeat.runtime.events import EventBus, WorkerStarted
+from everbeat.runtime.main_loop import EXIT_UNSETTLED, LoopWatch, name_of
+from everbeat.runtime.task_scope import ServiceRunner, TaskScope, end_process
+from everbeat.store.session import Session
+from everbeat.worker.attempt import Attempt, ExecutorName
+from everbeat.worker.claim.claimer import Claimer
+from everbeat.worker.claim.slots import Slots
+from everbeat.worker.context_requests import ContextRequests
+from everbeat.worker.environment import (
+    MODES,
+    Messenger,
+    MessengerService,
+    SupervisorLink,
+    WorkerEnvironment,
+    WorkerIdentity,
+    WorkerPlan,
+)
+from everbeat.worker.executors.executor import Executor
+from everbeat.worker.executors.in_process import AsyncExecutor, ThreadExecutor
+from everbeat.worker.executors.process_executor import ProcessExecutor
+from everbeat.worker.hint_listener import HintListener
+from everbeat.worker.leases import LeaseTable, LeaseWatch
+from everbeat.worker.lifecycle import AttemptLifecycle, RecoverAttempt
+from everbeat.worker.liveness import DatabaseProbe, FenceWatch, Liveness, Reporter
+from everbeat.worker.messages import (
+    AttemptEnded,
+    AttemptLost,
+    AttemptStalled,
+    CancelRequested,
+    DeclaredDead,
+    DrainStarted,
+    ExecutorBroken,
+    ExecutorsChanged,
+    FenceDue,
+    LimitReached,
+    Settled,
+    SlotFreed,
+    TasksEnqueued,
+    WorkerMessage,
+)
+from everbeat.worker.progress import ProgressRecorder, StallWatch
+from everbeat.worker.settlement import Settler
+from everbeat.worker.shutdown import Recycling, Shutdown
+from everbeat.worker.workflow_advancer import Advancer
+
+LOOP_BLOCKED_AFTER_S: Final = 1.0
+
 
 _log = logging.getLogger("everbeat.worker")
 
 
-class Worker:
-    """Made and run in a running event loop; `obey` is called in that loop's thread.
+MakeMessenger: TypeAlias = Callable[[WorkerEnvironment, LeaseTable, Slots], Messenger]
 
-    `make_wake(application_name)` gives the hints, on a connection of that name. `recover_crashed` settles an attempt whose
-    task process died, `recover_stalled` one whose code fell silent. `on_fatal` ends the process when a part of the worker has crashed.
+
+def no_messages(environment: WorkerEnvironment, table: LeaseTable, slots: Slots) -> Messenger:
+    """Return the messenger for a worker that gets hints only from the database."""
+    del environment, table, slots
+    return Messenger()
+
+
+class Worker:
+    """A worker, which claims, runs and settles tasks. Create and run it in an event loop, and call `obey` in that loop's thread.
+
+    `make_hint_source` receives an `application_name` and returns a source of hints. `recover` settles an attempt whose task process
+    exited or whose code stalled. `on_fatal` ends the process after a part of the worker has crashed.
     """
 
     _is_closed = False
     code_left: frozenset[Attempt] = frozenset()
-    """What it has left while their code goes on."""
+    """The attempts whose code was still running when the worker shut down."""
 
     def __init__(
         self,
         plan: WorkerPlan,
         *,
         welcome: Welcome,
-        link: Link,
-        make_wake: Callable[[str], Wake],
-        recover_crashed: RecoverCrashed,
-        recover_stalled: RecoverStalled,
+        link: SupervisorLink,
+        make_hint_source: Callable[[str], HintSource],
+        recover: RecoverAttempt,
         events: EventBus,
         clock: Clock,
         random: Random,
         on_fatal: Callable[[str, BaseException], None] = end_process,
-        make_messenger: MakeMessenger = NoMessenger,
+        make_messenger: MakeMessenger = no_messages,
     ) -> None:
-        self._plan = plan
-        self._welcome = welcome
-        self._link = link
-        self._events = events
-        self._clock = clock
-        self._random = random
-        self._nursery = Nursery(name="worker", on_fatal=on_fatal, on_loop_ending=plan.on_loop_ending)
+        identity = WorkerIdentity(welcome)
+        self._environment = environment = WorkerEnvironment(
+            plan=plan,
+            identity=identity,
+            link=link,
+            clock=clock,
+            random=random,
+            events=events,
+            scope=TaskScope(name="worker", on_fatal=on_fatal, on_loop_ending=plan.on_loop_ending),
+            claim_session=Session(plan.target, identity.session_name, random=random, keyed=True),
+            session=Session(plan.target, identity.session_name, random=random, keyed=True),
+            send=self._dispatch,
+        )
+        # The order matters: each part receives only parts that were created above it.
         self._table = LeaseTable()
-        self._taking = Session(plan.target, self._session_name, random=random, keyed=True)
-        self._giving = Session(plan.target, self._session_name, random=random, keyed=True)
-        self._conductor = Conductor(
-            table=self._table, events=events, clock=clock, random=random, nursery=self._nursery, recover_crashed=recover_crashed,
-            recover_stalled=recover_stalled, on_change=Changes(self._on_changes).note, on_broken=self._on_broken,
-        )  # fmt: skip
-        self._progress = ProgressRecorder(self._giving, clock=clock, on_lost=self._on_lost)
-        self._executors = make_executors(
-            plan, worker_id=lambda: self.id, on_ended=self._conductor.ended, on_free=self._on_free,
-            on_broken=self._on_broken, on_progress=self._progress.note, on_recycled=events.emit)  # fmt: skip
-        self._conductor.executors = self._executors
-        self._lanes = make_lanes(plan, self._executors, unsettled=self._conductor.unsettled.__getitem__)
-        self._settler = Settler(self._giving, progress=self._progress, on_settled=self._conductor.settled, nursery=self._nursery)  # fmt: skip
-        self._conductor.progress, self._conductor.settler = self._progress, self._settler
-        self._conductor.clerk = Clerk(self._giving, progress=self._progress, commits=self._conductor, nursery=self._nursery,
-            clock=clock, is_leaving=lambda: self._departure.is_urgent)  # fmt: skip
-        self._leases = LeaseWatch(
-            self._giving, table=self._table, on_cancel=lambda attempt: self._conductor.stop(attempt, "cancelled"),
-            on_lost=self._on_lost, claims=lambda: self._claimer.claims, clock=clock)  # fmt: skip
-        self._vitality = self._make_vitality()
+        self._liveness = Liveness(environment)
+        self._leases = LeaseWatch(environment, table=self._table)
+        self._advancer = Advancer(environment)
+        self._progress = ProgressRecorder(environment)
+        self._stalls = StallWatch(environment)
+        self._settler = Settler(environment, progress=self._progress)
+        self._probe = DatabaseProbe(environment, table=self._table)
+        self._recycling = Recycling(environment)
+        self._executors = make_executors(environment)
+        self._loop_watch = make_loop_watch(environment, self._executors)
+        self._lifecycle = AttemptLifecycle(
+            environment,
+            table=self._table,
+            executors=self._executors,
+            settler=self._settler,
+            progress=self._progress,
+            stalls=self._stalls,
+            advancer=self._advancer,
+            recover=recover,
+        )
+        self._shutdown = Shutdown(
+            environment, table=self._table, lifecycle=self._lifecycle, executors=self._executors
+        )
+        self._slots = self._make_slots(is_quiet=welcome.quiet)
+        self._messenger = make_messenger(environment, self._table, self._slots)
         self._claimer = self._make_claimer()
-        self._claimer.is_quiet = welcome.quiet
-        self._messenger = make_messenger(Surroundings(
-            plan=plan, session=self._giving, session_name=lambda: self._welcome.session_name, table=self._table,
-            lanes=tuple(self._lanes.values()), worker_id=lambda: self.id, look=self._claimer.look, events=events, clock=clock,
-            is_quiet=lambda: self._claimer.is_quiet, random=random, nursery=self._nursery))  # fmt: skip
-        self._advancer = Advancer(self._giving, on_enqueued=self._claimer.look, clock=clock)
-        self._conductor.advance = self._advancer.look
-        self._ears = Ears(make_wake, claimer=self._claimer, leases=self._leases, advancer=self._advancer, messenger=self._messenger,
-            ask_beat=lambda: self._link.tell(AskBeat()), nursery=self._nursery)  # fmt: skip
-        self._departure = self._make_departure()
-        self._recycling = Recycling(Limits.of(plan.config), events=events, on_due=self._retire)
-        self._reach = Reach(
-            plan.target, lambda: self._session_name, table=self._table, recovery=plan.recovery, clock=clock,
-            answers=lambda: self._taking.answers + self._giving.answers)  # fmt: skip
-        self._loop_watch = make_loop_watch(plan, self._executors, events=events)
+        self._listener = HintListener(
+            environment,
+            make_hint_source=make_hint_source,
+            claimer=self._claimer,
+            leases=self._leases,
+            advancer=self._advancer,
+            messenger=self._messenger,
+        )
         self._reporter = self._make_reporter()
 
     @property
     def id(self) -> str:
-        """The worker's id, which changes only by an adoption."""
-        return self._welcome.worker_id
+        """Return the worker's id. It changes only when the worker continues under a new id after it was declared dead."""
+        return self._environment.identity.worker_id
 
     async def run(self) -> int:
-        """Work until told to leave; answers the exit code. Cancelling it ends the worker at once, its work unsettled."""
+        """Run until the worker is asked to shut down, and return the exit code.
+
+        Cancelling this coroutine stops the worker at once and leaves its attempts unsettled.
+        """
         try:
             self._start()
-            code = await self._departure.carried_out()
+            code = await self._shutdown.carried_out()
             if code != EXIT_UNSETTLED:
-                self._reporter.tell_held()
-                self.code_left = frozenset(self._conductor.unstoppable)
-                self._link.tell(Leaving(code_runs=bool(self.code_left)))
+                self._reporter.report_held()
+                self.code_left = frozenset(self._lifecycle.unstoppable)
+                self._environment.link.tell(Leaving(code_runs=bool(self.code_left)))
             return code
         finally:
             await self._close()
 
     def obey(self, message: FromSupervisor) -> None:
-        """Do what the supervisor says; a worker that has left has nothing more to do."""
+        """Handle a message from the supervisor. A worker that has shut down ignores it."""
         if self._is_closed:
             return
         match message:
             case Beaten(_, sent_at):
                 self._beaten(sent_at)
-            case Lost(leases):
-                self._conductor.lose(self._table.of(leases), "a beat was told so")
-            case Cancel(leases):
+            case DropLeases(leases):
+                self._lifecycle.lose(self._table.of(leases), "the reply to a heartbeat says so")
+            case CancelAttempts(leases):
                 for attempt in self._table.of(leases):
-                    self._conductor.stop(attempt, "cancelled")
+                    self._lifecycle.stop(attempt, "cancelled")
             case Phantoms(leases):
-                self._nursery.start(self._claimer.confirm_phantoms(leases), name="phantoms")
+                self._environment.scope.start(self._claimer.confirm_phantoms(leases), name="phantoms")
             case Adopt(welcome):
                 self._adopt(welcome)
             case Quiet(on):
                 self._claimer.quieten(on)
                 self._messenger.room_changed()
             case Drain(grace_ms):
-                self._departure.drain(grace_s=grace_ms / 1_000)
+                self._shutdown.drain(grace_s=grace_ms / 1_000)
             case Stop():
-                self._departure.stop()
+                self._shutdown.stop()
             case Welcome():
-                pass  # the first word, taken before this worker was made
+                pass  # always the first message, which was handled before this worker was created
+
+    def _dispatch(self, message: WorkerMessage) -> None:  # noqa: C901 - one case for each message
+        match message:
+            case AttemptEnded(attempt, end):
+                self._slots.pools[attempt.executor_name].ended(attempt, end)
+                self._lifecycle.ended(attempt, end)
+            case Settled(attempt, settlement, verdict):
+                self._lifecycle.settled(attempt, settlement, verdict)
+            case SlotFreed(executor_name):
+                self._slots.freed(executor_name)
+                self._slot_freed()
+            case ExecutorsChanged(executor_names):
+                for executor_name in executor_names:
+                    self._shutdown.changed(executor_name)
+                self._slot_freed()
+            case AttemptLost(attempt):
+                self._lifecycle.lose([attempt], "the database says so")
+            case CancelRequested(attempt):
+                self._lifecycle.stop(attempt, "cancelled")
+            case AttemptStalled(attempt, silent_s):
+                self._lifecycle.stalled(attempt, silent_s)
+            case TasksEnqueued(queue):
+                self._claimer.claim_soon(queue)
+            case ExecutorBroken(executor_name, reason):
+                self._executor_broken(executor_name, reason)
+            case FenceDue():
+                self._lifecycle.fence()
+            case DeclaredDead():
+                self._lifecycle.lose(self._table, "this worker was declared dead")
+            case LimitReached(reason, tasks, rss_bytes):
+                self._environment.link.tell(Retiring(reason, tasks, rss_bytes))
+                self._shutdown.retire()
+            case DrainStarted():
+                scope = self._environment.scope
+                scope.start(self._messenger.leave(), name="leave messages to others")
+                scope.start(self._close_claimer(), name="release waiting attempts")
 
     def _beaten(self, sent_at: float) -> None:
-        was_silent = not self._vitality.may_claim
-        self._vitality.beaten(sent_at)
+        was_silent = not self._liveness.may_claim
+        self._liveness.beaten(sent_at)
         self._messenger.beaten()
         if was_silent:
-            self._claimer.look()
+            self._claimer.claim_soon()
 
     def _start(self) -> None:
-        services: tuple[Part, ...] = (
+        environment = self._environment
+        services: tuple[MessengerService, ...] = (
             self._claimer,
             self._settler,
             self._advancer,
             self._progress,
             self._leases,
-            self._conductor.stall_watch,
-            self._vitality,
-            FenceWatch(self._vitality),
+            self._stalls,
+            self._liveness,
+            FenceWatch(self._liveness),
             self._recycling,
-            self._reach,
+            self._probe,
             self._reporter,
             *self._messenger.parts,
         )
         for service in services:
             runner = ServiceRunner(
-                service, clock=self._clock, random=self._random, emit=self._events.emit, wake=service.wake
+                service,
+                clock=environment.clock,
+                random=environment.random,
+                emit=environment.events.emit,
+                wake=service.wake,
             )
-            self._nursery.start(runner.run(), name=service.name, critical=True)
-        self._ears.listen(self._welcome.session_name)
+            environment.scope.start(runner.run(), name=service.name, critical=True)
+        self._listener.listen()
         self._messenger.start()
         self._loop_watch.start()
-        self._link.tell(Ready())
-        self._events.emit(WorkerStarted(worker_id=self.id, pid=os.getpid()))
-
-    def _launch(self, lane: LaneName, attempts: Iterable[Attempt]) -> None:
-        may_begin = self._vitality.may_start and not self._claimer.is_closed
-        begun = [self._conductor.launch(attempt, may_begin=may_begin) for attempt in attempts].count(True)
-        if begun and lane not in ALONE:  # those have processes of their own, with the same limits
-            self._lanes[lane].failures = 0
-            self._recycling.begun(begun)
-
-    def _retire(self, reason: str, tasks: int, rss_bytes: int) -> None:
-        self._link.tell(Retiring(reason, tasks, rss_bytes))
-        self._departure.retire()
-
-    def _on_lost(self, attempt: Attempt) -> None:
-        self._conductor.lose([attempt], "the database says so")
-
-    def _on_changes(self, lanes: Iterable[LaneName]) -> None:
-        for lane in lanes:
-            self._departure.changed(lane)
-        self._slot_freed()
-
-    def _on_free(self, lane: LaneName) -> None:
-        if self._executors[lane].free:
-            self._lanes[lane].failures = 0
-        self._slot_freed()
-
-    def _on_claimed(self) -> None:
-        self._leases.claimed()
-        self._messenger.room_changed()
+        environment.link.tell(Ready())
+        environment.events.emit(WorkerStarted(worker_id=self.id, pid=os.getpid()))
 
     def _slot_freed(self) -> None:
         self._claimer.slot_freed()
         self._messenger.room_changed()
 
-    def _on_broken(self, lane: LaneName, reason: str) -> None:
-        # The next try mostly succeeds, for example after one process was killed while it started.
-        level = logging.ERROR if self._lanes[lane].failures else logging.WARNING
-        _log.log(level, "cannot_run_tasks lane=%s worker_id=%s reason=%s", lane, self.id, reason)
-        self._lanes[lane].is_broken = True
+    def _executor_broken(self, executor_name: ExecutorName, reason: str) -> None:
+        # The next try usually succeeds, for example after one process was killed while it was starting.
+        level = logging.ERROR if self._slots.broken(executor_name) else logging.WARNING
+        _log.log(level, "cannot_run_tasks executor=%s worker_id=%s reason=%s", executor_name, self.id, reason)
         self._claimer.slot_freed()
 
     def _adopt(self, welcome: Welcome) -> None:
+        environment, identity = self._environment, self._environment.identity
         held = self._table.clear()
-        self._welcome = welcome
-        self._conductor.lose(held, "this worker was declared dead, and goes on under another name")
-        self._vitality.beaten(self._clock.monotonic())
-        if self._taking.application_name != self._session_name:
-            self._taking.rename(self._session_name)
-            self._giving.rename(self._session_name)
-            self._ears.listen(self._welcome.session_name)
-        self._claimer.look()
+        identity.adopt(welcome)
+        self._lifecycle.lose(held, "this worker was declared dead, and continues under another id")
+        self._liveness.beaten(environment.clock.monotonic())
+        if environment.session.application_name != identity.session_name:
+            environment.claim_session.rename(identity.session_name)
+            environment.session.rename(identity.session_name)
+            self._listener.listen()
+        self._claimer.claim_soon()
 
-    def _make_vitality(self) -> Vitality:
-        return Vitality(
-            self._taking,  # idle while the supervisor is silent: nothing is claimed then
-            silence=Silence.allowed_by(self._plan.recovery),
-            worker_id=lambda: self.id,
-            clock=self._clock,
-            on_fence=self._conductor.fence,
-            on_ended=lambda: self._conductor.lose(self._table, "this worker was declared dead"),
+    def _make_slots(self, *, is_quiet: bool) -> Slots:
+        slots = Slots(
+            self._environment,
+            executors=self._executors,
+            lifecycle=self._lifecycle,
+            liveness=self._liveness,
+            recycling=self._recycling,
+        )
+        slots.is_quiet = is_quiet
+        return slots
+
+    def _make_claimer(self) -> Claimer:
+        requests = ContextRequests(
+            self._environment, progress=self._progress, lifecycle=self._lifecycle, shutdown=self._shutdown
+        )
+        return Claimer(
+            self._environment,
+            table=self._table,
+            slots=self._slots,
+            leases=self._leases,
+            advancer=self._advancer,
+            messenger=self._messenger,
+            requests=requests,
         )
 
     def _make_reporter(self) -> Reporter:
         return Reporter(
-            self._link, table=self._table, executors=self._executors, clock=self._clock, loop_lag_s=self._loop_watch.lag_s,
-            cut_off_s=self._reach.cut_off_s, astray=self._conductor.astray, wake=self._conductor.went_astray,
-            messages=self._messenger.state,
-        )  # fmt: skip
+            self._environment,
+            table=self._table,
+            executors=self._executors,
+            lifecycle=self._lifecycle,
+            probe=self._probe,
+            loop_watch=self._loop_watch,
+            messenger=self._messenger,
+        )
 
-    def _make_departure(self) -> Departure:
-        return Departure(
-            table=self._table, conductor=self._conductor, executors=self._executors, clock=self._clock,
-            own_grace_s=self._plan.config.grace_s, give_back=self._give_back_what_waits, emit=self._events.emit,
-        )  # fmt: skip
-
-    def _give_back_what_waits(self) -> asyncio.Task[None]:
-        self._nursery.start(self._messenger.leave(), name="leave messages to others")
-        return self._nursery.start(self._claimer.close(), name="give back what waits")
-
-    def _make_claimer(self) -> Claimer:
-        plan = self._plan
-        return Claimer(
-            self._taking, lanes=tuple(self._lanes.values()), table=self._table, definitions=plan.definitions, policies=plan.policies(),
-            queues=None if plan.config.queues is None else tuple(plan.config.queues), queue_priorities=plan.queue_priorities,
-            poll_interval_s=plan.config.poll_interval_s, clock=self._clock, nursery=self._nursery,
-            rules=ClaimRules(
-                worker_id=lambda: self.id, may_claim=lambda: self._vitality.may_claim, may_start=lambda: self._vitality.may_start,
-                is_deaf=lambda: self._leases.is_deaf,
-                is_told=lambda: self._messenger.tells,
-                on_progress=self._progress.note,
-                launch=self._launch,
-                not_started=self._conductor.not_started,
-                on_claimed=self._on_claimed,
-                on_happened=lambda happened: self._advancer.asked(happened),  # noqa: PLW0108 - made after it
-            ),
-        )  # fmt: skip
-
-    @property
-    def _session_name(self) -> str:
-        return f"{self._welcome.session_name} worker"
+    async def _close_claimer(self) -> None:
+        try:
+            await self._claimer.close()
+        finally:
+            self._shutdown.claimer_closed()
 
     async def _close(self) -> None:
         self._is_closed = True
-        self._conductor.declines.close()
+        self._lifecycle.declines.close()
         self._loop_watch.stop()
         await asyncio.gather(*(executor.close() for executor in self._executors.values()))
         await self._messenger.close()
-        await self._nursery.close()
-        await self._taking.drop()
-        await self._giving.drop()
+        await self._environment.scope.close()
+        await self._environment.claim_session.drop()
+        await self._environment.session.drop()
+
+
+def make_executors(environment: WorkerEnvironment) -> dict[ExecutorName, Executor]:
+    """Return an executor for each `run_in` mode that has slots and task functions.
+
+    If any of these modes runs code in the worker process and task processes can be started, add a solo executor for suspects.
+    """
+    plan = environment.plan
+    made: dict[ExecutorName, Executor] = {}
+    for mode in MODES:
+        slots = plan.slots(mode)
+        if slots == 0 or not plan.names(mode):
+            continue
+        match mode:
+            case "async":
+                made[mode] = AsyncExecutor(environment, slots=slots)
+            case "thread":
+                made[mode] = ThreadExecutor(environment, slots=slots)
+            case "process":
+                made[mode] = ProcessExecutor(environment, slots=slots, name=mode)
+    if plan.task_process_argv and ("async" in made or "thread" in made):
+        made["solo"] = ProcessExecutor(environment, slots=plan.solo_slots, name="solo")
+    return made
+
+
+def make_loop_watch(environment: WorkerEnvironment, executors: Mapping[ExecutorName, Executor]) -> LoopWatch:
+    """Return a watch that reports when the running event loop is blocked.
+
+    A report names the task function on the loop, and the functions in threads, one of which might be holding the GIL.
+    """
+    threads, coroutines = executors.get("thread"), executors.get("async")
+
+    def in_threads() -> tuple[str, ...]:
+        return threads.names if isinstance(threads, ThreadExecutor) else ()
+
+    return LoopWatch(
+        asyncio.get_running_loop(),
+        threshold_s=LOOP_BLOCKED_AFTER_S,
+        emit=environment.events.emit,
+        describe=coroutines.describe if isinstance(coroutines, AsyncExecutor) else name_of,
+        in_threads=in_threads,
+        is_code=lambda task: task.get_name().partition(" ")[0] in environment.plan.definitions,
+    )

@@ -1,8 +1,4 @@
-"""Observers: every supervisor watches the others, judges those that stand still, and carries out what it decided.
-
-What lives here: from the look to the recovery, in steps between which anything may happen. What may not: what is seen in a
-look, which `surroundings` lets happen when a threshold passes.
-"""
+"""Observers: every supervisor watches the others, judges those whose beats stop, and carries out its decisions."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ class Observers(Rules):
     """The observers of all trees."""
 
     def steps(self, world: World, tree: int) -> Iterator[Step]:
-        """What an observer does next."""
+        """Yield the next steps of an observer."""
         me = world.trees[tree]
         if me.plan is not None:
             yield self._carries_out(world, tree, me.plan)
@@ -70,7 +66,7 @@ class Observers(Rules):
         return Step(f"{tree} recovers {landed} of {plan.holder} ({plan.kind})", done, broken=broken)
 
     def _suspected(self, tables: Tables, holder: int, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
-        """By the record of the end: nobody, for the loss of a host; as a mistake, whoever has lost a holder before."""
+        """By the record of the end: no task after the loss of a host; as a mutant, every task that has lost a holder before."""
 
         def is_suspect(task: int) -> bool:
             row = tables.rows[task]
@@ -87,13 +83,13 @@ class Observers(Rules):
         )
 
     def ends(self, world: World, name: str, holder: int) -> Step:
-        """Ends a supervisor: for good, its workers not yet."""
+        """End a supervisor for good; its workers are not buried yet."""
         broken = Broken.I13 if self._is_innocent(world, holder) else None
         ended = world.tables._replace(ended=put(world.tables.ended, holder, st.ENDED))
         return Step(name, commit(world, ended, self.size), broken=broken)
 
     def _is_innocent(self, world: World, holder: int) -> bool:
-        """Whether it lives and has never been silent for a threshold through a fault of its own since it last beat."""
+        """Whether the holder lives and was never silent for a threshold through its own fault since its last beat."""
         return is_alive(world, holder) and not world.muted[holder]
 
     def _watching(self, world: World, tree: int, holder: int, watch: str) -> World:

@@ -1,7 +1,4 @@
-"""What every party of the model has in common: the choices made, the statements, and how a step is written down.
-
-What lives here: that. What may not: who acts when.
-"""
+"""The common base of all parties of the model: the choices, the statements, and the form of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from tests.protocol.model.world import TREES, Held, Step, World, commit, with_tr
 
 
 class Rules:
-    """One way to build the protocol, and how much of the world there is."""
+    """One variant of the protocol, and the size of the explored world."""
 
     def __init__(self, choices: Choices, size: Size) -> None:
         self.choices = choices
@@ -22,7 +19,7 @@ class Rules:
     def committed(
         self, name: str, world: World, answer: Answer, *, kind: Literal["act", "help", "fault"] = "act"
     ) -> Step:
-        """A statement's answer as a step."""
+        """Return the reply of a statement as a step."""
         return Step(name, commit(world, answer.tables, self.size), kind, answer.broken)
 
     def is_poison(self, held: Held) -> bool:
@@ -31,18 +28,18 @@ class Rules:
 
 
 def with_held(world: World, tree: int, held: Held) -> World:
-    """A tree remembers one lease more."""
+    """Add one lease to the memory of a tree."""
     return with_tree(world, tree, held=tuple(sorted((*world.trees[tree].held, held))))
 
 
 def with_phase(
     world: World, tree: int, held: Held, phase: Literal["running", "done"], *, alone: bool | None = None
 ) -> World:
-    """What a tree remembers goes on to its next phase."""
+    """Move a lease in the memory of a tree to its next phase."""
     new = held._replace(phase=phase, alone=held.alone if alone is None else alone)
     return with_held(without(world, tree, held), tree, new)
 
 
 def without_worker(world: World, tree: int, how: Literal["killed", "crashed"]) -> World:
-    """The worker of a tree is dead, and with it all that it remembered; its supervisor lives."""
+    """Let the worker of a tree die, with its whole memory; its supervisor lives."""
     return with_tree(world, tree, child=how, held=(), doubt=None)

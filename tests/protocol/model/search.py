@@ -1,8 +1,4 @@
-"""The search: every world that can be reached, shortest way first, until a promise is broken or nothing new is found.
-
-What lives here: breadth-first search, the way back to the beginning, and the question whether anybody is stuck. What may
-not: the protocol.
-"""
+"""The search: all reachable worlds, shortest paths first, until a promise is broken or no new world is found."""
 
 from __future__ import annotations
 
@@ -10,17 +6,17 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tests.protocol.model.environment import Environment
 from tests.protocol.model.observers import Observers
 from tests.protocol.model.statements import Broken, Choices, Size
 from tests.protocol.model.supervisors import Supervisors
-from tests.protocol.model.surroundings import Surroundings
 from tests.protocol.model.workers import Workers
 from tests.protocol.model.world import Life, Step, World, is_finished, new_world, normalised
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a search found: how many worlds there are, which promise breaks first, and the shortest way there."""
+    """The result of a search: the number of worlds, the first broken promise, and the shortest path to it."""
 
     worlds: int
     broken: Broken | None = None
@@ -32,20 +28,20 @@ class Verdict:
 
 
 class TooLarge(Exception):
-    """The graph has more worlds than the search was allowed to see."""
+    """The graph has more worlds than the search may visit."""
 
 
 class Protocol:
-    """Everything that may happen in a world."""
+    """All possible steps of a world."""
 
     def __init__(self, choices: Choices, size: Size) -> None:
         self._workers = Workers(choices, size)
         self._supervisors = Supervisors(choices, size)
         self._observers = Observers(choices, size)
-        self._surroundings = Surroundings(choices, size)
+        self._environment = Environment(choices, size)
 
     def steps(self, world: World) -> Iterator[Step]:
-        """What may happen next."""
+        """Yield the possible next steps."""
         for number, tree in enumerate(world.trees):
             if tree.works:
                 yield from self._workers.code(world, number)
@@ -54,13 +50,13 @@ class Protocol:
             if tree.life == Life.UP and world.is_up:
                 yield from self._supervisors.steps(world, number)
                 yield from self._observers.steps(world, number)
-        yield from self._surroundings.steps(world)
+        yield from self._environment.steps(world)
         if world.faults:
-            yield from self._surroundings.faults(world)
+            yield from self._environment.faults(world)
 
 
 def explore(choices: Choices, size: Size, *, most: int = 400_000) -> Verdict:
-    """Searches the whole graph. Raises TooLarge beyond `most` worlds."""
+    """Search the whole graph. Raises TooLarge beyond `most` worlds."""
     protocol = Protocol(choices, size)
     first = normalised(new_world(size))
     numbers: dict[World, int] = {first: 0}
@@ -72,7 +68,7 @@ def explore(choices: Choices, size: Size, *, most: int = 400_000) -> Verdict:
         here = numbers[world]
         for step in protocol.steps(world):
             if step.broken is not None:
-                return Verdict(len(numbers), step.broken, _trace(came_from, here, step))
+                return Verdict(len(numbers), step.broken, _path_to(came_from, here, step))
             reached = normalised(step.world)
             there = numbers.get(reached)
             if there is None:
@@ -86,12 +82,12 @@ def explore(choices: Choices, size: Size, *, most: int = 400_000) -> Verdict:
                 backwards[there].append(here)
     stuck = _first_stuck(list(numbers), backwards)
     if stuck is not None:
-        return Verdict(len(numbers), Broken.L3, _trace(came_from, stuck))
+        return Verdict(len(numbers), Broken.L3, _path_to(came_from, stuck))
     return Verdict(len(numbers))
 
 
 def _first_stuck(worlds: list[World], backwards: list[list[int]]) -> int | None:
-    """The first world in which somebody works, and from which the parties alone can never finish all tasks."""
+    """Return the first world in which a worker works, but from which the parties alone can never finish all tasks."""
     can_finish = [is_finished(world) for world in worlds]
     open_ends = [number for number, finished in enumerate(can_finish) if finished]
     while open_ends:
@@ -105,7 +101,7 @@ def _first_stuck(worlds: list[World], backwards: list[list[int]]) -> int | None:
     return None
 
 
-def _trace(came_from: list[tuple[int, str]], here: int, last: Step | None = None) -> tuple[str, ...]:
+def _path_to(came_from: list[tuple[int, str]], here: int, last: Step | None = None) -> tuple[str, ...]:
     names = [] if last is None else [last.name]
     while here > 0:
         here, name = came_from[here]

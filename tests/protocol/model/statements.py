@@ -1,12 +1,9 @@
-"""The protocol as a small machine of states: what the database holds, what each party remembers, what may happen next.
+"""The protocol as a small state machine: the content of the database, the memory of each party, and the possible next steps.
 
-What lives here: the world, the choices that a broken variant makes otherwise, and the statements as the database carries
-them out, each with the promise it could break. What may not: who acts when, and the search.
-
-Two trees (a supervisor with one worker) serve one or two tasks. There is no clock: a whole threshold passes
-as one step in which everybody who is up beats. A holder is the present incarnation of a tree (its number) or its former
-one (number + trees). Claim ids are the smallest numbers that nobody remembers any more, so that the graph stays finite
-however often a task is claimed. `grant` is what no database knows: which claim it truly was.
+Two trees (a supervisor with a worker) serve one or two tasks. There is no clock; one step is a whole threshold, in
+which every running tree beats. A holder is the present incarnation of a tree (its number) or its former one (number +
+trees). Claim ids are the smallest numbers that no party remembers, so the graph stays finite however often a task is
+claimed. `grant` is known to no database: the true identity of a claim.
 """
 
 from __future__ import annotations
@@ -15,11 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from everbeat.domain.states import TASK_TERMINAL_STATES, TRANSITIONS
+from everbeat.domain.task.states import TASK_TERMINAL_STATES, TRANSITIONS
 
 T = TypeVar("T")
 
-# Plain text, whose hash costs nothing: worlds are looked up by the million.
+# Plain text with a cheap hash: the search looks up millions of worlds.
 PENDING: Final = "PENDING"
 CLAIMED: Final = "CLAIMED"
 RUNNING: Final = "RUNNING"
@@ -28,7 +25,7 @@ FAILED: Final = "FAILED"
 CANCELLED: Final = "CANCELLED"
 TERMINAL: Final = frozenset(state.value for state in TASK_TERMINAL_STATES)
 LEGAL: Final = frozenset((move.old.value, move.new.value) for move in TRANSITIONS if move.old is not None)
-NOBODY: Final = -1
+NO_HOLDER: Final = -1
 MAX_CRASHES: Final = 2
 MAX_LOSSES: Final = 3
 LIVE: Final = 0
@@ -47,7 +44,7 @@ EVERY_FAULT: Final[tuple[Fault, ...]] = (
 
 
 class Broken(Enum):
-    """What a variant promises to break: the numbers are those of the protocol's invariants."""
+    """The invariant that a variant is expected to break; the numbers are those of the protocol."""
 
     I5 = "I5: a final state was left"
     I6 = "I6: an illegal transition"
@@ -64,7 +61,7 @@ class Broken(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """How the protocol is built. The defaults are everbeat; each other value is a mistake somebody made."""
+    """The design of the protocol. The defaults are everbeat; each other value is a known mistake."""
 
     guard: Guard = "claim_id"
     random_claim_ids: bool = True
@@ -95,18 +92,18 @@ class Size:
     workers: int = 2
     """How many of the trees claim; the others only observe."""
     begins: bool = True
-    """A claim may begin the task at once, where a slot is free, or take it ahead of one."""
+    """A claim can start the task at once if a slot is free, or claim it ahead of one."""
     drains: bool = True
-    """Workers may also give back and hand back what they hold."""
+    """Workers can also release and return their tasks."""
     poison: bool = False
     """Task 0 kills its process whenever it runs; the others are innocent."""
 
 
 class Row(NamedTuple):
-    """A task as stored, but for `grant`."""
+    """A task as stored, plus `grant`."""
 
     state: str = PENDING
-    holder: int = NOBODY
+    holder: int = NO_HOLDER
     claim: int = 0
     grant: int = 0
     fence: int = 0
@@ -119,7 +116,7 @@ class Row(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A lease as somebody read it; `suspect`, `charge`: what is decided about it."""
+    """A lease as a party read it; `suspect` and `charge` are the decision about it."""
 
     task: int
     claim: int
@@ -130,17 +127,17 @@ class Lease(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a commit changes: the tasks, and of each holder whether it is live, ended, or its worker buried, and why."""
+    """The content of the database: the tasks, and the state of each holder: live, ended, or its worker buried, and why."""
 
     rows: tuple[Row, ...]
     ended: tuple[int, ...]
 
     def with_row(self, task: int, row: Row) -> Tables:
-        """One task changed."""
+        """Return the tables with one task changed."""
         return self._replace(rows=put(self.rows, task, row))
 
     def leases_of(self, holder: int) -> tuple[Lease, ...]:
-        """What this holder holds."""
+        """Return the leases of this holder."""
         return tuple(
             Lease(task, row.claim, row.grant, row.state)
             for task, row in enumerate(self.rows)
@@ -149,7 +146,7 @@ class Tables(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a statement did: the tables after it, whether it was accepted, and what it broke."""
+    """The result of a statement: the tables after it, whether it was accepted, and the invariant that it broke."""
 
     tables: Tables
     accepted: bool
@@ -165,7 +162,7 @@ class Database:
         self._trees = trees
 
     def claim(self, tables: Tables, task: int, holder: int, grant: int) -> Answer:
-        """PENDING -> CLAIMED, never for the buried."""
+        """PENDING -> CLAIMED, never for a buried worker."""
         row = tables.rows[task]
         if row.state != PENDING:
             return Answer(tables, False)
@@ -177,7 +174,7 @@ class Database:
         return self._write(tables, task, taken, Broken.I26 if tables.ended[holder] >= BURIED else None)
 
     def start(self, tables: Tables, task: int, lease: Lease, *, alone: bool) -> Answer:
-        """CLAIMED -> RUNNING; a repeated one is accepted again."""
+        """CLAIMED -> RUNNING; a repetition is accepted again."""
         row = tables.rows[task]
         holds = row.claim == lease.claim if self._choices.fenced_start else True
         if not holds or row.state not in (CLAIMED, RUNNING):
@@ -188,7 +185,7 @@ class Database:
         return self._write(tables, task, row._replace(state=RUNNING, alone=alone), broken)
 
     def settle(self, tables: Tables, lease: Lease, tree: int, *, released: bool = False) -> Answer:
-        """RUNNING -> COMPLETED, or handed back."""
+        """RUNNING -> COMPLETED, or released."""
         row = tables.rows[lease.task]
         if not self._is_accepted(row, lease, tree):
             return Answer(tables, False)
@@ -207,14 +204,14 @@ class Database:
         return self._write(tables, lease.task, _unheld(row)._replace(state=PENDING), broken)
 
     def cancel(self, tables: Tables, task: int) -> Answer:
-        """PENDING and CLAIMED end at once; RUNNING is asked."""
+        """PENDING and CLAIMED end at once; for RUNNING the cancel is requested."""
         row = tables.rows[task]
         if row.state == RUNNING:
             return Answer(tables.with_row(task, row._replace(cancel=True)), True)
         return self._write(tables, task, _unheld(row)._replace(state=CANCELLED, cancel=True))
 
     def recover(self, tables: Tables, lease: Lease, *, process_died: bool) -> Answer:
-        """What becomes of the lease of a dead holder, by swap on what was read."""
+        """Recover the lease of a dead holder, by a compare-and-swap on the values that were read."""
         row = tables.rows[lease.task]
         if self._choices.recovery_swaps_claim and (row.claim, row.state) != (lease.claim, lease.state):
             return Answer(tables, False)
@@ -269,15 +266,15 @@ class Database:
         elif old.state == RUNNING and old.cancel and new.state == PENDING:
             broken = broken or Broken.I18
         if new.state in TERMINAL:
-            # How it came about matters to nobody any more; the graph is smaller without it.
+            # The history of the task no longer matters; the graph is smaller without it.
             new = Row(state=new.state, fence=new.fence)
         return Answer(tables.with_row(task, new), True, broken)
 
 
 def put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
-    """The same tuple with one item changed."""
+    """Return the tuple with one item changed."""
     return (*items[:index], item, *items[index + 1 :])
 
 
 def _unheld(row: Row) -> Row:
-    return row._replace(holder=NOBODY, claim=0, grant=0, alone=False)
+    return row._replace(holder=NO_HOLDER, claim=0, grant=0, alone=False)

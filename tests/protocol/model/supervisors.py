@@ -1,7 +1,4 @@
-"""Supervisors: they beat for what their worker holds, learn that they were given up, and bury a worker that died.
-
-What lives here: the beat with all that follows from its answer, and the burial. What may not: judging others.
-"""
+"""Supervisors: they beat for the leases of their worker, learn that they were declared dead, and bury a dead worker."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class Supervisors(Rules):
     """The supervisors of all trees."""
 
     def steps(self, world: World, tree: int) -> Iterator[Step]:
-        """What a supervisor does for its own."""
+        """Yield the steps of a supervisor for its own worker."""
         me = world.trees[tree]
         if me.child == "lives":
             yield self.beat(world, tree)
@@ -34,14 +31,14 @@ class Supervisors(Rules):
             yield self._buries(world, tree)
 
     def beat(self, world: World, tree: int) -> Step:
-        """The beat, its answer, and what follows from it."""
+        """Return the step of a beat, its reply and its consequences."""
         me, tables = world.trees[tree], world.tables
         if tables.ended[tree] and self.choices.beats_refuse_the_ended:
             if not can_become_former(world, tree):
                 return Step(f"{tree} waits for a new id", world)
             reborn = with_tree(become_former(world, tree), tree, held=(), doubt=None)
             reborn = reborn._replace(muted=put(reborn.muted, tree, False))
-            return Step(f"{tree} learns that it was given up, and comes back", reborn)
+            return Step(f"{tree} learns that it was declared dead, and returns under a new id", reborn)
         world = self._seen_alive(world, tree)
         if not self.choices.beats_name_claims:
             return Step(f"{tree} beats", world)
@@ -66,7 +63,7 @@ class Supervisors(Rules):
         return row.holder == tree and row.claim == lease.claim
 
     def _seen_alive(self, world: World, tree: int) -> World:
-        """The beats of a tree have moved; who had found it silent does not know it yet."""
+        """Let the beats of a tree advance; observers that found it silent do not know yet."""
         trees = list(world.trees)
         for number, observer in enumerate(trees):
             plan, watches = observer.plan, observer.watches
@@ -80,7 +77,7 @@ class Supervisors(Rules):
         )
 
     def _buries(self, world: World, tree: int) -> Step:
-        """Its worker died: the row ends for good, and what it held is judged before anything is changed."""
+        """Bury a dead worker: its row ends for good, and its leases are judged before they are changed."""
         leases = world.tables.leases_of(tree)
         shared = [
             lease for lease in leases if lease.state == RUNNING and not world.tables.rows[lease.task].alone

@@ -1,7 +1,4 @@
-"""Workers: they claim, start, run, settle and give back; user code ends, or kills its process.
-
-What lives here: what a worker may do next, whatever it remembers. What may not: beats and burials, which are its supervisor's.
-"""
+"""Workers: they claim, start, run, settle and release; user code ends, or kills its process."""
 
 from __future__ import annotations
 
@@ -9,21 +6,21 @@ from collections.abc import Iterator
 
 from tests.protocol.model.rules import Rules, with_held, with_phase, without_worker
 from tests.protocol.model.statements import CLAIMED, PENDING, RUNNING, Answer, Lease
-from tests.protocol.model.world import Held, Step, World, new_grant, struck, with_tree, without
+from tests.protocol.model.world import Held, Step, World, new_grant, with_fault, with_tree, without
 
 
 class Workers(Rules):
     """The workers of all trees."""
 
     def code(self, world: World, tree: int) -> Iterator[Step]:
-        """User code needs no database to come to its end."""
+        """Yield the ends of user code, which need no database."""
         for held in world.trees[tree].held:
             if held.phase != "running" or self.is_poison(held):
                 continue
             yield Step(f"code of {held.lease.task} ends on {tree}", with_phase(world, tree, held, "done"))
 
     def steps(self, world: World, tree: int) -> Iterator[Step]:
-        """What a worker does to the database."""
+        """Yield the steps of a worker that use the database."""
         yield from self._claims(world, tree)
         for held in world.trees[tree].held:
             match held.phase:
@@ -43,7 +40,7 @@ class Workers(Rules):
         if doubt is not None:
             row = world.tables.rows[doubt.task]
             forgotten = with_tree(world, tree, doubt=None)
-            yield Step(f"{tree} gives up its claim of {doubt.task}", forgotten)
+            yield Step(f"{tree} abandons its claim of {doubt.task}", forgotten)
             if row.holder == tree and row.claim == doubt.claim and row.state in (CLAIMED, RUNNING):
                 taken = Held(doubt, "running", row.alone) if row.state == RUNNING else Held(doubt, "claimed")
                 yield Step(f"{tree} repeats its claim of {doubt.task}", with_held(forgotten, tree, taken))
@@ -69,7 +66,7 @@ class Workers(Rules):
         step = self.committed(f"{tree} {verb} {held.lease.task}", world, answer)
         yield step._replace(world=with_held(step.world, tree, held))
         if world.faults and "lose reply" in self.size.kinds:
-            lost = with_tree(struck(step.world), tree, doubt=held.lease)
+            lost = with_tree(with_fault(step.world), tree, doubt=held.lease)
             yield step._replace(name=f"{step.name}, the reply is lost", world=lost, kind="fault")
 
     def _starts(self, world: World, tree: int, held: Held) -> Iterator[Step]:
@@ -83,7 +80,7 @@ class Workers(Rules):
         yield step._replace(world=with_phase(step.world, tree, held, "running", alone=alone))
         if world.faults and "lose reply" in self.size.kinds:
             name = f"{tree} starts {lease.task}, the reply is lost"
-            yield step._replace(name=name, world=struck(step.world), kind="fault")
+            yield step._replace(name=name, world=with_fault(step.world), kind="fault")
         given_back = self.database.release(world.tables, lease)
         if given_back.accepted and self.size.drains:
             step = self.committed(f"{tree} gives {lease.task} back", world, given_back)
@@ -100,9 +97,9 @@ class Workers(Rules):
             lost = self.committed(
                 f"{tree} settles {lease.task}, the reply is lost", world, answer, kind="fault"
             )
-            yield lost._replace(world=struck(lost.world))
+            yield lost._replace(world=with_fault(lost.world))
         if "delay settle" in self.size.kinds and world.net is None:
-            under_way = struck(world)._replace(net=(lease, tree))
+            under_way = with_fault(world)._replace(net=(lease, tree))
             yield Step(f"a settle of {lease.task} by {tree} stays under way", under_way, "fault")
 
     def _settles(self, world: World, tree: int, held: Held, *, released: bool = False) -> Step:
@@ -113,7 +110,7 @@ class Workers(Rules):
         return step._replace(world=without(step.world, tree, held))
 
     def _kills(self, world: World, tree: int, held: Held) -> Step:
-        """The code kills its process: a task process of its own, or the worker with everything in it."""
+        """Let the code kill its process: its own task process, or the worker with all its tasks."""
         if not held.alone:
             return Step(
                 f"the code of {held.lease.task} kills worker {tree}", without_worker(world, tree, "crashed")

@@ -1,7 +1,4 @@
-"""The world that the model explores: the database, what each process remembers, and how one is changed into the next.
-
-What lives here: the state and its small changes. What may not: who acts when, which is the parties'.
-"""
+"""The world that the model explores: the database, the memory of each process, and the changes from one world to the next."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ TREES: Final = 2
 
 
 class Life:
-    """How a process is. Away: frozen or cut off; it remembers everything and comes back at any time, or never."""
+    """The state of a process. Away: frozen or cut off; it keeps its memory and can return at any time, or never."""
 
     UP: Final = "up"
     AWAY: Final = "away"
@@ -21,7 +18,7 @@ class Life:
 
 
 class Watch:
-    """What an observer believes of another holder."""
+    """The knowledge of an observer about another holder."""
 
     NOTHING: Final = "nothing"
     FRESH: Final = "its beat was seen"
@@ -30,7 +27,7 @@ class Watch:
 
 
 class Held(NamedTuple):
-    """A lease in a worker's memory. `done`: its code has ended and is to be settled."""
+    """A lease in the memory of a worker. `done`: its code has ended and must be settled."""
 
     lease: Lease
     phase: Literal["claimed", "running", "done"]
@@ -38,7 +35,7 @@ class Held(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What an observer is about to do: recover these leases, or end the holder. `moved`: the holder has beaten since."""
+    """The next action of an observer: recover these leases, or end the holder. `moved`: the holder has beaten since."""
 
     kind: Literal["age", "end", "ended", "child"]
     holder: int
@@ -47,7 +44,7 @@ class Plan(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A supervisor and its worker. `doubt`: the claim whose reply was lost. `child`: whether the worker lives, or died how."""
+    """A supervisor and its worker. `doubt`: the claim whose reply was lost. `child`: whether the worker lives, or how it died."""
 
     life: str = Life.UP
     child: Literal["lives", "killed", "crashed"] = "lives"
@@ -63,13 +60,13 @@ class Tree(NamedTuple):
 
     @property
     def is_about_to_act(self) -> bool:
-        """Whether it has found somebody silent and not done about it what is to be done."""
+        """Whether it has found a silent holder and not yet acted on it."""
         return self.plan is not None or Watch.STALE in self.watches or Watch.MOVED in self.watches
 
 
 class World(NamedTuple):
-    """Everything. `net`: a settle that is still under way, and of which tree. `muted`: which trees were silent for a whole
-    threshold through a fault of their own. `silence`: for how many thresholds a holder has been silent while somebody watched.
+    """The whole state. `net`: a settle that is still under way, and its tree. `muted`: which trees were silent for a whole
+    threshold through their own fault. `silence`: for how many thresholds a holder has been silent while observed.
     """
 
     tables: Tables
@@ -83,7 +80,7 @@ class World(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing that may happen. `kind`: a party acts, help comes from outside (a restart), or a fault strikes."""
+    """One possible event. `kind`: a party acts, help comes from outside (a restart), or a fault happens."""
 
     name: str
     world: World
@@ -92,7 +89,7 @@ class Step(NamedTuple):
 
 
 def new_world(size: Size) -> World:
-    """Nothing has happened yet."""
+    """Return the initial world."""
     return World(
         tables=Tables((Row(),) * size.tasks, (0,) * (2 * TREES)),
         before=None,
@@ -106,12 +103,12 @@ def new_world(size: Size) -> World:
 
 
 def with_tree(world: World, tree: int, **changes: Any) -> World:
-    """One tree changed."""
+    """Return the world with one tree changed."""
     return world._replace(trees=put(world.trees, tree, world.trees[tree]._replace(**changes)))
 
 
 def commit(world: World, tables: Tables, size: Size) -> World:
-    """The tables after a commit; where failovers happen, a replica is one commit behind."""
+    """Return the world after a commit; with failovers, a replica is one commit behind."""
     if tables == world.tables:
         return world
     if "failover" not in size.kinds or world.faults == 0:
@@ -120,18 +117,18 @@ def commit(world: World, tables: Tables, size: Size) -> World:
 
 
 def without(world: World, tree: int, held: Held) -> World:
-    """A tree forgets one lease."""
+    """Remove one lease from the memory of a tree."""
     left = tuple(each for each in world.trees[tree].held if each is not held)
     return with_tree(world, tree, held=left)
 
 
-def struck(world: World) -> World:
-    """A fault happened. What observers had seen until then is no measure of what they should have seen."""
+def with_fault(world: World) -> World:
+    """Count a fault. Earlier observations no longer measure the silence of holders."""
     return world._replace(faults=world.faults - 1, silence=(0,) * (2 * TREES))
 
 
 def new_grant(world: World) -> int:
-    """The smallest number that nobody remembers."""
+    """Return the smallest number that no party remembers."""
     used = {row.grant for row in world.tables.rows}
     if world.before is not None:
         used |= {row.grant for row in world.before.rows}
@@ -147,7 +144,7 @@ def new_grant(world: World) -> int:
 
 
 def can_become_former(world: World, tree: int) -> bool:
-    """Whether a tree may go on under a new id: the place of its former self is free, or the two differ in nothing."""
+    """Whether a tree can continue under a new id: the place of its former self is free, or both are equal."""
     tables = world.tables
     former = tree + TREES
     holds = any(row.holder == former for row in tables.rows)
@@ -155,10 +152,10 @@ def can_become_former(world: World, tree: int) -> bool:
 
 
 def become_former(world: World, tree: int) -> World:
-    """What a tree holds in the database now belongs to its former self; its new self is registered and holds nothing."""
+    """Assign the tree's rows in the database to its former self; the new self is registered and holds nothing."""
     former = tree + TREES
     if any(row.holder == former for row in world.tables.rows):
-        # It held nothing itself, and what its former self held stays as it is.
+        # The tree itself held nothing, and the leases of its former self stay as they are.
         tables = world.tables._replace(ended=put(world.tables.ended, tree, 0))
         trees = tuple(
             each._replace(plan=None) if each.plan is not None and each.plan.holder == tree else each
@@ -186,17 +183,17 @@ def _watching_former(observer: Tree, tree: int, former: int) -> Tree:
 
 
 def is_alive(world: World, holder: int) -> bool:
-    """Whether the process behind a holder lives. A former self that was not given up by a mistake is dead."""
+    """Whether the process behind a holder lives. A former self that was not declared dead by mistake is dead."""
     return holder < TREES and world.trees[holder].life != Life.DEAD
 
 
 def is_finished(world: World) -> bool:
-    """Whether every task has reached its end."""
+    """Whether every task has ended."""
     return all(row.state in TERMINAL for row in world.tables.rows)
 
 
 def normalised(world: World) -> World:
-    """The same world for the future: what can play no part any more is forgotten, so that the graph stays small."""
+    """Return an equivalent world without facts that can no longer matter, so that the graph stays small."""
     holders = {row.holder for row in world.tables.rows}
     trees = world.trees
     silence = world.silence

@@ -1,7 +1,4 @@
-"""What must hold: every task as it ought to be, kept beside the database and compared with it after every step.
-
-What lives here: the consequences of accepted deeds, in a few lines each. What may not: a statement, or a decision of who acts.
-"""
+"""The expected state of every task, kept beside the database and compared with it after every step."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ CAPS: dict[Policy, tuple[int, int]] = {"fails": (2, 2), "crash_again": (2, 2), "
 
 @dataclass(eq=False)
 class Grant:
-    """One claim as its worker remembers it, for ever: whoever has lost it may still act on it."""
+    """One claim in the memory of its worker, kept forever: a worker that lost it can still act on it."""
 
     task: UUID
     claimed: Claimed
@@ -34,13 +31,13 @@ class Grant:
 
     @property
     def lease(self) -> tuple[UUID, UUID]:
-        """(task id, claim_id)."""
+        """Return (task id, claim_id)."""
         return self.task, self.claimed.claim_id
 
 
 @dataclass
 class Entry:
-    """One task as it ought to be. `grant`: the claim that holds it."""
+    """The expected state of one task. `grant`: the claim that holds it."""
 
     id: UUID
     policy: Policy
@@ -57,18 +54,18 @@ class Entry:
     is_late: bool = False
 
     def shown(self) -> tuple[object, ...]:
-        """What the database must show of it."""
+        """Return the values that the database must show."""
         holder = None if self.grant is None else (self.grant.claimed.claim_id, self.grant.worker_id)
         return (
             self.state, holder, self.fence, self.attempt, self.retries, self.crashes, self.losses, self.cancel,
         )  # fmt: skip
 
     def free(self, state: str) -> None:
-        """The lease is over."""
+        """End the lease."""
         self.state, self.grant = state, None
 
     def recovered(self, charge: Literal["crash", "loss"]) -> None:
-        """Its holder died."""
+        """Recover the task after the death of its holder."""
         if self.state == "CLAIMED":
             self.free("PENDING")
             return
@@ -86,7 +83,7 @@ class Entry:
             self.retries += 1
 
     def settled(self, outcome: str, *, again: bool) -> str:
-        """Its code ended; answers the state."""
+        """Settle the task after its code ended; return its state."""
         if outcome == "COMPLETED":
             self.free("COMPLETED")
         elif self.cancel or outcome == "CANCELLED":
@@ -101,7 +98,7 @@ class Entry:
         return self.state
 
     def retried(self) -> None:
-        """An operator's retry: fresh budgets."""
+        """Apply an operator's retry: fresh retries."""
         self.free("PENDING")
         self.retries = self.crashes = self.losses = 0
         self.cancel = self.is_late = False
@@ -109,17 +106,17 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """All tasks, and every claim there ever was."""
+    """All tasks, and every claim that ever existed."""
 
     entries: dict[UUID, Entry] = field(default_factory=dict)
     grants: list[Grant] = field(default_factory=list)
 
     def holds(self, grant: Grant) -> bool:
-        """Whether this very claim holds its task now."""
+        """Whether exactly this claim holds its task now."""
         return self.entries[grant.task].grant is grant
 
     def claimed(self, claimed: Claimed, worker_id: str, call: UUID) -> Grant:
-        """A claim took a task."""
+        """Record that a claim took a task."""
         entry = self.entries[claimed.id]
         grant = Grant(claimed.id, claimed, worker_id, call)
         self.grants.append(grant)
@@ -127,12 +124,12 @@ class Ledger:
         return grant
 
     def retried(self, entry: Entry) -> None:
-        """An operator's retry: fresh budgets, and the end of its line."""
+        """Apply an operator's retry: fresh retries, and the end of its line."""
         entry.retried()
         self.entries[entry.id] = self.entries.pop(entry.id)
 
     def eligible(self) -> list[Entry]:
-        """What a claim may take: of a serial line only its first live task."""
+        """Return the tasks that a claim can take: of a serial line only its first live task."""
         live = [entry for entry in self.entries.values() if entry.state not in TERMINAL]
         heads = {entry.serial: entry for entry in reversed(live) if entry.serial is not None}
         return [
@@ -144,7 +141,7 @@ class Ledger:
         ]
 
     def held_by(self, worker_id: str) -> list[Entry]:
-        """What a worker holds."""
+        """Return the tasks that a worker holds."""
         return [
             each
             for each in self.entries.values()

@@ -1,7 +1,4 @@
-"""The machine: Hypothesis draws the turns, and shrinks what it finds.
-
-What lives here: one rule for each turn. What may not: what happens in a turn.
-"""
+"""The state machine: Hypothesis draws the actions and shrinks its findings."""
 
 from __future__ import annotations
 
@@ -12,81 +9,81 @@ from typing import Any, ClassVar, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.protocol.stateful.actions import ACTIONS, POLICY, Actions
+from tests.protocol.stateful.database import FaultyDatabase
 from tests.protocol.stateful.ledger import Policy
-from tests.protocol.stateful.play import Play
-from tests.protocol.stateful.stage import Stage
-from tests.protocol.stateful.turns import POLICY, TURNS, Turns
+from tests.protocol.stateful.simulation import Simulation
 
 Method = TypeVar("Method", bound=Callable[..., None])
 
 
 def drawn(turn: str) -> Callable[[Method], Method]:
-    """A rule whose arguments are drawn from what the turn leaves open."""
-    choices = {name: st.sampled_from(values) for name, values in TURNS[turn].items()}
+    """Return a rule whose arguments are drawn from the choices of the action."""
+    choices = {name: st.sampled_from(values) for name, values in ACTIONS[turn].items()}
     made: Callable[[Method], Method] = rule(**choices)  # type: ignore[call-overload]
     return made
 
 
 class Machine(RuleBasedStateMachine):
-    """`stage` is given by whoever runs it; `tally` counts what happened in all runs."""
+    """The runner sets `database`; `tally` counts the events of all runs."""
 
-    stage: ClassVar[Stage]
+    database: ClassVar[FaultyDatabase]
     tally: ClassVar[Counter[str]]
 
     def __init__(self) -> None:
         super().__init__()
-        self.play = Play(self.stage, self.tally)
-        self.turns = Turns(self.play)
+        self.simulation = Simulation(self.database, self.tally)
+        self.actions = Actions(self.simulation)
 
     def teardown(self) -> None:
         try:
-            self.play.come_to_peace()
+            self.simulation.finish()
         finally:
-            self.play.close()
+            self.simulation.close()
 
     @invariant()
-    def the_database_shows_what_ought_to_be(self) -> None:
-        self.play.compare()
+    def database_equals_ledger(self) -> None:
+        self.simulation.compare()
 
     @initialize(
         policies=st.lists(st.sampled_from(POLICY), min_size=1, max_size=4),
         started=st.sampled_from((3, 2, 1, 0)),
     )
-    def work_has_begun(self, policies: list[Policy], started: int) -> None:
-        self.turns.begin(policies, started)
+    def begin(self, policies: list[Policy], started: int) -> None:
+        self.actions.begin(policies, started)
 
     @drawn("operate")
     def operate(self, **chosen: Any) -> None:
-        self.turns.operate(**chosen)
+        self.actions.operate(**chosen)
 
     @drawn("claim")
     def claim(self, **chosen: Any) -> None:
-        self.turns.claim(**chosen)
+        self.actions.claim(**chosen)
 
     @drawn("work")
     def work(self, **chosen: Any) -> None:
-        self.turns.work(**chosen)
+        self.actions.work(**chosen)
 
     @drawn("act")
     def act(self, **chosen: Any) -> None:
-        self.turns.act(**chosen)
+        self.actions.act(**chosen)
 
-    @drawn("haunt")
-    def haunt(self, **chosen: Any) -> None:
-        self.turns.haunt(**chosen)
+    @drawn("act_as_zombie")
+    def act_as_zombie(self, **chosen: Any) -> None:
+        self.actions.act_as_zombie(**chosen)
 
-    @drawn("strike")
-    def strike(self, **chosen: Any) -> None:
-        self.turns.strike(**chosen)
+    @drawn("inject_fault")
+    def inject_fault(self, **chosen: Any) -> None:
+        self.actions.inject_fault(**chosen)
 
-    @drawn("help")
-    def help(self, **chosen: Any) -> None:
-        self.turns.help(**chosen)
+    @drawn("recover_tree")
+    def recover_tree(self, **chosen: Any) -> None:
+        self.actions.recover_tree(**chosen)
 
     @drawn("pass_time")
     def pass_time(self, **chosen: Any) -> None:
-        self.turns.pass_time(**chosen)
+        self.actions.pass_time(**chosen)
 
     @drawn("fall_silent")
     def fall_silent(self, **chosen: Any) -> None:
-        self.turns.fall_silent(**chosen)
+        self.actions.fall_silent(**chosen)

@@ -1,7 +1,4 @@
-"""Trees: a supervisor with one worker, what they remember, and their real caretakers on a clock that is turned by hand.
-
-What lives here: a tree and what it is to the database. What may not: what it does next.
-"""
+"""Trees: a supervisor with one worker, their memory, and their real recovery services on a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -14,15 +11,16 @@ from typing import Literal, TypeVar
 
 from everbeat.config import RecoveryConfig
 from everbeat.errors import DatabaseUnreachable
+from everbeat.recovering.notice.age import Reaper
+from everbeat.recovering.notice.startup import Reconciliation, Witness
+from everbeat.recovering.observer import RecoveryEnvironment
+from everbeat.recovering.recoverer import Recoverer
 from everbeat.runtime.events import EventBus
 from everbeat.runtime.identity import ProcessIdentity
-from everbeat.services.reaper import Reaper
-from everbeat.services.recovery import Recoverer
-from everbeat.services.startup import Reconciliation
 from everbeat.store import workers
 from everbeat.store.statement import Statement
+from tests.protocol.stateful.database import FaultyDatabase
 from tests.protocol.stateful.ledger import Grant
-from tests.protocol.stateful.stage import Stage
 
 T = TypeVar("T")
 
@@ -36,7 +34,7 @@ _ids = count(1)
 
 
 class StepClock:
-    """Time that passes when the machine says so, or when somebody sleeps."""
+    """Time that passes when the machine advances it, or during a sleep."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -56,20 +54,20 @@ class StepClock:
 
 
 @dataclass
-class Line:
-    """How a tree's caretakers reach the database. One try, whatever patience they ask for."""
+class RecoveryStatements:
+    """The recovery services' access to the database: one try, even for a patient caller."""
 
-    stage: Stage
+    database: FaultyDatabase
 
     async def run(self, statement: Statement[T], *, patience_s: float | None = None) -> T:
-        return self.stage.act(statement)
+        return self.database.act(statement)
 
 
 @dataclass(eq=False)
 class Tree:
-    """One supervisor and its worker. `muted_s`: for how long it has been silent through a fault of its own."""
+    """One supervisor and its worker. `muted_s`: for how long it has been silent through its own fault."""
 
-    stage: Stage
+    database: FaultyDatabase
     clock: StepClock
     number: int
     life: Literal["up", "away", "dead"] = "up"
@@ -84,60 +82,62 @@ class Tree:
     reconnected_at: float | None = None
 
     def __post_init__(self) -> None:
-        self.born()
+        self.reset()
 
     async def can_connect(self) -> bool:
         return True
 
-    def born(self) -> None:
-        """A process that has seen nothing yet."""
+    def reset(self) -> None:
+        """Start as a process without any memory."""
         self.life, self.held, self.in_doubt = "up", [], []
-        line, events = Line(self.stage), EventBus()
-        self.recoverer = Recoverer(
-            line, CONFIG, channel=self.stage.target.channel, observer_id=lambda: self.supervisor_id,
-            events=events, clock=self.clock, random=Random(1),
-        )  # fmt: skip
-        self.reaper = Reaper(
-            line, CONFIG, recoverer=self.recoverer, observer=self, events=events, clock=self.clock
+        environment = RecoveryEnvironment(
+            statements=RecoveryStatements(self.database),
+            config=CONFIG,
+            channel=self.database.target.channel,
+            observer=self,
+            events=EventBus(),
+            clock=self.clock,
+            random=Random(1),
         )
-        self.reconciliation = Reconciliation(
-            line, recoverer=self.recoverer, observer=self, identity=ME, events=events, clock=self.clock
-        )
+        self.recoverer = Recoverer(environment)
+        witness = Witness(self.recoverer, identity=ME, proves_deaths=False)
+        self.reaper = Reaper(self.recoverer, witness=witness)
+        self.reconciliation = Reconciliation(self.recoverer, identity=ME)
         self.register()
 
     def register(self) -> None:
-        """Known under a new id, and its worker with it."""
+        """Register under a new id, with the worker."""
         self.supervisor_id = f"host-{self.number}-{next(_ids):08x}"
         self.muted_s, self.is_ended = 0.0, False
         row = workers.SupervisorRow(
             id=self.supervisor_id, hostname=ME.hostname, pid=ME.pid, boot_id=ME.boot_id, pid_namespace=str(ME.pid_namespace),
-            process_started=ME.start_ticks, lock_key=self.stage.target.lock_key(self.supervisor_id),
+            process_started=ME.start_ticks, lock_key=self.database.target.lock_key(self.supervisor_id),
             session_name=f"everbeat-none-{self.number}",
         )  # fmt: skip
-        assert self.stage.run(workers.register_supervisor(row))
+        assert self.database.run(workers.register_supervisor(row))
         self.new_worker()
 
     def new_worker(self) -> None:
-        """A worker process that holds nothing; who cannot register it learns that it was given up, and comes back."""
+        """Start a worker process that holds nothing; if it cannot be registered, the supervisor was declared dead and restarts."""
         self.worker_id = f"host-{self.number}{self.number}-{next(_ids):08x}"
         self.held, self.in_doubt = [], []
         row = workers.WorkerRow(
             id=self.worker_id, supervisor_id=self.supervisor_id, hostname=ME.hostname, pid=ME.pid, process_started=None,
             queues=None,
         )  # fmt: skip
-        if not self.stage.run(workers.register_worker(row)):
+        if not self.database.run(workers.register_worker(row)):
             self.register()
 
     def die(self) -> None:
-        """Its processes are gone; what the kernel knows of them no longer fits what is recorded."""
+        """Kill the processes of the tree; the facts of the kernel no longer match the recorded ones."""
         self.life, self.held, self.in_doubt = "dead", [], []
-        self.stage.ask(
+        self.database.ask(
             "update {schema}.supervisors set process_started = process_started + 1 where id = %s",
             self.supervisor_id,
         )
 
-    async def look(self) -> None:
-        """One tick of its reaper; an error of the database ends nothing."""
+    async def check(self) -> None:
+        """Run one tick of the reaper; a database error ends nothing."""
         try:
             await self.reaper.tick()
         except DatabaseUnreachable:

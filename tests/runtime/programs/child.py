@@ -1,4 +1,4 @@
-"""A child of `spawn`, which does what its first argument says."""
+"""A child process of `spawn`; its first argument selects what it does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import sys
 import threading
 import time
 
-from everbeat.runtime.blocking_channel import BlockingChannel
-from everbeat.runtime.channel import AsyncChannel
-from everbeat.runtime.parent import adopt_channel, exit_orphaned, offer_stack_dumps
+from everbeat.runtime.channel import AsyncChannel, BlockingChannel
+from everbeat.runtime.processes import adopt_channel, exit_orphaned, offer_stack_dumps
 from tests.runtime.programs.messages import Message, Say
 from tests.runtime.programs.start import start_child
 
@@ -36,7 +35,7 @@ def announce(text: str = "ready") -> BlockingChannel:
 
 
 def sleep_for_ever() -> None:
-    # The longest sleep a test could notice: the process is to be ended from outside.
+    # The test ends the process.
     while True:
         time.sleep(60)
 
@@ -58,7 +57,7 @@ def become_a_parent() -> None:
 
 
 def start_a_stranger() -> None:
-    """Start a program of its own, as careless user code does, and report its pid."""
+    """Start a separate program, as careless user code does, and report its pid."""
     channel = BlockingChannel(adopt_channel(), messages=Message)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
     channel.send(Say(str(stranger.pid)))
@@ -75,7 +74,7 @@ def report_inheritance() -> None:
 
 
 def fork_and_die() -> None:
-    """A forked child of user code lives on; its copy of the channel must not hide our death."""
+    """Leave a forked child running; its copy of the channel must not hide the end of this process."""
     channel = announce()
     pid = os.fork()
     if pid == 0:

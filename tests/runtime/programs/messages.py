@@ -1,4 +1,4 @@
-"""The messages of the tests' channels."""
+"""The messages of the channel tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A parent to be killed: spawns one child, prints its pid when it is ready, and waits for its own end."""
+"""A parent process that spawns one child, prints its pid when it is ready, and waits to be killed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 import threading
 import time
 
-from everbeat.runtime.blocking_channel import BlockingChannel
-from everbeat.runtime.process import ChildProcess
+from everbeat.runtime.channel import BlockingChannel
+from everbeat.runtime.processes import ChildProcess
 from tests.runtime.programs.messages import Message, Say
 from tests.runtime.programs.start import start_child
 

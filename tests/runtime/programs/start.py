@@ -1,4 +1,4 @@
-"""Starting the tests' children."""
+"""Start the child processes of the tests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from everbeat.runtime.out_of_memory import OutOfMemoryCounter
-from everbeat.runtime.process import ChildProcess, spawn
+from everbeat.runtime.processes import ChildProcess, OutOfMemoryCounter, spawn
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,5 +24,5 @@ def start_child(
 
 
 def environment() -> dict[str, str]:
-    """Ours, with the tests and the sources on the path."""
+    """Return the environment of the test with the tests and the sources on the path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}

@@ -1,4 +1,4 @@
-"""Waits for a lock inside a transaction of one kind: `in_transaction KIND URL SCHEMA SUPERVISOR`. It is frozen meanwhile from outside."""
+"""Wait for a lock inside a transaction of one kind: `in_transaction KIND URL SCHEMA SUPERVISOR`. The test freezes this process meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from everbeat.errors import DatabaseUnreachable
 from everbeat.store import migrating, workers
 from everbeat.store.database import Database
-from everbeat.store.session import Run, Session
+from everbeat.store.session import RunStatement, Session
 from everbeat.store.target import Target
 
 
@@ -39,18 +39,18 @@ def by_migration(target: Target, worker_id: str) -> None:
         try:
             print(bool(migrating.migrate(connection, target)), flush=True)
         except DatabaseUnreachable:
-            print("not migrated", flush=True)  # a command, which nobody repeats
+            print("not migrated", flush=True)  # a command is not repeated
 
 
-def _beat(worker_id: str) -> Callable[[Run], object]:
-    async def body(run: Run) -> bool:
+def _beat(worker_id: str) -> Callable[[RunStatement], object]:
+    async def body(run: RunStatement) -> bool:
         beaten: bool = await run(workers.beat_worker(worker_id))
         return beaten
 
     return body
 
 
-# The functions of the product that open a transaction, and who goes through each of them here.
+# The functions of the product that open a transaction, and the function here that goes through each of them.
 KINDS = {
     "store/session.py _transacted": by_session,
     "store/database.py _atransacted": by_loop,

@@ -1,4 +1,4 @@
-"""Run inside a network namespace of its own: two sessions over TCP, and then nothing passes. Prints who is left as JSON."""
+"""Run in a separate network namespace: open two TCP sessions, then drop all packets. Print the remaining sessions as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 
 import psycopg
 
-from everbeat.store.embedded import EmbeddedServer
+from everbeat.embedded.server import EmbeddedServer
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 
@@ -24,7 +24,7 @@ LEFT: Final = (
 
 
 async def main(server: EmbeddedServer) -> None:
-    """Waits until the ordinary session has ended."""
+    """Wait until the ordinary session has ended."""
     target = Target.parse(server.tcp_url)
     sessions = [
         Session(target, f"{name} test", patient=patient)
@@ -41,7 +41,7 @@ async def main(server: EmbeddedServer) -> None:
         subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
         began = time.monotonic()
         while "silent-other" in left() and time.monotonic() - began < WITHIN_S:
-            await asyncio.sleep(0.2)  # nothing tells that a backend has ended
+            await asyncio.sleep(0.2)  # the end of a backend sends no event
         print(json.dumps({"before": before, "after": left(), "took_s": time.monotonic() - began}))
 
 

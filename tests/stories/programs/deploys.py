@@ -1,4 +1,4 @@
-"""Tasks that run on when their worker is told to stop: in each place, under each policy."""
+"""Tasks that continue to run when their worker must stop: one for each executor and policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import signal
 from typing import Any
 
-from deeds import app, effect, gate  # type: ignore[import-not-found]  # a program stands beside it
+from sample_tasks import app, effect, gate  # type: ignore[import-not-found]  # a program stands beside it
 
 from everbeat import RetryPolicy
 
@@ -60,7 +60,7 @@ TASKS = {
 
 @app.task(run_in="process", on_crash="retry", on_stop="fail")
 def deaf_process(gate_name: str) -> None:
-    """Ignores every signal that can be ignored, and every exception that a stop raises."""
+    """Ignore every signal that can be ignored, and every exception that a stop raises."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     effect("start")
@@ -68,5 +68,5 @@ def deaf_process(gate_name: str) -> None:
         try:
             gate(gate_name)
             return
-        except BaseException:  # noqa: BLE001 - the rudeness that the story is about
+        except BaseException:  # noqa: BLE001 - the misbehaviour under test
             effect("told")

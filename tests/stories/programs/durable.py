@@ -1,13 +1,14 @@
-"""Tasks of several steps, which sleep and wait, on top of the stories' other deeds."""
+"""Tasks of several steps, which sleep and wait; they extend the sample tasks."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
-from deeds import app, effect
+from sample_tasks import app, effect
 
-from everbeat import Context
+from everbeat import Context, RetryPolicy
 
 PRICES = (1, 20, 300, 4_000, 50_000)
 
@@ -21,7 +22,7 @@ def pay(ctx: Context, price: int, number: int, place: str) -> int:
 
 @app.task(run_in="process", on_crash="retry", max_crashes=20)
 def pay_all(ctx: Context, place: str) -> int:
-    """Dies once at each of its steps: between the effect and its record, or right after the record."""
+    """Die once at each step: between the effect and its record, or right after the record."""
     effect("start")
     total = 0
     for number, price in enumerate(PRICES, 1):
@@ -29,6 +30,21 @@ def pay_all(ctx: Context, place: str) -> int:
         if place == "behind" and ctx.attempt == number:
             os.kill(os.getpid(), signal.SIGKILL)
     return total
+
+
+@app.task(run_in="process", on_crash="retry")
+def insist(ctx: Context) -> str:
+    """Retry a step twice; the process dies in the second try."""
+    again = RetryPolicy(max_retries=2, intervals=["1s"], jitter=0, auto_retry_for=[ConnectionError])
+    return ctx.with_options(retry=again).step(reach, ctx)
+
+
+def reach(ctx: Context) -> str:
+    effect("try")
+    if ctx.attempt == 1 and Path("refused").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path("refused").touch()
+    raise ConnectionError("refused")
 
 
 @app.task(run_in="process", on_crash="retry")

@@ -1,4 +1,4 @@
-"""The user's program of the stories about workflows: tasks that do as they are told, and leave effects."""
+"""The user's program of the stories about workflows: tasks that follow their arguments and record effects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = App(
 async def work(
     name: str, fails: bool = False, value: Any = None, pace: float = 0.0, given: dict[str, Any] | None = None
 ) -> Any:
-    """Ends as it is told, after `pace` seconds."""
+    """End as the arguments say, after `pace` seconds."""
     if pace:
         await asyncio.sleep(pace)
     if fails:

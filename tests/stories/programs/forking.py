@@ -1,4 +1,4 @@
-"""An app whose tasks fork, or start programs, that outlive the worker."""
+"""An app whose tasks fork, or start, processes that outlive the worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from deeds import app, async_gate, effect, gate
+from sample_tasks import app, async_gate, effect, gate
 
 from everbeat import Context, RetryPolicy
 
@@ -22,7 +22,7 @@ def _sleep() -> None:
 
 
 def leave_behind(how: str) -> None:
-    """Starts a process that goes on sleeping, and records its pid."""
+    """Start a process that keeps sleeping, and record its pid."""
     match how:
         case "fork":
             pid = os.fork()
@@ -70,7 +70,7 @@ def _reap(pid: int) -> int:
 
 
 def child_of_sync_code(how: str) -> str:
-    """Forks a child that does not end by itself; answers in the child as well."""
+    """Fork a child that does not end by itself; both the parent and the child return."""
     pid = os.fork()
     if pid == 0:
         match how:
@@ -111,7 +111,3 @@ def terminate_a_child() -> int | None:
     process.terminate()
     process.join()
     return process.exitcode
-
-
-if __name__ == "__main__":
-    app.run_worker()

@@ -1,8 +1,8 @@
-"""Version 2 of a task function: it takes `language`, too."""
+"""Version 2 of a task function: it has the new parameter `language`."""
 
 from __future__ import annotations
 
-from deeds import app, effect  # type: ignore[import-not-found]  # a program stands beside it
+from sample_tasks import app, effect  # type: ignore[import-not-found]  # a program stands beside it
 
 
 @app.task

@@ -1,8 +1,8 @@
-"""Version 1 of a task function: it does not take `language`."""
+"""Version 1 of a task function: it has no parameter `language`."""
 
 from __future__ import annotations
 
-from deeds import app, effect  # type: ignore[import-not-found]  # a program stands beside it
+from sample_tasks import app, effect  # type: ignore[import-not-found]  # a program stands beside it
 
 
 @app.task

@@ -1,4 +1,4 @@
-"""The user's program of the stories about recovery hooks: they leave a line in the effects file, like the tasks."""
+"""The user's program of the stories about recovery hooks: hooks record effects like tasks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from everbeat import (
-    App,
-    Context,
-    Default,
-    FailWithBackoff,
-    RecoveryConfig,
-    RecoveryContext,
-    Reschedule,
-    Skip,
-    SweepSummary,
-    WorkerConfig,
-)
+from everbeat import App, Context, RecoveryConfig, WorkerConfig
+from everbeat.recovery import Default, FailWithBackoff, RecoveryContext, Reschedule, Skip, SweepSummary
 
 app = App(
     os.environ["STORY_URL"],
@@ -31,7 +21,7 @@ app = App(
 
 
 def note(step: str, task: object, **more: object) -> None:
-    """Appends one line; a single write to a file opened for appending is whole."""
+    """Append one line; a single write to a file opened for appending is atomic."""
     file = os.open(os.environ["STORY_EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(
@@ -45,7 +35,7 @@ def wait(name: str) -> None:
     note("start", Context.current().task_id)
     path = Path(os.environ["STORY_GATES"]) / name
     while not path.exists():
-        time.sleep(0.01)  # a file is the only bell that also rings in a killed worker's successor
+        time.sleep(0.01)  # a file also reaches the successor of a killed worker
 
 
 @app.task
@@ -101,6 +91,7 @@ def decide(context: RecoveryContext) -> Default | Skip:
         reason=context.reason,
         previous=context.previous_worker_id,
         sweeping=context.sweeping_worker_id,
+        arguments=dict(app.info(context.task_id).arguments),
     )
     if context.name == "raising":
         raise ValueError("no idea")
@@ -114,7 +105,7 @@ def decide(context: RecoveryContext) -> Default | Skip:
 @app.on_recovery(task="later")
 async def at_leisure(context: RecoveryContext) -> Reschedule:
     await asyncio.sleep(0)  # hooks may be asynchronous
-    note("asked", context.task_id)
+    note("asked", context.task_id, arguments=dict((await app.ainfo(context.task_id)).arguments))
     return Reschedule(run_at=timedelta(seconds=1), attempts=0)
 
 

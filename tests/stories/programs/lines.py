@@ -1,4 +1,4 @@
-"""An app with serial lines: by a queue, by a task function, by a key."""
+"""An app with serial lines: by queue, by task function and by key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from deeds import async_gate, die, effect, gate
+from sample_tasks import async_gate, die, effect, gate
 
 from everbeat import App, QueueConfig, RecoveryConfig, RetryPolicy, TaskError
 from everbeat.config import WorkerConfig
@@ -42,7 +42,7 @@ def close_month(number: int, gate_name: str | None = None) -> int:
     on_crash="retry", retry=RetryPolicy(max_retries=2, intervals=[2], jitter=0, auto_retry_for=["NOT_YET"])
 )
 async def pay(number: int, gate_name: str | None = None, *, fails: int = 0) -> int:
-    """Fails so often, then waits for its gate."""
+    """Fail `fails` times, then wait for the gate."""
     effect("start", number=number)
     if sum(line["step"] == "failed" and line["number"] == number for line in seen()) < fails:
         effect("failed", number=number)
@@ -66,6 +66,6 @@ async def refuse(number: int) -> None:
 
 
 def seen() -> list[dict[str, object]]:
-    """The effects so far, of every task."""
+    """Return the effects of all tasks so far."""
     lines = Path(os.environ["STORY_EFFECTS"]).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""Task functions that do what user code should not, on top of the stories' well-behaved ones."""
+"""Misbehaving task functions, which extend the sample tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from deeds import AGAIN, app, effect, gate
+from sample_tasks import AGAIN, app, effect, gate
 
 from everbeat import Context, TaskStopped
 
@@ -149,7 +149,7 @@ def deaf_process() -> None:
 
 @app.task(run_in="process", retry=AGAIN)
 def fenced_process(gate_name: str) -> str:
-    """Says until when it lived."""
+    """Record regularly that the code is alive."""
     effect("start")
     while not (gate_open(gate_name) or Context.current().attempt > 1):
         effect("alive")
@@ -240,7 +240,7 @@ async def crash_proof(seconds: float) -> str:
 
 @app.task(timeout=0.3)
 def kill_the_process_later(gate_name: str) -> None:
-    """A thread cannot be ended: it is given up, and goes on."""
+    """A timed-out thread cannot be stopped: it is abandoned and continues."""
     effect("start")
     gate(gate_name)
     os.kill(os.getpid(), signal.SIGSEGV)

@@ -1,6 +1,6 @@
-"""One program in two versions: version 2 adds parameters, and renames a task. A sender of a version sends what that version knows.
+"""One program in two versions: version 2 adds parameters and renames a task. Senders send only what their version knows.
 
-Run as `python -m shop VERSION PER_SECOND SEED`, it sends until the gate `closed` opens, and notes every task that was acknowledged.
+Run as `python -m shop VERSION PER_SECOND SEED`: send until the gate `closed` opens, and record every acknowledged task.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from deeds import effect
+from sample_tasks import effect
 
 from everbeat import App, RecoveryConfig
 from everbeat.config import WorkerConfig
@@ -55,14 +55,14 @@ def blocking(took_s: float, **given: str) -> None:
 
 
 def given(version: int, shape: str) -> dict[str, str]:
-    """What a sender of this version gives beside the time that the task takes."""
+    """Return the arguments that a sender of this version passes besides `took_s`."""
     if version == 1:
         return {}
     return {"optional": {"locale": "fr"}, "required": {"country": "fr"}}.get(shape, {})
 
 
 def coroutine_of(version: int, shape: str) -> Callable[..., Any]:
-    """The code of an async task, with the signature that this version has."""
+    """Return the code of an async task with the signature of this version."""
 
     async def plain(took_s: float) -> None:
         await slowly(took_s)
@@ -78,7 +78,7 @@ def coroutine_of(version: int, shape: str) -> Callable[..., Any]:
 
 
 def function_of(version: int, shape: str) -> Callable[..., Any]:
-    """The code of a thread or process task, with the signature that this version has."""
+    """Return the code of a thread or process task with the signature of this version."""
 
     def plain(took_s: float) -> None:
         blocking(took_s)
@@ -119,7 +119,7 @@ class Shop:
 
 
 def send_on(version: int, *, per_second: float, seed: int) -> None:
-    """Sends tasks of all kinds, one in ten as a workflow of three, some in serial lines, until the story closes the shop."""
+    """Send tasks of all kinds, one in ten as a workflow of three, some in serial lines, until the story closes the shop."""
     shop, random = Shop(version), Random(seed)
     closed = Path(os.environ["STORY_GATES"]) / "closed"
     journal = Path(os.environ["STORY_EFFECTS"]).with_name(f"sent-{version}-{os.getpid()}.jsonl")
@@ -140,7 +140,7 @@ def send_on(version: int, *, per_second: float, seed: int) -> None:
                 line = f"line-{random.randrange(LINES)}" if random.random() < 0.15 else None
                 lined = task if line is None else task.with_options(serial=line)
                 lines.write(json.dumps({"task": str(lined.send(took_s, **more).id)}) + "\n")
-            time.sleep(random.random() * 2 / per_second)  # the load, spread by chance
+            time.sleep(random.random() * 2 / per_second)  # the load, at random intervals
     shop.app.close()
 
 

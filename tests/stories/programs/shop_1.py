@@ -1,4 +1,4 @@
-"""Version 1 of the shop: what its workers run."""
+"""Version 1 of the shop, as its workers run it."""
 
 from __future__ import annotations
 

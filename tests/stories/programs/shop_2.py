@@ -1,4 +1,4 @@
-"""Version 2 of the shop: what its workers run."""
+"""Version 2 of the shop, as its workers run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program of which two versions run side by side. It sends on its own: `python -c "import sides; sides.send_on('name')"`."""
+"""A program of which two versions run side by side. `python -c "import sides; sides.send_on('name')"` sends its tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from deeds import app, effect
+from sample_tasks import app, effect
 
 
 @app.task(on_crash="retry", max_losses=100)
@@ -32,7 +32,7 @@ async def newer(n: int) -> int:
 
 
 def send_on(*names: str, pause_s: float = 0.1) -> None:
-    """Sends one of each, again and again, until the gate "enough" opens; prints what it sent."""
+    """Send one task of each name repeatedly until the gate "enough" opens; print the sent tasks."""
     enough = Path(os.environ["STORY_GATES"]) / f"enough {' '.join(names)}"
     for number in itertools.count():
         if enough.exists():

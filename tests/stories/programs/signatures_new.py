@@ -1,8 +1,8 @@
-"""The next version of `signatures_old`: one parameter is new, another one is new and required."""
+"""The next version of `signatures_old`, with one new optional and one new required parameter."""
 
 from __future__ import annotations
 
-from deeds import app, effect  # type: ignore[import-not-found]  # a program stands beside it
+from sample_tasks import app, effect  # type: ignore[import-not-found]  # a program stands beside it
 
 from everbeat import Context
 

@@ -1,8 +1,8 @@
-"""A version of a program, before its task functions got new parameters."""
+"""The version of a program before its task functions got new parameters."""
 
 from __future__ import annotations
 
-from deeds import app, effect  # type: ignore[import-not-found]  # a program stands beside it
+from sample_tasks import app, effect  # type: ignore[import-not-found]  # a program stands beside it
 
 from everbeat import Context
 

@@ -1,10 +1,11 @@
-"""The user's program of the stories about silence: code of every kind that lives and says nothing."""
+"""The user's program of the stories about stalls: code of every executor that lives and reports no progress."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ app = App(
     schema=os.environ["STORY_SCHEMA"],
     recovery=RecoveryConfig(**json.loads(os.environ.get("STORY_RECOVERY", "{}"))),
     worker=WorkerConfig(**json.loads(os.environ.get("STORY_WORKER", "{}"))),
+    stall_timeout=os.environ.get("STORY_STALL_TIMEOUT"),
 )
 GATES = Path(os.environ["STORY_GATES"])
 
@@ -37,7 +39,7 @@ async def silent_on_the_loop(ctx: Context) -> str:
 @app.task(stall_timeout="2s")
 async def silent_and_blocking(ctx: Context) -> str:
     ctx.progress("open", 0.25, "three of twelve")
-    await asyncio.sleep(0.3)  # so that its word is written; nothing is, once the loop is blocked
+    await asyncio.sleep(0.3)  # so that its progress is written; nothing is written once the loop is blocked
     time.sleep(8)
     note("ended")
     return "late"
@@ -63,4 +65,21 @@ def silent_in_a_process(ctx: Context) -> str:
 @app.task(run_in="process")
 def silent_without_a_limit(ctx: Context) -> str:
     time.sleep(8)
+    return "in time"
+
+
+DEADLOCKED = threading.Lock()
+
+
+@app.task
+def deadlocked(ctx: Context) -> None:
+    """Wait for a lock that the same code holds, until the attempt is abandoned."""
+    with DEADLOCKED:
+        while not (DEADLOCKED.acquire(timeout=0.1) or ctx.cancelled):
+            pass
+
+
+@app.task(stall_timeout="never")
+def long_and_silent() -> str:
+    time.sleep(4)  # twice the limit of the app
     return "in time"

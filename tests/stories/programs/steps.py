@@ -1,4 +1,4 @@
-"""Tasks that work in steps, and tasks that write rows of their own, on top of the stories' other deeds."""
+"""Tasks that work in steps, and tasks that write rows; they extend the sample tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 
 import psycopg
-from deeds import app, async_gate, effect, gate
+from sample_tasks import app, async_gate, effect, gate
 
 from everbeat import Context
 

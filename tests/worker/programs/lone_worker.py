@@ -1,40 +1,33 @@
-"""A worker process without a supervisor of its own, with the deeds of the tests: `lone_worker.py URL SCHEMA`."""
+"""Run a worker process without a supervisor, with the sample tasks: `lone_worker.py URL SCHEMA`."""
 
 import logging
 import sys
 from pathlib import Path
 from random import Random
-from uuid import UUID
 
 from everbeat.config import RecoveryConfig, WorkerConfig
-from everbeat.domain.stall import Stall
+from everbeat.domain.recovery.decision import Stall
+from everbeat.hints.postgres import PostgresHintSource
+from everbeat.protocol import Hello, LeaseKey, Welcome
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import EventBus
-from everbeat.runtime.exit_report import ExitReport
+from everbeat.runtime.main_loop import leave
+from everbeat.runtime.processes import ExitReport
 from everbeat.store.target import Target
-from everbeat.wake.postgres import PostgresWake
-from everbeat.worker.conductor import OnLeft
-from everbeat.worker.farewell import leave
-from everbeat.worker.link import Link
-from everbeat.worker.plan import WorkerPlan
-from everbeat.worker.protocol import Hello, Welcome
+from everbeat.worker.environment import SupervisorLink, WorkerPlan
+from everbeat.worker.process import prepare_process, run_worker_process
 from everbeat.worker.worker import Worker
-from everbeat.worker.worker_process import prepare_process, run_worker_process
 
 
-async def recover_crashed(task_id: UUID, claim_id: UUID, report: ExitReport, on_left: OnLeft) -> None:
-    raise AssertionError((task_id, claim_id, report))
-
-
-async def recover_stalled(task_id: UUID, claim_id: UUID, stall: Stall, on_left: OnLeft) -> None:
-    raise AssertionError((task_id, claim_id, stall))
+async def recover(lease: LeaseKey, loss: ExitReport | Stall, died_at: float) -> bool:
+    raise AssertionError((lease, loss, died_at))
 
 
 def main() -> None:
     sock = prepare_process()
     logging.basicConfig(level=logging.WARNING)
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from tests.worker.deeds import APP_CODES, DEFINITIONS
+    from tests.worker.sample_tasks import APP_CODES, DEFINITIONS
 
     target = Target.parse(sys.argv[1], schema=sys.argv[2])
     program = str(Path(__file__).parent / "task_process.py")
@@ -47,14 +40,13 @@ def main() -> None:
         task_process_argv=[sys.executable, program],
     )
 
-    def make_worker(welcome: Welcome, link: Link) -> Worker:
+    def make_worker(welcome: Welcome, link: SupervisorLink) -> Worker:
         return Worker(
             plan,
             welcome=welcome,
             link=link,
-            make_wake=lambda name: PostgresWake(lambda: target.aconnect(name), target.channel),
-            recover_crashed=recover_crashed,
-            recover_stalled=recover_stalled,
+            make_hint_source=lambda name: PostgresHintSource(lambda: target.aconnect(name), target.channel),
+            recover=recover,
             events=EventBus(),
             clock=SystemClock(),
             random=Random(),

@@ -1,18 +1,17 @@
-"""A supervisor of worker processes; its arguments are those of `worker_process`, which it passes on."""
+"""Run a supervisor of worker processes; it passes its arguments to `worker_process`."""
 
 import asyncio
 import logging
 import sys
 from pathlib import Path
-from random import Random
 
 from everbeat.errors import EverbeatError
-from everbeat.runtime.clock import SystemClock
+from everbeat.runtime.environment import ProcessEnvironment
 from everbeat.runtime.events import EventBus, log_event
-from everbeat.worker.supervisor import Supervisor
+from everbeat.supervisor.supervisor import Supervisor
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from tests.worker.supervising import supervision_for
+from tests.supervisor.supervising import supervision_for
 
 
 async def supervise(arguments: list[str]) -> None:
@@ -21,9 +20,7 @@ async def supervise(arguments: list[str]) -> None:
     supervisor = Supervisor(
         [sys.executable, str(Path(__file__).with_name("worker_process.py")), *arguments],
         supervise=lambda hello: supervision_for(hello, events=events),
-        events=events,
-        clock=SystemClock(),
-        random=Random(),
+        environment=ProcessEnvironment(events=events),
     )
     await supervisor.run()
 

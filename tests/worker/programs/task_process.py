@@ -1,10 +1,11 @@
-"""A task process with the deeds of the tests; `--refuse` makes one that cannot start."""
+"""Run a task process with the sample tasks; `--refuse` makes it unable to start, `--slow-processes` delays its start."""
 
 import sys
+import time
 from pathlib import Path
 
-from everbeat.worker.task_process import run_task_process
-from everbeat.worker.worker_process import prepare_process, refuse_to_start
+from everbeat.worker.executors.task_process import run_task_process
+from everbeat.worker.process import prepare_process, refuse_to_start
 
 
 def main() -> None:
@@ -12,8 +13,10 @@ def main() -> None:
     if "--refuse" in sys.argv:
         refuse_to_start(sock, code="APP_NOT_FOUND", message="there is no app")
         sys.exit(1)
+    if "--slow-processes" in sys.argv:
+        time.sleep(60)  # stands for an app that is slow to import
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from tests.worker.deeds import APP_CODES, DEFINITIONS
+    from tests.worker.sample_tasks import APP_CODES, DEFINITIONS
 
     run_task_process(sock, definitions=DEFINITIONS, exception_codes=APP_CODES)
 

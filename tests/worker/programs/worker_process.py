@@ -1,4 +1,4 @@
-"""A worker process with the deeds of the tests. Arguments: URL, schema, settings of recovery, settings of the worker."""
+"""Run a worker process with the sample tasks. Arguments: URL, schema, recovery settings, worker settings."""
 
 import json
 import logging
@@ -8,18 +8,17 @@ from pathlib import Path
 from random import Random
 
 from everbeat.config import RecoveryConfig, WorkerConfig
+from everbeat.hints.postgres import PostgresHintSource
+from everbeat.protocol import Hello, Welcome
 from everbeat.runtime.clock import SystemClock
+from everbeat.runtime.environment import ProcessEnvironment
 from everbeat.runtime.events import EventBus, log_event
-from everbeat.services.recovery import Recoverer
-from everbeat.store.session import Session
+from everbeat.runtime.main_loop import leave
 from everbeat.store.target import Target
-from everbeat.wake.postgres import PostgresWake
-from everbeat.worker.farewell import leave
-from everbeat.worker.link import Link
-from everbeat.worker.plan import WorkerPlan
-from everbeat.worker.protocol import Hello, Welcome
+from everbeat.worker.attempt_recovery import AttemptRecovery
+from everbeat.worker.environment import SupervisorLink, WorkerPlan
+from everbeat.worker.process import prepare_process, refuse_to_start, run_worker_process
 from everbeat.worker.worker import Worker
-from everbeat.worker.worker_process import prepare_process, refuse_to_start, run_worker_process
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
         sys.exit(3)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from tests.worker.deeds import APP_CODES, DEFINITIONS
+    from tests.worker.sample_tasks import APP_CODES, DEFINITIONS
 
     target = Target.parse(url, schema=schema)
     recovery = RecoveryConfig(**json.loads(recovery_text))
@@ -41,19 +40,20 @@ def main() -> None:
     events.subscribe(log_event)
     clock, random = SystemClock(), Random()
 
-    def make_worker(welcome: Welcome, link: Link) -> Worker:
-        recoverer = Recoverer(
-            Session(target, f"{welcome.session_name} worker"), recovery, channel=target.channel,
-            observer_id=lambda: welcome.supervisor_id, events=events, clock=clock, random=random,
-        )  # fmt: skip
+    def make_worker(welcome: Welcome, link: SupervisorLink) -> Worker:
         plan = WorkerPlan(
             target=target, definitions=DEFINITIONS, config=config, recovery=recovery, exception_codes=APP_CODES,
-            task_process_argv=[sys.executable, str(Path(__file__).with_name("task_process.py"))],
+            task_process_argv=[
+                sys.executable, str(Path(__file__).with_name("task_process.py")),
+                *(flag for flag in sys.argv if flag == "--slow-processes"),
+            ],
         )  # fmt: skip
+        environment = ProcessEnvironment(events=events, clock=clock, random=random)
         return Worker(
             plan, welcome=welcome, link=link,
-            make_wake=lambda name: PostgresWake(lambda: target.aconnect(name), target.channel),
-            recover_crashed=recoverer.recover_lease, recover_stalled=recoverer.recover_stalled, events=events, clock=clock, random=random,
+            make_hint_source=lambda name: PostgresHintSource(lambda: target.aconnect(name), target.channel),
+            recover=AttemptRecovery(plan, welcome=welcome, environment=environment).recover,
+            events=events, clock=clock, random=random,
         )  # fmt: skip
 
     hello = Hello(
@@ -61,7 +61,7 @@ def main() -> None:
         task_names=sorted(DEFINITIONS), on_loop=[name for name, each in DEFINITIONS.items() if each.run_in == "async"],
     )  # fmt: skip
     if "--slow" in sys.argv:
-        time.sleep(3)  # an app that takes its time to import
+        time.sleep(3)  # stands for an app that is slow to import
     leave(run_worker_process(sock, hello=hello, make_worker=make_worker))
 
 

@@ -1,2 +1,2 @@
--- Sees the database as it is now for as long as this transaction lasts; nothing that changes meanwhile can be cleaned up.
+-- Hold a snapshot until this transaction ends, so that VACUUM cannot remove rows that die in the meantime.
 select txid_current_snapshot()

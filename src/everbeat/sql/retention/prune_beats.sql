@@ -1,5 +1,5 @@
--- Deletes a batch of old beats, oldest first. The walk goes on at the time of the last one, not from the start: what was deleted stays
--- in the index until it is vacuumed. Answers where the next step begins; null at the end.
+-- Delete a batch of old heartbeats, oldest first. The scan continues at the time of the last deleted heartbeat, because deleted rows stay
+-- in the index until a vacuum. Return the position at which the next step begins, or null at the end.
 with old as materialized (
     select b.ctid as place, b.sent_at from {schema}.beats b
     where b.sent_at >= %(after)s and b.sent_at < statement_timestamp() - %(hours)s * interval '1 hour'

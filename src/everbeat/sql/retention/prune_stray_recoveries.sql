@@ -1,5 +1,5 @@
--- Deletes old recoveries whose task is gone by other means than this: one step of a walk over the primary key, which grows with time.
--- Answers where the next step begins; null at the end, or as soon as no row of a step is old.
+-- Delete old recoveries of tasks that another program has deleted: one step of a scan of the primary key, which grows with time. Return the
+-- position at which the next step begins, or null at the end or as soon as a step finds no old row.
 with looked as materialized (
     select r.id, r.task_id, r.noticed_at < statement_timestamp() - %(hours)s * interval '1 hour' as is_old from {schema}.recoveries r
     where r.id > %(after)s

@@ -1,5 +1,5 @@
--- Deletes old signals whose task or workflow is gone: one step of a walk over the primary key. Answers where the next step begins; null at
--- the end.
+-- Delete old signals of deleted tasks or workflows: one step of a scan of the primary key. Return the position at which the next step
+-- begins, or null at the end.
 with looked as materialized (
     select s.id, s.target from {schema}.signals s
     where s.id > %(after)s and s.id < %(until)s

@@ -1,5 +1,5 @@
--- Deletes old steps whose task is gone by other means than this: one step of a walk over the primary key.
--- Answers where the next step begins; null at the end.
+-- Delete old steps of tasks that another program has deleted: one step of a scan of the primary key. Return the position at which the next
+-- step begins, or null at the end.
 with looked as materialized (
     select s.task_id from {schema}.steps s
     where s.task_id > %(after)s and s.task_id < %(until)s

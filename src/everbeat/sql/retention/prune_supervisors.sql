@@ -1,5 +1,5 @@
--- Deletes supervisors that ended long ago, after the last of their workers: one step of a walk over the primary key. An ended supervisor
--- is given no workers any more. Answers where the next step begins; null at the end.
+-- Delete supervisors that ended long ago and whose workers have all been deleted: one step of a scan of the primary key. An ended
+-- supervisor gets no new workers. Return the position at which the next step begins, or null at the end.
 with looked as materialized (
     select s.id from {schema}.supervisors s
     where s.id > %(after)s

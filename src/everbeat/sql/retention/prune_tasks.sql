@@ -1,5 +1,6 @@
--- Deletes old ended tasks, their attempts, recoveries, steps and signals: one step of a walk over the primary key, which looks at a bounded
--- number of rows and steps over what is live, young or locked, or of a workflow that is there: while it is, it may be retried. Answers where the next step begins; null at the end.
+-- Delete old ended tasks with their attempts, recoveries, steps and signals: one step of a scan of the primary key. A step reads a limited
+-- number of rows and skips live, recent and locked tasks. Tasks of an existing workflow are skipped too, because they can still be retried.
+-- Return the position at which the next step begins, or null at the end.
 with looked as materialized (
     select t.id from {schema}.tasks t
     where t.id > %(after)s and t.id < %(until)s

@@ -1,5 +1,5 @@
--- Deletes a batch of old snapshots of workers, oldest first; goes on as the beats do.
--- Answers where the next step begins; null at the end.
+-- Delete a batch of old snapshots of workers, oldest first, as in prune_beats. Return the position at which the next step begins, or null
+-- at the end.
 with old as materialized (
     select x.ctid as place, x.at from {schema}.worker_states x
     where x.at >= %(after)s and x.at < statement_timestamp() - %(hours)s * interval '1 hour'

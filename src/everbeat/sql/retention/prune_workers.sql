@@ -1,5 +1,5 @@
--- Deletes workers that ended long ago and hold nothing: one step of a walk over the primary key. An ended worker claims no more, so what
--- holds nothing now never will. Answers where the next step begins; null at the end.
+-- Delete workers that ended long ago and hold no task: one step of a scan of the primary key. An ended worker claims no more tasks, so it
+-- cannot hold one later. Return the position at which the next step begins, or null at the end.
 with looked as materialized (
     select w.id from {schema}.workers w
     where w.id > %(after)s

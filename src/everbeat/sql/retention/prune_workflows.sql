@@ -1,5 +1,6 @@
--- Deletes old ended workflows with their nodes, edges and signals: one step of a walk over the primary key. A workflow that is a node of a live one
--- stays with it. As many as have so many nodes together, at least one. Answers where the next step begins; null at the end.
+-- Delete old ended workflows with their nodes, edges and signals: one step of a scan of the primary key. A workflow that is a node of a
+-- live workflow is kept. A step deletes old workflows up to a total number of nodes, but at least one workflow if any is old. Return the
+-- position at which the next step begins, or null at the end.
 with looked as materialized (
     select w.id from {schema}.workflows w
     where w.id > %(after)s and w.id < %(until)s

@@ -1,5 +1,5 @@
--- The sessions that a session waits for, and the table whose lock it wants (null: it waits for the end of their transactions); no row
--- while it waits for none.
+-- Return the sessions that a session is waiting for, and the table whose lock it wants. The table is null if the session is waiting for the
+-- end of their transactions. Return no row if the session is not waiting for any other session.
 select
     (
         select c.relname from pg_locks l join pg_class c on c.oid = l.relation where l.pid = %(pid)s and not l.granted limit 1

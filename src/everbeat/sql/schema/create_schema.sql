@@ -1,2 +1,2 @@
--- The schema itself.
+-- Create the schema.
 create schema if not exists {schema}

@@ -1,2 +1,2 @@
--- The steps of a version that were done.
+-- List the finished steps of a version's upgrade.
 select name from {schema}.schema_steps where version = %(version)s

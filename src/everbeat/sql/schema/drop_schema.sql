@@ -1,2 +1,2 @@
--- The schema and everything in it, gone: for schemas that were made to be thrown away.
+-- Drop the schema with all its objects, for temporary schemas.
 drop schema if exists {schema} cascade

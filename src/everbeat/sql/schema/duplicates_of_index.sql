@@ -1,4 +1,4 @@
--- The parts of a unique index as SQL: its table, its columns, and which rows it holds (null: all of them).
+-- Return the parts of a unique index as SQL: its table, its columns, and the condition on its rows (null: all rows).
 select
     i.indrelid::regclass::text as "table",
     (select string_agg(pg_get_indexdef(i.indexrelid, k, true), ', ' order by k) from generate_series(1, i.indnkeyatts) k) as columns,

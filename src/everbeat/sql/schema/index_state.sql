@@ -1,4 +1,4 @@
--- Whether the build of an index was finished; no row where there is no such index.
+-- Return whether the build of an index has finished; no row if the index does not exist.
 select i.indisvalid
 from pg_index i
 join pg_class c on c.oid = i.indexrelid

@@ -1,4 +1,4 @@
--- Indexes of the schema whose build did not finish, without those of tables on which a session builds an index just now.
+-- List indexes of the schema whose build did not finish. Indexes of tables on which a session is currently building an index are left out.
 select c.relname
 from pg_index i
 join pg_class c on c.oid = i.indexrelid

@@ -1,4 +1,4 @@
--- The session that holds the lock of migrations.
+-- Return the session that holds the migration lock.
 select nullif(l.pid, 0) as pid, nullif(a.application_name, '') as session, a.usename::text as role, a.state, a.wait_event, a.backend_start
 from pg_locks l
 left join pg_stat_activity a on a.pid = l.pid

@@ -1,2 +1,2 @@
--- Records that a migration up to 10 was applied, in its transaction: migration 11 makes the column of the oldest code.
+-- In the transaction of a migration up to 10, record that it was applied. Migration 11 creates the column for the oldest code.
 insert into {schema}.schema_versions (version, name) values (%(version)s, %(name)s)

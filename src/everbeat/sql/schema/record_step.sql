@@ -1,2 +1,2 @@
--- Records that a step of an upgrade was done.
+-- Record a finished step of an upgrade.
 insert into {schema}.schema_steps (version, name) values (%(version)s, %(name)s)

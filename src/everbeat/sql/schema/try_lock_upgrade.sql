@@ -1,3 +1,3 @@
--- One session upgrades: true if it is this one. A session that waited here would keep a snapshot, and "create index concurrently" of the
--- session that has the lock would wait for that snapshot. So the others ask again and again.
+-- Try to lock the upgrade for this session; true if the lock was taken. A session that waited here would keep a snapshot. "create index
+-- concurrently" in the session with the lock would wait for that snapshot. The other sessions therefore retry at intervals.
 select pg_try_advisory_lock(%(lock_key)s)

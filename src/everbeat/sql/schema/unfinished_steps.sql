@@ -1,4 +1,4 @@
--- The steps that were done of versions that are not applied, in their order.
+-- List the finished steps of versions that have not been applied, in order.
 select s.version, s.name
 from {schema}.schema_steps s
 where not exists (select from {schema}.schema_versions v where v.version = s.version)

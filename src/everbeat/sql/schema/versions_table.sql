@@ -1,4 +1,4 @@
--- The migrations that were applied; made before the first of them.
+-- Create the table of applied migrations, before the first of them.
 create table if not exists {schema}.schema_versions (
     version     integer primary key,
     name        text not null,

@@ -1,7 +1,7 @@
--- Sends a child of a running task, once in all its attempts; only for whoever holds the parent's claim_id: zero rows is a lost lease.
--- The id is made of the parent's and the name of this step, with the time of the parent before it, as in a UUIDv7; a live task with the
--- same name and key is answered instead, as by a send. Answers the verdict (sent, cancelled: the parent is asked to end, or again: ask once
--- more, somebody changes the same rows) and the id.
+-- Send a child of a running task; it is sent only once across all the task's attempts. Requires the parent's current claim_id; no row means
+-- a lost lease. The child's id is derived from the parent's id and the name of this step. The id begins with the parent's time, as in a
+-- UUIDv7. As with a normal send, a live task with the same name and key is returned instead. Return the id and the verdict: sent, cancelled
+-- (the parent has a cancel request), or again. After `again`, repeat the call, because another transaction is changing the same rows.
 with held as materialized (
     select t.id, t.attempt, t.cancel_requested_at is not null as is_cancelled,
         encode(
@@ -38,8 +38,8 @@ with held as materialized (
         order by t.id = h.child_id desc limit 1
     )
 ), recorded as (
-    insert into {schema}.steps as s (task_id, kind, name, result, attempt)
-    select h.id, 'child', %(step)s::text, to_json(c.id), h.attempt
+    insert into {schema}.steps as s (task_id, kind, name, result, attempt, digest)
+    select h.id, 'child', %(step)s::text, to_json(c.id), h.attempt, %(digest)s::text
     from held h cross join chosen c
     on conflict (task_id, kind, name) do update set recorded_at = s.recorded_at
     returning (s.result #>> '{{}}')::uuid as id

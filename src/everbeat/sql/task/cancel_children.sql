@@ -1,8 +1,10 @@
--- Cancels what a task has sent and what that has sent in turn, as far as it has not ended: PENDING | CLAIMED -> CANCELLED at once;
--- RUNNING is asked. Answers how many were cancelled or asked by this call: asked again until there are none, it leaves none out, because
--- who is asked to end sends no more children.
-with recursive family (id) as (
-    select t.id from {schema}.tasks t where t.parent_id = %(id)s
+-- Cancel the descendants of a task that have not ended: PENDING | CLAIMED -> CANCELLED at once; for RUNNING tasks, request a cancel. Return
+-- how many tasks this call cancelled or requested to stop. Repeat the call until it returns 0. No task is then left out, because a task
+-- with a cancel request sends no more children. When a workflow is retried, its nodes get new tasks. If a node's earlier task did not
+-- complete, the new task continues from the earlier task's steps and owns its children. An earlier task is therefore an owner too if the
+-- steps of this task name one of its children.
+with recursive {fragment/owners_of_children}, family (id) as (
+    select t.id from owner o join {schema}.tasks t on t.parent_id = o.id
     union
     select t.id from family f join {schema}.tasks t on t.parent_id = f.id
 ), held as materialized (

@@ -1,7 +1,7 @@
--- Sends one task: nothing -> PENDING. The id is the client's, so that it may be repeated. No row where the task is there already, or a
--- live one of the same name has its key: then task/sent tells which. One insert and nothing around it, since this is most of what a send costs.
--- Nobody is told while every worker is busy; in somebody's own transaction (`joined`) they are told all the same, since whoever begins
--- to rest before its commit has not been seen resting.
+-- Send one task: nothing -> PENDING. The client generates the id, so the call is idempotent. Return no row if the task already exists, or
+-- if a live task with the same name has its key; task/find_sent_task then returns the existing task. The statement is a single insert,
+-- because the insert accounts for most of the cost of a send. No notification is sent while every worker is busy. A send in the user's own
+-- transaction (`joined`) always notifies, because a worker can become idle before the transaction commits and not see the task.
 insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at)
 values (
     %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::text::json, %(key)s, %(policy)s::text::json, %(flags)s::text::json, %(good_until)s, %(serial)s,

@@ -1,6 +1,6 @@
--- Stores what running code has finished of its work, which is also a sign of life; only for whoever holds the claim_id.
--- Changes no state. A checkpoint that arrives after a later one of the same attempt, from a connection that was given up, changes
--- nothing, and neither does one that is repeated; both are answered like the first.
+-- Store a checkpoint of running code, which is also a sign of life. Requires the current claim_id. The task's state does not change. A
+-- repeated checkpoint changes nothing. Neither does a checkpoint that arrives, over an abandoned connection, after a later checkpoint of
+-- the same attempt. In both cases, the statement returns the same result as the first call.
 with held as materialized (
     select t.id, t.checkpoint_number from {schema}.tasks t
     where t.id = %(id)s and t.claim_id = %(claim_id)s and t.state = 'RUNNING'

@@ -1,4 +1,4 @@
--- Stores what running code reported of itself; only for whoever holds the claim_id. Changes no state.
+-- Store the progress of running code. Requires the current claim_id. The task's state does not change.
 update {schema}.tasks t
 set progress = %(progress)s::json, progress_at = statement_timestamp()
 where t.id = %(id)s and t.claim_id = %(claim_id)s and t.state = 'RUNNING'

@@ -1,5 +1,5 @@
--- Ends the workers of supervisors that were ended by somebody who did not live to bury them. Rows that somebody has locked, a claim in
--- flight among them, are left to the next sweep: one stranger's transaction must not hold up all the others.
+-- End the workers of ended supervisors, in case the observer that ended a supervisor died before it could end the workers. Locked rows,
+-- such as those of a claim in flight, are left to the next sweep, because one transaction must not delay all others.
 with grave as materialized (
     select w.id, s.ended_how from {schema}.workers w
     join {schema}.supervisors s on s.id = w.supervisor_id

@@ -1,4 +1,4 @@
--- Ends workers for good. FOR UPDATE waits for claims in flight (they hold FOR KEY SHARE), so that none can slip in behind.
+-- End workers permanently. FOR UPDATE waits for claims in flight, which hold FOR KEY SHARE, so no claim can succeed afterwards.
 with grave as materialized (
     select w.id from {schema}.workers w
     where (w.id = any(%(worker_ids)s::text[]) or w.supervisor_id = %(supervisor_id)s::text) and w.ended_at is null

@@ -1,5 +1,5 @@
--- Ends sessions that were found to remain, except those that have done something since. As the role that logged in, as in at_work: another
--- one is not allowed to end them.
+-- Close the given remaining sessions, except those that have been active since they were listed. The statement runs as the login role, as
+-- in inspect/read_session_activity: another role is not allowed to close them.
 with login as materialized (
     select set_config('role', 'none', true) as role
 )

@@ -1,4 +1,5 @@
--- Ends a supervisor: by itself when it leaves (no watched beat), or by an observer, by swap on what it watched.
+-- End a supervisor. A supervisor that shuts down ends itself (without a watched heartbeat). An observer ends another supervisor by a
+-- compare-and-swap on the heartbeat that the observer watched.
 update {schema}.supervisors s
 set ended_at = statement_timestamp(), ended_how = %(how)s
 where s.id = %(supervisor_id)s and s.ended_at is null

@@ -1,4 +1,4 @@
--- Ends the turn of a cluster service before its time: its holder is done. It is over for every clock.
+-- Release the turn of a cluster service early, because its holder has finished. Every clock then considers the turn over.
 update {schema}.turns t
 set taken_until = '-infinity'
 where t.service = %(service)s and t.taken_by = %(taken_by)s and t.taken_until > '-infinity'

@@ -1,4 +1,4 @@
--- A supervisor announces itself, with the role that its tree connects as, and with the silence by which others judge it; repeatable.
+-- Register a supervisor with the role of its tree's connections and its own silence threshold. The statement is idempotent.
 insert into {schema}.supervisors (
     id, hostname, pid, boot_id, pid_namespace, process_started, machine_id, lock_key, session_name, lock_file, metadata, session_role,
     quiet_since, beat_ms, claimed_stale_ms, running_stale_ms

@@ -1,5 +1,5 @@
--- A supervisor takes a slot that no living one has; nothing when somebody has it, or when the supervisor itself was ended.
--- Of two that try at once the unique index refuses one.
+-- Take a slot that no live supervisor occupies. Return no row if another supervisor occupies it, or if this supervisor was ended. If two
+-- supervisors try to take a slot at the same time, the unique index rejects one of them.
 update {schema}.supervisors s
 set slot = %(slot)s
 where s.id = %(id)s and s.ended_at is null

@@ -1,7 +1,7 @@
--- Takes the turn of a cluster service for one interval; no row when somebody else has it.
--- A turn that was taken at a moment that lies ahead is free: the clock was set back since then, and its end may be hours away. So a turn
--- blocks others for one interval at most, wherever the clock goes. clock_timestamp(), because this statement may have begun before the
--- one that took the turn. A turn that ends more than a day after one taken now was not written by everbeat, and is free.
+-- Take the turn of a cluster service for one interval. Return no row if another tree has the turn. A turn with a start in the future counts
+-- as released: the clock has been set back since, and the turn might end hours later. So a turn blocks other trees for at most one
+-- interval, no matter how the clock changes. `clock_timestamp()` is used because this statement might have begun before the statement that
+-- took the turn. A turn that ends more than a day after a turn taken now was not written by everbeat and counts as released.
 insert into {schema}.turns as t (service, taken_at, taken_until, taken_by)
 values (
     %(service)s, statement_timestamp(), statement_timestamp() + %(interval_ms)s * interval '1 millisecond', %(taken_by)s

@@ -1,4 +1,5 @@
--- The beats of all supervisors, and of those workers that ever beat for themselves: what an observer compares on its own clock.
+-- Return the heartbeats of all supervisors, and of workers that have sent their own heartbeats. Each observer compares these heartbeats by
+-- its own clock.
 select
     s.id, s.beat_seq, (extract(epoch from statement_timestamp() - coalesce({schema}.plausible(s.last_beat_at), '0002-01-01 00:00:00+00')) * 1000)::bigint as silent_ms,
     (

@@ -1,24 +1,17 @@
--- Which supervisors still hold their session lock, and whether any session of their tree is left. Reads pg_locks, never waits.
--- Only sessions of the tree's own role count: any role may bear any application_name and take any advisory lock.
--- held_here: it took its lock on this incarnation of the server, so that a lock that is missing here was freed here.
--- lost_in_crash: a crash of the server ends all sessions, and the server process stays. It discards the statistics of the cluster, which
--- every role can see. An operator may reset those of one view, so the older of two moments counts. They are read only if needed.
--- beats_here: a backend that works on a statement may have lost its client. Other roles do not see that: for them it is connected.
+-- Return which supervisors still hold their session lock, and whether any session of their tree remains. The statement reads pg_locks
+-- without waiting. Only sessions of the tree's own role count, because any role can use any application_name and take any advisory lock.
+-- `held_here`: the supervisor took its lock on this incarnation of the server, so a lock that is missing here was released here.
+-- `lost_in_crash`: a server crash ends all sessions, but the main server process survives. The crash discards the cluster's statistics,
+-- which every role can see. An operator can reset the statistics of one view, so the older of two times is used. The times are read only if
+-- needed. `beats_here`: a backend that is working on a statement might have lost its client. Other roles cannot see the backend's state:
+-- for them, it counts as connected.
 with connected as materialized (
     select
         a.pid, a.usesysid as role, split_part(a.application_name, ' ', 1) as tree,
         split_part(a.application_name, ' ', 3) = 'beats'
             and (a.state = 'active' and a.wait_event_type is distinct from 'Client') is not true as beats
     from pg_stat_activity a
-), locks as materialized (
-    select (l.classid::bigint << 32) | l.objid::bigint as key, c.role
-    from pg_locks l
-    join connected c on c.pid = l.pid
-    where l.locktype = 'advisory' and l.granted and l.objsubid = 1
-      and l.database = (select oid from pg_database where datname = current_database())
-), here as materialized (
-    select {schema}.server_incarnation() as incarnation
-)
+), {fragment/session_locks}
 select
     s.id, s.beat_seq, s.session_at,
     coalesce(s.session_held and s.session_server = h.incarnation, false) as held_here,

@@ -1,5 +1,5 @@
--- A supervisor: the process that starts, watches and buries workers, and beats for them.
--- Beats touch this row only (no index on what they change, so the update stays on the page).
+-- A supervisor: the process that starts and watches workers, sends heartbeats for them, and declares them dead.
+-- A heartbeat changes only this row. No index covers the changed columns, so the update stays on the page.
 create table {schema}.supervisors (
     id               text primary key,
     hostname         text not null,

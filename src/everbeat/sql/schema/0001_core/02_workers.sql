@@ -1,4 +1,4 @@
--- A worker: one executing process. ended_at is final; claims lock the row FOR KEY SHARE, burial locks it FOR UPDATE.
+-- A worker: one executing process. ended_at is final: a claim locks the row FOR KEY SHARE, and ending the worker locks it FOR UPDATE.
 create table {schema}.workers (
     id               text primary key,
     supervisor_id    text not null references {schema}.supervisors (id),

@@ -1,5 +1,5 @@
--- A task: one requested execution. The lease is its columns claim_id, fence, claimed_by_worker_id: they are set exactly
--- while the state is CLAIMED or RUNNING (claimed_at, claimed_by_worker_id and started_at stay readable on a terminal row).
+-- A task: one requested execution. The lease consists of claim_id, fence and claimed_by_worker_id. It is held exactly while the state is
+-- CLAIMED or RUNNING. On a terminal row, claimed_at, claimed_by_worker_id and started_at can still be read.
 create table {schema}.tasks (
     id                    uuid primary key,
     name                  text not null,

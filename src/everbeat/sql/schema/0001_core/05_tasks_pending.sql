@@ -1,2 +1,2 @@
--- The claim walks this index: a lane is one (queue, priority); within it, first in first out.
+-- Claims scan this index. A lane is one (queue, priority), first in, first out.
 create index tasks_pending on {schema}.tasks (queue, priority, enqueued_at, id, name) where state = 'PENDING'

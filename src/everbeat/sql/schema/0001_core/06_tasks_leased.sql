@@ -1,2 +1,2 @@
--- Everything in flight, by holder: for beats, sweeps and burials.
+-- All leased tasks by their holder, for heartbeats, sweeps and the ending of workers.
 create index tasks_leased on {schema}.tasks (claimed_by_worker_id) where state in ('CLAIMED', 'RUNNING')

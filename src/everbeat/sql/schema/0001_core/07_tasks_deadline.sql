@@ -1,2 +1,2 @@
--- Pending tasks that may expire.
+-- PENDING tasks that can expire.
 create index tasks_deadline on {schema}.tasks (good_until) where state = 'PENDING' and good_until is not null

@@ -1,4 +1,4 @@
--- History: one row per ended attempt, never changed. Claims that never started leave none.
+-- The history: one row per ended attempt, which never changes. A claim whose code never started leaves no row.
 create table {schema}.attempts (
     task_id        uuid not null,
     attempt        integer not null,

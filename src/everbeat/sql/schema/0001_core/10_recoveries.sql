@@ -1,4 +1,4 @@
--- One row per recovery: who died, why, how and how fast it was noticed, what was done with the task.
+-- One row per recovery: the dead worker, the cause, how and how fast the death was noticed, and the action on the task.
 create table {schema}.recoveries (
     id               bigint generated always as identity primary key,
     task_id          uuid not null,

@@ -1,4 +1,4 @@
--- The short history of beats: one row per supervisor per beat, whatever it holds.
+-- The recent history of heartbeats: one row per heartbeat of a supervisor, for any number of leases.
 create table {schema}.beats (
     supervisor_id  text not null,
     seq            bigint not null,

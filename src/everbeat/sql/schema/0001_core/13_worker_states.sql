@@ -1,4 +1,4 @@
--- Snapshots of what a worker was doing.
+-- Snapshots of a worker's activity.
 create table {schema}.worker_states (
     id             bigint generated always as identity primary key,
     worker_id      text not null,

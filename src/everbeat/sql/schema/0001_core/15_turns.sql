@@ -1,4 +1,5 @@
--- One row per cluster service: whose turn it is, and until when. Gives one pass per interval without a leader.
+-- One row per cluster service: the holder of the turn, and the time at which the turn ends. Turns allow one pass per interval without a
+-- leader.
 create table {schema}.turns (
     service      text primary key,
     taken_until  timestamptz not null,

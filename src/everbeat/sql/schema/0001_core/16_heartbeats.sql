@@ -1,4 +1,4 @@
--- Heartbeats as an operator reads them: for every task in flight, the claim, the start and every beat since.
+-- Heartbeats as an operator reads them: the claim, the start and every later heartbeat of each leased task.
 create view {schema}.heartbeats as
 select t.id as task_id, w.id as sender_id, proof.role, proof.sent_at, w.hostname, w.pid, s.id as supervisor_id
 from {schema}.tasks t

@@ -1,5 +1,5 @@
--- Every lease with its holder and what a recovery decision needs; ages by the database's clock. An ended holder lives no longer
--- than its end, even if its supervisor goes on beating.
+-- Each lease with its holder and the facts for a recovery decision. Ages are by the database's clock. An ended holder's last sign of life
+-- is never later than its end, even if its supervisor continues to send heartbeats.
 create view {schema}.leases as
 select
     t.id, t.claim_id, t.state, t.name, t.claimed_by_worker_id as worker_id, w.supervisor_id, w.hostname, w.pid, t.claimed_at, t.started_at,

@@ -1,7 +1,8 @@
--- What recovery knows more of a task: its place in a serial line, whether it is suspected of killing processes, whether it runs alone
--- in its process, what it has finished of its work (the number grows within an attempt), when its code last said anything, and which
--- lease of a dead holder a recovery hook said to leave as it is (it stands while that claim does); which call of an operator made it
--- run again.
+-- More facts about a task for recovery:
+-- its place in a serial line; whether it is suspected of killing processes; whether it runs alone in its process;
+-- the finished part of its work (the number grows within an attempt); when its code last reported anything;
+-- the lease of a dead holder that a recovery hook left unchanged (valid while that claim holds the task);
+-- and the operator's call that ran the task again.
 alter table {schema}.tasks
     add column serial text,
     add column serial_at timestamptz,

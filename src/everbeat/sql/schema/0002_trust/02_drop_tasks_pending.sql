@@ -1,2 +1,2 @@
--- Replaced by the one that leaves serial lines out.
+-- Replaced by an index that leaves out serial lines.
 drop index {schema}.tasks_pending

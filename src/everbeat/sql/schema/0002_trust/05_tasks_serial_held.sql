@@ -1,3 +1,3 @@
--- At most one task of a serial line is held, whatever a claim believes to be its head.
+-- At most one task of a serial line is leased, even if a claim is wrong about the head of the line.
 create unique index tasks_serial_held on {schema}.tasks (serial)
     where serial is not null and state in ('CLAIMED', 'RUNNING')

@@ -1,4 +1,4 @@
--- What is not claimed for now: a task function or a queue, by an operator or by the brake.
+-- Paused task functions and queues, from which workers claim nothing. An operator or the crash circuit breaker paused them.
 create table {schema}.pauses (
     kind       text not null
         constraint pauses_kind check (kind in ('task', 'queue')),

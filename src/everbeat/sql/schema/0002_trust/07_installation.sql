@@ -1,4 +1,4 @@
--- One row with a random id: tells this schema from one of the same name in another database.
+-- One row with a random id, which distinguishes this schema from a schema with the same name in another database.
 create table {schema}.installation (
     one  boolean primary key default true
         constraint installation_one check (one),

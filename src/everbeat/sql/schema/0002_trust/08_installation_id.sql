@@ -1,2 +1,2 @@
--- Draws the id.
+-- Create the random id.
 insert into {schema}.installation default values

@@ -1,4 +1,4 @@
--- What a recovery charged (crash, loss or nothing), whether the task became a suspect, and what a hook answered.
+-- The charge of a recovery (crash, loss or none), whether the task became a suspect, and the reply of a hook.
 alter table {schema}.recoveries
     add column charge text,
     add column suspect boolean not null default false,

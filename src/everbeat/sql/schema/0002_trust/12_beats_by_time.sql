@@ -1,2 +1,2 @@
--- The oldest beats, for retention.
+-- The oldest heartbeats, for retention.
 create index beats_by_time on {schema}.beats (sent_at)

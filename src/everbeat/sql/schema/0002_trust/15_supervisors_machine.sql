@@ -1,2 +1,2 @@
--- Which machine a supervisor ran on, as a digest: with another boot of the same machine it is dead.
+-- The machine of a supervisor, as a digest. A supervisor is dead if its machine has been rebooted since.
 alter table {schema}.supervisors add column machine_id text

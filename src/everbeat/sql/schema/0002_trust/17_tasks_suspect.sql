@@ -1,2 +1,2 @@
--- Suspects that wait: few, so that looking for them costs nothing when there are none.
+-- Waiting suspects. There are few of them, so a search costs nothing if there are none.
 create index tasks_suspect on {schema}.tasks (enqueued_at) where state = 'PENDING' and suspect

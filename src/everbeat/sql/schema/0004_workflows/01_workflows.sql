@@ -1,4 +1,4 @@
--- A workflow: a graph of nodes under way. key is unique among the live of one name. A child has the node it stands for.
+-- A workflow: a graph of nodes. At most one live workflow per name has a given key. A child workflow refers to the node that it represents.
 create table {schema}.workflows (
     id                   uuid primary key,
     name                 text not null,

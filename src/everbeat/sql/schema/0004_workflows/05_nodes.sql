@@ -1,4 +1,4 @@
--- A node: one vertex. task_id is the task, or the child workflow, of its current iteration; error says what no task says.
+-- A node of a graph. task_id is the node's current task or child workflow. error is an error that no task reports.
 create table {schema}.nodes (
     workflow_id   uuid not null,
     number        integer not null,

@@ -1,4 +1,4 @@
--- An edge: child waits for parent. MET or UNMET once the parent has ended.
+-- An edge: the child waits for the parent. The edge becomes MET or UNMET after the parent has ended.
 create table {schema}.edges (
     workflow_id  uuid not null,
     parent       integer not null,

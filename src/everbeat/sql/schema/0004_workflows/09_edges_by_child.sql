@@ -1,2 +1,2 @@
--- Whether a node still waits for any of its parents is one look into this index.
+-- Finds in one index lookup whether a node is still waiting for a parent.
 create index edges_by_child on {schema}.edges (workflow_id, child, state)

@@ -1,5 +1,5 @@
--- What has happened to workflows and nobody has acted on yet. A node: it, or its task, has ended. -1: some nodes are READY. Null: look
--- at all of it. The same may stand here twice.
+-- Unprocessed events of workflows. With a node number: the node, or its task, has ended. With -1: some nodes are READY. With null: the
+-- workflow must be checked as a whole. An event can occur twice.
 create table {schema}.outbox (
     id           bigint generated always as identity primary key,
     workflow_id  uuid not null,

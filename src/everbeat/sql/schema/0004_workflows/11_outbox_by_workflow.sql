@@ -1,2 +1,2 @@
--- What has happened to one workflow.
+-- The events of one workflow.
 create index outbox_by_workflow on {schema}.outbox (workflow_id, id)

@@ -1,4 +1,4 @@
--- Whatever ends a task of a workflow, in the same transaction its end stands in the outbox.
+-- Record the end of a workflow's task in the outbox, in the transaction that ends the task.
 create function {schema}.task_ended() returns trigger language plpgsql as $$
 begin
     insert into {schema}.outbox (workflow_id, node) values (new.workflow_id, new.node);

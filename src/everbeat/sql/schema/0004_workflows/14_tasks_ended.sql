@@ -1,4 +1,4 @@
--- A task without a workflow pays for this trigger with the comparison of one column.
+-- For a task without a workflow, this trigger costs only the comparison of one column.
 create trigger tasks_ended after update of state on {schema}.tasks
     for each row
     when (

@@ -1,5 +1,6 @@
--- What a task has done for good, and a re-run does not do again: steps that returned, sleeps, events it waited for, children it sent.
--- A wait is OPEN until a signal or its timeout ends it; everything else is DONE when it is written. due_at: until when it sleeps or waits.
+-- The recorded steps of a task, which a later attempt does not repeat: results, sleeps, events and children.
+-- A wait is OPEN until a signal or its timeout ends it; any other step is DONE as soon as it is written. due_at is the end of a sleep or a
+-- wait.
 create table {schema}.steps (
     task_id      uuid not null,
     kind         text not null

@@ -1,4 +1,5 @@
--- What was said to a task, or to all tasks of a workflow; kept until its target is deleted. Who has got it stands in steps.
+-- Signals to a task, or to all tasks of a workflow, kept until the target is deleted. The table of steps records which task received a
+-- signal.
 create table {schema}.signals (
     id       uuid primary key,
     target   uuid not null,

@@ -1,2 +1,2 @@
--- A wait looks here for the first signal of its name.
+-- A wait finds the first signal with its name here.
 create index signals_by_target on {schema}.signals (target, name, sent_at, id)

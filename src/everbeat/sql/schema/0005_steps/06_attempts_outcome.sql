@@ -1,4 +1,4 @@
--- SUSPENDED: the code gave its slot back until a time or an event. What is there satisfies the narrower constraint before this one.
+-- SUSPENDED: the code released its slot until a time or an event. Existing rows satisfied the earlier, narrower constraint.
 alter table {schema}.attempts
     drop constraint attempts_outcome,
     add constraint attempts_outcome

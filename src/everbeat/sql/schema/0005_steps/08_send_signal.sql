@@ -1,7 +1,9 @@
--- Stores a signal and makes due whoever waits for it. A function, because each statement in it sees what was committed before it began:
--- the lock comes first, and whoever begins to wait takes the same one. So a task that began before is found here, and one that begins
--- afterwards sees the signal (it looks once more when it has said what it waits for). Lock order: workflow, then tasks by id.
--- Answers "stored", also to a repeated call; "ended" with the state, "unknown": then nothing is written.
+-- Superseded by 0009_liveness/93_send_signal.
+-- Store a signal, and make the tasks due that are waiting for it. This must be a function, so that each of its statements sees all earlier
+-- commits. It takes the lock first, and a task that begins to wait takes the same lock. So this function finds a task that is already
+-- waiting. A task that begins to wait later sees the signal, because it reads the signals again after it has recorded the wait. Lock order:
+-- workflow, then tasks by id.
+-- Return "stored", even for a repeated call. If nothing was written, return "ended" with the state, or "unknown".
 create function {schema}.send_signal(signal_id uuid, target_id uuid, event text, content json, channel text)
 returns table (verdict text, kind text, state text) language plpgsql as $$
 declare

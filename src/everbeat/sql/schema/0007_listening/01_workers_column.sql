@@ -1,3 +1,3 @@
--- Whether a worker has use for hints that tasks are due. One that finds more whenever it looks says that it has none, and says so again
--- before it rests: a notification makes transactions commit one after another.
+-- Whether a worker wants notifications of due tasks. A worker that finds more tasks at each claim does not want them until shortly before
+-- it becomes idle. Notifications are expensive: transactions that notify commit one after another.
 alter table {schema}.workers add column listens boolean not null default true

@@ -1,5 +1,6 @@
--- What is to be told by messages: one row for each time a task became PENDING, written in the transaction that makes it so, while messages are
--- in use. `place` is where the stream keeps the message; null: to be published. Gone once the task is not PENDING any more.
+-- The message outbox: one row for each time that a task became PENDING, written in the same transaction while messages are in use. `place`
+-- is the position of the message in the stream, or null if the message is still to be published. The row is deleted when the task leaves
+-- the state PENDING.
 create table {schema}.message_outbox (
     id            bigint generated always as identity primary key,
     task_id       uuid not null,

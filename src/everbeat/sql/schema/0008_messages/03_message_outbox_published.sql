@@ -1,2 +1,2 @@
--- What is out, by queue and age: how much that is, what can go, what may have been lost.
+-- Published rows by queue and age: to count them, to delete them, and to find rows whose messages might be lost.
 create index message_outbox_published on {schema}.message_outbox (queue, published_at, id) where place is not null

@@ -1,6 +1,6 @@
--- The one row of the worker that publishes. `in_use`: messages were asked for once. `listens`: it has use for being told of a new row.
--- `failing`: the stream takes nothing, so that workers are to be told in its place. While nobody has held it for an hour, no rows
--- are written: messages are not in use, or not any more.
+-- The single row for the worker that publishes. `in_use`: messages have been enabled. `listens`: the worker wants to be notified of each
+-- new row. `failing`: the stream rejects all messages, so senders notify the workers instead. If no worker has held the row for an hour,
+-- messages are not in use, and no rows are written to the outbox.
 create table {schema}.relay (
     id           integer primary key default 1 constraint relay_one check (id = 1),
     in_use       boolean not null default false,

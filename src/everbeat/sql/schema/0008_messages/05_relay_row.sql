@@ -1,2 +1,2 @@
--- The row that is never deleted.
+-- Insert the row, which is never deleted.
 insert into {schema}.relay default values

@@ -1,5 +1,6 @@
--- For tasks that are sent, as many as one statement sends. The relay is told what to publish where that is one task, due now; while nobody
--- publishes, or nothing arrives, the workers are told instead. Whoever sends needs no rights of its own on what is written here.
+-- Write the messages of all tasks that one statement sends. The relay is notified if the statement sends a single task that is due now. The
+-- workers are notified instead if no relay is publishing, or if the stream rejects all messages. The sender needs no privileges on the
+-- tables that are written here.
 create function {schema}.write_sent() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     relay record;

@@ -1,4 +1,4 @@
--- For a task that became PENDING again, or due earlier: recovered, given back, tried again, woken.
+-- Write the message of a task that became PENDING again or became due earlier: the task was recovered, released, retried or woken.
 create function {schema}.write_again() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     relay record;

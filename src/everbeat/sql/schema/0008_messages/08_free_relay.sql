@@ -1,4 +1,5 @@
--- Whoever finds out that a worker has ended takes the turn to publish from it, and tells the others, of whom one takes it.
+-- Take the publishing turn from an ended worker and notify the other workers, one of which takes the turn. The observer that ends the
+-- worker runs this.
 create function {schema}.free_relay() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     told_on text;

@@ -1,2 +1,2 @@
--- How a worker stands with what carries its messages.
+-- The state of a worker's connection to NATS.
 alter table {schema}.worker_states add column messages json

@@ -1,6 +1,6 @@
--- From now on tasks are told by messages too: the triggers, which nobody pays for before the first worker asks for messages. Answers whether
--- messages had been in use before. The triggers wait for whoever writes tasks at that moment, and senders wait behind them: not for long,
--- it is rather tried again.
+-- Enable messages by creating the triggers, which cost nothing until the first worker uses messages. Return whether messages were already
+-- in use. Creating a trigger waits for transactions that are writing tasks, and senders wait behind it. The wait is therefore kept short,
+-- and the caller tries again.
 create function {schema}.use_messages(told_on text) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare

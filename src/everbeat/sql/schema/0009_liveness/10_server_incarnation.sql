@@ -1,6 +1,7 @@
--- The incarnation of the server: its start, and the timeline that a promotion changes; null on a standby. A session, and so a session
--- lock, never outlives the incarnation in which it was opened. Needs no privilege; pg_control_checkpoint() lags behind a promotion.
--- Some managed servers refuse functions of the write-ahead log: there the start alone is the incarnation.
+-- The incarnation of the server: its start time, and the timeline, which a promotion changes; null on a standby. A session, and therefore a
+-- session lock, never outlives the incarnation in which it was opened. The function needs no privileges; pg_control_checkpoint() lags
+-- behind a promotion. Some managed servers do not allow the functions of the write-ahead log. There, the start time alone is the
+-- incarnation.
 create function {schema}.server_incarnation() returns text language plpgsql volatile as $$
 begin
     if pg_is_in_recovery() then

@@ -1,2 +1,2 @@
--- The id of the call that paused: a call that is repeated after a lost reply recognises its own pause.
+-- The id of the call that paused, so that a call that is repeated after a lost reply recognizes its own pause.
 alter table {schema}.pauses add column call uuid

@@ -1,2 +1,2 @@
--- The id of the call that recovered: a call that is repeated after a lost reply recognises its own recoveries.
+-- The id of the call that recovered, so that a call that is repeated after a lost reply recognizes its own recoveries.
 alter table {schema}.recoveries add column call uuid

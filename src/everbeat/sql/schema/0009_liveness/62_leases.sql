@@ -1,6 +1,7 @@
--- Every lease with its holder and what a recovery decision needs; ages by the database's clock. An ended holder lives no longer
--- than its end, even if its supervisor goes on beating. An orphan's holder is not registered: its columns are null.
--- A moment that is not plausible proves no life; where none is, the last sign of life is the year 2.
+-- Each lease with its holder and the facts for a recovery decision. Ages are by the database's clock. An ended holder's last sign of life
+-- is never later than its end, even if its supervisor continues to send heartbeats. The holder of an orphaned lease is not registered, so
+-- the holder's columns are null. A time that is not plausible proves no life. Without a plausible time, the last sign of life is the year
+-- 2.
 create or replace view {schema}.leases as
 select
     t.id, t.claim_id, t.state, t.name, t.claimed_by_worker_id as worker_id, w.supervisor_id, w.hostname, w.pid,

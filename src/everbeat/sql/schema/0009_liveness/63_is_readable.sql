@@ -1,5 +1,5 @@
--- Whether clients can read a stored JSON document. NUL is readable; half of a surrogate pair, a number beyond the range of a double and
--- 500 levels are not.
+-- Whether clients can read a stored JSON document. NUL is readable. Half of a surrogate pair, a number beyond the range of a double, and
+-- 500 levels of nesting are not.
 create function {schema}.is_readable(document json) returns boolean language plpgsql stable as $$
 declare
     readable jsonb;

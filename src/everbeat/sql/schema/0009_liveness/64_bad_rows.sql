@@ -1,5 +1,5 @@
--- Rows with a value that everbeat never writes and cannot use, at most `most` of them. The columns come from the catalogue, so that
--- no later column is forgotten. Looks at live tasks and at the newest rows of each table, a bounded number of each.
+-- Rows with a value that everbeat never writes and cannot use, at most `most` of them. The columns come from the catalog, so that later
+-- columns are included. The function reads a limited number of live tasks and of the newest rows of each table.
 create function {schema}.bad_rows(most integer) returns table (relation text, id text, attribute text, value text) language plpgsql stable as $$
 declare
     looked record;

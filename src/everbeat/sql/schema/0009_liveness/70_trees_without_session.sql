@@ -1,6 +1,7 @@
--- Supervisors that were not ended and of whose trees PostgreSQL has no session left, judged as in watch_sessions: each took its session
--- lock on this incarnation of the server, and neither the lock nor any session of the tree's role is there. No row where that cannot be
--- known: on a standby, behind a transaction pooler, after a restart until the lock is taken again, or if the server hides sessions.
+-- Supervisors that have not ended, but whose trees have no session left in PostgreSQL, judged as in watch_sessions. Each of them took its
+-- session lock on this incarnation of the server. Now neither the lock nor any session of the tree's role exists. A supervisor has no row
+-- if this cannot be known: on a standby, behind a transaction pooler, or if the server hides sessions. The same applies after a restart of
+-- the server, until the lock is taken again.
 create function {schema}.trees_without_session() returns table (id text) language sql stable as $$
     with here as materialized (
         select {schema}.server_incarnation() as incarnation

@@ -1,5 +1,5 @@
--- For a task that became PENDING again, or due earlier: recovered, given back, tried again, woken.
--- Sends no notification while PostgreSQL's queue of notifications is half full: a full one refuses the commit.
+-- Write the message of a task that became PENDING again or became due earlier: the task was recovered, released, retried or woken.
+-- The function sends no notification while PostgreSQL's notification queue is at least half full, because a full queue makes commits fail.
 create or replace function {schema}.write_again() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     relay record;

@@ -1,5 +1,6 @@
--- Whoever finds out that a worker has ended takes the turn to publish from it, and tells the others, of whom one takes it.
--- Sends no notification while PostgreSQL's queue of notifications is half full: a full one refuses the commit.
+-- Take the publishing turn from an ended worker and notify the other workers, one of which takes the turn. The observer that ends the
+-- worker runs this.
+-- The function sends no notification while PostgreSQL's notification queue is at least half full, because a full queue makes commits fail.
 create or replace function {schema}.free_relay() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     told_on text;

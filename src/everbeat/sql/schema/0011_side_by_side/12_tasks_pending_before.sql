@@ -1,2 +1,2 @@
--- Claims walk the old index under this name until the new one is there.
+-- Claims scan the old index under this name until the new index exists.
 alter index {schema}.tasks_pending rename to tasks_pending_before

@@ -1,0 +1,31 @@
+"""The public names that can be imported from `everbeat`. `docs/decisions.md` explains which names belong here."""
+
+from everbeat.app import App as App
+from everbeat.client.handle import Handle as Handle
+from everbeat.client.task import AsyncTask as AsyncTask
+from everbeat.client.task import Call as Call
+from everbeat.client.task import SyncTask as SyncTask
+from everbeat.client.task import Task as Task
+from everbeat.client.workflow.definition import Workflow as Workflow
+from everbeat.client.workflow.handle import WorkflowHandle as WorkflowHandle
+from everbeat.client.workflow.node import Node as Node
+from everbeat.config import QueueConfig as QueueConfig
+from everbeat.config import RecoveryConfig as RecoveryConfig
+from everbeat.config import WorkerConfig as WorkerConfig
+from everbeat.domain.task.context import Context as Context
+from everbeat.domain.task.context import NamedStep as NamedStep
+from everbeat.domain.task.context_backend import Completion as Completion
+from everbeat.domain.task.outcome import Completed as Completed
+from everbeat.domain.task.outcome import Failed as Failed
+from everbeat.domain.task.outcome import TaskResult as TaskResult
+from everbeat.domain.task.retry import RetryPolicy as RetryPolicy
+from everbeat.domain.task.states import TaskState as TaskState
+from everbeat.errors import WORKER_CRASHED as WORKER_CRASHED
+from everbeat.errors import DatabaseError as DatabaseError
+from everbeat.errors import EventTimeout as EventTimeout
+from everbeat.errors import EverbeatError as EverbeatError
+from everbeat.errors import TaskError as TaskError
+from everbeat.errors import TaskFailed as TaskFailed
+from everbeat.errors import TaskStopped as TaskStopped
+from everbeat.errors import WaitTimeout as WaitTimeout
+from everbeat.nats.options import NatsConfig as NatsConfig

@@ -1,0 +1,186 @@
+"""The definition of an app: its settings and tasks. Workers and supervisors are built from it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
+from everbeat.domain.recovery.hooks import HookSet
+from everbeat.domain.settings.checks import instance_of, optional, sequence_of
+from everbeat.domain.settings.settings import make_or_gather, refused
+from everbeat.domain.settings.units import Duration, milliseconds, span
+from everbeat.domain.task.definition import TaskDefinition
+from everbeat.domain.task.policy import LONGEST_TIMEOUT_S, SHORTEST_STALL_S, OnCrash
+from everbeat.errors import ConfigurationError, WorkerError
+from everbeat.nats.options import NatsConfig
+from everbeat.store.address import AutoMigrate, DatabaseAddress
+
+_PROGRAM: Final = "__main__"
+
+
+class AppDefinition(Struct, frozen=True, kw_only=True):
+    """The settings and tasks of an app, from which workers and supervisors are built.
+
+    `locator` specifies where a new process finds the app. If None, a new process cannot find the app, so process tasks cannot run.
+    `modules` are the other modules that register tasks; a new task process imports them too. A worker process does not need them,
+    because it knows only the tasks that are registered when the app is imported.
+    """
+
+    address: DatabaseAddress
+    auto_migrate: AutoMigrate
+    definitions: Mapping[str, TaskDefinition]
+    exception_codes: Mapping[type[BaseException], str]
+    on_crash: OnCrash
+    stall_timeout_ms: int | None
+    recovery: RecoveryConfig
+    worker: WorkerConfig
+    queue_priorities: Mapping[str, int]
+    locator: str | None
+    modules: tuple[str, ...] = ()
+    hooks: HookSet = field(default_factory=HookSet)
+    nats: NatsConfig | None = None
+
+    def check(self) -> None:
+        """Raise WorkerError if the app has no tasks, or has process tasks that a worker of the app cannot run."""
+        if not self.definitions:
+            raise WorkerError(
+                "The app has no tasks, so a worker has nothing to do.",
+                fix="register functions with @app.task in the module that the locator names, or import their modules there.",
+            )
+        in_process = sorted(name for name, each in self.definitions.items() if each.run_in == "process")
+        if in_process and self.worker.process_concurrency and self.locator is None:
+            raise WorkerError(
+                f"Tasks with run_in='process' ({', '.join(in_process)}) cannot run here: a new process cannot find this app.",
+                fix="create the app at the top level of a module, or set process_concurrency=0 and let other workers run these tasks.",
+            )
+        of_program = [name for name in in_process if self.definitions[name].function.__module__ == _PROGRAM]
+        if of_program and self.worker.process_concurrency and _PROGRAM in self.modules:
+            raise WorkerError(
+                f"Tasks with run_in='process' ({', '.join(of_program)}) cannot run here: they are registered in the program's main"
+                " file. A new process imports only the modules of the app and of its tasks.",
+                fix="move them to a module that the program imports, or set process_concurrency=0 and let other workers run these tasks.",
+            )
+
+    def check_in_process(self) -> None:
+        """Raise ConfigurationError if a worker setting is not allowed for an in-process worker."""
+        for name in ("max_tasks_per_process", "max_rss"):
+            if (given := getattr(self.worker, name)) is not None:
+                raise refused(
+                    given,
+                    subject=f"run_worker.{name}",
+                    code="NOT_IN_PROCESS",
+                    rule="cannot be set for an in-process worker, because no supervisor can replace it with a new process",
+                    fix=f"pass {name}=None to run_worker, or run 'everbeat worker'",
+                )
+
+    def task_process_argv(self) -> tuple[str, ...]:
+        """Return the command that starts a task process, or an empty tuple if a new process cannot find the app."""
+        if self.locator is None:
+            return ()
+        return program("task_process", self.locator, *(each for each in self.modules if each != _PROGRAM))
+
+
+def modules_of(definitions: Mapping[str, TaskDefinition], *, apart_from: str) -> tuple[str, ...]:
+    """Return the names of the modules that define these task functions, except the module `apart_from`."""
+    return tuple(sorted({each.function.__module__ for each in definitions.values()} - {apart_from}))
+
+
+def locator_of(app: object, module_name: str) -> str | None:
+    """Return the locator with which a new process can find the app in this module. Return None if the app is not a global variable
+    of the module.
+    """
+    module = sys.modules.get(module_name)
+    name = next((name for name, value in vars(module).items() if value is app), None) if module else None
+    if name is None:
+        return None
+    if module_name != _PROGRAM:
+        return f"{module_name}:{name}"
+    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+    place = spec.name if spec is not None else file
+    return None if place is None else f"{place}:{name}"
+
+
+def worker_process_argv(locator: str, overrides: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the command that starts a worker process of the app at `locator`. `overrides` replace some of the app's worker settings."""
+    return program("worker_process", locator, msgspec.json.encode(overrides).decode())
+
+
+def program(name: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command that runs the module `name` of `everbeat.cli` with the current Python interpreter."""
+    return (sys.executable, "-m", f"everbeat.cli.{name}", *arguments)
+
+
+S = TypeVar("S", RecoveryConfig, WorkerConfig)
+
+
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "database": "url",
+    "database_url": "url",
+    "dsn": "url",
+    "conninfo": "url",
+    "nats": "wake",
+}
+"""Maps other systems' names for a parameter of `App` to the name of that parameter."""
+_PARTS: Final = (("recovery", RecoveryConfig), ("worker", WorkerConfig))
+
+
+def misplaced_setting(name: str) -> tuple[str, str] | None:
+    """Return a rule and a fix if `name` is not a parameter of `App`, but a setting of RecoveryConfig, WorkerConfig or another system.
+
+    Return None for any other name.
+    """
+    if name in _OTHER_NAMES:
+        return "App has no argument of this name", f"use {_OTHER_NAMES[name]}"
+    for parameter, kind in _PARTS:
+        if name in {each.name for each in fields(kind)}:
+            return f"is a setting of {kind.__name__}", f"write App({parameter}={kind.__name__}({name}=...))"
+    return None
+
+
+def settings_or_default(given: S | None, kind: type[S], *, subject: str) -> S:
+    """Return the given settings, or the default settings if `given` is None.
+
+    Raises ConfigurationError if the settings have the wrong type. While an `App` is being created, the error is collected instead.
+    """
+    default = kind()
+    return (
+        default
+        if given is None
+        else make_or_gather(lambda: instance_of(kind)(given, subject=subject), otherwise=default)
+    )
+
+
+def stall_timeout_ms_of(given: Duration | None) -> int | None:
+    """Return the app's default stall timeout in milliseconds, or None if it has none. Raises ConfigurationError if it is invalid."""
+    check = optional(span(SHORTEST_STALL_S, LONGEST_TIMEOUT_S), none="watches no progress")
+    seconds = check(given, subject="App.stall_timeout")
+    return None if seconds is None else milliseconds(seconds)
+
+
+def nats_of(wake: str | NatsConfig | None, recovery: RecoveryConfig) -> NatsConfig | None:
+    """Return the NATS settings, or None if `wake` is None. Raises ConfigurationError if they are invalid or contradict the recovery
+    settings.
+    """
+    found = NatsConfig.parse(wake)
+    if found is not None and (problems := found.problems(recovery)):
+        raise ConfigurationError(list(problems))
+    return found
+
+
+def distinct_queues(queues: Sequence[QueueConfig]) -> tuple[QueueConfig, ...]:
+    """Return the declared queues as a tuple. Raises ConfigurationError if a queue is declared twice."""
+    found: tuple[QueueConfig, ...] = sequence_of(instance_of(QueueConfig), longest=1_000)(
+        queues, subject="App.queues"
+    )
+    names = [queue.name for queue in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        rule = f"names {', '.join(twice)} more than once"
+        raise refused(names, subject="App.queues", code="DUPLICATE", rule=rule, fix="declare each queue once")
+    return found

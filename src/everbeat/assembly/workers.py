@@ -1,0 +1,201 @@
+"""Builds workers and supervisors from an app definition."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from everbeat import assembly
+from everbeat.assembly.app_definition import AppDefinition, worker_process_argv
+from everbeat.config import RecoveryConfig, WorkerConfig
+from everbeat.hints import HintSource
+from everbeat.hints.postgres import PostgresHintSource
+from everbeat.in_process import InProcessWorker, PreparedWorker
+from everbeat.protocol import Hello, Welcome
+from everbeat.recovering.hooks import LocalHooks
+from everbeat.runtime.environment import ProcessEnvironment, logging_environment
+from everbeat.runtime.main_loop import leave
+from everbeat.runtime.task_scope import end_process
+from everbeat.store.address import DatabaseAddress, OpenDatabase
+from everbeat.store.target import Target
+from everbeat.supervisor.registration import Supervision, take_tree_lock
+from everbeat.supervisor.remote_hooks import RemoteHooks
+from everbeat.supervisor.supervisor import Supervisor
+from everbeat.worker.attempt_recovery import AttemptRecovery
+from everbeat.worker.environment import SupervisorLink, WorkerPlan
+from everbeat.worker.executors.task_process import run_task_process as run_attempts
+from everbeat.worker.process import run_worker_process as serve
+from everbeat.worker.worker import MakeMessenger, Worker, no_messages
+
+
+def plan_of(definition: AppDefinition, target: Target) -> WorkerPlan:
+    """Return the task functions and settings that a worker of this app uses."""
+    return WorkerPlan(
+        target=target,
+        definitions=definition.definitions,
+        config=definition.worker,
+        recovery=definition.recovery,
+        queue_priorities=definition.queue_priorities,
+        exception_codes=definition.exception_codes,
+        on_crash=definition.on_crash,
+        stall_timeout_ms=definition.stall_timeout_ms,
+        task_process_argv=definition.task_process_argv(),
+        hooks=definition.hooks,
+    )
+
+
+def prepare(definition: AppDefinition, *, is_replacement: bool = False) -> PreparedWorker:
+    """Open the database, prepare its schema and, if configured, NATS. Return the prepared worker.
+
+    Do not call this function in a thread whose event loop is running. Raises WorkerError if the app has no usable tasks, and
+    DatabaseError or NatsError if the database or NATS cannot be prepared.
+    """
+    definition.check()
+    opened = definition.address.open()
+    try:
+        opened.prepare(auto_migrate=definition.auto_migrate)
+        make_messenger: MakeMessenger = no_messages
+        if definition.nats is not None:
+            make_messenger = assembly.prepare_nats(
+                definition.nats, definition.recovery, opened, is_replacement=is_replacement
+            )
+    except BaseException:
+        opened.close()
+        raise
+    environment = logging_environment()
+    return PreparedWorker(
+        plan=plan_of(definition, opened.target),
+        environment=environment,
+        make=partial(make_worker, environment=environment, make_messenger=make_messenger),
+        close=opened.close,
+    )
+
+
+def make_worker(
+    plan: WorkerPlan,
+    *,
+    welcome: Welcome,
+    link: SupervisorLink,
+    environment: ProcessEnvironment,
+    on_fatal: Callable[[str, BaseException], None] = end_process,
+    make_messenger: MakeMessenger = no_messages,
+) -> Worker:
+    """Return a new worker. Call this function on the event loop on which the worker will run."""
+
+    def hint_source(application_name: str) -> HintSource:
+        def connect() -> Any:
+            return plan.target.aconnect(application_name)
+
+        return PostgresHintSource(connect, plan.target.channel, ignores_ends=True, random=environment.random)
+
+    return Worker(
+        plan,
+        welcome=welcome,
+        link=link,
+        make_hint_source=hint_source,
+        recover=AttemptRecovery(plan, welcome=welcome, environment=environment).recover,
+        events=environment.events,
+        clock=environment.clock,
+        random=environment.random,
+        on_fatal=on_fatal,
+        make_messenger=make_messenger,
+    )
+
+
+def in_process_worker(definition: AppDefinition) -> InProcessWorker:
+    """Return a worker that will run inside the calling program. The worker's `run` method opens the database."""
+    return InProcessWorker(partial(prepare, definition))
+
+
+def supervise(locator: str, *, overrides: Mapping[str, Any] | None = None) -> None:
+    """Start and supervise workers of the app at `locator` until SIGTERM or SIGINT arrives. Call this function in the main thread.
+
+    `overrides` replace settings of the app's WorkerConfig. Raises ConfigurationError if they are invalid, and WorkerError or
+    DatabaseError if the workers cannot run.
+    """
+    changed = dict(overrides or {})
+    WorkerConfig(**changed)  # reject invalid settings before any process is started
+    environment = logging_environment()
+    opened: list[OpenDatabase] = []
+    hooks = RemoteHooks(environment)
+    lock = take_tree_lock()  # acquired before any process starts, because each process inherits it
+
+    def supervision(hello: Hello) -> Supervision:
+        address = DatabaseAddress.parse(hello.url, schema=hello.schema, environment={})
+        opened.append(address.open())
+        recovery = RecoveryConfig.from_dict(hello.recovery)
+        slot = WorkerConfig.from_dict(hello.worker).slot
+        hooks.open(hello.hooks, timeout_s=recovery.hook_timeout_ms / 1_000)
+        return Supervision(
+            opened[-1].target, recovery, environment=environment, lock=lock, slot=slot, hooks=hooks
+        )
+
+    async def run() -> None:
+        supervisor = Supervisor(
+            worker_process_argv(locator, changed),
+            supervise=supervision,
+            environment=environment,
+            hooks=hooks,
+        )
+        await supervisor.run()
+
+    try:
+        asyncio.run(run())
+    finally:
+        if lock is not None:
+            # If a database was opened, the supervision has already released the lock, or its row still needs the lock file
+            # as proof.
+            lock.release(remove=not opened)
+        for each in opened:
+            each.close()
+
+
+def run_worker_process(
+    sock: socket.socket, definition: AppDefinition, *, is_replacement: bool = False
+) -> NoReturn:
+    """Run a worker process until its supervisor stops it. Raises WorkerError, DatabaseError or NatsError if the worker cannot start.
+
+    If `is_replacement` is true, a worker of the same supervisor has started before, so this worker starts even without NATS.
+    """
+    prepared = prepare(definition, is_replacement=is_replacement)
+    plan = prepared.plan
+
+    def worker(welcome: Welcome, link: SupervisorLink) -> Worker:
+        return prepared.make(plan, welcome=welcome, link=link)
+
+    code = serve(
+        sock,
+        hello=hello_of(definition, plan),
+        make_worker=worker,
+        hooks=LocalHooks(
+            plan.hooks,
+            timeout_s=plan.recovery.hook_timeout_ms / 1_000,
+            events=prepared.environment.events,
+        ),
+    )
+    prepared.close()
+    leave(code)
+
+
+def run_task_process(sock: socket.socket, definition: AppDefinition) -> NoReturn:
+    """Run attempts in this task process, one at a time, until the worker stops the process."""
+    run_attempts(sock, definitions=definition.definitions, exception_codes=definition.exception_codes)
+
+
+def hello_of(definition: AppDefinition, plan: WorkerPlan) -> Hello:
+    """Return a worker process's first message to its supervisor, which contains the facts about the app that the supervisor needs."""
+    return Hello(
+        url=definition.address.portable,
+        schema=definition.address.schema,
+        recovery=plan.recovery.to_dict(),
+        worker=plan.config.to_dict(),
+        queues=None if plan.queues is None else list(plan.queues),
+        task_names=sorted(plan.definitions),
+        on_loop=list(plan.names("async")),
+        hooks=plan.hooks.scopes,
+        executors=plan.executors(),
+        parameters=plan.parameters(),
+    )

@@ -1,0 +1,91 @@
+"""The task functions that the benchmark measures, and its workers' apps, which are configured by environment variables.
+
+`python -m everbeat.bench.program NAME COUNT` runs one sender. The sender prints "ready", and sends COUNT tasks once it has read a line from
+stdin. Finally, it prints the times at which it started and finished, by the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Final
+
+from msgspec import Struct
+
+from everbeat import App, Task
+from everbeat.bench import NATS_SCHEMA_VARIABLE, NATS_VARIABLE
+
+PAYLOAD: Final = "x" * 100
+_WARM_UP: Final = 5
+
+
+class BenchProgram(Struct, frozen=True, kw_only=True):
+    """An app with its tasks. `name` is the name of the program in this module."""
+
+    name: str
+    app: App
+    nothing: Task[..., int]
+    begun: Task[[], float]
+    nap: Task[[float], None]
+
+    @property
+    def locator(self) -> str:
+        """Return the app's locator for `everbeat worker`."""
+        return f"everbeat.bench.program:{self.name}.app"
+
+
+async def nothing(number: int, payload: str = PAYLOAD) -> int:
+    """Return `number`. The arguments take a hundred bytes."""
+    del payload
+    return number
+
+
+async def begun() -> float:
+    """Return the time at which this code started, by the monotonic clock, which all processes on the machine share."""
+    return time.monotonic()
+
+
+async def nap(seconds: float) -> None:
+    """Sleep for `seconds`."""
+    await asyncio.sleep(seconds)
+
+
+def _program(name: str, app: App) -> BenchProgram:
+    return BenchProgram(
+        name=name,
+        app=app,
+        nothing=app.task(nothing),
+        begun=app.task(begun),
+        nap=app.task(on_crash="retry")(nap),
+    )
+
+
+by_postgres = _program("by_postgres", App(schema=os.environ.get("EVERBEAT_SCHEMA", "everbeat_bench")))
+by_nats: BenchProgram | None = None
+"""The same tasks in another schema, with workers notified by a NATS server. None if no NATS server is configured."""
+if NATS_VARIABLE in os.environ:
+    by_nats = _program(
+        "by_nats",
+        App(schema=os.environ[NATS_SCHEMA_VARIABLE], wake=os.environ[NATS_VARIABLE]),
+    )
+
+
+def main() -> None:
+    """Send tasks to a queue without workers."""
+    name, count = sys.argv[1:]
+    program: BenchProgram = globals()[name]
+    for _ in range(_WARM_UP):  # connects
+        program.app.queues()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    started = time.monotonic()
+    for number in range(int(count)):
+        program.nothing.send(number)
+    print(started, time.monotonic(), flush=True)
+    program.app.close()
+
+
+if __name__ == "__main__":
+    main()

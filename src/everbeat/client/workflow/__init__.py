@@ -1,0 +1,1 @@
+"""Builds, starts and controls workflows."""

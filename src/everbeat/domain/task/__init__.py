@@ -1,0 +1,1 @@
+"""Domain logic of tasks: states, policies, retries, outcomes, contexts and durable steps. The package performs no I/O."""

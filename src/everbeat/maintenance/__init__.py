@@ -1,0 +1,1 @@
+"""Periodic maintenance of the schema: expiry, retention, stuck workflows and useless sessions. Leases are recovered elsewhere."""

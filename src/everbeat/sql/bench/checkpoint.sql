@@ -1,2 +1,0 @@
--- So that nothing of what was filled in is written to disk during a measurement.
-checkpoint

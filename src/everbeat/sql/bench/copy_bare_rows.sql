@@ -1,0 +1,2 @@
+-- Load rows with COPY.
+copy {schema}.bench_rows (args) from stdin

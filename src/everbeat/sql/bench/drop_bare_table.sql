@@ -1,0 +1,2 @@
+-- Drop the minimal queue table (bench_rows).
+drop table {schema}.bench_rows

@@ -1,2 +1,0 @@
--- The database of another queue goes, whoever is still connected to it.
-drop database if exists {schema} with (force)

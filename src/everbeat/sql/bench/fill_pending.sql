@@ -1,4 +1,0 @@
--- Tasks that wait for tomorrow, in the same queue.
-insert into {schema}.tasks (id, name, queue, args, sent_at, enqueued_at)
-select gen_random_uuid(), 'bench_filler', 'default', '{{"number": 1}}', statement_timestamp(), statement_timestamp() + interval '1 day'
-from generate_series(1, %(rows)s::bigint)

@@ -1,0 +1,4 @@
+-- Return whether any due task has not finished.
+select
+    exists (select from {schema}.tasks where state = 'PENDING' and enqueued_at <= statement_timestamp())
+    or exists (select from {schema}.tasks where state in ('CLAIMED', 'RUNNING')) as is_left

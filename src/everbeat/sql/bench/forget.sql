@@ -1,2 +1,0 @@
--- Between two measurements.
-truncate {schema}.tasks, {schema}.attempts, {schema}.recoveries

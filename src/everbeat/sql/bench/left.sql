@@ -1,4 +1,0 @@
--- Whether anything that is due is not ended yet.
-select
-    exists (select from {schema}.tasks where state = 'PENDING' and enqueued_at <= statement_timestamp())
-    or exists (select from {schema}.tasks where state in ('CLAIMED', 'RUNNING')) as is_left

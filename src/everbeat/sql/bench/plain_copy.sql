@@ -1,2 +1,0 @@
--- As many rows as a client can write.
-copy {schema}.bench_plain (args) from stdin

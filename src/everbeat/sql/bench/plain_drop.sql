@@ -1,2 +1,0 @@
--- Nothing is left behind.
-drop table {schema}.bench_plain

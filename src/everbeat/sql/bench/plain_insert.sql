@@ -1,2 +1,0 @@
--- One row, committed.
-insert into {schema}.bench_plain (args) values (%(args)s)

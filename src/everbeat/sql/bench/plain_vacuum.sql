@@ -1,2 +1,0 @@
--- So that every measurement begins with the same statistics.
-vacuum analyze {schema}.bench_plain

@@ -1,2 +1,0 @@
--- Which PostgreSQL is measured.
-select current_setting('server_version')

@@ -1,0 +1,2 @@
+-- Delete all messages, between two measurements.
+truncate {schema}.message_outbox

@@ -1,0 +1,2 @@
+-- Delete all tasks, between two measurements.
+truncate {schema}.tasks, {schema}.attempts, {schema}.recoveries

@@ -1,0 +1,14 @@
+-- The task `id`, and the earlier tasks of its node whose children it has taken over. When a workflow is retried, its nodes get new tasks.
+-- If a node's earlier task did not complete, the new task continues from the earlier task's steps and owns its children. An earlier task is
+-- therefore an owner too if the steps of this task name one of its children.
+owner (id) as materialized (
+    select %(id)s::uuid
+    union
+    select p.id
+    from {schema}.tasks o
+    join {schema}.steps s on s.task_id = o.id and s.kind = 'child'
+    left join {schema}.tasks c on c.id = (s.result #>> '{{}}')::uuid
+    left join {schema}.workflows f on f.id = (s.result #>> '{{}}')::uuid
+    join {schema}.tasks p on p.id = coalesce(c.parent_id, f.parent_task_id) and p.workflow_id = o.workflow_id and p.node = o.node
+    where o.id = %(id)s and o.workflow_id is not null
+)

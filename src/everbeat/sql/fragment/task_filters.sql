@@ -1,0 +1,17 @@
+-- The filters of `everbeat tasks`. A worker matches if it holds or has held the task, or if it ran one of the task's attempts. An error can
+-- be given as a code, a class, or a class without its module.
+(%(states)s::text[] is null or t.state = any(%(states)s::text[]))
+  and (%(name)s::text is null or t.name = %(name)s)
+  and (%(queue)s::text is null or t.queue = %(queue)s)
+  and (%(parent)s::uuid is null or t.parent_id = %(parent)s)
+  and (%(workflow)s::uuid is null or t.workflow_id = %(workflow)s)
+  and t.id >= %(first_id)s and t.id <= %(last_id)s
+  and (%(error)s::text is null or (t.error is not null and (
+      {schema}.object_of(t.error) ->> 'code' = %(error)s or {schema}.object_of(t.error) ->> 'type' = %(error)s
+      or right({schema}.object_of(t.error) ->> 'type', length(%(error)s) + 1) = '.' || %(error)s
+  )))
+  and (%(worker)s::text is null or t.claimed_by_worker_id = %(worker)s or ((t.attempt > 1 or t.state = 'PENDING') and exists (
+      select from {schema}.attempts a where a.task_id = t.id and a.worker_id = %(worker)s
+  )))
+  and (%(since)s::timestamptz is null or event.at >= %(since)s)
+  and (%(within_ms)s::bigint is null or event.at >= statement_timestamp() - %(within_ms)s * interval '1 millisecond')

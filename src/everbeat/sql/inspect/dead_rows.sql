@@ -1,4 +1,0 @@
--- Live and dead rows of the table of tasks, by the server's statistics.
-select s.n_live_tup, s.n_dead_tup, greatest(s.last_vacuum, s.last_autovacuum) as vacuumed_at
-from pg_stat_user_tables s
-where s.schemaname = %(schema)s and s.relname = 'tasks'

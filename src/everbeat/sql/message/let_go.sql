@@ -1,5 +1,0 @@
--- The turn to publish is free for others at once, who are told.
-with freed as (
-    update {schema}.relay r set holder = null, taken_until = statement_timestamp(), listens = true where r.holder = %(holder)s returning r.channel
-)
-select pg_notify(f.channel, 'r') from freed f where (select pg_notification_queue_usage()) < 0.5

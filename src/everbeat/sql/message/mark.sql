@@ -1,5 +1,0 @@
--- These were published, at these places of the stream. A row that was taken away meanwhile stays away.
-update {schema}.message_outbox o
-set place = m.place, published_at = statement_timestamp(), times = o.times + 1
-from unnest(%(ids)s::bigint[], %(places)s::bigint[]) as m (id, place)
-where o.id = m.id and o.place is null

@@ -1,3 +1,0 @@
--- Tells workers of tasks in these queues, whose messages lead nowhere.
-select pg_notify(%(channel)s, 't:' || q.name) from unnest(%(queues)s::text[]) as q (name) where octet_length(q.name) < 7000
-  and (select pg_notification_queue_usage()) < 0.5

@@ -1,0 +1,189 @@
+-- Claim due tasks for one worker, in the order of service: PENDING -> RUNNING for the first `starts` tasks, PENDING -> CLAIMED for the
+-- rest. Each task gets the next fence and a new claim_id. docs/claim.md explains each part and shows its plan.
+-- A repeated call (with the same claim_call) returns the tasks that the first call claimed. An ended worker gets no tasks. Tasks with
+-- paused names or in paused queues are not claimed. The claim_id is a digest of claim_call (which is random), the task's id and its fence.
+-- Generating a random number for each task took a fifth of the claim's time.
+-- A lane is a (queue, priority). The floor of a lane is the position up to which this worker has claimed. The claim reads nothing before a
+-- floor, because the index keeps the entries of claimed tasks there while any transaction has an old snapshot.
+-- In a serial line, only the head can be claimed, and only while no other task of the line is held.
+-- Marked tasks (needs_id) are claimed only from the groups in `marked`, which this worker's code understands. Each group is a lane without
+-- a floor. If there are no groups, the lines between "[marked" and "marked]" are left out, because they take a tenth of a claim's time.
+-- The claim stops before the total size of arguments and checkpoints exceeds `most_bytes`, because a larger reply might never arrive. The
+-- first task is always claimed. Stored sizes are compared first, because they need no decompression; 255 is the largest compression ratio.
+-- A row whose counters have no next value is skipped, because the overflow would abort every claim. `everbeat doctor` names the row.
+-- If the search took longer than 50 ms, each row contains the search's duration, without the time spent in the network and in the worker.
+with recursive caller as materialized (
+    select id from {schema}.workers where id = %(worker_id)s and ended_at is null for key share
+), again as materialized (
+    select t.id from {schema}.tasks t
+    where t.claimed_by_worker_id = %(worker_id)s and t.state in ('CLAIMED', 'RUNNING') and t.claim_call = %(claim_call)s
+), asked as materialized (
+    select
+        array(select unnest(%(names)s::text[]) except select p.name from {schema}.pauses p where p.kind = 'task') as names,
+        array(select p.name from {schema}.pauses p where p.kind = 'queue') as closed
+-- [marked
+), marked as materialized (
+    select m.needs_id, m.queue, m.priority
+    from json_to_recordset(%(marked)s::json) as m (needs_id uuid, name text, queue text, priority smallint)
+    cross join asked
+    where m.name = any(asked.names)
+-- marked]
+), floor as materialized (
+    select f.queue, f.priority, f.at, f.id
+    from unnest(
+        %(floor_queues)s::text[], %(floor_priorities)s::smallint[], %(floor_ats)s::timestamptz[], %(floor_ids)s::uuid[]
+    ) as f (queue, priority, at, id)
+), lane (queue, priority, at, id) as (
+    select ''::text, 0::smallint, '-infinity'::timestamptz, '00000000-0000-0000-0000-000000000000'::uuid
+    union all
+    select next_lane.queue, next_lane.priority, next_lane.at, next_lane.id
+    from lane
+    left join lateral (
+        select f.* from floor f where (f.queue, f.priority) > (lane.queue, lane.priority) order by f.queue, f.priority limit 1
+    ) known on true
+    cross join lateral (
+        select found.*
+        from (
+            select known.queue, known.priority, known.at, known.id where known.queue is not null
+            union all
+            (
+                select t.queue, t.priority, '-infinity', '00000000-0000-0000-0000-000000000000' from {schema}.tasks t
+                where known.queue is not null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
+                  and (t.queue, t.priority) > (lane.queue, lane.priority) and (t.queue, t.priority) < (known.queue, known.priority)
+                order by t.queue, t.priority limit 1
+            )
+            union all
+            (
+                select t.queue, t.priority, '-infinity', '00000000-0000-0000-0000-000000000000' from {schema}.tasks t
+                where known.queue is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
+                  and (t.queue, t.priority) > (lane.queue, lane.priority)
+                order by t.queue, t.priority limit 1
+            )
+        ) found
+        order by found.queue, found.priority limit 1
+    ) next_lane
+), {fragment/line_heads}, head as materialized (
+    select first.id, first.queue, first.priority, first.enqueued_at
+    from line_head first
+    cross join asked
+    where first.state = 'PENDING' and (
+            first.needs_id is null
+            -- [marked
+            or first.needs_id = any(array(select m.needs_id from marked m))
+            -- marked]
+        )
+      and first.enqueued_at <= statement_timestamp()
+      and first.name = any(asked.names) and (%(suspects)s::boolean is null or first.suspect = %(suspects)s::boolean)
+      and (first.good_until is null or first.good_until > statement_timestamp())
+      and (select t.id from {schema}.tasks t where t.serial = first.serial and t.state in ('CLAIMED', 'RUNNING')) is null
+), ready as materialized (
+    select found.*, coalesce(q.priority, 100) as queue_priority
+    from (
+        select lane.queue, lane.priority, first.enqueued_at, null::uuid as head, lane.at, lane.id, null::uuid as needs_id
+        from lane
+        cross join lateral (
+            select t.enqueued_at from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = lane.queue and t.priority = lane.priority
+              and (t.enqueued_at, t.id) > (lane.at, lane.id) and t.enqueued_at <= statement_timestamp()
+            order by t.enqueued_at, t.id limit 1
+        ) first
+        -- [marked
+        union all
+        select m.queue, m.priority, first.enqueued_at, null, null, null, m.needs_id
+        from marked m
+        cross join lateral (
+            select t.enqueued_at from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id = m.needs_id and t.queue = m.queue and t.priority = m.priority
+              and t.enqueued_at <= statement_timestamp()
+            order by t.enqueued_at, t.id limit 1
+        ) first
+        -- marked]
+        union all
+        select head.queue, head.priority, head.enqueued_at, head.id, null, null, null from head
+    ) found
+    cross join asked
+    left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = found.queue
+    where (%(queues)s::text[] is null or found.queue = any(%(queues)s::text[])) and found.queue <> all(asked.closed)
+), picked as materialized (
+    select due.id, due.args, due.checkpoint
+    from (select * from ready order by queue_priority, priority, enqueued_at) r
+    cross join asked
+    cross join lateral (
+        select * from (
+            select t.id, t.args, t.checkpoint from {schema}.tasks t
+            where r.head is null and r.needs_id is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = r.queue and t.priority = r.priority
+              and (t.enqueued_at, t.id) > (r.at, r.id) and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
+              and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
+              and (t.good_until is null or t.good_until > statement_timestamp())
+              and t.fence < 9223372036854775807 and t.attempt < 2147483647
+            order by t.enqueued_at, t.id
+            limit %(limit)s
+            for no key update skip locked
+        ) of_lane
+        -- [marked
+        union all
+        select * from (
+            select t.id, t.args, t.checkpoint from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id = r.needs_id and t.queue = r.queue and t.priority = r.priority
+              and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
+              and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
+              and (t.good_until is null or t.good_until > statement_timestamp())
+              and t.fence < 9223372036854775807 and t.attempt < 2147483647
+            order by t.enqueued_at, t.id
+            limit %(limit)s
+            for no key update skip locked
+        ) of_group
+        -- marked]
+        union all
+        select * from (
+            select t.id, t.args, t.checkpoint from {schema}.tasks t
+            where t.id = r.head and t.state = 'PENDING'
+            limit 1
+            for no key update skip locked
+        ) of_line
+    ) due
+    where exists (select from caller) and not exists (select from again)
+    limit %(limit)s
+), light as materialized (
+    select sum(pg_column_size(p.args) + coalesce(pg_column_size(p.checkpoint), 0)) * 255 <= %(most_bytes)s as is_light, count(*) as rows
+    from picked p
+), placed as (
+    select p.*, row_number() over so_far as place,
+        sum(pg_column_size(p.args) + coalesce(pg_column_size(p.checkpoint), 0)) over so_far as stored
+    from picked p
+    where not (select is_light from light)
+    window so_far as (rows unbounded preceding)
+), measured as (
+    select p.id, p.place, sum(octet_length(p.args::text) + coalesce(octet_length(p.checkpoint::text), 0)) over (rows unbounded preceding) as size
+    from placed p
+    where p.place = 1 or p.stored <= %(most_bytes)s
+), numbered as materialized (
+    select p.id, row_number() over () <= %(starts)s as begins from picked p where (select is_light from light)
+    union all
+    select m.id, m.place <= %(starts)s from measured m where m.place = 1 or m.size <= %(most_bytes)s
+), taken as (
+    update {schema}.tasks t
+    set state = case when p.begins then 'RUNNING' else 'CLAIMED' end,
+        claim_id = encode(substr(sha256(uuid_send(%(claim_call)s) || uuid_send(t.id) || int8send(t.fence)), 17), 'hex')::uuid,
+        claim_call = %(claim_call)s, fence = t.fence + 1,
+        claimed_at = statement_timestamp(), claimed_by_worker_id = %(worker_id)s, progress = null, progress_at = null,
+        started_at = case when p.begins then statement_timestamp() end,
+        attempt = t.attempt + p.begins::integer,
+        policy = case when p.begins and t.policy is null then %(policies)s::json -> t.name else t.policy end,
+        checkpoint_number = case when p.begins then 0 else t.checkpoint_number end,
+        alone = p.begins and %(alone)s
+    from numbered p
+    where t.id = p.id
+    returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
+        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
+        t.needs_id is not null
+)
+select taken.*,
+    (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05),
+    (select true from light where rows > (select count(*) from numbered))
+from taken
+union all
+select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
+    t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
+    t.needs_id is not null, null, null
+from {schema}.tasks t join again a on a.id = t.id

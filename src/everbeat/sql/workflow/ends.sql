@@ -1,4 +1,0 @@
--- The states of these workflows, and how they ended.
-select w.id, w.name, w.state, w.result::text as result, w.error::text as error
-from {schema}.workflows w
-where w.id = any(%(ids)s::text::uuid[])

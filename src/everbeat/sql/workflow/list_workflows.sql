@@ -1,0 +1,19 @@
+-- List the latest workflows, filtered by name, state, key, the task that started them, or the time since their last event.
+select
+    w.id, w.name, w.key, w.state, w.on_error, w.node_count, w.output, w.parent_id, w.parent_node, w.parent_task_id, w.sent_at, w.paused_at, w.cancel_requested_at,
+    w.ended_at, null::text as result, w.error::text as error, null::text as output_name,
+    (
+        select json_object_agg(c.state, c.count)::text
+        from (select n.state, count(*) as count from {schema}.nodes n where n.workflow_id = w.id group by n.state) c
+    ) as counts
+from {schema}.workflows w
+where (%(name)s::text is null or w.name = %(name)s::text) and (%(state)s::text is null or w.state = %(state)s::text)
+  and (%(key)s::text is null or w.key = %(key)s::text) and (%(roots)s::boolean is not true or w.parent_id is null)
+  and (%(parent)s::uuid is null or w.parent_task_id = %(parent)s::uuid)
+  and (%(since)s::timestamptz is null or greatest(w.sent_at, w.paused_at, w.cancel_requested_at, w.ended_at) >= %(since)s)
+  and (
+      %(within_ms)s::bigint is null
+      or greatest(w.sent_at, w.paused_at, w.cancel_requested_at, w.ended_at) >= statement_timestamp() - %(within_ms)s * interval '1 millisecond'
+  )
+order by w.id desc
+limit %(limit)s

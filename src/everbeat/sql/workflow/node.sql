@@ -1,2 +1,0 @@
--- One node of a workflow, by its name.
-select n.number, n.state, n.kind from {schema}.nodes n where n.workflow_id = %(id)s and n.name = %(name)s

@@ -1,2 +1,0 @@
--- The names of a workflow's nodes.
-select n.name from {schema}.nodes n where n.workflow_id = %(id)s order by n.number limit 1000

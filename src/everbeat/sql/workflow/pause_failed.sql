@@ -1,5 +1,0 @@
--- RUNNING -> PAUSED: a node failed, and the workflow asked for that.
-update {schema}.workflows w
-set state = 'PAUSED', paused_at = statement_timestamp()
-where w.id = any(%(ids)s::text::uuid[]) and w.state = 'RUNNING' and w.on_error = 'pause'
-returning w.id

@@ -1,0 +1,285 @@
+"""Read-only statements that list tasks, workers, queues, heartbeats and recoveries, and that find ids by prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from msgspec import Struct
+
+from everbeat.domain.inspection import (
+    AttemptInfo,
+    HeartbeatInfo,
+    QueueInfo,
+    RecoveryInfo,
+    SupervisorInfo,
+    TaskSummary,
+    WorkerInfo,
+    WorkerStateInfo,
+)
+from everbeat.domain.settings.units import When, milliseconds
+from everbeat.domain.task.outcome import error_from_json
+from everbeat.domain.task.policy import StoredPolicy
+from everbeat.domain.task.signature import Needs, read_needs
+from everbeat.domain.task.states import TaskState
+from everbeat.errors import TaskError
+from everbeat.store import rows
+from everbeat.store.rows import Row
+from everbeat.store.statement import Statement
+
+_SUMMARY_COLUMNS = 35
+MOST_SORTED = 50_000
+"""The number of newest tasks that are read for a list in order of the last event. No index provides that order."""
+_LAST_ID = UUID(int=2**128 - 1)
+
+
+class StoredTask(Struct, frozen=True, kw_only=True):
+    """A task's row: its summary, the fields that lists omit, and the database's time when the row was read."""
+
+    summary: TaskSummary
+    at: datetime
+    arguments: Mapping[str, Any]
+    result: Any
+    policy: StoredPolicy
+    flags: Mapping[str, bool]
+    needs: Needs | None
+
+    @property
+    def given(self) -> Needs | None:
+        """Return the needs that the task would have if it were marked, or None if its arguments cannot be read."""
+        return None if rows.is_marker(self.arguments) else Needs(tuple(sorted(self.arguments)))
+
+
+def task(task_id: UUID) -> Statement[StoredTask | None]:
+    """Return a task as it is stored, or None if the task does not exist."""
+
+    def read(found: Sequence[Row]) -> StoredTask | None:
+        if not found:
+            return None
+        at, arguments, result, policy, flags, needs = found[0][_SUMMARY_COLUMNS:]
+        return StoredTask(
+            summary=_summary(found[0]),
+            at=at,
+            arguments=rows.mapping(arguments),
+            result=rows.document(result),
+            policy=StoredPolicy.from_json(policy),
+            flags=rows.mapping(flags),
+            needs=read_needs(needs),
+        )
+
+    return Statement("inspect/read_task", {"id": task_id}, read)
+
+
+def tasks(
+    *,
+    states: Sequence[TaskState] | None = None,
+    name: str | None = None,
+    queue: str | None = None,
+    workflow: UUID | None = None,
+    before: UUID | None = None,
+    parent: UUID | None = None,
+    since: When | None = None,
+    worker: str | None = None,
+    error: str | None = None,
+    latest: bool = False,
+    limit: int,
+) -> Statement[list[TaskSummary]]:
+    """List tasks in descending order of id or, if `latest` is set, of their last event.
+
+    A filter of None matches all tasks. `before` is the last id of the previous page.
+    """
+    chosen = None if states is None else [state.value for state in states]
+    first, last = (UUID(int=0), _LAST_ID) if workflow is None else _ids_in(workflow)
+    parameters = {
+        "states": chosen, "name": name, "queue": queue, "before": before, "parent": parent, "limit": limit,
+        "workflow": workflow, "first_id": first, "last_id": last, "worker": worker, "error": error,
+    } | moment_or_age(since)  # fmt: skip
+    if latest:
+        return Statement("inspect/list_latest_tasks", parameters | {"most": MOST_SORTED}, _summaries)
+    return Statement("inspect/list_tasks", parameters, _summaries)
+
+
+def _summaries(found: Sequence[Row]) -> list[TaskSummary]:
+    return [_summary(row) for row in found]
+
+
+def moment_or_age(since: When | None) -> dict[str, Any]:
+    """Return the statement parameters for a time, or for an age relative to the database's current time."""
+    return {
+        "since": since if isinstance(since, datetime) else None,
+        "within_ms": milliseconds(since.total_seconds()) if isinstance(since, timedelta) else None,
+    }
+
+
+def _ids_in(workflow: UUID) -> tuple[UUID, UUID]:
+    """Return the range of ids that a workflow's tasks can have. Their ids begin with the same timestamp as the workflow's id."""
+    time = workflow.int >> 80 << 80
+    return UUID(int=time), UUID(int=time + 2**80 - 1)
+
+
+def attempts(task_id: UUID) -> Statement[tuple[AttemptInfo, ...]]:
+    """Return the finished attempts of a task, oldest first."""
+    return Statement(
+        "inspect/list_attempts",
+        {"id": task_id},
+        lambda found: tuple(AttemptInfo(*_with(row, {9: _error})) for row in found),
+    )
+
+
+def heartbeats(task_id: UUID | None, *, limit: int) -> Statement[list[HeartbeatInfo]]:
+    """Return the heartbeats of one running task or, if `task_id` is None, the latest heartbeat of every running task.
+
+    The newest heartbeats come first.
+    """
+    if task_id is None:
+        return Statement("inspect/list_heartbeats", {"limit": limit}, _heartbeats)
+    return Statement("inspect/list_task_heartbeats", {"id": task_id, "limit": limit}, _heartbeats)
+
+
+def recoveries(
+    task_id: UUID | None = None,
+    *,
+    number: int | None = None,
+    worker: str | None = None,
+    since: When | None = None,
+    cause: str | None = None,
+    limit: int,
+) -> Statement[list[RecoveryInfo]]:
+    """List recoveries, newest first. A filter of None matches all recoveries.
+
+    `since` is a time, or an age relative to the database's current time. `cause` is either a part of the cause, in upper or lower case, or
+    the name of a way to detect deaths.
+    """
+    parameters = {
+        "task_id": task_id, "number": number, "worker": worker, "cause": cause, "limit": limit,
+    } | moment_or_age(since)  # fmt: skip
+    return Statement("inspect/list_recoveries", parameters, _recoveries)
+
+
+def workers(
+    *, stale_ms: int, ended_too: bool, limit: int, exact: bool = False
+) -> Statement[list[WorkerInfo]]:
+    """List workers, those with the newest heartbeats first.
+
+    If a tree recorded a staleness threshold longer than `stale_ms`, the tree is judged by its own threshold unless `exact` is set.
+    """
+    parameters = {"stale_ms": stale_ms, "exact": exact, "ended_too": ended_too, "limit": limit}
+    return Statement("inspect/list_workers", parameters, lambda found: [_worker(row) for row in found])
+
+
+def supervisors(
+    *, stale_ms: int, ended_too: bool, limit: int, exact: bool = False
+) -> Statement[list[SupervisorInfo]]:
+    """List supervisors, those with the newest heartbeats first.
+
+    If a tree recorded a staleness threshold longer than `stale_ms`, the tree is judged by its own threshold unless `exact` is set.
+    """
+    parameters = {"stale_ms": stale_ms, "exact": exact, "ended_too": ended_too, "limit": limit}
+    return Statement("inspect/list_supervisors", parameters, rows.each(SupervisorInfo))
+
+
+def worker_states(worker_id: str | None, *, limit: int) -> Statement[list[WorkerStateInfo]]:
+    """Return the snapshots of one worker (None: all workers), newest first."""
+    parameters = {"worker_id": worker_id, "limit": limit}
+    return Statement(
+        "inspect/list_worker_states",
+        parameters,
+        lambda found: [WorkerStateInfo(*_with(row, {8: rows.optional_mapping})) for row in found],
+    )
+
+
+def queues() -> Statement[list[QueueInfo]]:
+    """List the queues that have live tasks, ordered by name."""
+    names = ("name", "pending", "scheduled", "claimed", "running", "oldest_due_s")
+    return Statement("inspect/list_queues", {}, rows.each(rows.by_name(QueueInfo, names)))
+
+
+def _summary(row: Row) -> TaskSummary:
+    return TaskSummary(
+        *_with(row[:_SUMMARY_COLUMNS], {4: TaskState, 23: rows.progress, 24: _error, 34: rows.failed_try})
+    )
+
+
+def _heartbeats(found: Sequence[Row]) -> list[HeartbeatInfo]:
+    return [HeartbeatInfo(*row) for row in found]
+
+
+def _recoveries(found: Sequence[Row]) -> list[RecoveryInfo]:
+    return [
+        RecoveryInfo(*_with(row, {10: rows.state, 19: rows.optional_mapping, 25: rows.state}))
+        for row in found
+    ]
+
+
+def _worker(row: Row) -> WorkerInfo:
+    return WorkerInfo(*_with(row, {4: rows.names, 14: rows.mapping}))
+
+
+def _with(row: Row, readers: Mapping[int, Callable[[Any], Any]]) -> list[Any]:
+    """Return the columns of a row. Each column whose position is in `readers` is converted by that reader."""
+    return [readers[place](value) if place in readers else value for place, value in enumerate(row)]
+
+
+def _error(text: str | None) -> TaskError | None:
+    return None if text is None else error_from_json(text)
+
+
+LIVE: Final = "live"
+
+
+class Candidate(Struct, frozen=True):
+    """A task, workflow, worker or supervisor that a text may refer to. A lower `rank` means a better match."""
+
+    kind: str
+    id: str
+    name: str
+    state: str
+    rank: int = 1
+
+
+def tasks_between(first: UUID, last: UUID, *, limit: int) -> Statement[list[Candidate]]:
+    """List the tasks with ids from `first` to `last`, newest first."""
+    parameters = {"first": first, "last": last, "limit": limit}
+    return Statement("inspect/find_tasks_by_id", parameters, lambda found: _candidates("task", found))
+
+
+def workflows_between(first: UUID, last: UUID, *, limit: int) -> Statement[list[Candidate]]:
+    """List the workflows with ids from `first` to `last`, newest first."""
+    parameters = {"first": first, "last": last, "limit": limit}
+    return Statement("inspect/find_workflows_by_id", parameters, lambda found: _candidates("workflow", found))
+
+
+def _candidates(kind: str, found: Sequence[Row]) -> list[Candidate]:
+    return [Candidate(kind, str(each), name, state) for each, name, state in found]
+
+
+def neighbours(ids: Sequence[UUID]) -> Statement[dict[UUID, tuple[UUID, ...]]]:
+    """Return, for each given id, the nearest ids of tasks and workflows."""
+
+    def read(found: Sequence[Row]) -> dict[UUID, tuple[UUID, ...]]:
+        return {row[0]: tuple(each for each in row[1:] if each is not None) for row in found}
+
+    return Statement("inspect/find_neighbouring_ids", {"ids": list(ids)}, read)
+
+
+def parties_named(text: str, *, supervisors: bool, limit: int) -> Statement[list[Candidate]]:
+    """Return the workers whose id is `text` or starts with it. If `supervisors` is set, also return matching supervisors.
+
+    The best matches come first.
+    """
+
+    def read(found: Sequence[Row]) -> list[Candidate]:
+        return [
+            Candidate(kind, party, kind, "ended" if is_ended else LIVE, rank)
+            for rank, kind, party, is_ended in found
+        ]
+
+    parameters = {"text": text, "supervisors": supervisors, "limit": limit}
+    return Statement("inspect/find_workers", parameters, read)
+
+
+def parties_alike(stems: Sequence[str]) -> Statement[list[str]]:
+    """Return the ids of workers and supervisors that start with one of `stems` followed by a hyphen."""
+    return Statement("inspect/find_similar_workers", {"stems": list(stems)}, rows.first_column)

@@ -1,0 +1,1 @@
+"""Support for connections that users supply. They are recognized without importing their libraries."""

@@ -1,0 +1,149 @@
+"""Test the claim cursor: a claim continues where the last one ended, and tasks before that place are still found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from everbeat.store.leases import Claimed
+from everbeat.testing.clock import ManualClock
+from everbeat.worker.claim import query
+from everbeat.worker.claim.query import LONGEST_S, TRUSTED_S, ClaimCursor
+from tests.worker.harness import WorkerHarness
+from tests.worker.sample_tasks import gate
+
+EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def task(second: int, *, queue: str = "default", priority: int = 0, in_line: bool = False) -> Claimed:
+    return Claimed(
+        id=UUID(int=second), claim_id=uuid4(), fence=1, name="double", queue=queue, priority=priority, args="{}", attempt=0,
+        retry_count=0, crash_count=0, loss_count=0, policy=None, enqueued_at=EPOCH + timedelta(seconds=second), good_until=None,
+        in_line=in_line,
+    )  # fmt: skip
+
+
+def place(second: int) -> tuple[datetime, UUID]:
+    return EPOCH + timedelta(seconds=second), UUID(int=second)
+
+
+def test_a_full_claim_moves_the_cursor_of_each_lane() -> None:
+    known = ClaimCursor(ManualClock())
+    assert known.now() == {}
+    known.learn([task(1, queue="mail"), task(5), task(6)], is_full=True, used=False, looked_s=0.0)
+    assert known.now() == {("mail", 0): place(1), ("default", 0): place(6)}
+    known.learn([task(9), task(2, priority=1)], is_full=True, used=True, looked_s=0.0)
+    assert known.now() == {("mail", 0): place(1), ("default", 0): place(9), ("default", 1): place(2)}
+
+
+def test_a_claim_that_is_not_full_clears_the_cursor() -> None:
+    known = ClaimCursor(ManualClock())
+    known.learn([task(1)], is_full=True, used=False, looked_s=0.0)
+    known.learn([task(2)], is_full=False, used=True, looked_s=0.0)
+    assert known.now() == {}
+
+
+async def believed_s(clock: ManualClock, known: ClaimCursor, looked_s: float) -> float:
+    """Return for how many seconds the cursor is used after a scan from the start of this duration."""
+    known.learn([task(1)], is_full=True, used=False, looked_s=looked_s)
+    seconds = 0.0
+    while known.now():
+        await clock.advance(0.25)
+        seconds += 0.25
+    return seconds
+
+
+async def test_a_cursor_expires_after_one_second_regardless_of_later_claims() -> None:
+    clock = ManualClock()
+    known = ClaimCursor(clock)
+    known.learn([task(1)], is_full=True, used=False, looked_s=0.01)
+    await clock.advance(TRUSTED_S - 0.1)
+    known.learn([task(2)], is_full=True, used=True, looked_s=9.0)
+    await clock.advance(0.2)
+    assert known.now() == {}
+
+
+async def test_a_cursor_expires_later_if_scans_from_the_start_are_slow_repeatedly() -> None:
+    clock = ManualClock()
+    known = ClaimCursor(clock)
+    assert [await believed_s(clock, known, each) for each in (0.1, 0.1, 60.0, 60.0)] == [
+        TRUSTED_S, 2.0, 2.0, LONGEST_S
+    ]  # fmt: skip
+
+
+async def test_a_single_slow_scan_does_not_make_the_cursor_last_longer() -> None:
+    clock = ManualClock()
+    known = ClaimCursor(clock)
+    assert [await believed_s(clock, known, each) for each in (20.0, 0.0, 20.0, 0.01)] == [TRUSTED_S] * 4
+
+
+def test_serial_tasks_and_too_many_lanes_have_no_cursor() -> None:
+    known = ClaimCursor(ManualClock())
+    known.learn([task(1), task(9, in_line=True)], is_full=True, used=False, looked_s=0.0)
+    assert known.now() == {("default", 0): place(1)}
+    known.learn([task(1, queue=f"q{n}") for n in range(101)], is_full=True, used=False, looked_s=0.0)
+    assert known.now() == {}
+
+
+async def test_a_busy_worker_finds_a_task_that_appears_before_its_cursor(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand tasks wait behind the task, and claims are small."""
+    monkeypatch.setattr(query, "FIRST_CLAIM", 5)
+    monkeypatch.setattr(query, "MOST_CLAIMED", 5)
+    used: list[int] = []
+    now = ClaimCursor.now
+
+    def watched(self: ClaimCursor) -> object:
+        found = now(self)
+        used.append(len(found))
+        return found
+
+    monkeypatch.setattr(query.ClaimCursor, "now", watched)
+    early = harness.send_with("note", {"word": "early"}, delay_ms=3_600_000)
+    harness.send_many("note", [{"word": str(n)} for n in range(1_000)])
+    async with harness.worker(async_concurrency=5, prefetch=0) as running:
+        await running.until(lambda: any(used))
+        harness.connection.execute(
+            f"update \"{harness.target.schema}\".tasks set enqueued_at = now() - interval '1 day' where id = %s",  # type: ignore[arg-type]
+            [early],
+        )
+        await running.finished(early)
+        await running.until(lambda: len(gate.journal) == 1_001)
+    assert harness.states() == {"COMPLETED": 1_001}
+
+
+async def test_a_claim_that_waited_for_a_lock_does_not_make_the_cursor_last_longer(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "FIRST_CLAIM", 5)
+    monkeypatch.setattr(query, "MOST_CLAIMED", 5)
+    looked, believed = [], []
+    learn = ClaimCursor.learn
+
+    def watched(
+        self: ClaimCursor, claimed: Sequence[Claimed], *, is_full: bool, used: bool, looked_s: float
+    ) -> None:
+        learn(self, claimed, is_full=is_full, used=used, looked_s=looked_s)
+        looked.append(looked_s)
+        believed.append(self._until - self._clock.monotonic())
+
+    monkeypatch.setattr(query.ClaimCursor, "learn", watched)
+    async with harness.worker(async_concurrency=5, prefetch=0, hints=harness.silent_hints) as running:
+        await running.finished(harness.send("double", x=1))
+        claimer = running.worker._claimer
+        await running.until(
+            lambda: not claimer._busy.locked() and not any(pool.has_more for pool in claimer._slots)
+        )
+        with harness.holding("select from {schema}.workers for update"):
+            harness.send_many("note", [{"word": str(n)} for n in range(200)])
+            claimer.claim_soon()
+            await running.until(lambda: claimer._query._is_running)
+            await asyncio.sleep(0.5)  # the claim waits for its worker's row meanwhile
+        await running.until(lambda: len(gate.journal) == 200)
+    assert max(looked) > 0.4
+    assert max(believed) <= TRUSTED_S
