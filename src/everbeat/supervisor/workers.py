@@ -262,6 +262,7 @@ def _pass_on(
 
 
 _SOON_S: Final = 1.0
+_READING_S: Final = 0.1
 _PAUSE_S: Final = 1.0
 
 
@@ -274,27 +275,29 @@ class Snapshots:
         self.interval_s = environment.config.worker_state_snapshot_interval_ms / 1_000
         self._environment = environment
         self._supervisor = supervisor
-        self._due_at: float | None = None
 
     async def tick(self) -> float | None:
-        """Store one row for each worker that has sent a `Tick`.
-
-        If this call is late, this process was suspended or blocked, and messages from the workers might be unread. The workers would
-        appear to be silent, so the snapshot is taken a second later.
-        """
-        clock = self._environment.clock
-        now = clock.monotonic()
-        if self._due_at is not None and now > self._due_at + _PAUSE_S:
-            self._due_at = now + _SOON_S
-            return _SOON_S
-        states = [state for worker in self._supervisor.workers if (state := worker.state()) is not None]
+        """Store one row for each worker that has sent a `Tick`."""
+        states = await self._states()
         if states:
             await self._environment.run_once(workers.record_states(states))
-        # A worker sends its first `Tick` a second after its start, and its first snapshot should not wait for a whole
-        # interval.
-        wait_s = self.interval_s if states else min(_SOON_S, self.interval_s)
-        self._due_at = clock.monotonic() + wait_s
-        return None if states else wait_s
+            return None
+        # A worker sends its first `Tick` a second after its start, and its first snapshot should not wait for a whole interval.
+        return min(_SOON_S, self.interval_s)
+
+    async def _states(self) -> list[WorkerState]:
+        """Return a snapshot of each worker, taken when this process has read the workers' messages.
+
+        While this process is suspended or blocked, the messages of its workers wait, and the workers appear to be silent. Their states
+        count only if the messages had time to be read, and this process was not suspended in that time.
+        """
+        clock = self._environment.clock
+        while True:
+            began_at = clock.monotonic()
+            await clock.sleep(_READING_S)
+            states = [state for worker in self._supervisor.workers if (state := worker.state()) is not None]
+            if clock.monotonic() - began_at <= _READING_S + _PAUSE_S:
+                return states
 
 
 _BURIAL_AGAIN_S: Final = 1.0
