@@ -1,0 +1,1 @@
+"""Schedules: when their ticks are, and what happens to each tick."""
