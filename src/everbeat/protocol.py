@@ -334,6 +334,7 @@ class RunAttempt(ProcessMessage, frozen=True):
     worker_id: str
     deadline: datetime | None
     checkpoint: str | None = None
+    tick: datetime | None = None
 
 
 class LeaveIdle(ProcessMessage, frozen=True):

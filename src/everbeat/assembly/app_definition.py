@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
 from everbeat.domain.recovery.hooks import HookSet
+from everbeat.domain.schedule.model import Declared
 from everbeat.domain.settings.checks import instance_of, optional, sequence_of
 from everbeat.domain.settings.settings import make_or_gather, refused
 from everbeat.domain.settings.units import Duration, milliseconds, span
@@ -29,7 +30,8 @@ class AppDefinition(Struct, frozen=True, kw_only=True):
 
     `locator` specifies where a new process finds the app. If None, a new process cannot find the app, so process tasks cannot run.
     `modules` are the other modules that register tasks; a new task process imports them too. A worker process does not need them,
-    because it knows only the tasks that are registered when the app is imported.
+    because it knows only the tasks that are registered when the app is imported. `schedules` are those that the app's code declares, or
+    None if it declares none.
     """
 
     address: DatabaseAddress
@@ -45,6 +47,7 @@ class AppDefinition(Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
     hooks: HookSet = field(default_factory=HookSet)
     nats: NatsConfig | None = None
+    schedules: Declared | None = None
 
     def check(self) -> None:
         """Raise WorkerError if the app has no tasks, or has process tasks that a worker of the app cannot run."""

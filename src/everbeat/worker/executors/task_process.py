@@ -196,6 +196,7 @@ class RunningAttempt(RequestingBackend):
             claim_id=order.claim_id,
             worker_id=order.worker_id,
             deadline=order.deadline,
+            tick=order.tick,
             _backend=self,
             _work=PartialWork.from_json(order.checkpoint),
         )
