@@ -22,4 +22,8 @@ from everbeat.domain.inspection import TaskInfo as TaskInfo
 from everbeat.domain.inspection import TaskSummary as TaskSummary
 from everbeat.domain.inspection import WorkerInfo as WorkerInfo
 from everbeat.domain.inspection import WorkerStateInfo as WorkerStateInfo
+from everbeat.domain.schedule.inspection import RunInfo as RunInfo
+from everbeat.domain.schedule.inspection import ScheduleFilters as ScheduleFilters
+from everbeat.domain.schedule.inspection import ScheduleInfo as ScheduleInfo
+from everbeat.domain.schedule.inspection import TickInfo as TickInfo
 from everbeat.domain.task.states import TASK_TERMINAL_STATES as TASK_TERMINAL_STATES

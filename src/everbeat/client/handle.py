@@ -178,6 +178,8 @@ class TaskOperations:
             recoveries=tuple(recoveries),
             waiting_because=waiting_because(reasons),
             needs=stored.needs,
+            schedule=stored.schedule,
+            tick=stored.tick,
         )
 
     def explain(self, task_id: UUID) -> Plan[Explanation]:

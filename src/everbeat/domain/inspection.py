@@ -156,7 +156,7 @@ class TaskInfo(TaskSummary, frozen=True):
 
     `waiting_because` says why a PENDING task is not being claimed, or is None if the task is only waiting its turn. `needs` is
     what a worker's code must support to run the task. `needs` is None unless a worker with different code has released the
-    task.
+    task. `schedule` is the schedule that sent the task, and `tick` the moment for which it was sent.
     """
 
     arguments: Mapping[str, Any]
@@ -168,6 +168,8 @@ class TaskInfo(TaskSummary, frozen=True):
     recoveries: tuple[RecoveryInfo, ...]
     waiting_because: str | None
     needs: Needs | None = None
+    schedule: str | None = None
+    tick: datetime | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
@@ -323,6 +325,8 @@ class PruneResult(Struct, frozen=True):
     workflows: int = 0
     nodes: int = 0
     edges: int = 0
+    ticks: int = 0
+    schedule_versions: int = 0
 
     def by_table(self) -> dict[str, int]:
         """Return the number of rows by table name."""

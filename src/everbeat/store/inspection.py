@@ -45,6 +45,8 @@ class StoredTask(Struct, frozen=True, kw_only=True):
     policy: StoredPolicy
     flags: Mapping[str, bool]
     needs: Needs | None
+    schedule: str | None = None
+    tick: datetime | None = None
 
     @property
     def given(self) -> Needs | None:
@@ -58,7 +60,7 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
     def read(found: Sequence[Row]) -> StoredTask | None:
         if not found:
             return None
-        at, arguments, result, policy, flags, needs = found[0][_SUMMARY_COLUMNS:]
+        at, arguments, result, policy, flags, needs, schedule, tick = found[0][_SUMMARY_COLUMNS:]
         return StoredTask(
             summary=_summary(found[0]),
             at=at,
@@ -67,6 +69,8 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
             policy=StoredPolicy.from_json(policy),
             flags=rows.mapping(flags),
             needs=read_needs(needs),
+            schedule=schedule,
+            tick=tick,
         )
 
     return Statement("inspect/read_task", {"id": task_id}, read)

@@ -49,7 +49,7 @@ class Claimed(Struct, frozen=True):
     the claim. `in_line`: the task belongs to a serial line. `workflow_id`: the workflow that the task is a node of. `is_cut`: the claim
     omitted further tasks because the reply would have been too large. `looked_s`: the duration of the search in seconds, if the search was
     long. A repeated claim returns None for `is_cut` and `looked_s`. `is_marked`: only workers whose code meets the task's needs can claim
-    the task.
+    the task. `tick`: the tick of the schedule that sent the task.
     """
 
     id: UUID
@@ -72,6 +72,7 @@ class Claimed(Struct, frozen=True):
     in_line: bool = False
     workflow_id: UUID | None = None
     is_marked: bool = False
+    tick: datetime | None = None
     looked_s: float | None = None
     is_cut: bool | None = None
 

@@ -10,6 +10,7 @@ import psycopg
 from msgspec import Struct, structs
 
 from everbeat.domain.inspection import QuietTree
+from everbeat.domain.schedule.model import Declared
 from everbeat.errors import DatabaseError
 from everbeat.store import rows
 from everbeat.store.connection import SILENCE_KEPT_MS
@@ -42,7 +43,7 @@ class SupervisorRow(Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(Struct, frozen=True, kw_only=True):
-    """A worker's row, as its supervisor writes it."""
+    """A worker's row, as its supervisor writes it. `declared` are the schedules that the worker's code declares."""
 
     id: str
     supervisor_id: str
@@ -51,6 +52,7 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
     process_started: int | None
     queues: Sequence[str] | None
     metadata: str | None = None
+    declared: Declared | None = None
 
 
 class BeatAnswer(Struct, frozen=True):

@@ -176,7 +176,7 @@ with recursive caller as materialized (
     where t.id = p.id
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-        t.needs_id is not null
+        t.needs_id is not null, t.tick
 )
 select taken.*,
     (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05),
@@ -185,5 +185,5 @@ from taken
 union all
 select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
     t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-    t.needs_id is not null, null, null
+    t.needs_id is not null, t.tick, null, null
 from {schema}.tasks t join again a on a.id = t.id
