@@ -2,6 +2,7 @@
 
 from everbeat.app import App as App
 from everbeat.client.handle import Handle as Handle
+from everbeat.client.schedules import Schedule as Schedule
 from everbeat.client.task import AsyncTask as AsyncTask
 from everbeat.client.task import Call as Call
 from everbeat.client.task import SyncTask as SyncTask

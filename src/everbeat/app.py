@@ -18,6 +18,7 @@ from everbeat.assembly.app_definition import (
     misplaced_setting,
     modules_of,
     nats_of,
+    owner_of,
     settings_or_default,
     stall_timeout_ms_of,
 )
@@ -37,6 +38,8 @@ from everbeat.client.registry import (
     TaskDecorator,
     call_by_name,
 )
+from everbeat.client.schedule_methods import ScheduleMethods
+from everbeat.client.schedules import ScheduleRegistry
 from everbeat.client.sender import CallSender, TaskIds
 from everbeat.client.task import AsyncTask, Call, SyncTask
 from everbeat.client.workflow.definition import (
@@ -77,7 +80,7 @@ RecoveredT = TypeVar("RecoveredT", bound=RecoveredHook)
 
 
 @public
-class App(TaskMethods, InspectionMethods, OperatorMethods):
+class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
     """A set of tasks and the database that stores them. An app can be shared by threads and event loops, and can be used after a fork.
 
     Most blocking methods have an async counterpart whose name begins with `a`. The app opens no connection before its first use.
@@ -128,6 +131,7 @@ class App(TaskMethods, InspectionMethods, OperatorMethods):
         )
         self.schema = schema
         self.name = name or "app"
+        self._has_name = bool(name)
         self._module = _caller_module()
         self.auto_migrate: AutoMigrate = make_or_gather(
             lambda: switch_or("create")(auto_migrate, subject="App.auto_migrate"), otherwise=False
@@ -156,6 +160,7 @@ class App(TaskMethods, InspectionMethods, OperatorMethods):
             serial_queues={queue.name for queue in self.queue_configs if queue.serial},
         )
         self._registry = Registry(self._sender)
+        self._schedules = ScheduleRegistry(self._sender)
         self._workflow_sender = WorkflowSender(
             self._operations, sender=self._sender, knows=self._registry.__contains__
         )
@@ -467,6 +472,7 @@ def definition_of(
         modules=() if locator else modules_of(app.tasks, apart_from=app._module),
         hooks=app._hooks.hooks(),
         nats=app.nats,
+        schedules=app._schedules.declared(app.name if app._has_name else owner_of(app, app._module)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import PurePath
 from typing import Final, TypeVar
 
 import msgspec
@@ -107,6 +108,18 @@ def locator_of(app: object, module_name: str) -> str | None:
     spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
     place = spec.name if spec is not None else file
     return None if place is None else f"{place}:{name}"
+
+
+def owner_of(app: object, module_name: str) -> str:
+    """Return the owner of the schedules that an unnamed app declares: the module and the variable of the app.
+
+    The owner is the same if the module is the main program of one process and is imported by another.
+    """
+    locator = locator_of(app, module_name)
+    if locator is None:
+        return module_name
+    place, _, name = locator.rpartition(":")
+    return f"{PurePath(place).stem if place.endswith('.py') else place}:{name}"
 
 
 def worker_process_argv(locator: str, overrides: Mapping[str, object]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from everbeat.client.handle import Handle, TaskOperations
 from everbeat.client.task import Call, Task
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.plan import aperform, perform
+from everbeat.domain.schedule.model import ScheduledCall
 from everbeat.domain.settings.settings import refused, shown
 from everbeat.domain.settings.units import milliseconds
 from everbeat.domain.task.argument_digest import digest_of_values
@@ -258,6 +259,20 @@ class CallSender:
             digest=None
             if call.task is None
             else digest_of_values(*call.task._definition.codec.decode(task.args)),
+        )
+
+    def scheduled_call(self, call: Call[Any], /) -> ScheduledCall:
+        """Return the task that each tick of a schedule sends. Raises ConfigurationError in the same cases as a send."""
+        task = self._new_task(call)
+        return ScheduledCall(
+            task=task.name,
+            args=task.args.decode(),
+            queue=task.queue,
+            priority=task.priority,
+            key=task.key,
+            policy=None if task.policy is None else task.policy.decode(),
+            flags=None if task.flags is None else task.flags.decode(),
+            serial=task.serial,
         )
 
     def spec(self, task: Task[..., Any], /) -> TaskSpec:

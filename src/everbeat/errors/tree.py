@@ -130,7 +130,7 @@ class SendError(EverbeatError):
 
 
 class UnknownName(EverbeatError):
-    """No task function, queue, worker, supervisor, host or workflow node with this name is known. Nothing was changed."""
+    """No task function, queue, worker, supervisor, host, schedule or workflow node with this name is known. Nothing was changed."""
 
     code = "UNKNOWN_NAME"
 
@@ -204,19 +204,37 @@ class AmbiguousId(EverbeatError):
 
 
 class NotPaused(EverbeatError):
-    """The task function or queue to resume is not paused. Nothing was changed."""
+    """The task function, queue or schedule to resume is not paused. Nothing was changed."""
 
     code = "NOT_PAUSED"
 
     def __init__(self, kind: str, name: str, *, paused: Iterable[str] = ()) -> None:
         choices = sorted(paused)
         guess = nearest(name, choices)
-        fix = f"did you mean {guess!r}?" if guess is not None else "list the pauses: everbeat tasks pauses."
+        listed = "everbeat schedules" if kind == "schedule" else "everbeat tasks pauses"
+        fix = f"did you mean {guess!r}?" if guess is not None else f"list the pauses: {listed}."
         super().__init__(
             f"{kind.capitalize()} {name!r} is not paused; paused {kind}s: {some(choices)}.", fix=fix
         )
         self.kind = kind
         self.name = name
+
+
+class ScheduleNotChanged(EverbeatError):
+    """The schedule to put or delete is declared in code, so only that code can change it. Nothing was changed.
+
+    `owner` is the app whose code declares the schedule.
+    """
+
+    code = "SCHEDULE_NOT_CHANGED"
+
+    def __init__(self, name: str, *, owner: str) -> None:
+        super().__init__(
+            f"Schedule {name!r} is declared in the code of app {owner!r}, and only that code can change it.",
+            fix="change the code and restart the workers, or pause the schedule, or use another name.",
+        )
+        self.name = name
+        self.owner = owner
 
 
 class AppClosed(EverbeatError):

@@ -351,6 +351,7 @@ class Attempt(RequestingBackend):
             claim_id=self.task.claim_id,
             worker_id=worker_id,
             deadline=self.deadline,
+            tick=self.task.tick,
             _backend=self,
             _work=PartialWork.from_json(self.task.checkpoint),
         )

@@ -173,6 +173,7 @@ class ProcessExecutor:
             worker_id=self._environment.identity.worker_id,
             deadline=attempt.deadline,
             checkpoint=task.checkpoint,
+            tick=task.tick,
         )
         try:
             process.channel.send_nowait(order)
