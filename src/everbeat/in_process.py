@@ -161,6 +161,7 @@ class InProcessSupervision:
                 send=worker.receive,
                 clock=environment.clock,
                 on_loop=plan.names("async"),
+                declared=plan.schedules,
             )
             welcome = await supervision.register(supervised)
         except BaseException as error:  # noqa: BLE001 - the program is waiting for the welcome message or an error

@@ -19,6 +19,7 @@ from everbeat.domain.recovery.hooks import (
     Skip,
     SweepSummary,
 )
+from everbeat.domain.schedule.model import Declared
 from everbeat.domain.task.context_backend import StepAnswer, StepQuestion
 from everbeat.errors import StopReason
 
@@ -123,7 +124,8 @@ REPORT_EVERY_S: Final = 1.0
 class Hello(ProcessMessage, frozen=True):
     """The first message from a worker process, sent after it has imported the app.
 
-    The message contains the app's settings that the supervisor needs, because the supervisor imports no user code.
+    The message contains the app's settings that the supervisor needs, because the supervisor imports no user code. `schedules` are those
+    that the app's code declares.
     """
 
     url: str
@@ -136,6 +138,7 @@ class Hello(ProcessMessage, frozen=True):
     hooks: HookScopes = HookScopes()
     executors: dict[str, Any] = msgspec.field(default_factory=dict)
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    schedules: Declared | None = None
 
     def __repr__(self) -> str:
         return f"Hello(schema={self.schema!r}, queues={self.queues!r})"  # the URL can contain a password

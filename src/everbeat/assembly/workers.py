@@ -44,6 +44,7 @@ def plan_of(definition: AppDefinition, target: Target) -> WorkerPlan:
         stall_timeout_ms=definition.stall_timeout_ms,
         task_process_argv=definition.task_process_argv(),
         hooks=definition.hooks,
+        schedules=definition.schedules,
     )
 
 
@@ -198,4 +199,5 @@ def hello_of(definition: AppDefinition, plan: WorkerPlan) -> Hello:
         hooks=plan.hooks.scopes,
         executors=plan.executors(),
         parameters=plan.parameters(),
+        schedules=plan.schedules,
     )

@@ -15,6 +15,7 @@ from everbeat.domain.task.states import TaskState
 from everbeat.errors import DatabaseError
 from everbeat.maintenance.cleanup import Expirer, Pruner, UselessSessionWatch
 from everbeat.maintenance.reconciler import Reconciler
+from everbeat.maintenance.scheduler import Declarations, Scheduler
 from everbeat.protocol import Adopt, Welcome
 from everbeat.recovering.notice.age import Reaper
 from everbeat.recovering.notice.session import SessionWatch
@@ -190,6 +191,9 @@ class Supervision:
         recoverer = Recoverer(self.recovery)
         self.burial = WorkerBurial(recoverer)
         self._reconciliation = Reconciliation(recoverer, identity=self.identity)
+        self._scheduler = self._runner(Scheduler(self.recovery))
+        self._declarations = Declarations(self.recovery, on_change=self._scheduler.wake_now)
+        self._declarations_runner = self._runner(self._declarations)
         self.services = self._services_with(recoverer, slot=slot)
 
     def _services_with(self, recoverer: Recoverer, *, slot: str | None) -> list[Service]:
@@ -246,8 +250,9 @@ class Supervision:
         self._scope.start(self._heartbeat_runner.run(), name="heartbeat", critical=True)
         if self._is_reconciling:
             self._services_scope.start(self._reconciliation.run(), name="start-up")
-        for service in self.services:
-            self._services_scope.start(self._runner(service).run(), name=service.name, critical=True)
+        runners = [self._scheduler, self._declarations_runner, *map(self._runner, self.services)]
+        for runner in runners:
+            self._services_scope.start(runner.run(), name=runner.service.name, critical=True)
 
     async def register(self, worker: SupervisedWorker) -> Welcome:
         """Register a worker, start sending heartbeats for it, and return its welcome message."""
@@ -351,6 +356,9 @@ class Supervision:
         while not await self.session.run(workers.register_worker(row)):
             await self.come_back(row.supervisor_id)
             row = self._worker_row(worker)
+        if worker.declared is not None:
+            self._declarations.apply_now()
+            self._declarations_runner.wake_now()
 
     def _worker_row(self, worker: SupervisedWorker) -> workers.WorkerRow:
         return worker.row(self.supervisor_id, self.identity.hostname)

@@ -259,6 +259,7 @@ class Supervisor:
             send=child.send,
             clock=self._clock,
             on_loop=hello.on_loop,
+            declared=hello.schedules,
         )
         welcome = await supervision.register(child.worker)
         child.is_welcome = True

@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from everbeat.config import RecoveryConfig
+from everbeat.domain.schedule.model import Declared
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.protocol import (
@@ -45,7 +46,8 @@ class SupervisedWorker:
     """A worker, as seen by its supervisor. `send` queues a message to the worker, and never blocks or raises.
 
     `on_loop`: the task functions whose code runs on the worker's event loop, and stands still while the loop is blocked. `heard_at`:
-    when the worker last sent a message, on the supervisor's monotonic clock. `ticked_at`: when it last sent a `Tick`.
+    when the worker last sent a message, on the supervisor's monotonic clock. `ticked_at`: when it last sent a `Tick`. `declared`: the
+    schedules that the worker's code declares.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class SupervisedWorker:
         send: Callable[[FromSupervisor], None],
         clock: Clock,
         on_loop: Collection[str] = (),
+        declared: Declared | None = None,
     ) -> None:
         self.pid = pid
+        self.declared = declared
         self.on_loop = frozenset(on_loop)
         self.heard_at = clock.monotonic()
         self.send = send
@@ -123,6 +127,7 @@ class SupervisedWorker:
             process_started=self._process_started,
             queues=self._queues,
             metadata=self._metadata,
+            declared=self.declared,
         )
 
     def state(self) -> WorkerState | None:

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from everbeat.config import RecoveryConfig, WorkerConfig, processors
 from everbeat.domain.recovery.hooks import HookSet
+from everbeat.domain.schedule.model import Declared
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.policy import OnCrash, RunIn, StoredPolicy
 from everbeat.hints.topics import MessagesWritten
@@ -30,7 +31,7 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
 
     `task_process_argv` is the command that starts a task process. `stop_grace_s` is how many seconds the code in a task process
     gets between a stop request and SIGKILL. `on_loop_ending` is called when the program ends the worker's event loop. It is set
-    only for a worker that must keep running until its owner stops it (see `TaskScope`).
+    only for a worker that must keep running until its owner stops it (see `TaskScope`). `schedules` are those that the app's code declares.
     """
 
     target: Target
@@ -45,6 +46,7 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
     stop_grace_s: float = 0.5
     hooks: HookSet = field(default_factory=HookSet)
     on_loop_ending: Callable[[], None] | None = None
+    schedules: Declared | None = None
 
     @property
     def queues(self) -> Sequence[str] | None:
