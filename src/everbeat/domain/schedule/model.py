@@ -9,9 +9,9 @@ from uuid import UUID
 from msgspec import Struct
 
 Missed: TypeAlias = Literal["latest", "all", "skip"]
-"""What happens to ticks that no supervisor decided in time: send the latest one, send all of them in order, or send none."""
+"""How ticks that no supervisor decided in time are handled: send the latest one, send all of them in order, or send none."""
 Overlap: TypeAlias = Literal["allow", "skip", "buffer_one", "buffer_all", "cancel_other"]
-"""What happens to a tick while an earlier run of the schedule is live."""
+"""How a tick is handled while an earlier run of the schedule is live."""
 TickOutcome: TypeAlias = Literal["SENT", "SKIPPED", "MISSED"]
 TickReason: TypeAlias = Literal[
     "OVERLAP", "LATE", "NOT_LATEST", "TOO_MANY", "CATCHUP_WINDOW", "PAUSED", "RETIRED"
@@ -23,7 +23,7 @@ later tick was sent instead. TOO_MANY: more than `most` ticks were missed. CATCH
 the schedule was paused or retired at that moment.
 """
 MOST_MISSED_ROWS: Final = 1_000
-"""The number of latest ticks of one decision that have rows of their own. Earlier missed ticks share one row."""
+"""The number of latest missed ticks of one decision that have one row each. Earlier missed ticks share one row."""
 ON_TIME_MS: Final = 60_000
 """With `missed="skip"`, the latest due tick is sent if it is decided at most this many milliseconds after it was due."""
 
@@ -88,10 +88,11 @@ class Declared(Struct, frozen=True, kw_only=True):
 
 
 class DueSchedule(Struct, frozen=True, kw_only=True):
-    """A schedule that a scheduler must look at now.
+    """A schedule that a scheduler must check now.
 
     All ticks up to `decided_to` are decided. `now` is the database's time. `live` is the number of its runs that have not ended, and `waiting`
-    the number of those that have not begun yet. `failures` counts the latest runs that failed, without an interruption by another outcome.
+    the number of those that have not begun yet. `failures` counts the latest runs that failed, without an interruption by another outcome. Runs
+    before `held_until` do not count, so that a resumed schedule is not paused again at its next tick.
     """
 
     name: str
@@ -109,7 +110,7 @@ class DueSchedule(Struct, frozen=True, kw_only=True):
 
 
 class DecidedTick(Struct, frozen=True, kw_only=True):
-    """What happens to one tick. `task_id` is the task's id if it is sent.
+    """The outcome of one tick. `task_id` is the task's id if it is sent.
 
     `good_until` is when the run expires. `is_serial`: the run waits in the schedule's serial line. `cancels`: the cancellation of the live runs
     is requested. A `last_at` makes this a series of `missed` ticks (None: not counted).
@@ -129,9 +130,9 @@ class DecidedTick(Struct, frozen=True, kw_only=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What one pass decides about a schedule.
+    """The decision of one pass about a schedule.
 
-    `decided_to` replaces the schedule's. `next_at` is when a scheduler must look again (None: never). `has_ended`: there are no further ticks.
+    `decided_to` replaces the schedule's. `next_at` is when a scheduler must check again (None: never). `has_ended`: there are no further ticks.
     `pauses`: the schedule is paused, for this reason. `resumes`: its pause is over.
     """
 
