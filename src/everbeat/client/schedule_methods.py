@@ -24,7 +24,7 @@ from everbeat.client.task import Call
 from everbeat.domain.schedule.inspection import ScheduleFilters, ScheduleInfo, ScheduleState, TickInfo
 from everbeat.domain.schedule.model import DecidedTick, Definition, Rule
 from everbeat.domain.schedule.ticks import jitter_ms_of, tick_task_id
-from everbeat.domain.schedule.timing import ticks_after
+from everbeat.domain.schedule.timing import ticks_after, zone_is_known
 from everbeat.domain.settings.checks import (
     one_of,
     remark,
@@ -459,5 +459,14 @@ def _readable(found: ScheduleInfo) -> Rule:
             code="UNREADABLE",
             rule="the stored rule of this schedule is unreadable",
             fix="store it again with put_schedule",
+        )
+    zone = found.rule.timing.timezone
+    if not zone_is_known(zone):
+        raise refused(
+            zone,
+            subject=f"timezone of schedule {found.name!r}",
+            code="TIMEZONE_UNKNOWN",
+            rule="is not a time zone that this machine knows",
+            fix="install the Python package tzdata here",
         )
     return found.rule

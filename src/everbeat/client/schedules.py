@@ -85,10 +85,10 @@ class Schedule:
         app.put_schedule(Schedule("digest-42", digest.call(42), every="1h", note="asked by ann"))
     """
 
-    __slots__ = ("call", "name", "note", "rule", "where")
+    __slots__ = ("_where", "call", "name", "note", "rule")
 
     def __init__(self, name: str, call: Call[Any], /, **options: Unpack[ScheduleOptions]) -> None:
-        self.where = place_of_caller()
+        self._where = place_of_caller()
         self.name = name
         self.call = call
         self.rule, self.note = make_or_gather(
@@ -169,9 +169,9 @@ class ScheduleRegistry:
         other = self.schedules.get(schedule.name)
         if other is not None:
             raise RegistrationError(
-                f"Schedule {schedule.name!r} is already declared, at {other.where}.",
+                f"Schedule {schedule.name!r} is already declared, at {other._where}.",
                 fix="give one of them another name.",
-                where=schedule.where,
+                where=schedule._where,
             )
         self._definitions[schedule.name] = definition_of(schedule, self._sender)
         self.schedules[schedule.name] = schedule
@@ -205,7 +205,7 @@ class ScheduleRegistry:
                 where=where,
             ) from None
         schedule = Schedule(name, call, **options)
-        schedule.where = where
+        schedule._where = where
         self.declare(schedule)
 
     def declared(self, owner: str) -> Declared | None:
