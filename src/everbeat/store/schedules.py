@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct, structs
 
-from everbeat.domain.schedule.inspection import RunInfo, ScheduleInfo, ScheduleState, TickInfo
+from everbeat.domain.schedule.inspection import (
+    PAUSED_BY_FAILURES,
+    RunInfo,
+    ScheduleInfo,
+    ScheduleState,
+    TickInfo,
+)
 from everbeat.domain.schedule.model import (
     DecidedTick,
     Decision,
+    Declared,
     Definition,
     DueSchedule,
+    Rule,
+    Timing,
 )
+from everbeat.domain.task.states import TaskState
+from everbeat.store import rows
+from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
 
 MOST_LISTED: Final = 10_000
@@ -43,11 +57,13 @@ class DueSchedules(Struct, frozen=True):
 class DecidedTicks(Struct, frozen=True):
     """The schedules that a pass changed, and the number of tasks that it sent.
 
-    A schedule that another process has changed since it was read is left out.
+    A schedule that another process has changed since it was read is left out. `cancelled` are the runs that were cancelled, or asked to stop,
+    because a later tick replaces them. Their children are still to be cancelled.
     """
 
     changed: tuple[str, ...]
     sent: int
+    cancelled: tuple[UUID, ...] = ()
 
 
 class StoredSchedule(Struct, frozen=True):
@@ -114,11 +130,82 @@ class ScheduleProblems(Struct, frozen=True):
     zones: tuple[str, ...]
 
 
+_TIMING: Final = msgspec.json.Decoder(Timing)
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
+_RULE_COLUMNS: Final = (
+    "missed", "most", "catchup_ms", "overlap", "jitter_ms", "starts_at", "ends_at", "most_runs", "pause_after_failures", "expires_ms",
+)  # fmt: skip
+_INFO_COLUMNS: Final = (
+    "name", "state", "task", "arguments", "queue", "priority", "key", "serial", "note", "owner", "created_at", "changed_at", "decided_to",
+    "next_at", "runs", "paused_at", "paused_by", "pause_reason", "resume_at", "retired_at", "retired_because", "ended_at", "held_until",
+    "held_because", "at",
+)  # fmt: skip
+_TICK_COLUMNS: Final = (
+    "schedule", "at", "outcome", "task_id", "reason", "detail", "last_at", "missed", "decided_at", "decided_by", "state",
+)  # fmt: skip
+_RUN_COLUMNS: Final = ("task_id", "state", "tick", "sent_at", "started_at", "attempt", "worker_id")
+
+
 def list_due(
     *, limit: int, unknown_zones: Sequence[str] = (), skipped: Sequence[str] = ()
 ) -> Statement[DueSchedules]:
     """Return a page of due schedules, except those in a zone that the caller does not know and those that it skips by name."""
-    raise NotImplementedError
+    parameters = {"limit": limit, "unknown_zones": list(unknown_zones), "skipped": list(skipped)}
+
+    def read(found: Sequence[Row]) -> DueSchedules:
+        due: list[DueSchedule] = []
+        broken: list[BrokenSchedule] = []
+        for row in found:
+            if row[2] is None:  # the only row, which tells the wait if no schedule is due
+                continue
+            try:
+                due.append(_due(row))
+            except _UNREADABLE as problem:
+                broken.append(BrokenSchedule(row[2], str(problem)))
+        return DueSchedules(tuple(due), found[0][0], tuple(broken), len(due) + len(broken) == limit)
+
+    return Statement("schedule/list_due", parameters, read)
+
+
+def _due(row: Row) -> DueSchedule:
+    (
+        _,
+        now,
+        name,
+        timing,
+        missed,
+        most,
+        catchup_ms,
+        overlap,
+        jitter_ms,
+        starts_at,
+        ends_at,
+        most_runs,
+        *others,
+    ) = row
+    (
+        after_failures,
+        expires_ms,
+        decided_to,
+        runs,
+        is_paused,
+        resume_at,
+        held_until,
+        held_because,
+        changed_at,
+        *live,
+    ) = others
+    rule = _rule(
+        timing, (missed, most, catchup_ms, overlap, jitter_ms, starts_at, ends_at, most_runs, after_failures, expires_ms)
+    )  # fmt: skip
+    return DueSchedule(
+        name=name, rule=rule, decided_to=decided_to, now=now, runs=runs, live=live[0], waiting=live[1], failures=live[2],
+        is_paused=is_paused, resume_at=resume_at, held_until=held_until, held_because=held_because, changed_at=changed_at,
+    )  # fmt: skip
+
+
+def _rule(timing: str, columns: Sequence[Any]) -> Rule:
+    return Rule(timing=_TIMING.decode(timing), **dict(zip(_RULE_COLUMNS, columns, strict=True)))
 
 
 def decide_ticks(
@@ -128,12 +215,48 @@ def decide_ticks(
 
     If the statement is repeated after a lost reply, it changes and returns nothing.
     """
-    raise NotImplementedError
+    parameters = {
+        "decisions": msgspec.json.encode(decisions).decode(), "channel": channel, "decided_by": decided_by, "paused_by": PAUSED_BY_FAILURES,
+    }  # fmt: skip
+
+    def read(found: Sequence[Row]) -> DecidedTicks:
+        return DecidedTicks(
+            tuple(sorted(row[0] for row in found if row[0] is not None)),
+            next(row[2] for row in found if row[2] is not None),
+            tuple(row[1] for row in found if row[1] is not None),
+        )
+
+    return Statement("schedule/decide_ticks", parameters, read)
+
+
+def _fields(definition: Definition) -> dict[str, Any]:
+    """Return a definition as the fields of `fragment/schedule_fields`."""
+    call, rule = definition.call, definition.rule
+    fields = structs.asdict(call) | {name: getattr(rule, name) for name in _RULE_COLUMNS}
+    fields |= {
+        name: Raw(text.encode()) for name in ("args", "policy", "flags") if (text := fields[name]) is not None
+    }
+    fields |= {
+        "name": definition.name, "note": definition.note, "timing": Raw(msgspec.json.encode(rule.timing)), "timezone": rule.timing.timezone,
+    }  # fmt: skip
+    return fields | {"declaration": hashlib.sha256(msgspec.json.encode(definition)).hexdigest()}
 
 
 def put_schedule(definition: Definition) -> Statement[StoredSchedule]:
     """Store a schedule that is made at run time, or replace one."""
-    raise NotImplementedError
+    return Statement(
+        "schedule/put_schedule",
+        {"schedule": msgspec.json.encode(_fields(definition)).decode()},
+        rows.only(StoredSchedule),
+    )
+
+
+def declared_parameters(declared: Declared | None) -> dict[str, Any]:
+    """Return the statement parameters for the schedules that a worker's code declares."""
+    if declared is None:
+        return {"schedule_owner": None, "schedule_version": None, "schedules": None}
+    schedules = msgspec.json.encode([_fields(each) for each in declared.schedules]).decode()
+    return {"schedule_owner": declared.owner, "schedule_version": declared.version, "schedules": schedules}
 
 
 def list_schedules(
@@ -146,61 +269,100 @@ def list_schedules(
     limit: int = 1_000,
 ) -> Statement[list[ScheduleInfo]]:
     """List schedules in the order of their names. A filter of None matches all schedules. `after` is the last name of the previous page."""
-    raise NotImplementedError
+    parameters = {
+        "state": state, "task": task, "owner": owner, "prefix": prefix, "after": after, "limit": limit,
+    }  # fmt: skip
+    return Statement("schedule/list_schedules", parameters, lambda found: [_info(row) for row in found])
 
 
 def read_schedule(name: str) -> Statement[ScheduleInfo | None]:
     """Return a schedule, or None if it does not exist."""
-    raise NotImplementedError
+    return Statement(
+        "schedule/read_schedule", {"name": name}, lambda found: _info(found[0]) if found else None
+    )
+
+
+def _info(row: Row) -> ScheduleInfo:
+    count = len(_INFO_COLUMNS)
+    fields = dict(zip(_INFO_COLUMNS, row[:count], strict=True))
+    timing, tick = row[count], row[count + 1 + len(_RULE_COLUMNS) :]
+    try:
+        rule = _rule(timing, row[count + 1 : count + 1 + len(_RULE_COLUMNS)])
+    except _UNREADABLE:
+        rule = None
+    fields["arguments"] = rows.mapping(fields["arguments"])
+    return ScheduleInfo(**fields, rule=rule, last_tick=None if tick[0] is None else _tick(tick))
+
+
+def _tick(row: Row) -> TickInfo:
+    fields = dict(zip(_TICK_COLUMNS, row, strict=True))
+    return TickInfo(**fields | {"state": rows.state(fields["state"])})
 
 
 def known_schedules(*, limit: int = MOST_LISTED) -> Statement[list[str]]:
     """Return the names of schedules, for the message about an unknown one."""
-    raise NotImplementedError
+    return Statement("schedule/list_names", {"limit": limit}, rows.first_column)
 
 
 def list_ticks(name: str, *, limit: int, before: datetime | None = None) -> Statement[list[TickInfo]]:
     """Return the decided ticks of a schedule, latest first. `before` is the last tick of the previous page."""
-    raise NotImplementedError
+    parameters = {"name": name, "limit": limit, "before": before}
+    return Statement("schedule/list_ticks", parameters, lambda found: [_tick(row) for row in found])
 
 
 def list_sent_ticks(name: str, *, since: datetime, until: datetime) -> Statement[frozenset[datetime]]:
     """Return the ticks in [since, until) for which a task was sent."""
-    raise NotImplementedError
+    parameters = {"name": name, "since": since, "until": until}
+    return Statement(
+        "schedule/list_sent_ticks", parameters, lambda found: frozenset(rows.first_column(found))
+    )
 
 
 def list_live_runs(name: str, *, limit: int = 100) -> Statement[list[RunInfo]]:
     """Return the runs of a schedule that have not ended, oldest first."""
-    raise NotImplementedError
+
+    def read(found: Sequence[Row]) -> list[RunInfo]:
+        fields = [dict(zip(_RUN_COLUMNS, row, strict=True)) for row in found]
+        return [RunInfo(**each | {"state": TaskState(each["state"])}) for each in fields]
+
+    return Statement("schedule/list_live_runs", {"name": name, "limit": limit}, read)
 
 
 def pause_schedule(
     name: str, *, paused_by: str, reason: str | None = None, resume_at: datetime | None = None
 ) -> Statement[ScheduleChange | None]:
     """Pause a schedule until `resume_at` (None: until it is resumed). Return None if it does not exist. An earlier pause stays as it is."""
-    raise NotImplementedError
+    parameters = {"name": name, "paused_by": paused_by, "reason": reason, "resume_at": resume_at}
+    return Statement("schedule/pause_schedule", parameters, rows.first(ScheduleChange))
 
 
 def resume_schedule(name: str) -> Statement[ScheduleChange | None]:
     """Resume a schedule. Its ticks until now are not sent. Return None if it does not exist."""
-    raise NotImplementedError
+    return Statement("schedule/resume_schedule", {"name": name}, rows.first(ScheduleChange))
 
 
 def delete_schedule(name: str) -> Statement[ScheduleChange | None]:
     """Delete a schedule that was made at run time, or that is retired. Return None if it does not exist. Its ticks stay until retention."""
-    raise NotImplementedError
+    return Statement("schedule/delete_schedule", {"name": name}, rows.first(ScheduleChange))
 
 
 def run_schedule(name: str, *, task_id: UUID, channel: str) -> Statement[SentRun | None]:
     """Send a task as a tick of the schedule does. Return None if the schedule does not exist. The task's id makes the call idempotent."""
-    raise NotImplementedError
+    return Statement(
+        "schedule/run_schedule",
+        {"name": name, "id": task_id, "channel": channel},
+        lambda found: SentRun(found[0][0]) if found else None,
+    )
 
 
 def backfill_ticks(
     name: str, ticks: Sequence[DecidedTick], *, channel: str, decided_by: str | None = None
 ) -> Statement[int | None]:
     """Send the given ticks, except those that were sent before. Return how many tasks were sent (None: the schedule does not exist)."""
-    raise NotImplementedError
+    parameters = {
+        "name": name, "ticks": msgspec.json.encode(ticks).decode(), "channel": channel, "decided_by": decided_by,
+    }  # fmt: skip
+    return Statement("schedule/backfill_ticks", parameters, lambda found: int(found[0][0]) if found else None)
 
 
 def apply_declared(*, after_ms: int) -> Statement[list[DeclaredChange]]:
@@ -208,9 +370,26 @@ def apply_declared(*, after_ms: int) -> Statement[list[DeclaredChange]]:
 
     Of each owner's versions, the one that became live last counts. If an owner has no live worker for `after_ms`, its schedules are retired.
     """
-    raise NotImplementedError
+    return Statement("schedule/apply_declared", {"after_ms": after_ms}, rows.each(DeclaredChange))
 
 
 def find_problems(*, overdue_ms: int, limit: int = 100) -> Statement[ScheduleProblems]:
     """Return what the doctor checks: schedules that are overdue by more than `overdue_ms`, failing schedules, and the zones in use."""
-    raise NotImplementedError
+    parameters = {"overdue_ms": overdue_ms, "paused_by": PAUSED_BY_FAILURES, "limit": limit}
+
+    def read(found: Sequence[Row]) -> ScheduleProblems:
+        return ScheduleProblems(
+            tuple(OverdueSchedule(row[1], row[3], row[2], row[5], _problem(row[4])) for row in found if row[0] == "overdue"),
+            tuple(FailingSchedule(row[1], row[2], row[4]) for row in found if row[0] == "failing"),
+            tuple(sorted(row[3] for row in found if row[0] == "zone")),
+        )  # fmt: skip
+
+    return Statement("schedule/find_problems", parameters, read)
+
+
+def _problem(timing: str) -> str | None:
+    try:
+        _TIMING.decode(timing)
+    except _UNREADABLE as problem:
+        return str(problem)
+    return None

@@ -15,6 +15,7 @@ from everbeat.errors import DatabaseError
 from everbeat.store import rows
 from everbeat.store.connection import SILENCE_KEPT_MS
 from everbeat.store.rows import Row
+from everbeat.store.schedules import declared_parameters
 from everbeat.store.statement import Statement
 
 
@@ -151,8 +152,9 @@ def hold_session(supervisor_id: str, lock_key: int) -> Statement[bool | None]:
 
 def register_worker(row: WorkerRow) -> Statement[bool]:
     """Insert a worker's row. Return False if its supervisor has ended."""
-    queues = None if row.queues is None else list(row.queues)
-    return Statement("worker/register_worker", structs.asdict(row) | {"queues": queues}, rows.any_row)
+    parameters = structs.asdict(row) | declared_parameters(row.declared)
+    parameters["queues"] = None if row.queues is None else list(row.queues)
+    return Statement("worker/register_worker", parameters, rows.any_row)
 
 
 def beat(

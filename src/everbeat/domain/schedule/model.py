@@ -93,6 +93,7 @@ class DueSchedule(Struct, frozen=True, kw_only=True):
     All ticks up to `decided_to` are decided. `now` is the database's time. `live` is the number of its runs that have not ended, and `waiting`
     the number of those that have not begun yet. `failures` counts the latest runs that failed, without an interruption by another outcome. Runs
     before `held_until` do not count, so that a resumed schedule is not paused again at its next tick.
+    `changed_at` differs after each change of the schedule that was not a decision about ticks.
     """
 
     name: str
@@ -107,6 +108,7 @@ class DueSchedule(Struct, frozen=True, kw_only=True):
     resume_at: datetime | None
     held_until: datetime | None
     held_because: Literal["PAUSED", "RETIRED"] | None
+    changed_at: datetime | None = None
 
 
 class DecidedTick(Struct, frozen=True, kw_only=True):
@@ -132,6 +134,7 @@ class DecidedTick(Struct, frozen=True, kw_only=True):
 class Decision(Struct, frozen=True, kw_only=True):
     """The decision of one pass about a schedule.
 
+    The decision only counts while the schedule has `seen_decided_to` and `seen_changed_at` (None: not compared).
     `decided_to` replaces the schedule's. `next_at` is when a scheduler must check again (None: never). `has_ended`: there are no further ticks.
     `pauses`: the schedule is paused, for this reason. `resumes`: its pause is over.
     """
@@ -144,3 +147,4 @@ class Decision(Struct, frozen=True, kw_only=True):
     has_ended: bool = False
     pauses: str | None = None
     resumes: bool = False
+    seen_changed_at: datetime | None = None

@@ -36,8 +36,9 @@ _NOT_SENT: Final[dict[Missed, TickReason]] = {"latest": "NOT_LATEST", "all": "TO
 def decide(due: DueSchedule, *, installation: str) -> Decision:
     """Return the outcome of each due tick of a schedule, and when a scheduler must read the schedule again."""
     same = Decision(
-        name=due.name, seen_decided_to=due.decided_to, decided_to=due.decided_to, next_at=due.resume_at
-    )
+        name=due.name, seen_decided_to=due.decided_to, decided_to=due.decided_to, next_at=due.resume_at,
+        seen_changed_at=due.changed_at,
+    )  # fmt: skip
     if due.is_paused:
         is_over = due.resume_at is not None and due.resume_at <= due.now
         return replace(same, resumes=True, next_at=due.now) if is_over else same

@@ -1,2 +1,2 @@
 -- The declared schedules of an app.
-create index schedules_owner on {schema}.schedules (owner) where owner is not null
+create index {concurrently} schedules_owner on {schema}.schedules (owner) where owner is not null

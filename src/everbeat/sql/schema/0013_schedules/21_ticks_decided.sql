@@ -1,2 +1,2 @@
 -- Old ticks, for retention.
-create index ticks_decided on {schema}.ticks (decided_at)
+create index {concurrently} ticks_decided on {schema}.ticks (decided_at)

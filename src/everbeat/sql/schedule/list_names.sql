@@ -1,0 +1,2 @@
+-- List the names of schedules.
+select s.name from {schema}.schedules s order by s.name limit %(limit)s
