@@ -184,9 +184,10 @@ class ScheduleMethods(DatabaseMethods):
         return await self._arun(_resume(name))
 
     def run_schedule(self, name: str, /) -> Handle[Any]:
-        """Send the task of a schedule now, outside its ticks, and return its handle. A pause and the overlap rule are ignored.
+        """Send the task of a schedule now, outside its ticks, and return its handle, even if the schedule is paused or has ended.
 
-        `ctx.tick` is None in this run. Raises UnknownName if the schedule does not exist.
+        `ctx.tick` is None in this run. If a live task has the key of the run, return the handle of that task. Raises
+        UnknownName if the schedule does not exist.
         """
         return self._run("run_schedule", self._run_now(name))
 
@@ -215,11 +216,11 @@ class ScheduleMethods(DatabaseMethods):
         overlap: BackfillOverlap = "buffer_all",
         dry_run: bool = False,
     ) -> list[datetime]:
-        """Send a run for each tick from `since` until before `until` that has no run yet. Return these ticks, in order.
+        """Send a run for each tick from `since` until before `until` that has no run yet. Return the sent ticks, in order.
 
         With `overlap="buffer_all"` or "buffer_one", the runs start one at a time, in order. With "allow", all can start at once. Ticks in
-        the future are left out. If `dry_run` is set, only return the ticks. Raises UnknownName if the schedule does not exist, and
-        ConfigurationError if the range is empty or contains more than 10,000 ticks.
+        the future are left out, and ticks whose key a live task has. If `dry_run` is set, only return the ticks without a run. Raises
+        UnknownName if the schedule does not exist, and ConfigurationError if the range is empty or contains more than 10,000 ticks.
 
             app.backfill("nightly-report", since=monday, until=friday, dry_run=True)
         """
@@ -301,7 +302,8 @@ class ScheduleMethods(DatabaseMethods):
             channel = self._database.channel
             if (yield from ask(schedules.backfill_ticks(name, decided, channel=channel))) is None:
                 raise UnknownName("schedule", [name])
-        return missing
+        sent = yield from ask(schedules.list_sent_ticks(name, since=since, until=until))
+        return [tick for tick in missing if tick in sent]
 
 
 def _name(given: str, *, subject: str) -> str:
