@@ -18,6 +18,7 @@ from everbeat import (
     NamedStep,
     Node,
     RetryPolicy,
+    Schedule,
     SyncTask,
     Task,
     TaskError,
@@ -25,7 +26,7 @@ from everbeat import (
     WorkflowHandle,
 )
 from everbeat.domain.workflow.graph import Graph
-from everbeat.inspection import Pause, QuietTree, SweepResult
+from everbeat.inspection import Pause, QuietTree, ScheduleInfo, SweepResult, TickInfo
 from everbeat.recovery import Default, FailWithBackoff, RecoveryContext, Reschedule, Skip, SweepSummary
 from everbeat.workflows import Nodes, WorkflowCall, WorkflowDefinition, results
 from everbeat.workflows import outcomes as outcomes_of
@@ -59,6 +60,8 @@ from tests.typing.declared import (
     read_all,
     render,
     report,
+    scheduled,
+    scheduled_async,
     ship,
     silent,
     sum_all,
@@ -357,3 +360,24 @@ def definitions() -> None:
     assert_type(wf.add(silent), Node[None])
     assert_type(wf.add(many, wf.add(list_orders).result), Node[list[Payment]])
     assert_type(wf.add(many, [Order(1)]).outcome, Completed[list[Payment]] | Failed)
+
+
+def schedules() -> None:
+    assert_type(scheduled_async.send(kind="x"), Handle[Receipt])
+    assert_type(scheduled_async(), Coroutine[Any, Any, Receipt]).close()
+    assert_type(scheduled("x"), int)
+    assert_type(app.schedule("one", plain.call(1), at=datetime.now(UTC)), Schedule)
+    assert_type(app.put_schedule(Schedule("digest", welcome.call(1), every=timedelta(hours=1))), ScheduleInfo)
+    assert_type(app.next_ticks("digest", 5), list[datetime])
+    assert_type(app.list_schedules(state="PAUSED"), list[ScheduleInfo])
+    assert_type(app.list_ticks("digest"), list[TickInfo])
+    assert_type(app.run_schedule("digest"), Handle[Any])
+    assert_type(
+        app.backfill("digest", since=datetime.now(UTC), until=datetime.now(UTC), overlap="allow"),
+        list[datetime],
+    )
+
+
+async def schedules_to_await() -> None:
+    assert_type(await app.aput_schedule(Schedule("digest", welcome.call(1), every="1h")), ScheduleInfo)
+    assert_type(await app.arun_schedule("digest"), Handle[Any])

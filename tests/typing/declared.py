@@ -216,3 +216,16 @@ def silent(wf: Workflow) -> None:
 @app.define_workflow("many")
 def many(wf: Workflow, orders: list[Order]) -> Nodes[Payment]:
     return wf.map(charge, orders)
+
+
+@app.schedule("nightly", cron="30 2 * * *", timezone="Europe/Berlin", missed="latest", overlap="skip")
+@app.schedule("hourly", every="1h", jitter="5m")
+@app.task
+async def scheduled_async(context: Context, kind: str = "sales") -> Receipt:
+    return Receipt(len(kind))
+
+
+@app.schedule("weekly", cron=["@weekly", "0 5 * * 3"])
+@app.task(queue="slow")
+def scheduled(kind: str = "sales") -> int:
+    return len(kind)

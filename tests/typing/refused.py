@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import uuid4
 
-from everbeat import Completed, Context, Failed, RetryPolicy, Task, Workflow
+from everbeat import Completed, Context, Failed, RetryPolicy, Schedule, Task, Workflow
 from everbeat.recovery import RecoveryContext, Reschedule, Skip
 from tests.typing.declared import (
     Order,
@@ -182,3 +182,15 @@ async def durable(context: Context) -> None:
     app.signal(1, "decided")  # mistake 85: a number is not an id
     app.signal(welcome.send(1))  # mistake 86: an event has a name
     print(text, flag)
+
+
+def schedules() -> None:
+    app.schedule("a", plain.call(1), evry="1h")  # mistake 87: misspelt option
+    app.schedule("a", plain.call(1), every="1h", overlap="stop")  # mistake 88: unknown choice
+    app.schedule("a", plain, every="1h")  # mistake 89: a task is not a call
+    app.put_schedule("a")  # mistake 90: a name is not a schedule
+    Schedule("a", plain.call("x"), every="1h")  # mistake 91: wrong type of an argument
+
+
+@app.schedule("late", every="1h")  # mistake 92: a function is not a task
+def late() -> None: ...

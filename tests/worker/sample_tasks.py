@@ -474,3 +474,18 @@ def linger_in_thread(folder: str, name: str) -> None:
 @task()
 async def report_once(ctx: Context) -> None:
     ctx.progress("half way", 0.5, "from a process of its own")
+
+
+@task()
+async def tick_async(ctx: Context) -> str:
+    return str(ctx.tick)
+
+
+@task()
+def tick_in_thread(ctx: Context) -> str:
+    return str(ctx.tick)
+
+
+@task(run_in="process")
+def tick_in_process(ctx: Context) -> str:
+    return str(ctx.tick)
