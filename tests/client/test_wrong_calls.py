@@ -23,6 +23,7 @@ from everbeat import (
     QueueConfig,
     RecoveryConfig,
     RetryPolicy,
+    Schedule,
     TaskError,
     WorkerConfig,
     Workflow,
@@ -60,6 +61,7 @@ OBJECTS: list[Any] = [
     app.workflow_handle(uuid4()),
     context,
     context.named("ship"),
+    Schedule("hourly", pack.call(1), every="1h"),
 ]
 MISSPELT: list[tuple[str, Callable[[], Any], str]] = [
     ("App.stall_timout", lambda: App(URL, stall_timout="5m"), "use stall_timeout"),  # type: ignore[call-arg]
@@ -88,6 +90,17 @@ MISSPELT: list[tuple[str, Callable[[], Any], str]] = [
     ("Context.wait_event.timout", lambda: context.wait_event("a", timout=3), "use timeout"),  # type: ignore[call-overload]
     ("Workflow.start.outptu", lambda: wf.start(outptu=None), "use output"),  # type: ignore[call-overload]
     ("WorkflowDefinition.with_options.kee", lambda: order_of.with_options(kee="a"), "use key"),  # type: ignore[call-arg]
+    (
+        "Schedule.overlp",
+        lambda: Schedule("hourly", pack.call(1), every="1h", overlp="skip"),  # type: ignore[call-arg]
+        "use overlap",
+    ),
+    (
+        "Schedule.overlp",
+        lambda: app.schedule("hourly", pack.call(1), every="1h", overlp="skip"),  # type: ignore[call-overload]
+        "use overlap",
+    ),
+    ("App.list_schedules.prefxi", lambda: app.list_schedules(prefxi="a"), "use prefix"),  # type: ignore[call-arg]
     ("Node.after.jon", lambda: OBJECTS[4].after(jon="any"), "use join"),
 ]
 
@@ -168,6 +181,8 @@ def test_the_methods_of_all_public_classes_are_called() -> None:
         (context.step, "Context.step() missing 1 required positional argument: 'fn'"),
         (lambda: context.sleep("1s", "2s"), "Context.sleep() takes 2 positional arguments but 3 were given"),
         (app.send_many, "App.send_many() missing 1 required positional argument: 'calls'"),
+        (app.schedule, "App.schedule() missing 1 required positional argument: 'name'"),
+        (lambda: Schedule("a"), "Schedule() missing 1 required positional argument: 'call'"),  # type: ignore[call-arg]
         (app.cancel, "App.cancel() missing 1 required positional argument: 'task_id'"),
         (lambda: App(URL, "schema"), "App() takes from 1 to 2 positional arguments but 3 were given"),
     ],

@@ -14,7 +14,7 @@ from everbeat.client.task import Call, Task
 from everbeat.domain.schedule.model import Declared, Definition, Missed, Overlap, Rule
 from everbeat.domain.schedule.options import rule_of
 from everbeat.domain.schedule.timing import describe
-from everbeat.domain.settings.checks import optional, remark, task_name
+from everbeat.domain.settings.checks import optional, public, remark, task_name
 from everbeat.domain.settings.settings import (
     FieldCheck,
     StandIn,
@@ -75,6 +75,7 @@ _ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
 _note: Final[FieldCheck] = optional(remark, none="stores no note")
 
 
+@public
 @final
 class Schedule:
     """A rule that sends a task repeatedly, for `App.put_schedule`.
