@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from everbeat import App
+from everbeat import App, Schedule
 from everbeat.domain.inspection import CancelVerdict
 from everbeat.errors import NotPaused
 from everbeat.store import tasks
@@ -190,3 +192,40 @@ def _named(n: int):  # type: ignore[no-untyped-def]
 
     work.__name__ = f"work_{n}"
     return work
+
+
+SCHEDULE_CALLS: dict[str, Callable[[App], Awaitable[Any]]] = {
+    "put_schedule": lambda app: app.aput_schedule(_hourly(app, overlap="skip")),
+    "pause_schedule": lambda app: app.apause_schedule("hourly", reason="once"),
+    "resume_schedule": lambda app: app.aresume_schedule("hourly"),
+    "run_schedule": lambda app: app.arun_schedule("hourly"),
+    "backfill_ticks": lambda app: app.abackfill(
+        "hourly", since=LONG_AGO, until=LONG_AGO + timedelta(hours=3)
+    ),
+    "delete_schedule": lambda app: app.adelete_schedule("hourly"),
+}
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _hourly(app: App, **options: Any) -> Schedule:
+    work = app._registry.task("work")
+    assert work is not None
+    return Schedule("hourly", work.call(1), **({"every": "1h"} | options))
+
+
+@pytest.mark.parametrize("statement", SCHEDULE_CALLS)
+async def test_a_change_of_a_schedule_whose_reply_is_lost_is_made_once(
+    db: StoreHarness, app_behind_proxy: App, proxy: Proxy, statement: str
+) -> None:
+    await app_behind_proxy.aput_schedule(_hourly(app_behind_proxy))
+    if statement == "resume_schedule":
+        await app_behind_proxy.apause_schedule("hourly")
+    proxy.lose_reply(statement_marker(f"schedule/{statement}"))
+    reply = await SCHEDULE_CALLS[statement](app_behind_proxy)
+    assert proxy.lost == 1
+    sent = {"run_schedule": 1, "backfill_ticks": 3}.get(statement, 0)
+    assert len(db.table("tasks", "id")) == sent
+    if statement == "backfill_ticks":
+        assert len(reply) == len(db.table("ticks", "at")) == 3
+    states = [found.state for found in await app_behind_proxy.alist_schedules()]
+    assert states == {"pause_schedule": ["PAUSED"], "delete_schedule": []}.get(statement, ["ACTIVE"])
