@@ -44,7 +44,10 @@ class SupervisorRow(Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(Struct, frozen=True, kw_only=True):
-    """A worker's row, as its supervisor writes it. `declared` are the schedules that the worker's code declares."""
+    """A worker's row, as its supervisor writes it. `declared` are the schedules that the worker's code declares.
+
+    `starts_version` is False if the worker only replaces another one with the same declaration, because that is not a deploy.
+    """
 
     id: str
     supervisor_id: str
@@ -54,6 +57,7 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
     queues: Sequence[str] | None
     metadata: str | None = None
     declared: Declared | None = None
+    starts_version: bool = True
 
 
 class BeatAnswer(Struct, frozen=True):

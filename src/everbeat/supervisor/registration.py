@@ -176,6 +176,7 @@ class Supervision:
         self._services_scope = TaskScope(name="services", on_fatal=on_fatal)
         self._lock_task: asyncio.Task[None] | None = None
         self._coming_back = asyncio.Lock()
+        self._declared_last: tuple[str, str] | None = None
         self._heartbeat = Heartbeat(self._beats, self)
         self._heartbeat_runner = self._runner(self._heartbeat)
         self.recovery = RecoveryEnvironment(
@@ -256,6 +257,9 @@ class Supervision:
 
     async def register(self, worker: SupervisedWorker) -> Welcome:
         """Register a worker, start sending heartbeats for it, and return its welcome message."""
+        if worker.declared is not None:
+            version = worker.declared.owner, worker.declared.version
+            worker.starts_version, self._declared_last = version != self._declared_last, version
         await self._register(worker)
         worker.is_quiet = self._heartbeat.is_quiet
         self.workers.append(worker)

@@ -47,7 +47,7 @@ class SupervisedWorker:
 
     `on_loop`: the task functions whose code runs on the worker's event loop, and stands still while the loop is blocked. `heard_at`:
     when the worker last sent a message, on the supervisor's monotonic clock. `ticked_at`: when it last sent a `Tick`. `declared`: the
-    schedules that the worker's code declares.
+    schedules that the worker's code declares. `starts_version`: the worker is not just the successor of another one with this declaration.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class SupervisedWorker:
     ) -> None:
         self.pid = pid
         self.declared = declared
+        self.starts_version = True
         self.on_loop = frozenset(on_loop)
         self.heard_at = clock.monotonic()
         self.send = send
@@ -81,6 +82,7 @@ class SupervisedWorker:
     def rename(self) -> None:
         """Give the worker a new id and no leases, because it was declared dead under the old id."""
         self.worker_id = new_id(self.pid)
+        self.starts_version = False
         self._lost_since += len(self.held)
         self.held.clear()
 
@@ -128,6 +130,7 @@ class SupervisedWorker:
             queues=self._queues,
             metadata=self._metadata,
             declared=self.declared,
+            starts_version=self.starts_version,
         )
 
     def state(self) -> WorkerState | None:

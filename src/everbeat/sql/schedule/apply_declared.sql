@@ -12,7 +12,7 @@ with winner as materialized (
 ), asked as materialized (
     select w.owner, g.*, s.name is null as is_new, s.owner as stored_owner, s.retired_at, s.declaration as stored_declaration,
         row_number() over (partition by g.name order by (s.owner = w.owner) is true desc, w.owner) = 1
-            and (s.name is null or s.owner = w.owner or s.owner is not null and s.retired_at is not null) as is_granted
+            and (s.name is null or s.owner = w.owner or s.owner is not null and s.retired_at is not null) is true as is_granted
     from winner w
     cross join lateral json_to_recordset(w.schedules) as g ({fragment/schedule_fields})
     left join {schema}.schedules s on s.name = g.name

@@ -1,12 +1,13 @@
 -- Register a worker that was started by a supervisor. Return no row if the supervisor was ended. The statement is idempotent. It also stores
--- the schedules that the worker's code declares. If no other live worker declares this version of them, the version becomes live now.
+-- the schedules that the worker's code declares. If no other live worker declares this version of them, the version becomes live now, unless
+-- the worker only replaces another one (starts_version is false).
 with declared as (
     insert into {schema}.schedule_versions as v (owner, version, schedules, live_since)
     select %(schedule_owner)s, %(schedule_version)s, %(schedules)s::text::json, statement_timestamp()
     from {schema}.supervisors s
     where s.id = %(supervisor_id)s and s.ended_at is null and %(schedule_owner)s::text is not null
     on conflict (owner, version) do update set live_since = excluded.live_since
-    where not exists (
+    where %(starts_version)s and not exists (
         select from {schema}.workers w where w.schedule_owner = excluded.owner and w.schedule_version = excluded.version and w.ended_at is null
     )
     returning 1
