@@ -155,6 +155,34 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
            )""",
     ),
     (
+        "I31",
+        "a task of a tick has the row of this tick, and no other task has it",
+        """select t.id, t.schedule, t.tick from {schema}.tasks t
+           left join {schema}.ticks k on k.schedule = t.schedule and k.at = t.tick
+           where t.tick is not null and k.task_id is distinct from t.id""",
+    ),
+    (
+        "I31",
+        "the task of a sent tick was inserted",
+        """select k.schedule, k.at, k.task_id from {schema}.ticks k
+           where k.outcome = 'SENT' and not exists (
+               select from {schema}.audit a where a.task_id = k.task_id and a.old is null
+           )""",
+    ),
+    (
+        "I32",
+        "no tick is decided twice: a series of missed ticks covers no other row, unless an operator sent it later",
+        """select a.schedule, a.at, b.at from {schema}.ticks a
+           join {schema}.ticks b on b.schedule = a.schedule and b.at > a.at and b.at <= a.last_at
+           where b.detail is distinct from 'backfill'""",
+    ),
+    (
+        "I32",
+        "no decided tick is later than the moment up to which its schedule is decided",
+        """select k.schedule, k.at, s.decided_to from {schema}.ticks k join {schema}.schedules s on s.name = k.schedule
+           where coalesce(k.last_at, k.at) > s.decided_to""",
+    ),
+    (
         "I26",
         "no lease of an ended worker",
         """select t.id, t.claimed_by_worker_id from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id
