@@ -158,7 +158,9 @@ def show_swept(app: App, result: SweepResult, *, empty: str) -> None:
 _RECORDS: Final = "terminal_record_retention_hours"
 _RETENTION: Final = {
     "beats": "heartbeat_retention_hours",
-    **dict.fromkeys(("worker_states", "workers", "supervisors"), "worker_state_retention_hours"),
+    **dict.fromkeys(
+        ("worker_states", "workers", "supervisors", "schedule_versions"), "worker_state_retention_hours"
+    ),
 }
 """Maps tables to their retention settings. All other tables use the retention of terminal records."""
 _PRUNE_OPTIONS: Final = {

@@ -157,6 +157,7 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
         yield _Walk(_LONG_AGO, partial(retention.prune_worker_states, hours=hours, limit=rows))
         yield _Walk("", partial(retention.prune_workers, hours=hours, limit=rows))
         yield _Walk("", partial(retention.prune_supervisors, hours=hours, limit=rows))
+        yield _Walk("", partial(retention.prune_schedule_versions, hours=hours, limit=rows))
     if (hours := config.terminal_record_retention_hours) is not None and bounds is not None:
         # A task that finished before the cutoff was also sent before it, so tasks that were sent later are not read. An id from the future
         # does not show when its task was sent: the sender's clock was wrong, or the id is not a UUIDv7.
@@ -168,6 +169,7 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
             yield _Walk(first, partial(retention.prune_stray_steps, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_signals, hours=hours, limit=rows, until=until))
         yield _Walk(0, partial(retention.prune_stray_recoveries, hours=hours, limit=rows))
+        yield _Walk(_LONG_AGO, partial(retention.prune_ticks, hours=hours, limit=rows))
 
 
 class SpareStatements(Statements, Protocol):

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from everbeat.domain.schedule.model import Decision, DueSchedule
+from everbeat.domain.schedule.model import DueSchedule, TickDecision
 from everbeat.domain.schedule.ticks import decide
 from everbeat.domain.schedule.timing import zone_is_known
 from everbeat.errors import DatabaseError
@@ -160,7 +160,7 @@ class Scheduler:
             self._emit(ZoneUnknown(zone=zone, schedule=due.name, fix=fix))
         return False
 
-    async def _decide(self, due: Iterable[DueSchedule]) -> list[Decision]:
+    async def _decide(self, due: Iterable[DueSchedule]) -> list[TickDecision]:
         if self._installation is None:
             found = await self._environment.run_once(steps.installation())
             self._installation = str(found)
@@ -173,14 +173,14 @@ class Scheduler:
             await self._clock.sleep(0)  # after an outage, this loop must not delay the heartbeats
         return decisions
 
-    async def _write(self, decisions: Sequence[Decision]) -> list[Decision]:
+    async def _write(self, decisions: Sequence[TickDecision]) -> list[TickDecision]:
         """Store the decisions. Return those that were the first about their ticks."""
-        written: list[Decision] = []
+        written: list[TickDecision] = []
         for batch in _batches(sorted(decisions, key=lambda each: each.name)):
             written += await divided(batch, self._written, self._refused, is_refused=_is_refused)
         return written
 
-    async def _written(self, batch: Sequence[Decision]) -> list[Decision]:
+    async def _written(self, batch: Sequence[TickDecision]) -> list[TickDecision]:
         statement = schedules.decide_ticks(
             batch, channel=self._environment.channel, decided_by=self._environment.observer.supervisor_id
         )
@@ -189,7 +189,7 @@ class Scheduler:
             self._broken.pop(each.name, None)
         return [each for each in batch if each.name in changed]
 
-    async def _refused(self, decision: Decision, problem: Exception) -> list[Decision]:
+    async def _refused(self, decision: TickDecision, problem: Exception) -> list[TickDecision]:
         self._report_broken(decision.name, str(problem))
         return []
 
@@ -201,7 +201,7 @@ class Scheduler:
         if known is None or known.problem != text:
             self._emit(ScheduleBroken(schedule=name, problem=text))
 
-    def _report(self, written: Sequence[Decision]) -> None:
+    def _report(self, written: Sequence[TickDecision]) -> None:
         if not written:
             return
         ticks = [(each.name, tick) for each in written for tick in each.ticks]
@@ -229,9 +229,9 @@ class Scheduler:
                 self._emit(SchedulePaused(schedule=each.name, reason=each.pauses))
 
 
-def _batches(decisions: Sequence[Decision]) -> Iterator[list[Decision]]:
+def _batches(decisions: Sequence[TickDecision]) -> Iterator[list[TickDecision]]:
     """Divide the decisions into batches of about `_MOST_TICKS` ticks."""
-    batch: list[Decision] = []
+    batch: list[TickDecision] = []
     ticks = 0
     for each in decisions:
         if batch and ticks + len(each.ticks) > _MOST_TICKS:

@@ -110,6 +110,19 @@ def prune_worker_states(*, hours: int, limit: int, after: datetime) -> Statement
     return Statement("retention/prune_worker_states", parameters, _step("worker_states"))
 
 
+def prune_ticks(*, hours: int, limit: int, after: datetime) -> Statement[PruneStep[datetime]]:
+    """Delete up to `limit` ticks that were decided more than `hours` ago, starting with the oldest after `after`."""
+    return Statement(
+        "retention/prune_ticks", {"hours": hours, "limit": limit, "after": after}, _step("ticks")
+    )
+
+
+def prune_schedule_versions(*, hours: int, limit: int, after: str) -> Statement[PruneStep[str]]:
+    """Delete up to `limit` versions of declared schedules that became live more than `hours` ago and that no stored worker declares."""
+    parameters = {"hours": hours, "limit": limit, "after": after}
+    return Statement("retention/prune_schedule_versions", parameters, _step("schedule_versions"))
+
+
 def prune_workers(*, hours: int, limit: int, after: str) -> Statement[PruneStep[str]]:
     """Delete workers that ended more than `hours` ago and hold no tasks. Examine at most the next `limit` workers."""
     return Statement(

@@ -20,11 +20,11 @@ from everbeat.domain.schedule.inspection import (
 )
 from everbeat.domain.schedule.model import (
     DecidedTick,
-    Decision,
     Declared,
     Definition,
     DueSchedule,
     Rule,
+    TickDecision,
     Timing,
 )
 from everbeat.domain.task.states import TaskState
@@ -96,7 +96,7 @@ DeclaredVerdict: TypeAlias = Literal["ADDED", "CHANGED", "RETURNED", "RETIRED", 
 
 
 class DeclaredChange(Struct, frozen=True):
-    """What became of a declared schedule. TAKEN: it was not stored, because another app declares the name or it was made at run time."""
+    """The change of a declared schedule. TAKEN: it was not stored, because another app declares the name or it was made at run time."""
 
     owner: str
     name: str
@@ -105,7 +105,7 @@ class DeclaredChange(Struct, frozen=True):
 
 
 class OverdueSchedule(Struct, frozen=True):
-    """A schedule that no scheduler has looked at in time. `problem` is why its rule is unreadable (None: it is readable)."""
+    """A schedule that no scheduler has decided in time. `problem` is why its rule is unreadable (None: it is readable)."""
 
     name: str
     timezone: str
@@ -123,7 +123,7 @@ class FailingSchedule(Struct, frozen=True):
 
 
 class ScheduleProblems(Struct, frozen=True):
-    """What the doctor checks about schedules. `zones` are the time zones of all schedules that have further ticks."""
+    """The findings about schedules for the doctor. `zones` are the time zones of all schedules that have further ticks."""
 
     overdue: tuple[OverdueSchedule, ...]
     failing: tuple[FailingSchedule, ...]
@@ -156,7 +156,7 @@ def list_due(
         due: list[DueSchedule] = []
         broken: list[BrokenSchedule] = []
         for row in found:
-            if row[2] is None:  # the only row, which tells the wait if no schedule is due
+            if row[2] is None:  # no schedule is due, and the only row holds the wait
                 continue
             try:
                 due.append(_due(row))
@@ -209,7 +209,7 @@ def _rule(timing: str, columns: Sequence[Any]) -> Rule:
 
 
 def decide_ticks(
-    decisions: Sequence[Decision], *, channel: str, decided_by: str | None = None
+    decisions: Sequence[TickDecision], *, channel: str, decided_by: str | None = None
 ) -> Statement[DecidedTicks]:
     """Store what happens to ticks and send their tasks, for each schedule that is still as it was read.
 
@@ -374,7 +374,7 @@ def apply_declared(*, after_ms: int) -> Statement[list[DeclaredChange]]:
 
 
 def find_problems(*, overdue_ms: int, limit: int = 100) -> Statement[ScheduleProblems]:
-    """Return what the doctor checks: schedules that are overdue by more than `overdue_ms`, failing schedules, and the zones in use."""
+    """Return the schedules that are overdue by more than `overdue_ms`, failing schedules, and the zones in use, for the doctor."""
     parameters = {"overdue_ms": overdue_ms, "paused_by": PAUSED_BY_FAILURES, "limit": limit}
 
     def read(found: Sequence[Row]) -> ScheduleProblems:

@@ -13,7 +13,7 @@ from everbeat.domain.schedule.model import Rule, TickOutcome, TickReason
 from everbeat.domain.task.states import TaskState
 
 ScheduleState: TypeAlias = Literal["ACTIVE", "PAUSED", "RETIRED", "ENDED"]
-"""ENDED: there are no further ticks. RETIRED: the schedule is declared in code, and no live worker declares it any more."""
+"""ENDED: there are no further ticks. RETIRED: the schedule is declared in code, and live workers no longer declare it."""
 PAUSED_BY_FAILURES: str = "everbeat"
 """The `paused_by` of a schedule that a scheduler paused because its latest runs failed."""
 
@@ -52,7 +52,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
 class ScheduleInfo(Struct, frozen=True, kw_only=True):
     """A schedule. `arguments` are plain JSON values. `rule` is None if the stored rule is unreadable.
 
-    All ticks up to `decided_to` are decided. A scheduler looks at the schedule again at `next_at` (None: not before it changes). `runs` is
+    All ticks up to `decided_to` are decided. A scheduler reads the schedule again at `next_at` (None: not before it changes). `runs` is
     the number of ticks that were sent. `owner` is the app whose code declares the schedule, or None if it was made at run time. Ticks up to
     `held_until` were not sent because the schedule was paused or retired. `last_tick` is the latest decided tick that is still stored.
     `at` is the database's time when the row was read.

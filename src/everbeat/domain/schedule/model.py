@@ -131,7 +131,7 @@ class DecidedTick(Struct, frozen=True, kw_only=True):
     missed: int | None = None
 
 
-class Decision(Struct, frozen=True, kw_only=True):
+class TickDecision(Struct, frozen=True, kw_only=True):
     """The decision of one pass about a schedule.
 
     The decision only counts while the schedule has `seen_decided_to` and `seen_changed_at` (None: not compared).

@@ -17,10 +17,10 @@ from everbeat.domain.schedule.model import (
     MOST_MISSED_ROWS,
     ON_TIME_MS,
     DecidedTick,
-    Decision,
     DueSchedule,
     Missed,
     Rule,
+    TickDecision,
     TickReason,
 )
 from everbeat.domain.schedule.timing import latest_ticks, ticks_after
@@ -33,9 +33,9 @@ _NOT_SENT: Final[dict[Missed, TickReason]] = {"latest": "NOT_LATEST", "all": "TO
 """Why an earlier one of several due ticks is not sent."""
 
 
-def decide(due: DueSchedule, *, installation: str) -> Decision:
+def decide(due: DueSchedule, *, installation: str) -> TickDecision:
     """Return the outcome of each due tick of a schedule, and when a scheduler must read the schedule again."""
-    same = Decision(
+    same = TickDecision(
         name=due.name, seen_decided_to=due.decided_to, decided_to=due.decided_to, next_at=due.resume_at,
         seen_changed_at=due.changed_at,
     )  # fmt: skip
@@ -119,7 +119,7 @@ def _is_held(due: DueSchedule, tick: datetime) -> bool:
     return due.held_until is not None and tick <= due.held_until
 
 
-def _waiting(due: DueSchedule, decision: Decision) -> Decision:
+def _waiting(due: DueSchedule, decision: TickDecision) -> TickDecision:
     """Return the decision with the moment when its first undecided tick is due."""
     following = next_due(due.rule, due.name, decision.decided_to)
     if following is None:

@@ -45,6 +45,9 @@ TRANSITIONS: Final = tuple(
         (None, "PENDING", "task/insert_task", "sent"),
         (None, "PENDING", "task/insert_tasks", "sent in a batch, all or none"),
         (None, "PENDING", "step/send_child", "sent by a running task, as its child"),
+        (None, "PENDING", "schedule/decide_ticks", "sent for a tick of a schedule"),
+        (None, "PENDING", "schedule/run_schedule", "sent because an operator ran a schedule"),
+        (None, "PENDING", "schedule/backfill_ticks", "sent later for a tick that was not sent"),
         ("PENDING", "CLAIMED", "task/claim_tasks", "a worker claimed it"),
         (
             "PENDING",
@@ -54,6 +57,7 @@ TRANSITIONS: Final = tuple(
         ),
         ("PENDING", "CANCELLED", "task/cancel_task", "cancelled before a worker claimed it"),
         ("PENDING", "CANCELLED", "task/cancel_children", "cancelled with its parent"),
+        ("PENDING", "CANCELLED", "schedule/decide_ticks", "replaced by the next run of its schedule"),
         ("PENDING", "EXPIRED", "task/expire_tasks", "good_until passed before a worker claimed it"),
         ("CLAIMED", "RUNNING", "task/start_tasks", "its code starts"),
         ("CLAIMED", "EXPIRED", "task/start_tasks", "good_until passed before its code started"),
@@ -68,6 +72,7 @@ TRANSITIONS: Final = tuple(
         ),
         ("CLAIMED", "CANCELLED", "task/cancel_task", "cancelled before its code started"),
         ("CLAIMED", "CANCELLED", "task/cancel_children", "cancelled with its parent"),
+        ("CLAIMED", "CANCELLED", "schedule/decide_ticks", "replaced by the next run of its schedule"),
         ("CLAIMED", "CANCELLED", "task/recover_leases", "its worker died; cancel requested"),
         ("RUNNING", "COMPLETED", "task/complete_attempts", "its code returned"),
         (

@@ -62,4 +62,13 @@ select
     ) as supervisors,
     (select count(*) from old_workflows) as workflows,
     (select count(*) from {schema}.nodes n where exists (select from old_workflows o where o.id = n.workflow_id)) as nodes,
-    (select count(*) from {schema}.edges e where exists (select from old_workflows o where o.id = e.workflow_id)) as edges
+    (select count(*) from {schema}.edges e where exists (select from old_workflows o where o.id = e.workflow_id)) as edges,
+    (select count(*) from {schema}.ticks k where k.decided_at < (select terminal from age)) as ticks,
+    (
+        select count(*) from {schema}.schedule_versions v
+        where v.live_since < (select worker from age)
+          and not exists (
+              select from {schema}.workers w
+              where w.schedule_owner = v.owner and w.schedule_version = v.version and not exists (select from old_workers o where o.id = w.id)
+          )
+    ) as schedule_versions

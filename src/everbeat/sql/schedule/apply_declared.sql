@@ -14,8 +14,12 @@ with winner as materialized (
         row_number() over (partition by g.name order by (s.owner = w.owner) is true desc, w.owner) = 1
             and (s.name is null or s.owner = w.owner or s.owner is not null and s.retired_at is not null) is true as is_granted
     from winner w
-    cross join lateral json_to_recordset(w.schedules) as g ({fragment/schedule_fields})
+    cross join lateral json_array_elements(case when json_typeof(w.schedules) = 'array' then w.schedules else '[]' end) as one (definition)
+    cross join lateral json_to_record(
+        case when json_typeof(one.definition) = 'object' then one.definition else '{{}}' end
+    ) as g ({fragment/schedule_fields})
     left join {schema}.schedules s on s.name = g.name
+    where g.name is not null
 ), due as materialized (
     select a.* from asked a
     where a.is_granted and (

@@ -18,7 +18,7 @@ with held as materialized (
     from tick k
     cross join held h
     cross join lateral (select coalesce(h.serial, case when k.is_serial then 'schedule:' || h.name end) as serial) line
-    order by h.task, h.key, k.task_id
+    order by h.task, h.key, k.at, k.task_id
     on conflict do nothing
     returning id, queue, tick
 ), stored as (

@@ -33,7 +33,7 @@ with decided as materialized (
     join held h on h.name = k.schedule
     cross join lateral (select coalesce(h.serial, case when k.is_serial then 'schedule:' || h.name end) as serial) line
     where k.outcome = 'SENT'
-    order by h.task, h.key, k.task_id
+    order by h.task, h.key, k.at, k.task_id
     on conflict do nothing
     returning id, queue, schedule
 ), stored as (

@@ -1,4 +1,4 @@
--- Delete a schedule that was made at run time, or that no live worker declares any more. Its runs and its decided ticks stay.
+-- Delete a schedule that was made at run time, or that is retired. Its runs and its decided ticks stay.
 with held as materialized (
     select s.name, s.owner from {schema}.schedules s where s.name = %(name)s for update
 ), gone as (

@@ -1,8 +1,8 @@
--- Find the schedules that no scheduler has looked at in time, the schedules that are paused because their runs failed, and the time zones of
--- the schedules that have further ticks. The statement reads all schedules and is meant for the doctor.
+-- Find overdue schedules, schedules that are paused because their runs failed, and the time zones of all schedules with further ticks. The
+-- statement reads all schedules and is meant for the doctor.
 (
     select 'overdue' as kind, s.name, s.next_at as at, s.timezone, s.timing::text as detail,
-        least(extract(epoch from statement_timestamp() - s.next_at) * 1000, 9e15)::bigint as overdue_ms
+        least((extract(epoch from statement_timestamp()) - extract(epoch from s.next_at)) * 1000, 9e15)::bigint as overdue_ms
     from {schema}.schedules s
     where s.next_at < statement_timestamp() - %(overdue_ms)s * interval '1 millisecond'
     order by s.next_at

@@ -2,7 +2,7 @@
 -- in each row; without a due schedule, the other columns of the only row are null. Live runs are counted only for the overlap policies that
 -- ask for them, and at most 100. Failures are the latest ended runs since the schedule was last held.
 with upcoming as materialized (
-    select extract(epoch from s.next_at - statement_timestamp())::float8 as wait_s
+    select (extract(epoch from s.next_at) - extract(epoch from statement_timestamp()))::float8 as wait_s
     from {schema}.schedules s
     where s.next_at > statement_timestamp() and s.timezone <> all(%(unknown_zones)s::text[])
     order by s.next_at
@@ -45,7 +45,7 @@ left join lateral (
         join {schema}.tasks t on t.id = k.task_id
         where t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
         order by k.at desc
-        limit d.pause_after_failures
+        limit greatest(d.pause_after_failures, 0)
     ) e
 ) ended on true
 order by d.next_at, d.name

@@ -1,5 +1,5 @@
 -- A schedule: a rule that sends a task repeatedly. `task` to `serial` are stored as they are stored with a task, so no supervisor needs the
--- user's code. `timing` is the rule itself. All ticks up to `decided_to` are decided. A scheduler must look at the row at `next_at`; null: never
+-- user's code. `timing` is the rule itself. All ticks up to `decided_to` are decided. A scheduler must read the row at `next_at`; null: never
 -- again. Ticks up to `held_until` are not sent, because the schedule was paused or retired (`held_because`) at their moments.
 -- `owner`: the app whose code declares the schedule; null: it was made at run time. `declaration` is the hash of the definition.
 -- `changed_at` increases with each change of the row other than a decision about ticks.
