@@ -51,7 +51,7 @@ def test_at_least_twenty_sequences_of_each_zone_are_checked(zone: str) -> None:
 def enumerated(
     minutes: set[int], hours: set[int], zone: ZoneInfo, start: datetime, end: datetime, *, is_fixed: bool
 ) -> Iterator[datetime]:
-    """Yield the ticks from `start` to before `end`, by a look at each minute.
+    """Yield the ticks from `start` to before `end`, minute by minute.
 
     A fixed time ticks at the first moment at which a clock on the wall shows that time or a later one. An interval ticks at each moment at
     which the clock shows a matching time.
