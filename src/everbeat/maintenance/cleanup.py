@@ -74,13 +74,15 @@ class Pruned(Event, frozen=True, kw_only=True):
     steps: int
     signals: int
     supervisors: int
+    ticks: int
+    schedule_versions: int
     statements: int
     duration_s: float
 
     @property
     def loudness(self) -> int:
         """Return the log level of the event: DEBUG if the pass deleted nothing, else the usual level."""
-        found = self.tasks or self.attempts or self.recoveries or self.beats
+        found = self.tasks or self.attempts or self.recoveries or self.beats or self.ticks
         return (
             self.level if found or self.worker_states or self.workers or self.supervisors else logging.DEBUG
         )
