@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -410,3 +411,21 @@ async def test_a_run_whose_task_fails_is_an_ordinary_failed_task(app: App) -> No
         await app.aput_schedule(Schedule("fails", fails.call(), every="1h"))
         with pytest.raises(TaskFailed, match="no data"):
             await (await app.arun_schedule("fails")).aresult(timeout="30s")
+
+
+async def test_an_in_process_worker_stores_the_declared_schedules_and_sends_their_ticks(app: App) -> None:
+    ran: asyncio.Queue[datetime | None] = asyncio.Queue()
+
+    @app.schedule("quick", every="1s")
+    @app.task
+    async def quick(ctx: Context) -> None:
+        ran.put_nowait(ctx.tick)
+
+    async with working(app):
+        ticks = [await asyncio.wait_for(ran.get(), timeout=60) for _ in range(2)]
+    found = await app.aschedule_info("quick")
+    assert found.owner == definition_of(app).schedules.owner  # type: ignore[union-attr]
+    sent = [tick.at for tick in await app.alist_ticks("quick") if tick.outcome == "SENT"]
+    assert None not in ticks
+    assert set(ticks) <= set(sent)
+    assert len(set(ticks)) == 2
