@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from msgspec import Struct
 from msgspec.structs import replace
 
-from everbeat.domain.schedule.model import DecidedTick, Decision, DueSchedule, Rule, Timing
+from everbeat.domain.schedule.model import DecidedTick, DueSchedule, Rule, TickDecision, Timing
 from everbeat.domain.schedule.ticks import decide, due_at, rule_ticks, tick_task_id
 
 NAME, INSTALLATION = "digest", "here"
@@ -53,7 +53,7 @@ RULES = st.builds(
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """The row of the schedule. `version` changes whenever an operator or a pause changes the row."""
+    """The row of the schedule. `changed_at` is another moment after each change that is not a decision about ticks."""
 
     decided_to: datetime = CREATED
     next_at: datetime | None = CREATED
@@ -62,14 +62,7 @@ class Row(Struct, frozen=True, kw_only=True):
     resume_at: datetime | None = None
     held_until: datetime | None = None
     has_ended: bool = False
-    version: int = 0
-
-
-class Plan(Struct, frozen=True):
-    """A decision that a scheduler has made but not written."""
-
-    decision: Decision
-    version: int
+    changed_at: datetime = CREATED
 
 
 class TickModel(RuleBasedStateMachine):
@@ -82,7 +75,7 @@ class TickModel(RuleBasedStateMachine):
         self.rule = Rule(timing=Timing(every_ms=60_000))
         self.row = Row()
         self.now = self.latest = CREATED
-        self.plans: dict[str, Plan] = {}
+        self.plans: dict[str, TickDecision] = {}
         self.ticks: dict[datetime, DecidedTick] = {}
         self.tasks: dict[UUID, datetime] = {}
         self.waiting: list[UUID] = []
@@ -113,14 +106,13 @@ class TickModel(RuleBasedStateMachine):
     @precondition(lambda self: self.is_due())
     @rule(scheduler=SCHEDULERS)
     def a_scheduler_reads(self, scheduler: str) -> None:
-        decision = decide(self.due_schedule(), installation=INSTALLATION)
-        self.plans[scheduler] = Plan(decision, self.row.version)
+        self.plans[scheduler] = decide(self.due_schedule(), installation=INSTALLATION)
 
     @rule(scheduler=SCHEDULERS, is_repeated=st.booleans())
     def a_scheduler_writes(self, scheduler: str, is_repeated: bool) -> None:
-        if (plan := self.plans.pop(scheduler, None)) is not None:
+        if (decision := self.plans.pop(scheduler, None)) is not None:
             for _ in range(1 + is_repeated):
-                self.write(plan)
+                self.write(decision)
 
     @rule(scheduler=SCHEDULERS)
     def a_scheduler_dies(self, scheduler: str) -> None:
@@ -165,15 +157,15 @@ class TickModel(RuleBasedStateMachine):
             resume_at=row.resume_at,
             held_until=row.held_until,
             held_because=None if row.held_until is None else "PAUSED",
+            changed_at=row.changed_at,
         )
 
-    def write(self, plan: Plan) -> None:
+    def write(self, decision: TickDecision) -> None:
         """Do what the statement does: compare, then change the row, the ticks and the tasks at once."""
-        decision, row = plan.decision, self.row
-        is_same = (
-            decision.seen_decided_to == row.decided_to and plan.version == row.version and not row.has_ended
+        row = self.row
+        is_same = (decision.seen_decided_to, decision.seen_changed_at) == (row.decided_to, row.changed_at)
         )
-        if self.compares and not is_same:
+        if self.compares and (row.has_ended or not is_same):
             return
         if decision.resumes:
             assert row.paused
@@ -203,7 +195,7 @@ class TickModel(RuleBasedStateMachine):
         self.tasks[tick.task_id] = tick.at
         self.waiting.append(tick.task_id)
 
-    def check_decided(self, before: datetime, decision: Decision) -> None:
+    def check_decided(self, before: datetime, decision: TickDecision) -> None:
         """Check that a decision accounts for each tick of its range once."""
         existing = [*takewhile(lambda tick: tick <= decision.decided_to, rule_ticks(self.rule, after=before))]
         remaining = list(existing)
@@ -219,7 +211,7 @@ class TickModel(RuleBasedStateMachine):
     def pause(self, resume_at: datetime | None) -> None:
         self.undecided_at_pause = self.row.decided_to
         self.row = replace(
-            self.row, paused=True, next_at=resume_at, resume_at=resume_at, version=self.row.version + 1
+            self.row, paused=True, next_at=resume_at, resume_at=resume_at, changed_at=self.row.changed_at + SECOND
         )
 
     def resume(self, held_until: datetime) -> None:
@@ -232,7 +224,7 @@ class TickModel(RuleBasedStateMachine):
             resume_at=None,
             next_at=self.now,
             held_until=held_until,
-            version=self.row.version + 1,
+            changed_at=self.row.changed_at + SECOND,
         )
 
     def teardown(self) -> None:
@@ -242,7 +234,7 @@ class TickModel(RuleBasedStateMachine):
         while self.is_due():
             passes += 1
             assert passes < 10, "the schedule stays due"
-            self.write(Plan(decide(self.due_schedule(), installation=INSTALLATION), self.row.version))
+            self.write(decide(self.due_schedule(), installation=INSTALLATION))
         row = self.row
         following = next(rule_ticks(self.rule, after=row.decided_to), None)
         if row.has_ended:

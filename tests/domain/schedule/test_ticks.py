@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from everbeat.domain.schedule.model import (
     MOST_MISSED_ROWS,
     DecidedTick,
-    Decision,
     DueSchedule,
     Overlap,
     Rule,
+    TickDecision,
     Timing,
 )
 from everbeat.domain.schedule.ticks import decide, jitter_ms_of, next_due, rule_ticks, tick_task_id
@@ -53,11 +53,11 @@ def due_schedule(
     return replace(due, **changes)
 
 
-def decided(rule: Rule = HOURLY, **given: Any) -> Decision:
+def decided(rule: Rule = HOURLY, **given: Any) -> TickDecision:
     return decide(due_schedule(rule, **given), installation="here")
 
 
-def outcomes(decision: Decision) -> list[tuple[str, str]]:
+def outcomes(decision: TickDecision) -> list[tuple[str, str]]:
     """Return each tick as its hour, or its first and last hour, with its reason or outcome."""
 
     def hours(tick: DecidedTick) -> str:
