@@ -164,7 +164,6 @@ class TickModel(RuleBasedStateMachine):
         """Do what the statement does: compare, then change the row, the ticks and the tasks at once."""
         row = self.row
         is_same = (decision.seen_decided_to, decision.seen_changed_at) == (row.decided_to, row.changed_at)
-        )
         if self.compares and (row.has_ended or not is_same):
             return
         if decision.resumes:
@@ -211,7 +210,11 @@ class TickModel(RuleBasedStateMachine):
     def pause(self, resume_at: datetime | None) -> None:
         self.undecided_at_pause = self.row.decided_to
         self.row = replace(
-            self.row, paused=True, next_at=resume_at, resume_at=resume_at, changed_at=self.row.changed_at + SECOND
+            self.row,
+            paused=True,
+            next_at=resume_at,
+            resume_at=resume_at,
+            changed_at=self.row.changed_at + SECOND,
         )
 
     def resume(self, held_until: datetime) -> None:
