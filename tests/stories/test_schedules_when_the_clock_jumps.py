@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -26,10 +27,12 @@ def test_no_tick_occurs_twice_and_none_is_lost_when_the_clock_jumps_an_hour_ahea
         pytest.skip(f"LOUD: the clock of a server cannot be shifted here: {clock.obstacle}")
     with clock.ticking():
         server = new_server()
-    jump(server, clock, tmp_path)
+    figures = jump(server, clock, tmp_path)
+    assert figures["SENT"] >= 3
+    assert figures["MISSED"] > 3 * HOUR_S - 100
 
 
-def jump(server: EmbeddedServer, clock: ServerClock, folder: Path) -> None:
+def jump(server: EmbeddedServer, clock: ServerClock, folder: Path) -> Counter[str]:
     with scenario_on(server, folder) as scenario, program_of(scenario, "ticking") as ticking:
         call = ticking.tick.call()
         for missed in ("latest", "all", "skip"):
@@ -43,10 +46,6 @@ def jump(server: EmbeddedServer, clock: ServerClock, folder: Path) -> None:
         clock.shift(HOUR_S)
         ahead = now(scenario)
         scenario.until(lambda: all_decided(scenario, ahead), within=30 * SLACK, what="the hour is decided")
-        for name in names:
-            assert outcomes(scenario, name)["MISSED"] > 3_000 - 1_000 * (name == "all") or has_series(
-                scenario, name
-            )
         judge(scenario)
 
         clock.shift(0)
@@ -64,13 +63,10 @@ def jump(server: EmbeddedServer, clock: ServerClock, folder: Path) -> None:
         clock.shift(HOUR_S + 60)
         ahead += timedelta(minutes=1)
         scenario.until(lambda: all_decided(scenario, ahead), within=30 * SLACK, what="the ticks go on")
-        judge(scenario)
+        figures = judge(scenario)
         ticking.app.close()
+        return figures
 
 
 def decided(scenario: Scenario, name: str) -> list[tuple[datetime, str]]:
     return [(row["at"], row["outcome"]) for row in ticks(scenario, name)]
-
-
-def has_series(scenario: Scenario, name: str) -> bool:
-    return any(row["last_at"] is not None for row in ticks(scenario, name))
