@@ -51,6 +51,7 @@ _UNENDED: Final = """
 """
 
 
+_PAUSE: Final = "update {}.schedules set paused_at = now(), next_at = null where paused_at is null"
 _SOME_TASKS: Final = "select id, queue, fence from {0}.tasks order by random() limit 500"
 
 
@@ -237,6 +238,7 @@ class Director:
             return self._count(query) == 0 or moved.stopped_s() > STUCK_AFTER_S
 
         with suppress(TimeoutError):
+            self._await(self._pause_schedules, QUIET_WITHIN_S, "the schedules to pause")
             self._await(is_over, QUIET_WITHIN_S, "the last task")
         left = self._count(query)
         if left:
@@ -269,6 +271,11 @@ class Director:
         with suppress(psycopg.Error), self._cluster.connection() as connection:
             return connection.execute(sql.SQL(_SOME_TASKS).format(sql.Identifier(SCHEMA))).fetchall()
         return []
+
+    def _pause_schedules(self) -> bool:
+        with self._cluster.connection() as connection:
+            connection.execute(sql.SQL(_PAUSE).format(sql.Identifier(SCHEMA)))
+        return True
 
     def _count(self, query: sql.Composed) -> int:
         with self._cluster.connection() as connection:

@@ -111,11 +111,11 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
-    """The final state of a task. `number` is the number that its producer gave it."""
+    """The final state of a task. `number` is the number that its producer gave it (None: a schedule sent the task)."""
 
     id: str
     name: str
-    number: int
+    number: int | None
     state: str
     attempt: int
     serial: str | None = None

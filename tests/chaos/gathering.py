@@ -31,6 +31,7 @@ from tests.chaos.evidence import (
 )
 from tests.chaos.plan import Kind, Plan
 from tests.invariants import breaches
+from tests.tick_coverage import coverage
 
 T = TypeVar("T")
 
@@ -83,7 +84,10 @@ def gather(director: Director, plan: Plan, timeline: Timeline, folder: Path) -> 
                 lambda task, claim: (task, claim),
                 "select task_id::text as task, claim_id::text as claim from {schema}.ledger",
             ),
-            breaches=[(one.number, f"{one.rule}: {one.rows}") for one in breaches(connection, SCHEMA)],
+            breaches=[
+                *((one.number, f"{one.rule}: {one.rows}") for one in breaches(connection, SCHEMA)),
+                *(("I31", problem) for problem in coverage(connection, SCHEMA).problems),
+            ],
             sessions=[row[0] for row in connection.execute(SESSIONS, [APPLICATION]).fetchall()],
             logs="".join(_log(folder, tree) for tree in range(plan.trees)),
             server_log=server_log,

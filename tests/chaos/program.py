@@ -235,6 +235,15 @@ async def expiring(number: int, seconds: float, secret: str) -> str:
     return await on_the_loop(seconds)
 
 
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def ticked(seconds: float) -> str:
+    """Run for a tick of a schedule."""
+    return await on_the_loop(seconds)
+
+
+for _overlap in ("allow", "skip", "buffer_one", "cancel_other"):
+    app.schedule(f"every-second.{_overlap}", ticked.call(1.2), every="1s", overlap=_overlap)
+
 WEIGHTS: Final = {
     quick: 10, fails_when_lost: 3, listed: 4, again: 4, again_in_thread: 4, again_in_process: 2, reports: 2, stepped: 3,
     ledgered: 3, lined: 2, poison: 0.2, rude: 0.1, flaky: 2, cancelled: 2, expiring: 1,

@@ -32,15 +32,15 @@ def acknowledged_tasks_exist(evidence: Evidence) -> Iterator[Breach]:
                 "I1", f"task {task_id} was acknowledged as number {number}, not {by_id[task_id].number}"
             )
     for number, times in Counter(task.number for task in evidence.tasks).items():
-        if times > 1:
+        if times > 1 and number is not None:
             yield Breach("I1", f"number {number} was sent once and is there {times} times")
 
 
 def no_unexpected_task(evidence: Evidence) -> Iterator[Breach]:
-    """I2: every task that exists or ran was intended by a producer."""
+    """I2: every task that exists or ran was intended by a producer, or by a schedule."""
     there = {task.id for task in evidence.tasks}
     for task in evidence.tasks:
-        if task.number not in evidence.sends.intended:
+        if task.number is not None and task.number not in evidence.sends.intended:
             yield Breach("I2", f"task {task.id} (number {task.number}) is there, and nobody meant to send it")
     for task_id in {effect.task for effect in evidence.effects} - there:
         yield Breach("I2", f"task {task_id} ran and is not there")
