@@ -23,8 +23,8 @@ from everbeat.client.sender import CallSender
 from everbeat.client.task import Call
 from everbeat.domain.schedule.inspection import ScheduleFilters, ScheduleInfo, ScheduleState, TickInfo
 from everbeat.domain.schedule.model import DecidedTick, Definition, Rule
-from everbeat.domain.schedule.ticks import jitter_ms_of, tick_task_id
-from everbeat.domain.schedule.timing import ticks_after, zone_is_known
+from everbeat.domain.schedule.ticks import due_at, rule_ticks, tick_task_id
+from everbeat.domain.schedule.timing import zone_is_known
 from everbeat.domain.settings.checks import (
     one_of,
     remark,
@@ -423,16 +423,18 @@ def next_ticks_of(found: ScheduleInfo) -> Iterator[datetime]:
     jitter = timedelta(milliseconds=rule.jitter_ms)
     moments = [found.decided_to, found.at - jitter, found.held_until, pause_ends]
     left = None if rule.most_runs is None else max(rule.most_runs - found.runs, 0)
-    for tick in islice(_existing_ticks(rule, max(each for each in moments if each is not None)), left):
-        due_at = tick + timedelta(milliseconds=jitter_ms_of(found.name, tick, rule.jitter_ms))
-        if due_at > found.at:
+    ticks = rule_ticks(rule, after=max(each for each in moments if each is not None))
+    for tick in islice(ticks, left):
+        if due_at(rule, found.name, tick) > found.at:
             yield tick
 
 
 def _ticks_between(found: ScheduleInfo, since: datetime, until: datetime) -> list[datetime]:
     """Return the past ticks in [since, until). Raises ConfigurationError if there are too many."""
     rule = _readable(found)
-    ticks = takewhile(lambda tick: tick < until and tick <= found.at, _existing_ticks(rule, since - _INSTANT))
+    ticks = takewhile(
+        lambda tick: tick < until and tick <= found.at, rule_ticks(rule, after=since - _INSTANT)
+    )
     if len(within := list(islice(ticks, _MOST_BACKFILLED + 1))) <= _MOST_BACKFILLED:
         return within
     raise refused(
@@ -442,15 +444,6 @@ def _ticks_between(found: ScheduleInfo, since: datetime, until: datetime) -> lis
         rule=f"the range contains more than {_MOST_BACKFILLED:,} ticks",
         fix=f"use {within[-1].isoformat()} or earlier, and then backfill the rest",
     )
-
-
-def _existing_ticks(rule: Rule, after: datetime) -> Iterator[datetime]:
-    """Yield the ticks after a moment that are neither before the start of the schedule nor after its end."""
-    begin = after if rule.starts_at is None else max(after, rule.starts_at - _INSTANT)
-    for tick in ticks_after(rule.timing, begin):
-        if rule.ends_at is not None and tick >= rule.ends_at:
-            return
-        yield tick
 
 
 def _readable(found: ScheduleInfo) -> Rule:
