@@ -4,6 +4,7 @@ from everbeat.domain.explain.reasons import Explanation as Explanation
 from everbeat.domain.explain.reasons import Reason as Reason
 from everbeat.domain.explain.reasons import ReasonCode as ReasonCode
 from everbeat.domain.explain.reasons import WorkflowExplanation as WorkflowExplanation
+from everbeat.domain.explain.schedules import ScheduleExplanation as ScheduleExplanation
 from everbeat.domain.inspection import AttemptInfo as AttemptInfo
 from everbeat.domain.inspection import CancelResult as CancelResult
 from everbeat.domain.inspection import CancelVerdict as CancelVerdict

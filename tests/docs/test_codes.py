@@ -10,7 +10,7 @@ def test_every_explain_reason_is_documented_in_order() -> None:
     rows = table("codes.md", "Code", "Of", "Means")
     assert [row["Code"] for row in rows] == [code.value for code in ReasonCode]
     named = {each for row in rows for each in row["Of"].split(", ")}
-    assert named == {state.value for state in TaskState} | {"second run", "workflow", "node"}
+    assert named == {state.value for state in TaskState} | {"second run", "workflow", "node", "schedule"}
 
 
 def test_every_doctor_check_is_documented_in_order() -> None:

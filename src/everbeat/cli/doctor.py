@@ -23,13 +23,15 @@ from everbeat.client.explaining import silence_rules
 from everbeat.domain.doctor import nats, server, work
 from everbeat.domain.doctor.findings import Check, CheckCode, CheckVerdict, Crew, sweep_command
 from everbeat.domain.doctor.nats import NatsConnections, NatsTrouble, Outbox, StreamFacts
+from everbeat.domain.doctor.schedules import OVERDUE_MS, judge_schedules
 from everbeat.domain.doctor.server import ReadOnly, judge_locks, judge_upgrade
 from everbeat.domain.doctor.work import MOST_FAILURES, WINDOW_S, judge_failures, judge_starts
 from everbeat.domain.explain.waiting import judge_needs
+from everbeat.domain.schedule.timing import zone_is_known
 from everbeat.domain.settings.units import spelled_duration, to_seconds
 from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled, SchemaOutdated
 from everbeat.runtime.clock import SystemClock
-from everbeat.store import diagnosis, inspection, messages, migrations, tasks, workflow_control
+from everbeat.store import diagnosis, inspection, messages, migrations, schedules, tasks, workflow_control
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target, is_pooled, is_read_only
@@ -55,6 +57,7 @@ _NEED_LIVENESS: Final = frozenset(
         CheckCode.NAMES,
         CheckCode.NEEDS,
         CheckCode.QUEUES,
+        CheckCode.SCHEDULES,
     }
 )
 """Checks that cannot run on a standby, because it rejects LISTEN and does not know which workers are alive."""
@@ -168,6 +171,7 @@ class Examination:
         yield CheckCode.NEEDS, lambda: self._needs(database)
         yield CheckCode.QUEUES, judged(unserved, work.judge_queues)
         yield CheckCode.PAUSES, judged(tasks.pauses(), work.judge_pauses)
+        yield CheckCode.SCHEDULES, lambda: self._schedules(database)
         yield CheckCode.SUSPECTS, judged(diagnosis.suspects(), work.judge_suspects)
         failures = diagnosis.failures(within_s=WINDOW_S, most=MOST_FAILURES)
         yield CheckCode.FAILURES, judged(failures, judge_failures)
@@ -208,6 +212,10 @@ class Examination:
         names = {each.name for each in marked}
         crew = database.run(diagnosis.knowing(names, stale_ms=self._alive_within_ms)) if names else []
         return judge_needs(marked, crew)
+
+    def _schedules(self, database: Database) -> Check:
+        found = database.run(schedules.find_problems(overdue_ms=OVERDUE_MS))
+        return judge_schedules(found, unknown_zones=[zone for zone in found.zones if not zone_is_known(zone)])
 
     def _clock(self, database: Database) -> Check:
         clock = SystemClock()

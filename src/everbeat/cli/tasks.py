@@ -85,6 +85,8 @@ def _facts(task: TaskInfo) -> Iterator[tuple[str, str | Text | None]]:
     yield "queue", task.queue
     yield "workflow", None if task.workflow_id is None else str(task.workflow_id)
     yield "node", task.node
+    yield "schedule", task.schedule
+    yield "tick", optional_moment(task.tick)
     yield "state", state(task.state)
     yield (
         "waits because",

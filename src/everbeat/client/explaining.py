@@ -1,8 +1,9 @@
-"""Plans that explain tasks and workflows. The plans read the facts from the database, and `domain/explain` derives the reasons."""
+"""Plans that explain tasks, workflows and schedules. The plans read the facts from the database, and `domain/explain` derives the reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -13,22 +14,25 @@ from everbeat.config import RecoveryConfig
 from everbeat.domain.doctor.server import why_locked, why_read_only
 from everbeat.domain.explain.holding import why_again, why_ended, why_held
 from everbeat.domain.explain.reasons import Explanation, Reason, SilenceRules, Waiting, WorkflowExplanation
+from everbeat.domain.explain.schedules import TICKS_READ, ScheduleExplanation, Scheduling, why_not_sent
 from everbeat.domain.explain.waiting import why_waiting
 from everbeat.domain.explain.workflows import MOST_TASKS, NodeGroup, open_kinds, why_not_ended
 from everbeat.domain.inspection import RecoveryInfo
+from everbeat.domain.schedule.timing import zone_is_known
 from everbeat.domain.task.signature import unfit_workers
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.states import NodeState, WorkflowState
-from everbeat.errors import TaskNotFound, WorkflowNotFound
-from everbeat.store import diagnosis, inspection, workflow_control
+from everbeat.errors import TaskNotFound, UnknownName, WorkflowNotFound
+from everbeat.store import diagnosis, inspection, schedules, workflow_control
 from everbeat.store.inspection import StoredTask
 from everbeat.store.plan import Plan, ask
 
 MOST_RECOVERIES = 1_000
-E = TypeVar("E", bound=Explanation | WorkflowExplanation)
+E = TypeVar("E", bound=Explanation | WorkflowExplanation | ScheduleExplanation)
 _ENDED: Final = frozenset(
     {str(state) for state in TaskState if state.is_terminal}
     | {str(state) for state in WorkflowState if state.is_final}
+    | {"RETIRED", "ENDED"}
 )
 
 MOST_CHILDREN: Final = 4
@@ -84,7 +88,7 @@ def explain_plan(task_id: UUID, *, rules: SilenceRules, alive_within_ms: int) ->
 def explained_with_locks(plan: Plan[E], *, schema: str) -> Plan[E]:
     """Return the explanation that `plan` returns, with problems of the database server added.
 
-    If the task or workflow has not finished, the first reasons report a read-only server and locks that block everbeat, if any.
+    If the task, workflow or schedule has not finished, the first reasons report a read-only server and locks that block everbeat, if any.
     """
     found = yield from plan
     if found.state in _ENDED:
@@ -184,3 +188,33 @@ def _explained_tasks(
         except TaskNotFound:
             continue  # as above
     return found
+
+
+def explained_schedule(name: str, *, rules: SilenceRules, alive_within_ms: int) -> Plan[ScheduleExplanation]:
+    """Return an explanation of a schedule and its oldest live run. Raises UnknownName if the schedule does not exist."""
+    info = yield from ask(schedules.read_schedule(name))
+    if info is None:
+        raise UnknownName("schedule", [name], known=(yield from ask(schedules.known_schedules())))
+    ticks = yield from ask(schedules.list_ticks(name, limit=TICKS_READ))
+    runs = yield from ask(schedules.list_live_runs(name))
+    crew = yield from ask(diagnosis.crew(stale_ms=alive_within_ms))
+    standing = yield from ask(diagnosis.standing())
+    known_tasks, _ = yield from ask(diagnosis.known_names(stale_ms=alive_within_ms))
+    first_run = None
+    if runs:
+        with suppress(TaskNotFound):  # the run was pruned in the meantime
+            first_run = yield from explain_plan(runs[0].task_id, rules=rules, alive_within_ms=alive_within_ms)
+    return why_not_sent(
+        Scheduling(
+            info=info,
+            ticks=tuple(ticks),
+            runs=tuple(runs),
+            first_run=first_run,
+            supervisors=crew.supervisors,
+            workers=crew.workers,
+            last_beat_at=crew.last_beat_at,
+            known_tasks=known_tasks,
+            is_standby=standing.is_standby,
+            zone_is_known=info.rule is None or zone_is_known(info.rule.timing.timezone),
+        )
+    )

@@ -14,6 +14,7 @@ from everbeat.client.database_access import DatabaseAccess, DatabaseMethods
 from everbeat.client.explaining import (
     MOST_RECOVERIES,
     explain_plan,
+    explained_schedule,
     explained_with_locks,
     explained_workflow,
     reasons_to_wait,
@@ -21,6 +22,7 @@ from everbeat.client.explaining import (
 from everbeat.client.waiter import Deadline, ends_of
 from everbeat.client.workflow.operations import advanced
 from everbeat.domain.explain.reasons import Explanation, SilenceRules, WorkflowExplanation
+from everbeat.domain.explain.schedules import ScheduleExplanation
 from everbeat.domain.explain.waiting import waiting_because
 from everbeat.domain.inspection import CancelResult, CancelVerdict, TaskInfo
 from everbeat.domain.settings.checks import public
@@ -190,6 +192,11 @@ class TaskOperations:
     def explain_workflow(self, workflow_id: UUID) -> Plan[WorkflowExplanation]:
         """Return why a workflow has not finished, or how it finished. Raises WorkflowNotFound if the workflow does not exist."""
         plan = explained_workflow(workflow_id, rules=self._silence, alive_within_ms=self.alive_within_ms)
+        return explained_with_locks(plan, schema=self.database.address.schema)
+
+    def explain_schedule(self, name: str) -> Plan[ScheduleExplanation]:
+        """Return why a schedule sends no tasks. Raises UnknownName if the schedule does not exist."""
+        plan = explained_schedule(name, rules=self._silence, alive_within_ms=self.alive_within_ms)
         return explained_with_locks(plan, schema=self.database.address.schema)
 
 

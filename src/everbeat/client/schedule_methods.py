@@ -21,6 +21,7 @@ from everbeat.client.schedules import (
 )
 from everbeat.client.sender import CallSender
 from everbeat.client.task import Call
+from everbeat.domain.explain.schedules import ScheduleExplanation
 from everbeat.domain.schedule.inspection import ScheduleFilters, ScheduleInfo, ScheduleState, TickInfo
 from everbeat.domain.schedule.model import DecidedTick, Definition, Rule
 from everbeat.domain.schedule.ticks import due_at, rule_ticks, tick_task_id
@@ -154,6 +155,19 @@ class ScheduleMethods(DatabaseMethods):
         """Async version of `list_ticks` that does not block the running event loop."""
         return await self._arun(_ticks(name, before, limit))
 
+    def explain_schedule(self, name: str, /) -> ScheduleExplanation:
+        """Return why a schedule sends no tasks, or when it sends the next one, and why earlier ticks were not sent.
+
+        Raises UnknownName if the schedule does not exist.
+
+        app.explain_schedule("digest-42").reasons[0].text
+        """
+        return self._run("explain_schedule", self._explained(name))
+
+    async def aexplain_schedule(self, name: str, /) -> ScheduleExplanation:
+        """Async version of `explain_schedule` that does not block the running event loop."""
+        return await self._arun(self._explained(name))
+
     def pause_schedule(
         self, name: str, /, *, reason: str | None = None, until: datetime | None = None
     ) -> ScheduleInfo:
@@ -241,6 +255,9 @@ class ScheduleMethods(DatabaseMethods):
         return await self._arun(
             self._backfill(name, since=since, until=until, overlap=overlap, dry_run=dry_run)
         )
+
+    def _explained(self, name: str) -> Plan[ScheduleExplanation]:
+        return self._operations.explain_schedule(_name(name, subject="explain_schedule.name"))
 
     def _put(self, schedule: Schedule) -> Plan[ScheduleInfo]:
         return _stored(definition_of(schedule, self._sender))

@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw, Struct, structs
 
+from everbeat.domain.doctor.schedules import FailingSchedule, OverdueSchedule, ScheduleProblems
 from everbeat.domain.schedule.inspection import (
     PAUSED_BY_FAILURES,
     RunInfo,
@@ -102,32 +103,6 @@ class DeclaredChange(Struct, frozen=True):
     name: str
     verdict: DeclaredVerdict
     because: str | None = None
-
-
-class OverdueSchedule(Struct, frozen=True):
-    """A schedule that no scheduler has decided in time. `problem` is why its rule is unreadable (None: it is readable)."""
-
-    name: str
-    timezone: str
-    next_at: datetime
-    overdue_ms: int
-    problem: str | None
-
-
-class FailingSchedule(Struct, frozen=True):
-    """A schedule that a scheduler paused because its latest runs failed."""
-
-    name: str
-    paused_at: datetime
-    reason: str | None
-
-
-class ScheduleProblems(Struct, frozen=True):
-    """The findings about schedules for the doctor. `zones` are the time zones of all schedules that have further ticks."""
-
-    overdue: tuple[OverdueSchedule, ...]
-    failing: tuple[FailingSchedule, ...]
-    zones: tuple[str, ...]
 
 
 _TIMING: Final = msgspec.json.Decoder(Timing)
