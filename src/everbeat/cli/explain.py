@@ -1,22 +1,34 @@
-"""`everbeat explain`: shows why a task is not running, or why a workflow has not ended."""
+"""`everbeat explain`: shows why a task is not running, a workflow has not ended, or a schedule sends no tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.text import Text
 
 from everbeat.app import App
-from everbeat.cli.output import moment, say, show_heading, show_json, show_pairs, state, stdout_console
+from everbeat.cli.output import (
+    moment,
+    optional_moment,
+    say,
+    show_heading,
+    show_json,
+    show_pairs,
+    state,
+    stdout_console,
+)
 from everbeat.cli.selection import full_target_id, with_app
 from everbeat.domain.explain.reasons import Explanation, Reason, WorkflowExplanation
+from everbeat.domain.explain.schedules import ScheduleExplanation
 from everbeat.errors import TaskNotFound, WorkflowNotFound
 from everbeat.errors.wording import amount, on_one_line
 
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_SCHEDULE: Final = "schedule:"
 
 
 @commands.command()
@@ -24,27 +36,38 @@ commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 def explain(
     app: App,
     task_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The id of a task or of a workflow.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="ID", help="The id of a task or of a workflow, or schedule:NAME.", show_default=False
+        ),
     ],
     *,
     as_json: bool,
 ) -> None:
-    """Explain why a task is not running or ran again, or why a workflow has not ended.
+    """Explain why a task is not running or ran again, why a workflow has not ended, or why a schedule sends no tasks.
 
     Each reason has a code, a start, an end if known, and a command that helps. With --app the thresholds come from the
     app's RecoveryConfig.
     """
-    found = _explained(app, full_target_id(app, task_id))
+    found = _explained(app, task_id)
     if as_json:
         show_json({"explanation": found})
     elif isinstance(found, Explanation):
         _show(found)
+    elif isinstance(found, ScheduleExplanation):
+        _show_schedule(found)
     else:
         _show_workflow(found)
 
 
-def _explained(app: App, given: str) -> Explanation | WorkflowExplanation:
-    """Return the explanation of the task or workflow with this id. Raises TaskNotFound if neither exists."""
+def _explained(app: App, given: str) -> Explanation | WorkflowExplanation | ScheduleExplanation:
+    """Return the explanation of the task or workflow with this id, or of the schedule with this name after `schedule:`.
+
+    Raises TaskNotFound or UnknownName if it does not exist.
+    """
+    if given.startswith(_SCHEDULE):
+        return app.explain_schedule(given.removeprefix(_SCHEDULE))
+    given = full_target_id(app, given)
     try:
         return app.explain(given)
     except TaskNotFound:
@@ -90,6 +113,19 @@ def _show_workflow(found: WorkflowExplanation) -> None:
     if found.left_out:
         more = amount(found.left_out, "more node has", plural="more nodes have")
         say(f"{more} not ended: everbeat workflows show {found.workflow_id}")
+
+
+def _show_schedule(found: ScheduleExplanation) -> None:
+    show_pairs(
+        [
+            ("schedule", found.schedule),
+            ("state", found.state),
+            ("task", found.task),
+            ("next at", optional_moment(found.next_at)),
+            ("seen at", moment(found.at)),
+        ]
+    )
+    _show_reasons(found.reasons)
 
 
 def _show_reasons(reasons: Sequence[Reason]) -> None:

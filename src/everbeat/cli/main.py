@@ -37,10 +37,14 @@ COMMANDS: Final = {
     "workflows": ("everbeat.cli.workflows", "List, show, pause, resume, cancel and retry workflows."),
     "workers": ("everbeat.cli.workers", "Show workers, the tasks they hold and whether they beat."),
     "queues": ("everbeat.cli.queues", "Show queues and how many tasks wait in them."),
+    "schedules": (
+        "everbeat.cli.schedules",
+        "List, show, pause, resume, run, backfill and delete schedules.",
+    ),
     "recoveries": ("everbeat.cli.recoveries", "Show tasks that were recovered from dead workers."),
     "explain": (
         "everbeat.cli.explain",
-        "Explain why a task is not running, or a workflow has not ended.",
+        "Explain why a task is not running, a workflow has not ended, or a schedule sends nothing.",
     ),
     "doctor": ("everbeat.cli.doctor", "Check the database and the workers, and suggest fixes."),
     "sweep": ("everbeat.cli.maintenance", "Recover the tasks of dead workers now."),

@@ -248,7 +248,7 @@ def full_worker_id(app: App, given: Given, *, supervisors: bool = False, prefer_
     """
     if given is None:
         return given
-    found = _run(app, parties_named(given, supervisors=supervisors, limit=_NAMED + 1))
+    found = database_answer(app, parties_named(given, supervisors=supervisors, limit=_NAMED + 1))
     best = [each for each in found if each.rank == found[0].rank]
     if not best or (best[0].rank == _ANYWHERE and len(given) < SHORTEST_TYPED):
         return given
@@ -274,7 +274,7 @@ def _whole(
         return given
     if between is None:
         return given
-    found = [each for of in among for each in _run(app, of(*between, limit=_NAMED + 1))]
+    found = [each for of in among for each in database_answer(app, of(*between, limit=_NAMED + 1))]
     if not found:
         raise absent(given)
     return _only(given, found)
@@ -312,10 +312,10 @@ def short_ids(app: App, *, uuids: Iterable[UUID | None] = (), parties: Iterable[
     if not stdout_is_terminal():
         return ShortIds({}, {})
     ids = list({each for each in uuids if each is not None})
-    beside = _run(app, neighbours(ids)) if ids else {}
+    beside = database_answer(app, neighbours(ids)) if ids else {}
     names = {each for each in parties if each is not None}
     stems = sorted({stem(each) for each in names} - names)
-    alike = _run(app, parties_alike(stems)) if stems else []
+    alike = database_answer(app, parties_alike(stems)) if stems else []
     return ShortIds(
         {each: shortest_prefix(each, beside.get(each, ())) for each in ids},
         {
@@ -326,7 +326,8 @@ def short_ids(app: App, *, uuids: Iterable[UUID | None] = (), parties: Iterable[
     )
 
 
-def _run(app: App, statement: Statement[T]) -> T:
+def database_answer(app: App, statement: Statement[T]) -> T:
+    """Run a statement on the database of an app and return its result."""
     return database_of(app).run(ask(statement), name="everbeat", twin="arun")
 
 
