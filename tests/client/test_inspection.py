@@ -277,7 +277,13 @@ def test_every_query_of_the_app_has_an_async_twin_with_the_same_answer(
     ]  # fmt: skip
     twins = {name for name in dir(App) if not name.startswith("_") and callable(getattr(App, name))}
     questions = twins - {"task", "handle", "door", "migrate", "schema_status", "blueprint", "stop_worker"}
-    questions -= {"on_recovery", "on_interrupted", "on_recovered", "define_workflow"}  # decorators
+    questions -= {
+        "on_recovery",
+        "on_interrupted",
+        "on_recovered",
+        "define_workflow",
+        "schedule",
+    }  # decorators
     questions -= {"workflow", "workflow_handle", "patience"}  # make an object and ask nothing
     assert {name for name in questions if f"a{name}" not in twins and name[1:] not in twins} == set()
     db.settle(claimed, result=b"null")
