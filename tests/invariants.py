@@ -178,9 +178,9 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "I32",
-        "no decided tick is later than the moment up to which its schedule is decided",
+        "no decided tick is later than the moment up to which its schedule is decided, unless the schedule was changed since",
         """select k.schedule, k.at, s.decided_to from {schema}.ticks k join {schema}.schedules s on s.name = k.schedule
-           where coalesce(k.last_at, k.at) > s.decided_to""",
+           where coalesce(k.last_at, k.at) > s.decided_to and s.changed_at <= k.decided_at""",
     ),
     (
         "I26",

@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "tasks that are inserted without the row of their tick", "schedule/decide_ticks",
-        "where not exists (select from {schema}.ticks o where o.schedule = h.name and o.at = k.at)", "",
+        "where (select o.at from {schema}.ticks o where o.schedule = h.name and o.at = k.at) is null", "",
         test_a_tick_is_not_sent_again_after_its_task_was_deleted_and_its_schedule_set_back,
     ),
 ]  # fmt: skip

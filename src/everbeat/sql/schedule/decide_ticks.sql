@@ -1,5 +1,6 @@
 -- Store what one pass decided about the ticks of schedules, and send their tasks: nothing -> PENDING. A decision counts only if its schedule
--- is still as the pass read it (decided_to, changed_at), so of two passes one decides a tick. A tick that has a row already is left as it is,
+-- is still as the pass read it (decided_to, changed_at), so of two passes one decides a tick. Each row is found by its key, because a join
+-- read whole tables before they had statistics, and took a second per page. A tick that has a row already is left as it is,
 -- for example after the clock was set back. All parts of a decision are stored, or none.
 -- If a live task has the key of the run, the tick is SKIPPED. If a tick cancels the earlier runs: PENDING | CLAIMED -> CANCELLED at once; for
 -- RUNNING tasks, request a cancel. Return the changed schedules, the number of tasks that were sent, and the ids of cancelled runs.
@@ -9,19 +10,21 @@ with decided as materialized (
         has_ended boolean, pauses text, resumes boolean
     )
 ), held as materialized (
-    select s.name, s.task, s.args, s.queue, s.priority, s.key, s.policy, s.flags, s.serial, d.ticks
-    from {schema}.schedules s
-    join decided d on d.name = s.name
-    where s.decided_to = d.seen_decided_to and (d.seen_changed_at is null or s.changed_at = d.seen_changed_at)
-      and s.retired_at is null and s.ended_at is null
-      and case when d.resumes then s.paused_at is not null and s.resume_at <= statement_timestamp() else s.paused_at is null end
-    order by s.name
-    for no key update of s
+    select s.*, d.ticks
+    from (select * from decided order by name) d
+    cross join lateral (
+        select s.name, s.task, s.args, s.queue, s.priority, s.key, s.policy, s.flags, s.serial
+        from {schema}.schedules s
+        where s.name = d.name and s.decided_to = d.seen_decided_to and (d.seen_changed_at is null or s.changed_at = d.seen_changed_at)
+          and s.retired_at is null and s.ended_at is null
+          and case when d.resumes then s.paused_at is not null and s.resume_at <= statement_timestamp() else s.paused_at is null end
+        for no key update
+    ) s
 ), tick as materialized (
     select h.name as schedule, k.*
     from held h
     cross join lateral json_to_recordset(h.ticks) as k ({fragment/tick_fields})
-    where not exists (select from {schema}.ticks o where o.schedule = h.name and o.at = k.at)
+    where (select o.at from {schema}.ticks o where o.schedule = h.name and o.at = k.at) is null
 ), inserted as (
     insert into {schema}.tasks (
         id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, schedule, tick
