@@ -86,7 +86,7 @@ def gather(director: Director, plan: Plan, timeline: Timeline, folder: Path) -> 
             ),
             breaches=[
                 *((one.number, f"{one.rule}: {one.rows}") for one in breaches(connection, SCHEMA)),
-                *(("I31", problem) for problem in coverage(connection, SCHEMA).problems),
+                *(("I32", problem) for problem in coverage(connection, SCHEMA).problems),
             ],
             sessions=[row[0] for row in connection.execute(SESSIONS, [APPLICATION]).fetchall()],
             logs="".join(_log(folder, tree) for tree in range(plan.trees)),

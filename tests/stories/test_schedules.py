@@ -114,6 +114,11 @@ def kill_schedulers(
     for tree in trees.values():
         tree.kill()
     assert len(deciders) == kills >= 3
+    (late,) = scenario.query(
+        """select percentile_cont(array[0.5, 0.9, 1]) within group (order by extract(epoch from decided_at - at)::float8) as s
+           from {schema}.ticks where outcome = 'SENT'"""
+    )
+    print("median, 90 % and longest delay of a tick:", [f"{each:.2f} s" for each in late["s"]])
     return judge(scenario)
 
 
@@ -356,6 +361,22 @@ def stored(scenario: Scenario) -> dict[str, tuple[int, bool]]:
         "select name, (timing ->> 'every_ms')::int as every, retired_at is not null as retired from {schema}.schedules"
     )
     return {row["name"]: (row["every"], row["retired"]) for row in rows}
+
+
+def test_an_in_process_worker_declares_schedules_and_runs_them(scenario: Scenario) -> None:
+    log = scenario.folder / "tree-0.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import declaring_1; declaring_1.app.run_worker()"],
+            env=scenario.environment(recovery=FAST, worker={}), cwd=scenario.folder, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    tree = Tree(process, log)
+    scenario.trees.append(tree)
+    scenario.until(lambda: len(scenario.effects("start")) >= 3, within=60, what="three runs", tree=tree)
+    assert set(stored(scenario)) == {"shared", "only-in-1"}
+    assert tree.stop() == 0
+    judge(scenario)
 
 
 def test_the_version_that_started_last_declares_the_schedules_and_a_rollback_brings_the_other_back(
