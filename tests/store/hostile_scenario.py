@@ -13,6 +13,7 @@ from everbeat import App
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.maintenance.cleanup import Expirer
 from everbeat.maintenance.reconciler import Reconciler
+from everbeat.maintenance.scheduler import Scheduler
 from everbeat.store import diagnosis, leases, workers
 from everbeat.store.leases import Claimed, Settlement, decline
 from everbeat.store.tasks import BEGINNING, MarkedGroup, MarkedPlace, marked, next_due
@@ -23,6 +24,7 @@ from tests.recovering.conftest import ManualObserver
 from tests.store.conftest import StoreHarness
 from tests.store.flows import Flow, after, task
 from tests.store.hostile import HostileRow, Refused, copies
+from tests.store.scheduling import apply, put, start_worker, version
 from tests.worker.environments import environment_of
 
 AGAIN: Final = StoredPolicy(on_crash="retry").to_json()
@@ -83,6 +85,8 @@ class Scenario:
         self.marked = [self.db.send("older", args=b'{"a": 1}') for _ in range(2)]
         found = self.db.claim("w2", names=["older"])
         self.db.run(decline([(each.id, each.claim_id) for each in found], channel=self.db.target.channel))
+        put(self.db, "usual", pause_after_failures=3)
+        start_worker(self.db, "w3", version(1, "declared"))
         self.late = [self.db.send(good_until=datetime.now(UTC) - timedelta(seconds=1)) for _ in range(2)]
 
     def _records(self, task_id: UUID) -> None:
@@ -93,6 +97,7 @@ class Scenario:
             "insert into {schema}.pauses (kind, name, paused_by) values ('task', 'other', 'somebody')",
             "insert into {schema}.worker_states (worker_id, tasks_running, tasks_claimed, slots, rss_bytes, cpu_percent, loop_lag_ms)"
             " values ('w1', 1, 1, 8, 1000, 1, 1)",
+            "insert into {schema}.ticks (schedule, at, outcome, reason) values ('usual', now() - interval '2 hours', 'MISSED', 'LATE')",
         ):
             self.db.connection.execute(self.db.plain(text), {"id": task_id})
         self.db.run(workers.beat("s1", [], draining=False))
@@ -142,6 +147,12 @@ class Scenario:
                 yield "name = 'go'", fresh
             case "pauses":
                 yield "name = 'other'", {"name": "gen_random_uuid()::text"}
+            case "schedules":
+                yield "name = 'usual'", {"name": "gen_random_uuid()::text"}
+            case "ticks":
+                yield "schedule = 'usual'", {"schedule": "gen_random_uuid()::text"}
+            case "schedule_versions":
+                yield "owner = 'shop'", {"version": "gen_random_uuid()::text"}
             case "message_outbox" | "worker_states":
                 yield "true", {}
             case "workflows":
@@ -170,7 +181,7 @@ class Scenario:
         """Return the steps that claim, settle, recover and advance, without the commands."""
         return [
             self.claims, self.marks, self.starts, self.settles, self.beats, self.reaps, self.sessions, self.expires, self.sweeps,
-            self.workflows, self.reconciles, self.prunes,
+            self.workflows, self.reconciles, self.schedules, self.prunes,
         ]  # fmt: skip
 
     async def claims(self) -> None:
@@ -309,6 +320,24 @@ class Scenario:
     async def reconciles(self) -> None:
         environment = self.observer.environment(**FAST)
         await Reconciler(environment, transactions=self.observer.session, grace_ms=0).tick()
+
+    async def schedules(self) -> None:
+        """The scheduler decides the neighbour's ticks, and the declared schedule of a live worker is stored and decided, too."""
+        assert "declared" in apply(self.db), (
+            f"the declared schedule was not stored; {self.stored('schedule_versions')}"
+        )
+        wanted = {"usual", "declared"}
+        text = "update {schema}.schedules set decided_to = now() - interval '2 hours' where name = any(%s)"
+        self.db.connection.execute(self.db.plain(text), [[*wanted]])
+        scheduler = Scheduler(self.observer.environment(**FAST), page=20)
+        for _ in range(100):
+            await scheduler.tick()
+            sent = {row[0] for row in self.db.table("ticks", "schedule, outcome") if row[1] == "SENT"}
+            if wanted <= sent:
+                return
+        raise AssertionError(
+            f"100 passes sent no task for {wanted - sent}; {self.stored('schedules', 'ticks')}"
+        )
 
     async def prunes(self) -> None:
         await a_pruner(self.observer).tick()

@@ -46,7 +46,12 @@ def definition(
 
 
 def put(db: StoreHarness, name: str = "hourly", **more: Any) -> str:
-    return db.run(schedules.put_schedule(definition(name, **more))).verdict
+    """Put the schedule. If it is new, make it an hour old, so that its next ticks are in the past."""
+    verdict = db.run(schedules.put_schedule(definition(name, **more))).verdict
+    if verdict == "created":
+        text = "update {schema}.schedules set decided_to = decided_to - interval '1 hour' where name = %s"
+        db.connection.execute(db.plain(text), [name])
+    return verdict
 
 
 def due(db: StoreHarness, *, limit: int = 100, **more: Any) -> DueSchedules:

@@ -17,7 +17,7 @@ from psycopg import sql
 from everbeat.domain.workflow.states import plan_retry
 from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseError
-from everbeat.store import leases, messages, migrating, statement, tasks
+from everbeat.store import leases, messages, migrating, schedules, statement, tasks
 from everbeat.store import workflow_control as control
 from everbeat.store.database import Database
 from everbeat.store.leases import decline
@@ -31,6 +31,7 @@ from tests.conftest import FAST_SETTINGS
 from tests.notify_queue import SETTINGS, fill, full_queue, holding, require_small_queue, usage
 from tests.store.conftest import StoreHarness
 from tests.store.flows import Flow, task
+from tests.store.scheduling import decide, decision, make_due, put, sent
 from tests.store.test_advance import failing
 from tests.store.test_messages import hold
 from tests.store.test_signals import send, suspension, waiting
@@ -67,7 +68,7 @@ def migrated(server: EmbeddedServer) -> Iterator[StoreHarness]:
 @pytest.fixture
 def crowded(migrated: StoreHarness) -> StoreHarness:
     """The harness with an empty schema, on a server whose queue fills quickly."""
-    names = "tasks, workflows, nodes, outbox, pauses, signals, recoveries, message_outbox"
+    names = "tasks, workflows, nodes, outbox, pauses, signals, recoveries, message_outbox, schedules, ticks"
     migrated.connection.execute(
         migrated.plain(
             "truncate " + ", ".join(f"{{schema}}.{name}" for name in names.split(", ")) + " cascade"
@@ -235,6 +236,23 @@ def make_quiet(db: StoreHarness) -> Act:
     return lambda: db.run(quiet(["w1"], host=None, everyone=False, quiet=True, channel=channel))
 
 
+def decide_tick(db: StoreHarness) -> Act:
+    put(db)
+    seen = make_due(db)
+    return lambda: decide(db, decision(seen, sent(seen)))
+
+
+def run_by_hand(db: StoreHarness) -> Act:
+    put(db)
+    return lambda: db.run(schedules.run_schedule("hourly", task_id=uuid4(), channel=db.target.channel))
+
+
+def backfill(db: StoreHarness) -> Act:
+    put(db)
+    tick = sent(make_due(db))
+    return lambda: db.run(schedules.backfill_ticks("hourly", [tick], channel=db.target.channel))
+
+
 ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
     "task/insert_task": send_one,
     "task/insert_tasks": send_many,
@@ -249,6 +267,9 @@ ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
     "task/retry_task": retry,
     "task/cancel_children": cancel_children,
     "step/send_child": child,
+    "schedule/decide_ticks": decide_tick,
+    "schedule/run_schedule": run_by_hand,
+    "schedule/backfill_ticks": backfill,
     "pause/resume_name": resume_queue,
     "workflow/insert_workflow": start_workflow,
     "workflow/enqueue_nodes": enqueue_node,

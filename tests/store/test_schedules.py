@@ -560,7 +560,7 @@ def test_a_backfill_sends_only_ticks_that_were_not_sent_and_keeps_the_rest_of_a_
     assert runs(db) == 1
 
 
-# What the doctor asks
+# Findings for the doctor
 
 
 def test_overdue_schedules_are_found_with_their_problem_and_all_zones_are_named(db: StoreHarness) -> None:

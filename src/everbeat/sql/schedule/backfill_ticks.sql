@@ -7,7 +7,7 @@ with held as materialized (
     select k.*
     from held h
     cross join lateral json_to_recordset(%(ticks)s::text::json) as k ({fragment/tick_fields})
-    where k.outcome = 'SENT' and not exists (select from {schema}.ticks o where o.schedule = h.name and o.at = k.at and o.outcome = 'SENT')
+    where k.outcome = 'SENT' and (select o.outcome from {schema}.ticks o where o.schedule = h.name and o.at = k.at) is distinct from 'SENT'
 ), inserted as (
     insert into {schema}.tasks (
         id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, schedule, tick
@@ -26,7 +26,7 @@ with held as materialized (
     select h.name, k.at, 'SENT', k.task_id, 'backfill', %(decided_by)s
     from tick k
     cross join held h
-    where exists (select from inserted i where i.id = k.task_id) or exists (select from {schema}.tasks t where t.id = k.task_id)
+    where exists (select from inserted i where i.id = k.task_id) or (select t.id from {schema}.tasks t where t.id = k.task_id) is not null
     order by k.at
     on conflict (schedule, at) do update
     set outcome = 'SENT', task_id = excluded.task_id, reason = null, detail = excluded.detail, decided_at = statement_timestamp(),

@@ -2,6 +2,7 @@
 -- is still as the pass read it (decided_to, changed_at), so of two passes one decides a tick. Each row is found by its key, because a join
 -- read whole tables before they had statistics, and took a second per page. A tick that has a row already is left as it is,
 -- for example after the clock was set back. All parts of a decision are stored, or none.
+-- The subqueries `(select …) is null` look up one row each; `not exists` can become a scan of the whole table.
 -- If a live task has the key of the run, the tick is SKIPPED. If a tick cancels the earlier runs: PENDING | CLAIMED -> CANCELLED at once; for
 -- RUNNING tasks, request a cancel. Return the changed schedules, the number of tasks that were sent, and the ids of cancelled runs.
 with decided as materialized (
@@ -57,7 +58,7 @@ with decided as materialized (
     from tick k
     cross join lateral (
         select k.outcome = 'SENT' and not exists (select from inserted i where i.id = k.task_id)
-            and not exists (select from {schema}.tasks t where t.id = k.task_id) as is_in_the_way
+            and (select t.id from {schema}.tasks t where t.id = k.task_id) is null as is_in_the_way
     ) other
     order by k.schedule, k.at
     on conflict do nothing

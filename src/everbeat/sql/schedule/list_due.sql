@@ -1,6 +1,7 @@
 -- Return a page of due schedules with their live runs, and the seconds until the next one that is not due yet. The first column is the same
 -- in each row; without a due schedule, the other columns of the only row are null. Live runs are counted only for the overlap policies that
--- ask for them, and at most 100. Failures are the latest ended runs since the schedule was last held.
+-- ask for them, and at most 100. Failures are the latest ended runs since the schedule was last held. A row that no decision can change is
+-- left out, because it would stay on the first page: a row that is due although it is paused, or one with a moment that Python cannot hold.
 with upcoming as materialized (
     select (extract(epoch from s.next_at) - extract(epoch from statement_timestamp()))::float8 as wait_s
     from {schema}.schedules s
@@ -14,6 +15,9 @@ with upcoming as materialized (
         s.held_because, s.changed_at, s.next_at
     from {schema}.schedules s
     where s.next_at <= statement_timestamp() and s.timezone <> all(%(unknown_zones)s::text[]) and s.name <> all(%(skipped)s::text[])
+      and s.retired_at is null and s.ended_at is null and (s.paused_at is null or s.resume_at <= statement_timestamp())
+      and s.decided_to between '0002-01-01 00:00:00+00' and '9998-12-31 23:59:59+00'
+      and s.changed_at between '0002-01-01 00:00:00+00' and '9998-12-31 23:59:59+00'
     order by s.next_at
     limit %(limit)s
 )
