@@ -83,7 +83,7 @@ with decided as materialized (
     where s.name = h.name
     returning s.name
 ), doomed as materialized (
-    select t.id, t.state, t.attempt, t.schedule from {schema}.tasks t
+    select t.id, t.state from {schema}.tasks t
     where t.schedule = any(array(select k.schedule from tick k where k.cancels)) and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
       and (t.state <> 'RUNNING' or t.cancel_requested_at is null)
     order by t.id
@@ -92,13 +92,13 @@ with decided as materialized (
     update {schema}.tasks t
     set state = 'CANCELLED', cancelled_at = statement_timestamp(), cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp()),
         claim_id = null, claim_call = null, next_retry_at = null,
-        error = json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled by the next run of schedule ' || d.schedule)
-    from doomed d where t.id = d.id and d.state in ('PENDING', 'CLAIMED')
-    returning t.id, t.queue, t.serial, d.state as was
+        error = json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled by the next run of schedule ' || t.schedule)
+    where t.id = any(array(select d.id from doomed d where d.state <> 'RUNNING'))
+    returning t.id, t.queue, t.serial
 ), asked as (
     update {schema}.tasks t
     set cancel_requested_at = statement_timestamp()
-    from doomed d where t.id = d.id and d.state = 'RUNNING'
+    where t.id = any(array(select d.id from doomed d where d.state = 'RUNNING'))
     returning t.id
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
@@ -110,7 +110,9 @@ with decided as materialized (
         select 'd:' || string_agg(e.id::text, ',') from (select id, (row_number() over () - 1) / 200 as part from ended) e group by e.part
         union
         select 'l:' || string_agg(e.id::text, ',')
-        from (select id, (row_number() over () - 1) / 200 as part from ended where was = 'CLAIMED') e group by e.part
+        from (
+            select ended.id, (row_number() over () - 1) / 200 as part from ended join doomed d on d.id = ended.id where d.state = 'CLAIMED'
+        ) e group by e.part
         union
         select 'c:' || a.id from asked a
     ) hints
