@@ -10,6 +10,7 @@ from everbeat import App
 from everbeat.store import leases
 from tests.store.conftest import StoreHarness
 from tests.store.flows import task
+from tests.store.scheduling import put
 from tests.workflows.sent import sent
 
 FAILURE = b'{"code": "BROKEN", "message": "m", "type": "T", "traceback": "a\\nb", "data": {"a": "b"}}'
@@ -34,6 +35,8 @@ class Scene(Struct, frozen=True):
             ["workers"], ["workers", "list", "--all"], ["workers", "--history", worker], ["queues"], ["recoveries"],
             ["recoveries", "show", "1"], ["workflows"], ["workflows", "show", workflow], ["doctor"], ["sweep", "--dry-run"],
             ["prune", "--terminal-records", "1", "--dry-run"], ["workflows", "reconcile", "--dry-run"], ["migrate", "--status"],
+            ["schedules"], ["schedules", "show", "hourly"], ["schedules", "next", "hourly"], ["schedules", "ticks", "hourly"],
+            ["schedules", "backfill", "hourly", "--since", "3h", "--dry-run"], ["explain", "schedule:hourly"],
         ]  # fmt: skip
 
     def drawings(self) -> list[list[str]]:
@@ -67,4 +70,9 @@ def played(app: App, db: StoreHarness) -> Scene:
     pending = db.send("unknown")
     app.pause_task("unknown", reason="because")
     assert rescued.id
+    put(db)
+    db.connection.execute(
+        db.plain("update {schema}.schedules set next_at = statement_timestamp() + interval '1 hour'")
+    )
+    app.run_schedule("hourly")
     return Scene(failed.id, running.id, pending, handle.id)

@@ -30,6 +30,7 @@ from everbeat.domain.doctor.findings import (
     QueueHolder,
 )
 from everbeat.domain.doctor.server import judge_clock, judge_connections, judge_notify_queue
+from everbeat.domain.schedule.model import Timing
 from everbeat.store import workers
 from tests.cli.conftest import Command
 from tests.client.conftest import app, db
@@ -37,6 +38,7 @@ from tests.conftest import NewServer
 from tests.hints.conftest import Wire, wire_folder
 from tests.notify_queue import SETTINGS, full_queue, require_small_queue
 from tests.store.conftest import StoreHarness
+from tests.store.scheduling import put
 from tests.stories.pooler import pooled
 
 __all__ = ["app", "db", "wire_folder"]
@@ -451,6 +453,51 @@ class TestWork:
         app.cancel(task)
         found = examine(app)
         assert (found["PAUSES"].verdict, found["SUSPECTS"].verdict) == (CheckVerdict.OK, CheckVerdict.OK)
+
+    def test_doctor_reports_a_schedule_whose_ticks_no_supervisor_decides(
+        self, app: App, db: StoreHarness
+    ) -> None:
+        put(db)
+        late = "update {schema}.schedules set next_at = now() - interval '10 minutes'"
+        change(db, "update {schema}.schedules set next_at = now() - interval '5 seconds'")
+        assert examine(app)["SCHEDULES"].verdict is CheckVerdict.OK
+        change(db, late)
+        found = examine(app)["SCHEDULES"]
+        assert found.verdict is CheckVerdict.FAIL
+        assert found.text == "no supervisor decides the due ticks of hourly, hourly for 10m"
+        assert found.fix == "see the reason: everbeat explain schedule:hourly."
+        change(db, f"{late}, timing = %s", '{"every_ms": "often"}')
+        broken = examine(app)["SCHEDULES"]
+        assert broken.verdict is CheckVerdict.WARN
+        assert "the stored rules of these schedules are unreadable: hourly (" in broken.text
+        change(db, "delete from {schema}.schedules")
+        assert examine(app)["SCHEDULES"].verdict is CheckVerdict.OK
+
+    def test_doctor_reports_a_time_zone_that_this_machine_does_not_know(
+        self, app: App, db: StoreHarness
+    ) -> None:
+        put(db, timing=Timing(cron=("30 2 * * *",), timezone="Moon/Tranquility"))
+        change(db, "update {schema}.schedules set next_at = now() + interval '1 hour'")
+        found = examine(app)["SCHEDULES"]
+        assert found.verdict is CheckVerdict.WARN
+        assert "does not know the time zones of some schedules: Moon/Tranquility" in found.text
+        assert found.fix == "install the Python package tzdata on this machine."
+
+    def test_doctor_reports_schedules_that_failures_paused_but_not_those_that_an_operator_paused(
+        self, app: App, db: StoreHarness
+    ) -> None:
+        put(db)
+        app.pause_schedule("hourly")
+        assert examine(app)["SCHEDULES"].verdict is CheckVerdict.OK
+        change(
+            db,
+            "update {schema}.schedules set paused_by = 'everbeat', pause_reason = 'the last 3 runs failed'",
+        )
+        found = examine(app)["SCHEDULES"]
+        assert found.verdict is CheckVerdict.WARN
+        assert found.text == "1 schedule is paused because the latest runs failed: hourly"
+        assert found.fix is not None
+        assert found.fix.endswith("everbeat schedules resume hourly.")
 
     def test_doctor_reports_recent_failures_by_code(self, app: App, db: StoreHarness) -> None:  # J4
         assert examine(app)["FAILURES"].text == "no task failed in the last 10 minutes"

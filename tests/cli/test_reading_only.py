@@ -73,6 +73,11 @@ def read_in_python(reader: App, scene: Scene) -> None:
     assert len(reader.recoveries()) == 1
     assert len(reader.worker_states()) == 1
     assert reader.explain(scene.pending).reasons
+    assert reader.explain_schedule("hourly").reasons
+    assert reader.schedule_info("hourly").runs == 0
+    assert [each.name for each in reader.list_schedules()] == ["hourly"]
+    assert reader.list_ticks("hourly") == []
+    assert len(reader.next_ticks("hourly")) == 5
     assert reader.list_pauses()[0].name == "unknown"
     assert len(reader.list_workflows()) == 1
     handle = reader.workflow_handle(scene.workflow)

@@ -10,9 +10,11 @@ from uuid import UUID
 from msgspec import Struct
 
 from everbeat import App
+from everbeat.domain.schedule.model import Timing
 from everbeat.domain.workflow.graph import GraphNode, TaskSpec
 from everbeat.store import leases, workers
 from tests.store.conftest import StoreHarness
+from tests.store.scheduling import put
 from tests.workflows.sent import mapped, sent
 
 NAME = "shop.orders.fulfilment.send_order_confirmation_to_customer_x"
@@ -44,6 +46,7 @@ class WideScene(Struct, frozen=True):
             ["recoveries"], ["recoveries", "show", "1"], ["workflows"], ["workflows", "show", str(self.workflow)],
             ["workflows", "reconcile", "--dry-run"], ["sweep", "--dry-run"], ["prune", "--terminal-records", "1", "--dry-run"],
             ["migrate", "--status"], ["doctor"], ["explain", str(self.workflow)],
+            ["schedules"], ["schedules", "show", NAME], ["schedules", "next", NAME], ["schedules", "ticks", NAME], ["explain", f"schedule:{NAME}"],
             *(["tasks", "show", each] for each in tasks), *(["explain", each] for each in tasks),
         ]  # fmt: skip
 
@@ -116,6 +119,19 @@ def played(app: App, db: StoreHarness) -> WideScene:
     app.pause_task(
         NAME, reason="the bank answers no calls since this morning, and retries only make it worse"
     )
+    put(
+        db,
+        NAME,
+        timing=Timing(cron=("30 2 * * *", "15 4 * * 1-5"), timezone="America/Argentina/Buenos_Aires"),
+    )
+    db.connection.execute(
+        db.plain(
+            "insert into {schema}.ticks (schedule, at, outcome, reason, last_at, missed, decided_by)"
+            " values (%s, now() - interval '9 days', 'MISSED', 'CATCHUP_WINDOW', now() - interval '2 days', 12345, %s)"
+        ),
+        [NAME, supervisor],
+    )
+    app.pause_schedule(NAME, reason="the bank answers no calls since this morning")
     node_task = handle.nodes()[0].task_id
     assert node_task is not None
     assert rescued.id != failed.id
