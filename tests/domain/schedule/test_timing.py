@@ -327,3 +327,15 @@ def test_the_ticks_of_a_range_are_counted_without_going_through_them() -> None:
     found = latest_ticks(timing, after=NOON - timedelta(days=3_652), until=NOON, most=0)
     assert time.process_time() - start < 5
     assert found.older == 3_652 * 86_400
+
+
+def test_a_stored_expression_that_never_matches_has_no_ticks() -> None:
+    timing = Timing(cron=("0 0 LW 2 */7",), timezone="Europe/Berlin")
+    start = time.process_time()
+    assert first(timing, NOON, 1) == []
+    assert time.process_time() - start < 2
+
+
+def test_the_rarest_expression_ticks_again_after_the_gap_of_the_year_2100() -> None:
+    ticks = first(timing_of(cron="0 0 29 2 */7"), NOON, 4)
+    assert [tick.year for tick in ticks] == [2032, 2060, 2088, 2128]
