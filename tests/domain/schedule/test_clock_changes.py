@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from itertools import islice, takewhile
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from everbeat.domain.schedule.cron import END, moment_of, zone_of
 from everbeat.domain.schedule.model import Timing
 from everbeat.domain.schedule.timing import latest_ticks, ticks_after
+from tests.architecture.source_tree import ROOT
 from tests.domain.schedule.clock_changes import SEQUENCES
 
 MINUTE = timedelta(minutes=1)
@@ -46,6 +48,34 @@ def test_ticks_over_a_clock_change_are_those_worked_out_by_hand(
 def test_at_least_twenty_sequences_of_each_zone_are_checked(zone: str) -> None:
     assert len(SEQUENCES[zone]) >= 20
     assert len({(text, after) for text, after, _ in SEQUENCES[zone]}) == len(SEQUENCES[zone])
+
+
+def documented() -> Iterator[tuple[str, int, str]]:
+    """Yield the rows of the table in the documentation for each clock change: the expression, the month, and the ticks."""
+    page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8").split("### Clock changes")[1]
+    for row in re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", page.split("\n#")[0], re.MULTILINE):
+        yield row[0], 3, row[1]
+        yield row[0], 10, row[2]
+
+
+@pytest.mark.parametrize(("text", "month", "expected"), [*documented()])
+def test_the_table_of_the_documentation_says_when_expressions_tick_in_berlin(
+    text: str, month: int, expected: str
+) -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    day = 29 if month == 3 else 25
+    start, end = (
+        datetime(2026, month, day, *time, tzinfo=berlin).astimezone(UTC) for time in ((1, 29), (3, 59))
+    )
+    timing = Timing(cron=(text,), timezone="Europe/Berlin")
+    found = [
+        tick.astimezone(berlin) for tick in takewhile(lambda tick: tick < end, ticks_after(timing, start))
+    ]
+    assert [f"{tick:%H:%M}{tick:%z}"[:-2] + ":00" for tick in found] == expected.strip().split(", ")
+
+
+def test_the_documentation_has_a_table_of_clock_changes() -> None:
+    assert len([*documented()]) >= 12
 
 
 def enumerated(

@@ -1,4 +1,4 @@
-"""A model of the database and two schedulers: each tick becomes exactly one task or one recorded miss, whatever happens in between.
+"""A model of the database and two schedulers: each tick becomes exactly one task or one recorded miss.
 
 The schedulers read and write in any order, die between both, and repeat writes whose reply was lost. The clock jumps, schedulers are
 down for a while, operators pause and resume the schedule, and runs start, end and fail.
