@@ -30,6 +30,7 @@ from tests.store.scheduling import (
     send_tick,
     sent,
 )
+from tests.store.test_steps import send_child
 
 
 @pytest.fixture
@@ -329,11 +330,15 @@ def test_a_tick_whose_key_a_live_task_has_is_skipped(db: StoreHarness) -> None:
     assert runs(db) == 1
 
 
-def test_a_tick_that_cancels_ends_waiting_runs_and_asks_the_running_one_to_stop(db: StoreHarness) -> None:
+def test_a_tick_that_cancels_ends_waiting_runs_and_children_and_asks_the_running_one_to_stop(
+    db: StoreHarness,
+) -> None:
     put(db, overlap="cancel_other")
     running = send_tick(db)
     (claimed,) = db.claim()
     db.start(claimed)
+    send_child(db, claimed)
+    (child,) = (row[0] for row in db.table("tasks", "id, parent_id") if row[1] == running)
     waiting = send_tick(db)
     other = db.send()
     seen = make_due(db)
@@ -341,14 +346,16 @@ def test_a_tick_that_cancels_ends_waiting_runs_and_asks_the_running_one_to_stop(
     with heard(db) as notifications:
         found = decide(db, decision(seen, last))
         payloads = set(notifications())
-    assert (found.sent, set(found.cancelled)) == (1, {running, waiting})
+    assert (found.sent, set(found.cancelled)) == (1, {running, waiting, child})
+    assert db.row(child, "state, error ->> 'message'") == ("CANCELLED", "cancelled with its parent")
     assert db.row(running, "state, cancel_requested_at is not null") == ("RUNNING", True)
     assert db.row(waiting, "state, error ->> 'message'") == (
         "CANCELLED", "cancelled by the next run of schedule hourly",
     )  # fmt: skip
     assert db.row(other, "state, cancel_requested_at is null") == ("PENDING", True)
     assert db.row(last.task_id, "state, cancel_requested_at is null") == ("PENDING", True)
-    assert payloads >= {f"c:{running}", f"d:{waiting}"}
+    assert payloads & {f"d:{waiting},{child}", f"d:{child},{waiting}"}
+    assert f"c:{running}" in payloads
 
 
 def test_listening_workers_are_notified_of_the_queues(db: StoreHarness) -> None:

@@ -59,7 +59,7 @@ class DecidedTicks(Struct, frozen=True):
     """The schedules that a pass changed, and the number of tasks that it sent.
 
     A schedule that another process has changed since it was read is left out. `cancelled` are the runs that were cancelled, or asked to stop,
-    because a later tick replaces them. Their children are still to be cancelled.
+    because a later tick replaces them, and their children.
     """
 
     changed: tuple[str, ...]

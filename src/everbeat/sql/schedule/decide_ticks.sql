@@ -3,9 +3,9 @@
 -- read whole tables before they had statistics, and took a second per page. A tick that has a row already is left as it is,
 -- for example after the clock was set back. All parts of a decision are stored, or none.
 -- The subqueries `(select …) is null` look up one row each; `not exists` can become a scan of the whole table.
--- If a live task has the key of the run, the tick is SKIPPED. If a tick cancels the earlier runs: PENDING | CLAIMED -> CANCELLED at once; for
--- RUNNING tasks, request a cancel. Return the changed schedules, the number of tasks that were sent, and the ids of cancelled runs.
-with decided as materialized (
+-- If a live task has the key of the run, the tick is SKIPPED. If a tick cancels the earlier runs, with their children: PENDING | CLAIMED ->
+-- CANCELLED at once; for RUNNING tasks, request a cancel. Return the changed schedules, the number of tasks that were sent, and the ids of cancelled tasks.
+with recursive decided as materialized (
     select d.* from json_to_recordset(%(decisions)s::text::json) as d (
         name text, seen_decided_to timestamptz, seen_changed_at timestamptz, decided_to timestamptz, next_at timestamptz, ticks json,
         has_ended boolean, pauses text, resumes boolean
@@ -82,9 +82,14 @@ with decided as materialized (
     join decided d on d.name = h.name
     where s.name = h.name
     returning s.name
+), family (id) as (
+    select t.id from {schema}.tasks t
+    where t.schedule = any(array(select k.schedule from tick k where k.cancels)) and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+    union
+    select t.id from family f join {schema}.tasks t on t.parent_id = f.id
 ), doomed as materialized (
     select t.id, t.state from {schema}.tasks t
-    where t.schedule = any(array(select k.schedule from tick k where k.cancels)) and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+    where t.id = any(array(select f.id from family f)) and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
       and (t.state <> 'RUNNING' or t.cancel_requested_at is null)
     order by t.id
     for no key update
@@ -92,7 +97,7 @@ with decided as materialized (
     update {schema}.tasks t
     set state = 'CANCELLED', cancelled_at = statement_timestamp(), cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp()),
         claim_id = null, claim_call = null, next_retry_at = null,
-        error = json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled by the next run of schedule ' || t.schedule)
+        error = json_build_object('code', 'TASK_CANCELLED', 'message', coalesce('cancelled by the next run of schedule ' || t.schedule, 'cancelled with its parent'))
     where t.id = any(array(select d.id from doomed d where d.state <> 'RUNNING'))
     returning t.id, t.queue, t.serial
 ), asked as (
