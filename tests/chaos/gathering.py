@@ -86,12 +86,20 @@ def gather(director: Director, plan: Plan, timeline: Timeline, folder: Path) -> 
             ),
             breaches=[
                 *((one.number, f"{one.rule}: {one.rows}") for one in breaches(connection, SCHEMA)),
-                *(("I32", problem) for problem in coverage(connection, SCHEMA).problems),
+                *_tick_problems(connection),
             ],
             sessions=[row[0] for row in connection.execute(SESSIONS, [APPLICATION]).fetchall()],
             logs="".join(_log(folder, tree) for tree in range(plan.trees)),
             server_log=server_log,
         )
+
+
+def _tick_problems(connection: Connection[Any]) -> Iterator[tuple[str, str]]:
+    found = coverage(connection, SCHEMA)
+    for problem in found.problems:
+        yield "I32", problem
+    if not found.figures["SENT"]:
+        yield "I31", "no tick of a schedule was sent, so the run shows nothing about ticks"
 
 
 class _Tables:
