@@ -5,10 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -17,7 +15,6 @@ from everbeat import App, Context, QueueConfig, Schedule
 from everbeat.app import definition_of
 from everbeat.client.schedules import ScheduleOptions
 from everbeat.domain.schedule.model import Declared, Definition
-from everbeat.domain.schedule.timing import ticks_after
 from everbeat.domain.settings.settings import gathering
 from everbeat.errors import ConfigurationError, RegistrationError
 from tests.docs.tables import table
@@ -338,31 +335,3 @@ class TestReference:
         given = {row["Option"]: row["Default"].strip('"') for row in self.ROWS if row["Default"] != "None"}
         given["most"] = int(given["most"])  # type: ignore[assignment]
         assert Schedule("report", report.call(), cron="@hourly", **given).rule == bare.rule  # type: ignore[typeddict-item]
-
-
-class TestClockChanges:
-    COLUMNS = (
-        "Expression",
-        "29 March 2026: 02:00 becomes 03:00",
-        "25 October 2026: 03:00 becomes 02:00",
-    )
-    BERLIN = ZoneInfo("Europe/Berlin")
-
-    def local(self, day: str, time: str) -> datetime:
-        return datetime.fromisoformat(f"{day}T{time}").replace(tzinfo=self.BERLIN)
-
-    @pytest.mark.parametrize("row", table("schedules.md", *COLUMNS), ids=lambda row: row["Expression"])
-    def test_the_ticks_of_the_documented_table_are_those_of_the_code(self, row: dict[str, str]) -> None:
-        app = app_of()
-
-        @app.task
-        def report() -> None: ...
-
-        timing = Schedule(
-            "report", report.call(), cron=row["Expression"], timezone="Europe/Berlin"
-        ).rule.timing
-        for day, column in zip(("2026-03-29", "2026-10-25"), self.COLUMNS[1:], strict=True):
-            before, end = self.local(day, "01:30") - timedelta(seconds=1), self.local(day, "04:00")
-            ticks = takewhile(lambda tick, end=end: tick < end, ticks_after(timing, before.astimezone(UTC)))  # type: ignore[misc]
-            found = [tick.astimezone(self.BERLIN).isoformat()[11:].replace(":00+", "+") for tick in ticks]
-            assert found == row[column].split(", ")
