@@ -68,7 +68,7 @@ commands = typer.Typer(
 NameArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="NAME", help="The schedule's name.", show_default=False)
 ]
-NamesArgument: TypeAlias = Annotated[
+SchedulesArgument: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="NAME...", help="The schedules' names.", show_default=False)
 ]
 _STATES: Final[tuple[ScheduleState, ...]] = ("ACTIVE", "PAUSED", "RETIRED", "ENDED")
@@ -252,7 +252,7 @@ def ticks(
 @with_app
 def pause(
     app: App,
-    names: NamesArgument,
+    names: SchedulesArgument,
     *,
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The reason, shown to other operators.")
@@ -289,7 +289,7 @@ def pause(
 
 @commands.command()
 @with_app
-def resume(app: App, names: NamesArgument, *, as_json: bool) -> None:
+def resume(app: App, names: SchedulesArgument, *, as_json: bool) -> None:
     """End the pauses of schedules. The ticks during a pause are recorded as missed."""
 
     def one(name: str) -> Done:
@@ -302,7 +302,7 @@ def resume(app: App, names: NamesArgument, *, as_json: bool) -> None:
 
 @commands.command()
 @with_app
-def run(app: App, names: NamesArgument, *, as_json: bool) -> None:
+def run(app: App, names: SchedulesArgument, *, as_json: bool) -> None:
     """Send the tasks of schedules now, outside their ticks, even if they are paused or have ended."""
 
     def one(name: str) -> Done:
@@ -314,7 +314,7 @@ def run(app: App, names: NamesArgument, *, as_json: bool) -> None:
 
 @commands.command()
 @with_app
-def delete(app: App, names: NamesArgument, *, as_json: bool) -> None:
+def delete(app: App, names: SchedulesArgument, *, as_json: bool) -> None:
     """Delete schedules that were made at run time or that are retired. Their runs and ticks remain."""
 
     def one(name: str) -> Done:
