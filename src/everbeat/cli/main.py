@@ -44,7 +44,7 @@ COMMANDS: Final = {
     "recoveries": ("everbeat.cli.recoveries", "Show tasks that were recovered from dead workers."),
     "explain": (
         "everbeat.cli.explain",
-        "Explain why a task is not running, a workflow has not ended, or a schedule sends nothing.",
+        "Explain why a task, a workflow or a schedule is not running.",
     ),
     "doctor": ("everbeat.cli.doctor", "Check the database and the workers, and suggest fixes."),
     "sweep": ("everbeat.cli.maintenance", "Recover the tasks of dead workers now."),

@@ -141,14 +141,16 @@ def upcoming_document(timing: Timing, found: Sequence[datetime]) -> dict[str, An
 def show_upcoming(found: Sequence[datetime], *, zone: str, now: datetime) -> None:
     """Write ticks to come as a table, in a schedule's time zone and in UTC."""
     local = zone_of(zone)
-    rows = [
-        (
-            Column("TICK", f"{tick.astimezone(local):%a} {in_zone(tick, local)}"),
-            Column("UTC", in_zone(tick, UTC) if zone != "UTC" else "", drop=1),
-            Column("IN", duration((tick - now).total_seconds()) if tick > now else "", is_number=True),
-        )
-        for tick in found
-    ]
+    rows: list[tuple[Column, ...]] = []
+    for tick in found:
+        columns = [Column("TICK", f"{tick.astimezone(local):%a} {in_zone(tick, local)}")]
+        if zone != "UTC":
+            columns.append(Column("UTC", in_zone(tick, UTC), drop=1))
+        if found[-1] > now:
+            columns.append(
+                Column("IN", duration((tick - now).total_seconds()) if tick > now else "", is_number=True)
+            )
+        rows.append(tuple(columns))
     show_rows(rows, empty="No further ticks.")
 
 
