@@ -97,7 +97,7 @@ def kill_schedulers(
     began = time.monotonic()
     kills = 0
     deciders = set()
-    while time.monotonic() < began + seconds:
+    while time.monotonic() < began + seconds or kills < 3:
         time.sleep(every_s)  # the time between two kills
         scenario.until(
             lambda: decider(scenario) in trees, within=30 * SLACK, what="a live tree decides ticks"
@@ -113,7 +113,7 @@ def kill_schedulers(
     scenario.until(lambda: all_decided(scenario, stop), within=30 * SLACK, what="all ticks are decided")
     for tree in trees.values():
         tree.kill()
-    assert len(deciders) == kills >= 3
+    assert len(deciders) == kills
     (late,) = scenario.query(
         """select percentile_cont(array[0.5, 0.9, 1]) within group (order by extract(epoch from decided_at - at)::float8) as s
            from {schema}.ticks where outcome = 'SENT'"""
@@ -179,7 +179,9 @@ def test_ticks_of_an_outage_are_sent_or_recorded_as_the_missed_policy_says(
                next_at = now() - interval '9 min' returning name"""
     )
     scenario.ready_tree(recovery=FAST, program="ticking")
-    scenario.until(lambda: none_is_due(scenario), within=30, what="the ticks of the outage are decided")
+    scenario.until(
+        lambda: none_is_due(scenario), within=30 * SLACK, what="the ticks of the outage are decided"
+    )
 
     def first_pass(name: str) -> list[tuple[str, str | None]]:
         found = ticks(scenario, name)
@@ -203,7 +205,9 @@ def test_ticks_of_an_outage_are_sent_or_recorded_as_the_missed_policy_says(
     assert window["MISSED", "CATCHUP_WINDOW"] == len(first_pass("window")) - window["SENT", None]
     assert first_pass("old-window") == [("MISSED", "CATCHUP_WINDOW")] * 2
     sent = sum(outcomes(scenario, name)["SENT"] for name in policies)
-    scenario.until(lambda: len(scenario.effects("start")) >= sent, within=30, what="the sent ticks run")
+    scenario.until(
+        lambda: len(scenario.effects("start")) >= sent, within=30 * SLACK, what="the sent ticks run"
+    )
     assert judge(scenario)["SENT"] >= sent
 
 
@@ -253,12 +257,18 @@ def test_overlapping_ticks_are_sent_buffered_skipped_or_cancel_the_others(
     def states(kind: str) -> list[str]:
         return [task["state"] for task in runs(scenario, kind)]
 
-    scenario.until(lambda: states("allow") == ["RUNNING"] * 4, within=30, what="all four run at once")
-    assert states("buffer_all") == ["RUNNING", "PENDING", "PENDING", "PENDING"]
-    assert states("buffer_one") == ["RUNNING", "PENDING"]
+    scenario.until(lambda: states("allow") == ["RUNNING"] * 4, within=30 * SLACK, what="all four run at once")
+    scenario.until(
+        lambda: (
+            states("buffer_all") == ["RUNNING", "PENDING", "PENDING", "PENDING"]
+            and states("buffer_one") == ["RUNNING", "PENDING"]
+        ),
+        within=30 * SLACK,
+        what="one run of each line runs",
+    )
     scenario.until(
         lambda: states("cancel_other") == ["CANCELLED"] * 3 + ["RUNNING"],
-        within=30,
+        within=30 * SLACK,
         what="the earlier ones are cancelled",
     )
     for kind in ("skip", "buffer_one"):
@@ -267,7 +277,7 @@ def test_overlapping_ticks_are_sent_buffered_skipped_or_cancel_the_others(
         scenario.open_gate(f"go {kind}")
     scenario.until(
         lambda: all(set(states(kind)) <= {"COMPLETED", "CANCELLED"} for kind in kinds),
-        within=30,
+        within=30 * SLACK,
         what="all end",
     )
     assert overlaps(scenario, "allow")
@@ -288,10 +298,10 @@ def test_a_run_of_a_killed_worker_stops_blocking_when_it_is_recovered_but_not_wh
         ticking.app.put_schedule(Schedule(name, task.call(f"go {name}"), every="1s", overlap="skip"))
     scenario.until(
         lambda: all(outcomes(scenario, name)["SKIPPED"] for name in ("ends", "retries")),
-        within=60,
+        within=60 * SLACK,
         what="ticks are skipped",
     )
-    scenario.until(lambda: len(scenario.effects("start")) == 2, within=30, what="both run")
+    scenario.until(lambda: len(scenario.effects("start")) == 2, within=30 * SLACK, what="both run")
     (ended,), (retried,) = runs(scenario, "ends"), runs(scenario, "retries")
     (worker,) = scenario.workers(tree)
     psutil.Process(worker["pid"]).kill()
@@ -323,11 +333,15 @@ def test_a_run_of_a_killed_worker_stops_blocking_when_it_is_recovered_but_not_wh
         what="the retry",
     )
     scenario.open_gate("go retries")
-    scenario.until(lambda: outcomes(scenario, "retries")["SENT"] >= 2, within=30, what="the retry has ended")
+    scenario.until(
+        lambda: outcomes(scenario, "retries")["SENT"] >= 2, within=30 * SLACK, what="the retry has ended"
+    )
     scenario.open_gate("go ends")
     for name in ("ends", "retries"):
         ticking.app.pause_schedule(name)
-    scenario.until(lambda: set(scenario.states()) <= {"COMPLETED", "FAILED"}, within=30, what="all end")
+    scenario.until(
+        lambda: set(scenario.states()) <= {"COMPLETED", "FAILED"}, within=30 * SLACK, what="all end"
+    )
     judge(scenario)
 
 
@@ -373,7 +387,9 @@ def test_an_in_process_worker_declares_schedules_and_runs_them(scenario: Scenari
         )  # fmt: skip
     tree = Tree(process, log)
     scenario.trees.append(tree)
-    scenario.until(lambda: len(scenario.effects("start")) >= 3, within=60, what="three runs", tree=tree)
+    scenario.until(
+        lambda: len(scenario.effects("start")) >= 3, within=60 * SLACK, what="three runs", tree=tree
+    )
     assert set(stored(scenario)) == {"shared", "only-in-1"}
     assert tree.stop() == 0
     judge(scenario)
@@ -387,28 +403,32 @@ def test_the_version_that_started_last_declares_the_schedules_and_a_rollback_bri
     second = {"shared": (2_000, False), "only-in-1": (1_000, True), "only-in-2": (1_000, False)}
     all_retired = {"shared": (1_000, True), "only-in-1": (1_000, True), "only-in-2": (1_000, True)}
     old = scenario.ready_tree(recovery=FAST, program="declaring_1")
-    scenario.until(lambda: stored(scenario) == first, within=20, what="version 1 declares")
+    scenario.until(lambda: stored(scenario) == first, within=20 * SLACK, what="version 1 declares")
     new = scenario.ready_tree(recovery=FAST, program="declaring_2")
-    scenario.until(lambda: stored(scenario) == second, within=20, what="version 2 declares")
+    scenario.until(lambda: stored(scenario) == second, within=20 * SLACK, what="version 2 declares")
     another_old = scenario.ready_tree(recovery=FAST, program="declaring_1")
-    scenario.until(lambda: outcomes(scenario, "only-in-2")["SENT"], within=20, what="version 2 sends")
+    scenario.until(lambda: outcomes(scenario, "only-in-2")["SENT"], within=20 * SLACK, what="version 2 sends")
     assert stored(scenario) == second, "another worker of version 1 does not make it the latest version"
     new.stop()
-    scenario.until(lambda: stored(scenario) == rolled_back, within=20, what="version 1 is back")
+    scenario.until(lambda: stored(scenario) == rolled_back, within=20 * SLACK, what="version 1 is back")
     before = outcomes(scenario, "only-in-1")["SENT"]
-    scenario.until(lambda: outcomes(scenario, "only-in-1")["SENT"] > before, within=20, what="it sends again")
+    scenario.until(
+        lambda: outcomes(scenario, "only-in-1")["SENT"] > before, within=20 * SLACK, what="it sends again"
+    )
     assert "RETIRED" in {row["reason"] for row in ticks(scenario, "only-in-1")}, "the ticks between"
 
     start_scheduler(scenario)
     for tree in (old, another_old):
         tree.stop()
-    scenario.until(lambda: stored(scenario) == all_retired, within=30, what="all schedules are retired")
+    scenario.until(
+        lambda: stored(scenario) == all_retired, within=30 * SLACK, what="all schedules are retired"
+    )
     sent = {name: outcomes(scenario, name)["SENT"] for name in all_retired}
     scenario.ready_tree(recovery=FAST, program="declaring_1")
-    scenario.until(lambda: stored(scenario) == rolled_back, within=20, what="version 1 is back again")
+    scenario.until(lambda: stored(scenario) == rolled_back, within=20 * SLACK, what="version 1 is back again")
     scenario.until(
         lambda: all(outcomes(scenario, name)["SENT"] > sent[name] for name in first),
-        within=20,
+        within=20 * SLACK,
         what="they send again",
     )
     assert outcomes(scenario, "only-in-2")["SENT"] == sent["only-in-2"]

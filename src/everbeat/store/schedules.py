@@ -180,7 +180,15 @@ def _due(row: Row) -> DueSchedule:
 
 
 def _rule(timing: str, columns: Sequence[Any]) -> Rule:
-    return Rule(timing=_TIMING.decode(timing), **dict(zip(_RULE_COLUMNS, columns, strict=True)))
+    return Rule(timing=_timing(timing), **dict(zip(_RULE_COLUMNS, columns, strict=True)))
+
+
+def _timing(text: str) -> Timing:
+    """Return a stored timing. Raises ValidationError if it has none or several kinds of ticks: it would end its schedule silently."""
+    found = _TIMING.decode(text)
+    if (bool(found.cron), found.every_ms is not None, bool(found.at)).count(True) != 1:
+        raise msgspec.ValidationError(f"{text} does not have exactly one of cron, every_ms and at")
+    return found
 
 
 def decide_ticks(
@@ -364,7 +372,7 @@ def find_problems(*, overdue_ms: int, limit: int = 100) -> Statement[SchedulePro
 
 def _problem(timing: str) -> str | None:
     try:
-        _TIMING.decode(timing)
+        _timing(timing)
     except _UNREADABLE as problem:
         return str(problem)
     return None
