@@ -88,6 +88,16 @@ async def test_the_loop_watch_reports_a_thread_that_held_the_gil_and_not_its_wai
     assert blocked.names == ("holder 7",)
 
 
+async def test_the_code_in_threads_is_reported_if_the_loop_waits_in_code_of_everbeat() -> None:  # D4
+    reports = await run_blocked(
+        block_in_python(1.5), in_threads=lambda: ("hash_files",), is_code=lambda task: False
+    )
+    blocked = reports.get_nowait()
+    assert isinstance(blocked, LoopBlocked)
+    assert blocked.names == ("hash_files",)
+    assert blocked.interpreter_held
+
+
 async def test_the_loop_watch_reports_a_block_even_if_naming_the_task_fails() -> None:
     def describe(task: asyncio.Task[object]) -> str:
         return f"task of {task.get_name()}"

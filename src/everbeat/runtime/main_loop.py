@@ -269,12 +269,15 @@ class LoopWatch:
 
     def _report(self, *, since: float, now: float, held: bool) -> None:
         frame = sys._current_frames().get(self._loop_thread or -1)
-        elsewhere = self._in_threads() if held else ()
+        running = asyncio.current_task(self._loop)
+        is_waiting = running is not None and not self._is_code(running)
+        # Only code blocks the loop for long. Any other task waits for the GIL. A thread can hold it in several calls, between which the
+        # watch gets it before the loop does.
+        elsewhere = self._in_threads() if held or is_waiting else ()
         if frame is None or (_is_idle(frame) and not elsewhere):
             return
-        running = asyncio.current_task(self._loop)
-        if running is not None and elsewhere and not self._is_code(running):
-            running = None
+        if elsewhere and is_waiting:
+            running, held = None, True
         names = (*(() if running is None else (self._name(running),)), *elsewhere)
         self._blocked, self._blocked_since = names, since
         stack = "".join(traceback.format_list(traceback.extract_stack(frame, limit=_STACK_FRAMES)))
