@@ -35,7 +35,7 @@ def local_moment(text: str) -> datetime:
 @pytest.mark.parametrize(("zone", "text", "after", "expected"), TABLE)
 def test_ticks_over_a_clock_change_are_those_worked_out_by_hand(
     zone: str, text: str, after: str, expected: str
-) -> None:
+) -> None:  # S2
     wanted = [local_moment(each) for each in expected.split(", ")]
     timing, start = Timing(cron=(text,), timezone=zone), local_moment(after)
     assert [*islice(ticks_after(timing, start), len(wanted))] == wanted
@@ -45,7 +45,7 @@ def test_ticks_over_a_clock_change_are_those_worked_out_by_hand(
 
 
 @pytest.mark.parametrize("zone", SEQUENCES)
-def test_at_least_twenty_sequences_of_each_zone_are_checked(zone: str) -> None:
+def test_at_least_twenty_sequences_of_each_zone_are_checked(zone: str) -> None:  # S2
     assert len(SEQUENCES[zone]) >= 20
     assert len({(text, after) for text, after, _ in SEQUENCES[zone]}) == len(SEQUENCES[zone])
 
@@ -61,7 +61,7 @@ def documented() -> Iterator[tuple[str, int, str]]:
 @pytest.mark.parametrize(("text", "month", "expected"), [*documented()])
 def test_the_table_of_the_documentation_says_when_expressions_tick_in_berlin(
     text: str, month: int, expected: str
-) -> None:
+) -> None:  # S2
     berlin = ZoneInfo("Europe/Berlin")
     day = 29 if month == 3 else 25
     start, end = (
@@ -74,7 +74,7 @@ def test_the_table_of_the_documentation_says_when_expressions_tick_in_berlin(
     assert [f"{tick:%H:%M}{tick:%z}"[:-2] + ":00" for tick in found] == expected.strip().split(", ")
 
 
-def test_the_documentation_has_a_table_of_clock_changes() -> None:
+def test_the_documentation_has_a_table_of_clock_changes() -> None:  # S2
     assert len([*documented()]) >= 12
 
 
@@ -143,7 +143,7 @@ def check_expression(zone_name: str, day: datetime, *, minutes: set[int], hours:
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_ticks_equal_an_enumeration_of_minutes_around_any_clock_change(data: st.DataObject) -> None:
+def test_ticks_equal_an_enumeration_of_minutes_around_any_clock_change(data: st.DataObject) -> None:  # S2
     zone = data.draw(st.sampled_from(ZONES))
     year = data.draw(st.integers(1980, 2037))
     days = changes_of(ZoneInfo(zone), year) or [datetime(year, 6, 1, tzinfo=UTC)]
@@ -176,18 +176,18 @@ def check_year(year: int, random: Random) -> int:
     return len(seen)
 
 
-def test_ticks_equal_the_enumeration_at_the_clock_changes_of_all_zones_in_2026() -> None:
+def test_ticks_equal_the_enumeration_at_the_clock_changes_of_all_zones_in_2026() -> None:  # S2
     assert check_year(2026, Random(2026)) >= 30
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
-def test_ticks_equal_the_enumeration_at_all_clock_changes_from_1980_to_2037() -> None:
+def test_ticks_equal_the_enumeration_at_all_clock_changes_from_1980_to_2037() -> None:  # S2
     random = Random(1980)
     assert min(check_year(year, random) for year in range(1980, 2038)) >= 20
 
 
-def test_a_zone_that_skips_a_day_sends_the_day_s_ticks_when_the_next_day_begins() -> None:
+def test_a_zone_that_skips_a_day_sends_the_day_s_ticks_when_the_next_day_begins() -> None:  # S2
     timing = Timing(cron=("0 8,20 * * *",), timezone="Pacific/Apia")  # 30 December 2011 did not exist there
     zone = ZoneInfo("Pacific/Apia")
     ticks = [
@@ -203,7 +203,7 @@ def test_a_zone_that_skips_a_day_sends_the_day_s_ticks_when_the_next_day_begins(
     ]
 
 
-def test_the_ticks_of_a_zone_end_before_the_arithmetic_of_datetime_does() -> None:
+def test_the_ticks_of_a_zone_end_before_the_arithmetic_of_datetime_does() -> None:  # S2
     late = moment_of(END) - 2 * DAY
     timing = Timing(cron=("0 12 * * *",), timezone="Pacific/Kiritimati")
     assert all(tick < moment_of(END) for tick in ticks_after(timing, late))
@@ -214,6 +214,6 @@ def test_the_ticks_of_a_zone_end_before_the_arithmetic_of_datetime_does() -> Non
     "name",
     ["localtime", "posixrules", "right/UTC", "posix/UTC", "Europe", "../UTC", "", "a\x00", "Mars/Base"],
 )
-def test_a_name_that_is_not_a_zone_is_unknown(name: str) -> None:
+def test_a_name_that_is_not_a_zone_is_unknown(name: str) -> None:  # S2
     with pytest.raises(KeyError):
         zone_of(name)
