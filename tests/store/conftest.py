@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import Connection, sql
 
-from everbeat.store import leases, migrating, tasks, workers
+from everbeat.store import leases, lines, migrating, tasks, workers
 from everbeat.store.database import Database
 from everbeat.store.leases import Claimed, Settlement
 from everbeat.store.statement import Statement, compose
@@ -65,12 +65,14 @@ class StoreHarness:
         names: Sequence[str] = ("work",),
         **more: Any,
     ) -> list[Claimed]:
+        """Apply the changes of lines and claim, as a worker does. By default, tasks with limits are claimed, too."""
+        self.run(lines.apply_changes(readers=names, queues=more.get("queues"), channel=self.target.channel))
         return self.run(
             leases.claim(
                 worker_id=worker, claim_call=call or uuid4(), names=names, limit=limit,
                 queues=more.get("queues"), queue_priorities=more.get("queue_priorities", {}), suspects=more.get("suspects"),
                 floors=more.get("floors", leases.NO_FLOORS), marked=more.get("marked", ()), starts=more.get("starts", 0),
-                policies=more.get("policies"),
+                policies=more.get("policies"), channel=self.target.channel,
             )
         )  # fmt: skip
 

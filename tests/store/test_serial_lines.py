@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.domain.task.states import TaskState
-from everbeat.store import leases, tasks
+from everbeat.store import leases, lines, tasks
 from everbeat.store.database import Database
 from everbeat.store.leases import Claimed, RecoveryOrder
 from tests.store.conftest import StoreHarness
@@ -143,6 +143,7 @@ def test_concurrent_claimers_never_hold_two_tasks_of_a_line(db: StoreHarness) ->
         database = Database(db.target)
         try:
             while not over.is_set():
+                database.run(lines.apply_changes(readers=["work"], queues=None, channel=db.target.channel))
                 for held in database.run(
                     leases.claim(
                         worker_id=name,

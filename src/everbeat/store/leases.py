@@ -75,6 +75,7 @@ class Claimed(Struct, frozen=True):
     tick: datetime | None = None
     looked_s: float | None = None
     is_cut: bool | None = None
+    lines_changed: bool | None = None
 
 
 class Lease(Struct, frozen=True):
@@ -209,6 +210,8 @@ def claim(
     limit: int,
     queues: Sequence[str] | None,
     queue_priorities: Mapping[str, int],
+    channel: str | None = None,
+    after_queue: str | None = None,
     suspects: bool | None = None,
     starts: int = 0,
     policies: bytes | None = None,
@@ -222,14 +225,16 @@ def claim(
     `suspects`: True claims only suspects, False only other tasks, and None both. The first `starts` claimed tasks start immediately, with
     `policies` (a JSON object keyed by task name) and `alone` as in `start`. `floors`: for each (queue, priority), claim only tasks after
     the given position. The claim stops before the arguments and checkpoints exceed `most_bytes` in total, but always includes the first
-    task. Marked tasks are claimed only if they belong to one of the `marked` groups.
+    task. Marked tasks are claimed only if they belong to one of the `marked` groups. Queues of equal priority take turns, beginning after
+    `after_queue`. The hints about lines that this worker cannot serve are sent to `channel`. Tasks with limits are claimed only if they
+    start with the claim.
     """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
         "most_bytes": most_bytes, "queues": None if queues is None else list(queues),
         "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()), "suspects": suspects,
         "starts": starts, "policies": None if policies is None else policies.decode(), "alone": alone,
-        "marked": marked_json(marked),
+        "marked": marked_json(marked), "channel": channel, "after_queue": after_queue,
         "floor_queues": [queue for queue, _ in floors], "floor_priorities": integers([priority for _, priority in floors]),
         "floor_ats": [place[0] for place in floors.values()], "floor_ids": uuids([place[1] for place in floors.values()]),
     }  # fmt: skip

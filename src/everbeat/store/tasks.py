@@ -340,12 +340,13 @@ class NextDue(Struct, frozen=True):
     """How long an idle worker can wait.
 
     `due_in_ms` is the time until the next task becomes due (negative: a task has just become due; None: no task is scheduled). `happened`:
-    workflows can be advanced. `suspects`: a suspect is due.
+    workflows can be advanced. `suspects`: a suspect is due. `lines_changed`: `lines.apply_changes` has something to apply.
     """
 
     due_in_ms: float | None
     happened: bool
     suspects: bool
+    lines_changed: bool = False
 
 
 def next_due(
@@ -364,7 +365,7 @@ def next_due(
     }
 
     def read(found: Sequence[Row]) -> NextDue:
-        due_in_ms, happened, suspects = found[0]
-        return NextDue(None if due_in_ms is None else float(due_in_ms), happened, suspects)
+        due_in_ms, *others = found[0]
+        return NextDue(None if due_in_ms is None else float(due_in_ms), *others)
 
     return Statement("task/find_next_due", parameters, read)

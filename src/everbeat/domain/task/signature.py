@@ -22,6 +22,8 @@ from everbeat.errors import RegistrationError
 
 ARGUMENTS: Final = "arguments"
 """The key under which `tasks.needs` stores the names of the task's arguments."""
+LIMITS: Final = "limits"
+"""The key in `tasks.needs` of a task that has limits. Each worker of this version meets this need."""
 
 
 class Parameters(Struct, frozen=True):
@@ -52,7 +54,7 @@ class Parameters(Struct, frozen=True):
             known = _NEEDS.decode(needs)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return False
-        return self.fits(known.arguments)
+        return known.arguments is None or self.fits(known.arguments)
 
     def to_json(self) -> dict[str, Any]:
         """Return the parameters in the form that a worker registers in `workers.metadata`."""
@@ -63,7 +65,8 @@ class Parameters(Struct, frozen=True):
 
 
 class _Needs(Struct, forbid_unknown_fields=True):
-    arguments: list[str]
+    arguments: list[str] | None = None
+    limits: bool = False
 
 
 _NEEDS: Final = msgspec.json.Decoder(_Needs)
@@ -86,8 +89,8 @@ UNREADABLE: Final = "(unreadable)"
 class Needs(Struct, frozen=True):
     """The requirements of a marked task: the names of its `arguments`, and the keys of `other` types of requirements.
 
-    A worker is suitable if it accepts every argument and requires no others. This version knows only arguments, so it never
-    meets requirements of another type.
+    A worker is suitable if it accepts every argument and requires no others. This version knows only arguments and limits, so it
+    never meets requirements of another type.
     """
 
     arguments: tuple[str, ...] = ()
@@ -137,6 +140,8 @@ def read_needs(document: str | None) -> Needs | None:
         return None
     try:
         found = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+        if found.pop(LIMITS, None) is not None and not found:
+            return None
         arguments = msgspec.json.decode(found.pop(ARGUMENTS, msgspec.Raw(b"[]")), type=tuple[str, ...])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return Needs(other=(UNREADABLE,))

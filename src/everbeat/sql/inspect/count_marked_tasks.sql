@@ -10,7 +10,7 @@ with seen as materialized (
     union all
     (
         select t.needs_id, t.queue, t.id from {schema}.tasks t
-        where t.state = 'PENDING' and t.serial is not null and t.needs_id is not null limit 100000
+        where t.state = 'PENDING' and t.serial is not null and t.needs_id is not null and {schema}.is_marked(t.needs) limit 100000
     )
 ), grouped as materialized (
     select s.needs_id, s.queue, count(*) as waiting, (array_agg(s.id))[1] as id

@@ -51,7 +51,7 @@ with mine as materialized (
     cross join lateral (
         select t.id, t.state, t.name, t.enqueued_at, t.serial_at
         from {schema}.tasks t
-        where t.serial = mine.serial and t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.id <> mine.id
+        where t.serial = mine.serial and t.serial is not null and not starts_with(t.serial, 'limit:') and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.id <> mine.id
           and ((t.serial_at, t.id) < (mine.serial_at, mine.id) or t.state in ('CLAIMED', 'RUNNING'))
           and (t.state <> 'PENDING' or (t.fence < 9223372036854775807 and t.attempt < 2147483647))
         order by t.state = 'PENDING', t.serial_at, t.id

@@ -22,7 +22,7 @@ with recursive {fragment/queues_of_messages}, open as materialized (
     limit %(portion)s
 ), judged as materialized (
     select f.*, coalesce(
-        t.state = 'PENDING' and t.fence = f.fence and t.needs_id is null and not exists (select from {schema}.pauses p where p.kind = 'task' and p.name = t.name), false
+        t.state = 'PENDING' and t.fence = f.fence and not {schema}.is_marked(t.needs) and not exists (select from {schema}.pauses p where p.kind = 'task' and p.name = t.name), false
     ) as waits
     from found f
     left join lateral (select * from {schema}.tasks t where t.id = f.task_id limit 1) t on true

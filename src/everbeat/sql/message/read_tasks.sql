@@ -6,7 +6,7 @@ select
     t.state = 'PENDING' and exists (
         select from {schema}.pauses p where (p.kind = 'queue' and p.name = t.queue) or (p.kind = 'task' and p.name = t.name)
     ) as paused,
-    t.state = 'PENDING' and t.serial is not null and exists (
+    t.state = 'PENDING' and t.serial is not null and not starts_with(t.serial, 'limit:') and exists (
         select from {schema}.tasks other
         where other.serial = t.serial and other.serial is not null and other.state in ('PENDING', 'CLAIMED', 'RUNNING')
           and other.id <> t.id and (other.state <> 'PENDING' or (other.serial_at, other.id) < (t.serial_at, t.id))

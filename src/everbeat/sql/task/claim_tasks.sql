@@ -5,7 +5,9 @@
 -- Generating a random number for each task took a fifth of the claim's time.
 -- A lane is a (queue, priority). The floor of a lane is the position up to which this worker has claimed. The claim reads nothing before a
 -- floor, because the index keeps the entries of claimed tasks there while any transaction has an old snapshot.
--- In a serial line, only the head can be claimed, and only while no other task of the line is held.
+-- Tasks of lines (with a serial key or limits) come from offer_lines, which takes their permits. Those that this claim does not take are
+-- returned as changes. Lanes of equal priority take turns, and so do the
+-- tasks in lines and the others of a lane: `after_queue` is the queue of the worker's latest task.
 -- Marked tasks (needs_id) are claimed only from the groups in `marked`, which this worker's code understands. Each group is a lane without
 -- a floor. If there are no groups, the lines between "[marked" and "marked]" are left out, because they take a tenth of a claim's time.
 -- The claim stops before the total size of arguments and checkpoints exceeds `most_bytes`, because a larger reply might never arrive. The
@@ -62,24 +64,23 @@ with recursive caller as materialized (
         ) found
         order by found.queue, found.priority limit 1
     ) next_lane
-), {fragment/line_heads}, head as materialized (
-    select first.id, first.queue, first.priority, first.enqueued_at
-    from line_head first
-    cross join asked
-    where first.state = 'PENDING' and (
-            first.needs_id is null
-            -- [marked
-            or first.needs_id = any(array(select m.needs_id from marked m))
-            -- marked]
-        )
-      and first.enqueued_at <= statement_timestamp()
-      and first.name = any(asked.names) and (%(suspects)s::boolean is null or first.suspect = %(suspects)s::boolean)
-      and (first.good_until is null or first.good_until > statement_timestamp())
-      and (select t.id from {schema}.tasks t where t.serial = first.serial and t.state in ('CLAIMED', 'RUNNING')) is null
+), offered as materialized (
+    select o.*
+    from asked
+    cross join lateral {schema}.offer_lines(
+        asked.names
+        -- [marked
+        || array(select distinct m.needs_id::text from marked m)
+        -- marked]
+        , %(queues)s::text[], asked.closed, %(queue_names)s::text[], %(queue_priorities)s::integer[], %(suspects)s::boolean, %(limit)s,
+        %(starts)s, %(channel)s
+    ) o
+    where exists (select from caller) and not exists (select from again)
 ), ready as materialized (
-    select found.*, coalesce(q.priority, 100) as queue_priority
+    select found.*, coalesce(q.priority, 100) as queue_priority,
+        count(*) over (partition by coalesce(q.priority, 100), found.priority) as lanes
     from (
-        select lane.queue, lane.priority, first.enqueued_at, null::uuid as head, lane.at, lane.id, null::uuid as needs_id
+        select lane.queue, lane.priority, first.enqueued_at, false as is_line, lane.at, lane.id, null::uuid as needs_id
         from lane
         cross join lateral (
             select t.enqueued_at from {schema}.tasks t
@@ -89,7 +90,7 @@ with recursive caller as materialized (
         ) first
         -- [marked
         union all
-        select m.queue, m.priority, first.enqueued_at, null, null, null, m.needs_id
+        select m.queue, m.priority, first.enqueued_at, false, null, null, m.needs_id
         from marked m
         cross join lateral (
             select t.enqueued_at from {schema}.tasks t
@@ -99,53 +100,67 @@ with recursive caller as materialized (
         ) first
         -- marked]
         union all
-        select head.queue, head.priority, head.enqueued_at, head.id, null, null, null from head
+        select o.queue, o.priority, min(o.enqueued_at), true, null, null, null from offered o group by o.queue, o.priority
     ) found
     cross join asked
     left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = found.queue
     where (%(queues)s::text[] is null or found.queue = any(%(queues)s::text[])) and found.queue <> all(asked.closed)
 ), picked as materialized (
-    select due.id, due.args, due.checkpoint
-    from (select * from ready order by queue_priority, priority, enqueued_at) r
+    select due.id, due.args, due.checkpoint, due.is_gated
+    from (
+        -- Lanes of equal priority take turns: each takes its share first, and then what the others leave.
+        select r.*, again_with.part, case again_with.part when 1 then (%(limit)s + r.lanes - 1) / r.lanes else %(limit)s end as share,
+            case again_with.part when 1 then 0 else (%(limit)s + r.lanes - 1) / r.lanes end as passed
+        from ready r
+        cross join (values (1), (2)) as again_with (part)
+        where again_with.part = 1 or r.lanes > 1
+        order by r.queue_priority, r.priority, again_with.part, r.queue <= %(after_queue)s::text, case when %(after_queue)s::text is not null then r.queue end,
+            r.enqueued_at
+    ) r
     cross join asked
     cross join lateral (
         select * from (
-            select t.id, t.args, t.checkpoint from {schema}.tasks t
-            where r.head is null and r.needs_id is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = r.queue and t.priority = r.priority
+            select t.id, t.args, t.checkpoint, false as is_gated from {schema}.tasks t
+            where not r.is_line and r.needs_id is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = r.queue and t.priority = r.priority
               and (t.enqueued_at, t.id) > (r.at, r.id) and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
               and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
               and (t.good_until is null or t.good_until > statement_timestamp())
               and t.fence < 9223372036854775807 and t.attempt < 2147483647
             order by t.enqueued_at, t.id
-            limit %(limit)s
+            limit r.share offset r.passed
             for no key update skip locked
         ) of_lane
         -- [marked
         union all
         select * from (
-            select t.id, t.args, t.checkpoint from {schema}.tasks t
+            select t.id, t.args, t.checkpoint, false from {schema}.tasks t
             where t.state = 'PENDING' and t.serial is null and t.needs_id = r.needs_id and t.queue = r.queue and t.priority = r.priority
               and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
               and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
               and (t.good_until is null or t.good_until > statement_timestamp())
               and t.fence < 9223372036854775807 and t.attempt < 2147483647
             order by t.enqueued_at, t.id
-            limit %(limit)s
+            limit r.share offset r.passed
             for no key update skip locked
         ) of_group
         -- marked]
         union all
         select * from (
-            select t.id, t.args, t.checkpoint from {schema}.tasks t
-            where t.id = r.head and t.state = 'PENDING'
-            limit 1
-            for no key update skip locked
-        ) of_line
+            select t.id, t.args, t.checkpoint, o.gates is not null
+            from (select * from offered o where o.queue = r.queue and o.priority = r.priority order by o.place) o
+            cross join lateral (
+                select t.id, t.args, t.checkpoint from {schema}.tasks t where t.id = o.id and t.state = 'PENDING' limit 1
+                for no key update skip locked
+            ) t
+            where r.is_line
+            limit r.share offset r.passed
+        ) of_lines
     ) due
     where exists (select from caller) and not exists (select from again)
     limit %(limit)s
 ), light as materialized (
-    select sum(pg_column_size(p.args) + coalesce(pg_column_size(p.checkpoint), 0)) * 255 <= %(most_bytes)s as is_light, count(*) as rows
+    select sum(pg_column_size(p.args) + coalesce(pg_column_size(p.checkpoint), 0)) * 255 <= %(most_bytes)s as is_light, count(*) as rows,
+        count(*) filter (where p.is_gated) as gated
     from picked p
 ), placed as (
     select p.*, row_number() over so_far as place,
@@ -154,13 +169,17 @@ with recursive caller as materialized (
     where not (select is_light from light)
     window so_far as (rows unbounded preceding)
 ), measured as (
-    select p.id, p.place, sum(octet_length(p.args::text) + coalesce(octet_length(p.checkpoint::text), 0)) over (rows unbounded preceding) as size
+    select p.id, p.is_gated, p.place, sum(octet_length(p.args::text) + coalesce(octet_length(p.checkpoint::text), 0)) over (rows unbounded preceding) as size
     from placed p
     where p.place = 1 or p.stored <= %(most_bytes)s
-), numbered as materialized (
-    select p.id, row_number() over () <= %(starts)s as begins from picked p where (select is_light from light)
+), fitting as (
+    select p.id, p.is_gated from picked p where (select is_light from light)
     union all
-    select m.id, m.place <= %(starts)s from measured m where m.place = 1 or m.size <= %(most_bytes)s
+    select m.id, m.is_gated from measured m where m.place = 1 or m.size <= %(most_bytes)s
+), numbered as materialized (
+    select f.id,
+        f.is_gated or (count(*) filter (where not f.is_gated) over (rows unbounded preceding)) <= %(starts)s - (select gated from light) as begins
+    from fitting f
 ), taken as (
     update {schema}.tasks t
     set state = case when p.begins then 'RUNNING' else 'CLAIMED' end,
@@ -171,19 +190,26 @@ with recursive caller as materialized (
         attempt = t.attempt + p.begins::integer,
         policy = case when p.begins and t.policy is null then %(policies)s::json -> t.name else t.policy end,
         checkpoint_number = case when p.begins then 0 else t.checkpoint_number end,
-        alone = p.begins and %(alone)s
+        alone = p.begins and %(alone)s,
+        permit = case when t.gates is not null then %(claim_call)s::uuid end
     from numbered p
     where t.id = p.id
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-        t.needs_id is not null, t.tick
+        {schema}.is_marked(t.needs), t.tick
+), unused as (
+    insert into {schema}.line_changes (line, gates, costs, freed, at)
+    select o.line, o.gates, o.costs, o.gates is not null, o.serial_at
+    from (select o.id from offered o except select t.id from taken t) left_over
+    join offered o on o.id = left_over.id
 )
 select taken.*,
     (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05),
-    (select true from light where rows > (select count(*) from numbered))
+    (select true from light where rows > (select count(*) from numbered)),
+    (select {fragment/have_lines_changed})
 from taken
 union all
 select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
     t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-    t.needs_id is not null, t.tick, null, null
+    {schema}.is_marked(t.needs), t.tick, null, null, null
 from {schema}.tasks t join again a on a.id = t.id

@@ -9,7 +9,7 @@
 with asked as (
     select * from unnest(%(ids)s::uuid[], %(claim_ids)s::uuid[]) as a (id, claim_id)
 ), held as materialized (
-    select t.id, t.claim_id, t.name, t.args, t.needs_id, t.cancel_requested_at is not null as is_cancelled
+    select t.id, t.claim_id, t.name, t.args, t.needs_id, t.gates is not null as has_limits, t.cancel_requested_at is not null as is_cancelled
     from asked a
     cross join lateral (select * from {schema}.tasks t where t.id = a.id limit 1 for no key update) t
     where t.claim_id = a.claim_id and t.state in ('CLAIMED', 'RUNNING')
@@ -17,7 +17,11 @@ with asked as (
     select h.id, given.needs, given.has_doubles
     from held h
     cross join lateral (
-        select json_build_object('arguments', coalesce(json_agg(k.name order by k.name collate "C"), '[]'::json)) as needs,
+        select case
+                when h.has_limits
+                    then json_build_object('arguments', coalesce(json_agg(k.name order by k.name collate "C"), '[]'::json), 'limits', true)
+                else json_build_object('arguments', coalesce(json_agg(k.name order by k.name collate "C"), '[]'::json))
+            end as needs,
             count(*) > count(distinct k.name) as has_doubles
         from json_object_keys(h.args) k (name)
     ) given

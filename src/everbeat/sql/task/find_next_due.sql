@@ -1,7 +1,7 @@
 -- Return how long an idle worker can wait: the milliseconds until the next task with these names and queues is due. The result is at most a
 -- day, or null if no task is scheduled. Also return whether workflows can be advanced, and whether a suspect is due. The margin includes
--- tasks that became due after the claim that found nothing; in that case the result is negative. In a serial line, only the head can become
--- due. Marked tasks (needs_id) count only if they belong to the groups in `marked`, which this worker's code understands.
+-- tasks that became due after the claim that found nothing; in that case the result is negative. Lines become due for
+-- all workers. Marked tasks (needs_id) count only if they belong to the groups in `marked`, which this worker's code understands.
 with recursive marked as materialized (
     select m.needs_id, m.queue, m.priority
     from json_to_recordset(%(marked)s::json) as m (needs_id uuid, name text, queue text, priority smallint)
@@ -16,7 +16,7 @@ with recursive marked as materialized (
         where t.state = 'PENDING' and t.serial is null and t.needs_id is null and (t.queue, t.priority) > (lane.queue, lane.priority)
         order by t.queue, t.priority limit 1
     ) next_lane
-), {fragment/line_heads}, soon (at) as (
+), soon (at) as (
     select first.enqueued_at
     from lane
     cross join lateral (
@@ -37,14 +37,13 @@ with recursive marked as materialized (
     ) first
     where %(queues)s::text[] is null or m.queue = any(%(queues)s::text[])
     union all
-    select first.enqueued_at
-    from line_head first
-    where first.state = 'PENDING' and (first.needs_id is null or first.needs_id = any(array(select m.needs_id from marked m)))
-      and first.enqueued_at > statement_timestamp() - %(margin_ms)s::bigint * interval '1 millisecond'
-      and first.name = any(%(names)s::text[]) and (%(queues)s::text[] is null or first.queue = any(%(queues)s::text[]))
+    (select l.at from {schema}.lines l where l.state = 'W' order by l.at limit 1)
+    union all
+    (select g.opens_at from {schema}.gates g where g.opens_at is not null order by g.opens_at limit 1)
 )
 select
     extract(epoch from min(least(soon.at, statement_timestamp() + interval '1 day')) - statement_timestamp()) * 1000 as due_in_ms,
     exists (select from {schema}.outbox) as happened,
-    {fragment/is_suspect_due} as suspects
+    {fragment/is_suspect_due} as suspects,
+    {fragment/have_lines_changed} as lines_changed
 from soon

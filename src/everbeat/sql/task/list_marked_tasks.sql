@@ -1,6 +1,6 @@
 -- List the groups of waiting marked tasks, by their needs. For each (needs_id, queue, priority), return the name of a task and `needs`.
 -- Return at most `most` groups, starting after the given position. Groups of tasks in serial lines have no queue and come after all others,
--- because a claim finds such tasks through their line. The name and `needs` come from a row whose hash is needs_id; they are null if none
+-- because a claim finds such tasks through their line. A group whose only need is "limits" has no name, because each worker meets it. The name and `needs` come from a row whose hash is needs_id; they are null if none
 -- of the first 100 rows matches. So a forged row cannot hide the other rows of its group. The statement skips through two small indexes, so
 -- the number of tasks in a group does not matter.
 with recursive marked (needs_id, queue, priority, place) as (
@@ -53,7 +53,7 @@ left join lateral (
     limit 1
 ) one on true
 union all
-select l.needs_id, null, null, one.name, one.needs, l.place
+select l.needs_id, null, null, case when {schema}.is_marked(one.needs::json) then one.name end, one.needs, l.place
 from in_line l
 left join lateral (
     select few.name, few.needs::text as needs

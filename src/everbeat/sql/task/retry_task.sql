@@ -23,7 +23,7 @@ with held as materialized (
     from held h
     cross join lateral (
         select exists (
-            select from json_object_keys(case when json_typeof(h.needs) = 'object' then h.needs end) k (name) where k.name <> 'arguments'
+            select from json_object_keys(case when json_typeof(h.needs) = 'object' then h.needs end) k (name) where k.name not in ('arguments', 'limits')
         ) as is_marked
     ) later
     where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null and h.retry_call is distinct from %(call)s

@@ -146,6 +146,7 @@ CLOSE_PATIENCE_S: Final = 2.0
 """How long a running claim can delay the worker's shutdown, in seconds."""
 SUSPECTS_EVERY_S: Final = 1.0
 """How long to wait after a search that found no suspect before searching again, in seconds. Suspects are rare."""
+_LINE_PAUSES: Final = Backoff(first_s=0.002, longest_s=0.05)
 
 
 class Claimer:
@@ -184,6 +185,7 @@ class Claimer:
         self._query = ClaimQuery(environment, table=table, policies=self._policies, marks=self._marks)
         self._demand = HintDemand(environment, messenger=messenger)
         self._hint_rate = HintRate()
+        self._fruitless = 0
         self._busy = asyncio.Lock()
 
     @property
@@ -393,7 +395,16 @@ class Claimer:
             self._timer.expect(next_due.due_in_ms)
         for pool in left_out:
             pool.has_more |= next_due.suspects
+        self._look_at_lines_again(idle, next_due.lines_changed)
         self._advancer.asked(next_due.happened)
+
+    def _look_at_lines_again(self, idle: Sequence[SlotPool], lines_changed: bool) -> None:
+        """Claim again if lines have changed. The pause grows while another worker holds the locks that the change needs."""
+        self._fruitless = self._fruitless + 1 if lines_changed else 0
+        if lines_changed:
+            until = self._clock.monotonic() + (_LINE_PAUSES.delay(self._fruitless) if self._fruitless > 1 else 0.0)
+            for pool in idle:
+                pool.has_more, pool.paused_until = True, max(pool.paused_until, until)
 
     def _rest_s(self) -> float:
         now = self._clock.monotonic()

@@ -14,7 +14,7 @@ from msgspec import Struct
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable, EverbeatError
 from everbeat.runtime.clock import Clock
-from everbeat.store import leases
+from everbeat.store import leases, lines
 from everbeat.store.leases import CLAIM_BYTES, NO_FLOORS, Claimed, ClaimPlace
 from everbeat.store.tasks import BEGINNING, MarkedGroup, NextDue, marked, next_due, suspects_wait
 from everbeat.worker.attempt import ALONE, ExecutorName
@@ -220,6 +220,10 @@ class Batch(Struct, frozen=True):
         return not self.claimed or self.claimed[-1].started_at is not None
 
 
+LINES_FOR_S: Final = 60.0
+"""How long a worker applies the changes of lines before each claim after it has last seen a change, in seconds."""
+
+
 class ClaimQuery:
     """Runs the claim statement and keeps its cursors and its batch size."""
 
@@ -244,6 +248,8 @@ class ClaimQuery:
         self._queues = environment.plan.queues
         self._queue_priorities = dict(environment.plan.queue_priorities)
         self._marks = marks
+        self._lines_until = -math.inf
+        self._after_queue: str | None = None
         self._cursors: dict[ExecutorName, ClaimCursor] = {}
         self._prefetch_cursors: dict[ExecutorName, tuple[Sequence[str], ClaimCursor]] = {}
 
@@ -256,6 +262,10 @@ class ClaimQuery:
         worker_id, asked_at, tries = self._identity.worker_id, self._clock.monotonic(), self._session.tries
         cursor = self._cursor_of(pool, names)
         places = cursor.now()
+        marked = self._marks.known(names)
+        is_busy = False
+        if asked_at < self._lines_until:
+            is_busy = await self._apply_line_changes(names, marked)
         statement = leases.claim(
             worker_id=worker_id,
             claim_call=uuid4(),
@@ -263,13 +273,15 @@ class ClaimQuery:
             limit=limit,
             queues=self._queues,
             queue_priorities=self._queue_priorities,
+            channel=self._session.target.channel,
+            after_queue=self._after_queue,
             suspects=pool.suspects,
             starts=starts,
             policies=self._policies,
             alone=pool.name in ALONE,
             floors=places,
             most_bytes=self.size.most_bytes,
-            marked=self._marks.known(names),
+            marked=marked,
         )
         self._table.claims_sent += 1
         self._is_running = True
@@ -286,8 +298,13 @@ class ClaimQuery:
         is_cut, looked_s = (claimed[-1].is_cut, claimed[-1].looked_s) if claimed else (None, None)
         is_full, used = is_cut is True or len(claimed) >= limit, bool(places)
         cursor.learn(claimed, is_full=is_full, used=used, looked_s=looked_s or 0.0)
+        if claimed:
+            self._after_queue = claimed[-1].queue
+            if claimed[-1].lines_changed:
+                self._lines_until = self._clock.monotonic() + LINES_FOR_S
+                is_busy = True
         # A repeated claim does not report whether more tasks are due.
-        has_more = is_full or used or self._session.tries > tries + 1
+        has_more = is_full or used or is_busy or self._session.tries > tries + 1
         return Batch(claimed, worker_id, has_more=has_more)
 
     def reset_cursors(self) -> None:
@@ -308,9 +325,24 @@ class ClaimQuery:
     async def next_due(self, names: Sequence[str], *, margin_ms: int) -> NextDue:
         """Return when the next task is due, and what else is waiting. Include tasks that became due in the last `margin_ms` ms."""
         marked = self._marks.known(names)
-        return await self._session.run(
+        found = await self._session.run(
             next_due(names=names, queues=self._queues, margin_ms=margin_ms, marked=marked)
         )
+        if found.lines_changed:
+            self._lines_until = self._clock.monotonic() + LINES_FOR_S
+        return found
+
+    async def _apply_line_changes(self, names: Sequence[str], marked: Sequence[MarkedGroup]) -> bool:
+        """Bring the lines up to date, so that the next claim finds the tasks that are ready. Return whether changes are left.
+
+        This is a transaction of its own, because the locks of a claim are held until its reply has been delivered.
+        """
+        readers = [*names, *{str(group.needs_id) for group in marked}]
+        channel = self._session.target.channel
+        applied = await self._session.run(
+            lines.apply_changes(readers=readers, queues=self._queues, channel=channel)
+        )
+        return applied.is_busy or applied.applied >= lines.MOST_CHANGES
 
     async def end(self, *, patience_s: float) -> None:
         """Stop repeating claims, and interrupt a claim that is still running after `patience_s` seconds."""

@@ -1,0 +1,2 @@
+-- All other changes.
+create index line_changes_others on {schema}.line_changes (xid) where not freed

@@ -1,0 +1,15 @@
+-- How many permits of a gate can be taken now, by all numbers of its limit. Null: any number. The rate is checked with a tolerance of ten
+-- microseconds, because the times are floating-point numbers.
+create function {schema}.limit_room(gate {schema}.gates, bound {schema}.limits, now double precision) returns integer language sql immutable as $$
+    select case when gate.closed_until > now then 0 else least(1000000, greatest(0, least(
+        bound.concurrency::bigint - gate.held,
+        case when bound.starts is not null and not bound.sliding then
+            floor(least(1000000, greatest(-1,
+                (now + (bound.burst - 1) * (bound.period_s / bound.starts) - greatest(gate.next_at, now)) / (bound.period_s / bound.starts) + 1e-5
+            )))::bigint + 1
+        end,
+        case when bound.sliding then
+            bound.starts - (select count(*) from unnest(gate.recent) as at where at > now - bound.period_s)
+        end
+    ))) end::integer
+$$

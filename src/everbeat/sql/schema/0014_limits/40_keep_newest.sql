@@ -1,0 +1,30 @@
+-- Cancel all waiting tasks of these lines except the newest one, if their gates are full.
+create function {schema}.keep_newest(p_lines text[]) returns void language plpgsql
+    set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
+declare
+    now double precision := extract(epoch from statement_timestamp());
+begin
+    with older as materialized (
+        select o.id
+        from {schema}.lines l
+        cross join lateral (
+            select t.id from {schema}.tasks t where t.serial = l.line and t.state = 'PENDING' and t.serial_at >= l.floor
+            order by t.serial_at desc, t.id desc offset 1 limit 1000
+        ) o
+        where l.line = any(p_lines) and exists (
+            select from {schema}.gates g join {schema}.limits m on m.name = g.limit_name
+            where g.gate = any(l.gates) and m.when_full = 'newest'
+              and {schema}.limit_room(g, m, now) < coalesce(l.costs[array_position(l.gates, g.gate)], 1)
+        )
+    ), locked as materialized (
+        select t.id from older o cross join lateral (
+            select t.id from {schema}.tasks t where t.id = o.id and t.state = 'PENDING' limit 1 for no key update skip locked
+        ) t
+    )
+    update {schema}.tasks t
+    set state = 'CANCELLED', cancelled_at = statement_timestamp(), next_retry_at = null,
+        error = json_build_object(
+            'code', 'TASK_CANCELLED', 'message', 'cancelled because its limit was full and a newer task with the same key was waiting')
+    from locked l where t.id = l.id;
+end
+$$

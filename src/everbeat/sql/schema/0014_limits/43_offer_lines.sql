@@ -1,0 +1,209 @@
+-- Offer tasks of lines to a claim, and take their permits. The claim that calls this function leases the tasks in the same transaction, and
+-- adds a row to `line_changes` for each task that it did not lease. So `held` of a gate is never less than the number of permits in use.
+-- The function never waits for a lock. If another transaction has a lock that it needs, it adds a change, so that the line is read again.
+-- `p_starts` is the number of tasks that the claim starts at once. Tasks with gates are only offered if they start at once.
+create function {schema}.offer_lines(
+    p_readers text[], p_queues text[], p_closed text[], p_queue_names text[], p_queue_priorities integer[], p_suspects boolean,
+    p_most integer, p_starts integer, p_channel text
+) returns table (
+    place integer, id uuid, queue text, priority smallint, enqueued_at timestamptz, line text, gates text[], costs integer[], serial_at timestamptz
+) language plpgsql
+    set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
+#variable_conflict use_column
+declare
+    v_now double precision := extract(epoch from statement_timestamp());
+    v_lines text[]; v_offers {schema}.line_offer[]; v_one {schema}.line_offer; v_count integer; v_again text[]; v_loose text[];
+    v_gates text[]; v_rooms integer[]; v_reserved boolean[]; v_places jsonb; v_place integer;
+    v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer;
+    v_line_places bigint[]; v_ids uuid[]; v_due_ats timestamptz[]; v_serial_ats timestamptz[];
+begin
+    if p_most <= 0 or not exists (select from {schema}.lines where state = 'R') then
+        return;
+    end if;
+    with recursive lane (suspect, reader, queue, priority) as (
+        select s.suspect, r.reader, ''::text, (-32768)::smallint
+        from unnest(p_readers) as r (reader)
+        cross join unnest(case when p_suspects is null then array[false, true] else array[p_suspects] end) as s (suspect)
+        union all
+        select lane.suspect, lane.reader, next_lane.queue, next_lane.priority
+        from lane
+        cross join lateral (
+            select l.queue, l.priority from {schema}.lines l
+            where l.state = 'R' and l.suspect = lane.suspect and l.reader = lane.reader and (l.queue, l.priority) > (lane.queue, lane.priority)
+            order by l.queue, l.priority limit 1
+        ) next_lane
+    ), ready as (
+        select r.line, r.turn, coalesce(q.priority, 100) as queue_priority, lane.priority, lane.queue
+        from lane
+        cross join lateral (
+            select l.line, l.turn from {schema}.lines l
+            where l.state = 'R' and l.suspect = lane.suspect and l.reader = lane.reader and l.queue = lane.queue and l.priority = lane.priority
+              and (p_starts > 0 or l.gates is null)
+            order by l.turn limit p_most
+        ) r
+        left join unnest(p_queue_names, p_queue_priorities) as q (name, priority) on q.name = lane.queue
+        where (p_queues is null or lane.queue = any(p_queues)) and lane.queue <> all(p_closed)
+    ), ranked as (
+        select r.*, row_number() over (partition by r.queue, r.priority order by r.turn, r.line) as rank from ready r
+    )
+    select array_agg(f.line) into v_lines
+    from (select r.line from ranked r order by r.queue_priority, r.priority, r.rank, r.turn, r.line limit p_most) f;
+    if v_lines is null then
+        return;
+    end if;
+    select array_agg(l.offer) into v_offers
+    from (
+        select row(
+            r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null
+        )::{schema}.line_offer as offer
+        from unnest(v_lines) as f (line)
+        cross join lateral (select * from {schema}.lines r where r.line = f.line and r.state = 'R' limit 1 for no key update skip locked) r
+    ) l;
+    v_count := coalesce(cardinality(v_offers), 0);
+    if v_count < cardinality(v_lines) then
+        select array_agg(f) into v_again from unnest(v_lines) f where f not in (select o.line from unnest(v_offers) o);
+    end if;
+    -- Gates are locked after lines, in one order. A gate that another transaction has locked is skipped.
+    select array_agg(x.gate), array_agg(x.room), array_agg(x.reserved), jsonb_object_agg(x.gate, x.place)
+    into v_gates, v_rooms, v_reserved, v_places
+    from (
+        select y.gate, y.reserved, coalesce({schema}.limit_room(y, m, v_now), 1000000) as room, row_number() over () as place
+        from (
+            select * from {schema}.gates a
+            where a.gate in (select unnest(o.gates) from unnest(v_offers) o where o.gates is not null)
+            order by a.gate for no key update skip locked
+        ) y
+        left join {schema}.limits m on m.name = y.limit_name
+    ) x;
+    for i in 1 .. v_count loop
+        v_one := v_offers[i];
+        -- If the end of a claim cuts a turn short, the line keeps its place and the rest of its turn.
+        v_quota := case when v_one.is_strict then 1 when not v_one.is_fair then v_want when v_one.credit > 0 then v_one.credit
+                        else greatest(1, p_most / v_count) * v_one.weight end;
+        v_one.room := least(v_want, v_quota);
+        if v_one.gates is not null then
+            v_one.room := least(v_one.room, v_starts);
+            for g in 1 .. cardinality(v_one.gates) loop
+                exit when v_one.room = 0;
+                v_place := (v_places ->> v_one.gates[g])::integer;
+                if v_place is null then
+                    v_one.room := 0;
+                    v_again := v_again || v_one.line;
+                    exit;
+                end if;
+                v_cost := coalesce(v_one.costs[g], 1);
+                if v_rooms[v_place] < v_cost or (v_reserved[v_place] and v_cost < v_rooms[v_place]) then
+                    v_one.room := 0;
+                    v_one.full_gate := v_one.gates[g];
+                else
+                    v_one.room := least(v_one.room, v_rooms[v_place] / v_cost);
+                end if;
+            end loop;
+            if v_one.room > 0 then
+                for g in 1 .. cardinality(v_one.gates) loop
+                    v_place := (v_places ->> v_one.gates[g])::integer;
+                    v_rooms[v_place] := v_rooms[v_place] - v_one.room * coalesce(v_one.costs[g], 1);
+                end loop;
+                v_starts := v_starts - v_one.room;
+            end if;
+        end if;
+        v_one.credit := case when v_one.is_fair and v_one.room > 0 then v_quota - v_one.room else 0 end;
+        v_offers[i] := v_one;
+        v_want := v_want - v_one.room;
+    end loop;
+    with picked as materialized (
+        select h.*, h.ordinality as place, c.ids, c.due_ats, c.serial_ats, coalesce(cardinality(c.ids), 0) as taken,
+            c.serial_ats[cardinality(c.ids)] as last_at, c.ids[cardinality(c.ids)] as last_id
+        from unnest(v_offers) with ordinality h
+        left join lateral (
+            select array_agg(c.id) as ids, array_agg(c.enqueued_at) as due_ats, array_agg(c.serial_at) as serial_ats
+            from (
+                select s.id, s.enqueued_at, s.serial_at, s.good_until, s.name, s.suspect, s.queue, s.priority, s.gates, s.costs, s.needs_id
+                from {schema}.tasks s
+                where s.serial = h.line and s.state = 'PENDING' and s.serial_at >= h.floor
+                  and s.fence < 9223372036854775807 and s.attempt < 2147483647
+                  and (h.is_strict or (
+                      s.enqueued_at <= statement_timestamp() and (s.good_until is null or s.good_until > statement_timestamp())
+                  ))
+                order by s.serial_at, s.id limit h.room
+            ) c
+            -- The head of a strict line is chosen before it is checked, because skipping it would overtake it.
+            where not h.is_strict or (
+                c.enqueued_at <= statement_timestamp() and (c.good_until is null or c.good_until > statement_timestamp())
+                and c.name = h.name and c.suspect = h.suspect and c.queue = h.queue and c.priority = h.priority
+                and c.gates is not distinct from h.gates and c.costs is not distinct from h.costs
+                and (c.needs_id is null or c.needs_id::text = h.reader or c.needs_id = {schema}.mark_of(c.name, '{{"limits": true}}'))
+                and not exists (
+                    select from {schema}.tasks b where b.serial = h.line and b.state in ('CLAIMED', 'RUNNING') and not starts_with(b.serial, 'limit:')
+                )
+            )
+        ) c on h.room > 0
+    ), following as materialized (
+        select p.*, x.enqueued_at as next_due_at, x.serial_at as next_at
+        from picked p
+        left join lateral (
+            select z.enqueued_at, z.serial_at from {schema}.tasks z
+            where z.serial = p.line and z.state = 'PENDING' and z.serial_at >= coalesce(p.last_at, p.floor)
+              and (p.last_id is null or (z.serial_at, z.id) > (p.last_at, p.last_id))
+              and z.fence < 9223372036854775807 and z.attempt < 2147483647
+            order by z.serial_at, z.id limit 1
+        ) x on p.room > 0 and not (p.is_strict and p.taken > 0)
+    ), moved as (
+        update {schema}.lines l
+        set state = s.state, blocked = f.full_gate,
+            -- A line whose first task is due but could not be taken is read again after a second.
+            at = case when f.next_due_at is null then l.at when s.state = 'W'
+                then greatest(f.next_due_at, case when f.next_due_at <= statement_timestamp() then statement_timestamp() + interval '1 second' end)
+                else f.next_due_at end,
+            floor = case when f.room = 0 or f.is_strict then l.floor else coalesce(f.next_at, 'infinity') end,
+            credit = f.credit, turn = case when f.taken = 0 or f.credit > 0 then l.turn else clock_timestamp() end
+        from following f
+        cross join lateral (
+            select case
+                when f.full_gate is not null then 'B' when f.next_due_at is null then 'I'
+                when f.next_due_at > statement_timestamp() or f.taken = 0 then 'W' else 'R'
+            end::"char" as state
+        ) s
+        where l.line = f.line and (f.room > 0 or f.full_gate is not null)
+    ), unsure as (
+        -- A strict line without a task to take might have a new head whose change has not been applied yet.
+        insert into {schema}.line_changes (line)
+        select p.line from picked p where p.is_strict and p.room > 0 and p.taken = 0
+    )
+    select array_agg(p.place), array_agg(u.id), array_agg(u.due_at), array_agg(u.serial_at)
+    into v_line_places, v_ids, v_due_ats, v_serial_ats
+    from picked p cross join lateral unnest(p.ids, p.due_ats, p.serial_ats) as u (id, due_at, serial_at);
+    if v_gates is not null then
+        update {schema}.gates g
+        set held = least(2147483647, g.held::bigint + u.units)::integer, used_at = statement_timestamp(),
+            next_at = case when m.starts is null or m.sliding then g.next_at
+                           else greatest(g.next_at, v_now) + u.units * (m.period_s / m.starts) end,
+            recent = case when m.sliding then (
+                (coalesce(g.recent, '{{}}') || array_fill(v_now, array[u.units]))[
+                    greatest(1, coalesce(cardinality(g.recent), 0) + u.units - m.starts + 1):]
+            ) end
+        from (
+            select x.gate, sum(coalesce(o.costs[x.place], 1))::integer as units
+            from unnest(v_line_places) as l (place)
+            cross join lateral (select (v_offers[l.place]).gates, (v_offers[l.place]).costs) o
+            cross join lateral unnest(o.gates) with ordinality as x (gate, place)
+            group by x.gate
+        ) u
+        cross join lateral (select k.limit_name from {schema}.gates k where k.gate = u.gate) k
+        left join {schema}.limits m on m.name = k.limit_name
+        where g.gate = u.gate;
+        -- A line that waits behind a gate with unused room continues. The same call records when a rate opens.
+        select array_agg(b) into v_loose from unnest(v_gates) b where exists (select from {schema}.lines x where x.state = 'B' and x.blocked = b);
+        if v_loose is not null then
+            perform {schema}.unpark_lines(v_loose, p_readers, p_queues, p_channel);
+        end if;
+    end if;
+    insert into {schema}.line_changes (line) select unnest(v_again);
+    return query
+        select (row_number() over ())::integer, u.id, o.queue, o.priority, u.due_at, o.line, o.gates, o.costs, u.serial_at
+        from unnest(v_line_places, v_ids, v_due_ats, v_serial_ats) as u (place, id, due_at, serial_at)
+        cross join lateral (
+            select (v_offers[u.place]).queue, (v_offers[u.place]).priority, (v_offers[u.place]).line, (v_offers[u.place]).gates, (v_offers[u.place]).costs
+        ) o;
+end
+$$
