@@ -44,6 +44,10 @@ VALUES: Final[Mapping[str, Sequence[str]]] = {
     "uuid": _UUIDS,
     "oid": ("0", "4294967295"),
     "boolean": ("true", "false"),
+    "integer[]": ("'{{}}'", "'{{NULL}}'", "'{{0}}'", "'{{-1,2147483647}}'", "'{{{{1}},{{2}}}}'"),
+    "double precision[]": ("'{{}}'", "'{{NULL}}'", "'{{NaN,Infinity}}'", "'{{{{1}},{{2}}}}'"),
+    "xid8": ("'0'", "'18446744073709551615'"),
+    '"char"': ("'R'", "'W'", "'B'", "'I'", "'x'"),
 }
 """Values by type, as SQL expressions with doubled braces; nullable columns are also set to NULL."""
 

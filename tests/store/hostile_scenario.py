@@ -14,7 +14,7 @@ from everbeat.domain.task.policy import StoredPolicy
 from everbeat.maintenance.cleanup import Expirer
 from everbeat.maintenance.reconciler import Reconciler
 from everbeat.maintenance.scheduler import Scheduler
-from everbeat.store import diagnosis, leases, workers
+from everbeat.store import diagnosis, leases, lines, workers
 from everbeat.store.leases import Claimed, Settlement, decline
 from everbeat.store.tasks import BEGINNING, MarkedGroup, MarkedPlace, marked, next_due
 from everbeat.worker.workflow_advancer import Advancer
@@ -56,6 +56,7 @@ class Scenario:
     ended: list[UUID] = field(default_factory=list)
     late: list[UUID] = field(default_factory=list)
     marked: list[UUID] = field(default_factory=list)
+    limited: list[UUID] = field(default_factory=list)
     planted: list[HostileRow] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
@@ -87,6 +88,15 @@ class Scenario:
         self.db.run(decline([(each.id, each.claim_id) for each in found], channel=self.db.target.channel))
         put(self.db, "usual", pause_after_failures=3)
         start_worker(self.db, "w3", version(1, "declared"))
+        self.limited = [self.db.send("bounded") for _ in range(4)]
+        for text, values in (
+            ("insert into {schema}.limits (name, concurrency) values ('usual', 1000)", []),
+            ("update {schema}.tasks set gates = array['usual/a'] where id = any(%s)", [self.limited]),
+        ):
+            self.db.connection.execute(self.db.plain(text), values)
+        self.db.run(lines.apply_changes(readers=["bounded"], queues=None, channel=None))
+        text = "insert into {schema}.line_changes (line, gates, at) values ('key:other', array['usual/other'], now())"
+        self.db.connection.execute(self.db.plain(text))
         self.late = [self.db.send(good_until=datetime.now(UTC) - timedelta(seconds=1)) for _ in range(2)]
 
     def _records(self, task_id: UUID) -> None:
@@ -126,6 +136,7 @@ class Scenario:
                 yield f"id = '{self.waiting[0]}'", fresh
                 yield f"id = '{self.marked[0]}'", fresh
                 yield f"id = '{self.ended[-1]}'", fresh
+                yield f"id = '{self.limited[0]}'", fresh
                 for lease in (self.orphaned[0], self.running[0], self.claimed[0]):
                     yield f"id = '{lease.id}'", held
             case "supervisors":
@@ -153,8 +164,14 @@ class Scenario:
                 yield "schedule = 'usual'", {"schedule": "gen_random_uuid()::text"}
             case "schedule_versions":
                 yield "owner = 'shop'", {"version": "gen_random_uuid()::text"}
-            case "message_outbox" | "worker_states":
+            case "message_outbox" | "worker_states" | "line_changes":
                 yield "true", {}
+            case "limits":
+                yield "name = 'usual'", {"name": "gen_random_uuid()::text"}
+            case "gates":
+                yield "gate = 'usual/a'", {"gate": "'usual/' || gen_random_uuid()"}
+            case "lines":
+                yield "gates is not null", {"line": "'limit:' || gen_random_uuid()"}
             case "workflows":
                 yield f"id = '{self.flow.id}'", fresh
                 yield f"id = '{self.other.id}'", fresh
@@ -180,7 +197,7 @@ class Scenario:
     def work(self) -> list[Step]:
         """Return the steps that claim, settle, recover and advance, without the commands."""
         return [
-            self.claims, self.marks, self.starts, self.settles, self.beats, self.reaps, self.sessions, self.expires, self.sweeps,
+            self.claims, self.marks, self.limits, self.starts, self.settles, self.beats, self.reaps, self.sessions, self.expires, self.sweeps,
             self.workflows, self.reconciles, self.schedules, self.prunes,
         ]  # fmt: skip
 
@@ -218,6 +235,16 @@ class Scenario:
         assert set(self.marked) <= taken, (
             f"claims passed over a marked neighbour; stored beside them: {self.stored('tasks')}"
         )
+
+    async def limits(self) -> None:
+        """A worker claims the neighbours that have a limit, however broken other lines, gates and changes are."""
+        taken: set[UUID] = set()
+        for _ in range(_MOST_CLAIMS):
+            some = self.db.claim("w2", limit=100, starts=100, names=["bounded"])
+            taken |= {each.id for each in some}
+            if set(self.limited) <= taken:
+                return
+        raise AssertionError(f"claims passed over neighbours with a limit; {self.stored()}")
 
     async def starts(self) -> None:
         for first in range(0, len(self.claimed), 100):

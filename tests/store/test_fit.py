@@ -103,7 +103,7 @@ def test_a_schema_of_version_10_without_an_oldest_code_is_outdated(  # J3
         migrations.require_fit(found, target)
     fix = str(refusal.value.fix)
     assert fix.startswith("run 'everbeat migrate'.")
-    assert "Running programs of version 10 continue, but processes of a version before 11 cannot start" in fix
+    assert "Running programs of version 10 continue, but processes of a version before 13 cannot start" in fix
 
 
 def test_the_error_for_an_outdated_schema_names_older_programs_that_continue_to_work(  # J3

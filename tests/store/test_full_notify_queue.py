@@ -327,6 +327,7 @@ def test_functions_and_triggers_of_the_schema_check_the_queue_before_they_notify
         "write_again": 0,
         "free_relay": 0,
         "send_signal": 0,
+        "unpark_lines": 0,
     }
 
 

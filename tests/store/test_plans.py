@@ -15,7 +15,7 @@ from psycopg import sql
 from everbeat.domain.identifiers import bounds
 from everbeat.domain.task.signature import MarkedTasks
 from everbeat.domain.task.states import TaskState
-from everbeat.store import diagnosis, inspection, leases, migrating, retention, tasks, workers
+from everbeat.store import diagnosis, inspection, leases, lines, migrating, retention, tasks, workers
 from everbeat.store.leases import decline
 from everbeat.store.statement import Statement, compose
 from everbeat.store.target import Target
@@ -124,6 +124,15 @@ def a_claim(limit: int, **more: Any) -> Statement[Any]:
     )
 
 
+def apply_all(db: StoreHarness) -> None:
+    """Apply all changes of lines in the transaction of the test."""
+    statement = lines.apply_changes(readers=["work"], queues=None, channel=None)
+    while True:
+        found = db.connection.execute(db.text(statement.name), statement.parameters).fetchall()
+        if statement.read(found).applied == 0:
+            return
+
+
 def test_a_claim_reads_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     check_plan(loaded, a_claim(1), pages=400)
     check_plan(loaded, a_claim(100, priorities={"mail": 1}), pages=4_000)
@@ -149,6 +158,7 @@ def test_a_claim_reads_only_the_heads_of_long_serial_lines(loaded: StoreHarness)
         loaded.connection.execute(fill, [ROWS])
         analyze = sql.SQL("analyze {}.tasks").format(sql.Identifier(loaded.target.schema))
         loaded.connection.execute(analyze)
+        apply_all(loaded)
         check_plan(loaded, a_claim(100), pages=4_000)
         check_plan(loaded, tasks.next_due(names=["work"], queues=None), pages=400)
 
@@ -165,6 +175,7 @@ def test_a_claim_reads_only_the_heads_of_short_serial_lines(loaded: StoreHarness
     with loaded.connection.transaction(force_rollback=True):
         loaded.connection.execute(fill)
         loaded.connection.execute(sql.SQL("analyze {}.tasks").format(schema))
+        apply_all(loaded)
         check_plan(loaded, a_claim(20, queues=["lines"]), pages=600)
         check_plan(loaded, tasks.next_due(names=["work"], queues=None), pages=300)
 
@@ -297,6 +308,7 @@ def test_the_hot_statements_of_a_worker_use_index_lookups_for_any_batch_size(
             )
         found = [*nodes(explained["Plan"])]
         kinds = {(node["Node Type"], node.get("Relation Name")) for node in found}
+        kinds.discard(("Seq Scan", "line_changes_floor"))  # a sequence has one row
         assert not {kind for kind in kinds if kind[0] in ("Seq Scan", "Hash Join", "Merge Join")}, (
             statement.name
         )

@@ -104,7 +104,7 @@ def test_waits_and_signals_read_a_bounded_number_of_pages(loaded: Loaded) -> Non
         check_plan(loaded, steps.wait_for_signal(*lease, name=event, event=event, timeout_ms=None), pages=120)
     channel = loaded.db.target.channel
     one = tasks.send_signal(uuid4(), target=loaded.task_id, name="approved", value=b"1", channel=channel)
-    check_plan(loaded, one, pages=200)
+    check_plan(loaded, one, pages=280)
     none_waits = tasks.send_signal(uuid4(), target=loaded.workflow, name="other", value=b"1", channel=channel)
     check_plan(loaded, none_waits, pages=200)
     thousand = tasks.send_signal(

@@ -106,7 +106,7 @@ with recursive caller as materialized (
     left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = found.queue
     where (%(queues)s::text[] is null or found.queue = any(%(queues)s::text[])) and found.queue <> all(asked.closed)
 ), picked as materialized (
-    select due.id, due.args, due.checkpoint, due.is_gated
+    select due.id, due.args, due.checkpoint, due.is_gated, due.granted_at
     from (
         -- Lanes of equal priority take turns: each takes its share first, and then what the others leave.
         select r.*, again_with.part, case again_with.part when 1 then (%(limit)s + r.lanes - 1) / r.lanes else %(limit)s end as share,
@@ -120,7 +120,7 @@ with recursive caller as materialized (
     cross join asked
     cross join lateral (
         select * from (
-            select t.id, t.args, t.checkpoint, false as is_gated from {schema}.tasks t
+            select t.id, t.args, t.checkpoint, false as is_gated, null::timestamptz as granted_at from {schema}.tasks t
             where not r.is_line and r.needs_id is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.queue = r.queue and t.priority = r.priority
               and (t.enqueued_at, t.id) > (r.at, r.id) and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
               and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
@@ -133,7 +133,7 @@ with recursive caller as materialized (
         -- [marked
         union all
         select * from (
-            select t.id, t.args, t.checkpoint, false from {schema}.tasks t
+            select t.id, t.args, t.checkpoint, false, null::timestamptz from {schema}.tasks t
             where t.state = 'PENDING' and t.serial is null and t.needs_id = r.needs_id and t.queue = r.queue and t.priority = r.priority
               and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
               and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
@@ -146,7 +146,7 @@ with recursive caller as materialized (
         -- marked]
         union all
         select * from (
-            select t.id, t.args, t.checkpoint, o.gates is not null
+            select t.id, t.args, t.checkpoint, o.gates is not null, o.granted_at
             from (select * from offered o where o.queue = r.queue and o.priority = r.priority order by o.place) o
             cross join lateral (
                 select t.id, t.args, t.checkpoint from {schema}.tasks t where t.id = o.id and t.state = 'PENDING' limit 1
@@ -169,15 +169,15 @@ with recursive caller as materialized (
     where not (select is_light from light)
     window so_far as (rows unbounded preceding)
 ), measured as (
-    select p.id, p.is_gated, p.place, sum(octet_length(p.args::text) + coalesce(octet_length(p.checkpoint::text), 0)) over (rows unbounded preceding) as size
+    select p.id, p.is_gated, p.granted_at, p.place, sum(octet_length(p.args::text) + coalesce(octet_length(p.checkpoint::text), 0)) over (rows unbounded preceding) as size
     from placed p
     where p.place = 1 or p.stored <= %(most_bytes)s
 ), fitting as (
-    select p.id, p.is_gated from picked p where (select is_light from light)
+    select p.id, p.is_gated, p.granted_at from picked p where (select is_light from light)
     union all
-    select m.id, m.is_gated from measured m where m.place = 1 or m.size <= %(most_bytes)s
+    select m.id, m.is_gated, m.granted_at from measured m where m.place = 1 or m.size <= %(most_bytes)s
 ), numbered as materialized (
-    select f.id,
+    select f.id, coalesce(f.granted_at, statement_timestamp()) as at,
         f.is_gated or (count(*) filter (where not f.is_gated) over (rows unbounded preceding)) <= %(starts)s - (select gated from light) as begins
     from fitting f
 ), taken as (
@@ -185,8 +185,8 @@ with recursive caller as materialized (
     set state = case when p.begins then 'RUNNING' else 'CLAIMED' end,
         claim_id = encode(substr(sha256(uuid_send(%(claim_call)s) || uuid_send(t.id) || int8send(t.fence)), 17), 'hex')::uuid,
         claim_call = %(claim_call)s, fence = t.fence + 1,
-        claimed_at = statement_timestamp(), claimed_by_worker_id = %(worker_id)s, progress = null, progress_at = null,
-        started_at = case when p.begins then statement_timestamp() end,
+        claimed_at = p.at, claimed_by_worker_id = %(worker_id)s, progress = null, progress_at = null,
+        started_at = case when p.begins then p.at end,
         attempt = t.attempt + p.begins::integer,
         policy = case when p.begins and t.policy is null then %(policies)s::json -> t.name else t.policy end,
         checkpoint_number = case when p.begins then 0 else t.checkpoint_number end,
@@ -203,13 +203,15 @@ with recursive caller as materialized (
     from (select o.id from offered o except select t.id from taken t) left_over
     join offered o on o.id = left_over.id
 )
-select taken.*,
-    (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05),
-    (select true from light where rows > (select count(*) from numbered)),
-    (select {fragment/have_lines_changed})
-from taken
-union all
-select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-    t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-    {schema}.is_marked(t.needs), t.tick, null, null, null
-from {schema}.tasks t join again a on a.id = t.id
+select found.*, (select {fragment/have_lines_changed}) as lines_changed
+from (
+    select taken.*,
+        (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05) as looked_s,
+        (select true from light where rows > (select count(*) from numbered)) as is_cut
+    from taken
+    union all
+    select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
+        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
+        {schema}.is_marked(t.needs), t.tick, null, null
+    from {schema}.tasks t join again a on a.id = t.id
+) found

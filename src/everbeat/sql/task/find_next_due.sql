@@ -1,7 +1,7 @@
 -- Return how long an idle worker can wait: the milliseconds until the next task with these names and queues is due. The result is at most a
 -- day, or null if no task is scheduled. Also return whether workflows can be advanced, and whether a suspect is due. The margin includes
--- tasks that became due after the claim that found nothing; in that case the result is negative. Lines become due for
--- all workers. Marked tasks (needs_id) count only if they belong to the groups in `marked`, which this worker's code understands.
+-- tasks that became due after the claim that found nothing; in that case the result is negative. A line counts in any queue: its worker
+-- only wakes up once for nothing. Marked tasks (needs_id) count only if they belong to the groups in `marked`, which this worker's code understands.
 with recursive marked as materialized (
     select m.needs_id, m.queue, m.priority
     from json_to_recordset(%(marked)s::json) as m (needs_id uuid, name text, queue text, priority smallint)
@@ -37,7 +37,11 @@ with recursive marked as materialized (
     ) first
     where %(queues)s::text[] is null or m.queue = any(%(queues)s::text[])
     union all
-    (select l.at from {schema}.lines l where l.state = 'W' order by l.at limit 1)
+    select first.at
+    from (select unnest(%(names)s::text[]) as reader union all select distinct m.needs_id::text from marked m) r
+    cross join lateral (
+        select l.at from {schema}.lines l where l.state = 'W' and l.reader = r.reader order by l.at limit 1
+    ) first
     union all
     (select g.opens_at from {schema}.gates g where g.opens_at is not null order by g.opens_at limit 1)
 )

@@ -11,6 +11,7 @@ from typing import Final
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.hints.delivery import HintRate
 from everbeat.protocol import LeaseKey
+from everbeat.runtime.clock import Backoff
 from everbeat.store.workers import listen
 from everbeat.worker.attempt import Attempt, RequestHandler, attempt_of
 from everbeat.worker.claim.query import Batch, ClaimQuery, Marks

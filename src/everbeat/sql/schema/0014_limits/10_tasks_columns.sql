@@ -6,4 +6,10 @@ alter table {schema}.tasks
     add column gates text[], add column costs integer[], add column permit uuid,
     add constraint tasks_permit check (
         gates is null or state not in ('CLAIMED', 'RUNNING') or (permit is not null and permit is not distinct from claim_call)
+    ) not valid,
+    add constraint tasks_gates check (
+        gates is null or (array_ndims(gates) = 1 and cardinality(gates) <= 8 and array_position(gates, null) is null) is true
+    ) not valid,
+    add constraint tasks_costs check (
+        costs is null or (array_ndims(costs) = 1 and cardinality(costs) = cardinality(gates) and 0 < all (costs) and 1000000 > all (costs)) is true
     ) not valid

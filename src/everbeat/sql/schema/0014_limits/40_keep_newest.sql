@@ -14,7 +14,7 @@ begin
         where l.line = any(p_lines) and exists (
             select from {schema}.gates g join {schema}.limits m on m.name = g.limit_name
             where g.gate = any(l.gates) and m.when_full = 'newest'
-              and {schema}.limit_room(g, m, now) < coalesce(l.costs[array_position(l.gates, g.gate)], 1)
+              and {schema}.limit_room(g, m, now) < greatest(1, l.costs[array_position(l.gates, g.gate)])
         )
     ), locked as materialized (
         select t.id from older o cross join lateral (

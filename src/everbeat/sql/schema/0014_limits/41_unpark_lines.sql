@@ -4,7 +4,7 @@
 create function {schema}.unpark_lines(p_gates text[], p_readers text[], p_queues text[], p_channel text) returns void language plpgsql
     set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
 declare
-    now double precision := extract(epoch from statement_timestamp());
+    now double precision := extract(epoch from clock_timestamp());
     unparked text[];
 begin
     with candidate as materialized (
@@ -13,7 +13,7 @@ begin
         left join {schema}.limits m on m.name = g.limit_name
         cross join lateral (select coalesce({schema}.limit_room(g, m, now), 1000) as room) r
         cross join lateral (
-            select l.line, r.room, coalesce(l.costs[array_position(l.gates, g.gate)], 1) as cost,
+            select l.line, r.room, greatest(1, l.costs[array_position(l.gates, g.gate)]) as cost,
                 row_number() over (order by l.priority, l.turn) as place
             from (
                 select * from {schema}.lines o where o.state = 'B' and o.blocked = g.gate order by o.priority, o.turn
@@ -40,7 +40,7 @@ begin
         from {schema}.gates o
         left join {schema}.limits m on m.name = o.limit_name
         left join lateral (
-            select coalesce(l.costs[array_position(l.gates, o.gate)], 1) as cost
+            select greatest(1, l.costs[array_position(l.gates, o.gate)]) as cost
             from {schema}.lines l where l.state = 'B' and l.blocked = o.gate order by l.priority, l.turn limit 1
         ) b on true
         where o.gate = asked.gate

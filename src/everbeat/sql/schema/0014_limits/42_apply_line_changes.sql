@@ -18,7 +18,10 @@ begin
     if floor <= pg_snapshot_xmin(pg_current_snapshot())
         and not exists (select from {schema}.line_changes where xid >= floor and freed)
         and not exists (select from {schema}.line_changes where xid >= floor and not freed)
-        and not exists (select from {schema}.lines where state = 'W' and at <= t)
+        and not exists (
+            select from unnest(p_readers) as r (reader)
+            cross join lateral (select from {schema}.lines l where l.state = 'W' and l.reader = r.reader and l.at <= t limit 1) due
+        )
         and not exists (select from {schema}.gates where opens_at <= t)
         and not exists (select from {schema}.limits where until <= t)
     then
@@ -62,18 +65,24 @@ begin
             || array(select ctid from {schema}.line_changes where xid >= floor and not freed order by xid limit p_most)
         )
         returning line, gates, costs, freed, at, closed_until
-    ), l as (
-        select line, coalesce(min(at), 'infinity') as at from gone where line is not null group by line
+    ), l as (  -- an index cannot store longer names, and the tasks table cannot either
+        select line, coalesce(min(at), 'infinity') as at from gone where octet_length(line) <= 2500 group by line
     ), g as (
-        select u.gate, least(2147483647, sum(case when gone.freed then coalesce(gone.costs[u.place], 1)::bigint else 0 end))::integer as freed, max(gone.closed_until) as closed_until
-        from gone cross join unnest(gone.gates) with ordinality as u (gate, place) group by u.gate
+        select u.gate, least(2147483647, sum(case when gone.freed then greatest(1, gone.costs[u.place])::bigint else 0 end))::integer as freed, max(gone.closed_until) as closed_until
+        from gone cross join unnest(gone.gates) with ordinality as u (gate, place)
+        where octet_length(u.gate) <= 2500 group by u.gate
     )
     select (select count(*) from gone), (select array_agg(line order by line) from l), (select array_agg(at order by line) from l),
         (select array_agg(gate order by gate) from g), (select array_agg(freed order by gate) from g),
         (select array_agg(closed_until order by gate) from g)
     into applied, ls, os, gs, gf, gx;
     select array_agg(d.line order by d.line) into due from (
-        select line from {schema}.lines where state = 'W' and at <= t order by at limit p_most for no key update skip locked
+        select due.line from unnest(p_readers) as r (reader)
+        cross join lateral (
+            select l.line from {schema}.lines l where l.state = 'W' and l.reader = r.reader and l.at <= t order by l.at limit p_most
+            for no key update skip locked
+        ) due
+        limit p_most
     ) d where d.line <> all(coalesce(ls, '{{}}'));
     select array_agg(o.gate) into opened from (select gate from {schema}.gates where opens_at <= t order by opens_at limit p_most) o;
     ls := ls || due;
@@ -98,7 +107,7 @@ begin
                     -- The line of a task that has expired is read again after a second, because the task is not EXPIRED yet.
                     case when h.good_until <= t then greatest(h.enqueued_at, t + interval '1 second') else h.enqueued_at end as enqueued_at,
                     h.gates, h.costs, h.serial_at, h.suspect,
-                    case when h.needs_id is null or h.needs_id = {schema}.mark_of(h.name, '{{"limits": true}}') then h.name
+                    case when octet_length(h.name) + octet_length(h.queue) > 2500 then null when h.needs_id is null or h.needs_id = {schema}.mark_of(h.name, '{{"limits": true}}') then h.name
                         else h.needs_id::text end as reader
                 from {schema}.tasks h
                 where h.serial = d.line and h.state = 'PENDING' and h.serial_at >= case when o.is_strict then '-infinity' else least(o.floor, d.at) end
@@ -115,14 +124,14 @@ begin
             ) m on first.gates is not null
         ), changed as (
             update {schema}.lines l set
-                name = f.name, reader = f.reader, suspect = coalesce(f.suspect, false), queue = f.queue, priority = f.priority,
+                name = f.name, reader = f.reader, suspect = coalesce(f.suspect, false), queue = case when f.reader is not null then f.queue end, priority = f.priority,
                 gates = f.gates, costs = f.costs, at = f.enqueued_at, fair = f.fair, weight = f.weight,
                 floor = case when f.is_strict then '-infinity' else coalesce(f.serial_at, 'infinity') end,
                 state = s.state, blocked = case when s.state = 'B' then l.blocked end,
                 turn = case when l.state = s.state and l.state in ('R', 'B') then l.turn else t end
             from found f
             cross join lateral (
-                select case when f.name is null or f.is_held then 'I' when f.enqueued_at > t then 'W'
+                select case when f.reader is null or f.is_held then 'I' when f.enqueued_at > t then 'W'
                             when f.was = 'B' and not f.is_strict then 'B' else 'R' end::"char" as state
             ) s
             where l.line = f.line
@@ -130,7 +139,7 @@ begin
         select array_agg(f.line) filter (where f.newest) into newest from found f;
         select array_agg(distinct x) into fresh
         from {schema}.lines l cross join unnest(l.gates) x
-        where l.line = any(locked) and not exists (select from {schema}.gates g where g.gate = x);
+        where l.line = any(locked) and octet_length(x) <= 2500 and not exists (select from {schema}.gates g where g.gate = x);
         if newest is not null then
             perform {schema}.keep_newest(newest);
         end if;
@@ -153,7 +162,14 @@ begin
         set held = greatest(0, g.held::bigint - d.freed)::integer, closed_until = greatest(g.closed_until, d.closed_until), used_at = t
         from unnest(gs, gf, gx) as d (gate, freed, closed_until)
         where g.gate = d.gate and g.gate = any(locked);
-        perform {schema}.unpark_lines(locked, p_readers, p_queues, p_channel);
+        select array_agg(g.gate) into locked
+        from {schema}.gates g
+        where g.gate = any(locked) and (
+            g.opens_at is not null or g.reserved or exists (select from {schema}.lines l where l.state = 'B' and l.blocked = g.gate)
+        );
+        if locked is not null then
+            perform {schema}.unpark_lines(locked, p_readers, p_queues, p_channel);
+        end if;
     end if;
 end
 $$

@@ -6,12 +6,13 @@ create function {schema}.offer_lines(
     p_readers text[], p_queues text[], p_closed text[], p_queue_names text[], p_queue_priorities integer[], p_suspects boolean,
     p_most integer, p_starts integer, p_channel text
 ) returns table (
-    place integer, id uuid, queue text, priority smallint, enqueued_at timestamptz, line text, gates text[], costs integer[], serial_at timestamptz
+    place integer, id uuid, queue text, priority smallint, enqueued_at timestamptz, line text, gates text[], costs integer[], serial_at timestamptz,
+    granted_at timestamptz
 ) language plpgsql
     set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-    v_now double precision := extract(epoch from statement_timestamp());
+    v_granted_at timestamptz; v_now double precision;
     v_lines text[]; v_offers {schema}.line_offer[]; v_one {schema}.line_offer; v_count integer; v_again text[]; v_loose text[];
     v_gates text[]; v_rooms integer[]; v_reserved boolean[]; v_places jsonb; v_place integer;
     v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer;
@@ -64,22 +65,28 @@ begin
         select array_agg(f) into v_again from unnest(v_lines) f where f not in (select o.line from unnest(v_offers) o);
     end if;
     -- Gates are locked after lines, in one order. A gate that another transaction has locked is skipped.
-    select array_agg(x.gate), array_agg(x.room), array_agg(x.reserved), jsonb_object_agg(x.gate, x.place)
-    into v_gates, v_rooms, v_reserved, v_places
+    select array_agg(x.gate) into v_gates
     from (
-        select y.gate, y.reserved, coalesce({schema}.limit_room(y, m, v_now), 1000000) as room, row_number() over () as place
-        from (
-            select * from {schema}.gates a
-            where a.gate in (select unnest(o.gates) from unnest(v_offers) o where o.gates is not null)
-            order by a.gate for no key update skip locked
-        ) y
-        left join {schema}.limits m on m.name = y.limit_name
+        select a.gate from {schema}.gates a
+        where a.gate in (select unnest(o.gates) from unnest(v_offers) o where o.gates is not null)
+        order by a.gate for no key update skip locked
     ) x;
+    -- The time is read after the locks have been acquired. So the stored times of one line or gate never overlap.
+    v_granted_at := clock_timestamp();
+    v_now := extract(epoch from v_granted_at);
+    if v_gates is not null then
+        select array_agg(coalesce({schema}.limit_room(y, m, v_now), 1000000) order by g.place), array_agg(y.reserved order by g.place),
+            jsonb_object_agg(g.gate, g.place)
+        into v_rooms, v_reserved, v_places
+        from unnest(v_gates) with ordinality as g (gate, place)
+        join {schema}.gates y on y.gate = g.gate
+        left join {schema}.limits m on m.name = y.limit_name;
+    end if;
     for i in 1 .. v_count loop
         v_one := v_offers[i];
         -- If the end of a claim cuts a turn short, the line keeps its place and the rest of its turn.
         v_quota := case when v_one.is_strict then 1 when not v_one.is_fair then v_want when v_one.credit > 0 then v_one.credit
-                        else greatest(1, p_most / v_count) * v_one.weight end;
+                        else greatest(1, p_most / v_count) * least(1000, greatest(1, v_one.weight)) end;
         v_one.room := least(v_want, v_quota);
         if v_one.gates is not null then
             v_one.room := least(v_one.room, v_starts);
@@ -91,7 +98,7 @@ begin
                     v_again := v_again || v_one.line;
                     exit;
                 end if;
-                v_cost := coalesce(v_one.costs[g], 1);
+                v_cost := greatest(1, v_one.costs[g]);
                 if v_rooms[v_place] < v_cost or (v_reserved[v_place] and v_cost < v_rooms[v_place]) then
                     v_one.room := 0;
                     v_one.full_gate := v_one.gates[g];
@@ -102,7 +109,7 @@ begin
             if v_one.room > 0 then
                 for g in 1 .. cardinality(v_one.gates) loop
                     v_place := (v_places ->> v_one.gates[g])::integer;
-                    v_rooms[v_place] := v_rooms[v_place] - v_one.room * coalesce(v_one.costs[g], 1);
+                    v_rooms[v_place] := v_rooms[v_place] - v_one.room * greatest(1, v_one.costs[g]);
                 end loop;
                 v_starts := v_starts - v_one.room;
             end if;
@@ -183,7 +190,7 @@ begin
                     greatest(1, coalesce(cardinality(g.recent), 0) + u.units - m.starts + 1):]
             ) end
         from (
-            select x.gate, sum(coalesce(o.costs[x.place], 1))::integer as units
+            select x.gate, sum(greatest(1, o.costs[x.place]))::integer as units
             from unnest(v_line_places) as l (place)
             cross join lateral (select (v_offers[l.place]).gates, (v_offers[l.place]).costs) o
             cross join lateral unnest(o.gates) with ordinality as x (gate, place)
@@ -200,7 +207,7 @@ begin
     end if;
     insert into {schema}.line_changes (line) select unnest(v_again);
     return query
-        select (row_number() over ())::integer, u.id, o.queue, o.priority, u.due_at, o.line, o.gates, o.costs, u.serial_at
+        select (row_number() over ())::integer, u.id, o.queue, o.priority, u.due_at, o.line, o.gates, o.costs, u.serial_at, v_granted_at
         from unnest(v_line_places, v_ids, v_due_ats, v_serial_ats) as u (place, id, due_at, serial_at)
         cross join lateral (
             select (v_offers[u.place]).queue, (v_offers[u.place]).priority, (v_offers[u.place]).line, (v_offers[u.place]).gates, (v_offers[u.place]).costs
