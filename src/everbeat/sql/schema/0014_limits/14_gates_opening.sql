@@ -1,2 +1,2 @@
 -- The gates that open by themselves.
-create index gates_opening on {schema}.gates (opens_at) where opens_at is not null
+create index {concurrently} gates_opening on {schema}.gates (opens_at) where opens_at is not null

@@ -1,2 +1,2 @@
 -- The gates of a limit.
-create index gates_by_limit on {schema}.gates (limit_name)
+create index {concurrently} gates_by_limit on {schema}.gates (limit_name)

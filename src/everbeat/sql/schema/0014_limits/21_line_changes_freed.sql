@@ -1,2 +1,2 @@
 -- Released permits. They are applied first, so that they do not wait behind a large number of sent tasks.
-create index line_changes_freed on {schema}.line_changes (xid) where freed
+create index {concurrently} line_changes_freed on {schema}.line_changes (xid) where freed

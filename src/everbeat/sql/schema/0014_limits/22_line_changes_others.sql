@@ -1,2 +1,2 @@
 -- All other changes.
-create index line_changes_others on {schema}.line_changes (xid) where not freed
+create index {concurrently} line_changes_others on {schema}.line_changes (xid) where not freed
