@@ -13,7 +13,11 @@ from everbeat.domain.task.states import TRANSITIONS
 AUDIT = """
 create table {schema}.audit (
     seq bigserial primary key, task_id uuid, old text, new text, fence bigint, claim_id uuid, attempt integer,
-    cancel_requested boolean, at timestamptz default clock_timestamp()
+    cancel_requested boolean, at timestamptz default clock_timestamp(), xid xid8 default pg_current_xact_id(),
+    seen pg_snapshot default pg_current_snapshot()
+);
+create table {schema}.limit_audit (
+    seq bigserial primary key, name text, concurrency integer, starts integer, period_s double precision, burst integer, sliding boolean
 );
 create function {schema}.audit_task() returns trigger language plpgsql as $$
 begin
@@ -27,7 +31,180 @@ begin
     return null;
 end $$;
 create trigger audit after insert or update on {schema}.tasks for each row execute function {schema}.audit_task();
+create function {schema}.audit_limit() returns trigger language plpgsql as $$
+begin
+    insert into {schema}.limit_audit (name, concurrency, starts, period_s, burst, sliding)
+    values (new.name, new.concurrency, new.starts, new.period_s, new.burst, new.sliding);
+    return null;
+end $$;
+do $$
+begin
+    if to_regclass('{schema}.limits') is not null then
+        create trigger audit after insert or update on {schema}.limits for each row execute function {schema}.audit_limit();
+    end if;
+end $$;
 """
+
+LINE_FACTS = """
+           with held as (
+               select u.gate, sum(coalesce(t.costs[u.place], 1)) as units
+               from {schema}.tasks t cross join unnest(t.gates) with ordinality as u (gate, place)
+               where t.state in ('CLAIMED', 'RUNNING') group by u.gate
+           ), freed as (
+               select u.gate, sum(coalesce(c.costs[u.place], 1)) as units
+               from {schema}.line_changes c cross join unnest(c.gates) with ordinality as u (gate, place) where c.freed group by u.gate
+           ), waits as (
+               select t.serial, bool_or(t.state <> 'PENDING') as is_held, min(t.enqueued_at) as due_at,
+                   min(t.enqueued_at) filter (where t.good_until is null or t.good_until > now() - interval '3 seconds') as good_at
+               from {schema}.tasks t
+               where t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+                 and t.fence < 9223372036854775807 and t.attempt < 2147483647
+               group by t.serial having bool_or(t.state = 'PENDING')
+           ), unchanged as (
+               select w.* from waits w where not exists (select from {schema}.line_changes c where c.line = w.serial)
+           ), grant_at as (
+               select u.gate, split_part(u.gate, '/', 1) as limit_name, a.started_at as at, u.cost
+               from (
+                   select task_id, started_at from {schema}.attempts
+                   union all
+                   select id, started_at from {schema}.tasks where state = 'RUNNING'
+               ) a
+               join {schema}.tasks t on t.id = a.task_id
+               cross join lateral (
+                   select x.gate, coalesce(t.costs[x.place], 1) as cost from unnest(t.gates) with ordinality as x (gate, place)
+               ) u
+           ), number as (
+               select name, min(starts) as starts, min(period_s) as period_s, min(burst) as burst, bool_or(sliding) as sliding
+               from {schema}.limit_audit group by name
+               having count(distinct (starts, period_s, burst, sliding)) = 1 and min(starts) is not null
+           )"""
+"""What several queries about lines and gates need: units by gate, lines with waiting tasks, times of starts, and rates that never changed."""
+
+# The number, the forbidden state, and the query that finds it. These states are forbidden in every snapshot.
+LINE_QUERIES: tuple[tuple[str, str, str], ...] = (
+    (
+        "I19",
+        "a gate counts the permits of leases, and those whose release has not been applied",
+        LINE_FACTS
+        + """
+           select coalesce(g.gate, h.gate, f.gate), g.held, h.units, f.units
+           from {schema}.gates g full join held h on h.gate = g.gate full join freed f on f.gate = coalesce(g.gate, h.gate)
+           where coalesce(g.held, 0) <> coalesce(h.units, 0) + coalesce(f.units, 0)""",
+    ),
+    (
+        "I19",
+        "every line with a waiting task exists, or the change that creates it is noted",
+        LINE_FACTS
+        + "select u.serial from unchanged u where not exists (select from {schema}.lines l where l.line = u.serial)",
+    ),
+    (
+        "I19",
+        "no line is idle while a task of it waits",
+        LINE_FACTS
+        + """
+           select l.line, u.due_at from unchanged u join {schema}.lines l on l.line = u.serial
+           where l.state = 'I' and not (l.is_strict and u.is_held)""",
+    ),
+    (
+        "I19",
+        "no line waits for a time later than that of its first task",
+        LINE_FACTS
+        + """
+           select l.line, l.at, u.good_at from unchanged u join {schema}.lines l on l.line = u.serial
+           where l.state = 'W' and l.at > greatest(u.good_at, now()) + interval '2 seconds' and not l.is_strict""",
+    ),
+    (
+        "I19",
+        "no line waits for a gate that has room, unless the gate opens by itself or its change is noted",
+        """select l.line, l.blocked, g.held, m.concurrency, g.opens_at from {schema}.lines l
+           left join {schema}.gates g on g.gate = l.blocked left join {schema}.limits m on m.name = g.limit_name
+           where l.state = 'B' and g.opens_at is null
+             and (g.gate is null or coalesce({schema}.limit_room(g, m, extract(epoch from now())), 1000000)
+                 >= coalesce(l.costs[array_position(l.gates, l.blocked)], 1))
+             and l.line = (
+                 select f.line from {schema}.lines f where f.state = 'B' and f.blocked = l.blocked order by f.priority, f.turn limit 1
+             )
+             and not exists (select from {schema}.line_changes c where c.line = l.line or l.blocked = any(c.gates))""",
+    ),
+)
+
+# The number, the forbidden history, and the query that finds it in the audit and in the stored times.
+HISTORY_QUERIES: tuple[tuple[str, str, str], ...] = (
+    (
+        "I19",
+        "at no point of the audit, more permits of a gate are held than the largest number of its limit",
+        """select gate, at, held, allowed from (
+               select u.gate, a.at, m.allowed,
+                   sum(case when a.new in ('CLAIMED', 'RUNNING') then u.cost else -u.cost end)
+                       over (partition by u.gate order by a.at, a.seq) as held
+               from {schema}.audit a
+               join {schema}.tasks t on t.id = a.task_id
+               cross join lateral (
+                   select x.gate, coalesce(t.costs[x.place], 1) as cost from unnest(t.gates) with ordinality as x (gate, place)
+               ) u
+               join (
+                   select name, max(concurrency) as allowed from {schema}.limit_audit group by name having count(*) = count(concurrency)
+               ) m on m.name = split_part(u.gate, '/', 1)
+               where (coalesce(a.old, 'PENDING') in ('CLAIMED', 'RUNNING')) <> (a.new in ('CLAIMED', 'RUNNING'))
+           ) sweep where held > allowed""",
+    ),
+    (
+        "I19",
+        "no more starts than the burst and the rate allow, by the stored times",
+        LINE_FACTS
+        + """
+           select gate, at, above from (
+               select s.gate, s.at, n.burst, s.units - extract(epoch from s.at) * n.starts / n.period_s
+                   - min(s.units - s.cost - extract(epoch from s.at) * n.starts / n.period_s)
+                       over (partition by s.gate order by s.units rows unbounded preceding) as above
+               from (select g.*, sum(g.cost) over (partition by g.gate order by g.at, g.cost rows unbounded preceding) as units from grant_at g) s
+               join number n on n.name = s.limit_name
+               where not n.sliding
+           ) windows where above > burst + 0.02""",
+    ),
+    (
+        "I19",
+        "no window of a sliding limit contains more starts than allowed, by the stored times",
+        LINE_FACTS
+        + """
+           select gate, at, earlier from (
+               select g.gate, g.at, n.period_s, lag(g.at, n.starts) over (partition by g.gate order by g.at) as earlier
+               from grant_at g join number n on n.name = g.limit_name cross join generate_series(1, g.cost)
+               where n.sliding
+           ) starts where at - earlier < (period_s - 0.0005) * interval '1 second'""",
+    ),
+    (
+        "I24",
+        "the tasks of a serial line run one at a time",
+        """select serial, at, held from (
+               select t.serial, a.at, sum(case when a.new in ('CLAIMED', 'RUNNING') then 1 else -1 end)
+                   over (partition by t.serial order by a.at, a.seq) as held
+               from {schema}.audit a join {schema}.tasks t on t.id = a.task_id
+               where t.serial is not null and not starts_with(t.serial, 'limit:')
+                 and (coalesce(a.old, 'PENDING') in ('CLAIMED', 'RUNNING')) <> (a.new in ('CLAIMED', 'RUNNING'))
+           ) sweep where held > 1""",
+    ),
+    (
+        "I24",
+        "no task of a serial line starts before an unfinished earlier task that was committed when it was sent",
+        """select t.serial, t.id, e.id from {schema}.audit a
+           join {schema}.tasks t on t.id = a.task_id and t.serial is not null and not starts_with(t.serial, 'limit:')
+           join {schema}.audit sent on sent.task_id = t.id and sent.old is null
+           join {schema}.tasks e on e.serial = t.serial and (e.serial_at, e.id) < (t.serial_at, t.id)
+                and e.fence < 9223372036854775807 and e.attempt < 2147483647
+           join {schema}.audit earlier on earlier.task_id = e.id and earlier.old is null
+                and pg_visible_in_snapshot(earlier.xid, sent.seen)
+           where a.old = 'PENDING' and a.new in ('CLAIMED', 'RUNNING')
+             and not exists (
+                 select from {schema}.audit ended
+                 where ended.task_id = e.id and ended.seq < a.seq and ended.new in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+             )
+             and not exists (
+                 select from {schema}.audit again
+                 where again.task_id in (e.id, t.id) and again.new = 'PENDING' and again.old in ('FAILED', 'CANCELLED', 'EXPIRED')
+             )""",
+    ),
+)
 
 # The number, the forbidden state, and the query that finds it.
 QUERIES: tuple[tuple[str, str, str], ...] = (
@@ -205,9 +382,40 @@ def install_audit(connection: Connection[Any], schema: str) -> None:
     connection.execute(sql.SQL(AUDIT).format(schema=sql.Identifier(schema)))
 
 
+def line_breaches(connection: Connection[Any], schema: str, *, history: bool = True) -> list[Breach]:
+    """Return the broken invariants of lines and gates. They hold in every snapshot, so tasks can be in flight."""
+    found = []
+    if connection.execute("select to_regclass(%s)", [f'"{schema}".limits']).fetchone() == (None,):
+        return []  # the schema is older
+    for number, rule, query in (*LINE_QUERIES, *(HISTORY_QUERIES if history else ())):
+        rows = connection.execute(sql.SQL(query).format(schema=sql.Identifier(schema))).fetchall()
+        if rows:
+            found.append(Breach(number, rule, tuple(rows[:5])))
+    return found
+
+
+def settled_line_breaches(connection: Connection[Any], schema: str) -> list[Breach]:
+    """Apply all noted changes, and return the broken invariants of lines and gates, including permits that no lease holds.
+
+    No other transaction may have locks of lines or gates.
+    """
+    own = sql.Identifier(schema)
+    apply = sql.SQL(
+        "select applied, is_busy from {}.apply_line_changes(2000, array['none'], null, null)"
+    ).format(own)
+    for _ in range(1000):
+        if connection.execute(apply).fetchone() == (0, False):
+            break
+    else:
+        return [Breach("I19", "the noted changes can all be applied", ())]
+    found = line_breaches(connection, schema)
+    left = connection.execute(sql.SQL("select * from {}.line_changes limit 5").format(own)).fetchall()
+    return found + ([Breach("I19", "no change is left once all are applied", tuple(left))] if left else [])
+
+
 def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     """Return the broken invariants of this schema, including the audit. No task may be in flight."""
-    found = []
+    found = line_breaches(connection, schema)
     for number, rule, query in QUERIES:
         rows = connection.execute(sql.SQL(query).format(schema=sql.Identifier(schema))).fetchall()
         if rows:
