@@ -149,7 +149,14 @@ with recursive caller as materialized (
             select t.id, t.args, t.checkpoint, o.gates is not null, o.granted_at
             from (select * from offered o where o.queue = r.queue and o.priority = r.priority order by o.place) o
             cross join lateral (
-                select t.id, t.args, t.checkpoint from {schema}.tasks t where t.id = o.id and t.state = 'PENDING' limit 1
+                -- The row might have changed since it was offered. The lock returns its newest version, which is compared again.
+                select t.id, t.args, t.checkpoint from {schema}.tasks t
+                where t.id = o.id and t.state = 'PENDING' and t.serial = o.line
+                  and t.gates is not distinct from o.gates and t.costs is not distinct from o.costs
+                  and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
+                  and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
+                  and (t.good_until is null or t.good_until > statement_timestamp())
+                limit 1
                 for no key update skip locked
             ) t
             where r.is_line
