@@ -185,9 +185,10 @@ begin
         set held = least(2147483647, g.held::bigint + u.units)::integer, used_at = statement_timestamp(),
             next_at = case when m.starts is null or m.sliding then g.next_at
                            else greatest(g.next_at, v_now) + u.units * (m.period_s / m.starts) end,
+            -- The times are sorted, because a claim that was delayed adds an earlier time than a claim that overtook it.
             recent = case when m.sliding then (
-                (coalesce(g.recent, '{{}}') || array_fill(v_now, array[u.units]))[
-                    greatest(1, coalesce(cardinality(g.recent), 0) + u.units - m.starts + 1):]
+                select (array_agg(w.at order by w.at))[greatest(1, count(*) - m.starts + 1):]
+                from unnest(g.recent || array_fill(v_now, array[u.units])) w (at)
             ) end
         from (
             select x.gate, sum(greatest(1, o.costs[x.place]))::integer as units
