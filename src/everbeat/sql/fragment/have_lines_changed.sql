@@ -16,3 +16,5 @@ exists (
         ) due
     )
     or exists (select from {schema}.gates g where g.opens_at <= statement_timestamp())
+    -- After a restore into another cluster, the floor is above the transaction ids of new changes.
+    or pg_snapshot_xmin(pg_current_snapshot()) < (select f.last_value::text::xid8 from {schema}.line_changes_floor f)
