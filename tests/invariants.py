@@ -54,10 +54,10 @@ LINE_FACTS = """
                select u.gate, sum(coalesce(c.costs[u.place], 1)) as units
                from {schema}.line_changes c cross join unnest(c.gates) with ordinality as u (gate, place) where c.freed group by u.gate
            ), waits as (
-               select t.serial, bool_or(t.state <> 'PENDING') as is_held, min(t.enqueued_at) as due_at,
-                   min(t.enqueued_at) filter (where t.good_until is null or t.good_until > now() - interval '3 seconds') as good_at
+               select t.serial, bool_or(t.state <> 'PENDING') as is_held, min(t.enqueued_at) filter (where t.state = 'PENDING') as due_at
                from {schema}.tasks t
                where t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+                 and (t.state <> 'PENDING' or t.good_until is null or t.good_until > now())
                  and t.fence < 9223372036854775807 and t.attempt < 2147483647
                group by t.serial having bool_or(t.state = 'PENDING')
            ), unchanged as (
@@ -110,8 +110,8 @@ LINE_QUERIES: tuple[tuple[str, str, str], ...] = (
         "no line waits for a time later than that of its first task",
         LINE_FACTS
         + """
-           select l.line, l.at, u.good_at from unchanged u join {schema}.lines l on l.line = u.serial
-           where l.state = 'W' and l.at > greatest(u.good_at, now()) + interval '2 seconds' and not l.is_strict""",
+           select l.line, l.at, u.due_at from unchanged u join {schema}.lines l on l.line = u.serial
+           where l.state = 'W' and l.at > greatest(u.due_at, now()) + interval '2 seconds' and not l.is_strict""",
     ),
     (
         "I19",

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 
@@ -117,7 +117,8 @@ class LineStorm:
                     if random.random() < 0.07:
                         raise psycopg.Rollback
                 self.counts["sent"] += many
-            except psycopg.OperationalError:
+            except (psycopg.OperationalError, psycopg.Rollback):
+                # A Rollback is raised again if the connection was lost before it.
                 connection = self.connect()
             time.sleep(random.random() * 0.05)  # the pace of the storm
 
