@@ -5,8 +5,7 @@
 create function {schema}.apply_line_changes(
     p_most integer, p_readers text[], p_queues text[], p_channel text, out applied integer, out is_busy boolean
 ) language plpgsql
-    set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan
-    set synchronous_commit = off as $$
+    set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
 declare
     t timestamptz := statement_timestamp();
     floor xid8; low xid8; first xid8; ended integer;
@@ -31,6 +30,8 @@ begin
         is_busy := true;
         return;
     end if;
+    -- A setting of the function itself would end with the function, and the commit follows later.
+    perform set_config('synchronous_commit', 'off', true);
     update {schema}.limits l
     set concurrency = d.concurrency, starts = d.starts, period_s = d.period_s, burst = coalesce(d.burst, 1),
         set_by = null, set_at = null, reason = null, until = null
@@ -127,7 +128,7 @@ begin
                 name = f.name, reader = f.reader, suspect = coalesce(f.suspect, false), queue = case when f.reader is not null then f.queue end, priority = f.priority,
                 gates = f.gates, costs = f.costs, at = f.enqueued_at, fair = f.fair, weight = f.weight,
                 floor = case when f.is_strict then '-infinity' else coalesce(f.serial_at, 'infinity') end,
-                state = s.state, blocked = case when s.state = 'B' then l.blocked end,
+                state = s.state, blocked = case when s.state = 'B' or (s.state = 'R' and l.state = 'R') then l.blocked end,
                 turn = case when l.state = s.state and l.state in ('R', 'B') then l.turn else t end
             from found f
             cross join lateral (
