@@ -1,8 +1,9 @@
 -- One row for each line with live tasks. The tasks of a strict line share a serial key, and run one at a time. The tasks of another line
 -- agree in queue, priority, name, gates and costs. R: a claim can take the first task now. W: the first task is due at `at`. B: the line
--- waits for the gate `blocked`. I: the line has nothing to claim. Claims read only lines in R, in the order of `turn`. `reader` is the
--- name of the first task, or its needs_id if only some workers can run it. No PENDING task of the line comes before `floor`, so claims do
--- not read the index entries of the tasks that have been taken. `credit` is the rest of a turn that the end of a claim has cut short.
+-- waits for the gate `blocked`. In R, the reservation of `blocked` does not stop the line. I: the line has nothing to claim. Claims read
+-- only lines in R, in the order of `turn`. `reader` is the name of the first task, or its needs_id if only some workers can run it. No
+-- PENDING task of the line comes before `floor`, so claims do not read the index entries of the tasks that have been taken. `credit` is
+-- the rest of a turn that the end of a claim has cut short.
 create table {schema}.lines (
     line      text primary key,
     is_strict boolean not null,

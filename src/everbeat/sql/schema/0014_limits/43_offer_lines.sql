@@ -55,7 +55,7 @@ begin
     select array_agg(l.offer) into v_offers
     from (
         select row(
-            r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null
+            r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null, r.blocked
         )::{schema}.line_offer as offer
         from unnest(v_lines) as f (line)
         cross join lateral (select * from {schema}.lines r where r.line = f.line and r.state = 'R' limit 1 for no key update skip locked) r
@@ -99,7 +99,7 @@ begin
                     exit;
                 end if;
                 v_cost := greatest(1, v_one.costs[g]);
-                if v_rooms[v_place] < v_cost or (v_reserved[v_place] and v_cost < v_rooms[v_place]) then
+                if v_rooms[v_place] < v_cost or (v_reserved[v_place] and v_one.passed is distinct from v_one.gates[g]) then
                     v_one.room := 0;
                     v_one.full_gate := v_one.gates[g];
                 else
