@@ -5,8 +5,8 @@
 -- Generating a random number for each task took a fifth of the claim's time.
 -- A lane is a (queue, priority). The floor of a lane is the position up to which this worker has claimed. The claim reads nothing before a
 -- floor, because the index keeps the entries of claimed tasks there while any transaction has an old snapshot.
--- Tasks of lines (with a serial key or limits) come from offer_lines, which takes their permits. Those that this claim does not take are
--- returned as changes. Lanes of equal priority take turns, and so do the
+-- Tasks of lines (with a serial key or limits) come from offer_lines, which takes their permits. The permits of those that this claim does
+-- not take are returned at once, and their lines are noted as changed. Lanes of equal priority take turns, and so do the
 -- tasks in lines and the others of a lane: `after_queue` is the queue of the worker's latest task.
 -- Marked tasks (needs_id) are claimed only from the groups in `marked`, which this worker's code understands. Each group is a lane without
 -- a floor. If there are no groups, the lines between "[marked" and "marked]" are left out, because they take a tenth of a claim's time.
@@ -205,10 +205,12 @@ with recursive caller as materialized (
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
         {schema}.is_marked(t.needs), t.tick
 ), unused as (
-    insert into {schema}.line_changes (line, gates, costs, freed, at)
-    select o.line, o.gates, o.costs, o.gates is not null, o.serial_at
+    insert into {schema}.line_changes (line, gates, at)
+    select o.line, case when o.gates is not null then {schema}.return_permits(o.gates, o.costs, count(*)::integer, o.granted_at) end,
+        min(o.serial_at)
     from (select o.id from offered o except select t.id from taken t) left_over
     join offered o on o.id = left_over.id
+    group by o.line, o.gates, o.costs, o.granted_at
 )
 select found.*, (select {fragment/have_lines_changed}) as lines_changed
 from (
