@@ -15,7 +15,7 @@ declare
     v_granted_at timestamptz; v_now double precision;
     v_lines text[]; v_offers {schema}.line_offer[]; v_one {schema}.line_offer; v_count integer; v_again text[]; v_loose text[];
     v_gates text[]; v_rooms integer[]; v_reserved boolean[]; v_places jsonb; v_place integer;
-    v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer;
+    v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer; v_found bigint;
     v_line_places bigint[]; v_ids uuid[]; v_due_ats timestamptz[]; v_serial_ats timestamptz[];
 begin
     if p_most <= 0 or not exists (select from {schema}.lines where state = 'R') then
@@ -106,6 +106,19 @@ begin
                     v_one.room := least(v_one.room, v_rooms[v_place] / v_cost);
                 end if;
             end loop;
+        end if;
+        v_one.credit := case when v_one.is_fair and v_one.room > 0 then v_quota - v_one.room else 0 end;
+        if v_one.room > 1 then
+            -- Leave what this line cannot use to the lines behind it.
+            select count(*) into v_found
+            from (
+                select from {schema}.tasks s
+                where s.serial = v_one.line and s.state = 'PENDING' and s.serial_at >= v_one.floor and s.serial_at <= statement_timestamp()
+                order by s.serial_at, s.id limit v_one.room
+            ) f;
+            v_one.room := least(v_one.room, greatest(1, v_found));
+        end if;
+        if v_one.gates is not null then
             if v_one.room > 0 then
                 for g in 1 .. cardinality(v_one.gates) loop
                     v_place := (v_places ->> v_one.gates[g])::integer;
@@ -114,7 +127,6 @@ begin
                 v_starts := v_starts - v_one.room;
             end if;
         end if;
-        v_one.credit := case when v_one.is_fair and v_one.room > 0 then v_quota - v_one.room else 0 end;
         v_offers[i] := v_one;
         v_want := v_want - v_one.room;
     end loop;
