@@ -89,7 +89,10 @@ begin
     ls := ls || due;
     os := os || array_fill('infinity'::timestamptz, array[coalesce(cardinality(due), 0)]);
     if ls is not null then
-        insert into {schema}.lines (line, is_strict) select x, not starts_with(x, 'limit:') from unnest(ls) x order by x on conflict do nothing;
+        -- "on conflict" waits for a transaction that has changed the existing row, so only new rows are inserted.
+        insert into {schema}.lines (line, is_strict)
+        select x, not starts_with(x, 'limit:') from unnest(ls) x
+        where not exists (select from {schema}.lines l where l.line = x) order by x on conflict do nothing;
         select array_agg(k.line) into locked
         from (select line from {schema}.lines where line = any(ls) order by line for no key update skip locked) k;
         if coalesce(cardinality(locked), 0) < cardinality(ls) then
@@ -148,7 +151,8 @@ begin
     fresh := fresh || gs;
     if fresh is not null then
         insert into {schema}.gates (gate, limit_name)
-        select distinct x, split_part(x, '/', 1) from unnest(fresh) x order by x on conflict do nothing;
+        select distinct x, split_part(x, '/', 1) from unnest(fresh) x
+        where not exists (select from {schema}.gates g where g.gate = x) order by x on conflict do nothing;
     end if;
     if gs is not null or opened is not null then
         select array_agg(k.gate) into locked
