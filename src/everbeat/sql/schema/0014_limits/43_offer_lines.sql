@@ -21,16 +21,18 @@ begin
     if p_most <= 0 or not exists (select from {schema}.lines where state = 'R') then
         return;
     end if;
-    with recursive lane (suspect, reader, queue, priority) as (
-        select s.suspect, r.reader, ''::text, (-32768)::smallint
+    with recursive lane (suspect, is_gated, reader, queue, priority) as (
+        select s.suspect, g.is_gated, r.reader, ''::text, (-32768)::smallint
         from unnest(p_readers) as r (reader)
+        cross join unnest(case when p_starts > 0 then array[false, true] else array[false] end) as g (is_gated)
         cross join unnest(case when p_suspects is null then array[false, true] else array[p_suspects] end) as s (suspect)
         union all
-        select lane.suspect, lane.reader, next_lane.queue, next_lane.priority
+        select lane.suspect, lane.is_gated, lane.reader, next_lane.queue, next_lane.priority
         from lane
         cross join lateral (
             select l.queue, l.priority from {schema}.lines l
-            where l.state = 'R' and l.suspect = lane.suspect and l.reader = lane.reader and (l.queue, l.priority) > (lane.queue, lane.priority)
+            where l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated and l.reader = lane.reader
+              and (l.queue, l.priority) > (lane.queue, lane.priority)
             order by l.queue, l.priority limit 1
         ) next_lane
     ), ready as (
@@ -38,8 +40,8 @@ begin
         from lane
         cross join lateral (
             select l.line, l.turn from {schema}.lines l
-            where l.state = 'R' and l.suspect = lane.suspect and l.reader = lane.reader and l.queue = lane.queue and l.priority = lane.priority
-              and (p_starts > 0 or l.gates is null)
+            where l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated and l.reader = lane.reader
+              and l.queue = lane.queue and l.priority = lane.priority
             order by l.turn limit p_most
         ) r
         left join unnest(p_queue_names, p_queue_priorities) as q (name, priority) on q.name = lane.queue
