@@ -28,7 +28,14 @@ def frozen(db: StoreHarness, statement: Any) -> Iterator[None]:
 
 def claim(*names: str, limit: int = 1) -> Any:
     return leases.claim(
-        worker_id="w2", claim_call=uuid4(), names=names, limit=limit, queues=None, queue_priorities={}, starts=limit, channel="c"
+        worker_id="w2",
+        claim_call=uuid4(),
+        names=names,
+        limit=limit,
+        queues=None,
+        queue_priorities={},
+        starts=limit,
+        channel="c",
     )
 
 

@@ -58,7 +58,9 @@ def test_a_worker_does_not_poll_while_a_gate_is_full(db: StoreHarness) -> None:
     take(db)
     apply(db)
     due = db.run(tasks.next_due(names=["work"], queues=None))
-    assert due.due_in_ms is None, "nothing becomes due by itself, because only the end of the task frees the permit"
+    assert due.due_in_ms is None, (
+        "nothing becomes due by itself, because only the end of the task frees the permit"
+    )
     assert not due.lines_changed
     db.complete(held)
     assert len(take(db)) == 1
@@ -141,7 +143,9 @@ def delayed_claim(db: StoreHarness, **options: Any) -> Iterator[Any]:
     database.close()
 
 
-def test_a_claim_that_was_delayed_does_not_shorten_the_window_of_a_sliding_limit(db: StoreHarness) -> None:  # K5
+def test_a_claim_that_was_delayed_does_not_shorten_the_window_of_a_sliding_limit(
+    db: StoreHarness,
+) -> None:  # K5
     put_limit(db, "a", starts=2, period_s=1.0, sliding=True)
     send(db, "a", count=4)
     apply(db)
@@ -164,7 +168,14 @@ def interrupted_claim(db: StoreHarness) -> Iterator[Any]:
     """Start a claim of w2 that waits after it has chosen tasks of lines. The yielded connection's changes are committed before it continues."""
     database = Database(db.target)
     claim = leases.claim(
-        worker_id="w2", claim_call=uuid4(), names=["work"], limit=10, queues=None, queue_priorities={}, starts=10, channel="c"
+        worker_id="w2",
+        claim_call=uuid4(),
+        names=["work"],
+        limit=10,
+        queues=None,
+        queue_priorities={},
+        starts=10,
+        channel="c",
     )
     with db.target.connect("everbeat other") as lock, ThreadPoolExecutor(1) as threads:
         lock.execute("begin")
@@ -217,7 +228,9 @@ def test_a_task_that_names_a_gate_twice_takes_no_more_permits_than_there_are(db:
     assert gate(db, "a") <= 1
 
 
-def test_changes_are_found_after_a_restore_into_a_cluster_with_lower_transaction_ids(db: StoreHarness) -> None:
+def test_changes_are_found_after_a_restore_into_a_cluster_with_lower_transaction_ids(
+    db: StoreHarness,
+) -> None:
     db.connection.execute(db.plain("select setval('{schema}.line_changes_floor', 4000000000000)"))
     put_limit(db, "a", concurrency=1)
     send(db, "a")
@@ -251,7 +264,9 @@ def test_a_rate_that_closed_a_gate_keeps_it_closed_for_all_of_its_lines(db: Stor
     (held, *others) = take(db, limit=1)
     assert others == []
     db.connection.execute(
-        db.plain("insert into {schema}.line_changes (gates, closed_until) values (array['a'], extract(epoch from clock_timestamp()) + 1)")
+        db.plain(
+            "insert into {schema}.line_changes (gates, closed_until) values (array['a'], extract(epoch from clock_timestamp()) + 1)"
+        )
     )
     assert db.settle(held, "FAILED", error=b"{}", retry_in_ms=0) == "PENDING"
     send(db, "a", priority=1)

@@ -19,6 +19,8 @@ from tests.store.conftest import StoreHarness
 from tests.store.lining import put_limit, send
 from tests.store.test_plans import filled
 
+pytestmark = pytest.mark.timeout(600)  # 500,000 rows take minutes
+
 KEYS = 100_000
 MOST_OVER = 1.25
 DEEPER = 120
@@ -31,8 +33,18 @@ KINDS = (
     ("serial", "'key:' || n", "null::text[]", "0"),
     ("twice", "null", "array['wide', 'tenant/' || n]", "0"),
     ("parked", "null", "array['full', 'tenant/' || n]", "0"),
-    ("foreign", "case when n %% 2 = 0 then 'key:f' || n end", "case when n %% 2 = 1 then array['wide', 'tenant/' || n] end", "0"),
-    ("tomorrow", "case when n %% 2 = 0 then 'key:t' || n end", "case when n %% 2 = 1 then array['wide', 'tenant/' || n] end", "1 day"),
+    (
+        "foreign",
+        "case when n %% 2 = 0 then 'key:f' || n end",
+        "case when n %% 2 = 1 then array['wide', 'tenant/' || n] end",
+        "0",
+    ),
+    (
+        "tomorrow",
+        "case when n %% 2 = 0 then 'key:t' || n end",
+        "case when n %% 2 = 1 then array['wide', 'tenant/' || n] end",
+        "1 day",
+    ),
 )
 FILL = """
 insert into {{schema}}.tasks (id, name, queue, priority, args, serial, gates, sent_at, enqueued_at, serial_at)
@@ -80,7 +92,14 @@ class Keyed:
     @staticmethod
     def claim(*names: str, starts: int = 10) -> Statement[Any]:
         return leases.claim(
-            worker_id="w1", claim_call=uuid4(), names=names, limit=10, queues=None, queue_priorities={}, starts=starts, channel="c"
+            worker_id="w1",
+            claim_call=uuid4(),
+            names=names,
+            limit=10,
+            queues=None,
+            queue_priorities={},
+            starts=starts,
+            channel="c",
         )
 
     @staticmethod
@@ -101,7 +120,10 @@ class Keyed:
                 assert self.scans() == scanned, "a table was read from its beginning"
             assert row is not None
             plan = row[0][0]["Plan"]
-            fewest, rows = min(fewest, plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]), plan["Actual Rows"]
+            fewest, rows = (
+                min(fewest, plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]),
+                plan["Actual Rows"],
+            )
         return fewest, int(rows)
 
     def scans(self) -> list[Any]:
@@ -118,9 +140,9 @@ def keyed(database_url: str, keys: int) -> Iterator[Keyed]:
         yield Keyed(db, keys)
 
 
-@pytest.fixture(scope="module")
-def many(database_url: str) -> Iterator[Keyed]:
-    with keyed(database_url, KEYS) as db:
+@pytest.fixture(scope="module", params=[KEYS // 10, pytest.param(KEYS, marks=pytest.mark.long)])
+def many(database_url: str, request: pytest.FixtureRequest) -> Iterator[Keyed]:
+    with keyed(database_url, request.param) as db:
         yield db
 
 
@@ -133,15 +155,16 @@ def few(database_url: str) -> Iterator[Keyed]:
 def compare(few: Keyed, many: Keyed, statement: Statement[Any], *before: str) -> int:
     """Compare the pages that a statement reads, and return its rows."""
     (small, rows), (large, rows_of_many) = few.pages(statement, *before), many.pages(statement, *before)
-    print(f"{statement.name}: {small} pages with 100 keys, {large} with {KEYS}, {rows} rows")
+    print(f"{statement.name}: {small} pages with 100 keys, {large} with many, {rows} rows")
     assert rows == rows_of_many
     assert large <= MOST_OVER * small + DEEPER
     return rows
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("names", [(name,) for name in NAMES] + [NAMES], ids=" ".join)
-def test_a_claim_of_ten_reads_the_same_pages_with_many_keys(few: Keyed, many: Keyed, names: tuple[str, ...]) -> None:  # K9
+def test_a_claim_of_ten_reads_the_same_pages_with_many_keys(
+    few: Keyed, many: Keyed, names: tuple[str, ...]
+) -> None:  # K9
     rows = compare(few, many, Keyed.claim(*names))
     assert rows == (0 if names[0] in ("parked", "tomorrow") and len(names) == 1 else 10)
 
@@ -154,13 +177,19 @@ SEND_ONE = """insert into {schema}.tasks (id, name, queue, args, gates) select g
 END_ONE = "update {schema}.tasks set state = 'COMPLETED', claim_id = null, claim_call = null where name = 'holder' and state = 'RUNNING'"
 
 
-@pytest.mark.parametrize("before", [(SEND_ONE,), (END_ONE,), (SEND_ONE, END_ONE), ()], ids=["sent", "ended", "both", "nothing"])
-def test_applied_changes_read_the_same_pages_with_many_keys(few: Keyed, many: Keyed, before: tuple[str, ...]) -> None:  # K9
+@pytest.mark.parametrize(
+    "before", [(SEND_ONE,), (END_ONE,), (SEND_ONE, END_ONE), ()], ids=["sent", "ended", "both", "nothing"]
+)
+def test_applied_changes_read_the_same_pages_with_many_keys(
+    few: Keyed, many: Keyed, before: tuple[str, ...]
+) -> None:  # K9
     compare(few, many, Keyed.apply(), *before)
 
 
 @pytest.mark.parametrize("names", [(name,) for name in NAMES] + [NAMES], ids=" ".join)
-def test_the_next_due_time_reads_the_same_pages_with_many_keys(few: Keyed, many: Keyed, names: tuple[str, ...]) -> None:  # K9
+def test_the_next_due_time_reads_the_same_pages_with_many_keys(
+    few: Keyed, many: Keyed, names: tuple[str, ...]
+) -> None:  # K9
     compare(few, many, tasks.next_due(names=names, queues=None))
 
 
@@ -188,7 +217,9 @@ def test_a_send_in_an_open_transaction_delays_no_other_send_or_claim(db: StoreHa
                 sent += send_through(db, other, serial)
             claim = Keyed.claim("work")
             other.execute(compose("line/apply_changes", db.target.schema), Keyed.apply().parameters)
-            taken = claim.read(other.execute(compose(claim.name, db.target.schema), claim.parameters).fetchall())
+            taken = claim.read(
+                other.execute(compose(claim.name, db.target.schema), claim.parameters).fetchall()
+            )
             assert {one.id for one in taken} == set(sent)
 
 
