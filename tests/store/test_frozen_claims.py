@@ -69,6 +69,18 @@ def test_a_frozen_claim_delays_only_its_own_lines_and_gates(hurried: StoreHarnes
     assert settled_line_breaches(db.connection, db.target.schema) == []
 
 
+@pytest.mark.parametrize("limit", [1, 10])
+def test_claims_find_the_lines_behind_those_of_a_frozen_claim(hurried: StoreHarness, limit: int) -> None:
+    db = hurried
+    first = {send(db, serial=f"key:{number}")[0] for number in range(limit)}
+    apply(db)
+    later = {send(db, serial=f"key:later {number}")[0] for number in range(limit)}
+    apply(db)
+    with frozen(db, claim("work", limit=limit)):
+        assert {one.id for one in db.run(claim("work", limit=limit))} == later
+    assert {row[0] for row in db.table("tasks", "id") if db.row(row[0], "state") == "RUNNING"} == first | later
+
+
 def test_ends_and_sends_of_a_frozen_claims_line_do_not_wait(hurried: StoreHarness) -> None:
     db = hurried
     put_limit(db, "mine", concurrency=2)

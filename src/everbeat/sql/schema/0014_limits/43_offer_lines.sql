@@ -15,55 +15,61 @@ declare
     v_granted_at timestamptz; v_now double precision;
     v_lines text[]; v_offers {schema}.line_offer[]; v_one {schema}.line_offer; v_count integer; v_again text[]; v_loose text[];
     v_gates text[]; v_rooms integer[]; v_reserved boolean[]; v_places jsonb; v_place integer;
-    v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer; v_found bigint;
+    v_page integer := p_most; v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer; v_found bigint;
     v_line_places bigint[]; v_ids uuid[]; v_due_ats timestamptz[]; v_serial_ats timestamptz[];
 begin
     if p_most <= 0 or not exists (select from {schema}.lines where state = 'R') then
         return;
     end if;
-    with recursive lane (suspect, is_gated, reader, queue, priority) as (
-        select s.suspect, g.is_gated, r.reader, ''::text, (-32768)::smallint
-        from unnest(p_readers) as r (reader)
-        cross join unnest(case when p_starts > 0 then array[false, true] else array[false] end) as g (is_gated)
-        cross join unnest(case when p_suspects is null then array[false, true] else array[p_suspects] end) as s (suspect)
-        union all
-        select lane.suspect, lane.is_gated, lane.reader, next_lane.queue, next_lane.priority
-        from lane
-        cross join lateral (
-            select l.queue, l.priority from {schema}.lines l
-            where l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated and l.reader = lane.reader
-              and (l.queue, l.priority) > (lane.queue, lane.priority)
-            order by l.queue, l.priority limit 1
-        ) next_lane
-    ), ready as (
-        select r.line, r.turn, coalesce(q.priority, 100) as queue_priority, lane.priority, lane.queue
-        from lane
-        cross join lateral (
-            select l.line, l.turn from {schema}.lines l
-            where l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated and l.reader = lane.reader
-              and l.queue = lane.queue and l.priority = lane.priority
-            order by l.turn limit p_most
-        ) r
-        left join unnest(p_queue_names, p_queue_priorities) as q (name, priority) on q.name = lane.queue
-        where (p_queues is null or lane.queue = any(p_queues)) and lane.queue <> all(p_closed)
-    ), ranked as (
-        select r.*, row_number() over (partition by r.queue, r.priority order by r.turn, r.line) as rank from ready r
-    )
-    select array_agg(f.line) into v_lines
-    from (select r.line from ranked r order by r.queue_priority, r.priority, r.rank, r.turn, r.line limit p_most) f;
-    if v_lines is null then
-        return;
-    end if;
-    select array_agg(l.offer) into v_offers
-    from (
-        select row(
-            r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null, r.blocked
-        )::{schema}.line_offer as offer
-        from unnest(v_lines) as f (line)
-        cross join lateral (select * from {schema}.lines r where r.line = f.line and r.state = 'R' limit 1 for no key update skip locked) r
-    ) l;
-    v_count := coalesce(cardinality(v_offers), 0);
-    if v_count < cardinality(v_lines) then
+    loop
+        with recursive lane (suspect, is_gated, reader, queue, priority) as (
+            select s.suspect, g.is_gated, r.reader, ''::text, (-32768)::smallint
+            from unnest(p_readers) as r (reader)
+            cross join unnest(case when p_starts > 0 then array[false, true] else array[false] end) as g (is_gated)
+            cross join unnest(case when p_suspects is null then array[false, true] else array[p_suspects] end) as s (suspect)
+            union all
+            select lane.suspect, lane.is_gated, lane.reader, next_lane.queue, next_lane.priority
+            from lane
+            cross join lateral (
+                select l.queue, l.priority from {schema}.lines l
+                where l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated and l.reader = lane.reader
+                  and (l.queue, l.priority) > (lane.queue, lane.priority)
+                order by l.queue, l.priority limit 1
+            ) next_lane
+        ), ready as (
+            select r.line, r.turn, coalesce(q.priority, 100) as queue_priority, lane.priority, lane.queue
+            from lane
+            cross join lateral (
+                select l.line, l.turn from {schema}.lines l
+                where l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated and l.reader = lane.reader
+                  and l.queue = lane.queue and l.priority = lane.priority
+                order by l.turn limit v_page
+            ) r
+            left join unnest(p_queue_names, p_queue_priorities) as q (name, priority) on q.name = lane.queue
+            where (p_queues is null or lane.queue = any(p_queues)) and lane.queue <> all(p_closed)
+        ), ranked as (
+            select r.*, row_number() over (partition by r.queue, r.priority order by r.turn, r.line) as rank from ready r
+        )
+        select array_agg(f.line) into v_lines
+        from (select r.line from ranked r order by r.queue_priority, r.priority, r.rank, r.turn, r.line limit v_page) f;
+        if v_lines is null then
+            return;
+        end if;
+        select array_agg(l.offer) into v_offers
+        from (
+            select row(
+                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null, r.blocked
+            )::{schema}.line_offer as offer
+            from unnest(v_lines) as f (line)
+            cross join lateral (select * from {schema}.lines r where r.line = f.line and r.state = 'R' limit 1 for no key update skip locked) r
+            limit p_most
+        ) l;
+        v_count := coalesce(cardinality(v_offers), 0);
+        -- If other transactions have locked the first lines, there can be ready lines behind them.
+        exit when v_count >= p_most or cardinality(v_lines) < v_page or v_page > 100000;
+        v_page := v_page * 4 + 20;
+    end loop;
+    if v_count < least(p_most, cardinality(v_lines)) then
         select array_agg(f) into v_again from unnest(v_lines) f where f not in (select o.line from unnest(v_offers) o);
     end if;
     -- Gates are locked after lines, in one order. A gate that another transaction has locked is skipped.
