@@ -61,6 +61,13 @@ def test_a_tenant_with_many_tasks_delays_small_tenants_by_one_round(
     assert small - started == set()
 
 
+def test_ready_lines_with_one_task_each_fill_a_claim(db: StoreHarness) -> None:
+    put_limit(db, "tenant", concurrency=3)
+    for key in range(20):
+        send_tenant(db, str(key), 1)
+    assert len(take(db, limit=10)) == 10
+
+
 def test_a_weight_of_four_gives_four_tasks_for_each_turn(db: StoreHarness) -> None:  # K7
     put_limit(db, "tenant", concurrency=1000, fair=True, weights='{"a": 4}')
     heavy, light = send_tenant(db, "a", 400), send_tenant(db, "b", 400)
