@@ -78,7 +78,9 @@ def test_claims_find_the_lines_behind_those_of_a_frozen_claim(hurried: StoreHarn
     apply(db)
     with frozen(db, claim("work", limit=limit)):
         assert {one.id for one in db.run(claim("work", limit=limit))} == later
-    assert {row[0] for row in db.table("tasks", "id") if db.row(row[0], "state") == "RUNNING"} == first | later
+    assert {
+        row[0] for row in db.table("tasks", "id") if db.row(row[0], "state") == "RUNNING"
+    } == first | later
 
 
 def test_ends_and_sends_of_a_frozen_claims_line_do_not_wait(hurried: StoreHarness) -> None:

@@ -21,7 +21,8 @@ from tests.store.test_mutants import Mutant, notices, scenario
 __all__ = ["scenario"]
 
 FOLDER = "schema/0014_limits"
-OFFER, APPLY, UNPARK, CHANGED = f"{FOLDER}/43_offer_lines", f"{FOLDER}/42_apply_line_changes", f"{FOLDER}/41_unpark_lines", f"{FOLDER}/35_note_line_change"
+OFFER, APPLY = f"{FOLDER}/43_offer_lines", f"{FOLDER}/42_apply_line_changes"
+UNPARK, CHANGED = f"{FOLDER}/41_unpark_lines", f"{FOLDER}/35_note_line_change"
 GATE_LOCK = "order by a.gate for no key update skip locked"
 
 
@@ -102,7 +103,14 @@ def check_unused_beside_ended(db: StoreHarness) -> None:
     with corners.other_connection(db) as other:
         other.execute(db.plain("select from {schema}.tasks where id = %s for update"), [mine])
         statement = leases.claim(
-            worker_id="w1", claim_call=uuid4(), names=["work"], limit=10, queues=None, queue_priorities={}, starts=10, channel="c"
+            worker_id="w1",
+            claim_call=uuid4(),
+            names=["work"],
+            limit=10,
+            queues=None,
+            queue_priorities={},
+            starts=10,
+            channel="c",
         )
         assert db.run(statement) == []
     no_breach(db)
@@ -118,7 +126,14 @@ def check_head_changed(db: StoreHarness) -> None:
     apply(db)
     db.cancel(first)
     statement = leases.claim(
-        worker_id="w1", claim_call=uuid4(), names=["work"], limit=10, queues=None, queue_priorities={}, starts=10, channel="c"
+        worker_id="w1",
+        claim_call=uuid4(),
+        names=["work"],
+        limit=10,
+        queues=None,
+        queue_priorities={},
+        starts=10,
+        channel="c",
     )
     assert db.run(statement) == []
     assert take(db) == []
@@ -285,7 +300,8 @@ MUTANTS = [
         "from (select o.id from offered o where false) left_over", check_unused_offers,
     ),
     Mutant(
-        "a locked head is skipped", OFFER, "order by s.serial_at, s.id limit h.room\n", "order by s.serial_at, s.id limit h.room for update skip locked\n",
+        "a locked head is skipped", OFFER, "order by s.serial_at, s.id limit h.room\n",
+        "order by s.serial_at, s.id limit h.room for update skip locked\n",
         check_locked_head,
     ),
     Mutant(
@@ -312,9 +328,14 @@ MUTANTS = [
         "values (old.serial, old.gates, old.costs, false);", check_released,
     ),
     Mutant(
-        "a rate that does not move", OFFER, "else greatest(g.next_at, v_now) + u.units * (m.period_s / m.starts) end,", "else g.next_at end,", check_rate,
+        "a rate that does not move", OFFER, "else greatest(g.next_at, v_now) + u.units * (m.period_s / m.starts) end,",
+        "else g.next_at end,", check_rate,
     ),
-    Mutant("a window that forgets its starts", OFFER, "from unnest(g.recent || array_fill(v_now, array[u.units])) w (at)", "from unnest(g.recent) w (at)", check_window),
+    Mutant(
+        "a window that forgets its starts", OFFER,
+        "from unnest(g.recent || array_fill(v_now, array[u.units])) w (at)", "from unnest(g.recent) w (at)",
+        check_window,
+    ),
     Mutant(
         "a floor of a line that stays behind a return", APPLY, "else least(o.floor, d.at) end", "else o.floor end", check_retried_place,
     ),
@@ -330,7 +351,8 @@ MUTANTS = [
         corners.test_tasks_with_small_costs_do_not_starve_a_task_with_a_large_cost,
     ),
     Mutant(
-        "an offered task that is not compared again", "task/claim_tasks", "and t.gates is not distinct from o.gates and t.costs is not distinct from o.costs", "",
+        "an offered task that is not compared again", "task/claim_tasks",
+        "and t.gates is not distinct from o.gates and t.costs is not distinct from o.costs", "",
         lambda db: corners.test_a_change_between_the_choice_of_a_task_and_its_lock_keeps_the_gates_right(db, "costs = array[3]", "key:a"),
     ),
     Mutant(
@@ -338,7 +360,8 @@ MUTANTS = [
         frozen_claims.test_a_frozen_claim_delays_only_its_own_lines_and_gates,
     ),
     Mutant(
-        "starts of unused offers are lost", f"{FOLDER}/33_return_permits", "else g.next_at - u.units * (m.period_s / m.starts) end", "else g.next_at end",
+        "starts of unused offers are lost", f"{FOLDER}/33_return_permits",
+        "else g.next_at - u.units * (m.period_s / m.starts) end", "else g.next_at end",
         corners.test_offers_that_a_claim_does_not_use_do_not_use_up_a_rate,
     ),
     Mutant(

@@ -9,12 +9,10 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
 
-from everbeat.store import leases, lines, migrating, tasks
+from everbeat.store import leases, lines, tasks
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement, compose
-from everbeat.store.target import Target
 from tests.store.conftest import StoreHarness
 from tests.store.lining import put_limit, send
 from tests.store.test_plans import filled
@@ -57,8 +55,8 @@ from (select {serial} as serial, {gates} as gates from generate_series(1, %(keys
 # The result of applying all changes. Applying them in pages of 2,000 would take minutes.
 APPLIED = (
     """insert into {schema}.lines (line, is_strict, state, reader, queue, priority, name, gates, at, turn, blocked, floor)
-       select serial, not starts_with(serial, 'limit:'), case name when 'parked' then 'B' when 'tomorrow' then 'W' else 'R' end, name, queue, priority,
-           name, gates, enqueued_at, now(), case when name = 'parked' then 'full' end,
+       select serial, not starts_with(serial, 'limit:'), case name when 'parked' then 'B' when 'tomorrow' then 'W' else 'R' end, name, queue,
+           priority, name, gates, enqueued_at, now(), case when name = 'parked' then 'full' end,
            case when starts_with(serial, 'limit:') then serial_at else '-infinity' end
        from {schema}.tasks where serial is not null and state = 'PENDING'""",
     """insert into {schema}.gates (gate, limit_name)
@@ -173,7 +171,9 @@ def test_a_claim_ahead_of_a_slot_reads_no_lines_with_limits(few: Keyed, many: Ke
     assert compare(few, many, Keyed.claim("twice", starts=0)) == 0
 
 
-SEND_ONE = """insert into {schema}.tasks (id, name, queue, args, gates) select gen_random_uuid(), 'twice', 'default', '{{}}', array['wide', 'tenant/1']"""
+SEND_ONE = """
+insert into {schema}.tasks (id, name, queue, args, gates) select gen_random_uuid(), 'twice', 'default', '{{}}', array['wide', 'tenant/1']
+"""
 END_ONE = "update {schema}.tasks set state = 'COMPLETED', claim_id = null, claim_call = null where name = 'holder' and state = 'RUNNING'"
 
 
