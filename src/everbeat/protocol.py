@@ -338,6 +338,7 @@ class RunAttempt(ProcessMessage, frozen=True):
     deadline: datetime | None
     checkpoint: str | None = None
     tick: datetime | None = None
+    retries_left: int | None = None
 
 
 class LeaveIdle(ProcessMessage, frozen=True):
@@ -375,6 +376,23 @@ class AttemptSuspended(ProcessMessage, frozen=True):
     claim_id: UUID
 
 
+class AttemptPostponed(ProcessMessage, frozen=True):
+    """The attempt's code has raised RetryLater. `error` is JSON text. The task runs again at `run_at`, or after `after_ms`."""
+
+    claim_id: UUID
+    error: str
+    after_ms: int
+    run_at: datetime | None
+    counts: bool
+
+
+class AttemptCancelled(ProcessMessage, frozen=True):
+    """The attempt's code has raised Cancel. `error` is JSON text with the reason."""
+
+    claim_id: UUID
+    error: str
+
+
 class Raised(ProcessMessage, frozen=True):
     """The attempt's code has raised an exception, which `error` describes as JSON text.
 
@@ -400,13 +418,12 @@ class NotUnderstood(ProcessMessage, frozen=True):
     missing: tuple[str, ...]
 
 
+AttemptReport = Returned | AttemptSuspended | AttemptPostponed | AttemptCancelled | Raised | NotUnderstood
 FromWorker = Hello | Ready | Held | Tick | Refused | Retiring | AskBeat | Leaving
 FromSupervisor = Welcome | Beaten | DropLeases | CancelAttempts | Phantoms | Adopt | Quiet | Drain | Stop
 FromWorkerProcess = FromWorker | HookAnswers
 ToWorkerProcess = FromSupervisor | AskHooks | TellHooks
-FromTaskProcess = (
-    ProcessReady | ProgressReport | Returned | AttemptSuspended | Raised | NotUnderstood | Refused | Request
-)
+FromTaskProcess = ProcessReady | ProgressReport | AttemptReport | Refused | Request
 ToTaskProcess = RunAttempt | CancelRun | LeaveIdle | Answer
 
 

@@ -132,6 +132,9 @@ class WorkerHarness:
     def cancel(self, task_id: UUID) -> Any:
         return self.run(tasks.cancel(task_id, channel=self.target.channel, call=uuid4()))
 
+    def retry(self, task_id: UUID) -> Any:
+        return self.run(tasks.retry(task_id, channel=self.target.channel, call=uuid4()))
+
     def recover(self, task_id: UUID, *, action: str = "fail") -> None:
         """Recover the lease of a task, as the reaper would."""
         (lease,) = self.run(leases.leases_by_id([task_id]))

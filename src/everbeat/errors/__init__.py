@@ -9,6 +9,8 @@ from everbeat.errors.tasks import EVENT_TIMEOUT as EVENT_TIMEOUT
 from everbeat.errors.tasks import NON_DETERMINISTIC as NON_DETERMINISTIC
 from everbeat.errors.tasks import RESULT_NOT_AVAILABLE as RESULT_NOT_AVAILABLE
 from everbeat.errors.tasks import RESULT_UNSERIALISABLE as RESULT_UNSERIALISABLE
+from everbeat.errors.tasks import RETRY_LATER as RETRY_LATER
+from everbeat.errors.tasks import RETRY_LATER_EXHAUSTED as RETRY_LATER_EXHAUSTED
 from everbeat.errors.tasks import TASK_CANCELLED as TASK_CANCELLED
 from everbeat.errors.tasks import TASK_EXPIRED as TASK_EXPIRED
 from everbeat.errors.tasks import TASK_STALLED as TASK_STALLED

@@ -33,8 +33,14 @@ EVENT_TIMEOUT: Final = "EVENT_TIMEOUT"
 """The event that the task was waiting for did not arrive in time."""
 NON_DETERMINISTIC: Final = "NON_DETERMINISTIC"
 """The arguments of a step, child or workflow differ from those that an earlier attempt recorded."""
+RETRY_LATER: Final = "RETRY_LATER"
+"""The code raised RetryLater, so the task runs again at the time that the code chose."""
+RETRY_LATER_EXHAUSTED: Final = "RETRY_LATER_EXHAUSTED"
+"""The code raised RetryLater, but the task cannot run again: its limit of such attempts or its `good_until` prevents it."""
 BUILT_IN_CODES: Final = frozenset(
     {
+        RETRY_LATER,
+        RETRY_LATER_EXHAUSTED,
         EVENT_TIMEOUT,
         NON_DETERMINISTIC,
         UNHANDLED_EXCEPTION,

@@ -6,6 +6,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from time import monotonic
 from typing import Final, TypeAlias
 from uuid import UUID
@@ -69,6 +70,20 @@ class StepRetry(FailedAttempt, frozen=True, kw_only=True):
     retry: int
     max_retries: int
     retry_in_s: float
+
+
+class TaskPostponed(Event, frozen=True, kw_only=True):
+    """The code raised RetryLater, so the task runs again in `run_in_s` seconds, or at `run_at`. `code` is the stored error code."""
+
+    component = "worker"
+    level = logging.DEBUG
+    task_id: UUID
+    name: str
+    attempt: int
+    code: str
+    reason: str
+    run_in_s: float | None = None
+    run_at: datetime | None = None
 
 
 class FailuresFolded(Event, frozen=True, kw_only=True):

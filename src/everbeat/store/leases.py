@@ -16,7 +16,7 @@ from everbeat.domain.task.states import TaskState
 from everbeat.errors import WORKER_STOPPED, TaskError
 from everbeat.store import rows
 from everbeat.store.rows import Row
-from everbeat.store.statement import Statement, booleans, integers, json_array, uuids, without, words
+from everbeat.store.statement import Statement, booleans, integers, json_array, moments, uuids, without, words
 from everbeat.store.tasks import MarkedGroup, marked_json
 
 NO_POLICIES: Final[Mapping[UUID, bytes | None]] = MappingProxyType({})
@@ -32,9 +32,12 @@ The first task is returned even if it is larger.
 """
 
 AttemptOutcome = Literal[
-    "COMPLETED", "FAILED", "CANCELLED", "RELEASED", "HANDED_BACK", "SUSPENDED", "DECLINED"
+    "COMPLETED", "FAILED", "CANCELLED", "RELEASED", "HANDED_BACK", "SUSPENDED", "POSTPONED", "DECLINED"
 ]
-"""RELEASED: the code never started. HANDED_BACK: a shutdown interrupted the code. Both are stored as RELEASED."""
+"""RELEASED: the code never started. HANDED_BACK: a shutdown interrupted the code. Both are stored as RELEASED.
+
+POSTPONED: the code raised RetryLater. It is stored as SUSPENDED, or as FAILED if the task cannot run again.
+"""
 
 
 RecoveryAction: TypeAlias = Literal["requeue", "retry", "reschedule", "fail", "cancel"]
@@ -184,9 +187,10 @@ class Started(Struct, frozen=True):
 class Settlement(Struct, frozen=True, kw_only=True):
     """The outcome of an attempt. `result` and `error` are JSON text.
 
-    `retry_in_ms` is the delay before the retry, counted from the database's current time (None: no retry). A SUSPENDED task becomes due at
-    the time that `store.steps` has written to its row. DECLINED settlements are passed to `decline`, not to `settle`. If the row of a
-    declined task cannot be marked, the remaining fields are written instead.
+    `retry_in_ms` is the delay before the retry, counted from the database's current time (None: no retry). If `run_at` is set, it replaces
+    the delay. A POSTPONED task fails if `most_postponed` of its attempts since an operator's last retry were postponed. A SUSPENDED task
+    becomes due at the time that `store.steps` has written to its row. DECLINED settlements are passed to `decline`, not to `settle`. If the
+    row of a declined task cannot be marked, the remaining fields are written instead.
     """
 
     id: UUID
@@ -195,6 +199,8 @@ class Settlement(Struct, frozen=True, kw_only=True):
     result: bytes | None = None
     error: bytes | None = None
     retry_in_ms: int | None = None
+    run_at: datetime | None = None
+    most_postponed: int | None = None
 
 
 def lease_keys(leases: Sequence[tuple[UUID, UUID]]) -> dict[str, Any]:
@@ -290,7 +296,8 @@ def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict
         "ids": uuids([one.id for one in ordered]), "claim_ids": uuids([one.claim_id for one in ordered]),
         "outcomes": words([one.outcome for one in ordered]),
         "results": json_array([one.result for one in ordered]), "errors": json_array([one.error for one in ordered]),
-        "retry_in_ms": integers([one.retry_in_ms for one in ordered]), "channel": channel,
+        "retry_in_ms": integers([one.retry_in_ms for one in ordered]), "run_ats": moments([one.run_at for one in ordered]),
+        "most_postponed": integers([one.most_postponed for one in ordered]), "channel": channel,
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> dict[UUID, str]:

@@ -98,6 +98,12 @@ def booleans(values: Iterable[bool]) -> str:
     return "{" + ",".join(["t" if value else "f" for value in values]) + "}"
 
 
+def moments(values: Iterable[datetime | None]) -> str:
+    """Return the values, which must have a time zone, as the text of a `timestamptz[]`."""
+    texts = ["NULL" if value is None else f'"{value.isoformat()}"' for value in values]
+    return "{" + ",".join(texts) + "}"
+
+
 def words(values: Iterable[str]) -> str:
     """Return the values as the text of a `text[]`. They must contain only letters and underscores, because they are not quoted."""
     return "{" + ",".join(values) + "}"

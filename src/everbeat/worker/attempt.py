@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import datetime, timedelta
@@ -12,21 +11,18 @@ from functools import cached_property
 from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from everbeat.domain.task.checkpoint import PartialWork
 from everbeat.domain.task.context import Context
-from everbeat.domain.task.context_backend import FailedTry
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
 from everbeat.domain.task.policy import RunIn, StoredPolicy
 from everbeat.errors import PayloadError, StopReason, TaskStopped
 from everbeat.errors.wording import storable
 from everbeat.protocol import Answer, LeaseKey, Request
 from everbeat.runtime.clock import Clock
-from everbeat.runtime.events import EventBus, TaskFinished, TaskStarted
-from everbeat.runtime.failure_log import StepRetry, task_failure, task_retry
 from everbeat.runtime.processes import ExitReport
-from everbeat.store.leases import Claimed, Settlement
+from everbeat.store.leases import Claimed
 from everbeat.worker.context_backend import RequestingBackend
 
 
@@ -169,6 +165,24 @@ class CodeSuspended(Struct, frozen=True):
     """The code released its slot until the time or event that it is waiting for."""
 
 
+class CodePostponed(Struct, frozen=True):
+    """The code raised RetryLater. `error` is JSON text with the reason.
+
+    The task runs again at `run_at`, or after `after_ms`. `counts`: the attempt costs one retry.
+    """
+
+    error: bytes
+    after_ms: int
+    run_at: datetime | None
+    counts: bool
+
+
+class CodeCancelled(Struct, frozen=True):
+    """The code raised Cancel. `error` is JSON text with the reason."""
+
+    error: bytes
+
+
 class Declined(Struct, frozen=True):
     """The task's arguments do not fit the function: it does not accept the `unknown` names, or requires the `missing` names.
 
@@ -186,7 +200,9 @@ class Died(Struct, frozen=True):
     report: ExitReport
 
 
-AttemptEnd: TypeAlias = Succeeded | CodeFailed | CodeSuspended | Declined | Died
+AttemptEnd: TypeAlias = (
+    Succeeded | CodeFailed | CodeSuspended | CodePostponed | CodeCancelled | Declined | Died
+)
 SUSPEND_PATIENCE_S: Final = 2.0
 """How long code that was asked to release its slot can take before a worker shutdown stops it, in seconds."""
 
@@ -334,6 +350,13 @@ class Attempt(RequestingBackend):
         return None if limit_ms is None else min(limit_ms, _LONGEST_MS) / 1_000
 
     @property
+    def retries_left(self) -> int | None:
+        """Return how many retries are left if this attempt fails, or None without a retry policy."""
+        if not self.policy.intervals:
+            return None
+        return max(0, self.policy.max_retries - self.task.retry_count)
+
+    @property
     def deadline(self) -> datetime | None:
         """Return when the attempt times out, by the database's clock, or None if it has no timeout or has not started."""
         if self.started_at is None or (limit_s := self.timeout_s) is None:
@@ -352,6 +375,7 @@ class Attempt(RequestingBackend):
             worker_id=worker_id,
             deadline=self.deadline,
             tick=self.task.tick,
+            retries_left=self.retries_left,
             _backend=self,
             _work=PartialWork.from_json(self.task.checkpoint),
         )
@@ -430,44 +454,3 @@ def attempt_of(
         policy=policies[task.name] if policy is None else policy,
         requests=requests,
     )
-
-
-_log = logging.getLogger("everbeat.worker")
-
-
-def emit_started(events: EventBus, attempt: Attempt) -> None:
-    """Emit an event that the attempt's code is starting, if the log level is DEBUG."""
-    if _log.isEnabledFor(logging.DEBUG):
-        events.emit(TaskStarted(task_id=attempt.id, name=attempt.task.name, attempt=attempt.number))
-
-
-def emit_failed(events: EventBus, attempt: Attempt, settlement: Settlement, state: str) -> None:
-    """Emit an event that the attempt failed, and drop its exception. `state` is the task's state after the settlement."""
-    exception, attempt.exception = attempt.exception, None
-    task_id, name, error = attempt.id, attempt.task.name, settlement.error or b"{}"
-    if state == "FAILED":
-        events.emit(task_failure(task_id, name, attempt=attempt.number, error=error, exception=exception))
-    elif state == "PENDING":
-        retry_in_s = (settlement.retry_in_ms or 0) / 1_000
-        events.emit(task_retry(task_id, name, attempt=attempt.number, error=error, retry_in_s=retry_in_s))
-
-
-def emit_failed_try(events: EventBus, attempt: Attempt, failed: FailedTry, *, retry_in_s: float) -> None:
-    """Emit an event that a step failed and will be retried."""
-    values = structs.asdict(failed)
-    events.emit(
-        StepRetry(
-            task_id=attempt.id,
-            name=attempt.task.name,
-            attempt=attempt.number,
-            retry_in_s=retry_in_s,
-            **values,
-        )
-    )
-
-
-def emit_finished(events: EventBus, attempt: Attempt, state: str, duration_s: float) -> None:
-    """Emit an event that the attempt is over, if any listener is registered. `state` is the task's state after the settlement."""
-    if events.has_listeners(TaskFinished):
-        name = attempt.task.name
-        events.emit(TaskFinished(task_id=attempt.id, name=name, state=state, duration_s=duration_s))

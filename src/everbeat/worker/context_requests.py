@@ -39,7 +39,8 @@ from everbeat.store.refusals import is_refused_data
 from everbeat.store.statement import Statement
 from everbeat.store.steps import ChildVerdict, commit_outcome, installation, record_checkpoint, start_by_task
 from everbeat.store.tasks import KEY_TRIES
-from everbeat.worker.attempt import CODE_RUNS, Attempt, Stage, emit_failed_try
+from everbeat.worker.attempt import CODE_RUNS, Attempt, Stage
+from everbeat.worker.attempt_events import emit_failed_try
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.lifecycle import AttemptLifecycle
 from everbeat.worker.messages import AttemptLost

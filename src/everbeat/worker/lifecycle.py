@@ -18,22 +18,24 @@ from everbeat.protocol import LeaseKey
 from everbeat.runtime.events import Event, EventBus, LeasesLost, ZombieRefused
 from everbeat.runtime.processes import ExitReport
 from everbeat.store.leases import Settlement
+from everbeat.store.steps import cancel_started
+from everbeat.store.tasks import cancel_children
 from everbeat.worker.attempt import (
     ALONE,
     CODE_RUNS,
     UNSETTLED,
     Attempt,
     AttemptEnd,
+    CodeCancelled,
     CodeFailed,
+    CodePostponed,
     Declined,
     Died,
     ExecutorName,
     StageEvent,
     StopRequest,
-    emit_failed,
-    emit_finished,
-    emit_started,
 )
+from everbeat.worker.attempt_events import emit_failed, emit_finished, emit_postponed, emit_started
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.executors.executor import Executor
 from everbeat.worker.leases import LeaseTable
@@ -319,7 +321,7 @@ class AttemptLifecycle:
         self.leftover.discard(attempt)
         if attempt in self.running_after_commit:
             self.running_after_commit.discard(attempt)
-            if isinstance(end, CodeFailed | Died):
+            if isinstance(end, CodeFailed | CodePostponed | CodeCancelled | Died):
                 self._events.emit(failed_after_commit(attempt, end))
         if isinstance(end, CodeFailed):
             attempt.exception = end.exception
@@ -343,8 +345,26 @@ class AttemptLifecycle:
         self.outcomes[state] += 1
         if settlement.outcome == "FAILED":
             emit_failed(self._events, attempt, settlement, state)
+        elif settlement.outcome == "POSTPONED":
+            emit_postponed(self._events, attempt, settlement, state)
+        elif settlement.outcome == "CANCELLED" and settlement.error is not None:
+            self._environment.scope.start(
+                self._cancel_children(attempt), name=f"cancel children of {attempt.id}"
+            )
         if settlement.outcome != "RELEASED":  # its code never began
             emit_finished(self._events, attempt, state, self._clock.monotonic() - attempt.launched_at)
+
+    async def _cancel_children(self, attempt: Attempt) -> None:
+        """Cancel the children of a task whose code raised Cancel, and the workflows that it started, as an operator's cancel does."""
+        session = self._environment.session
+        channel = session.target.channel
+        try:
+            while await session.run(cancel_children(attempt.id, channel=channel)):
+                pass
+            if await session.run(cancel_started(attempt.id, channel=channel)):
+                self._advancer.advance_soon()
+        except EverbeatError as problem:
+            _log.error("cancelling_children_failed task_id=%s error=%s", attempt.id, problem)
 
     def committed(self, attempt: Attempt) -> None:
         """Stop holding an attempt that its own code completed. Its timeout still applies to the code."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from everbeat.domain.recovery.decision import LeaseFacts, RecoveryRules, Retry, decide
 from everbeat.domain.settings.units import milliseconds
+from everbeat.domain.task.ending import exhausted
 from everbeat.domain.task.outcome import error_from_json, error_to_json
 from everbeat.domain.task.retry import reasons_of
 from everbeat.errors import (
@@ -24,11 +25,21 @@ from everbeat.errors import (
     TaskError,
     TaskSuspended,
 )
-from everbeat.errors.wording import class_name, storable
+from everbeat.errors.wording import amount, class_name, storable
 from everbeat.runtime.events import Event
 from everbeat.store.leases import Settlement, complete, decline, settle, stop_settlement
 from everbeat.store.refusals import is_refused_data, is_timeout
-from everbeat.worker.attempt import Attempt, AttemptEnd, CodeFailed, CodeSuspended, Declined, Died, Succeeded
+from everbeat.worker.attempt import (
+    Attempt,
+    AttemptEnd,
+    CodeCancelled,
+    CodeFailed,
+    CodePostponed,
+    CodeSuspended,
+    Declined,
+    Died,
+    Succeeded,
+)
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.messages import Settled
 from everbeat.worker.progress import ProgressRecorder
@@ -70,9 +81,9 @@ def settlement_of(attempt: Attempt, ended: AttemptEnd | None, *, random: Random)
             return written(outcome="SUSPENDED")
         case None, CodeSuspended():
             return _failed(attempt, _suspended_itself(), reasons=_SUSPENDED_ITSELF, random=random)
-        case "shutting_down", None:
-            return None
-        case "shutting_down", _:
+        case None | "shutting_down", (CodePostponed() | CodeCancelled()) as chosen:
+            return _chosen(attempt, chosen)
+        case "shutting_down", _ if ended is not None:
             return stop_settlement(attempt.id, attempt.claim_id, policy=attempt.policy)
         case _, CodeFailed(error, reasons):
             return _failed(attempt, error, reasons=reasons, random=random)
@@ -92,12 +103,14 @@ class CodeFailedAfterItsCommit(Event, frozen=True, kw_only=True):
     message: str
 
 
-def failed_after_commit(attempt: Attempt, ended: CodeFailed | Died) -> CodeFailedAfterItsCommit:
+def failed_after_commit(
+    attempt: Attempt, ended: CodeFailed | CodePostponed | CodeCancelled | Died
+) -> CodeFailedAfterItsCommit:
     """Return the event for code that failed after its own commit. It includes no more of the error than an ordinary failure stores."""
     error = (
-        error_from_json(ended.error)
-        if isinstance(ended, CodeFailed)
-        else TaskError(WORKER_CRASHED, ended.report.cause)
+        TaskError(WORKER_CRASHED, ended.report.cause)
+        if isinstance(ended, Died)
+        else error_from_json(ended.error)
     )
     return CodeFailedAfterItsCommit(
         task_id=attempt.id,
@@ -113,7 +126,7 @@ def state_after(settlement: Settlement) -> str:
     match settlement.outcome:
         case "COMPLETED" | "CANCELLED":
             return settlement.outcome
-        case "RELEASED" | "HANDED_BACK" | "SUSPENDED" | "DECLINED":
+        case "RELEASED" | "HANDED_BACK" | "SUSPENDED" | "POSTPONED" | "DECLINED":
             return "PENDING"
         case _:
             return "FAILED" if settlement.retry_in_ms is None else "PENDING"
@@ -141,6 +154,30 @@ def _failure(attempt: Attempt, error: bytes, *, retry_in_ms: int | None) -> Sett
     return Settlement(
         id=attempt.id, claim_id=attempt.claim_id, outcome="FAILED", error=error, retry_in_ms=retry_in_ms
     )
+
+
+def _chosen(attempt: Attempt, ended: CodePostponed | CodeCancelled) -> Settlement:
+    """Return the settlement for code that raised RetryLater or Cancel.
+
+    The database counts the attempts that cost no retry, because a claim does not return their number.
+    """
+    written = partial(Settlement, id=attempt.id, claim_id=attempt.claim_id)
+    if isinstance(ended, CodeCancelled):
+        return written(outcome="CANCELLED", error=ended.error)
+    policy, retry_count = attempt.policy, attempt.task.retry_count
+    if not ended.counts:
+        return written(
+            outcome="POSTPONED",
+            error=ended.error,
+            retry_in_ms=ended.after_ms,
+            run_at=ended.run_at,
+            most_postponed=policy.max_retry_later,
+        )
+    if retry_count >= policy.max_retries:
+        why = f"The code asked to run again later, but none of the {amount(policy.max_retries, 'retry', plural='retries')} is left."
+        error = exhausted(error_from_json(ended.error), why=why)
+        return written(outcome="FAILED", error=error_to_json(error))
+    return written(outcome="FAILED", error=ended.error, retry_in_ms=ended.after_ms, run_at=ended.run_at)
 
 
 def _fenced(attempt: Attempt, random: Random) -> Settlement:

@@ -10,10 +10,10 @@ from everbeat.worker.process import prepare_process
 def main() -> None:
     sock = prepare_process()
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from tests.worker import sample_steps as sample_steps
+    from tests.worker import sample_endings, sample_steps
     from tests.worker.sample_tasks import APP_CODES, DEFINITIONS
 
-    assert sample_steps
+    assert sample_steps and sample_endings
     run_task_process(sock, definitions=DEFINITIONS, exception_codes=APP_CODES)
 
 

@@ -22,7 +22,13 @@ from everbeat.domain.recovery.decision import UNRESPONSIVE_S
 from everbeat.domain.settings.units import spelled_duration
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.states import TaskState
-from everbeat.errors import TASK_STALLED, WORKER_CRASHED, WORKER_STOPPED
+from everbeat.errors import (
+    RETRY_LATER_EXHAUSTED,
+    TASK_CANCELLED,
+    TASK_STALLED,
+    WORKER_CRASHED,
+    WORKER_STOPPED,
+)
 from everbeat.errors.tasks import shown_code
 from everbeat.errors.wording import amount
 
@@ -318,13 +324,20 @@ def why_ended(
                 _end(ReasonCode.FAILED, text, task.failed_at, command=None if advice.same_again else command),
             )
         case TaskState.CANCELLED:
-            text = f"it was cancelled {_when_it_ended(task, last, by=by)}"
+            text = f"it was cancelled {_when_it_ended(task, last, by=by)}{_own_reason(task, last)}"
             return (_end(ReasonCode.CANCELLED, text, task.cancelled_at, command=command),)
         case TaskState.EXPIRED:
             text = f"its good_until passed {_when_it_ended(task, last, by=by)}"
             return (_end(ReasonCode.EXPIRED, text, task.expired_at, command=command),)
         case _:
             return ()
+
+
+def _own_reason(task: TaskSummary, last: AttemptInfo | None) -> str:
+    """Return the reason that the code gave if it raised Cancel itself."""
+    if task.error is None or last is None or last.error is None or last.error.code != TASK_CANCELLED:
+        return ""
+    return f": {task.error.message}"
 
 
 def _again_command(task: TaskSummary) -> str:
@@ -361,6 +374,8 @@ def _why_not_again(task: TaskSummary, *, policy: StoredPolicy, last: AttemptInfo
         return "its good_until passes before it could run again"
     if by_death and policy.on_crash != "retry" and not policy.lists((WORKER_CRASHED, TASK_STALLED)):
         return "its policy forbids another run after the death of a worker (on_crash='fail')"
+    if code == RETRY_LATER_EXHAUSTED:
+        return "the limit that the error names prevents it"
     if code == WORKER_STOPPED:
         return "its policy forbids another run after a stop (on_stop, on_crash='fail')"
     if policy.max_retries == 0 and not by_death:
@@ -430,6 +445,12 @@ def _again(attempt: AttemptInfo, recovery: RecoveryInfo | None) -> Reason:
             text=f"worker {attempt.worker_id} released {number}, which is not charged",
             since=attempt.ended_at,
             blocked_by=attempt.worker_id,
+        )
+    if attempt.outcome == "SUSPENDED" and attempt.error is not None:
+        return Reason(
+            code=ReasonCode.POSTPONED,
+            text=f"the code of {number} postponed the task, which costs no retry: {attempt.error.message}",
+            since=attempt.ended_at,
         )
     if attempt.outcome == "SUSPENDED":
         return Reason(

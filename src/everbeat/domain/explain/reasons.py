@@ -22,6 +22,8 @@ from everbeat.errors import (
     NON_DETERMINISTIC,
     RESULT_NOT_AVAILABLE,
     RESULT_UNSERIALISABLE,
+    RETRY_LATER,
+    RETRY_LATER_EXHAUSTED,
     TASK_CANCELLED,
     TASK_EXPIRED,
     TASK_STALLED,
@@ -47,6 +49,7 @@ class ReasonCode(StrEnum):
     SLEEPING = "SLEEPING"
     WAITING_FOR_EVENT = "WAITING_FOR_EVENT"
     RETRY_DUE_LATER = "RETRY_DUE_LATER"
+    POSTPONED = "POSTPONED"
     STEP_RETRY_DUE_LATER = "STEP_RETRY_DUE_LATER"
     RECOVERY_DELAYED = "RECOVERY_DELAYED"
     TASK_PAUSED = "TASK_PAUSED"
@@ -352,6 +355,8 @@ ADVICE: Final[Mapping[str, Advice]] = {
         " task again with a longer one"
     ),
     EVENT_TIMEOUT: Advice("A retry waits for the event again, for the same time"),
+    RETRY_LATER: _PLAIN,
+    RETRY_LATER_EXHAUSTED: Advice("A retry resets the count of postponed attempts"),
     RESULT_NOT_AVAILABLE: Advice("Find the cause in the log of its worker first"),
     WORKER_CRASHED: _PLAIN,
     WORKER_STOPPED: _PLAIN,

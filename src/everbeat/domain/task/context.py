@@ -58,8 +58,9 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
 
     `attempt` counts from 1. `fence` increases with every claim of the task, so the condition `WHERE last_fence < fence` on a write to
     another system rejects writes from outdated attempts. `deadline` is the time at which the timeout expires, in UTC by the database's
-    clock. `tick` is the moment of the schedule for which the task was sent, in UTC, or None if it was sent otherwise. Every blocking
-    method has an async counterpart whose name begins with `a`.
+    clock. `tick` is the moment of the schedule for which the task was sent, in UTC, or None if it was sent otherwise.
+    `retries_left` is the number of retries that are left if this attempt fails, or None without a retry policy. Every blocking method has
+    an async counterpart whose name begins with `a`.
     """
 
     task_id: UUID
@@ -71,6 +72,7 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     worker_id: str
     deadline: datetime | None = None
     tick: datetime | None = None
+    retries_left: int | None = None
     _backend: ContextBackend
     _work: PartialWork = field(default_factory=PartialWork)
     _book: StepBook = field(default_factory=StepBook)

@@ -42,6 +42,7 @@ LOWEST_PRIORITY: Final = -32_768
 HIGHEST_PRIORITY: Final = 32_767
 MOST_CRASHES: Final = 100
 MOST_LOSSES: Final = 1_000
+MOST_RETRY_LATER: Final = 10_000
 LONGEST_TIMEOUT_S: Final = 365 * 86_400.0
 SHORTEST_STALL_S: Final = 1.0
 _ELSEWHERE: Final[Mapping[str, str]] = {
@@ -78,6 +79,7 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_losses: int | None = None
     timeout_ms: int | None = None
     stall_timeout_ms: int | None = None
+    max_retry_later: int = 100
 
     def lists(self, reasons: Iterable[str]) -> bool:
         """Return whether the policy retries a failure with one of these reasons."""
@@ -152,6 +154,7 @@ class TaskOptions(Settings):
     - `serial`: if True, tasks of this function run one at a time, in the order they were sent.
     - `on_stop`: applies to code that does not finish within the grace period when its worker shuts down. "retry" releases
       the task without charging it; "fail" fails it with WORKER_STOPPED. None leaves the decision to `on_crash` and `auto_retry_for`.
+    - `max_retry_later`: how many attempts can raise RetryLater without costing a retry.
     - `exception_codes`: a mapping from exception classes to error codes.
     """
 
@@ -180,6 +183,7 @@ class TaskOptions(Settings):
     max_losses: int | None = field(
         default=None, metadata=by(optional(whole(1, MOST_LOSSES), none="takes the app's default"))
     )
+    max_retry_later: int = field(default=100, metadata=by(whole(0, MOST_RETRY_LATER)))
     stall_timeout: Duration | None = field(
         default=None,
         metadata=by(optional(_stall_span, none="takes the app's default")),
@@ -229,6 +233,7 @@ class TaskOptions(Settings):
             "retries_bound": self.on_crash is None and chosen == "retry" and bool(self._listed_losses()),
             "max_crashes": self.max_crashes,
             "max_losses": self.max_losses,
+            "max_retry_later": self.max_retry_later,
             "timeout_ms": self.timeout_ms,
             "stall_timeout_ms": stall_timeout_ms if self.stall_timeout is None else self.stall_timeout_ms,
         }

@@ -30,6 +30,7 @@ from everbeat.domain.task.context_backend import (
     StepQuestion,
     WaitForEvent,
 )
+from everbeat.domain.task.ending import ending_of
 from everbeat.domain.task.outcome import code_of, error_from_exception
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.steps import (
@@ -321,7 +322,7 @@ class _Tries:
     def _is_retried(self, error: Exception) -> bool:
         """Return whether the step is retried after this exception. If it is, set the sleep before the next try."""
         policy, book = self._policy, self._runner.book
-        if policy is None or book.misfit is not None:
+        if policy is None or book.misfit is not None or ending_of(error) is not None:
             return False
         if not policy.matches(code_of(error, book.exception_codes), error):
             return False

@@ -12,6 +12,7 @@ from msgspec import Struct
 from everbeat.domain.task.context import Context, book_of, entered
 from everbeat.domain.task.context_backend import RESULT, is_suspension
 from everbeat.domain.task.definition import TaskDefinition
+from everbeat.domain.task.ending import Cancel, RetryLater, ending_of
 from everbeat.domain.task.outcome import error_from_exception, error_to_json, is_cut
 from everbeat.domain.task.retry import reasons_of
 from everbeat.domain.task.signature import given_names
@@ -25,7 +26,16 @@ from everbeat.errors import (
 from everbeat.errors.wording import class_name
 from everbeat.runtime.blocking import strand
 from everbeat.runtime.fork import UserCode
-from everbeat.worker.attempt import Attempt, AttemptEnd, CodeFailed, CodeSuspended, Declined, Succeeded
+from everbeat.worker.attempt import (
+    Attempt,
+    AttemptEnd,
+    CodeCancelled,
+    CodeFailed,
+    CodePostponed,
+    CodeSuspended,
+    Declined,
+    Succeeded,
+)
 
 
 class Executor(Protocol):
@@ -126,8 +136,16 @@ class Invoker(Struct, frozen=True):
         return self._failed(definition, exception, code=RESULT_UNSERIALISABLE if is_result else None)
 
     def ended_by(self, definition: TaskDefinition, exception: BaseException) -> AttemptEnd:
-        """Return how the attempt ended after the function raised an exception: suspended or failed."""
-        return CodeSuspended() if is_suspension(exception) else self.raised(definition, exception)
+        """Return how the attempt ended after the function raised an exception: suspended, postponed, cancelled or failed."""
+        if is_suspension(exception):
+            return CodeSuspended()
+        match ending_of(exception):
+            case RetryLater() as later:
+                return CodePostponed(error_to_json(later.error), later.after_ms, later.at, later.counts)
+            case Cancel() as cancel:
+                return CodeCancelled(error_to_json(cancel.error))
+            case _:
+                return self.raised(definition, exception)
 
     def judged(self, definition: TaskDefinition, context: Context, ended: AttemptEnd) -> AttemptEnd:
         """Return the final end of the attempt.

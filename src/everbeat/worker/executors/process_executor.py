@@ -31,7 +31,9 @@ from everbeat.runtime.task_scope import TaskScope
 from everbeat.worker.attempt import (
     Attempt,
     AttemptEnd,
+    CodeCancelled,
     CodeFailed,
+    CodePostponed,
     CodeSuspended,
     Declined,
     Died,
@@ -174,6 +176,7 @@ class ProcessExecutor:
             deadline=attempt.deadline,
             checkpoint=task.checkpoint,
             tick=task.tick,
+            retries_left=attempt.retries_left,
         )
         try:
             process.channel.send_nowait(order)
@@ -286,6 +289,12 @@ class ProcessExecutor:
                         self._ended(process, claim_id, Succeeded(result.encode()))
                     case protocol.AttemptSuspended(claim_id):
                         self._ended(process, claim_id, CodeSuspended())
+                    case protocol.AttemptPostponed(claim_id, error, after_ms, run_at, counts):
+                        self._ended(
+                            process, claim_id, CodePostponed(error.encode(), after_ms, run_at, counts)
+                        )
+                    case protocol.AttemptCancelled(claim_id, error):
+                        self._ended(process, claim_id, CodeCancelled(error.encode()))
                     case Raised(claim_id, error, reasons):
                         self._ended(process, claim_id, CodeFailed(error.encode(), reasons))
                     case NotUnderstood(claim_id, error, reasons, unknown, missing):

@@ -20,6 +20,9 @@ from everbeat.domain.task.definition import CallCodec, TaskDefinition
 from everbeat.errors import StopReason, TaskStopped
 from everbeat.protocol import (
     Answer,
+    AttemptCancelled,
+    AttemptPostponed,
+    AttemptReport,
     AttemptSuspended,
     CancelRun,
     LeaseKey,
@@ -112,11 +115,13 @@ class TaskProgram:
     def _report(self, order: RunAttempt, ended: AttemptEnd) -> None:
         match ended:
             case Succeeded(result):
-                message: Returned | AttemptSuspended | Raised | NotUnderstood = Returned(
-                    order.claim_id, result.decode()
-                )
+                message: AttemptReport = Returned(order.claim_id, result.decode())
             case ended_as.CodeSuspended():
                 message = AttemptSuspended(order.claim_id)
+            case ended_as.CodePostponed(error, after_ms, run_at, counts):
+                message = AttemptPostponed(order.claim_id, error.decode(), after_ms, run_at, counts)
+            case ended_as.CodeCancelled(error):
+                message = AttemptCancelled(order.claim_id, error.decode())
             case CodeFailed(error, reasons):
                 message = Raised(order.claim_id, error.decode(), reasons)
             case Declined(CodeFailed(error, reasons), unknown, missing):
@@ -197,6 +202,7 @@ class RunningAttempt(RequestingBackend):
             worker_id=order.worker_id,
             deadline=order.deadline,
             tick=order.tick,
+            retries_left=order.retries_left,
             _backend=self,
             _work=PartialWork.from_json(order.checkpoint),
         )

@@ -1,0 +1,132 @@
+"""The exceptions that running code raises to decide how its attempt ends: RetryLater and Cancel."""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, ClassVar, Final
+
+from everbeat.domain.settings.checks import public
+from everbeat.domain.settings.settings import refused
+from everbeat.domain.settings.units import Duration, milliseconds, span, to_utc
+from everbeat.domain.task.retry import LONGEST_DELAY_S
+from everbeat.errors import RETRY_LATER, RETRY_LATER_EXHAUSTED, TASK_CANCELLED, TaskError
+from everbeat.errors.wording import class_name, safe_text
+
+_MESSAGE_BYTES: Final = 8_192
+_delay = span(0, LONGEST_DELAY_S)
+
+
+class _Ending(Exception):
+    """Base class of the exceptions that end an attempt without being a failure. `code` is the error code that the attempt stores."""
+
+    code: ClassVar[str]
+    reason: str | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The usual form calls the class with `args`, which loses the keyword arguments.
+        return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
+
+    @property
+    def error(self) -> TaskError:
+        """Return the error to store with the attempt. The error has no traceback, because nothing failed."""
+        message = safe_text(self, limit=_MESSAGE_BYTES)
+        return TaskError(self.code, message, type=class_name(type(self)))
+
+
+@public
+class RetryLater(_Ending):
+    """Raise this exception in a task to end the attempt and run the task again later.
+
+    The task runs again `after` this time (a duration, counted by the database's clock from the end of the attempt), or `at` this
+    timezone-aware datetime. By default, this costs no retry. The task fails with RETRY_LATER_EXHAUSTED after `max_retry_later` such
+    attempts, or if its `good_until` passes first. `counts=True` costs one retry, as a failure does, and the task fails if none is left.
+    The `reason` is stored with the attempt. Raises ConfigurationError if an argument is invalid.
+
+        raise RetryLater(after="30s", reason="the mail server is busy")
+    """
+
+    code: ClassVar[str] = RETRY_LATER
+
+    def __init__(
+        self,
+        after: Duration | None = None,
+        *,
+        at: datetime | None = None,
+        counts: bool = False,
+        reason: str | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if (after is None) == (at is None):
+            raise refused(
+                after,
+                subject=f"{name}.after",
+                code="WRONG_TYPE",
+                rule="exactly one of after and at must be set",
+                fix=f'write {name}(after="30s"), or {name}(at=datetime.now(timezone.utc) + timedelta(...))',
+            )
+        self.after_s: float | None = None if after is None else _delay(after, subject=f"{name}.after")
+        self.at = None if at is None else to_utc(at, subject=f"{name}.at")
+        self.counts = bool(counts)
+        self.reason = reason
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        return "The code asked to run again later." if self.reason is None else str(self.reason)
+
+    @property
+    def after_ms(self) -> int:
+        """Return the delay in milliseconds. If `at` is set, the delay is 0."""
+        return 0 if self.after_s is None else milliseconds(self.after_s)
+
+
+@public
+class Cancel(_Ending):
+    """Raise this exception in a task to end the task as CANCELLED, for the given reason. The task is never retried automatically.
+
+    Tasks that this task has sent with `ctx.send`, and workflows that it has started with `ctx.start`, are cancelled too.
+
+        raise Cancel("the order was withdrawn")
+    """
+
+    code: ClassVar[str] = TASK_CANCELLED
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        return "cancelled by its own code" if self.reason is None else str(self.reason)
+
+
+for _each in (RetryLater, Cancel):
+    _each.__module__ = "everbeat"  # the name by which users import the class, which is stored with attempts
+del _each
+
+
+def ending_of(exception: BaseException) -> RetryLater | Cancel | None:
+    """Return the exception that decides how the attempt ends, or None if this exception is a failure.
+
+    An exception group counts if it contains only such exceptions. A Cancel then takes precedence, followed by the first RetryLater.
+    """
+    found: list[RetryLater | Cancel] = []
+    for each in _leaves(exception):
+        # Checks the class itself, because a user's exception class might override `isinstance`.
+        if not issubclass(type(each), _Ending):
+            return None
+        found.append(each)  # type: ignore[arg-type]
+    return next((each for each in found if issubclass(type(each), Cancel)), found[0] if found else None)
+
+
+def exhausted(error: TaskError, *, why: str) -> TaskError:
+    """Return the error of a task that cannot run later. `why` is a sentence that precedes the message."""
+    return TaskError(RETRY_LATER_EXHAUSTED, f"{why} {error.message}", error.data, type=error.type)
+
+
+def _leaves(exception: BaseException) -> Iterator[BaseException]:
+    if not issubclass(type(exception), BaseExceptionGroup):
+        yield exception
+        return
+    for each in BaseExceptionGroup.exceptions.__get__(exception):
+        yield from _leaves(each)

@@ -1,0 +1,215 @@
+"""Test RetryLater, Cancel and `retries_left` in every mode: what the rows, the history and the children show."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from everbeat import Cancel, RetryLater
+from everbeat.errors import ConfigurationError
+from everbeat.protocol import Drain
+from tests.worker import sample_endings
+from tests.worker.harness import Running, WorkerHarness
+from tests.worker.sample_partial_tasks import effects
+from tests.worker.sample_steps import MODES
+from tests.worker.sample_tasks import gate
+from tests.worker.test_steps import PROGRAM, ended, send
+
+assert sample_endings
+
+
+def history(harness: WorkerHarness, task_id: UUID) -> list[tuple[str, bool, str | None]]:
+    """Return the outcome, `will_retry` and the message of each attempt."""
+    return [
+        (row["outcome"], row["will_retry"], None if row["error"] is None else row["error"]["message"])
+        for row in harness.attempts(task_id)
+    ]
+
+
+async def postponed(running: Running, task_id: UUID, *, attempts: int = 1) -> dict[str, Any]:
+    """Wait until this many attempts of the task have ended."""
+    await running.until(lambda: len(running.harness.attempts(task_id)) >= attempts)
+    return running.harness.task(task_id)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_code_that_raises_retry_later_runs_again_without_a_retry(
+    harness: WorkerHarness, tmp_path: Path, mode: str
+) -> None:
+    async with harness.worker(task_process_argv=PROGRAM) as running:
+        task_id = send(harness, f"busy_{mode}", tmp_path, until=2)
+        row = await ended(running, task_id)
+    assert (row["state"], row["result"], row["retry_count"], row["error"]) == ("COMPLETED", "done", 0, None)
+    later = ("SUSPENDED", True, "the server is busy")
+    assert history(harness, task_id) == [later, later, ("COMPLETED", False, None)]
+    first, second, _ = harness.attempts(task_id)
+    assert second["started_at"] - first["ended_at"] >= timedelta(milliseconds=50)
+    assert first["error"]["code"] == "RETRY_LATER"
+    assert first["error"]["type"] == "everbeat.RetryLater"
+
+
+@pytest.mark.parametrize("mode", ["in_thread", "in_process"])
+async def test_retry_later_at_a_moment_makes_the_task_due_then(
+    harness: WorkerHarness, tmp_path: Path, mode: str
+) -> None:
+    async with harness.worker(task_process_argv=PROGRAM) as running:
+        task_id = send(harness, f"busy_{mode}", tmp_path, kind="at")
+        row = await postponed(running, task_id)
+    assert row["state"] == "PENDING"
+    assert row["enqueued_at"] == row["next_retry_at"]
+    assert timedelta(minutes=59) < row["enqueued_at"] - datetime.now(UTC) < timedelta(minutes=61)
+    assert (row["error"]["code"], row["error"]["message"]) == ("RETRY_LATER", "closed")
+    assert (row["wake_at"], row["claim_id"], row["started_at"]) == (None, None, None)
+
+
+async def test_a_moment_that_has_passed_makes_the_task_due_now(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    async with harness.worker() as running:
+        task_id = send(harness, "busy_on_loop", tmp_path, kind="past")
+        await ended(running, task_id)
+    first, second = harness.attempts(task_id)
+    assert harness.task(task_id)["enqueued_at"] == first["ended_at"]
+    assert second["outcome"] == "COMPLETED"
+
+
+async def test_a_task_fails_after_max_retry_later_postponed_attempts(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    async with harness.worker() as running:
+        task_id = send(harness, "busy_twice_in_thread", tmp_path, until=99)
+        row = await ended(running, task_id)
+        assert (row["state"], row["error"]["code"]) == ("FAILED", "RETRY_LATER_EXHAUSTED")
+        assert row["error"]["message"] == (
+            "The task was to run again later after each of 2 earlier attempts, and its limit is 2. the server is busy"
+        )
+        assert [(outcome, again) for outcome, again, _ in history(harness, task_id)] == [
+            ("SUSPENDED", True), ("SUSPENDED", True), ("FAILED", False)
+        ]  # fmt: skip
+        assert row["failed_at"] is not None
+        harness.retry(task_id)  # new budgets
+        await postponed(running, task_id, attempts=4)
+        row = await ended(running, task_id)
+    assert [outcome for outcome, *_ in history(harness, task_id)][3:] == ["SUSPENDED", "SUSPENDED", "FAILED"]
+
+
+async def test_a_task_fails_if_its_good_until_passes_before_the_chosen_time(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    soon = datetime.now(UTC) + timedelta(minutes=30)
+    async with harness.worker() as running:
+        args = {"folder": str(tmp_path), "kind": "at"}
+        row = await ended(running, harness.send_with("busy_in_thread", args, good_until=soon))
+    assert (row["state"], row["error"]["code"]) == ("FAILED", "RETRY_LATER_EXHAUSTED")
+    assert row["error"]["message"].startswith("The good_until of the task passes before")
+
+
+@pytest.mark.parametrize("mode", ["in_process", "on_loop"])
+async def test_retry_later_that_counts_costs_a_retry_and_fails_when_none_is_left(
+    harness: WorkerHarness, tmp_path: Path, mode: str
+) -> None:
+    async with harness.worker(task_process_argv=PROGRAM) as running:
+        task_id = send(harness, f"busy_twice_{mode}", tmp_path, kind="counts", until=99)
+        row = await ended(running, task_id)
+    assert (row["state"], row["retry_count"], row["error"]["code"]) == ("FAILED", 2, "RETRY_LATER_EXHAUSTED")
+    assert [outcome for outcome, *_ in history(harness, task_id)] == ["FAILED"] * 3
+    assert effects(tmp_path) == [f"attempt {number}, retries left {3 - number}" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_retries_left_is_none_without_a_retry_policy(
+    harness: WorkerHarness, tmp_path: Path, mode: str
+) -> None:
+    async with harness.worker(task_process_argv=PROGRAM) as running:
+        await ended(running, send(harness, f"busy_{mode}", tmp_path, until=0))
+    assert effects(tmp_path) == ["attempt 1, retries left None"]
+
+
+async def test_a_group_that_contains_only_retry_later_postpones_the_task(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    async with harness.worker() as running:
+        task_id = send(harness, "busy_on_loop", tmp_path, kind="group")
+        assert (await ended(running, task_id))["state"] == "COMPLETED"
+        mixed = send(harness, "busy_on_loop", tmp_path, kind="mixed")
+        row = await ended(running, mixed)
+    assert history(harness, task_id)[0] == ("SUSPENDED", True, "first")
+    assert (row["state"], row["error"]["code"]) == ("FAILED", "UNHANDLED_EXCEPTION")
+
+
+async def test_an_invalid_time_fails_the_attempt_with_the_rule(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    async with harness.worker() as running:
+        row = await ended(running, send(harness, "busy_on_loop", tmp_path, kind="wrong"))
+    assert (row["state"], row["error"]["type"]) == ("FAILED", "everbeat.errors.ConfigurationError")
+    assert "RetryLater.after" in row["error"]["message"]
+
+
+async def test_the_retry_policy_of_a_step_ignores_retry_later(harness: WorkerHarness, tmp_path: Path) -> None:
+    async with harness.worker() as running:
+        task_id = send(harness, "busy_step", tmp_path)
+        row = await ended(running, task_id)
+    assert (row["state"], row["result"]) == ("COMPLETED", "done")
+    assert history(harness, task_id)[0] == ("SUSPENDED", True, "the step is busy")
+    assert harness.query("select count(*) as n from {schema}.steps where kind = 'sleep'") == [{"n": 0}]
+
+
+async def test_a_cancel_request_is_stronger_than_retry_later(harness: WorkerHarness, tmp_path: Path) -> None:
+    async with harness.worker() as running:
+        task_id = send(harness, "busy_when_opened", tmp_path)
+        await running.until(lambda: gate.journal == ["began"])
+        harness.cancel(task_id)
+        gate.opened.set()
+        row = await ended(running, task_id)
+    assert (row["state"], row["error"]["code"]) == ("CANCELLED", "TASK_CANCELLED")
+
+
+async def test_a_shutdown_keeps_the_time_that_the_code_chose(harness: WorkerHarness, tmp_path: Path) -> None:
+    async with harness.worker() as running:
+        task_id = send(harness, "busy_when_stopped", tmp_path)
+        await running.until(lambda: gate.journal == ["began"])
+        running.worker.obey(Drain(100))
+        await running.left()
+    assert history(harness, task_id) == [("SUSPENDED", True, "stopped")]
+    assert harness.task(task_id)["enqueued_at"] - datetime.now(UTC) > timedelta(minutes=59)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_code_that_raises_cancel_ends_its_task_as_cancelled(
+    harness: WorkerHarness, tmp_path: Path, mode: str
+) -> None:
+    async with harness.worker(task_process_argv=PROGRAM) as running:
+        task_id = send(harness, f"withdraw_{mode}", tmp_path)
+        row = await ended(running, task_id)
+    assert (row["state"], row["retry_count"]) == ("CANCELLED", 0)
+    assert row["cancelled_at"] is not None
+    assert row["error"]["code"] == "TASK_CANCELLED"
+    assert row["error"]["message"] == "the order was withdrawn"
+    assert history(harness, task_id) == [("CANCELLED", False, "the order was withdrawn")]
+    assert effects(tmp_path) == ["withdraw"]
+
+
+async def test_cancel_also_cancels_the_children_of_the_task(harness: WorkerHarness, tmp_path: Path) -> None:
+    async with harness.worker() as running:
+        row = await ended(running, send(harness, "withdraw_with_child", tmp_path))
+        (child,) = effects(tmp_path)
+        await running.until(lambda: harness.task(UUID(child))["state"] == "CANCELLED")
+    assert row["error"]["message"] == "no children either"
+
+
+def test_retry_later_rejects_arguments_that_give_no_time() -> None:
+    for wrong in ({}, {"after": 1, "at": datetime.now(UTC)}, {"after": -1}, {"at": datetime(2030, 1, 1)}):
+        with pytest.raises(ConfigurationError, match=r"RetryLater\.(after|at)"):
+            RetryLater(**wrong)  # type: ignore[arg-type]
+
+
+def test_retry_later_and_cancel_can_be_pickled() -> None:
+    later = pickle.loads(pickle.dumps(RetryLater("30s", counts=True, reason="busy")))
+    assert (later.after_s, later.at, later.counts, str(later)) == (30.0, None, True, "busy")
+    assert str(pickle.loads(pickle.dumps(Cancel("gone")))) == "gone"
