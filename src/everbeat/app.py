@@ -19,6 +19,7 @@ from everbeat.assembly.app_definition import (
     modules_of,
     nats_of,
     owner_of,
+    retry_of,
     settings_or_default,
     stall_timeout_ms_of,
 )
@@ -58,7 +59,7 @@ from everbeat.domain.settings.units import DEFAULT_LIMIT, Duration, When
 from everbeat.domain.settings.units import payload_limit as checked_limit
 from everbeat.domain.task.context import Context
 from everbeat.domain.task.definition import TaskDefinition
-from everbeat.domain.task.policy import OnCrash, TaskOptions
+from everbeat.domain.task.policy import OnCrash, TaskOptions, with_retry_of_app
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.workflow.graph import OnError
 from everbeat.errors.wording import amount
@@ -90,6 +91,7 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
     them.
     `payload_limit`: the maximum JSON size of a task's arguments, and of its result.
     `patience`: how long a call waits for a database that does not respond.
+    `retry`: the retry policy of tasks that are registered without `retry`. A task with `retry=None` never retries.
 
     Raises WrongDatabaseURL or ConfigurationError if an argument is invalid.
 
@@ -108,6 +110,7 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
         wake: str | NatsConfig | None = None,
         on_crash: OnCrash = "fail",
         stall_timeout: Duration | None = None,
+        retry: RetryPolicy | None = None,
         exception_codes: Mapping[type[BaseException], str] | None = None,
         auto_migrate: AutoMigrate = "create",
         payload_limit: str | int = DEFAULT_LIMIT,
@@ -122,6 +125,7 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
             lambda: one_of("fail", "retry")(on_crash, subject="App.on_crash"), otherwise="fail"
         )
         self.stall_timeout_ms = make_or_gather(lambda: stall_timeout_ms_of(stall_timeout), otherwise=None)
+        self.default_retry: RetryPolicy | None = make_or_gather(lambda: retry_of(retry), otherwise=None)
         self.exception_codes = make_or_gather(
             lambda: checked_codes(exception_codes or {}, subject="App.exception_codes"), otherwise={}
         )
@@ -202,11 +206,14 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
         queue: str = "default",
         priority: int = 0,
         timeout: Duration | None = None,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy | None = ...,
         run_in: Literal["async", "thread", "process"] | None = None,
         on_crash: Literal["fail", "retry"] | None = None,
         max_crashes: int | None = None,
         max_losses: int | None = None,
+        max_retry_later: int = 100,
+        ignore_result: bool = False,
+        keep_result_for: Duration | None = None,
         stall_timeout: Duration | None = None,
         flags: Iterable[str] | Mapping[str, bool] = (),
         serial: bool = False,
@@ -221,7 +228,7 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
         async def welcome(user_id: int) -> None: ...
         """
         given = {name: value for name, value in options.items() if (name, value) != ("exception_codes", None)}
-        checked = TaskOptions(**given)
+        checked = TaskOptions(**with_retry_of_app(given, self.default_retry))
         if function is not None:
             return self._registry.register(function, checked)
         return lambda decorated: self._registry.register(decorated, checked)

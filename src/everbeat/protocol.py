@@ -87,13 +87,14 @@ Request = StoreCheckpoint | CommitBegins | Committing | CommitEnds | StepRequest
 class CommitTerms(ProcessMessage, frozen=True):
     """The database in which the task must be completed, and the channel on which the outcome is announced.
 
-    `shown` is the database URL without its password.
+    `shown` is the database URL without its password. If `ignores_result` is true, the result is not stored.
     """
 
     installation: UUID
     schema: str
     channel: str
     shown: str
+    ignores_result: bool = False
 
 
 class Answer(ProcessMessage, frozen=True):

@@ -19,6 +19,7 @@ from everbeat.domain.settings.settings import make_or_gather, refused
 from everbeat.domain.settings.units import Duration, milliseconds, span
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.policy import LONGEST_TIMEOUT_S, SHORTEST_STALL_S, OnCrash
+from everbeat.domain.task.retry import RetryPolicy
 from everbeat.errors import ConfigurationError, WorkerError
 from everbeat.nats.options import NatsConfig
 from everbeat.store.address import AutoMigrate, DatabaseAddress
@@ -177,6 +178,13 @@ def stall_timeout_ms_of(given: Duration | None) -> int | None:
     check = optional(span(SHORTEST_STALL_S, LONGEST_TIMEOUT_S), none="watches no progress")
     seconds = check(given, subject="App.stall_timeout")
     return None if seconds is None else milliseconds(seconds)
+
+
+def retry_of(given: RetryPolicy | None) -> RetryPolicy | None:
+    """Return the app's default retry policy, or None if it has none. Raises ConfigurationError if it is not a RetryPolicy."""
+    check = optional(instance_of(RetryPolicy), none="never retries")
+    found: RetryPolicy | None = check(given, subject="App.retry")
+    return found
 
 
 def nats_of(wake: str | NatsConfig | None, recovery: RecoveryConfig) -> NatsConfig | None:

@@ -292,7 +292,8 @@ def _names_taken_twice(apps: dict[str, App]) -> Iterator[Finding]:
 
 def _warnings(apps: dict[str, App]) -> Iterator[Finding]:
     for name, app in apps.items():
-        for text in (*app.recovery.warnings(), *app.worker.warnings()):
+        of_retry = [] if app.default_retry is None else app.default_retry.warnings()
+        for text in (*app.recovery.warnings(), *app.worker.warnings(), *of_retry):
             yield Finding(code="UNUSUAL", message=f"App {name!r}: {text}")
         if not app.tasks:
             yield Finding(
@@ -309,7 +310,7 @@ def _warnings(apps: dict[str, App]) -> Iterator[Finding]:
                 else "name a task of this app, or omit task to apply it to all of them.",
             )
         for task in app.tasks.values():
-            for text in task.options.warnings():
+            for text in task.options.warnings(default_retry=app.default_retry):
                 yield Finding(code="UNUSUAL", message=f"Task {task.name!r}: {text}", where=task.where)
             if (several := task.options.several_policies(on_crash=app.on_crash)) is not None:
                 text, fix = several

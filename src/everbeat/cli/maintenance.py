@@ -215,17 +215,20 @@ def prune(
     _show_pruned(found, config, dry_run=dry_run, as_json=as_json)
 
 
+def _shown_age(table: str, hours: int | None) -> str:
+    if table == "results":
+        return "by task"
+    return "forever" if hours is None else f"{hours:,} h"
+
+
 def _show_pruned(found: PruneResult, config: RecoveryConfig, *, dry_run: bool, as_json: bool) -> None:
     counts = found.by_table()
-    kept = {table: getattr(config, _RETENTION.get(table, _RECORDS)) for table in counts}
+    kept = {table: getattr(config, _RETENTION.get(table, _RECORDS)) for table in counts} | {"results": None}
     if as_json:
         tables = {table: {"rows": rows, "kept_hours": kept[table]} for table, rows in counts.items()}
         show_json({"dry_run": dry_run, "total": found.total, "tables": tables})
         return
-    rows = [
-        (table, "forever" if kept[table] is None else f"{kept[table]:,} h", f"{number:,}")
-        for table, number in counts.items()
-    ]
+    rows = [(table, _shown_age(table, kept[table]), f"{number:,}") for table, number in counts.items()]
     show_table(("TABLE", "KEPT", "OLD ROWS"), rows, numbers=("KEPT", "OLD ROWS"), empty="")
     deleted = amount(found.total, "row")
     say(f"Dry run: {deleted} would be deleted." if dry_run else f"Deleted {deleted}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 from uuid import UUID, uuid4
 
 import msgspec
@@ -35,6 +35,7 @@ from everbeat.errors import (
     RESULT_NOT_AVAILABLE,
     TASK_CANCELLED,
     TASK_EXPIRED,
+    ResultNotStored,
     SignalRefused,
     TaskError,
     TaskFailed,
@@ -213,11 +214,13 @@ class OutcomeHandle(DatabaseMethods, ABC, Generic[R_co]):
         self._database = operations.database
         self._decode = decode
         self._seen: Completed[R_co] | Failed | None = None
+        self._is_ignored = False
 
     def result(self, *, timeout: Duration | None = None) -> R_co:
         """Wait for the task or workflow to finish, and return its result.
 
-        Raises TaskFailed if the task or workflow did not complete, and WaitTimeout if `timeout` expires first.
+        Raises TaskFailed if the task or workflow did not complete, and WaitTimeout if `timeout` expires first. Raises ResultNotStored if
+        the task's function has `ignore_result`, or its `keep_result_for` has passed.
 
         handle.result(timeout="30s")
         """
@@ -231,7 +234,8 @@ class OutcomeHandle(DatabaseMethods, ABC, Generic[R_co]):
     def outcome(self, *, timeout: Duration | None = None) -> Completed[R_co] | Failed:
         """Wait for the task or workflow to finish, and return its outcome.
 
-        Raises WaitTimeout if `timeout` expires first, and TaskNotFound or WorkflowNotFound if the task or workflow does not exist.
+        If the task's function has `ignore_result`, the value of `Completed` is None. Raises WaitTimeout if `timeout` expires first, and
+        TaskNotFound or WorkflowNotFound if the task or workflow does not exist. Raises ResultNotStored if `keep_result_for` has passed.
 
         match handle.outcome(timeout="30s"):
             case Completed(value): ...
@@ -253,13 +257,20 @@ class OutcomeHandle(DatabaseMethods, ABC, Generic[R_co]):
 
     def _value(self, outcome: Completed[R_co] | Failed) -> R_co:
         match outcome:
+            case Completed() if self._is_ignored:
+                raise ResultNotStored(self.id, missing="ignored")
             case Completed(value):
                 return value
             case Failed(error):
                 raise TaskFailed(error, task_id=self.id, kind=self._kind) from error
 
     def _remember(self, stored: StoredOutcome) -> Completed[R_co] | Failed:
-        if self._is_completed(stored):
+        if stored.missing == "removed":
+            raise ResultNotStored(self.id, missing="removed")
+        self._is_ignored = stored.missing == "ignored"
+        if self._is_ignored:
+            self._seen = Completed(cast(R_co, None))
+        elif self._is_completed(stored):
             self._seen = Completed(self._decode("null" if stored.result is None else stored.result))
         else:
             self._seen = Failed(self._error_of(stored))

@@ -311,7 +311,10 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PruneResult(Struct, frozen=True):
-    """The number of rows that pruning deleted from each table or, in a dry run, would delete."""
+    """The number of rows that pruning deleted from each table or, in a dry run, would delete.
+
+    `results` counts the results that were removed from completed tasks whose `keep_result_for` had passed.
+    """
 
     tasks: int = 0
     attempts: int = 0
@@ -327,6 +330,7 @@ class PruneResult(Struct, frozen=True):
     edges: int = 0
     ticks: int = 0
     schedule_versions: int = 0
+    results: int = 0
 
     def by_table(self) -> dict[str, int]:
         """Return the number of rows by table name."""

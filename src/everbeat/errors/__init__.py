@@ -27,6 +27,7 @@ from everbeat.errors.tasks import OutsideTask as OutsideTask
 from everbeat.errors.tasks import OutsideWorker as OutsideWorker
 from everbeat.errors.tasks import PlaceholderUsed as PlaceholderUsed
 from everbeat.errors.tasks import RecoveryNotFound as RecoveryNotFound
+from everbeat.errors.tasks import ResultNotStored as ResultNotStored
 from everbeat.errors.tasks import SignalRefused as SignalRefused
 from everbeat.errors.tasks import StopReason as StopReason
 from everbeat.errors.tasks import TaskError as TaskError

@@ -151,6 +151,27 @@ class TaskFailed(EverbeatError):
         self.task_id = task_id
 
 
+class ResultNotStored(EverbeatError):
+    """The task completed, but its result is not stored: its function has `ignore_result`, or its `keep_result_for` has passed."""
+
+    code = "RESULT_NOT_STORED"
+
+    def __init__(self, task_id: UUID | str, *, missing: Literal["ignored", "removed"]) -> None:
+        reasons = {
+            "ignored": (
+                "its function has ignore_result=True, so the result was not stored",
+                "use handle.outcome() to see that it completed, or register the function without ignore_result.",
+            ),
+            "removed": (
+                "its result was removed after the keep_result_for of its function",
+                "read the result earlier, or register the function with a longer keep_result_for.",
+            ),
+        }
+        reason, fix = reasons[missing]
+        super().__init__(f"Task {task_id} completed, but {reason}.", fix=fix)
+        self.task_id = task_id
+
+
 class UnknownTask(EverbeatError):
     """No task function with this name is registered in the app."""
 

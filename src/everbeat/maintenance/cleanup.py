@@ -76,13 +76,14 @@ class Pruned(Event, frozen=True, kw_only=True):
     supervisors: int
     ticks: int
     schedule_versions: int
+    results: int
     statements: int
     duration_s: float
 
     @property
     def loudness(self) -> int:
         """Return the log level of the event: DEBUG if the pass deleted nothing, else the usual level."""
-        found = self.tasks or self.attempts or self.recoveries or self.beats or self.ticks
+        found = self.tasks or self.attempts or self.recoveries or self.beats or self.ticks or self.results
         return (
             self.level if found or self.worker_states or self.workers or self.supervisors else logging.DEBUG
         )
@@ -160,6 +161,7 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
         yield _Walk("", partial(retention.prune_workers, hours=hours, limit=rows))
         yield _Walk("", partial(retention.prune_supervisors, hours=hours, limit=rows))
         yield _Walk("", partial(retention.prune_schedule_versions, hours=hours, limit=rows))
+    yield _Walk(True, partial(retention.prune_results, limit=rows))
     if (hours := config.terminal_record_retention_hours) is not None and bounds is not None:
         # A task that finished before the cutoff was also sent before it, so tasks that were sent later are not read. An id from the future
         # does not show when its task was sent: the sender's clock was wrong, or the id is not a UUIDv7.
@@ -204,8 +206,6 @@ class Pruner:
     async def tick(self) -> float | None:
         """Run one pass, unless another supervisor has already run one within the interval."""
         holder = self._environment.observer.supervisor_id
-        if self._keeps_everything:
-            return None
         if await self._take_turn(self._environment.statements, holder):
             spare = self._open_spare()
 
@@ -218,16 +218,6 @@ class Pruner:
             finally:
                 await spare.drop()
         return None
-
-    @property
-    def _keeps_everything(self) -> bool:
-        config = self._config
-        kept = (
-            config.heartbeat_retention_hours,
-            config.worker_state_retention_hours,
-            config.terminal_record_retention_hours,
-        )
-        return all(hours is None for hours in kept)
 
     async def _take_turn(self, statements: Statements, holder: str) -> bool:
         """Acquire or renew the right to run a pass. The next pass of any supervisor is due one interval after the last step of this pass."""

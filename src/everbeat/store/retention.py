@@ -55,6 +55,12 @@ def prune_tasks(*, hours: int, limit: int, after: UUID, until: UUID) -> Statemen
     )
 
 
+def prune_results(*, limit: int, after: bool) -> Statement[PruneStep[bool]]:
+    """Remove up to `limit` results whose `keep_result_for` has passed. Each step begins at the start, so `after` is not used."""
+    del after
+    return Statement("retention/prune_results", {"limit": limit}, _step("results"))
+
+
 def prune_workflows(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[PruneStep[UUID]]:
     """Delete workflows that ended more than `hours` ago, with their nodes, edges and signals.
 

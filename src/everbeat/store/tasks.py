@@ -48,13 +48,17 @@ _Kind: TypeAlias = tuple[
 
 
 class StoredOutcome(Struct, frozen=True):
-    """The stored outcome of a task. `result` and `error` are JSON text."""
+    """The stored outcome of a task. `result` and `error` are JSON text.
+
+    `missing` says why a completed task has no result: its policy ignores results, or the result was removed after its time.
+    """
 
     id: UUID
     name: str
     state: TaskState
     result: str | None
     error: str | None
+    missing: Literal["ignored", "removed"] | None = None
 
 
 def send_task(task: NewTask, *, channel: str, joined: bool = False) -> Plan[UUID | None]:
@@ -124,7 +128,7 @@ def outcomes(ids: Sequence[UUID]) -> Statement[dict[UUID, StoredOutcome]]:
     """Return the states and outcomes of these tasks. Unknown ids are omitted."""
     return Statement(
         "task/list_outcomes", {"ids": uuids(ids)},
-        lambda found: {row[0]: StoredOutcome(row[0], row[1], TaskState(row[2]), row[3], row[4]) for row in found},
+        lambda found: {row[0]: StoredOutcome(row[0], row[1], TaskState(row[2]), *row[3:]) for row in found},
     )  # fmt: skip
 
 

@@ -237,6 +237,8 @@ class AttemptCommit:
         return DriverQuestion(CommitEnds(self._claim_id, next(_TICKETS), seen))
 
     def _result(self) -> bytes:
+        if self._terms.ignores_result:
+            return b"null"
         try:
             return self._side.codec.encode_result(self._completion.result)
         except PayloadError as problem:

@@ -383,6 +383,7 @@ class ContextRequests:
             schema=target.schema,
             channel=target.channel,
             shown=target.shown,
+            ignores_result=attempt.policy.ignore_result,
         )
         return Answer(request.claim_id, request.ticket, "yes", terms=terms)
 

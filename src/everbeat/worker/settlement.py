@@ -63,7 +63,9 @@ def settlement_of(attempt: Attempt, ended: AttemptEnd | None, *, random: Random)
     A task whose arguments do not fit this code is always left to other code, because no code has run.
     """
     if attempt.stop is None and isinstance(ended, Succeeded):  # the usual case
-        return Settlement(id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=ended.result)
+        return Settlement(
+            id=attempt.id, claim_id=attempt.claim_id, outcome="COMPLETED", result=_kept(attempt, ended)
+        )
     if isinstance(ended, Declined):
         failed = _failed(attempt, ended.failed.error, reasons=ended.failed.reasons, random=random)
         return replace(failed, outcome="DECLINED")
@@ -73,8 +75,8 @@ def settlement_of(attempt: Attempt, ended: AttemptEnd | None, *, random: Random)
     match attempt.stopped, ended:
         case "timed_out", _:
             return _failed(attempt, _timed_out(attempt), reasons=_TIMED_OUT, random=random)
-        case _, Succeeded(result):
-            return written(outcome="COMPLETED", result=result)
+        case _, Succeeded():
+            return written(outcome="COMPLETED", result=_kept(attempt, ended))
         case "cancelled", _:
             return written(outcome="CANCELLED")
         case None | "shutting_down", CodeSuspended() if attempt.suspended_at is not None:
@@ -89,6 +91,11 @@ def settlement_of(attempt: Attempt, ended: AttemptEnd | None, *, random: Random)
             return _failed(attempt, error, reasons=reasons, random=random)
         case _:
             return None
+
+
+def _kept(attempt: Attempt, ended: Succeeded) -> bytes | None:
+    """Return the result to store. None is stored as the JSON value null."""
+    return None if attempt.policy.ignore_result else ended.result
 
 
 class CodeFailedAfterItsCommit(Event, frozen=True, kw_only=True):

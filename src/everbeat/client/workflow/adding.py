@@ -159,6 +159,7 @@ class TaskAdder(NodeAdder):
         node.task = self._spec
 
     def _prepare(self, node: NodeDraft) -> None:
+        node.ignores_result = self._task._definition.options.ignore_result
         if self._spec is None:
             self._spec = _spec(node, self._backend, self._task)
 

@@ -61,6 +61,7 @@ class NodeDraft(Struct, kw_only=True, eq=False):
     conditions: list[Condition] = field(default_factory=list)
     where: str | None = field(default_factory=place_of_caller)
     is_broken: bool = False
+    ignores_result: bool = False
 
     @property
     def name(self) -> str:
@@ -204,10 +205,27 @@ class Draft:
             output=None if output is None else output.source,
         )
         places = {node.source: node.where for node in self.nodes}
-        found = [*self._problems, *problems, *self._contradictions(), *problems_of(graph, places=places)]
+        ignored = self._ignored(output)
+        found = [
+            *self._problems,
+            *problems,
+            *self._contradictions(),
+            *ignored,
+            *problems_of(graph, places=places),
+        ]
         if found:
             raise ConfigurationError(found)
         return graph
+
+    def _ignored(self, output: NodeDraft | None) -> Iterator[Problem]:
+        """Yield a problem for each use of a result that its node does not store."""
+        for node in self.nodes:
+            used = [each.promise.origin for each in node.placed if each.promise.wants == "value"]
+            for origin in dict.fromkeys([*used, *(self.nodes[each.parent] for each in node.conditions)]):
+                if origin.source >= 0 and self.nodes[origin.source].ignores_result:
+                    yield _result_ignored(self.nodes[origin.source], user=node.title, where=node.where)
+        if output is not None and output.ignores_result:
+            yield _result_ignored(output, user=f"the output of workflow {self.name!r}", where=output.where)
 
     def _contradictions(self) -> Iterator[Problem]:
         for node in self.nodes:
@@ -233,6 +251,17 @@ class Draft:
                     fix="leave one of them out",
                     where=node.where,
                 )
+
+
+def _result_ignored(node: NodeDraft, *, user: str, where: str | None) -> Problem:
+    return Problem(
+        code="RESULT_IGNORED",
+        subject=f"result of {node.title}",
+        value=node.base,
+        rule=f"is used by {user}, but its task has ignore_result=True, so the result is not stored",
+        fix="register the task without ignore_result, or wait for the node with .after(...) or its .outcome",
+        where=where,
+    )
 
 
 _FOREIGN: Final = "is not of workflow {!r}, which cannot know its value"

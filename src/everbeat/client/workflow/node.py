@@ -14,7 +14,7 @@ from everbeat.domain.settings.settings import place_of_caller, shown
 from everbeat.domain.task.outcome import Completed, Failed
 from everbeat.domain.workflow.graph import Wanted, is_node_name, wrong_name
 from everbeat.domain.workflow.placeholders import Placeholder, Promise, promise_of
-from everbeat.domain.workflow.shapes import shape_of
+from everbeat.domain.workflow.shapes import NONE, shape_of
 from everbeat.errors import PlaceholderUsed
 from everbeat.errors.wording import amount, nearest
 
@@ -170,7 +170,7 @@ class Node(_Waiting, Generic[R_co]):
     @property
     def outcome(self) -> Completed[R_co] | Failed:
         """Return a placeholder for the node's outcome, `Completed` or `Failed`. A node that takes it waits until this node finishes."""
-        shape = outcome_shape(self._draft.shape)
+        shape = outcome_shape(NONE if self._draft.ignores_result else self._draft.shape)
         promise = Promise(origin=self._draft, wants="outcome", shape=shape, whole=_WHOLE_OUTCOME)
         return cast(Completed[R_co], Placeholder(promise))
 
@@ -205,7 +205,8 @@ class Nodes(_Waiting, Generic[R_co]):
     def outcomes(self) -> list[Completed[R_co] | Failed]:
         """Return a placeholder for the list of the nodes' outcomes. A node that takes it waits until all of these nodes finish."""
         assert isinstance(self._draft.shape, types.ListType)
-        shape = types.ListType(outcome_shape(self._draft.shape.item_type))
+        item = NONE if self._draft.ignores_result else self._draft.shape.item_type
+        shape = types.ListType(outcome_shape(item))
         return cast(list[Completed[R_co] | Failed], self._placeholder("outcome", shape))
 
     def read_result(self, text: str, /) -> list[R_co]:

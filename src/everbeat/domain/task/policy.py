@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 import msgspec.structs
@@ -21,7 +21,7 @@ from everbeat.domain.settings.checks import (
     task_name,
     whole,
 )
-from everbeat.domain.settings.settings import Settings, by, checked
+from everbeat.domain.settings.settings import Settings, by, checked, shown
 from everbeat.domain.settings.units import (
     NEVER,
     Duration,
@@ -43,6 +43,7 @@ HIGHEST_PRIORITY: Final = 32_767
 MOST_CRASHES: Final = 100
 MOST_LOSSES: Final = 1_000
 MOST_RETRY_LATER: Final = 10_000
+SHORTEST_KEEP_S: Final = 1.0
 LONGEST_TIMEOUT_S: Final = 365 * 86_400.0
 SHORTEST_STALL_S: Final = 1.0
 _ELSEWHERE: Final[Mapping[str, str]] = {
@@ -55,6 +56,8 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 }
 """Maps the options of a send, and option names from other task queues, to hints about what to write instead."""
 _stall_span = span_or_never(SHORTEST_STALL_S, LONGEST_TIMEOUT_S, never="watches no progress")
+_FAILS: Final = (("on_crash", WORKER_CRASHED), ("on_stop", WORKER_STOPPED))
+"""The options whose value "fail" contradicts a retry policy that lists the code."""
 LOSSES_OF_WORKER: Final = (WORKER_CRASHED, WORKER_STOPPED, TASK_STALLED)
 """Error codes of failures that the code cannot observe. Whether to run the code again after them depends on the code, not on the send."""
 
@@ -80,6 +83,8 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: int | None = None
     stall_timeout_ms: int | None = None
     max_retry_later: int = 100
+    ignore_result: bool = False
+    keep_result_ms: int | None = None
 
     def lists(self, reasons: Iterable[str]) -> bool:
         """Return whether the policy retries a failure with one of these reasons."""
@@ -155,6 +160,8 @@ class TaskOptions(Settings):
     - `on_stop`: applies to code that does not finish within the grace period when its worker shuts down. "retry" releases
       the task without charging it; "fail" fails it with WORKER_STOPPED. None leaves the decision to `on_crash` and `auto_retry_for`.
     - `max_retry_later`: how many attempts can raise RetryLater without costing a retry.
+    - `ignore_result`: do not store the function's return value.
+    - `keep_result_for`: how long to store the result after the task completed. None keeps it as long as the task's record.
     - `exception_codes`: a mapping from exception classes to error codes.
     """
 
@@ -184,6 +191,13 @@ class TaskOptions(Settings):
         default=None, metadata=by(optional(whole(1, MOST_LOSSES), none="takes the app's default"))
     )
     max_retry_later: int = field(default=100, metadata=by(whole(0, MOST_RETRY_LATER)))
+    ignore_result: bool = field(default=False, metadata=by(switch))
+    keep_result_for: Duration | None = field(
+        default=None,
+        metadata=by(
+            optional(span(SHORTEST_KEEP_S, LONGEST_TIMEOUT_S), none="keeps it as long as the task's record")
+        ),
+    )
     stall_timeout: Duration | None = field(
         default=None,
         metadata=by(optional(_stall_span, none="takes the app's default")),
@@ -234,6 +248,8 @@ class TaskOptions(Settings):
             "max_crashes": self.max_crashes,
             "max_losses": self.max_losses,
             "max_retry_later": self.max_retry_later,
+            "ignore_result": self.ignore_result,
+            "keep_result_ms": _milliseconds(self.keep_result_for),
             "timeout_ms": self.timeout_ms,
             "stall_timeout_ms": stall_timeout_ms if self.stall_timeout is None else self.stall_timeout_ms,
         }
@@ -249,10 +265,11 @@ class TaskOptions(Settings):
             **caps,  # type: ignore[arg-type]
         )
 
-    def warnings(self) -> list[str]:
-        """Return warnings about options that are valid but probably mistakes."""
+    def warnings(self, *, default_retry: RetryPolicy | None = None) -> list[str]:
+        """Return warnings about options that are valid but probably mistakes. The app's default retry policy has its own warnings."""
         found: list[str] = []
-        if self.retry is not None and not self.retry.auto_retry_for and self.on_crash != "retry":
+        is_own = self.retry is not default_retry
+        if self.retry is not None and is_own and not self.retry.auto_retry_for and self.on_crash != "retry":
             found += self.retry.warnings()
         limit_ms, stall_ms = self.timeout_ms, self.stall_timeout_ms
         if limit_ms is not None and stall_ms is not None and stall_ms >= limit_ms:
@@ -296,7 +313,15 @@ class TaskOptions(Settings):
 
     def _contradictions(self) -> Iterator[Problem]:
         retry: object = self.retry
-        for option, code in (("on_crash", WORKER_CRASHED), ("on_stop", WORKER_STOPPED)):
+        if self.ignore_result is True and self.keep_result_for is not None:
+            yield Problem(
+                code="CONTRADICTION",
+                subject="TaskOptions.keep_result_for",
+                value=shown(self.keep_result_for),
+                rule="is how long to store the result, and ignore_result=True stores none",
+                fix="omit one of them",
+            )
+        for option, code in _FAILS:
             if (
                 getattr(self, option) == "fail"
                 and isinstance(retry, RetryPolicy)
@@ -309,6 +334,21 @@ class TaskOptions(Settings):
                     rule=f"contradicts {code} in auto_retry_for, which runs the task again",
                     fix=f"omit {option}, or remove {code} from auto_retry_for",
                 )
+
+
+def with_retry_of_app(options: Mapping[str, Any], retry: RetryPolicy | None) -> dict[str, Any]:
+    """Return the options of a task function, completed by the app's default retry policy. An explicit `retry`, even None, is kept.
+
+    If the task's own `on_crash` or `on_stop` is "fail", the app's policy applies without the matching code: the task's option takes
+    precedence.
+    """
+    if retry is None or "retry" in options:
+        return dict(options)
+    removed = [code for name, code in _FAILS if options.get(name) == "fail" and retry.matches(code, None)]
+    if removed:
+        kept = tuple(each for each in retry.auto_retry_for if each not in removed)
+        retry = retry.replace(auto_retry_for=kept)
+    return {**options, "retry": retry}
 
 
 def _milliseconds(seconds: Duration | None) -> int | None:

@@ -71,4 +71,11 @@ select
               select from {schema}.workers w
               where w.schedule_owner = v.owner and w.schedule_version = v.version and not exists (select from old_workers o where o.id = w.id)
           )
-    ) as schedule_versions
+    ) as schedule_versions,
+    (
+        select count(*) from {schema}.tasks t
+        where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and t.policy ->> 'keep_result_ms' is not null
+          and t.completed_at < statement_timestamp() - case
+              when t.policy ->> 'keep_result_ms' ~ '^[0-9]{{1,12}}$' then (t.policy ->> 'keep_result_ms')::bigint
+          end * interval '1 millisecond'
+    ) as results

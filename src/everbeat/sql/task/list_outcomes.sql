@@ -1,10 +1,17 @@
 -- Return the state, result and error of these tasks and workflows. Every workflow state that is not terminal is returned as RUNNING.
--- Unknown ids have no row.
-select t.id, t.name, t.state, t.result::text, t.error::text
+-- Unknown ids have no row. `missing` says why a completed task has no result: its policy ignores results, or the result was removed.
+select
+    t.id, t.name, t.state, t.result::text, t.error::text,
+    case
+        when t.state <> 'COMPLETED' or t.policy is null then null
+        when t.policy ->> 'ignore_result' = 'true' then 'ignored'
+        when t.result is null and t.policy ->> 'keep_result_ms' is not null then 'removed'
+    end as missing
 from {schema}.tasks t
 where t.id = any(%(ids)s::uuid[])
 union all
 select
-    w.id, w.name, case when w.state in ('COMPLETED', 'FAILED', 'CANCELLED') then w.state else 'RUNNING' end, w.result::text, w.error::text
+    w.id, w.name, case when w.state in ('COMPLETED', 'FAILED', 'CANCELLED') then w.state else 'RUNNING' end, w.result::text, w.error::text,
+    null
 from {schema}.workflows w
 where w.id = any(%(ids)s::uuid[])

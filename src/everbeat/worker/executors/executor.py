@@ -120,6 +120,10 @@ class Invoker(Struct, frozen=True):
 
     def returned(self, definition: TaskDefinition, value: Any) -> AttemptEnd:
         """Return how the attempt ended after the function returned `value`. A value that cannot be stored is a failure."""
+        if definition.options.ignore_result:
+            return Succeeded(
+                b"null"
+            )  # a value that JSON cannot represent is not a failure, because it is not stored
         try:
             result = definition.codec.encode_result(value)
         except Exception as problem:  # noqa: BLE001 - as above
