@@ -29,6 +29,7 @@ from everbeat.client.explaining import silence_rules
 from everbeat.client.handle import Handle, TaskOperations
 from everbeat.client.inspection import InspectionMethods
 from everbeat.client.options import SendOptions, call_patience
+from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.registry import (
     DecidingHook,
     HookRegistry,
@@ -162,6 +163,7 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
             stall_timeout_ms=self.stall_timeout_ms,
             queues={"default", *self._queue_priorities} if self._queue_priorities else (),
             serial_queues={queue.name for queue in self.queue_configs if queue.serial},
+            limits=QueueLimits(self.queue_configs, clock=SystemClock()),
         )
         self._registry = Registry(self._sender)
         self._schedules = ScheduleRegistry(self._sender)

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Self, TypedDict, cast
+from typing import Any, Final, Literal, Self, TypedDict, cast
 
 from everbeat.domain.settings.checks import (
     flag_name,
+    one_of,
     optional,
     queue_name,
     sequence_of,
@@ -204,6 +205,9 @@ _BEATS_PER_THRESHOLD: Final = (
 )
 
 
+MOST_WAITING: Final = 1_000_000
+
+
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig(PortableSettings):
@@ -211,12 +215,19 @@ class QueueConfig(PortableSettings):
 
     If `serial` is set, the queue's tasks run strictly one at a time across all workers, in the order in which they were sent.
 
+    `max_waiting`: a send into the queue is refused while at least this many of its tasks are waiting. `when_full`: "reject" raises QueueFull
+    at once, and "wait" waits for up to the patience of the send first.
+
     QueueConfig("mail", priority=10)
     """
 
     name: str = field(kw_only=False, metadata=by(queue_name))
     priority: int = field(default=100, metadata=by(whole(1, 100)))
     serial: bool = field(default=False, metadata=by(switch))
+    max_waiting: int | None = field(
+        default=None, metadata=by(optional(whole(1, MOST_WAITING), none="sets no limit"))
+    )
+    when_full: Literal["reject", "wait"] = field(default="reject", metadata=by(one_of("reject", "wait")))
 
 
 def processors() -> int:

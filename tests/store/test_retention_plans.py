@@ -155,3 +155,24 @@ def test_check_plan_fails_for_a_plan_of_retention_with_a_sequential_scan(aged: S
         aged.connection.execute(sql.SQL("drop index {}").format(index))
         with pytest.raises(AssertionError, match="Seq Scan"):
             check_plan(aged, retention.prune_beats(hours=24, limit=LIMIT, after=LONG_AGO), pages=MOST_PAGES)
+
+
+def test_removing_results_reads_only_the_results_whose_time_has_passed(aged: StoreHarness) -> None:
+    schema = sql.Identifier(aged.target.schema)
+    # 3,000 tasks of two functions keep their results for an hour or for ten years, among the 200,000 ended tasks.
+    for keep_ms, rows in (("3600000", 2_000), ("315360000000", 1_000)):
+        aged.connection.execute(
+            sql.SQL(
+                "update {0}.tasks set policy = json_build_object('keep_result_ms', %s::bigint), result = '1'"
+                " where id = any(array(select id from {0}.tasks where state = 'COMPLETED' and policy is null limit %s))"
+            ).format(schema),
+            [keep_ms, rows],
+        )
+    aged.connection.execute(sql.SQL("vacuum analyze {}.tasks").format(schema))
+    step = retention.prune_results(limit=LIMIT, after=True)
+    assert "tasks_kept_results" in json.dumps(check_plan(aged, step, pages=30_000))
+    removed = [aged.run(step).deleted["results"] for _ in range(2)]
+    assert sum(removed) in (1_000, 2_000)  # the plan above has removed the others if it was not rolled back
+    # Nothing is left to remove: the step reads neither the results that are kept nor the other tasks.
+    aged.connection.execute(sql.SQL("vacuum {}.tasks").format(schema))
+    check_plan(aged, step, pages=100)

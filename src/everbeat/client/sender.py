@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ import msgspec
 
 from everbeat.client.database_access import refuse_in_loop
 from everbeat.client.handle import Handle, TaskOperations
+from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.task import Call, Task
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.plan import aperform, perform
@@ -162,7 +164,7 @@ class CallSender:
     """Stores calls as tasks.
 
     `queues` are the queues that the app declares. If it declares none, any queue name is valid. Each of the `serial_queues` runs one
-    task at a time.
+    task at a time. `limits` are those of the queues with a `max_waiting`.
     """
 
     def __init__(
@@ -174,6 +176,7 @@ class CallSender:
         stall_timeout_ms: int | None,
         queues: Collection[str],
         serial_queues: Collection[str] = (),
+        limits: QueueLimits | None = None,
     ) -> None:
         self.payload_limit = operations.payload_limit
         self._operations = operations
@@ -183,6 +186,7 @@ class CallSender:
         self._stall_timeout_ms = stall_timeout_ms
         self._queues = frozenset(queues)
         self._serial_queues = frozenset(serial_queues)
+        self._limits = limits
         self._stored: WeakKeyDictionary[Task[..., Any], tuple[bytes | None, bytes | None]] = (
             WeakKeyDictionary()
         )
@@ -311,6 +315,8 @@ class CallSender:
 
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:
         task = self._new_task(call)
+        if self._limits:
+            yield from self._admitted([task], is_joined=call.connection is not None)
         for _ in range(KEY_TRIES):
             sent = yield from send_task(
                 task, channel=self._database.channel, joined=call.connection is not None
@@ -324,6 +330,8 @@ class CallSender:
             return []
         _require_room(calls)
         new = [self._new_task(call) for call in calls]
+        if self._limits:
+            yield from self._admitted(new, is_joined=is_joined)
         ids: list[UUID | None] = []
         for _ in range(KEY_TRIES):
             ids = yield from ask(insert_tasks(new, channel=self._database.channel, joined=is_joined))
@@ -331,6 +339,12 @@ class CallSender:
             if len(sent) == len(calls):
                 return [self.handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
         raise _key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
+
+    def _admitted(self, tasks: Sequence[NewTask], *, is_joined: bool) -> Plan[None]:
+        """Return if the queues have room for the tasks. A send in the user's transaction does not wait, because the transaction may hold locks."""
+        assert self._limits is not None
+        sending = Counter(task.queue for task in tasks)
+        return self._limits.admit(sending, patience_s=None if is_joined else self._database.patience_s)
 
     def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]:
         """Return a handle for the task that was sent for a call."""

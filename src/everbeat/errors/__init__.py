@@ -60,6 +60,7 @@ from everbeat.errors.tree import NatsUnreachable as NatsUnreachable
 from everbeat.errors.tree import NotPaused as NotPaused
 from everbeat.errors.tree import PayloadError as PayloadError
 from everbeat.errors.tree import Problem as Problem
+from everbeat.errors.tree import QueueFull as QueueFull
 from everbeat.errors.tree import RegistrationError as RegistrationError
 from everbeat.errors.tree import ScheduleNotChanged as ScheduleNotChanged
 from everbeat.errors.tree import SchemaForbidden as SchemaForbidden

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from everbeat.errors.wording import nearest, some, visible
+from everbeat.errors.wording import amount, nearest, some, visible
 
 
 def _restored(kind: type[EverbeatError], args: tuple[Any, ...], state: dict[str, Any]) -> EverbeatError:
@@ -114,6 +114,34 @@ class PayloadError(EverbeatError):
     def __init__(self, message: str, *, parameter: str | None = None, fix: str | None = None) -> None:
         super().__init__(message, fix=fix)
         self.parameter = parameter
+
+
+class QueueFull(EverbeatError):
+    """The task was not sent, because its queue has reached its `max_waiting`. Nothing was stored.
+
+    `waiting` is the approximate number of waiting tasks, and `sending` the number of tasks of the send.
+    """
+
+    code = "QUEUE_FULL"
+
+    def __init__(self, queue: str, *, waiting: int, max_waiting: int, sending: int, waited_s: float) -> None:
+        never_fits = sending > max_waiting
+        after = f" after {waited_s:.3g} s" if waited_s else ""
+        tasks = "a task was" if sending == 1 else f"{amount(sending, 'task')} were"
+        fix = (
+            f"send at most {amount(max_waiting, 'task')} at once."
+            if never_fits
+            else "send again later, add workers for the queue, or raise its max_waiting."
+        )
+        super().__init__(
+            f"Queue {queue!r} is full{after}: {amount(waiting, 'task')} or more wait, and max_waiting is {max_waiting:,},"
+            f" so {tasks} not sent.",
+            fix=fix,
+        )
+        self.queue = queue
+        self.waiting = waiting
+        self.max_waiting = max_waiting
+        self.sending = sending
 
 
 class SendError(EverbeatError):

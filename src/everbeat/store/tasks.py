@@ -124,6 +124,11 @@ def _kind(task: NewTask) -> _Kind:
     )  # fmt: skip
 
 
+def count_waiting(queue: str, *, limit: int) -> Statement[int]:
+    """Return how many tasks of a queue are PENDING. Counting stops at about `limit`."""
+    return Statement("task/count_waiting", {"queue": queue, "limit": limit}, rows.only(int))
+
+
 def outcomes(ids: Sequence[UUID]) -> Statement[dict[UUID, StoredOutcome]]:
     """Return the states and outcomes of these tasks. Unknown ids are omitted."""
     return Statement(
