@@ -41,6 +41,8 @@ COMMANDS: Final = {
         "everbeat.cli.schedules",
         "List, show, pause, resume, run, backfill and delete schedules.",
     ),
+    "pause": ("everbeat.cli.pause_all", "Stop all claims: pause --all."),
+    "resume": ("everbeat.cli.pause_all", "Allow claims again: resume --all."),
     "recoveries": ("everbeat.cli.recoveries", "Show tasks that were recovered from dead workers."),
     "explain": (
         "everbeat.cli.explain",

@@ -9,7 +9,8 @@ import typer
 from everbeat.app import App
 from everbeat.cli.failures import named_as_options
 from everbeat.cli.help_page import ListByDefault
-from everbeat.cli.output import Column, duration, moment, show_json, show_rows
+from everbeat.cli.output import Column, duration, moment, say, show_json, show_rows
+from everbeat.cli.pause_all import shown_since
 from everbeat.cli.selection import Done, NamesArgument, for_each, with_app
 from everbeat.domain.inspection import Pause, PauseKind
 from everbeat.errors import NotPaused, UnknownName
@@ -45,8 +46,7 @@ def _each(
 ) -> None:
     def one(name: str) -> Done:
         found = _one(app, kind, name, pause=pause, reason=reason)
-        because = "" if found.reason is None else f": {found.reason}"
-        since = f"since {moment(found.paused_at)}, by {found.paused_by}{because}"
+        since = shown_since(found)
         paused = "was paused already," if found.already_paused else "is paused"
         note = None
         if found.already_paused and reason is not None and reason != found.reason:
@@ -77,7 +77,7 @@ def add_listing(commands: typer.Typer) -> None:
     @commands.command()
     @with_app
     def pauses(app: App, *, as_json: bool) -> None:
-        """List paused task functions and queues: since when, by whom and why."""
+        """List paused task functions and queues, and the pause of everything: since when, by whom and why."""
         found = app.list_pauses()
         if as_json:
             show_json({"pauses": found})
@@ -133,6 +133,11 @@ def list_queues(app: App, *, as_json: bool) -> None:
         for queue in found
     ]
     show_rows(rows, empty="No queue has live tasks.")
+    for pause in app.list_pauses():
+        if pause.kind == "all":
+            say(f"Everything is paused {shown_since(pause)}. To end it: everbeat resume --all.")
+        elif pause.kind == "queue":
+            say(f"Queue {pause.name} is paused {shown_since(pause)}.")
 
 
 add_pausing(commands, "queue")

@@ -284,8 +284,51 @@ class OperatorMethods(DatabaseMethods):
         """Async version of `resume_queue` that does not block the running event loop."""
         return await self._arun(self._resume("queue", name))
 
+    def pause_all(self, reason: str | None = None) -> Pause:
+        """Stop workers from claiming any task, of any function and queue, until `resume_all`. Return the pause.
+
+        Running code continues, and schedules still decide their ticks. Workers of older versions stop too, if they run when this method
+        is called. Raises ConfigurationError if the reason is invalid.
+
+        app.pause_all("the bank is down")
+        """
+        return self._run("pause_all", self._pause_all(reason))
+
+    async def apause_all(self, reason: str | None = None) -> Pause:
+        """Async version of `pause_all` that does not block the running event loop."""
+        return await self._arun(self._pause_all(reason))
+
+    def resume_all(self) -> Pause:
+        """Let workers claim tasks again immediately, and return the pause that was lifted. Other pauses of task functions and queues remain.
+
+        Raises NotPaused if there is no pause of everything.
+        """
+        return self._run("resume_all", self._resume_all())
+
+    async def aresume_all(self) -> Pause:
+        """Async version of `resume_all` that does not block the running event loop."""
+        return await self._arun(self._resume_all())
+
+    def _pause_all(self, reason: str | None) -> Plan[Pause]:
+        if reason is not None:
+            remark(reason, subject="pause_all.reason")
+        return self._all_paused(reason)
+
+    def _all_paused(self, reason: str | None) -> Plan[Pause]:
+        standing, call = None, uuid4()
+        while standing is None:  # None: another operator paused or resumed at the same time
+            standing = yield from ask(tasks.pause_all(paused_by="operator", reason=reason, call=call))
+        return standing
+
+    def _resume_all(self) -> Plan[Pause]:
+        for pause in (yield from ask(tasks.pauses())):
+            if pause.kind == "all":
+                yield from ask(tasks.resume_all(pause, channel=self._database.channel))
+                return pause
+        raise NotPaused("all", "*")
+
     def list_pauses(self) -> list[Pause]:
-        """Return the current pauses of task functions and queues, newest first."""
+        """Return the current pauses of task functions, of queues and of everything, newest first."""
         return self._run("list_pauses", ask(tasks.pauses()))
 
     async def alist_pauses(self) -> list[Pause]:

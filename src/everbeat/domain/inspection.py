@@ -342,11 +342,11 @@ class PruneResult(Struct, frozen=True):
         return sum(self.by_table().values())
 
 
-PauseKind: TypeAlias = Literal["task", "queue"]
+PauseKind: TypeAlias = Literal["task", "queue", "all"]
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A paused task function or queue. Workers do not claim its tasks.
+    """A paused task function or queue, or everything (kind "all", name "*"). Workers do not claim its tasks.
 
     If the brake paused the task function automatically, `crashes` is the number of crashed tasks that triggered the pause.
     `already_paused` means that the call changed nothing: an earlier pause exists and keeps its own reason.

@@ -232,12 +232,16 @@ class AmbiguousId(EverbeatError):
 
 
 class NotPaused(EverbeatError):
-    """The task function, queue or schedule to resume is not paused. Nothing was changed."""
+    """The task function, queue or schedule to resume, or everything (kind "all"), is not paused. Nothing was changed."""
 
     code = "NOT_PAUSED"
 
     def __init__(self, kind: str, name: str, *, paused: Iterable[str] = ()) -> None:
         choices = sorted(paused)
+        if kind == "all":
+            super().__init__("Not everything is paused.", fix="list the pauses: everbeat tasks pauses.")
+            self.kind, self.name = kind, name
+            return
         guess = nearest(name, choices)
         listed = "everbeat schedules" if kind == "schedule" else "everbeat tasks pauses"
         fix = f"did you mean {guess!r}?" if guess is not None else f"list the pauses: {listed}."

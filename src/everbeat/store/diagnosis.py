@@ -298,11 +298,12 @@ def _waiting(found: Sequence[Row]) -> Waiting | None:
     columns = found[0]
     facts = dict(zip(Waiting.__struct_fields__[:15], columns[:15], strict=True))
     facts["first_state"] = rows.state(facts["first_state"])
-    is_standby, lost, quiet, quiet_since, fitting, told = columns[27:]
+    is_standby, lost, quiet, quiet_since, fitting, told = columns[33:]
     return Waiting(
         **facts,
         task_pause=_pause(columns[15:21]),
         queue_pause=_pause(columns[21:27]),
+        all_pause=_pause(columns[27:33]),
         is_standby=is_standby,
         lost=lost,
         quiet=quiet,

@@ -203,6 +203,18 @@ def resume(pause: Pause, *, channel: str) -> Statement[None]:
     return Statement("pause/resume_name", parameters, rows.nothing)
 
 
+def pause_all(*, paused_by: str, reason: str | None, call: UUID) -> Statement[Pause | None]:
+    """Pause everything. Otherwise works like `pause`."""
+    return Statement(
+        "pause/pause_all", {"paused_by": paused_by, "reason": reason, "call": call}, rows.first(Pause)
+    )
+
+
+def resume_all(pause: Pause, *, channel: str) -> Statement[None]:
+    """End this pause of everything if it has not ended yet. A later one stays in effect."""
+    return Statement("pause/resume_all", {"paused_at": pause.paused_at, "channel": channel}, rows.nothing)
+
+
 def pauses() -> Statement[list[Pause]]:
     """List the pauses, newest first."""
     return Statement("pause/list_pauses", {}, rows.each(Pause))

@@ -241,12 +241,13 @@ def judge_pauses(pauses: Sequence[Pause]) -> Check:
         return CheckCode.PAUSES.ok("nothing is paused")
     names = some(
         [
-            f"{each.kind} {each.name} by {each.paused_by}{f' ({each.reason})' if each.reason else ''}"
+            f"{'everything' if each.kind == 'all' else f'{each.kind} {each.name}'} by {each.paused_by}{f' ({each.reason})' if each.reason else ''}"
             for each in pauses
         ]
     )
-    first = pauses[0]
-    fix = f"when the reason no longer applies: everbeat {first.kind}s resume {shlex.quote(first.name)}."
+    first = next((each for each in pauses if each.kind == "all"), pauses[0])
+    resume = "resume --all" if first.kind == "all" else f"{first.kind}s resume {shlex.quote(first.name)}"
+    fix = f"when the reason no longer applies: everbeat {resume}."
     return CheckCode.PAUSES.warn(f"paused: {names}", fix)
 
 

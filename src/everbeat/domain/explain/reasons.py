@@ -52,6 +52,7 @@ class ReasonCode(StrEnum):
     POSTPONED = "POSTPONED"
     STEP_RETRY_DUE_LATER = "STEP_RETRY_DUE_LATER"
     RECOVERY_DELAYED = "RECOVERY_DELAYED"
+    ALL_PAUSED = "ALL_PAUSED"
     TASK_PAUSED = "TASK_PAUSED"
     QUEUE_PAUSED = "QUEUE_PAUSED"
     SERIAL_LINE = "SERIAL_LINE"
@@ -204,6 +205,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     lagging: int = 0
     task_pause: Pause | None = None
     queue_pause: Pause | None = None
+    all_pause: Pause | None = None
     known_tasks: tuple[str, ...] = ()
     known_queues: tuple[str, ...] = ()
     is_standby: bool = False

@@ -253,6 +253,7 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def _pauses(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
     for pause, code, kind, name in (
+        (waiting.all_pause, ReasonCode.ALL_PAUSED, "all", "*"),
         (waiting.task_pause, ReasonCode.TASK_PAUSED, "task", task.name),
         (waiting.queue_pause, ReasonCode.QUEUE_PAUSED, "queue", task.queue),
     ):
@@ -264,10 +265,12 @@ def _pauses(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
         why = f": {pause.reason}" if pause.reason else ""
         yield Reason(
             code=code,
-            text=f"{kind} {name!r} was paused by {pause.paused_by}{crashes}{why}",
+            text=f"{'everything' if kind == 'all' else f'{kind} {name!r}'} was paused by {pause.paused_by}{crashes}{why}",
             since=pause.paused_at,
             blocked_by=name,
-            command=f"everbeat {kind}s resume {shlex.quote(name)}",
+            command="everbeat resume --all"
+            if kind == "all"
+            else f"everbeat {kind}s resume {shlex.quote(name)}",
         )
 
 

@@ -112,6 +112,7 @@ select
     ) as lagging,
     task_pause.kind, task_pause.name, task_pause.paused_at, task_pause.paused_by, task_pause.reason, task_pause.crashes,
     queue_pause.kind, queue_pause.name, queue_pause.paused_at, queue_pause.paused_by, queue_pause.reason, queue_pause.crashes,
+    all_pause.kind, all_pause.name, all_pause.paused_at, all_pause.paused_by, all_pause.reason, all_pause.crashes,
     pg_is_in_recovery() as is_standby,
     (select count(*) from beating b where b.supervisor_id in (select x.id from lost x)) as lost,
     (select count(*) from crew where serves and knows and fits and quiet_since is not null) as quiet,
@@ -123,5 +124,7 @@ select
     ) as registered
 from mine
 left join (select * from line limit 1) first on true
+left join {schema}.pauses all_pause on all_pause.kind = 'all' and all_pause.name = '*'
 left join {schema}.pauses task_pause on task_pause.kind = 'task' and task_pause.name = mine.name
+    and (all_pause.call is null or task_pause.call is distinct from all_pause.call)
 left join {schema}.pauses queue_pause on queue_pause.kind = 'queue' and queue_pause.name = mine.queue
