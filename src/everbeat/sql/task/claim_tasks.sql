@@ -21,7 +21,10 @@ with recursive caller as materialized (
     where t.claimed_by_worker_id = %(worker_id)s and t.state in ('CLAIMED', 'RUNNING') and t.claim_call = %(claim_call)s
 ), asked as materialized (
     select
-        array(select unnest(%(names)s::text[]) except select p.name from {schema}.pauses p where p.kind = 'task') as names,
+        array(
+            select unnest(%(names)s::text[]) where not exists (select from {schema}.pauses p where p.kind = 'all')
+            except select p.name from {schema}.pauses p where p.kind = 'task'
+        ) as names,
         array(select p.name from {schema}.pauses p where p.kind = 'queue') as closed
 -- [marked
 ), marked as materialized (
