@@ -172,7 +172,7 @@ def test_concurrent_senders_overshoot_by_at_most_one_period(limited: MakeApp, db
         each.start()
     for each in threads:
         each.join()
-    # Each app is like a process of its own: in the first period it knows only its own 50 tasks, and afterwards none is sent.
+    # Each app stands for a process. In the first period it knows only its own 50 tasks, and afterwards none is sent.
     assert 50 <= waiting(db) == sum(sent) <= 4 * 50
     before = waiting(db)
     with pytest.raises(QueueFull):

@@ -1,4 +1,4 @@
-"""Test `ignore_result` and `keep_result_for`: what is stored, what a reader gets, and which workflows are rejected."""
+"""Test `ignore_result` and `keep_result_for`: the stored value, the error of a reader, and the workflows that are rejected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 -- Pause everything: workers claim nothing until it is resumed. If everything is already paused, the first pause remains. The id of the call
--- makes the statement idempotent. Claims of older code do not know the kind 'all', so each name that a live worker has registered is also
--- paused on its own, with the same call. These rows are not listed, and end together with the pause. Return no row if another pause was
+-- makes the statement idempotent. Claims of older code do not know the kind 'all'. So each name that a live worker has registered is also
+-- paused separately, with the same call. These rows are not listed, and end together with the pause. Return no row if another pause was
 -- committed while this statement was waiting, as in pause/pause_name.
 with paused as (
     insert into {schema}.pauses (kind, name, paused_by, reason, call)

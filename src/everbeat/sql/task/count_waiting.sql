@@ -1,7 +1,7 @@
 -- Count the PENDING tasks of a queue, including scheduled ones, up to a limit. Each part reads a limited number of entries of one index, so
 -- the cost does not grow with the queue. Serial lines and marked tasks have no index by queue, so at most ten times the limit of their
--- entries are read. The count can therefore be too low, but never too high. The order makes the planner read an index even if most rows of
--- the table match, because a scan of the table would also read the rows of tasks that have ended.
+-- entries are read. The count can therefore be too low, but never too high. The order makes the planner read an index even if most rows
+-- match. A scan of the table would also read the rows of tasks that have ended.
 select (
     select count(*) from (
         select 1 from {schema}.tasks t
