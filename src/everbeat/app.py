@@ -131,8 +131,7 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
             lambda: checked_codes(exception_codes or {}, subject="App.exception_codes"), otherwise={}
         )
         address = make_or_gather(
-            lambda: DatabaseAddress.parse(url, schema=schema, environment=os.environ),
-            otherwise=NOWHERE,
+            lambda: DatabaseAddress.parse(url, schema=schema, environment=os.environ), otherwise=NOWHERE
         )
         self.schema = schema
         self.name = name or "app"

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from everbeat.domain.recovery.decision import (
-    Cancel,
     Charge,
+    EndCancelled,
     Fail,
     LeaseFacts,
     Leave,
@@ -64,7 +64,7 @@ def test_the_answer_skip_overrides_a_requested_cancel_and_the_loss_limit() -> No
 
 @pytest.mark.parametrize("answer", [Reschedule(NOON), FailWithBackoff()])
 def test_a_requested_cancel_and_the_limits_override_other_answers(answer: HookAnswer) -> None:  # I18, I15
-    assert told(answer, cancel_requested=True) == Cancel()
+    assert told(answer, cancel_requested=True) == EndCancelled()
     assert told(answer, loss_count=9) == Fail(poison=True)
 
 

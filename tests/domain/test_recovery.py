@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from everbeat.domain.recovery.decision import (
     Blame,
-    Cancel,
     Charge,
     DeathCertificate,
     Decision,
+    EndCancelled,
     Fail,
     LeaseFacts,
     Leave,
@@ -139,7 +139,7 @@ def test_the_crash_limit_overrides_a_policy_that_lists_the_crash() -> None:
 
 def test_a_task_with_a_requested_cancel_is_cancelled_and_not_retried() -> None:  # I18
     for policy in (PLAIN, RETRIES_CRASH, ON_CRASH):
-        assert decided(policy=policy, cancel_requested=True) == Cancel()
+        assert decided(policy=policy, cancel_requested=True) == EndCancelled()
 
 
 @pytest.mark.parametrize("cancel_requested", [False, True])

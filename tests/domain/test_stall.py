@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from everbeat.domain.recovery.decision import (
-    Cancel,
     Charge,
     Decision,
+    EndCancelled,
     Fail,
     LeaseFacts,
     RecoveryRules,
@@ -43,7 +43,7 @@ def decided(policy: StoredPolicy, **facts: Any) -> tuple[Decision, Charge | None
     ("policy", "facts", "decision", "charge"),
     [
         (PLAIN, {}, Fail(poison=False), None),
-        (PLAIN, {"cancel_requested": True}, Cancel(), None),
+        (PLAIN, {"cancel_requested": True}, EndCancelled(), None),
         (LISTED, {}, Retry(3_000), None),
         (LISTED, {"crash_count": 99}, Retry(3_000), None),
         (LISTED, {"retry_count": 2}, Fail(poison=False), None),

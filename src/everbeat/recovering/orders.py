@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from everbeat.domain.inspection import Progress
 from everbeat.domain.recovery.decision import (
     Blame,
-    Cancel,
     Charge,
     DeathCertificate,
+    EndCancelled,
     Fail,
     LeaseFacts,
     Leave,
@@ -218,7 +218,7 @@ def order_for(
             changes = {"action": "retry", "retry_in_ms": delay_ms, "suspect": suspect}
         case Rerun(run_at=run_at, attempts=attempts, suspect=suspect):
             changes = {"action": "reschedule", "retry_count": attempts, "suspect": suspect} | _moment(run_at)
-        case Cancel():
+        case EndCancelled():
             changes = {"action": "cancel"}
         case Fail(poison=poison):
             changes = {"action": "fail"}

@@ -13,7 +13,8 @@ def main() -> None:
     from tests.worker import sample_endings, sample_steps
     from tests.worker.sample_tasks import APP_CODES, DEFINITIONS
 
-    assert sample_steps and sample_endings
+    assert sample_steps
+    assert sample_endings
     run_task_process(sock, definitions=DEFINITIONS, exception_codes=APP_CODES)
 
 

@@ -95,7 +95,7 @@ class Fail(Struct, frozen=True):
     poison: bool
 
 
-class Cancel(Struct, frozen=True):
+class EndCancelled(Struct, frozen=True):
     """Cancel the task, because cancellation was requested."""
 
 
@@ -103,7 +103,7 @@ class Leave(Struct, frozen=True):
     """Leave the task to an operator, because recovery of tasks in this state is turned off."""
 
 
-Decision: TypeAlias = Requeue | Retry | Fail | Cancel | Leave
+Decision: TypeAlias = Requeue | Retry | Fail | EndCancelled | Leave
 
 
 def decide(
@@ -113,7 +113,7 @@ def decide(
     if not (rules.settle_running if facts.started else rules.requeue_claimed):
         return Leave()
     if facts.cancel_requested:
-        return Cancel()
+        return EndCancelled()
     if not facts.started:
         return Requeue(jittered_delay_ms(rules, random) or None)
     if is_exhausted(facts, rules=rules, charge=charge):
@@ -214,7 +214,7 @@ def decide_as_told(
             return ordinary
         case Skip(), _:
             return Leave()
-        case _, Cancel() | Leave() | Fail(poison=True):
+        case _, EndCancelled() | Leave() | Fail(poison=True):
             return ordinary
         case Reschedule(run_at=run_at, attempts=attempts), _:
             return Rerun(run_at, attempts, is_suspicious(facts, blame=blame))
