@@ -205,7 +205,7 @@ async def test_an_interrupted_pruner_pass_is_continued_by_the_next(
 ) -> None:
     old = {ended(db, hours=800) for _ in range(5)}
     young = ended(db, hours=1)
-    dying = Watched(Session(db.target, "everbeat test pruner"), cut_after=4)
+    dying = Watched(Session(db.target, "everbeat test pruner"), cut_after=5)
     pruner = a_pruner(observer, step_rows=1, spare=dying, **ENDED_TASKS)
     with pytest.raises(asyncio.CancelledError):
         await pruner.tick()

@@ -206,6 +206,8 @@ class Pruner:
     async def tick(self) -> float | None:
         """Run one pass, unless another supervisor has already run one within the interval."""
         holder = self._environment.observer.supervisor_id
+        if self._keeps_records and not await self._has_results_to_remove():
+            return None
         if await self._take_turn(self._environment.statements, holder):
             spare = self._open_spare()
 
@@ -218,6 +220,19 @@ class Pruner:
             finally:
                 await spare.drop()
         return None
+
+    @property
+    def _keeps_records(self) -> bool:
+        config = self._config
+        kept = (
+            config.heartbeat_retention_hours,
+            config.worker_state_retention_hours,
+            config.terminal_record_retention_hours,
+        )
+        return all(hours is None for hours in kept)
+
+    async def _has_results_to_remove(self) -> bool:
+        return await self._environment.statements.run(retention.has_kept_results(), patience_s=ONE_TRY)
 
     async def _take_turn(self, statements: Statements, holder: str) -> bool:
         """Acquire or renew the right to run a pass. The next pass of any supervisor is due one interval after the last step of this pass."""

@@ -61,6 +61,11 @@ def prune_results(*, limit: int, after: bool) -> Statement[PruneStep[bool]]:
     return Statement("retention/prune_results", {"limit": limit}, _step("results"))
 
 
+def has_kept_results() -> Statement[bool]:
+    """Return whether any completed task has a result with a `keep_result_for`."""
+    return Statement("retention/check_kept_results", {}, rows.only(bool))
+
+
 def prune_workflows(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[PruneStep[UUID]]:
     """Delete workflows that ended more than `hours` ago, with their nodes, edges and signals.
 
