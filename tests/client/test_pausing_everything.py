@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -117,6 +118,27 @@ async def test_a_resume_of_everything_wakes_waiting_workers(app: App, db: StoreH
         await app.aresume_all()
         assert await handle.aresult(timeout=30) == 1
     assert any(each.payload == "*" for each in db.connection.notifies(timeout=1))
+
+
+async def test_running_code_continues_while_everything_is_paused(app: App, db: StoreHarness) -> None:
+    began, finish = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> str:
+        began.set()
+        await finish.wait()
+        return "done"
+
+    async with working(app):
+        handle = await work.asend()
+        await began.wait()
+        await app.apause_all()
+        later = await work.asend()
+        finish.set()
+        assert await handle.aresult(timeout=30) == "done"
+        assert (await later.ainfo()).state is TaskState.PENDING
+        await app.aresume_all()
+        assert await later.aresult(timeout=30) == "done"
 
 
 def test_explain_doctor_and_queues_show_the_pause_of_everything(
