@@ -13,6 +13,7 @@ from everbeat.client.workflow.node import Node as Node
 from everbeat.config import QueueConfig as QueueConfig
 from everbeat.config import RecoveryConfig as RecoveryConfig
 from everbeat.config import WorkerConfig as WorkerConfig
+from everbeat.domain.limit.options import Limit as Limit
 from everbeat.domain.task.context import Context as Context
 from everbeat.domain.task.context import NamedStep as NamedStep
 from everbeat.domain.task.context_backend import Completion as Completion

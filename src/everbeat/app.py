@@ -28,6 +28,8 @@ from everbeat.client.database_access import DatabaseAccess, refuse_in_loop
 from everbeat.client.explaining import silence_rules
 from everbeat.client.handle import Handle, TaskOperations
 from everbeat.client.inspection import InspectionMethods
+from everbeat.client.limit_methods import LimitMethods
+from everbeat.client.limits import LimitBook, distinct_limits
 from everbeat.client.options import SendOptions, call_patience
 from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.registry import (
@@ -53,6 +55,7 @@ from everbeat.client.workflow.definition import (
 from everbeat.client.workflow.sender import WorkflowSender
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig, WorkerSettings
 from everbeat.domain.inspection import SweepResult
+from everbeat.domain.limit.options import Limit
 from everbeat.domain.settings.checks import exception_codes as checked_codes
 from everbeat.domain.settings.checks import one_of, public, reporting_wrong_calls, switch_or
 from everbeat.domain.settings.settings import make_or_gather, refused
@@ -82,7 +85,7 @@ RecoveredT = TypeVar("RecoveredT", bound=RecoveredHook)
 
 
 @public
-class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
+class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, OperatorMethods):
     """A set of tasks and the database that stores them. An app can be shared by threads and event loops, and can be used after a fork.
 
     Most blocking methods have an async counterpart whose name begins with `a`. The app opens no connection before its first use.
@@ -108,6 +111,7 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
         recovery: RecoveryConfig | None = None,
         worker: WorkerConfig | None = None,
         queues: Sequence[QueueConfig] = (),
+        limits: Sequence[Limit] = (),
         wake: str | NatsConfig | None = None,
         on_crash: OnCrash = "fail",
         stall_timeout: Duration | None = None,
@@ -121,6 +125,9 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
         self.recovery = settings_or_default(recovery, RecoveryConfig, subject="App.recovery")
         self.worker = settings_or_default(worker, WorkerConfig, subject="App.worker")
         self.queue_configs = make_or_gather(lambda: distinct_queues(queues), otherwise=())
+        self._limit_book = LimitBook(
+            make_or_gather(lambda: distinct_limits(limits), otherwise=()), self.queue_configs
+        )
         self.nats = make_or_gather(lambda: nats_of(wake, self.recovery), otherwise=None)
         self.on_crash: OnCrash = make_or_gather(
             lambda: one_of("fail", "retry")(on_crash, subject="App.on_crash"), otherwise="fail"
@@ -162,7 +169,8 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
             stall_timeout_ms=self.stall_timeout_ms,
             queues={"default", *self._queue_priorities} if self._queue_priorities else (),
             serial_queues={queue.name for queue in self.queue_configs if queue.serial},
-            limits=QueueLimits(self.queue_configs, clock=SystemClock()),
+            queue_limits=QueueLimits(self.queue_configs, clock=SystemClock()),
+            limits=self._limit_book,
         )
         self._registry = Registry(self._sender)
         self._schedules = ScheduleRegistry(self._sender)
@@ -218,6 +226,9 @@ class App(TaskMethods, ScheduleMethods, InspectionMethods, OperatorMethods):
         stall_timeout: Duration | None = None,
         flags: Iterable[str] | Mapping[str, bool] = (),
         serial: bool = False,
+        limits: Sequence[str] = (),
+        costs: Mapping[str, int] = ...,
+        concurrency: int | None = None,
         exception_codes: Mapping[type[BaseException], str] = ...,
     ) -> TaskDecorator: ...
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
+from everbeat.domain.limit.options import MOST_PERMITS
 from everbeat.domain.settings.checks import (
     flag_name,
     one_of,
@@ -214,6 +215,7 @@ class QueueConfig(PortableSettings):
     """A queue and its priority, from 1 to 100. Among queues with waiting tasks, the queue with the lowest number is served first.
 
     If `serial` is set, the queue's tasks run strictly one at a time across all workers, in the order in which they were sent.
+    `concurrency`: at most this many tasks of the queue run at the same time across all workers.
 
     `max_waiting`: a send into the queue is refused while at least this many of its tasks are waiting. `when_full`: "reject" raises QueueFull
     at once, and "wait" waits for up to the patience of the send first.
@@ -228,6 +230,20 @@ class QueueConfig(PortableSettings):
         default=None, metadata=by(optional(whole(1, MOST_WAITING), none="sets no limit"))
     )
     when_full: Literal["reject", "wait"] = field(default="reject", metadata=by(one_of("reject", "wait")))
+    concurrency: int | None = field(
+        default=None, metadata=by(optional(whole(1, MOST_PERMITS), none="sets no limit"))
+    )
+
+    def _contradictions(self) -> Iterator[Problem]:
+        if self.serial is True and self.concurrency is not None:
+            rule = "has no effect with serial=True, which runs the tasks of the queue one at a time"
+            yield Problem(
+                code="CONTRADICTION",
+                subject="QueueConfig.concurrency",
+                value=repr(self.concurrency),
+                rule=rule,
+                fix="omit concurrency, or serial",
+            )
 
 
 def processors() -> int:

@@ -9,6 +9,8 @@ from typing import Final, TypedDict, cast
 
 from msgspec import Struct
 
+from everbeat.domain.limit.options import costs as limit_costs
+from everbeat.domain.limit.options import keys as limit_keys
 from everbeat.domain.settings.checks import instance_of, optional, queue_name, whole
 from everbeat.domain.settings.settings import Settings, by, checked, refused
 from everbeat.domain.settings.units import Duration, milliseconds, span, to_utc
@@ -48,6 +50,9 @@ class SendOptions(TypedDict, total=False):
     timeout: Duration | None
     retry: RetryPolicy | None
     serial: str | bool
+    limits: Mapping[str, str | int | None]
+    """The keys of limits with `key`, by the names of the limits, instead of the arguments. See docs/limits.md."""
+    costs: Mapping[str, int]
     connection: object
     """Send the task inside the transaction of this connection, which must not be None. See docs/tasks.md."""
     patience: Duration
@@ -92,7 +97,8 @@ class SendSettings(Settings):
 
     `priority`: tasks with lower numbers run first. `key`: at most one waiting task can have this key. `good_until`: the latest start
     time, in UTC. `timeout`: a number of seconds, or None for no limit. `serial`: tasks with the same serial key run one at a time, in
-    the order they were sent; True applies this rule to all tasks of the function.
+    the order they were sent; True applies this rule to all tasks of the function. `limits`: the keys of limits, by name. `costs`: the
+    permits that the task takes, by limit.
     """
 
     queue: str = field(default="default", metadata=by(queue_name))
@@ -106,6 +112,8 @@ class SendSettings(Settings):
         default=None, metadata=by(optional(instance_of(RetryPolicy), none="never retries"))
     )
     serial: str | bool = field(default=False, metadata=by(_serial))
+    limits: Mapping[str, str | int | None] = field(default_factory=dict, metadata=by(limit_keys), hash=False)
+    costs: Mapping[str, int] = field(default_factory=dict, metadata=by(limit_costs), hash=False)
 
     @classmethod
     def of_task(cls, options: TaskOptions) -> SendSettings:

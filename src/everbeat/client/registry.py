@@ -127,6 +127,7 @@ class Registry(Mapping[str, TaskDefinition]):
             )
         if options.queue != "default":
             self._sender.require_queue(options.queue, subject=f"queue of task {task.name!r}")
+        self._sender.limits.register(task._definition)
         self._tasks[task.name] = task
         return task
 

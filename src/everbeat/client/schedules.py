@@ -210,12 +210,14 @@ class ScheduleRegistry:
         self.declare(schedule)
 
     def declared(self, owner: str) -> Declared | None:
-        """Return the declaration that workers send, or None if there are no schedules. The same schedules have the same version."""
-        if not self._definitions:
+        """Return the declaration that workers send, or None if there are no schedules and limits. Equal declarations have equal versions."""
+        limits = self._sender.limits.definitions()
+        if not self._definitions and not limits:
             return None
         found = tuple(self._definitions[name] for name in sorted(self._definitions))
-        version = sha256(msgspec.json.encode(found)).hexdigest()
-        return Declared(owner=owner, version=version, schedules=found)
+        # Without limits, the version is the same as in earlier versions of everbeat.
+        version = sha256(msgspec.json.encode((found, limits) if limits else found)).hexdigest()
+        return Declared(owner=owner, version=version, schedules=found, limits=limits)
 
 
 def definition_of(schedule: Schedule, sender: CallSender) -> Definition:

@@ -6,19 +6,22 @@ import os
 import threading
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec import UNSET
 
 from everbeat.client.database_access import refuse_in_loop
 from everbeat.client.handle import Handle, TaskOperations
+from everbeat.client.limits import LimitBook
 from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.task import Call, Task
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
+from everbeat.domain.limit.model import NO_GATES
 from everbeat.domain.plan import aperform, perform
 from everbeat.domain.schedule.model import ScheduledCall
 from everbeat.domain.settings.settings import refused, shown
@@ -28,11 +31,13 @@ from everbeat.domain.task.context_backend import NewChild
 from everbeat.domain.task.policy import OnCrash, TaskOptions
 from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.domain.workflow.graph import TaskSpec
-from everbeat.errors import PayloadError, SendError
+from everbeat.errors import DatabaseError, PayloadError, SendError
 from everbeat.errors.wording import nearest
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import call_in_forked_child
+from everbeat.store.limits import declare_limits
 from everbeat.store.plan import Plan, ask
+from everbeat.store.statement import integers, texts
 from everbeat.store.tasks import KEY_TRIES, NewTask, insert_tasks, send_task
 from everbeat.store.user_connection.connection import arun_joined, run_joined
 
@@ -164,7 +169,7 @@ class CallSender:
     """Stores calls as tasks.
 
     `queues` are the queues that the app declares. If it declares none, any queue name is valid. Each of the `serial_queues` runs one
-    task at a time. `limits` are those of the queues with a `max_waiting`.
+    task at a time. `queue_limits` bound the tasks that wait in a queue, and `limits` the tasks that run.
     """
 
     def __init__(
@@ -176,8 +181,11 @@ class CallSender:
         stall_timeout_ms: int | None,
         queues: Collection[str],
         serial_queues: Collection[str] = (),
-        limits: QueueLimits | None = None,
+        queue_limits: QueueLimits | None = None,
+        limits: LimitBook | None = None,
     ) -> None:
+        self.limits = LimitBook() if limits is None else limits
+        self._has_declared = False
         self.payload_limit = operations.payload_limit
         self._operations = operations
         self._database = operations.database
@@ -186,7 +194,7 @@ class CallSender:
         self._stall_timeout_ms = stall_timeout_ms
         self._queues = frozenset(queues)
         self._serial_queues = frozenset(serial_queues)
-        self._limits = limits
+        self._queue_limits = queue_limits
         self._stored: WeakKeyDictionary[Task[..., Any], tuple[bytes | None, bytes | None]] = (
             WeakKeyDictionary()
         )
@@ -201,12 +209,14 @@ class CallSender:
 
         Raises BlockingCallInLoop on an event loop, ConfigurationError if an option is invalid, and DatabaseError if the database fails.
         """
+        self.declare_limits([call], call.connection)
         return self.run(
             self._send(call), call.connection, name="send", twin="asend", patience_s=call.patience_s
         )
 
     async def asend(self, call: Call[R], /) -> Handle[R]:
         """Async version of `send` that does not block the running event loop."""
+        await self.adeclare_limits([call], call.connection)
         return await self.arun(self._send(call), call.connection, twin="send", patience_s=call.patience_s)
 
     def send_many(
@@ -215,6 +225,7 @@ class CallSender:
         """Store many tasks atomically, in one statement, and return their handles."""
         given = calls_of(calls, name="send_many")
         joined = one_connection(given, connection)
+        self.declare_limits(given, joined)
         return self.run(
             self._send_many(given, joined is not None),
             joined,
@@ -234,6 +245,7 @@ class CallSender:
         """Async version of `send_many` that does not block the running event loop."""
         given = await acalls_of(calls, name="asend_many")
         joined = one_connection(given, connection)
+        await self.adeclare_limits(given, joined)
         return await self.arun(
             self._send_many(given, joined is not None),
             joined,
@@ -260,6 +272,8 @@ class CallSender:
             flags=None if task.flags is None else task.flags.decode(),
             good_until=task.good_until,
             serial=task.serial,
+            gates=task.gates,
+            costs=task.costs,
             digest=None
             if call.task is None
             else digest_of_values(*call.task._definition.codec.decode(task.args)),
@@ -268,6 +282,7 @@ class CallSender:
     def scheduled_call(self, call: Call[Any], /) -> ScheduledCall:
         """Return the task that each tick of a schedule sends. Raises ConfigurationError in the same cases as a send."""
         task = self._new_task(call)
+        gates = self.limits.gates(call)
         return ScheduledCall(
             task=task.name,
             args=task.args.decode(),
@@ -277,11 +292,15 @@ class CallSender:
             policy=None if task.policy is None else task.policy.decode(),
             flags=None if task.flags is None else task.flags.decode(),
             serial=task.serial,
+            gates=gates.names or UNSET,
+            costs=UNSET if gates.costs is None else gates.costs,
         )
 
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
         """Return the specification of the task that a workflow node sends. Raises ConfigurationError in the same cases as a send."""
-        new = self._new_task(Call(name=task.name, payload=b"", settings=task._settings, task=task))
+        call = Call(name=task.name, payload=b"", settings=task._settings, task=task)
+        new = self._new_task(call, is_node=True)
+        gates, costs = self.limits.node_gates(call)
         return TaskSpec(
             name=new.name,
             queue=new.queue,
@@ -290,7 +309,32 @@ class CallSender:
             flags=None if new.flags is None else new.flags.decode(),
             good_until=None if new.good_until is None else new.good_until.isoformat(),
             serial=new.serial,
+            gates=gates or None,
+            costs=costs,
         )
+
+    def declare_limits(self, calls: Sequence[Call[Any]] | None, connection: object) -> None:
+        """Store the app's limits, unless they exist, before this process sends the first task that has any (None: any task can have some).
+
+        The statement is not part of the user's transaction, because its lock would make other senders wait. A joined send does not need
+        the app's own connection, so it continues without it: workers also declare their limits before their first claim.
+        """
+        if self._must_declare(calls):
+            with nullcontext() if connection is None else suppress(DatabaseError):
+                self._database.run(ask(declare_limits(self.limits.definitions())), name="send", twin="asend")
+            self._has_declared = True
+
+    async def adeclare_limits(self, calls: Sequence[Call[Any]] | None, connection: object) -> None:
+        """Async version of `declare_limits` that does not block the running event loop."""
+        if self._must_declare(calls):
+            with nullcontext() if connection is None else suppress(DatabaseError):
+                await self._database.arun(ask(declare_limits(self.limits.definitions())))
+            self._has_declared = True
+
+    def _must_declare(self, calls: Sequence[Call[Any]] | None) -> bool:
+        if self._has_declared or not self.limits:
+            return False
+        return calls is None or any(self.limits.applies_to(call) for call in calls)
 
     def run(
         self, plan: Plan[T], connection: object, *, name: str, twin: str, patience_s: float | None = None
@@ -315,7 +359,7 @@ class CallSender:
 
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:
         task = self._new_task(call)
-        if self._limits:
+        if self._queue_limits:
             yield from self._admitted([task], is_joined=call.connection is not None)
         for _ in range(KEY_TRIES):
             sent = yield from send_task(
@@ -330,7 +374,7 @@ class CallSender:
             return []
         _require_room(calls)
         new = [self._new_task(call) for call in calls]
-        if self._limits:
+        if self._queue_limits:
             yield from self._admitted(new, is_joined=is_joined)
         ids: list[UUID | None] = []
         for _ in range(KEY_TRIES):
@@ -342,9 +386,9 @@ class CallSender:
 
     def _admitted(self, tasks: Sequence[NewTask], *, is_joined: bool) -> Plan[None]:
         """Return if the queues have room for the tasks. A send in the user's transaction does not wait, because the transaction may hold locks."""
-        assert self._limits is not None
+        assert self._queue_limits is not None
         sending = Counter(task.queue for task in tasks)
-        return self._limits.admit(sending, patience_s=None if is_joined else self._database.patience_s)
+        return self._queue_limits.admit(sending, patience_s=None if is_joined else self._database.patience_s)
 
     def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]:
         """Return a handle for the task that was sent for a call."""
@@ -353,10 +397,11 @@ class CallSender:
         decode: Callable[[str], Any] = call.task._definition.codec.decode_result
         return Handle(task_id, name=call.name, operations=self._operations, decode=decode)
 
-    def _new_task(self, call: Call[Any]) -> NewTask:
+    def _new_task(self, call: Call[Any], *, is_node: bool = False) -> NewTask:
         settings = call.settings
         self.require_queue(settings.queue, subject=f"queue of task {call.name!r}")
         policy, flags = self._stored_options(call)
+        gates = NO_GATES if is_node else self.limits.gates(call)
         return NewTask(
             id=self._ids.next(),
             name=call.name,
@@ -370,6 +415,8 @@ class CallSender:
             run_at=call.when if isinstance(call.when, datetime) else None,
             delay_ms=milliseconds(call.when.total_seconds()) if isinstance(call.when, timedelta) else 0,
             serial=self._line(call),
+            gates=texts(gates.names) if gates.names else None,
+            costs=None if gates.costs is None else integers(gates.costs),
         )
 
     def _line(self, call: Call[Any]) -> str | None:

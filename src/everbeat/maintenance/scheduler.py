@@ -16,7 +16,7 @@ from everbeat.domain.schedule.timing import zone_is_known
 from everbeat.errors import DatabaseError
 from everbeat.recovering.observer import RecoveryEnvironment
 from everbeat.runtime.events import Event
-from everbeat.store import schedules, steps
+from everbeat.store import limits, schedules, steps
 from everbeat.store.refusals import divided, is_refused_data
 from everbeat.store.schedules import DeclaredChange
 
@@ -273,8 +273,16 @@ class ScheduleNameTaken(Event, frozen=True, kw_only=True):
     fix: str
 
 
+class LimitsApplied(Event, frozen=True, kw_only=True):
+    """Stored limits were changed to those that the code of live workers declares, or deleted because no live worker declares them."""
+
+    component = "maintenance"
+    stored: tuple[str, ...]
+    deleted: tuple[str, ...]
+
+
 class Declarations:
-    """A service in every supervisor that stores the schedules that live workers declare. Only one supervisor at a time does the work.
+    """A service in every supervisor that stores the schedules and limits that live workers declare. Only one supervisor at a time does the work.
 
     `apply_now` makes the next pass independent of turns, because a worker with a declaration has just been registered. `on_change` is called
     after a pass that changed schedules.
@@ -307,6 +315,7 @@ class Declarations:
         return None
 
     async def _apply(self) -> None:
+        await self._apply_limits()
         changes = await self._environment.run_once(schedules.apply_declared(after_ms=self._after_ms))
         self._report_taken(changes)
         by_owner = defaultdict[str, dict[str, list[str]]](lambda: defaultdict(list))
@@ -325,6 +334,13 @@ class Declarations:
             )
         if by_owner:
             self._on_change()
+
+    async def _apply_limits(self) -> None:
+        changes = await self._environment.run_once(limits.apply_declared(channel=self._environment.channel))
+        if changes:
+            stored = tuple(each.name for each in changes if each.verdict == "STORED")
+            deleted = tuple(each.name for each in changes if each.verdict == "DELETED")
+            self._environment.events.emit(LimitsApplied(stored=stored, deleted=deleted))
 
     def _report_taken(self, changes: Iterable[DeclaredChange]) -> None:
         taken = {(each.owner, each.name) for each in changes if each.verdict == "TAKEN"}

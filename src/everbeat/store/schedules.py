@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
-from msgspec import Raw, Struct, structs
+from msgspec import UNSET, Raw, Struct, structs
 
 from everbeat.domain.doctor.schedules import FailingSchedule, OverdueSchedule, ScheduleProblems
 from everbeat.domain.schedule.inspection import (
@@ -30,6 +30,7 @@ from everbeat.domain.schedule.model import (
 )
 from everbeat.domain.task.states import TaskState
 from everbeat.store import rows
+from everbeat.store.limits import definitions_json
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
 
@@ -222,6 +223,7 @@ def _fields(definition: Definition) -> dict[str, Any]:
     fields |= {
         "name": definition.name, "note": definition.note, "timing": Raw(msgspec.json.encode(rule.timing)), "timezone": rule.timing.timezone,
     }  # fmt: skip
+    fields = {name: value for name, value in fields.items() if value is not UNSET}
     return fields | {"declaration": hashlib.sha256(msgspec.json.encode(definition)).hexdigest()}
 
 
@@ -235,11 +237,17 @@ def put_schedule(definition: Definition) -> Statement[StoredSchedule]:
 
 
 def declared_parameters(declared: Declared | None) -> dict[str, Any]:
-    """Return the statement parameters for the schedules that a worker's code declares."""
+    """Return the statement parameters for the schedules and limits that a worker's code declares."""
     if declared is None:
-        return {"schedule_owner": None, "schedule_version": None, "schedules": None}
+        return {"schedule_owner": None, "schedule_version": None, "schedules": None, "limits": None}
     schedules = msgspec.json.encode([_fields(each) for each in declared.schedules]).decode()
-    return {"schedule_owner": declared.owner, "schedule_version": declared.version, "schedules": schedules}
+    limits = definitions_json(declared.limits) if declared.limits else None
+    return {
+        "schedule_owner": declared.owner,
+        "schedule_version": declared.version,
+        "schedules": schedules,
+        "limits": limits,
+    }
 
 
 def list_schedules(

@@ -104,6 +104,12 @@ def moments(values: Iterable[datetime | None]) -> str:
     return "{" + ",".join(texts) + "}"
 
 
+def texts(values: Iterable[str]) -> str:
+    """Return the values as the text of a `text[]`. They must not contain NUL characters."""
+    quoted = [value.replace("\\", "\\\\").replace('"', '\\"') for value in values]
+    return "{" + ",".join([f'"{value}"' for value in quoted]) + "}"
+
+
 def words(values: Iterable[str]) -> str:
     """Return the values as the text of a `text[]`. They must contain only letters and underscores, because they are not quoted."""
     return "{" + ",".join(values) + "}"

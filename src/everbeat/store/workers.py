@@ -44,7 +44,7 @@ class SupervisorRow(Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(Struct, frozen=True, kw_only=True):
-    """A worker's row, as its supervisor writes it. `declared` are the schedules that the worker's code declares.
+    """A worker's row, as its supervisor writes it. `declared` are the schedules and limits that the worker's code declares.
 
     `starts_version` is False if the worker only replaces another one with the same declaration, because that is not a deploy.
     """

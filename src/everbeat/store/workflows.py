@@ -137,7 +137,7 @@ def _first_state(node: GraphNode, waits: bool) -> str:
 def _options(kind: TaskSpec) -> bytes | None:
     options = {
         name: value
-        for name in ("policy", "flags", "good_until", "serial")
+        for name in ("policy", "flags", "good_until", "serial", "gates", "costs")
         if (value := getattr(kind, name)) is not None
     }
     return msgspec.json.encode(options) if options else None

@@ -6,7 +6,9 @@ from datetime import datetime
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
+
+from everbeat.domain.limit.model import LimitDefinition
 
 Missed: TypeAlias = Literal["latest", "all", "skip"]
 """How ticks that no supervisor decided in time are handled: send the latest one, send all of them in order, or send none."""
@@ -58,7 +60,10 @@ class Rule(Struct, frozen=True, kw_only=True):
 
 
 class ScheduledCall(Struct, frozen=True, kw_only=True):
-    """The task that each tick sends, as it is stored with a task. `args`, `policy` and `flags` are JSON text."""
+    """The task that each tick sends, as it is stored with a task. `args`, `policy` and `flags` are JSON text.
+
+    `gates` and `costs` are left out of a declaration without limits, so that its hash is the same as in earlier versions.
+    """
 
     task: str
     args: str
@@ -68,6 +73,8 @@ class ScheduledCall(Struct, frozen=True, kw_only=True):
     policy: str | None = None
     flags: str | None = None
     serial: str | None = None
+    gates: tuple[str, ...] | UnsetType = UNSET
+    costs: tuple[int, ...] | UnsetType = UNSET
 
 
 class Definition(Struct, frozen=True, kw_only=True):
@@ -80,11 +87,12 @@ class Definition(Struct, frozen=True, kw_only=True):
 
 
 class Declared(Struct, frozen=True, kw_only=True):
-    """The schedules that an app's code declares. `version` is the hash of all of them, `owner` the app's name."""
+    """The schedules and limits that an app's code declares. `version` is the hash of all of them, `owner` the app's name."""
 
     owner: str
     version: str
     schedules: tuple[Definition, ...] = ()
+    limits: tuple[LimitDefinition, ...] = ()
 
 
 class DueSchedule(Struct, frozen=True, kw_only=True):

@@ -177,6 +177,7 @@ def _text(form: str, rule: str, fix: str) -> FieldCheck:
 _ASCII: Final = r"[A-Za-z0-9_.-]{1,63}"
 _ASCII_RULE: Final = "must be 1 to 63 letters, digits, dots, underscores or hyphens of ASCII"
 queue_name: Final = _text(_ASCII, _ASCII_RULE, "use a name such as 'mail' or 'mail.bulk'")
+limit_name: Final = _text(_ASCII, _ASCII_RULE, "use a name such as 'stripe' or 'tenant'")
 slot_name: Final = _text(_ASCII, _ASCII_RULE, "use a name such as 'web-0', the same after a restart")
 task_name: Final = _text(
     r"\S{1,200}",
@@ -249,7 +250,7 @@ def _all_checked(checks: Iterable[tuple[FieldCheck, object, str]]) -> tuple[Any,
 def flags(value: object, /, *, subject: str) -> Mapping[str, bool]:
     """Return task flags in their normal form, a mapping from names to True or False. A collection of names sets these flags to True."""
     if isinstance(value, Mapping):
-        return _mapping(value, flag_name, switch, subject=subject)
+        return checked_mapping(value, flag_name, switch, subject=subject)
     names = each(several(value, subject=subject), flag_name, subject=subject)
     return MappingProxyType(dict.fromkeys(names, True))
 
@@ -260,10 +261,10 @@ def exception_codes(value: object, /, *, subject: str) -> Mapping[type[BaseExcep
         rule = f"must map exception classes to error codes, not be a {type(value).__name__}"
         fix = 'write {ConnectionError: "SMTP_DOWN"}, for example'
         raise refused(value, subject=subject, code="WRONG_TYPE", rule=rule, fix=fix)
-    return _mapping(value, _exception_class, error_code, subject=subject)
+    return checked_mapping(value, _exception_class, error_code, subject=subject)
 
 
-def _mapping(
+def checked_mapping(
     given: Mapping[Any, Any], check_key: FieldCheck, check_value: FieldCheck, *, subject: str
 ) -> Mapping[Any, Any]:
     """Return a checked, read-only copy. Raises one ConfigurationError if any entries are invalid, with each problem identified by its key."""

@@ -81,7 +81,10 @@ class FailedTry(Struct, frozen=True):
 
 
 class NewChild(Struct, frozen=True, kw_only=True):
-    """A child task to send. `args`, `policy` and `flags` are JSON text. `digest` is the digest of the arguments."""
+    """A child task to send. `args`, `policy` and `flags` are JSON text. `digest` is the digest of the arguments.
+
+    `gates` and `costs` are the texts of arrays.
+    """
 
     name: str
     queue: str
@@ -93,6 +96,8 @@ class NewChild(Struct, frozen=True, kw_only=True):
     good_until: datetime | None = None
     serial: str | None = None
     digest: str | None = None
+    gates: str | None = None
+    costs: str | None = None
 
 
 class NewWorkflow(Struct, frozen=True, kw_only=True):

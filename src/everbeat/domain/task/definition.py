@@ -44,6 +44,11 @@ class Binding:
         self.struct = _struct(signature, name=name, keywords_only=not self._plain)
         self.bind: Callable[..., msgspec.Struct] = self.struct if self._plain else self._bind_slowly
 
+    def default_of(self, parameter: str) -> Any:
+        """Return the default of a parameter, or None if it has none."""
+        default = next((each for name, _, each in self._parameters if name == parameter), None)
+        return None if default is inspect.Parameter.empty else default
+
     def mistake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return why `bind` rejected a call with TypeError, in Python's own wording."""
         # A mistyped name also makes the intended name missing. The message about the mistyped name is more useful.
@@ -190,6 +195,10 @@ class CallCodec:
         """
         read = read_signature(function, owner=f"Task {task_name!r}")
         return cls(read, owner=f"task {task_name!r}", name=task_name, largest=largest)
+
+    def default_of(self, parameter: str) -> Any:
+        """Return the default of a parameter, or None if it has none."""
+        return self._binding.default_of(parameter)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Return the arguments as a JSON object with the parameter names as keys.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Literal, cast
@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 import msgspec.structs
 
+from everbeat.domain.limit.options import MOST_PERMITS, costs, limit_names
 from everbeat.domain.settings.checks import (
     exception_codes,
     flags,
@@ -157,6 +158,8 @@ class TaskOptions(Settings):
     - `run_in`: None runs async functions on the event loop and other functions in a thread.
     - `on_crash`, `stall_timeout`, `max_crashes` and `max_losses`: None uses the app's default.
     - `serial`: if True, tasks of this function run one at a time, in the order they were sent.
+    - `limits`: the names of up to three limits of `App(limits=...)`. `costs` maps some of them to the permits that a task takes (default: 1).
+    - `concurrency`: at most this many tasks of this function run at the same time, in all processes.
     - `on_stop`: applies to code that does not finish within the grace period when its worker shuts down. "retry" releases
       the task without charging it; "fail" fails it with WORKER_STOPPED. None leaves the decision to `on_crash` and `auto_retry_for`.
     - `max_retry_later`: how many attempts can raise RetryLater without costing a retry.
@@ -204,6 +207,11 @@ class TaskOptions(Settings):
     )
     flags: Iterable[str] | Mapping[str, bool] = field(default=(), metadata=by(flags), hash=False)
     serial: bool = field(default=False, metadata=by(switch))
+    limits: Sequence[str] = field(default=(), metadata=by(limit_names))
+    costs: Mapping[str, int] = field(default_factory=dict, metadata=by(costs), hash=False)
+    concurrency: int | None = field(
+        default=None, metadata=by(optional(whole(1, MOST_PERMITS), none="sets no limit"))
+    )
     exception_codes: Mapping[type[BaseException], str] = field(
         default_factory=dict, metadata=by(exception_codes), hash=False
     )

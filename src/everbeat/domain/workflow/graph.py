@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from everbeat.domain.limit.model import NodeGate
 from everbeat.domain.settings.units import spelled_size
 from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.errors import Problem
@@ -50,7 +51,10 @@ Template: TypeAlias = tuple[str | Hole, ...]
 
 
 class TaskSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The task of a node, with fields as in `NewTask`. `policy` and `flags` are JSON text, and `good_until` is in ISO 8601 format."""
+    """The task of a node, with fields as in `NewTask`. `policy` and `flags` are JSON text, and `good_until` is in ISO 8601 format.
+
+    The keys of its `gates` are computed when the node is enqueued, because its arguments are not known before.
+    """
 
     name: str
     queue: str
@@ -59,6 +63,8 @@ class TaskSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     flags: str | None = None
     good_until: str | None = None
     serial: str | None = None
+    gates: tuple[NodeGate, ...] | None = None
+    costs: tuple[int, ...] | None = None
 
 
 class Edge(Struct, frozen=True, omit_defaults=True):

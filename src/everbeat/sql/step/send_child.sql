@@ -17,12 +17,13 @@ with held as materialized (
     from held h join {schema}.steps s on s.task_id = h.id and s.kind = 'child' and s.name = %(step)s::text
 ), sent as (
     insert into {schema}.tasks (
-        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, parent_id
+        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, parent_id, gates, costs
     )
     select
         h.child_id, %(name)s::text, %(queue)s::text, %(priority)s::smallint, %(args)s::text::json, %(key)s::text, %(policy)s::text::json,
         %(flags)s::text::json, %(good_until)s::timestamptz, %(serial)s::text, statement_timestamp(), statement_timestamp(),
-        case when %(serial)s::text is not null then statement_timestamp() end, h.id
+        case when %(serial)s::text is not null then statement_timestamp() end, h.id,
+        %(gates)s::text::text[], %(costs)s::text::integer[]
     from held h
     where not h.is_cancelled and not exists (select from known)
     on conflict do nothing

@@ -2,13 +2,14 @@
 -- if a live task with the same name has its key; task/find_sent_task then returns the existing task. The statement is a single insert,
 -- because the insert accounts for most of the cost of a send. No notification is sent while every worker is busy. A send in the user's own
 -- transaction (`joined`) always notifies, because a worker can become idle before the transaction commits and not see the task.
-insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at)
+insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, gates, costs)
 values (
     %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::text::json, %(key)s, %(policy)s::text::json, %(flags)s::text::json, %(good_until)s, %(serial)s,
     statement_timestamp(),
     greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond'),
     case when %(serial)s::text is not null
-        then greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond') end
+        then greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond') end,
+    %(gates)s::text::text[], %(costs)s::text::integer[]
 )
 on conflict do nothing
 returning id, case when (%(joined)s or exists (select from {schema}.workers w where w.listens and w.ended_at is null))

@@ -46,13 +46,16 @@ with asked as materialized (
     on conflict do nothing
 ), sent as (
     insert into {schema}.tasks (
-        id, name, queue, priority, args, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, workflow_id, node, checkpoint
+        id, name, queue, priority, args, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, workflow_id, node, checkpoint,
+        gates, costs
     )
     select
         m.task_id, m.task, m.queue, m.priority, m.args, (m.options ->> 'policy')::json, (m.options ->> 'flags')::json,
         case when not exists (select from before b where b.task_id = m.task_id and (b.state in ('EXPIRED', 'FAILED') or b.is_whole)) then (m.options ->> 'good_until')::timestamptz end, m.options ->> 'serial', statement_timestamp(), statement_timestamp(),
         case when m.options ->> 'serial' is not null then statement_timestamp() end, m.workflow_id, m.number,
-        (select b.checkpoint from before b where b.task_id = m.task_id)
+        (select b.checkpoint from before b where b.task_id = m.task_id),
+        case when m.options -> 'gates' is not null then {schema}.gates_of(m.options -> 'gates', m.args) end,
+        case when m.options -> 'costs' is not null then array(select json_array_elements_text(m.options -> 'costs')::integer) end
     from moved m
     order by m.task_id
     on conflict (id) do nothing

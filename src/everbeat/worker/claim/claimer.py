@@ -403,7 +403,9 @@ class Claimer:
         """Claim again if lines have changed. The pause grows while another worker holds the locks that the change needs."""
         self._fruitless = self._fruitless + 1 if lines_changed else 0
         if lines_changed:
-            until = self._clock.monotonic() + (_LINE_PAUSES.delay(self._fruitless) if self._fruitless > 1 else 0.0)
+            until = self._clock.monotonic() + (
+                _LINE_PAUSES.delay(self._fruitless) if self._fruitless > 1 else 0.0
+            )
             for pool in idle:
                 pool.has_more, pool.paused_until = True, max(pool.paused_until, until)
 

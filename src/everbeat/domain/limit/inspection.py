@@ -1,0 +1,79 @@
+"""Snapshots of limits, as returned to users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from uuid import UUID
+
+from msgspec import Struct
+
+from everbeat.domain.limit.model import WhenFull
+from everbeat.domain.task.states import TaskState
+
+
+class LimitNumbers(Struct, frozen=True, kw_only=True):
+    """The numbers of a limit: the permits, and the starts per period (`rate`) with the number that can start at once (`burst`)."""
+
+    concurrency: int | None = None
+    rate: str | None = None
+    burst: int = 1
+
+
+class PermitHolder(Struct, frozen=True, kw_only=True):
+    """A task that holds permits, and the worker that has its lease. `last_beat_at` is the worker's last heartbeat."""
+
+    task_id: UUID
+    name: str
+    key: str | None
+    cost: int
+    state: TaskState
+    claimed_at: datetime
+    started_at: datetime | None
+    worker_id: str | None
+    hostname: str | None
+    pid: int | None
+    last_beat_at: datetime | None
+
+
+class LimitKey(Struct, frozen=True, kw_only=True):
+    """A key of a limit in use (None: the limit has no keys). `held` is the number of permits in use, and `waiting` the number of waiting tasks.
+
+    `closed_until`: a task closed the gate until then. `opens_at`: the rate permits the next start then.
+    """
+
+    key: str | None
+    held: int
+    waiting: int
+    closed_until: datetime | None = None
+    opens_at: datetime | None = None
+
+
+class LimitInfo(Struct, frozen=True, kw_only=True):
+    """A limit. `numbers` are in force, and `declared` are those that the code declares (None: no code declares the limit).
+
+    If an operator has set the numbers, `set_by` is that operator, for the `reason`, `until` a moment (None: until they are cleared).
+    `held` is the number of permits in use, `waiting` the number of waiting tasks, and `keys` the number of keys in use. The `holders` and the
+    keys in use (`in_use`) are given only for one limit.
+    """
+
+    name: str
+    numbers: LimitNumbers
+    declared: LimitNumbers | None
+    declared_by: str | None
+    declared_at: datetime | None
+    key: str | None
+    window: str
+    fairness: str
+    weights: Mapping[str, int]
+    when_full: WhenFull
+    set_by: str | None
+    set_at: datetime | None
+    reason: str | None
+    until: datetime | None
+    held: int
+    waiting: int
+    keys: int
+    closed_until: datetime | None
+    in_use: tuple[LimitKey, ...] = ()
+    holders: tuple[PermitHolder, ...] = ()

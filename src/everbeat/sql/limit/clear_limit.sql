@@ -1,0 +1,23 @@
+-- Restore the declared numbers of a limit that an operator has set. Return no row if the limit does not exist. The statement can be repeated.
+with known as materialized (
+    select l.name, d.* from {schema}.limits l
+    cross join lateral json_to_record(coalesce(l.declared, '{{}}')) as d (
+        concurrency integer, starts integer, period_s double precision, burst integer
+    )
+    where l.name = %(name)s
+), changed as (
+    update {schema}.limits l
+    set concurrency = k.concurrency, starts = k.starts, period_s = k.period_s, burst = coalesce(k.burst, 1), set_by = null, set_at = null,
+        reason = null, until = null
+    from known k
+    where l.name = k.name and l.set_by is not null
+    returning l.name
+), woken as (
+    insert into {schema}.line_changes (gates)
+    select array[g.gate] from changed c join {schema}.gates g on g.limit_name = c.name
+    where exists (select from {schema}.lines l where l.state = 'B' and l.blocked = g.gate)
+    returning 1
+)
+select k.name, (select count(*) from woken) as woken,
+    case when exists (select from changed) and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, '*') end
+from known k

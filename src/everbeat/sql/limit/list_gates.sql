@@ -1,0 +1,35 @@
+-- Return the gates of a limit in use: those with permits in use, waiting tasks or a time until which they are closed. Those with most waiting
+-- tasks come first. Of each line, at most 1,001 waiting tasks are counted.
+with lease as materialized (
+    select u.gate, sum(coalesce(t.costs[u.place], 1)) as held
+    from {schema}.tasks t
+    cross join lateral unnest(t.gates) with ordinality as u (gate, place)
+    where t.state in ('CLAIMED', 'RUNNING') and t.gates is not null and split_part(u.gate, '/', 1) = %(name)s
+    group by u.gate
+), waiting as materialized (
+    select u.gate, sum(n.tasks) as tasks, count(*) as lines
+    from {schema}.lines l
+    cross join lateral (
+        select count(*) as tasks
+        from (select from {schema}.tasks t where t.serial = l.line and t.state = 'PENDING' limit 1001) counted
+    ) n
+    cross join lateral unnest(l.gates) as u (gate)
+    where l.gates is not null and l.state <> 'I' and split_part(u.gate, '/', 1) = %(name)s
+    group by u.gate
+), used as (
+    select e.gate from lease e
+    union
+    select w.gate from waiting w where w.tasks > 0
+    union
+    select g.gate from {schema}.gates g where g.limit_name = %(name)s and g.closed_until > extract(epoch from statement_timestamp())
+)
+select
+    u.gate, coalesce(e.held, 0)::bigint as held, coalesce(w.tasks, 0)::bigint as waiting,
+    case when g.closed_until > extract(epoch from statement_timestamp()) then to_timestamp(g.closed_until) end as closed_until,
+    case when g.opens_at > statement_timestamp() then g.opens_at end as opens_at
+from used u
+left join lease e on e.gate = u.gate
+left join waiting w on w.gate = u.gate
+left join {schema}.gates g on g.gate = u.gate
+order by waiting desc, held desc, u.gate
+limit %(limit)s

@@ -1,0 +1,34 @@
+-- Return limits in the order of their names, with the permits in use, the gates in use, and the waiting tasks. Permits are counted by
+-- leases. Of each line, at most 1,001 waiting tasks are counted. `name`: only this limit.
+with lease as materialized (
+    select split_part(u.gate, '/', 1) as name, u.gate, coalesce(t.costs[u.place], 1) as cost
+    from {schema}.tasks t
+    cross join lateral unnest(t.gates) with ordinality as u (gate, place)
+    where t.state in ('CLAIMED', 'RUNNING') and t.gates is not null
+), waiting as materialized (
+    select split_part(u.gate, '/', 1) as name, u.gate, n.tasks
+    from {schema}.lines l
+    cross join lateral (
+        select count(*) as tasks
+        from (select from {schema}.tasks t where t.serial = l.line and t.state = 'PENDING' limit 1001) counted
+    ) n
+    cross join lateral unnest(l.gates) as u (gate)
+    where l.gates is not null and l.state <> 'I'
+)
+select
+    l.name, l.concurrency, l.starts, l.period_s, l.burst, l.sliding, l.fair, l.weights::text as weights, l.when_full, l.declared::text as declared,
+    l.declared_by, l.declared_at, l.set_by, l.set_at, l.reason, l.until,
+    (select coalesce(sum(e.cost), 0) from lease e where e.name = l.name)::bigint as held,
+    (select coalesce(sum(w.tasks), 0) from waiting w where w.name = l.name)::bigint as waiting,
+    (
+        select count(*) from (
+            select e.gate from lease e where e.name = l.name union select w.gate from waiting w where w.name = l.name and w.tasks > 0
+        ) used
+    ) as keys,
+    (
+        select to_timestamp(max(g.closed_until)) from {schema}.gates g
+        where g.limit_name = l.name and g.closed_until > extract(epoch from statement_timestamp())
+    ) as closed_until
+from {schema}.limits l
+where %(name)s::text is null or l.name = %(name)s::text
+order by l.name

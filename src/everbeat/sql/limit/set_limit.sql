@@ -1,0 +1,20 @@
+-- Replace the numbers of a limit until an operator clears them, or until %(until)s. Workers are notified, and the waiting tasks are judged
+-- by the new numbers. Return no row if the limit does not exist. The statement can be repeated.
+with changed as (
+    update {schema}.limits l
+    set concurrency = case when %(sets_concurrency)s then %(concurrency)s::integer else l.concurrency end,
+        starts = case when %(sets_rate)s then %(starts)s::integer else l.starts end,
+        period_s = case when %(sets_rate)s then %(period_s)s::double precision else l.period_s end,
+        burst = coalesce(%(burst)s::integer, l.burst),
+        set_by = %(set_by)s, set_at = statement_timestamp(), reason = %(reason)s::text, until = %(until)s::timestamptz
+    where l.name = %(name)s
+    returning l.name
+), woken as (
+    insert into {schema}.line_changes (gates)
+    select array[g.gate] from changed c join {schema}.gates g on g.limit_name = c.name
+    where exists (select from {schema}.lines l where l.state = 'B' and l.blocked = g.gate)
+    returning 1
+)
+select c.name, (select count(*) from woken) as woken,
+    case when (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, '*') end
+from changed c

@@ -1,0 +1,160 @@
+"""Statements that declare, set, close and inspect limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from everbeat.domain.limit.inspection import LimitInfo, LimitKey, LimitNumbers, PermitHolder
+from everbeat.domain.limit.model import LimitDefinition
+from everbeat.domain.limit.options import spelled_rate
+from everbeat.domain.task.states import TaskState
+from everbeat.store import rows
+from everbeat.store.rows import Row
+from everbeat.store.statement import Statement
+
+MOST_LISTED: Final = 1_000
+
+
+class LimitChange(Struct, frozen=True):
+    """A limit that the declaration of live workers changed or deleted."""
+
+    name: str
+    verdict: Literal["STORED", "DELETED"]
+
+
+class _Declared(Struct, frozen=True):
+    concurrency: int | None = None
+    starts: int | None = None
+    period_s: float | None = None
+    burst: int | None = None
+    key: str | None = None
+
+
+def definitions_json(limits: Sequence[LimitDefinition]) -> str:
+    """Return limits as the JSON text of a statement parameter."""
+    return msgspec.json.encode(limits).decode()
+
+
+def declare_limits(limits: Sequence[LimitDefinition]) -> Statement[None]:
+    """Store the limits that do not exist yet, for a program that sends tasks of them."""
+    return Statement("limit/declare_limits", {"limits": definitions_json(limits)}, rows.nothing)
+
+
+def apply_declared(*, channel: str) -> Statement[list[LimitChange]]:
+    """Store the limits that live workers declare, and delete unused ones that they no longer declare. Return the changes."""
+
+    def read(found: Sequence[Row]) -> list[LimitChange]:
+        return [LimitChange(*row) for row in found if row[0] is not None]
+
+    return Statement("limit/apply_declared", {"channel": channel}, read)
+
+
+def set_limit(
+    name: str,
+    *,
+    concurrency: int | None,
+    rate: tuple[int, float] | None,
+    burst: int | None,
+    sets_concurrency: bool,
+    sets_rate: bool,
+    set_by: str,
+    reason: str | None,
+    until: datetime | None,
+    channel: str,
+) -> Statement[bool]:
+    """Replace numbers of a limit. Return False if the limit does not exist. A number that is not set stays as it is."""
+    starts, period_s = (None, None) if rate is None else rate
+    parameters = {
+        "name": name, "concurrency": concurrency, "starts": starts, "period_s": period_s, "burst": burst, "sets_concurrency": sets_concurrency,
+        "sets_rate": sets_rate, "set_by": set_by, "reason": reason, "until": until, "channel": channel,
+    }  # fmt: skip
+    return Statement("limit/set_limit", parameters, rows.any_row)
+
+
+def clear_limit(name: str, *, channel: str) -> Statement[bool]:
+    """Restore the declared numbers of a limit. Return False if the limit does not exist."""
+    return Statement("limit/clear_limit", {"name": name, "channel": channel}, rows.any_row)
+
+
+def close_gate(gate: str, *, closed_ms: int) -> Statement[datetime]:
+    """Let no task of this gate start for `closed_ms` milliseconds. Return the end of that time."""
+    return Statement("limit/close_gate", {"gate": gate, "closed_ms": closed_ms}, lambda found: found[0][0])
+
+
+def list_limits(name: str | None = None) -> Statement[list[LimitInfo]]:
+    """Return the limits in the order of their names, or only the limit with this name."""
+    return Statement("limit/list_limits", {"name": name}, lambda found: [_info(row) for row in found])
+
+
+def _info(row: Row) -> LimitInfo:
+    name, concurrency, starts, period_s, burst, sliding, fair, weights, when_full, declared, *others = row
+    declared_by, declared_at, set_by, set_at, reason, until, held, waiting, keys, closed_until = others
+    code = None if declared is None else _declared(declared)
+    return LimitInfo(
+        name=name, numbers=_numbers(concurrency, starts, period_s, burst),
+        declared=None if code is None else _numbers(code.concurrency, code.starts, code.period_s, code.burst),
+        declared_by=declared_by, declared_at=declared_at, key=None if code is None else code.key,
+        window="sliding" if sliding else "smooth", fairness="round_robin" if fair else "fifo", weights=rows.mapping(weights),
+        when_full=when_full, set_by=set_by, set_at=set_at, reason=reason, until=until, held=held, waiting=waiting, keys=keys,
+        closed_until=closed_until,
+    )  # fmt: skip
+
+
+def _declared(text: str) -> _Declared | None:
+    try:
+        return msgspec.json.decode(text, type=_Declared)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None  # the row was edited by hand
+
+
+def _numbers(
+    concurrency: int | None, starts: int | None, period_s: float | None, burst: int | None
+) -> LimitNumbers:
+    rate = None if starts is None or period_s is None else spelled_rate(starts, period_s)
+    return LimitNumbers(concurrency=concurrency, rate=rate, burst=burst or 1)
+
+
+def list_gates(name: str, *, limit: int = MOST_LISTED) -> Statement[list[LimitKey]]:
+    """Return the keys of a limit in use, those with most waiting tasks first."""
+
+    def read(found: Sequence[Row]) -> list[LimitKey]:
+        return [
+            LimitKey(key=_key(row[0]), held=row[1], waiting=row[2], closed_until=row[3], opens_at=row[4])
+            for row in found
+        ]
+
+    return Statement("limit/list_gates", {"name": name, "limit": limit}, read)
+
+
+def list_holders(
+    name: str, *, gate: str | None = None, limit: int = MOST_LISTED
+) -> Statement[list[PermitHolder]]:
+    """Return the tasks that hold permits of a limit, or of one of its gates, the longest holder first."""
+    return Statement(
+        "limit/list_holders",
+        {"name": name, "gate": gate, "limit": limit},
+        lambda found: [_holder(row) for row in found],
+    )
+
+
+def _holder(row: Row) -> PermitHolder:
+    task_id, name, gate, cost, state, claimed_at, started_at, worker_id, hostname, pid, last_beat_at = row
+    return PermitHolder(
+        task_id=task_id, name=name, key=_key(gate), cost=cost, state=TaskState(state), claimed_at=claimed_at, started_at=started_at,
+        worker_id=worker_id, hostname=hostname, pid=pid, last_beat_at=last_beat_at,
+    )  # fmt: skip
+
+
+def _key(gate: str) -> str | None:
+    _, slash, key = gate.partition("/")
+    return key if slash else None
+
+
+def known_limits() -> Statement[list[Any]]:
+    """Return the names of limits, for the message about an unknown one."""
+    return Statement("limit/list_names", {}, rows.first_column)
