@@ -22,6 +22,7 @@ from everbeat.client.database_access import database_of
 from everbeat.client.explaining import silence_rules
 from everbeat.domain.doctor import nats, server, work
 from everbeat.domain.doctor.findings import Check, CheckCode, CheckVerdict, Crew, sweep_command
+from everbeat.domain.doctor.limits import SET_MS, judge_limits
 from everbeat.domain.doctor.nats import NatsConnections, NatsTrouble, Outbox, StreamFacts
 from everbeat.domain.doctor.schedules import OVERDUE_MS, judge_schedules
 from everbeat.domain.doctor.server import ReadOnly, judge_locks, judge_upgrade
@@ -31,7 +32,16 @@ from everbeat.domain.schedule.timing import zone_is_known
 from everbeat.domain.settings.units import spelled_duration, to_seconds
 from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled, SchemaOutdated
 from everbeat.runtime.clock import SystemClock
-from everbeat.store import diagnosis, inspection, messages, migrations, schedules, tasks, workflow_control
+from everbeat.store import (
+    diagnosis,
+    inspection,
+    limits,
+    messages,
+    migrations,
+    schedules,
+    tasks,
+    workflow_control,
+)
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target, is_pooled, is_read_only
@@ -39,6 +49,7 @@ from everbeat.store.target import Target, is_pooled, is_read_only
 T = TypeVar("T")
 _HEAR_WITHIN_S: Final = 3.0
 _LONGEST_WATCH_S: Final = 5.0
+_APPLIED_WITHIN_S: Final = 2.0
 _MOST_SNAPSHOTS: Final = 10_000
 _MOST_WORKERS: Final = 100_000
 _MOST_BAD_ROWS: Final = 100
@@ -58,6 +69,7 @@ _NEED_LIVENESS: Final = frozenset(
         CheckCode.NEEDS,
         CheckCode.QUEUES,
         CheckCode.SCHEDULES,
+        CheckCode.LIMITS,
     }
 )
 """Checks that cannot run on a standby, because it rejects LISTEN and does not know which workers are alive."""
@@ -172,6 +184,7 @@ class Examination:
         yield CheckCode.QUEUES, judged(unserved, work.judge_queues)
         yield CheckCode.PAUSES, judged(tasks.pauses(), work.judge_pauses)
         yield CheckCode.SCHEDULES, lambda: self._schedules(database)
+        yield CheckCode.LIMITS, lambda: self._limits(database)
         yield CheckCode.SUSPECTS, judged(diagnosis.suspects(), work.judge_suspects)
         failures = diagnosis.failures(within_s=WINDOW_S, most=MOST_FAILURES)
         yield CheckCode.FAILURES, judged(failures, judge_failures)
@@ -216,6 +229,16 @@ class Examination:
     def _schedules(self, database: Database) -> Check:
         found = database.run(schedules.find_problems(overdue_ms=OVERDUE_MS))
         return judge_schedules(found, unknown_zones=[zone for zone in found.zones if not zone_is_known(zone)])
+
+    def _limits(self, database: Database) -> Check:
+        found = database.run(limits.find_problems(set_ms=SET_MS))
+        unapplied = False
+        if found.changes and database.run(diagnosis.crew(stale_ms=self._alive_within_ms)).workers:
+            # Workers apply changes within a second, so a number that does not fall is a problem.
+            oldest = database.run(limits.oldest_change())
+            time.sleep(_APPLIED_WITHIN_S)
+            unapplied = oldest is not None and database.run(limits.oldest_change()) == oldest
+        return judge_limits(found, unapplied=unapplied)
 
     def _clock(self, database: Database) -> Check:
         clock = SystemClock()

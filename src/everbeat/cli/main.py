@@ -43,6 +43,7 @@ COMMANDS: Final = {
     ),
     "pause": ("everbeat.cli.pause_all", "Stop all claims: pause --all."),
     "resume": ("everbeat.cli.pause_all", "Allow claims again: resume --all."),
+    "limits": ("everbeat.cli.limits", "List, show, set and clear limits."),
     "recoveries": ("everbeat.cli.recoveries", "Show tasks that were recovered from dead workers."),
     "explain": (
         "everbeat.cli.explain",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -44,6 +44,7 @@ from everbeat.cli.selection import (
     UrlOption,
     database_answer,
     for_each,
+    moment_or_span,
     selected_app,
     short_ids,
     to_moment,
@@ -52,7 +53,6 @@ from everbeat.cli.selection import (
 from everbeat.domain.schedule.inspection import ScheduleInfo, ScheduleState
 from everbeat.domain.schedule.model import Timing
 from everbeat.domain.schedule.timing import parse_timing, ticks_after
-from everbeat.domain.settings.units import to_seconds
 from everbeat.errors import ConfigurationError, NotPaused, ScheduleNotChanged, UnknownName
 from everbeat.errors.wording import amount
 from everbeat.runtime.clock import SystemClock
@@ -264,7 +264,7 @@ def pause(
     as_json: bool,
 ) -> None:
     """Stop schedules from sending tasks until `resume` or --until. Runs that were sent before continue."""
-    resume_at = None if until is None else _moment(until, option="--until", ahead=True)
+    resume_at = None if until is None else moment_or_span(until, option="--until", ahead=True)
 
     def one(name: str) -> Done:
         was_paused = app.schedule_info(name).paused_at is not None
@@ -361,11 +361,11 @@ def backfill(
 ) -> None:
     """Send a task for each past tick in a range that has none, in order."""
     policy: Any = overlap
-    end = SystemClock().wall() if until is None else _moment(until, option="--until", ahead=False)
+    end = SystemClock().wall() if until is None else moment_or_span(until, option="--until", ahead=False)
     with named_as_options(_BACKFILL_OPTIONS):
         found = app.backfill(
             name,
-            since=_moment(since, option="--since", ahead=False),
+            since=moment_or_span(since, option="--since", ahead=False),
             until=end,
             overlap=policy,
             dry_run=dry_run,
@@ -406,12 +406,3 @@ def _show_of_timing(timing: Timing, *, since: str | None, number: int, as_json: 
         show_json(upcoming_document(timing, found))
         return
     show_upcoming(found, zone=timing.timezone, now=now)
-
-
-def _moment(text: str, *, option: str, ahead: bool) -> datetime:
-    """Parse a point in time, or a duration that begins now (`ahead`) or ends now. Raises typer.BadParameter or ConfigurationError."""
-    if len(text) >= len("2030-01-31") and "-" in text:
-        return to_moment(text, option=option)
-    length = timedelta(seconds=to_seconds(text, subject=option))
-    now = SystemClock().wall()
-    return now + length if ahead else now - length

@@ -40,6 +40,7 @@ from everbeat.errors import (
     WrongDatabaseURL,
 )
 from everbeat.errors.wording import on_one_line
+from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import URL_VARIABLE
 from everbeat.store.inspection import (
     LIVE,
@@ -198,6 +199,15 @@ def to_moment(text: str, *, option: str) -> datetime:
             f"{option} {text!r} has no time zone: write {found.isoformat()}Z for UTC, or +02:00 instead of Z."
         )
     return to_utc(found, subject=option)
+
+
+def moment_or_span(text: str, *, option: str, ahead: bool) -> datetime:
+    """Parse a point in time, or a duration that begins now (`ahead`) or ends now. Raises typer.BadParameter or ConfigurationError."""
+    if len(text) >= len("2030-01-31") and "-" in text:
+        return to_moment(text, option=option)
+    length = timedelta(seconds=to_seconds(text, subject=option))
+    now = SystemClock().wall()
+    return now + length if ahead else now - length
 
 
 def to_past(text: str | None) -> When | None:

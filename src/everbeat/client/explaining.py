@@ -13,6 +13,7 @@ from everbeat.client.workflow import operations as workflow_operations
 from everbeat.config import RecoveryConfig
 from everbeat.domain.doctor.server import why_locked, why_read_only
 from everbeat.domain.explain.holding import why_again, why_ended, why_held
+from everbeat.domain.explain.limits import why_limited
 from everbeat.domain.explain.reasons import Explanation, Reason, SilenceRules, Waiting, WorkflowExplanation
 from everbeat.domain.explain.schedules import TICKS_READ, ScheduleExplanation, Scheduling, why_not_sent
 from everbeat.domain.explain.waiting import why_waiting
@@ -23,7 +24,7 @@ from everbeat.domain.task.signature import unfit_workers
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.states import NodeState, WorkflowState
 from everbeat.errors import TaskNotFound, UnknownName, WorkflowNotFound
-from everbeat.store import diagnosis, inspection, schedules, workflow_control
+from everbeat.store import diagnosis, inspection, limits, schedules, workflow_control
 from everbeat.store.inspection import StoredTask
 from everbeat.store.plan import Plan, ask
 
@@ -61,7 +62,7 @@ def explain_plan(task_id: UUID, *, rules: SilenceRules, alive_within_ms: int) ->
     attempts = yield from ask(inspection.attempts(task_id))
     recoveries = yield from ask(inspection.recoveries(task_id, limit=MOST_RECOVERIES))
     if task.state is TaskState.PENDING:
-        reasons = yield from reasons_to_wait(stored, recoveries, alive_within_ms=alive_within_ms)
+        reasons = yield from reasons_to_wait(stored, recoveries, rules=rules, alive_within_ms=alive_within_ms)
     elif task.state.is_terminal:
         reasons = why_ended(task, policy=stored.policy, attempts=attempts)
     else:
@@ -99,7 +100,7 @@ def explained_with_locks(plan: Plan[E], *, schema: str) -> Plan[E]:
 
 
 def reasons_to_wait(
-    stored: StoredTask, recoveries: Sequence[RecoveryInfo], *, alive_within_ms: int
+    stored: StoredTask, recoveries: Sequence[RecoveryInfo], *, rules: SilenceRules, alive_within_ms: int
 ) -> Plan[tuple[Reason, ...]]:
     """Return the reasons why a task has not been claimed, or an empty tuple if the task is not PENDING."""
     if stored.summary.state is not TaskState.PENDING:
@@ -113,7 +114,15 @@ def reasons_to_wait(
         waiting = structs.replace(waiting, failing_starts=tuple(failing), restarting=restarting)
     if waiting.alive and not waiting.knowing:
         waiting = yield from _with_names(waiting, alive_within_ms=alive_within_ms)
-    return why_waiting(stored.summary, waiting, policy=stored.policy, recoveries=recoveries, at=stored.at)
+    gates = yield from ask(limits.read_waiting_gates(stored.summary.id))
+    return why_waiting(
+        stored.summary,
+        waiting,
+        policy=stored.policy,
+        recoveries=recoveries,
+        at=stored.at,
+        limited=tuple(why_limited(gates, rules=rules)),
+    )
 
 
 def _waiting(stored: StoredTask, *, alive_within_ms: int) -> Plan[Waiting | None]:

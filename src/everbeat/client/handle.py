@@ -169,7 +169,9 @@ class TaskOperations:
         attempts = yield from ask(inspection.attempts(task_id))
         recoveries = yield from ask(inspection.recoveries(task_id, limit=MOST_RECOVERIES))
         heartbeats = yield from ask(inspection.heartbeats(task_id, limit=1))
-        reasons = yield from reasons_to_wait(stored, recoveries, alive_within_ms=self.alive_within_ms)
+        reasons = yield from reasons_to_wait(
+            stored, recoveries, rules=self._silence, alive_within_ms=self.alive_within_ms
+        )
         return TaskInfo(
             **structs.asdict(stored.summary),
             arguments=stored.arguments,

@@ -68,6 +68,7 @@ class LimitBook:
             if queue.concurrency is not None and (name := f"{OF_QUEUE}{queue.name}")
         }
         self._queues = {queue.name for queue in queues if queue.concurrency is not None}
+        self._has_drop = any(limit.when_full == "drop" for limit in limits)
         self._tasks: dict[str, tuple[_TaskGate, ...]] = {}
 
     def __bool__(self) -> bool:
@@ -87,10 +88,26 @@ class LimitBook:
         limit = self._limits.get(name)
         return self._own.get(name) if limit is None else limit.definition()
 
-    def drops(self, gate: str) -> bool:
-        """Return whether a send is dropped if the limit of this gate is full."""
-        limit = self._limits.get(gate.partition("/")[0])
-        return limit is not None and limit.when_full == "drop"
+    def drops(self, call: Call[Any]) -> bool:
+        """Return whether the send is dropped if a limit of the task is full. A task that is due later is judged when it is due."""
+        return call.when is None and self._dropping(call) is not None
+
+    def require_waiting(self, call: Call[Any], *, what: str) -> None:
+        """Raise ConfigurationError if a limit of the task drops tasks, because `what` must send its tasks."""
+        limit = self._dropping(call)
+        if limit is not None:
+            subject = f"limit {limit!r} of task {call.name!r}"
+            rule = f"has when_full='drop', but {what} cannot leave out a task"
+            fix = "send it with send(), or use a limit with when_full='wait'"
+            raise ConfigurationError([_problem("CONTRADICTION", subject, "drop", rule, fix)])
+
+    def _dropping(self, call: Call[Any]) -> str | None:
+        if not self._has_drop:
+            return None
+        names = [each.limit for each in self._given(call) or ()]
+        return next(
+            (name for name in names if (limit := self._limits.get(name)) and limit.when_full == "drop"), None
+        )
 
     def register(self, task: TaskDefinition) -> None:
         """Register the limits of a task. Raises ConfigurationError, which lists all problems, if they are invalid."""
@@ -146,7 +163,7 @@ class LimitBook:
             return (), None
         keys = call.settings.limits
         found = [
-            NodeGate(gate=gate_of(each.limit, keys.get(each.limit)))
+            NodeGate(gate=gate_of(each.limit, _given_key(keys, each.limit)))
             if not each.path or each.limit in keys
             else NodeGate(limit=each.limit, path=tuple(map(str, each.path)), otherwise=each.otherwise)
             for each in given
@@ -179,7 +196,7 @@ class LimitBook:
     def _name(self, call: Call[Any], gate: _TaskGate) -> str:
         keys = call.settings.limits
         if gate.limit in keys:
-            return gate_of(gate.limit, keys[gate.limit])
+            return gate_of(gate.limit, _given_key(keys, gate.limit))
         if not gate.path:
             return gate.limit
         return gate_of(gate.limit, _key(call, gate))
@@ -209,6 +226,12 @@ class LimitBook:
                     f"use {guess!r}" if guess else f"add Limit({name!r}, concurrency=...) to App(limits=...)"
                 )
                 yield _problem("UNKNOWN_LIMIT", subject, name, rule, fix, where=where)
+
+
+def _given_key(keys: Mapping[str, str | int | None], limit: str) -> str | None:
+    """Return the key that the sender gives for a limit. The options have already converted numbers."""
+    key = keys.get(limit)
+    return None if key is None else str(key)
 
 
 def _problem(

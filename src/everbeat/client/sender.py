@@ -261,6 +261,7 @@ class CallSender:
                 parameter="call",
                 fix="leave with_options(connection=...) out, or send it as a separate task: task.send(...).",
             )
+        self.limits.require_waiting(call, what="a child task")
         task = self._new_task(call)
         return NewChild(
             name=task.name,
@@ -281,6 +282,7 @@ class CallSender:
 
     def scheduled_call(self, call: Call[Any], /) -> ScheduledCall:
         """Return the task that each tick of a schedule sends. Raises ConfigurationError in the same cases as a send."""
+        self.limits.require_waiting(call, what="a schedule")
         task = self._new_task(call)
         gates = self.limits.gates(call)
         return ScheduledCall(
@@ -299,6 +301,7 @@ class CallSender:
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
         """Return the specification of the task that a workflow node sends. Raises ConfigurationError in the same cases as a send."""
         call = Call(name=task.name, payload=b"", settings=task._settings, task=task)
+        self.limits.require_waiting(call, what="a workflow node")
         new = self._new_task(call, is_node=True)
         gates, costs = self.limits.node_gates(call)
         return TaskSpec(
@@ -361,9 +364,10 @@ class CallSender:
         task = self._new_task(call)
         if self._queue_limits:
             yield from self._admitted([task], is_joined=call.connection is not None)
+        drops = self.limits.drops(call)
         for _ in range(KEY_TRIES):
             sent = yield from send_task(
-                task, channel=self._database.channel, joined=call.connection is not None
+                task, channel=self._database.channel, joined=call.connection is not None, drops=drops
             )
             if sent is not None:
                 return self.handle(call, sent)
@@ -373,6 +377,8 @@ class CallSender:
         if not calls:
             return []
         _require_room(calls)
+        for call in calls:
+            self.limits.require_waiting(call, what="a send of many tasks")
         new = [self._new_task(call) for call in calls]
         if self._queue_limits:
             yield from self._admitted(new, is_joined=is_joined)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 
+from everbeat.domain.doctor.limits import CostlyTask, LimitProblems, SetLimit
+from everbeat.domain.explain.limits import GateHolder, WaitingGate
 from everbeat.domain.limit.inspection import LimitInfo, LimitKey, LimitNumbers, PermitHolder
 from everbeat.domain.limit.model import LimitDefinition
 from everbeat.domain.limit.options import spelled_rate
@@ -18,6 +21,10 @@ from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
 
 MOST_LISTED: Final = 1_000
+_GATE_COLUMNS: Final = (
+    "gate", "cost", "is_declared", "concurrency", "starts", "period_s", "set_by", "set_at", "reason", "until", "is_fair", "held", "closed_until",
+    "closed_by", "rate_opens_at", "before", "keys_before", "holders",
+)  # fmt: skip
 
 
 class LimitChange(Struct, frozen=True):
@@ -153,6 +160,39 @@ def _holder(row: Row) -> PermitHolder:
 def _key(gate: str) -> str | None:
     _, slash, key = gate.partition("/")
     return key if slash else None
+
+
+def read_waiting_gates(task_id: UUID) -> Statement[list[WaitingGate]]:
+    """Return the gates that a PENDING task must pass, in the task's order. A task without limits has none."""
+    return Statement(
+        "limit/read_waiting_gates", {"id": task_id}, lambda found: [_waiting_gate(row) for row in found]
+    )
+
+
+def _waiting_gate(row: Row) -> WaitingGate:
+    fields = dict(zip(_GATE_COLUMNS, row, strict=True))
+    fields["is_fair"] = bool(fields["is_fair"])
+    fields["holders"] = msgspec.json.decode(fields["holders"], type=tuple[GateHolder, ...])
+    return WaitingGate(**fields)
+
+
+def find_problems(*, set_ms: int, limit: int = 100) -> Statement[LimitProblems]:
+    """Return the problems of limits for the doctor. A limit that was set without an end counts after `set_ms` milliseconds."""
+
+    def read(found: Sequence[Row]) -> LimitProblems:
+        return LimitProblems(
+            tuple(row[1] for row in found if row[0] == "undeclared"),
+            tuple(SetLimit(row[1], row[2], row[3]) for row in found if row[0] == "set"),
+            tuple(CostlyTask(row[1], row[2], row[3]) for row in found if row[0] == "cost"),
+            next((row[3] for row in found if row[0] == "changes"), 0),
+        )
+
+    return Statement("limit/find_problems", {"set_ms": set_ms, "limit": limit}, read)
+
+
+def oldest_change() -> Statement[int | None]:
+    """Return the transaction of the oldest change that is noted but not applied, or None if there is none."""
+    return Statement("limit/read_oldest_change", {}, lambda found: found[0][0])
 
 
 def known_limits() -> Statement[list[Any]]:

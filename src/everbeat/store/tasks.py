@@ -74,12 +74,15 @@ class StoredOutcome(Struct, frozen=True):
     missing: Literal["ignored", "removed"] | None = None
 
 
-def send_task(task: NewTask, *, channel: str, joined: bool = False) -> Plan[UUID | None]:
+def send_task(task: NewTask, *, channel: str, joined: bool = False, drops: bool = False) -> Plan[UUID | None]:
     """Send one task. Return its id, or the id of the live task that has its key. If `joined` is set, use the user's transaction.
+
+    If a limit of it `drops` tasks and is full, return the id of the task that holds the permit.
 
     Return None if the task with the key has just ended. In that case, send the task again.
     """
-    inserted = yield from ask(insert_task(task, channel=channel, joined=joined))
+    insert = insert_unless_full if drops else insert_task
+    inserted = yield from ask(insert(task, channel=channel, joined=joined))
     if inserted is not None:
         return inserted
     return (yield from ask(sent_before(task)))
@@ -90,6 +93,16 @@ def insert_task(task: NewTask, *, channel: str, joined: bool = False) -> Stateme
     texts = {"args": _text(task.args), "policy": _text(task.policy), "flags": _text(task.flags)}
     parameters = structs.asdict(task) | texts | {"channel": channel, "joined": joined}
     return Statement("task/insert_task", parameters, _first_id)
+
+
+def insert_unless_full(task: NewTask, *, channel: str, joined: bool = False) -> Statement[UUID | None]:
+    """Send one task, unless a limit of it that drops tasks is full. Return its id, or that of the task that holds the permit.
+
+    Return None if a live task has its key.
+    """
+    texts = {"args": _text(task.args), "policy": _text(task.policy), "flags": _text(task.flags)}
+    parameters = structs.asdict(task) | texts | {"channel": channel, "joined": joined}
+    return Statement("task/insert_unless_full", parameters, _first_id)
 
 
 def sent_before(task: NewTask) -> Statement[UUID | None]:

@@ -143,7 +143,12 @@ _ENDLESS_YEARS: Final = 90
 """A wait without a timeout is stored as due in a hundred years, so a wait of more years than this has no timeout."""
 _LARGEST: Final = {"fence": 2**63 - 1, "attempt": 2**31 - 1}
 """The largest values that the counters can hold. Claims skip rows in which a counter has reached its largest value."""
-_NORMAL: Final = {ReasonCode.IN_LINE, ReasonCode.SLOTS_BUSY, ReasonCode.DEADLINE_NEAR}
+_NORMAL: Final = {
+    ReasonCode.IN_LINE,
+    ReasonCode.SLOTS_BUSY,
+    ReasonCode.DEADLINE_NEAR,
+    ReasonCode.FAIRNESS_TURN,
+}
 
 
 def why_waiting(
@@ -153,8 +158,12 @@ def why_waiting(
     policy: StoredPolicy,
     recoveries: Sequence[RecoveryInfo],
     at: datetime,
+    limited: Sequence[Reason] = (),
 ) -> tuple[Reason, ...]:
-    """Return every reason why a PENDING task is not being claimed. `recoveries` must be sorted newest first."""
+    """Return every reason why a PENDING task is not being claimed. `recoveries` must be sorted newest first.
+
+    `limited` are the reasons of its limits. They do not count before the task is due.
+    """
     if task.state is not TaskState.PENDING:
         return ()
     found = [
@@ -164,6 +173,7 @@ def why_waiting(
         *_pauses(task, waiting),
         *_not_due(task, policy=policy, recoveries=recoveries, at=at),
         *_line(task, waiting, at=at),
+        *(limited if task.enqueued_at <= at else ()),
         *_deadline(task, at=at),
     ]
     if not found:

@@ -1,0 +1,37 @@
+-- Find gates without a limit that tasks wait for or hold, limits that an operator set more than `set_ms` ago without an end, waiting lines
+-- whose tasks need more permits than their limit has, and noted changes that are not applied. The statement reads all lines and is meant for
+-- the doctor.
+(
+    select 'undeclared' as kind, u.gate as name, null::text as other, count(*) as number
+    from (
+        select distinct g.gate from {schema}.lines l cross join lateral unnest(l.gates) as g (gate) where l.gates is not null and l.state <> 'I'
+        union
+        select g.gate from {schema}.gates g where g.held > 0
+    ) u
+    where not exists (select from {schema}.limits m where m.name = split_part(u.gate, '/', 1))
+    group by u.gate
+    order by u.gate
+    limit %(limit)s
+)
+union all
+(
+    select 'set', l.name, l.reason, floor(extract(epoch from statement_timestamp() - l.set_at) * 1000)::bigint
+    from {schema}.limits l
+    where l.set_by is not null and l.until is null and l.set_at < statement_timestamp() - %(set_ms)s * interval '1 millisecond'
+    order by l.set_at
+    limit %(limit)s
+)
+union all
+(
+    select 'cost', u.gate, l.name, max(coalesce(l.costs[u.place], 1))
+    from {schema}.lines l
+    cross join lateral unnest(l.gates) with ordinality as u (gate, place)
+    join {schema}.limits m on m.name = split_part(u.gate, '/', 1)
+    where l.costs is not null and l.state <> 'I' and m.concurrency is distinct from 0
+      and l.costs[u.place] > least(m.concurrency, case when m.sliding then m.starts when m.starts is not null then m.burst end)
+    group by u.gate, l.name
+    order by u.gate
+    limit %(limit)s
+)
+union all
+select 'changes', null, null, count(*) from (select from {schema}.line_changes limit 10001) c
