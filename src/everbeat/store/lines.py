@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from everbeat.store import rows
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
 
@@ -40,3 +41,15 @@ def apply_changes(
         return Applied(*found[0])
 
     return Statement("line/apply_changes", parameters, read)
+
+
+def ready_limits(
+    *, readers: Sequence[str], queues: Sequence[str] | None, suspects: bool | None
+) -> Statement[bool]:
+    """Return whether a line of tasks with limits is ready. `suspects`: only lines of suspects, only others, or (None) all."""
+    parameters = {
+        "readers": list(readers),
+        "queues": None if queues is None else list(queues),
+        "suspects": [False, True] if suspects is None else [suspects],
+    }
+    return Statement("line/check_ready_limits", parameters, rows.only(bool))

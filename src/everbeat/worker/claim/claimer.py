@@ -147,6 +147,8 @@ CLOSE_PATIENCE_S: Final = 2.0
 """How long a running claim can delay the worker's shutdown, in seconds."""
 SUSPECTS_EVERY_S: Final = 1.0
 """How long to wait after a search that found no suspect before searching again, in seconds. Suspects are rare."""
+_IN_PROCESSES: Final = ("process", "solo")
+_PROCESS_CHECK_S: Final = 0.1
 _LINE_PAUSES: Final = Backoff(first_s=0.002, longest_s=0.05)
 
 
@@ -293,6 +295,11 @@ class Claimer:
             pool.has_more = False  # a hint that arrives while the statement is running sets it again
             try:
                 taken = await self._claim(pool, limit) if await self._query.is_worth_it(pool) else 0
+                lacks_process = not taken and pool.name in _IN_PROCESSES and not pool.executor.free
+                if lacks_process and await self._query.limits_wait(pool):
+                    # Other tasks are claimed before their process starts, but a waiting task must not hold a permit.
+                    pool.executor.prepare(1)
+                    pool.has_more, pool.paused_until = True, self._clock.monotonic() + _PROCESS_CHECK_S
             except (DatabaseUnreachable, DatabaseReadOnly):
                 # The next claim takes fewer tasks. If the failed claim took any tasks, they are not in the table.
                 pool.has_more = True

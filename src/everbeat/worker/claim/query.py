@@ -322,6 +322,13 @@ class ClaimQuery:
         marked = self._marks.known(pool.names)
         return await self._session.run(suspects_wait(names=pool.names, queues=self._queues, marked=marked))
 
+    async def limits_wait(self, pool: SlotPool) -> bool:
+        """Return whether tasks with limits are ready. A claim takes them only if their code can start at once."""
+        readers = [*pool.names, *{str(group.needs_id) for group in self._marks.known(pool.names)}]
+        return await self._session.run(
+            lines.ready_limits(readers=readers, queues=self._queues, suspects=pool.suspects)
+        )
+
     async def next_due(self, names: Sequence[str], *, margin_ms: int) -> NextDue:
         """Return when the next task is due, and what else is waiting. Include tasks that became due in the last `margin_ms` ms."""
         marked = self._marks.known(names)
