@@ -18,6 +18,7 @@ from everbeat.domain.task.context import Context as Context
 from everbeat.domain.task.context import NamedStep as NamedStep
 from everbeat.domain.task.context_backend import Completion as Completion
 from everbeat.domain.task.ending import Cancel as Cancel
+from everbeat.domain.task.ending import RateLimited as RateLimited
 from everbeat.domain.task.ending import RetryLater as RetryLater
 from everbeat.domain.task.outcome import Completed as Completed
 from everbeat.domain.task.outcome import Failed as Failed

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everbeat.domain.task.context import Context
-from everbeat.domain.task.ending import Cancel, RetryLater
+from everbeat.domain.task.ending import Cancel, RateLimited, RetryLater
 from everbeat.domain.task.retry import RetryPolicy
 from tests.worker.sample_partial_tasks import effect, effects
 from tests.worker.sample_steps import Call, in_all_modes
@@ -54,6 +54,20 @@ async def awithdraw(folder: str, reason: str | None = "the order was withdrawn")
     withdraw(folder, reason)
 
 
+def refused(ctx: Context, folder: str, until: int = 1, after: str = "600ms") -> str:
+    """Raise RateLimited in each attempt up to `until`, then return."""
+    effect(folder, f"attempt {ctx.attempt}")
+    if ctx.attempt > until:
+        return "done"
+    raise RateLimited("stripe", after, reason="status 429")
+
+
+async def arefused(ctx: Context, folder: str, until: int = 1, after: str = "600ms") -> str:
+    await asyncio.sleep(0)  # yields to the loop, as a call of an external service does
+    return refused(ctx, folder, until, after)
+
+
+in_all_modes("refused", refused, arefused, limits=["stripe"], max_retry_later=2)
 in_all_modes("busy", busy, abusy)
 in_all_modes("busy_twice", busy, abusy, retry=TWICE, max_retry_later=2)
 in_all_modes("withdraw", withdraw, awithdraw, retry=EVERY)

@@ -7,6 +7,7 @@ everbeat.
 from everbeat.errors.tasks import ARGUMENTS_INVALID as ARGUMENTS_INVALID
 from everbeat.errors.tasks import EVENT_TIMEOUT as EVENT_TIMEOUT
 from everbeat.errors.tasks import NON_DETERMINISTIC as NON_DETERMINISTIC
+from everbeat.errors.tasks import RATE_LIMITED as RATE_LIMITED
 from everbeat.errors.tasks import RESULT_NOT_AVAILABLE as RESULT_NOT_AVAILABLE
 from everbeat.errors.tasks import RESULT_UNSERIALISABLE as RESULT_UNSERIALISABLE
 from everbeat.errors.tasks import RETRY_LATER as RETRY_LATER

@@ -35,10 +35,13 @@ NON_DETERMINISTIC: Final = "NON_DETERMINISTIC"
 """The arguments of a step, child or workflow differ from those that an earlier attempt recorded."""
 RETRY_LATER: Final = "RETRY_LATER"
 """The code raised RetryLater, so the task runs again at the time that the code chose."""
+RATE_LIMITED: Final = "RATE_LIMITED"
+"""The code raised RateLimited, so the task runs again later, and other tasks of the limit wait, too."""
 RETRY_LATER_EXHAUSTED: Final = "RETRY_LATER_EXHAUSTED"
 """The code raised RetryLater, but the task cannot run again: its limit of such attempts or its `good_until` prevents it."""
 BUILT_IN_CODES: Final = frozenset(
     {
+        RATE_LIMITED,
         RETRY_LATER,
         RETRY_LATER_EXHAUSTED,
         EVENT_TIMEOUT,

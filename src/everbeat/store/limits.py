@@ -1,4 +1,4 @@
-"""Statements that declare, set, close and inspect limits."""
+"""Statements that declare, set and inspect limits."""
 
 from __future__ import annotations
 
@@ -86,11 +86,6 @@ def set_limit(
 def clear_limit(name: str, *, channel: str) -> Statement[bool]:
     """Restore the declared numbers of a limit. Return False if the limit does not exist."""
     return Statement("limit/clear_limit", {"name": name, "channel": channel}, rows.any_row)
-
-
-def close_gate(gate: str, *, closed_ms: int) -> Statement[datetime]:
-    """Let no task of this gate start for `closed_ms` milliseconds. Return the end of that time."""
-    return Statement("limit/close_gate", {"gate": gate, "closed_ms": closed_ms}, lambda found: found[0][0])
 
 
 def list_limits(name: str | None = None) -> Statement[list[LimitInfo]]:

@@ -20,6 +20,7 @@ from everbeat.errors import (
     ARGUMENTS_INVALID,
     EVENT_TIMEOUT,
     NON_DETERMINISTIC,
+    RATE_LIMITED,
     RESULT_NOT_AVAILABLE,
     RESULT_UNSERIALISABLE,
     RETRY_LATER,
@@ -362,6 +363,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
         " task again with a longer one"
     ),
     EVENT_TIMEOUT: Advice("A retry waits for the event again, for the same time"),
+    RATE_LIMITED: _PLAIN,
     RETRY_LATER: _PLAIN,
     RETRY_LATER_EXHAUSTED: Advice("A retry resets the count of postponed attempts"),
     RESULT_NOT_AVAILABLE: Advice("Find the cause in the log of its worker first"),

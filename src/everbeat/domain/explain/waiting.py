@@ -23,7 +23,7 @@ from everbeat.domain.settings.units import shown_moment
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.signature import KnowingWorkers, MarkedTasks, Needs, UnfitWorkers, unfit_workers
 from everbeat.domain.task.states import TaskState
-from everbeat.errors import RETRY_LATER
+from everbeat.errors import RATE_LIMITED, RETRY_LATER
 from everbeat.errors.wording import nearest, some
 
 _MOST_NAMES: Final = 10
@@ -302,7 +302,11 @@ def _not_due(
         )
     elif task.wake_at is not None:
         yield _suspension(task)
-    elif task.next_retry_at is not None and task.error is not None and task.error.code == RETRY_LATER:
+    elif (
+        task.next_retry_at is not None
+        and task.error is not None
+        and task.error.code in (RETRY_LATER, RATE_LIMITED)
+    ):
         yield Reason(
             code=ReasonCode.POSTPONED,
             text=f"the code of attempt {task.attempt} postponed it until {moment}: {task.error.message}",

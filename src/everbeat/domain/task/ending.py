@@ -1,4 +1,4 @@
-"""The exceptions that running code raises to decide how its attempt ends: RetryLater and Cancel."""
+"""The exceptions that running code raises to decide how its attempt ends: RetryLater, RateLimited and Cancel."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, ClassVar, Final
 
-from everbeat.domain.settings.checks import public
+from everbeat.domain.settings.checks import instance_of, public
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, milliseconds, span, to_utc
 from everbeat.domain.task.retry import LONGEST_DELAY_S
-from everbeat.errors import RETRY_LATER, RETRY_LATER_EXHAUSTED, TASK_CANCELLED, TaskError
+from everbeat.errors import RATE_LIMITED, RETRY_LATER, RETRY_LATER_EXHAUSTED, TASK_CANCELLED, TaskError
 from everbeat.errors.wording import class_name, safe_text
 
 _MESSAGE_BYTES: Final = 8_192
 _delay = span(0, LONGEST_DELAY_S)
+_name = instance_of(str)
 
 
 class _Ending(Exception):
@@ -82,6 +83,34 @@ class RetryLater(_Ending):
 
 
 @public
+class RateLimited(RetryLater):
+    """Raise this exception in a task if another system refuses more calls, for example with the HTTP status 429.
+
+    No task of the limit starts before the end of `retry_after`. If the limit has keys, this applies to tasks with the same key. The limit
+    must be one of the task's own. The task runs again after that time, which costs no retry. The task fails with RETRY_LATER_EXHAUSTED after
+    `max_retry_later` such attempts, or if its `good_until` passes first. Raises ConfigurationError if an argument is invalid.
+
+        raise RateLimited("stripe", retry_after="30s")
+    """
+
+    code: ClassVar[str] = RATE_LIMITED
+
+    def __init__(self, limit: str, retry_after: Duration, *, reason: str | None = None) -> None:
+        super().__init__(_delay(retry_after, subject="RateLimited.retry_after"), reason=reason)
+        self.limit: str = _name(limit, subject="RateLimited.limit")
+
+    def __str__(self) -> str:
+        why = "" if self.reason is None else f": {self.reason}"
+        return f"The rate of limit {self.limit!r} is reached{why}"
+
+    @property
+    def error(self) -> TaskError:
+        """Return the error to store with the attempt. Its data names the limit, whose gate the settlement closes."""
+        plain = super().error
+        return TaskError(plain.code, plain.message, {"limit": self.limit}, type=plain.type)
+
+
+@public
 class Cancel(_Ending):
     """Raise this exception in a task to end the task as CANCELLED, for the given reason. The task is never retried automatically.
 
@@ -100,7 +129,7 @@ class Cancel(_Ending):
         return "cancelled by its own code" if self.reason is None else str(self.reason)
 
 
-for _each in (RetryLater, Cancel):
+for _each in (RetryLater, RateLimited, Cancel):
     _each.__module__ = "everbeat"  # the name by which users import the class, which is stored with attempts
 del _each
 

@@ -3,7 +3,8 @@
 -- already started, so good_until no longer applies, and a signal can still change its wake_at. HANDED_BACK is a RELEASED whose code has
 -- begun, so its good_until no longer applies either: the shutdown of its worker must not expire the task. POSTPONED is a SUSPENDED with its
 -- own due time, and becomes FAILED if the task was postponed too often or its good_until passes first. The earlier postponed attempts are
--- counted by their error code, since an operator's last retry. A cancel request never hides a success. After a cancel request, any other
+-- counted by their error code, since an operator's last retry. If its error names a limit (RateLimited), the gate of the task is closed until
+-- then, in the same transaction, so that no other task starts in between. A cancel request never hides a success. After a cancel request, any other
 -- outcome becomes CANCELLED and never a retry. The parameters are JSON arrays, because quoting a large result as an element of a text array
 -- takes minutes. All parameters are texts, so that any driver works if the code settles the attempt in its own commit. Return one row with
 -- the verdicts, in the given order. A task whose code ended without a crash is no longer a suspect. The end of a task releases the next
@@ -27,7 +28,7 @@ with asked as (
     ) with ordinality as a (id, claim_id, outcome, retry_in_ms, run_at, most_postponed, result, error, place)
 ), held as materialized (
     select
-        a.id, a.claim_id, a.has_begun, a.is_postponed, a.retry_at, a.result, a.place,
+        a.id, a.claim_id, a.has_begun, a.is_postponed, a.retry_at, a.result, a.place, t.gates,
         t.queue, t.fence, t.attempt, t.claimed_by_worker_id, t.claimed_at, t.started_at, next.state as next_state,
         case when a.is_postponed and next.state = 'FAILED' then 'FAILED' else a.outcome end as outcome,
         case
@@ -102,6 +103,11 @@ with asked as (
     from held h
     where h.next_state is not null
     on conflict do nothing
+), closed as materialized (
+    select count({schema}.close_gate(u.gate, extract(epoch from h.retry_at))) as gates
+    from held h
+    cross join lateral unnest(h.gates) as u (gate)
+    where h.is_postponed and h.next_state is not null and split_part(u.gate, '/', 1) = h.error -> 'data' ->> 'limit'
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || string_agg(s.id::text, ',') as payload
@@ -120,7 +126,7 @@ select
         end,
         ',' order by h.place
     ) as verdicts,
-    (select hints from hint) as hints
+    (select hints from hint) as hints, (select gates from closed) as closed
 from held h
 left join lateral (
     select e.outcome from {schema}.attempts e where h.next_state is null and e.task_id = h.id and e.claim_id = h.claim_id limit 1
