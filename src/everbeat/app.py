@@ -29,7 +29,7 @@ from everbeat.client.explaining import silence_rules
 from everbeat.client.handle import Handle, TaskOperations
 from everbeat.client.inspection import InspectionMethods
 from everbeat.client.limit_methods import LimitMethods
-from everbeat.client.limits import LimitBook, distinct_limits
+from everbeat.client.limits import LimitBook
 from everbeat.client.options import SendOptions, call_patience
 from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.registry import (
@@ -91,6 +91,7 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, Operato
     Most blocking methods have an async counterpart whose name begins with `a`. The app opens no connection before its first use.
 
     `url`: a libpq URL, or "embedded" for a PostgreSQL server in ./.everbeat. If None, EVERBEAT_DATABASE_URL applies.
+    `limits`: the limits that tasks can name.
     `wake`: a URL such as "nats://host:4222" or a NatsConfig to notify workers through NATS JetStream. If None, PostgreSQL notifies
     them.
     `payload_limit`: the maximum JSON size of a task's arguments, and of its result.
@@ -125,9 +126,6 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, Operato
         self.recovery = settings_or_default(recovery, RecoveryConfig, subject="App.recovery")
         self.worker = settings_or_default(worker, WorkerConfig, subject="App.worker")
         self.queue_configs = make_or_gather(lambda: distinct_queues(queues), otherwise=())
-        self._limit_book = LimitBook(
-            make_or_gather(lambda: distinct_limits(limits), otherwise=()), self.queue_configs
-        )
         self.nats = make_or_gather(lambda: nats_of(wake, self.recovery), otherwise=None)
         self.on_crash: OnCrash = make_or_gather(
             lambda: one_of("fail", "retry")(on_crash, subject="App.on_crash"), otherwise="fail"
@@ -170,7 +168,7 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, Operato
             queues={"default", *self._queue_priorities} if self._queue_priorities else (),
             serial_queues={queue.name for queue in self.queue_configs if queue.serial},
             queue_limits=QueueLimits(self.queue_configs, clock=SystemClock()),
-            limits=self._limit_book,
+            limits=LimitBook.of(limits, self.queue_configs),
         )
         self._registry = Registry(self._sender)
         self._schedules = ScheduleRegistry(self._sender)

@@ -23,6 +23,10 @@ from everbeat.domain.inspection import TaskInfo as TaskInfo
 from everbeat.domain.inspection import TaskSummary as TaskSummary
 from everbeat.domain.inspection import WorkerInfo as WorkerInfo
 from everbeat.domain.inspection import WorkerStateInfo as WorkerStateInfo
+from everbeat.domain.limit.inspection import LimitInfo as LimitInfo
+from everbeat.domain.limit.inspection import LimitKey as LimitKey
+from everbeat.domain.limit.inspection import LimitNumbers as LimitNumbers
+from everbeat.domain.limit.inspection import Permit as Permit
 from everbeat.domain.schedule.inspection import RunInfo as RunInfo
 from everbeat.domain.schedule.inspection import ScheduleFilters as ScheduleFilters
 from everbeat.domain.schedule.inspection import ScheduleInfo as ScheduleInfo

@@ -177,7 +177,7 @@ def test_all_mistakes_of_a_task_s_limits_are_in_one_error(limited: NewApp) -> No
     assert ("WRONG_COUNT", "4") in found
 
 
-def test_a_key_that_is_no_part_of_a_parameter_is_rejected_at_registration(limited: NewApp) -> None:
+def test_a_key_that_is_not_a_part_of_a_parameter_is_rejected_at_registration(limited: NewApp) -> None:
     app = limited(Limit("tenant", concurrency=3, key="order.tenant"))
     with pytest.raises(ConfigurationError, match=r"Order has no.*tenant_id"):
 

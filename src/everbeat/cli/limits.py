@@ -26,7 +26,7 @@ from everbeat.cli.output import (
 )
 from everbeat.cli.selection import Done, ShortIds, for_each, moment_or_span, short_ids, with_app
 from everbeat.client.limit_methods import LimitChanges
-from everbeat.domain.limit.inspection import LimitInfo, LimitKey, LimitNumbers, PermitHolder
+from everbeat.domain.limit.inspection import LimitInfo, LimitKey, LimitNumbers, Permit
 from everbeat.errors import UnknownName
 
 commands = typer.Typer(
@@ -36,7 +36,7 @@ commands = typer.Typer(
     help="List limits (`list`, the default), show one with its holders, replace its numbers and restore them.",
 )
 
-NameArgument: TypeAlias = Annotated[
+LimitArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="NAME", help="The limit's name.", show_default=False)
 ]
 _NONE: Final = "none"
@@ -77,7 +77,7 @@ def list_limits(app: App, *, as_json: bool) -> None:
 
 @commands.command()
 @with_app
-def show(app: App, name: NameArgument, *, as_json: bool) -> None:
+def show(app: App, name: LimitArgument, *, as_json: bool) -> None:
     """Show everything about one limit: its numbers, its keys in use, and the tasks that hold its permits."""
     found = app.limit_info(name)
     if as_json:
@@ -99,7 +99,7 @@ def show(app: App, name: NameArgument, *, as_json: bool) -> None:
 @with_app
 def set_limit(
     app: App,
-    name: NameArgument,
+    name: LimitArgument,
     *,
     concurrency: Annotated[
         str | None,
@@ -221,7 +221,7 @@ def _key_row(each: LimitKey) -> tuple[Column, ...]:
     )
 
 
-def _holder_row(each: PermitHolder, *, ids: ShortIds) -> tuple[Column, ...]:
+def _holder_row(each: Permit, *, ids: ShortIds) -> tuple[Column, ...]:
     return (
         Column("TASK", ids.uuid(each.task_id)),
         Column("NAME", each.name, drop=2),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +21,7 @@ from everbeat.domain.limit.model import (
 )
 from everbeat.domain.limit.options import Limit, key_text
 from everbeat.domain.settings.checks import instance_of, sequence_of
-from everbeat.domain.settings.settings import refused, shown
+from everbeat.domain.settings.settings import make_or_gather, refused, shown
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.typed_json import encode_json
 from everbeat.domain.workflow.shapes import NoPart, Part, attribute, item, shape_of
@@ -70,6 +70,11 @@ class LimitBook:
         self._queues = {queue.name for queue in queues if queue.concurrency is not None}
         self._has_drop = any(limit.when_full == "drop" for limit in limits)
         self._tasks: dict[str, tuple[_TaskGate, ...]] = {}
+
+    @classmethod
+    def of(cls, limits: Sequence[Limit], queues: Sequence[QueueConfig]) -> Self:
+        """Return the book of an app. Raises ConfigurationError, or gathers it, if a limit is declared twice."""
+        return cls(make_or_gather(lambda: distinct_limits(limits), otherwise=()), queues)
 
     def __bool__(self) -> bool:
         return bool(self._limits or self._own)

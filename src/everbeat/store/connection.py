@@ -171,7 +171,7 @@ class Watch(Protocol):
     def end(self) -> None: ...
 
 
-class Limit(Struct):
+class ConnectLimit(Struct):
     """The deadline for opening a connection. The remaining time is shared evenly among the hosts that have not been tried yet."""
 
     ends_at: float
@@ -187,11 +187,11 @@ class Limit(Struct):
         return max(share, _SHORTEST_SHARE_S)
 
 
-_LIMIT: Final[ContextVar[Limit | None]] = ContextVar("everbeat_connect_limit", default=None)
+_LIMIT: Final[ContextVar[ConnectLimit | None]] = ContextVar("everbeat_connect_limit", default=None)
 
 
 @contextmanager
-def limited(limit: Limit | None) -> Iterator[None]:
+def limited(limit: ConnectLimit | None) -> Iterator[None]:
     """Within the block, abort each connection attempt that has used up its share of `limit`. None sets no limit."""
     token = _LIMIT.set(limit)
     try:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from everbeat.domain.doctor.limits import CostlyTask, LimitProblems, SetLimit
 from everbeat.domain.explain.limits import GateHolder, WaitingGate
-from everbeat.domain.limit.inspection import LimitInfo, LimitKey, LimitNumbers, PermitHolder
+from everbeat.domain.limit.inspection import LimitInfo, LimitKey, LimitNumbers, Permit
 from everbeat.domain.limit.model import LimitDefinition
 from everbeat.domain.limit.options import spelled_rate
 from everbeat.domain.task.states import TaskState
@@ -133,9 +133,7 @@ def list_gates(name: str, *, limit: int = MOST_LISTED) -> Statement[list[LimitKe
     return Statement("limit/list_gates", {"name": name, "limit": limit}, read)
 
 
-def list_holders(
-    name: str, *, gate: str | None = None, limit: int = MOST_LISTED
-) -> Statement[list[PermitHolder]]:
+def list_holders(name: str, *, gate: str | None = None, limit: int = MOST_LISTED) -> Statement[list[Permit]]:
     """Return the tasks that hold permits of a limit, or of one of its gates, the longest holder first."""
     return Statement(
         "limit/list_holders",
@@ -144,9 +142,9 @@ def list_holders(
     )
 
 
-def _holder(row: Row) -> PermitHolder:
+def _holder(row: Row) -> Permit:
     task_id, name, gate, cost, state, claimed_at, started_at, worker_id, hostname, pid, last_beat_at = row
-    return PermitHolder(
+    return Permit(
         task_id=task_id, name=name, key=_key(gate), cost=cost, state=TaskState(state), claimed_at=claimed_at, started_at=started_at,
         worker_id=worker_id, hostname=hostname, pid=pid, last_beat_at=last_beat_at,
     )  # fmt: skip

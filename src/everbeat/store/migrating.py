@@ -19,7 +19,7 @@ from everbeat.domain.settings.units import spelled_duration
 from everbeat.errors import MigrationStopped, SchemaForbidden
 from everbeat.runtime.clock import Backoff
 from everbeat.store import migrations
-from everbeat.store.connection import Limit, WatchedConnection, limited
+from everbeat.store.connection import ConnectLimit, WatchedConnection, limited
 from everbeat.store.migrations import LOCK_TIMEOUT_MS, Migration, MigrationStep, record_of, steps_of
 from everbeat.store.rows import Row
 from everbeat.store.statement import compose
@@ -109,7 +109,7 @@ class LockWatch:
     def _blockers(self) -> Sequence[Row]:
         try:
             if self._second is None:
-                with limited(Limit(ends_at=monotonic() + _CONNECT_S, hosts=1)):
+                with limited(ConnectLimit(ends_at=monotonic() + _CONNECT_S, hosts=1)):
                     self._second = WatchedConnection.connect(
                         self._target.twin_of(self._connection), autocommit=True
                     )

@@ -17,8 +17,8 @@ from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
 from everbeat.runtime.blocking import hang_up
 from everbeat.runtime.clock import Backoff
 from everbeat.store.connection import (
+    ConnectLimit,
     EndsAt,
-    Limit,
     WatchedAsyncConnection,
     WatchedConnection,
     has_news,
@@ -319,7 +319,7 @@ def _check(
     try:
         name = connection.info.parameter_status("application_name") or ""
         pid = 0 if connection.prepare_threshold is None else connection.server_pid
-        with limited(Limit(ends_at=ends_at, hosts=1)):
+        with limited(ConnectLimit(ends_at=ends_at, hosts=1)):
             second = WatchedConnection.connect(target.twin_of(connection), autocommit=True)
         with closing(second):
             second.prepare_threshold = None  # the second connection may lead to a pooler

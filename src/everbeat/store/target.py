@@ -25,10 +25,10 @@ from everbeat.errors import (
 from everbeat.store.connection import (
     BOUND_TRANSACTION,
     OWN_SETTINGS,
+    ConnectLimit,
     EndsAt,
     Host,
     Hosts,
-    Limit,
     WatchedAsyncConnection,
     WatchedConnection,
     limited,
@@ -325,8 +325,10 @@ def _mark(connection: WatchedConnection | WatchedAsyncConnection, row: tuple[Any
         connection.prepare_threshold = None  # a prepared statement may be on another server
 
 
-def _limit(hosts: Hosts | None, ends_at: float | None) -> Limit | None:
-    return None if ends_at is None else Limit(ends_at=ends_at, hosts=1 if hosts is None else len(hosts))
+def _limit(hosts: Hosts | None, ends_at: float | None) -> ConnectLimit | None:
+    return (
+        None if ends_at is None else ConnectLimit(ends_at=ends_at, hosts=1 if hosts is None else len(hosts))
+    )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ class LimitNumbers(Struct, frozen=True, kw_only=True):
     burst: int = 1
 
 
-class PermitHolder(Struct, frozen=True, kw_only=True):
+class Permit(Struct, frozen=True, kw_only=True):
     """A task that holds permits, and the worker that has its lease. `last_beat_at` is the worker's last heartbeat."""
 
     task_id: UUID
@@ -76,4 +76,4 @@ class LimitInfo(Struct, frozen=True, kw_only=True):
     keys: int
     closed_until: datetime | None
     in_use: tuple[LimitKey, ...] = ()
-    holders: tuple[PermitHolder, ...] = ()
+    holders: tuple[Permit, ...] = ()

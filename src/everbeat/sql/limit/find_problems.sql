@@ -1,6 +1,6 @@
--- Find gates without a limit that tasks wait for or hold, limits that an operator set more than `set_ms` ago without an end, waiting lines
--- whose tasks need more permits than their limit has, and noted changes that are not applied. The statement reads all lines and is meant for
--- the doctor.
+-- Find the problems of limits for the doctor. 'undeclared': a gate in use has no limit. 'set': an operator set a limit more than `set_ms` ago,
+-- without an end. 'cost': waiting tasks need more permits than their limit has. 'changes': noted changes are not applied yet. The statement
+-- reads all lines.
 (
     select 'undeclared' as kind, u.gate as name, null::text as other, count(*) as number
     from (

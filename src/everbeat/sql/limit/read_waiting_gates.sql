@@ -1,5 +1,5 @@
--- Return the gates of a PENDING task, in its own order, with the numbers in force and what stands before the task: permits in use, the time
--- when the rate or a closed gate opens, and the lines that have an earlier turn. `closed_by` is a waiting task of the same line that closed
+-- Return the gates of a PENDING task, in its own order, with the numbers in force and the permits in use. `keys_before` counts the fair lines
+-- that have an earlier turn. `closed_by` is a waiting task of the same line that closed
 -- the gate. `before` counts earlier tasks of the same line. Counts stop at 1,001. The holders are those with the oldest leases.
 with mine as materialized (
     select t.id, t.serial, t.serial_at, t.gates, t.costs from {schema}.tasks t where t.id = %(id)s and t.state = 'PENDING' and t.gates is not null

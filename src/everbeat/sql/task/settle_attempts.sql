@@ -3,8 +3,8 @@
 -- already started, so good_until no longer applies, and a signal can still change its wake_at. HANDED_BACK is a RELEASED whose code has
 -- begun, so its good_until no longer applies either: the shutdown of its worker must not expire the task. POSTPONED is a SUSPENDED with its
 -- own due time, and becomes FAILED if the task was postponed too often or its good_until passes first. The earlier postponed attempts are
--- counted by their error code, since an operator's last retry. If its error names a limit (RateLimited), the gate of the task is closed until
--- then, in the same transaction, so that no other task starts in between. A cancel request never hides a success. After a cancel request, any other
+-- counted by their error code, since an operator's last retry. If its error names a limit (RateLimited), the task's gate is closed until then.
+-- This is part of the same transaction, so that no other task starts in between. A cancel request never hides a success. After a cancel request, any other
 -- outcome becomes CANCELLED and never a retry. The parameters are JSON arrays, because quoting a large result as an element of a text array
 -- takes minutes. All parameters are texts, so that any driver works if the code settles the attempt in its own commit. Return one row with
 -- the verdicts, in the given order. A task whose code ended without a crash is no longer a suspect. The end of a task releases the next
