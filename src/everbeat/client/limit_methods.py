@@ -8,6 +8,7 @@ from typing import Any, Final, TypedDict, Unpack
 from msgspec import structs
 
 from everbeat.client.database_access import DatabaseMethods
+from everbeat.client.sender import CallSender
 from everbeat.domain.limit.inspection import LimitInfo
 from everbeat.domain.limit.options import MOST_PERMITS, MOST_SLIDING_STARTS, parse_rate
 from everbeat.domain.settings.checks import instance_of, optional, remark, whole
@@ -46,6 +47,8 @@ _CHECKS: Final[dict[str, FieldCheck]] = {
 class LimitMethods(DatabaseMethods):
     """The `App` methods for limits."""
 
+    _sender: CallSender
+
     def limits(self) -> list[LimitInfo]:
         """Return the stored limits in the order of their names, with the permits in use and the number of waiting tasks."""
         return self._run("limits", ask(limits.list_limits()))
@@ -73,10 +76,12 @@ class LimitMethods(DatabaseMethods):
 
             app.set_limit("stripe", concurrency=50, reason="their incident is over")
         """
+        self._sender.declare_limits(None, None)  # an operator can set a limit before its first task
         return self._run("set_limit", self._set(name, changes))
 
     async def aset_limit(self, name: str, /, **changes: Unpack[LimitChanges]) -> LimitInfo:
         """Async version of `set_limit` that does not block the running event loop."""
+        await self._sender.adeclare_limits(None, None)
         return await self._arun(self._set(name, changes))
 
     def clear_limit(self, name: str, /) -> LimitInfo:

@@ -1,0 +1,134 @@
+"""Test the commands of `everbeat limits`, and the check of limits in `everbeat doctor`: what they print, change and refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from rich.cells import cell_len
+
+from everbeat import App
+from everbeat.cli.failures import ExitCode
+from everbeat.domain.limit.model import LimitDefinition
+from everbeat.store.limits import declare_limits
+from everbeat.store.target import Target
+from tests.cli.conftest import Command
+from tests.cli.terminal import pages_at_terminal
+from tests.client.conftest import app
+from tests.store.conftest import StoreHarness
+
+__all__ = ["app"]
+
+
+@pytest.fixture
+def db(app: App, database_url: str, schema: str) -> Iterator[StoreHarness]:
+    """Yield a harness with two limits, a held permit and a waiting task."""
+    target = Target.parse(database_url, schema=schema)
+    with target.connect("everbeat test") as connection:
+        made = StoreHarness(target, connection)
+        made.supervisor("s1", "w1")
+        stripe = LimitDefinition(name="stripe", concurrency=1, starts=100, period_s=10.0, burst=10)
+        tenant = LimitDefinition(
+            name="tenant", concurrency=2, key="tenant_id", fair=True, weights={"acme": 2}
+        )
+        made.run(declare_limits([stripe, tenant]))
+        for _ in range(2):
+            made.send(gates='{"stripe","tenant/acme"}')
+        made.claim(starts=5)
+        yield made
+        made.database.close()
+
+
+def test_list_shows_the_numbers_the_permits_in_use_and_the_waiting_tasks(
+    everbeat: Command, db: StoreHarness
+) -> None:
+    lines = everbeat("limits").assert_code(0).out.splitlines()
+    assert [line.split()[:5] for line in lines] == [
+        ["LIMIT", "CONCURRENCY", "RATE", "HELD", "WAITING"],
+        ["stripe", "1", "100/10s", "1", "1"],
+        ["tenant", "2", "1", "1", "1"],
+    ]
+    document = everbeat("limits", "list", "--json").assert_code(0).document
+    assert [(each["name"], each["held"], each["waiting"]) for each in document["limits"]] == [
+        ("stripe", 1, 1),
+        ("tenant", 1, 1),
+    ]
+    assert document["limits"][0]["numbers"] == {"concurrency": 1, "rate": "100/10s", "burst": 10}
+
+
+def test_show_names_the_holders_with_their_worker_host_pid_and_last_beat(
+    everbeat: Command, db: StoreHarness
+) -> None:
+    shown = everbeat("limits", "show", "tenant").assert_code(0).out
+    assert "weights" in shown
+    assert "acme: 2" in shown
+    assert "Holders of permits" in shown
+    document = everbeat("limits", "show", "tenant", "--json").assert_code(0).document
+    (holder,) = document["holders"]
+    assert (holder["worker_id"], holder["hostname"], holder["pid"], holder["key"]) == (
+        "w1",
+        "host",
+        2,
+        "acme",
+    )
+    assert holder["last_beat_at"] is not None
+    assert [(each["key"], each["held"], each["waiting"]) for each in document["in_use"]] == [("acme", 1, 1)]
+
+
+def test_set_replaces_numbers_and_clear_restores_them(everbeat: Command, db: StoreHarness) -> None:
+    line = everbeat(
+        "limits", "set", "stripe", "--concurrency", "5", "--until", "2h", "--reason", "an incident"
+    )
+    assert line.assert_code(0).out.startswith(
+        "limit stripe: concurrency 5, rate 100/10s, burst 10, set by operator, until "
+    )
+    assert line.out.rstrip().endswith(": an incident")
+    assert "operator" in everbeat("limits").assert_code(0).out
+    everbeat("limits", "set", "stripe", "--concurrency", "none", "--rate", "none").assert_code(0)
+    document = everbeat("limits", "show", "stripe", "--json").assert_code(0).document
+    assert document["numbers"] == {"concurrency": None, "rate": None, "burst": 10}
+    assert document["declared"]["concurrency"] == 1
+    assert everbeat("limits", "clear", "stripe", "tenant").assert_code(0).out.splitlines() == [
+        "limit stripe: concurrency 1, rate 100/10s, burst 10",
+        "limit tenant: concurrency 2; no operator had set it",
+    ]
+
+
+def test_wrong_numbers_and_names_are_refused_with_the_option(everbeat: Command, db: StoreHarness) -> None:
+    wrong = everbeat("limits", "set", "stripe", "--concurrency", "many", "--rate", "x").assert_code(
+        ExitCode.USAGE
+    )
+    assert "--concurrency" in wrong.err
+    assert "--rate" in wrong.err
+    nothing = everbeat("limits", "set", "stripe", "--reason", "none").assert_code(ExitCode.USAGE)
+    assert "pass --concurrency 50" in nothing.err
+    unknown = everbeat("limits", "set", "stripes", "--concurrency", "5").assert_code(ExitCode.NOT_FOUND)
+    assert "did you mean 'stripe'?" in unknown.err
+    everbeat("limits", "clear", "none").assert_code(ExitCode.NOT_FOUND)
+
+
+def test_the_tables_fit_a_terminal_of_80_columns(everbeat: Command, db: StoreHarness) -> None:
+    everbeat("limits", "set", "stripe", "--concurrency", "5", "--until", "2h").assert_code(0)
+    commands = [["limits"], ["limits", "show", "tenant"]]
+    pages = pages_at_terminal(commands, folder=everbeat.folder, environment=everbeat.environment, columns=80)
+    assert len(pages) == 2
+    assert max(cell_len(line) for page in pages for line in page.splitlines()) <= 80
+
+
+def test_doctor_reports_gates_without_a_limit_forgotten_numbers_and_too_high_costs(
+    everbeat: Command, db: StoreHarness
+) -> None:
+    db.send("other", gates='{"none/a"}')
+    db.send("costly", gates='{"tenant/b"}', costs="{3}")
+    db.claim(names=("nothing",))
+    everbeat("limits", "set", "stripe", "--concurrency", "5").assert_code(0)
+    db.connection.execute(
+        db.plain("update {schema}.limits set set_at = set_at - interval '30 hours' where name = 'stripe'")
+    )
+    document = everbeat("doctor", "--json").document
+    (check,) = [each for each in document["checks"] if each["code"] == "LIMITS"]
+    assert check["verdict"] == "WARN"
+    assert "do not exist, so nothing limits them: none" in check["text"]
+    assert "costly needs 3 of tenant/b" in check["text"]
+    assert "stripe (30h)" in check["text"]
+    assert "everbeat limits clear stripe" in check["fix"]
