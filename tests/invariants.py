@@ -360,6 +360,41 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
            where coalesce(k.last_at, k.at) > s.decided_to and s.changed_at <= k.decided_at""",
     ),
     (
+        "I33",
+        "a task has its key as long as its scope demands, so no other task has it",
+        """select t.id, t.name, t.unique_key, t.unique_for, t.state from {schema}.tasks t
+           where t.unique_key is not null
+             and case t.unique_for
+                 when 'waiting' then t.state = 'PENDING' and t.fence = 0
+                 when 'kept' then true
+                 else t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+             end
+             and not exists (
+                 select from {schema}.unique_keys u
+                 where u.name = t.name and u.key = t.unique_key and u.task_id = t.id and u.until is null
+             )""",
+    ),
+    (
+        "I33",
+        "a key that is taken belongs to a task that is there and still has it",
+        """select u.name, u.key, u.task_id, u.until, t.state, t.unique_for from {schema}.unique_keys u
+           left join {schema}.tasks t on t.id = u.task_id and t.name = u.name and t.unique_key = u.key
+           where (u.until is null or u.until > clock_timestamp())
+             and (t.id is null or u.until is null and t.unique_for <> 'kept' and case t.unique_for
+                 when 'waiting' then t.state <> 'PENDING'
+                 else t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+             end)""",
+    ),
+    (
+        "I33",
+        "no task was sent within the period after the end of a task with the same key",
+        """select a.id, b.id, a.unique_for from {schema}.tasks a
+           join {schema}.tasks b on b.name = a.name and b.unique_key = a.unique_key and b.id <> a.id and b.sent_at >= a.sent_at
+           where a.unique_for not in ('waiting', 'kept') and a.retry_call is null
+             and b.sent_at < coalesce(a.completed_at, a.failed_at, a.cancelled_at, a.expired_at)
+                 + case when a.unique_for not in ('waiting', 'kept') then a.unique_for::interval end""",
+    ),
+    (
         "I26",
         "no lease of an ended worker",
         """select t.id, t.claimed_by_worker_id from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id

@@ -65,6 +65,7 @@ from everbeat.domain.task.context import Context
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.policy import OnCrash, TaskOptions, with_retry_of_app
 from everbeat.domain.task.retry import RetryPolicy
+from everbeat.domain.task.uniqueness import OnDuplicate, UniqueFor
 from everbeat.domain.workflow.graph import OnError
 from everbeat.errors.wording import amount
 from everbeat.nats.options import NatsConfig
@@ -228,6 +229,9 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, Operato
         costs: Mapping[str, int] = ...,
         concurrency: int | None = None,
         exception_codes: Mapping[type[BaseException], str] = ...,
+        unique_for: UniqueFor = "live",
+        on_duplicate: OnDuplicate = "existing",
+        at_latest: Duration | None = None,
     ) -> TaskDecorator: ...
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Register a function as a task. Use this method as a decorator, with or without options.

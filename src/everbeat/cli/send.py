@@ -60,7 +60,21 @@ def send(
     queue: Annotated[str | None, typer.Option(metavar="QUEUE", help="Replaces the task's queue.")] = None,
     priority: Annotated[int | None, typer.Option(help="Lower numbers run first.")] = None,
     key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="At most one waiting task can have this key.")
+        str | None, typer.Option(metavar="TEXT", help="At most one live task can have this key.")
+    ] = None,
+    unique_for: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SCOPE", help="How long the key stays taken: live, waiting, kept, or 1h after the end."
+        ),
+    ] = None,
+    on_duplicate: Annotated[
+        str | None,
+        typer.Option(metavar="ANSWER", help="If the key is taken: existing, replace, debounce or reject."),
+    ] = None,
+    at_latest: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="The limit of a debounce, from the first send."),
     ] = None,
     serial: Annotated[
         str | None, typer.Option(metavar="KEY", help="Tasks with the same serial key run one at a time.")
@@ -96,7 +110,15 @@ def send(
     """
     locator, name, pairs = _read(words, located=url is not None or app is not None)
     options = _options(
-        queue=queue, priority=priority, key=key, serial=serial, good_until=good_until, timeout=timeout
+        queue=queue,
+        priority=priority,
+        key=key,
+        serial=serial,
+        good_until=good_until,
+        timeout=timeout,
+        unique_for=unique_for,
+        on_duplicate=on_duplicate,
+        at_latest=at_latest,
     )
     wait_s = None if wait_timeout is None else to_seconds(wait_timeout, subject="--wait-timeout")
     when = None if delay is None else timedelta(seconds=to_seconds(delay, subject="--delay"))
@@ -234,7 +256,7 @@ def _fix(error: PayloadError, task: TaskDefinition) -> str:
 
 def _show_sent(handle: Handle[Any], *, as_json: bool) -> None:
     if as_json:
-        show_json({"id": handle.id, "name": handle.name})
+        show_json({"id": handle.id, "name": handle.name, "existed": handle.existed})
     else:
         print(handle.id)
 

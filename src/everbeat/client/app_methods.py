@@ -10,6 +10,7 @@ from everbeat.client.database_access import DatabaseMethods
 from everbeat.client.handle import Handle, TaskOperations, outcomes_of, seen_of, to_task_id, to_workflow_id
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender, ahandles_of, handles_of
+from everbeat.client.options import key_of
 from everbeat.client.task import Task
 from everbeat.client.waiter import Deadline
 from everbeat.client.workflow import operations as workflow_operations
@@ -24,6 +25,7 @@ from everbeat.domain.workflow.states import StuckWorkflow
 from everbeat.errors import NotPaused, UnknownName, WorkerEnded
 from everbeat.store import inspection, retention, tasks
 from everbeat.store.plan import Plan, ask
+from everbeat.store.unique_tasks import task_with_key
 from everbeat.store.workers import quiet
 
 R = TypeVar("R")
@@ -33,6 +35,7 @@ class TaskMethods(DatabaseMethods):
     """The `App` methods for individual tasks and workflows."""
 
     _operations: TaskOperations
+    _registry: Registry
     _sender: CallSender
 
     @overload
@@ -49,6 +52,38 @@ class TaskMethods(DatabaseMethods):
             return Handle(known, name=None, operations=self._operations)
         decode: Callable[[str], Any] = task._definition.codec.decode_result
         return Handle(known, name=task.name, operations=self._operations, decode=decode)
+
+    @overload
+    def find(self, task: Task[..., R], /, *, key: str) -> Handle[R] | None: ...
+    @overload
+    def find(self, task: str, /, *, key: str) -> Handle[Any] | None: ...
+    def find(self, task: Task[..., Any] | str, /, *, key: str) -> Handle[Any] | None:
+        """Return a handle for the task of this function that has the key now, or None. `task` is a task function or its name.
+
+        The task is the one that a send with this key would find. Raises ConfigurationError if the name or the key is invalid.
+
+        app.find(sync, key="user-42")
+        """
+        return self._run("find", self._find(task, key))
+
+    @overload
+    async def afind(self, task: Task[..., R], /, *, key: str) -> Handle[R] | None: ...
+    @overload
+    async def afind(self, task: str, /, *, key: str) -> Handle[Any] | None: ...
+    async def afind(self, task: Task[..., Any] | str, /, *, key: str) -> Handle[Any] | None:
+        """Async version of `find` that does not block the running event loop."""
+        return await self._arun(self._find(task, key))
+
+    def _find(self, task: Task[..., Any] | str, key: str) -> Plan[Handle[Any] | None]:
+        known = self._registry.task(task) if isinstance(task, str) else task
+        name = task_name(task if isinstance(task, str) else getattr(task, "name", task), subject="find.task")
+        found = yield from ask(task_with_key(name, key_of(key, subject="find.key")))
+        if found is None:
+            return None
+        if known is None:
+            return Handle(found, name=name, operations=self._operations, existed=True)
+        decode: Callable[[str], Any] = known._definition.codec.decode_result
+        return Handle(found, name=name, operations=self._operations, decode=decode, existed=True)
 
     def outcomes(
         self, handles: Iterable[Handle[R]], /, *, timeout: Duration | None = None

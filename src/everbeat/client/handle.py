@@ -288,7 +288,10 @@ class OutcomeHandle(DatabaseMethods, ABC, Generic[R_co]):
 
 @public
 class Handle(OutcomeHandle[R_co]):
-    """A reference to one sent task, identified by `id`. Every blocking method has an async counterpart whose name begins with `a`."""
+    """A reference to one sent task, identified by `id`. Every blocking method has an async counterpart whose name begins with `a`.
+
+    `existed` is True if the send stored no task because this task already had its key, and for the handles of `App.find`.
+    """
 
     def __init__(
         self,
@@ -297,9 +300,11 @@ class Handle(OutcomeHandle[R_co]):
         name: str | None,
         operations: TaskOperations,
         decode: Callable[[str], Any] = msgspec.json.decode,
+        existed: bool = False,
     ) -> None:
         super().__init__(task_id, operations=operations, decode=decode)
         self.name = name
+        self.existed = existed
 
     def __repr__(self) -> str:
         return f"<Handle {self.id}{'' if self.name is None else f' of task {self.name!r}'}>"

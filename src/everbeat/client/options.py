@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Final, TypedDict, cast
@@ -16,6 +16,17 @@ from everbeat.domain.settings.settings import Settings, by, checked, refused
 from everbeat.domain.settings.units import Duration, milliseconds, span, to_utc
 from everbeat.domain.task.policy import HIGHEST_PRIORITY, LONGEST_TIMEOUT_S, LOWEST_PRIORITY, TaskOptions
 from everbeat.domain.task.retry import RetryPolicy
+from everbeat.domain.task.uniqueness import (
+    EXISTING,
+    LIVE,
+    OnDuplicate,
+    UniqueFor,
+    at_latest,
+    contradictions,
+    on_duplicate,
+    unique_for,
+)
+from everbeat.errors import Problem
 
 _LONGEST_KEY_BYTES = 500
 _ELSEWHERE: Final[Mapping[str, str]] = {
@@ -46,6 +57,9 @@ class SendOptions(TypedDict, total=False):
     queue: str
     priority: int
     key: str | None
+    unique_for: UniqueFor
+    on_duplicate: OnDuplicate
+    at_latest: Duration | None
     good_until: datetime | None
     timeout: Duration | None
     retry: RetryPolicy | None
@@ -95,10 +109,13 @@ def _serial(value: object, /, *, subject: str) -> str | bool:
 class SendSettings(Settings):
     """The validated options of one send. Raises ConfigurationError, which lists all problems, if an option is invalid.
 
-    `priority`: tasks with lower numbers run first. `key`: at most one waiting task can have this key. `good_until`: the latest start
-    time, in UTC. `timeout`: a number of seconds, or None for no limit. `serial`: tasks with the same serial key run one at a time, in
-    the order they were sent; True applies this rule to all tasks of the function. `limits`: the keys of limits, by name. `costs`: the
-    permits that the task takes, by limit.
+    `priority`: tasks with lower numbers run first. `key`: at most one live task can have this key. `unique_for`: how long the key
+    stays taken: "live" until the task ends, "waiting" until a worker claims it, "kept" until its record is deleted, or a number of seconds
+    after its end. `on_duplicate`: what a send does if the key is taken: return the "existing" task, "replace" or "debounce" it while it
+    waits, or "reject" the send. `at_latest`: how many seconds after its first send a debounced task is due at the latest. `good_until`: the
+    latest start time, in UTC. `timeout`: a number of seconds, or None for no limit. `serial`: tasks with the same serial key run one at a time, in
+    the order they were sent; True applies this rule to all tasks of the function. `limits`: the
+    keys of limits, by name. `costs`: the permits that the task takes, by limit.
     """
 
     queue: str = field(default="default", metadata=by(queue_name))
@@ -114,6 +131,9 @@ class SendSettings(Settings):
     serial: str | bool = field(default=False, metadata=by(_serial))
     limits: Mapping[str, str | int | None] = field(default_factory=dict, metadata=by(limit_keys), hash=False)
     costs: Mapping[str, int] = field(default_factory=dict, metadata=by(limit_costs), hash=False)
+    unique_for: UniqueFor = field(default=LIVE, metadata=by(unique_for))
+    on_duplicate: OnDuplicate = field(default=EXISTING, metadata=by(on_duplicate))
+    at_latest: Duration | None = field(default=None, metadata=by(optional(at_latest, none="sets no limit")))
 
     @classmethod
     def of_task(cls, options: TaskOptions) -> SendSettings:
@@ -124,6 +144,9 @@ class SendSettings(Settings):
             timeout=options.timeout,
             retry=options.retry,
             serial=options.serial,
+            unique_for=options.unique_for,
+            on_duplicate=options.on_duplicate,
+            at_latest=options.at_latest,
         )
 
     @classmethod
@@ -133,6 +156,8 @@ class SendSettings(Settings):
             require_connection(options["connection"])
         patience_of(options)
         own = {name: value for name, value in options.items() if name not in ("connection", "patience")}
+        if own.get("on_duplicate", "debounce") != "debounce":
+            own.setdefault("at_latest", None)  # the limit of the registered debounce
         return registered.replace(**own) if own else registered
 
     @classmethod
@@ -143,6 +168,14 @@ class SendSettings(Settings):
             return None
         rule = "is set for all tasks of a function when it is registered, not for a single send"
         return rule, f"write @app.task({name}=...)"
+
+    def _contradictions(self) -> Iterator[Problem]:
+        yield from contradictions("SendSettings", on_duplicate=self.on_duplicate, at_latest=self.at_latest)
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the key, if any, has the default scope and the default answer to a duplicate."""
+        return self.unique_for == LIVE and self.on_duplicate == EXISTING
 
     @property
     def timeout_ms(self) -> int | None:

@@ -20,6 +20,7 @@ from everbeat.client.handle import Handle, TaskOperations
 from everbeat.client.limits import LimitBook
 from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.task import Call, Task
+from everbeat.client.unique_sending import require_key, require_plain, send_unique
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.limit.model import NO_GATES
 from everbeat.domain.plan import aperform, perform
@@ -255,6 +256,7 @@ class CallSender:
 
     def new_child(self, call: Call[Any], /) -> NewChild:
         """Convert a call into a child task that a running task can send. Raises PayloadError if the call has a connection."""
+        require_plain(call.name, call.settings, what="a child task")
         if call.connection is not None:
             raise PayloadError(
                 f"The call of {call.name!r} belongs to the transaction of a connection, and a child is sent by the worker.",
@@ -282,6 +284,7 @@ class CallSender:
 
     def scheduled_call(self, call: Call[Any], /) -> ScheduledCall:
         """Return the task that each tick of a schedule sends. Raises ConfigurationError in the same cases as a send."""
+        require_plain(call.name, call.settings, what="a schedule")
         self.limits.require_waiting(call, what="a schedule")
         task = self._new_task(call)
         gates = self.limits.gates(call)
@@ -301,6 +304,7 @@ class CallSender:
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
         """Return the specification of the task that a workflow node sends. Raises ConfigurationError in the same cases as a send."""
         call = Call(name=task.name, payload=b"", settings=task._settings, task=task)
+        require_plain(task.name, task._settings, what="a workflow node")
         self.limits.require_waiting(call, what="a workflow node")
         new = self._new_task(call, is_node=True)
         gates, costs = self.limits.node_gates(call)
@@ -362,16 +366,32 @@ class CallSender:
 
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:
         task = self._new_task(call)
+        joined = call.connection is not None
         if self._queue_limits:
-            yield from self._admitted([task], is_joined=call.connection is not None)
+            yield from self._admitted([task], is_joined=joined)
+        if not call.settings.is_plain:
+            (handle,) = yield from self._send_unique([call], [task], joined)
+            return handle
         drops = self.limits.drops(call)
         for _ in range(KEY_TRIES):
-            sent = yield from send_task(
-                task, channel=self._database.channel, joined=call.connection is not None, drops=drops
-            )
+            sent = yield from send_task(task, channel=self._database.channel, joined=joined, drops=drops)
             if sent is not None:
-                return self.handle(call, sent)
+                return self.handle(call, sent, existed=sent != task.id)
         raise _key_moves([task])
+
+    def _send_unique(
+        self, calls: Sequence[Call[R]], new: Sequence[NewTask], joined: bool
+    ) -> Plan[list[Handle[R]]]:
+        channel = self._database.channel
+        for call in calls:
+            if not call.settings.is_plain:
+                self.limits.require_waiting(call, what="a send with unique_for or on_duplicate")
+        sent = yield from send_unique(calls, new, channel=channel, joined=joined, tries=KEY_TRIES)
+        if sent is None:
+            raise _key_moves([task for task in new if task.key is not None])
+        return [
+            self.handle(call, each.id, existed=each.existed) for call, each in zip(calls, sent, strict=True)
+        ]
 
     def _send_many(self, calls: Sequence[Call[R]], is_joined: bool, /) -> Plan[list[Handle[R]]]:
         if not calls:
@@ -382,12 +402,17 @@ class CallSender:
         new = [self._new_task(call) for call in calls]
         if self._queue_limits:
             yield from self._admitted(new, is_joined=is_joined)
+        if not all(call.settings.is_plain for call in calls):
+            return (yield from self._send_unique(calls, new, is_joined))
         ids: list[UUID | None] = []
         for _ in range(KEY_TRIES):
             ids = yield from ask(insert_tasks(new, channel=self._database.channel, joined=is_joined))
             sent = [task_id for task_id in ids if task_id is not None]
             if len(sent) == len(calls):
-                return [self.handle(call, task_id) for call, task_id in zip(calls, sent, strict=True)]
+                return [
+                    self.handle(call, task_id, existed=task_id != task.id)
+                    for call, task_id, task in zip(calls, sent, new, strict=True)
+                ]
         raise _key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
 
     def _admitted(self, tasks: Sequence[NewTask], *, is_joined: bool) -> Plan[None]:
@@ -396,16 +421,17 @@ class CallSender:
         sending = Counter(task.queue for task in tasks)
         return self._queue_limits.admit(sending, patience_s=None if is_joined else self._database.patience_s)
 
-    def handle(self, call: Call[R], task_id: UUID, /) -> Handle[R]:
-        """Return a handle for the task that was sent for a call."""
+    def handle(self, call: Call[R], task_id: UUID, /, *, existed: bool = False) -> Handle[R]:
+        """Return a handle for the task that was sent for a call, or that existed."""
         if call.task is None:
-            return Handle(task_id, name=call.name, operations=self._operations)
+            return Handle(task_id, name=call.name, operations=self._operations, existed=existed)
         decode: Callable[[str], Any] = call.task._definition.codec.decode_result
-        return Handle(task_id, name=call.name, operations=self._operations, decode=decode)
+        return Handle(task_id, name=call.name, operations=self._operations, decode=decode, existed=existed)
 
     def _new_task(self, call: Call[Any], *, is_node: bool = False) -> NewTask:
         settings = call.settings
         self.require_queue(settings.queue, subject=f"queue of task {call.name!r}")
+        require_key(call.name, settings)
         policy, flags = self._stored_options(call)
         gates = NO_GATES if is_node else self.limits.gates(call)
         return NewTask(

@@ -50,6 +50,7 @@ from everbeat.errors.tree import DatabaseError as DatabaseError
 from everbeat.errors.tree import DatabaseReadOnly as DatabaseReadOnly
 from everbeat.errors.tree import DatabaseTooOld as DatabaseTooOld
 from everbeat.errors.tree import DatabaseUnreachable as DatabaseUnreachable
+from everbeat.errors.tree import DuplicateTask as DuplicateTask
 from everbeat.errors.tree import EmbeddedUnavailable as EmbeddedUnavailable
 from everbeat.errors.tree import EverbeatError as EverbeatError
 from everbeat.errors.tree import ImportFailed as ImportFailed

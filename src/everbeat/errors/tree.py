@@ -157,6 +157,26 @@ class SendError(EverbeatError):
         self.task_id = task_id
 
 
+class DuplicateTask(EverbeatError):
+    """A task was not stored, because another task has its key and `on_duplicate` is "reject".
+
+    `name` and `key` identify the send, and `task_id` is the id of the task that has the key. If several calls of a `send_many` are
+    duplicates, the error names the first of them, and none of the calls was stored.
+    """
+
+    code = "DUPLICATE_TASK"
+
+    def __init__(self, name: str, key: str, *, task_id: UUID, others: int = 0) -> None:
+        also = f", and {others} more of the keys are taken" if others else ""
+        super().__init__(
+            f"Task {name!r} with key {key!r} was not sent: task {task_id} has this key{also}.",
+            fix='use another key, or on_duplicate="existing" for the handle of that task.',
+        )
+        self.name = name
+        self.key = key
+        self.task_id = task_id
+
+
 class UnknownName(EverbeatError):
     """No task function, queue, worker, supervisor, host, schedule or workflow node with this name is known. Nothing was changed."""
 

@@ -24,7 +24,7 @@ _REPEATABLE: Final = re.compile(r"08...|57P0[1-5]|57014|53...|58...|40001|40P01|
 
 # Two sessions can compete for a position that only one live row can have: the head of a serial line or a retried task's key. The statement
 # checks for a rival first, so the loser sees the winner when it repeats the statement.
-_RACED: Final = frozenset({"tasks_serial_held", "tasks_key", "workflows_key"})
+_RACED: Final = frozenset({"tasks_serial_held", "tasks_key", "unique_keys_pkey", "workflows_key"})
 
 
 def is_refused_hint(problem: BaseException) -> bool:

@@ -32,6 +32,14 @@ from everbeat.domain.settings.units import (
     spelled_duration,
 )
 from everbeat.domain.task.retry import BackoffStrategy, RetryPolicy, delay_seconds
+from everbeat.domain.task.uniqueness import (
+    OnDuplicate,
+    UniqueFor,
+    at_latest,
+    contradictions,
+    on_duplicate,
+    unique_for,
+)
 from everbeat.errors import TASK_STALLED, WORKER_CRASHED, WORKER_STOPPED, PayloadError, Problem
 from everbeat.errors.wording import amount
 
@@ -166,6 +174,7 @@ class TaskOptions(Settings):
     - `ignore_result`: do not store the function's return value.
     - `keep_result_for`: how long to store the result after the task completed. None keeps it as long as the task's record.
     - `exception_codes`: a mapping from exception classes to error codes.
+    - `unique_for`, `on_duplicate` and `at_latest`: apply to sends with a key. See `SendSettings`.
     """
 
     name: str | None = field(default=None, metadata=by(optional(task_name, none="takes the function's name")))
@@ -215,6 +224,9 @@ class TaskOptions(Settings):
     exception_codes: Mapping[type[BaseException], str] = field(
         default_factory=dict, metadata=by(exception_codes), hash=False
     )
+    unique_for: UniqueFor = field(default="live", metadata=by(unique_for))
+    on_duplicate: OnDuplicate = field(default="existing", metadata=by(on_duplicate))
+    at_latest: Duration | None = field(default=None, metadata=by(optional(at_latest, none="sets no limit")))
 
     @property
     def timeout_ms(self) -> int | None:
@@ -320,6 +332,7 @@ class TaskOptions(Settings):
         return None if fix is None else ("is not an option of a task function", fix)
 
     def _contradictions(self) -> Iterator[Problem]:
+        yield from contradictions("TaskOptions", on_duplicate=self.on_duplicate, at_latest=self.at_latest)
         retry: object = self.retry
         if self.ignore_result is True and self.keep_result_for is not None:
             yield Problem(

@@ -1,5 +1,5 @@
 -- The columns of a task, in the order in which store/inspection.py reads them.
-    t.id, t.name, t.queue, t.priority, t.state, t.key, t.attempt, t.fence, t.retry_count, t.crash_count, t.loss_count, t.claimed_by_worker_id,
+    t.id, t.name, t.queue, t.priority, t.state, coalesce(t.key, t.unique_key) as key, t.attempt, t.fence, t.retry_count, t.crash_count, t.loss_count, t.claimed_by_worker_id,
     t.sent_at, t.enqueued_at, t.claimed_at, t.started_at, t.completed_at, t.failed_at, t.cancelled_at, t.expired_at, t.next_retry_at,
     t.good_until, t.cancel_requested_at, t.progress::text, t.error::text, t.progress_at,
     case when t.gates is null or not starts_with(t.serial, 'limit:') then t.serial end as serial, t.suspect, t.workflow_id,

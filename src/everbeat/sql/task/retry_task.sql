@@ -3,8 +3,8 @@
 -- continues, and finished parts of the work stay finished. If the task ended because a wait timed out, the wait starts again. In a serial
 -- line, the task moves to the end. The mark of the needs is cleared, so the next worker that claims the task judges its arguments again. A
 -- mark with a requirement that this version does not know is kept. Otherwise, claims of this version would take a task that they must not
--- run. A live task with the same name and key prevents the retry, because a key has at most one live task. In that case, the reply names
--- the live task.
+-- run. A task with the same name that has the key prevents the retry, because a key has at most one task. In that case, the reply names
+-- that task.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s for no key update
 ), rival as materialized (
@@ -12,6 +12,11 @@ with held as materialized (
     from held h
     join {schema}.tasks o on o.name = h.name and o.key = h.key and o.id <> h.id and o.state in ('PENDING', 'CLAIMED', 'RUNNING')
     where h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null
+    union all
+    select u.task_id
+    from held h
+    join {schema}.unique_keys u on u.name = h.name and u.key = h.unique_key and u.task_id <> h.id
+    where h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null and (u.until is null or u.until > statement_timestamp())
 ), again as (
     update {schema}.tasks t
     set state = 'PENDING', enqueued_at = statement_timestamp(), next_retry_at = null, good_until = null,
