@@ -343,7 +343,7 @@ async def test_afind_and_asend_work_on_an_event_loop(db: StoreHarness, app: App,
     assert [each.existed for each in many] == [True, False]
 
 
-def test_a_plain_send_tells_whether_the_task_existed(work: Any) -> None:
+def test_the_handle_of_a_plain_send_shows_whether_the_task_existed(work: Any) -> None:
     task = work.with_options(key="k")
     assert [each.existed for each in (work.send(), task.send(), task.send())] == [False, False, True]
     many = work.send_many([task.call(), work.call(), work.with_options(key="m").call()])
@@ -419,7 +419,7 @@ def test_wrong_options_are_refused_all_at_once(app: App, work: Any) -> None:  # 
         match=r"at_latest.*limits how far a debounce moves a task, but on_duplicate is 'reject'",
     ):
         work.with_options(on_duplicate="reject", at_latest="5m")
-    with pytest.raises(ConfigurationError, match="at_latest.*limits how far a debounce"):
+    with pytest.raises(ConfigurationError, match=r"at_latest.*limits how far a debounce"):
         app.task(at_latest="5m")
     with pytest.raises(
         ConfigurationError,

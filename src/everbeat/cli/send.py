@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import timedelta
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
 import typer
@@ -46,6 +46,34 @@ _EXAMPLES: Final = {
 }
 _WORDS_HELP: Final = "[LOCATOR] NAME, then arguments as parameter=value. A value that is not JSON is text."
 
+KeyOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="At most one live task can have this key.")
+]
+UniqueForOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SCOPE", help="How long the key stays taken: live, waiting, kept, or 1h after the end."
+    ),
+]
+OnDuplicateOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="ANSWER", help="If the key is taken: existing, replace, debounce or reject."),
+]
+AtLatestOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="The limit of a debounce, from the first send."),
+]
+SerialOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Tasks with the same serial key run one at a time.")
+]
+DelayOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Run the task after this delay.")
+]
+GoodUntilOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Not after this time: 2030-01-31T12:00:00Z."),
+]
+
 
 @commands.command()
 def send(
@@ -59,33 +87,13 @@ def send(
     ] = None,
     queue: Annotated[str | None, typer.Option(metavar="QUEUE", help="Replaces the task's queue.")] = None,
     priority: Annotated[int | None, typer.Option(help="Lower numbers run first.")] = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="At most one live task can have this key.")
-    ] = None,
-    unique_for: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SCOPE", help="How long the key stays taken: live, waiting, kept, or 1h after the end."
-        ),
-    ] = None,
-    on_duplicate: Annotated[
-        str | None,
-        typer.Option(metavar="ANSWER", help="If the key is taken: existing, replace, debounce or reject."),
-    ] = None,
-    at_latest: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="The limit of a debounce, from the first send."),
-    ] = None,
-    serial: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Tasks with the same serial key run one at a time.")
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Run the task after this delay.")
-    ] = None,
-    good_until: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Not after this time: 2030-01-31T12:00:00Z."),
-    ] = None,
+    key: KeyOption = None,
+    unique_for: UniqueForOption = None,
+    on_duplicate: OnDuplicateOption = None,
+    at_latest: AtLatestOption = None,
+    serial: SerialOption = None,
+    delay: DelayOption = None,
+    good_until: GoodUntilOption = None,
     timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="The time limit of each attempt.")
     ] = None,

@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 
 from everbeat.client.database_access import DatabaseMethods
 from everbeat.client.handle import Handle, TaskOperations, outcomes_of, seen_of, to_task_id, to_workflow_id
+from everbeat.client.options import key_of
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender, ahandles_of, handles_of
-from everbeat.client.options import key_of
 from everbeat.client.task import Task
 from everbeat.client.waiter import Deadline
 from everbeat.client.workflow import operations as workflow_operations

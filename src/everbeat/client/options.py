@@ -109,13 +109,19 @@ def _serial(value: object, /, *, subject: str) -> str | bool:
 class SendSettings(Settings):
     """The validated options of one send. Raises ConfigurationError, which lists all problems, if an option is invalid.
 
-    `priority`: tasks with lower numbers run first. `key`: at most one live task can have this key. `unique_for`: how long the key
-    stays taken: "live" until the task ends, "waiting" until a worker claims it, "kept" until its record is deleted, or a number of seconds
-    after its end. `on_duplicate`: what a send does if the key is taken: return the "existing" task, "replace" or "debounce" it while it
-    waits, or "reject" the send. `at_latest`: how many seconds after its first send a debounced task is due at the latest. `good_until`: the
-    latest start time, in UTC. `timeout`: a number of seconds, or None for no limit. `serial`: tasks with the same serial key run one at a time, in
-    the order they were sent; True applies this rule to all tasks of the function. `limits`: the
-    keys of limits, by name. `costs`: the permits that the task takes, by limit.
+    - `priority`: tasks with lower numbers run first.
+    - `key`: at most one live task can have this key.
+    - `unique_for`: how long the key stays taken. "live": until the task ends. "waiting": until a worker claims the task. "kept": until the
+      record of the task is deleted. A number of seconds: until that long after the end of the task.
+    - `on_duplicate`: what a send does if the key is taken. It returns the "existing" task, can "replace" or "debounce" that task while it
+      waits, or can "reject" the send.
+    - `at_latest`: a debounced task is due at most this many seconds after its first send.
+    - `good_until`: the latest start time, in UTC.
+    - `timeout`: a number of seconds, or None for no limit.
+    - `serial`: tasks with the same serial key run one at a time, in the order they were sent. True applies this rule to all tasks of the
+      function.
+    - `limits`: the keys of limits, by name.
+    - `costs`: the permits that the task takes, by limit.
     """
 
     queue: str = field(default="default", metadata=by(queue_name))

@@ -1,5 +1,5 @@
--- Send tasks whose keys stay taken for another span than the life of their task (`unique_for`), or whose duplicates change the waiting task
--- (`on_duplicate`): nothing -> PENDING, all or none. Plain tasks can be among them. The client's ids make the call idempotent. A task that
+-- Send tasks, all or none: nothing -> PENDING. Their keys have a scope (`unique_for`; null: while the task is live), and each send has an
+-- answer to duplicates (`on_duplicate`). Plain tasks can be among them. The client's ids make the call idempotent. A task that
 -- this call, or an earlier try of it, changed has the call's id in `last_send`.
 -- `taken`: the primary key of unique_keys decides between two sends. The trigger clear_key first deletes a free key, also one that became
 -- free after this statement's snapshot. Keys are taken, and waiting tasks locked, in the order of name and key, so that two such statements

@@ -1,4 +1,4 @@
--- Keep the key of a task in step with its state, whatever statement changed the state. A `waiting` key is free once the task is claimed, and
+-- Keep the key of a task in step with its state, for each statement that changes the state, also of older code. A `waiting` key is free once the task is claimed, and
 -- taken again if the task is handed back before its code starts. A key with a period becomes free that long after the task ended. A task that
 -- an operator retries takes its key again; if another task has the key, the retry is refused. `skip locked`: no worker waits for a sender.
 -- A row is locked by a sender only if it is free already and the sender is taking it. A free key of a waiting task has the date -infinity, so
