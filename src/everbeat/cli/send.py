@@ -118,16 +118,9 @@ def send(
     """
     locator, name, pairs = _read(words, located=url is not None or app is not None)
     options = _options(
-        queue=queue,
-        priority=priority,
-        key=key,
-        serial=serial,
-        good_until=good_until,
-        timeout=timeout,
-        unique_for=unique_for,
-        on_duplicate=on_duplicate,
-        at_latest=at_latest,
-    )
+        queue=queue, priority=priority, key=key, unique_for=unique_for, on_duplicate=on_duplicate, at_latest=at_latest,
+        serial=serial, good_until=good_until, timeout=timeout,
+    )  # fmt: skip
     wait_s = None if wait_timeout is None else to_seconds(wait_timeout, subject="--wait-timeout")
     when = None if delay is None else timedelta(seconds=to_seconds(delay, subject="--delay"))
     found = locator or app

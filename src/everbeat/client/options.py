@@ -111,8 +111,8 @@ class SendSettings(Settings):
 
     - `priority`: tasks with lower numbers run first.
     - `key`: at most one live task can have this key.
-    - `unique_for`: how long the key stays taken. "live": until the task ends. "waiting": until a worker claims the task. "kept": until the
-      record of the task is deleted. A number of seconds: until that long after the end of the task.
+    - `unique_for`: the key is taken until the task ends ("live"), until a worker claims it ("waiting"), or until its record is deleted
+      ("kept"). With a number of seconds, the key is taken until that long after the end of the task.
     - `on_duplicate`: what a send does if the key is taken. It returns the "existing" task, can "replace" or "debounce" that task while it
       waits, or can "reject" the send.
     - `at_latest`: a debounced task is due at most this many seconds after its first send.
