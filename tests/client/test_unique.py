@@ -161,6 +161,15 @@ def test_a_released_task_leaves_its_waiting_key_to_a_newer_task(db: StoreHarness
     assert {each.id for each in db.claim()} == {first.id, second.id}
 
 
+def test_a_task_that_ends_leaves_the_waiting_key_to_a_newer_task(db: StoreHarness, work: Any) -> None:  # K8
+    task = of(work, "waiting")
+    task.send(1)
+    claimed = started(db)
+    second = task.send(2)
+    db.complete(claimed)
+    assert task.send(3).id == second.id
+
+
 @pytest.mark.parametrize("scope", ["waiting", "1h", "kept"])
 def test_a_key_of_a_dead_holder_stays_taken_while_the_task_will_run_again(
     db: StoreHarness, work: Any, scope: str
@@ -278,6 +287,17 @@ def test_a_replaced_task_gets_the_new_arguments_and_options_and_keeps_its_place(
     assert found.enqueued_at - found.sent_at >= timedelta(hours=1)
     of(work, "live", "replace").send(4)
     assert [one.id for one in db.claim()] == [first.id], "the new send is due now"
+
+
+def test_a_replaced_task_loses_the_mark_of_its_old_arguments(db: StoreHarness, work: Any) -> None:  # K8
+    first = of(work, "waiting").send(1)
+    (claimed,) = db.claim()
+    db.run(decline([(claimed.id, claimed.claim_id)], channel=db.target.channel))
+    assert db.claim() == [], "the task is marked"
+    of(work, "waiting", "debounce").send(2)
+    assert db.claim() == [], "a debounce keeps the arguments and their mark"
+    of(work, "waiting", "replace").send(3)
+    assert [one.id for one in db.claim()] == [first.id]
 
 
 def test_a_task_whose_code_has_started_is_not_replaced_while_it_waits_for_its_retry(
