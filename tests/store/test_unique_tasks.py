@@ -10,11 +10,13 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from msgspec import structs
 
 from everbeat.store import leases, tasks
 from everbeat.store.statement import Statement, compose
 from everbeat.store.unique_tasks import UniqueTask, insert_unique_tasks, task_with_key
 from tests.store.conftest import StoreHarness
+from tests.store.test_messages import in_use
 
 
 def unique(
@@ -178,3 +180,22 @@ def test_a_key_of_another_task_function_is_another_key(db: StoreHarness, unique_
     task = tasks.NewTask(id=uuid4(), name="other", queue="default", priority=0, args=b"{}", key="k")
     other = UniqueTask(task=task, unique_for=unique_for, on_duplicate="replace")
     assert send(db, first, other) == [first.task.id, other.task.id]
+
+
+def test_a_send_that_moves_a_waiting_task_writes_a_message_for_its_new_moment_and_queue(
+    db: StoreHarness,
+) -> None:
+    in_use(db)
+    first = unique()
+    send(db, first)
+    later = unique(on_duplicate="debounce")
+    delayed = structs.replace(later, task=structs.replace(later.task, delay_ms=60_000))
+    moved = unique(on_duplicate="replace")
+    elsewhere = structs.replace(moved, task=structs.replace(moved.task, queue="mail"))
+    assert send(db, delayed) == send(db, elsewhere) == [first.task.id]
+    rows = db.table("message_outbox", "task_id, queue, due_at > now() + interval '50 s'")
+    assert rows == [
+        (first.task.id, "default", False),
+        (first.task.id, "default", True),
+        (first.task.id, "mail", False),
+    ]

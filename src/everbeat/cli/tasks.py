@@ -203,6 +203,7 @@ def list_tasks(
     ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="TASK", help="With this name.")] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="In this queue.")] = None,
+    key: Annotated[str | None, typer.Option("--key", metavar="TEXT", help="With this key.")] = None,
     workflow: Annotated[
         str | None, typer.Option("--workflow", metavar="ID", help="Tasks of this workflow's nodes.")
     ] = None,
@@ -230,6 +231,7 @@ def list_tasks(
             state=states or None,
             name=name,
             queue=queue,
+            key=key,
             workflow=full_workflow_id(app, workflow),
             parent=full_task_id(app, parent),
             before=full_task_id(app, before),

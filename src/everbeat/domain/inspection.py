@@ -385,6 +385,8 @@ class TaskFilters(TypedDict, total=False):
     state: str | Sequence[str] | None
     name: str | None
     queue: str | None
+    key: str | None
+    """Select tasks that were sent with this key, also those that have ended."""
     workflow: UUID | str | None
     """Select the nodes of this workflow."""
     parent: UUID | str | None

@@ -81,6 +81,7 @@ def tasks(
     states: Sequence[TaskState] | None = None,
     name: str | None = None,
     queue: str | None = None,
+    key: str | None = None,
     workflow: UUID | None = None,
     before: UUID | None = None,
     parent: UUID | None = None,
@@ -97,7 +98,7 @@ def tasks(
     chosen = None if states is None else [state.value for state in states]
     first, last = (UUID(int=0), _LAST_ID) if workflow is None else _ids_in(workflow)
     parameters = {
-        "states": chosen, "name": name, "queue": queue, "before": before, "parent": parent, "limit": limit,
+        "states": chosen, "name": name, "queue": queue, "key": key, "before": before, "parent": parent, "limit": limit,
         "workflow": workflow, "first_id": first, "last_id": last, "worker": worker, "error": error,
     } | moment_or_age(since)  # fmt: skip
     if latest:

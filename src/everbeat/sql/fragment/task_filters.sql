@@ -3,6 +3,7 @@
 (%(states)s::text[] is null or t.state = any(%(states)s::text[]))
   and (%(name)s::text is null or t.name = %(name)s)
   and (%(queue)s::text is null or t.queue = %(queue)s)
+  and (%(key)s::text is null or t.key = %(key)s or t.unique_key = %(key)s)
   and (%(parent)s::uuid is null or t.parent_id = %(parent)s)
   and (%(workflow)s::uuid is null or t.workflow_id = %(workflow)s)
   and t.id >= %(first_id)s and t.id <= %(last_id)s
