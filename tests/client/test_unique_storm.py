@@ -27,7 +27,7 @@ ANSWERS = ("existing", "replace", "debounce", "reject")
 
 
 class Reply(Struct, frozen=True):
-    """What one sender got, and the time of the database when it began to send."""
+    """The reply to one sender, and the time of the database when the send began."""
 
     key: str
     began_at: datetime

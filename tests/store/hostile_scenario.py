@@ -72,6 +72,9 @@ class Scenario:
         (lease,) = (each for each in self.db.leases("lost") if each.id == lost.id)
         self.db.recover(lease, "fail")
         self.running = [self.db.running("w1") for _ in range(4)]
+        unique = "update {schema}.tasks set unique_key = 'k', unique_for = '1000 milliseconds' where id = %s"
+        for each in (self.running[0], self.orphaned[0]):
+            self.db.connection.execute(self.db.plain(unique), [each.id])
         for _ in range(4):
             self.db.send()
         self.claimed = self.db.claim("w1", limit=4)
@@ -104,6 +107,7 @@ class Scenario:
             "insert into {schema}.steps (task_id, kind, name, attempt) values (%(id)s, 'step', 'charge', 1)",
             "insert into {schema}.signals (id, target, name, value) values (gen_random_uuid(), %(id)s, 'go', '1')",
             "insert into {schema}.message_outbox (task_id, queue, fence, due_at) values (%(id)s, 'default', 0, now())",
+            "insert into {schema}.unique_keys (name, key, task_id) values ('work', 'k', %(id)s)",
             "insert into {schema}.pauses (kind, name, paused_by) values ('task', 'other', 'somebody')",
             "insert into {schema}.worker_states (worker_id, tasks_running, tasks_claimed, slots, rss_bytes, cpu_percent, loop_lag_ms)"
             " values ('w1', 1, 1, 8, 1000, 1, 1)",
@@ -162,6 +166,8 @@ class Scenario:
                 yield "name = 'usual'", {"name": "gen_random_uuid()::text"}
             case "ticks":
                 yield "schedule = 'usual'", {"schedule": "gen_random_uuid()::text"}
+            case "unique_keys":
+                yield "key = 'k'", {"key": "gen_random_uuid()::text"}
             case "schedule_versions":
                 yield "owner = 'shop'", {"version": "gen_random_uuid()::text"}
             case "message_outbox" | "worker_states" | "line_changes":

@@ -35,8 +35,9 @@ ONE_ROW = {"relay", "turns"}
 CLOSED = {"23503", "23514", "428C9"}
 """Rejections that can apply to any value of a column: a foreign key, a check of its words, or an identity."""
 READ = (
-    "attempts", "beats", "edges", "gates", "limits", "line_changes", "lines", "message_outbox", "nodes", "outbox", "pauses", "recoveries", "schedule_versions", "schedules", "signals",
-    "steps", "supervisors", "tasks", "ticks", "worker_states", "workers", "workflows",
+    "attempts", "beats", "edges", "gates", "limits", "line_changes", "lines", "message_outbox", "nodes", "outbox", "pauses", "recoveries",
+    "schedule_versions", "schedules", "signals", "steps", "supervisors", "tasks", "ticks", "unique_keys", "worker_states", "workers",
+    "workflows",
 )  # fmt: skip
 
 

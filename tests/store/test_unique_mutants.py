@@ -83,7 +83,7 @@ MUTANTS = [
         stored.test_a_release_does_not_wait_for_an_open_transaction_that_takes_the_key,
     ),
     Mutant(
-        "a period that ends together with the task", MOVE, "statement_timestamp() + new.unique_for::interval", "'-infinity'",
+        "a period that ends together with the task", MOVE, "then statement_timestamp() + new.unique_for::interval", "then '-infinity'",
         by_app(promised.test_each_end_of_a_task_frees_its_key_as_its_scope_demands, "1h", "FAILED"),
     ),
     Mutant(

@@ -22,7 +22,7 @@ ANSWERS = ("existing", "replace", "debounce", "reject")
 
 FILL = (
     """insert into {schema}.tasks (id, name, queue, args, unique_key, unique_for, last_send)
-       select gen_random_uuid(), 'work', 'unique', '{{}}', 'key-' || n, (array['waiting', 'kept', '3600 s'])[n %% 3 + 1],
+       select gen_random_uuid(), 'work', 'unique', '{{}}', 'key-' || n, (array['waiting', 'kept', '3600000 milliseconds'])[n %% 3 + 1],
            case when n %% 10 = 0 then gen_random_uuid() end
        from generate_series(1, %(rows)s) n""",
     """insert into {schema}.unique_keys (name, key, task_id, until)

@@ -73,7 +73,7 @@ def blocked(db: StoreHarness, opened: OpenTransaction, call: Callable[[], Any]) 
 
 
 def test_a_repeated_send_of_a_task_that_has_ended_returns_that_task(db: StoreHarness) -> None:  # K8
-    for scope in ("waiting", "3600 s", "kept"):
+    for scope in ("waiting", "3600000 milliseconds", "kept"):
         asked = unique(scope, scope)
         assert send(db, asked) == [asked.task.id]
         run_all(db)

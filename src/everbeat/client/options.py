@@ -57,9 +57,6 @@ class SendOptions(TypedDict, total=False):
     queue: str
     priority: int
     key: str | None
-    unique_for: UniqueFor
-    on_duplicate: OnDuplicate
-    at_latest: Duration | None
     good_until: datetime | None
     timeout: Duration | None
     retry: RetryPolicy | None
@@ -67,6 +64,9 @@ class SendOptions(TypedDict, total=False):
     limits: Mapping[str, str | int | None]
     """The keys of limits with `key`, by the names of the limits, instead of the arguments. See docs/limits.md."""
     costs: Mapping[str, int]
+    unique_for: UniqueFor
+    on_duplicate: OnDuplicate
+    at_latest: Duration | None
     connection: object
     """Send the task inside the transaction of this connection, which must not be None. See docs/tasks.md."""
     patience: Duration

@@ -36,7 +36,7 @@ def unique_for(value: object, /, *, subject: str) -> str | float:
         guess = nearest(value, _SCOPES) if isinstance(value, str) else None
         if guess is None and error.problems[0].code == "OUT_OF_RANGE":
             raise
-        rule = 'must be "live", "waiting", "kept", or a period after the end of the task such as "1h"'
+        rule = f"must be one of {', '.join(map(repr, _SCOPES))}, or a period after the end of the task such as 1h"
         fix = f"use {guess!r}" if guess else 'use "1h", for example'
         raise refused(value, subject=subject, code="UNKNOWN_CHOICE", rule=rule, fix=fix) from None
     return seconds
