@@ -1,4 +1,4 @@
-"""The sends of unique tasks use their indexes with 100,000 keys and 400,000 tasks, and the claims of such tasks read their keys by the index."""
+"""Sends and claims of unique tasks use their indexes with 100,000 keys and 400,000 tasks."""
 
 from __future__ import annotations
 

@@ -179,6 +179,13 @@ TaskIdsArgument: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="ID...", help="The tasks' ids.", show_default=False)
 ]
 
+WorkerFilterOption: TypeAlias = Annotated[
+    str | None, typer.Option("--worker", metavar="WORKER", help="Claimed or run by this worker.")
+]
+ErrorFilterOption: TypeAlias = Annotated[
+    str | None, typer.Option("--error", metavar="CODE", help="Failed with this code or exception class.")
+]
+
 _COUNTDOWN_S: Final = 120
 _CANCELLED: Final = {
     CancelVerdict.CANCELLED: "cancelled",
@@ -209,13 +216,8 @@ def list_tasks(
     ] = None,
     parent: Annotated[str | None, typer.Option("--parent", metavar="ID", help="Sent by this task.")] = None,
     since: SinceOption = None,
-    worker: Annotated[
-        str | None, typer.Option("--worker", metavar="WORKER", help="Claimed or run by this worker.")
-    ] = None,
-    error: Annotated[
-        str | None,
-        typer.Option("--error", metavar="CODE", help="Failed with this code or exception class."),
-    ] = None,
+    worker: WorkerFilterOption = None,
+    error: ErrorFilterOption = None,
     before: Annotated[
         str | None, typer.Option("--before", metavar="ID", help="The page after this task in the list.")
     ] = None,
