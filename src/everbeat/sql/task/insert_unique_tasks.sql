@@ -15,9 +15,10 @@ with kinds as (
     from unnest(
         %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[], %(keys)s::text[], %(policies)s::text[], %(flags)s::text[],
         %(good_until)s::timestamptz[], %(run_at)s::timestamptz[], %(delay_ms)s::text::bigint[], %(serials)s::text[],
-        %(unique_for)s::text[], %(on_duplicate)s::text[], %(at_latest_ms)s::text::bigint[]
+        %(unique_for)s::text[], %(on_duplicate)s::text[], %(at_latest_ms)s::text::bigint[], %(gates)s::text[], %(costs)s::text[]
     ) with ordinality as k (
-        name, queue, priority, key, policy, flags, good_until, run_at, delay_ms, serial, unique_for, on_duplicate, at_latest_ms, kind
+        name, queue, priority, key, policy, flags, good_until, run_at, delay_ms, serial, unique_for, on_duplicate, at_latest_ms, gates,
+        costs, kind
     )
 ), asked as materialized (
     select r.id, r.args, k.*, greatest(statement_timestamp(), k.run_at, statement_timestamp() + k.delay) as due_at,
@@ -53,12 +54,13 @@ with kinds as (
     returning task_id
 ), inserted as (
     insert into {schema}.tasks (
-        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, unique_key, unique_for
+        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, unique_key, unique_for, gates,
+        costs
     )
     select
         a.id, a.name, a.queue, a.priority, a.args, case when a.unique_for is null then a.key end, a.policy::json, a.flags::json, a.good_until,
         a.serial, statement_timestamp(), a.due_at, case when a.serial is not null then a.due_at end,
-        case when a.unique_for is not null then a.key end, a.unique_for
+        case when a.unique_for is not null then a.key end, a.unique_for, a.gates::text[], a.costs::integer[]
     from asked a
     where (a.unique_for is null or exists (select from taken k where k.task_id = a.id))
       and not exists (select from before b where b.asked = a.id) and not exists (select from rejected)
@@ -84,6 +86,7 @@ with kinds as (
         args = case when m.is_new then a.args else t.args end, queue = case when m.is_new then a.queue else t.queue end,
         priority = case when m.is_new then a.priority else t.priority end, policy = case when m.is_new then a.policy::json else t.policy end,
         flags = case when m.is_new then a.flags::json else t.flags end, serial = case when m.is_new then a.serial else t.serial end,
+        gates = case when m.is_new then a.gates::text[] else t.gates end, costs = case when m.is_new then a.costs::integer[] else t.costs end,
         needs = case when not m.is_new then t.needs end, needs_id = case when not m.is_new then t.needs_id end,
         unique_for = case when m.is_new then a.unique_for else t.unique_for end, good_until = a.good_until, last_send = a.id
     from waiting w
