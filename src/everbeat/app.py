@@ -31,7 +31,6 @@ from everbeat.client.inspection import InspectionMethods
 from everbeat.client.limit_methods import LimitMethods
 from everbeat.client.limits import LimitBook
 from everbeat.client.options import SendOptions, call_patience
-from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.registry import (
     DecidingHook,
     HookRegistry,
@@ -166,9 +165,7 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, Operato
             ids=TaskIds(SystemClock()),
             on_crash=self.on_crash,
             stall_timeout_ms=self.stall_timeout_ms,
-            queues={"default", *self._queue_priorities} if self._queue_priorities else (),
-            serial_queues={queue.name for queue in self.queue_configs if queue.serial},
-            queue_limits=QueueLimits(self.queue_configs, clock=SystemClock()),
+            queues=self.queue_configs,
             limits=LimitBook.of(limits, self.queue_configs),
         )
         self._registry = Registry(self._sender)

@@ -76,12 +76,12 @@ class LimitMethods(DatabaseMethods):
 
             app.set_limit("stripe", concurrency=50, reason="their incident is over")
         """
-        self._sender.declare_limits(None, None)  # an operator can set a limit before its first task
+        self._sender.declarations.store(None, None)  # an operator can set a limit before its first task
         return self._run("set_limit", self._set(name, changes))
 
     async def aset_limit(self, name: str, /, **changes: Unpack[LimitChanges]) -> LimitInfo:
         """Async version of `set_limit` that does not block the running event loop."""
-        await self._sender.adeclare_limits(None, None)
+        await self._sender.declarations.astore(None, None)
         return await self._arun(self._set(name, changes))
 
     def clear_limit(self, name: str, /) -> LimitInfo:

@@ -97,12 +97,12 @@ class ScheduleMethods(DatabaseMethods):
 
             app.put_schedule(Schedule("digest-42", digest.call(42), every="1h", note="asked by ann"))
         """
-        self._sender.declare_limits(None, None)
+        self._sender.declarations.store(None, None)
         return self._run("put_schedule", self._put(schedule))
 
     async def aput_schedule(self, schedule: Schedule, /) -> ScheduleInfo:
         """Async version of `put_schedule` that does not block the running event loop."""
-        await self._sender.adeclare_limits(None, None)
+        await self._sender.declarations.astore(None, None)
         return await self._arun(self._put(schedule))
 
     def list_schedules(

@@ -17,6 +17,7 @@ from msgspec import UNSET
 
 from everbeat.client.database_access import refuse_in_loop
 from everbeat.client.handle import Handle, TaskOperations
+from everbeat.client.limit_declarations import LimitDeclarations
 from everbeat.client.limits import LimitBook
 from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.task import Call, Task
@@ -36,7 +37,6 @@ from everbeat.errors import DatabaseError, PayloadError, SendError
 from everbeat.errors.wording import nearest
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.fork import call_in_forked_child
-from everbeat.store.limits import declare_limits
 from everbeat.store.plan import Plan, ask
 from everbeat.store.statement import integers, texts
 from everbeat.store.tasks import KEY_TRIES, NewTask, insert_tasks, send_task
@@ -169,8 +169,7 @@ class TaskIds:
 class CallSender:
     """Stores calls as tasks.
 
-    `queues` are the queues that the app declares. If it declares none, any queue name is valid. Each of the `serial_queues` runs one
-    task at a time. `queue_limits` bound the tasks that wait in a queue, and `limits` the tasks that run.
+    `queues` are the queues that the app declares. If it declares none, any queue name is valid. `limits` bound the tasks that run.
     """
 
     def __init__(
@@ -180,22 +179,20 @@ class CallSender:
         ids: TaskIds,
         on_crash: OnCrash,
         stall_timeout_ms: int | None,
-        queues: Collection[str],
-        serial_queues: Collection[str] = (),
-        queue_limits: QueueLimits | None = None,
+        queues: Sequence[QueueConfig] = (),
         limits: LimitBook | None = None,
     ) -> None:
         self.limits = LimitBook() if limits is None else limits
-        self._has_declared = False
+        self.declarations = LimitDeclarations(operations.database, self.limits)
         self.payload_limit = operations.payload_limit
         self._operations = operations
         self._database = operations.database
         self._ids = ids
         self._on_crash: OnCrash = on_crash
         self._stall_timeout_ms = stall_timeout_ms
-        self._queues = frozenset(queues)
-        self._serial_queues = frozenset(serial_queues)
-        self._queue_limits = queue_limits
+        self._queues = frozenset({"default", *(queue.name for queue in queues)} if queues else ())
+        self._serial_queues = frozenset(queue.name for queue in queues if queue.serial)
+        self._queue_limits = QueueLimits(queues, clock=SystemClock())
         self._stored: WeakKeyDictionary[Task[..., Any], tuple[bytes | None, bytes | None]] = (
             WeakKeyDictionary()
         )
@@ -210,14 +207,14 @@ class CallSender:
 
         Raises BlockingCallInLoop on an event loop, ConfigurationError if an option is invalid, and DatabaseError if the database fails.
         """
-        self.declare_limits([call], call.connection)
+        self.declarations.store([call], call.connection)
         return self.run(
             self._send(call), call.connection, name="send", twin="asend", patience_s=call.patience_s
         )
 
     async def asend(self, call: Call[R], /) -> Handle[R]:
         """Async version of `send` that does not block the running event loop."""
-        await self.adeclare_limits([call], call.connection)
+        await self.declarations.astore([call], call.connection)
         return await self.arun(self._send(call), call.connection, twin="send", patience_s=call.patience_s)
 
     def send_many(
@@ -226,7 +223,7 @@ class CallSender:
         """Store many tasks atomically, in one statement, and return their handles."""
         given = calls_of(calls, name="send_many")
         joined = one_connection(given, connection)
-        self.declare_limits(given, joined)
+        self.declarations.store(given, joined)
         return self.run(
             self._send_many(given, joined is not None),
             joined,
@@ -246,7 +243,7 @@ class CallSender:
         """Async version of `send_many` that does not block the running event loop."""
         given = await acalls_of(calls, name="asend_many")
         joined = one_connection(given, connection)
-        await self.adeclare_limits(given, joined)
+        await self.declarations.astore(given, joined)
         return await self.arun(
             self._send_many(given, joined is not None),
             joined,
@@ -319,29 +316,6 @@ class CallSender:
             gates=gates or None,
             costs=costs,
         )
-
-    def declare_limits(self, calls: Sequence[Call[Any]] | None, connection: object) -> None:
-        """Store the app's limits, unless they exist, before this process sends the first task that has any (None: any task can have some).
-
-        The statement is not part of the user's transaction, because its lock would make other senders wait. A joined send does not need
-        the app's own connection, so it continues without it: workers also declare their limits before their first claim.
-        """
-        if self._must_declare(calls):
-            with nullcontext() if connection is None else suppress(DatabaseError):
-                self._database.run(ask(declare_limits(self.limits.definitions())), name="send", twin="asend")
-            self._has_declared = True
-
-    async def adeclare_limits(self, calls: Sequence[Call[Any]] | None, connection: object) -> None:
-        """Async version of `declare_limits` that does not block the running event loop."""
-        if self._must_declare(calls):
-            with nullcontext() if connection is None else suppress(DatabaseError):
-                await self._database.arun(ask(declare_limits(self.limits.definitions())))
-            self._has_declared = True
-
-    def _must_declare(self, calls: Sequence[Call[Any]] | None) -> bool:
-        if self._has_declared or not self.limits:
-            return False
-        return calls is None or any(self.limits.applies_to(call) for call in calls)
 
     def run(
         self, plan: Plan[T], connection: object, *, name: str, twin: str, patience_s: float | None = None
@@ -417,7 +391,6 @@ class CallSender:
 
     def _admitted(self, tasks: Sequence[NewTask], *, is_joined: bool) -> Plan[None]:
         """Return if the queues have room for the tasks. A send in the user's transaction does not wait, because the transaction may hold locks."""
-        assert self._queue_limits is not None
         sending = Counter(task.queue for task in tasks)
         return self._queue_limits.admit(sending, patience_s=None if is_joined else self._database.patience_s)
 

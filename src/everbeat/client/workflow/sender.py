@@ -52,7 +52,7 @@ class WorkflowSender:
 
         `decode` decodes the workflow's result. Raises BlockingCallInLoop on an event loop, and DatabaseError if the database fails.
         """
-        self._sender.declare_limits(None, options.connection)
+        self._sender.declarations.store(None, options.connection)
         plan = self._stored(graph, options.key)
         started = self._sender.run(
             plan, options.connection, name="start", twin="astart", patience_s=options.patience_s
@@ -63,7 +63,7 @@ class WorkflowSender:
         self, graph: Graph, options: StartSettings, *, decode: Callable[[str], Any]
     ) -> WorkflowHandle[Any]:
         """Async version of `start` that does not block the running event loop."""
-        await self._sender.adeclare_limits(None, options.connection)
+        await self._sender.declarations.astore(None, options.connection)
         plan = self._stored(graph, options.key)
         started = await self._sender.arun(
             plan, options.connection, twin="start", patience_s=options.patience_s

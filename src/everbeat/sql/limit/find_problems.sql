@@ -1,4 +1,4 @@
--- Find the problems of limits for the doctor. 'undeclared': a gate in use has no limit. 'set': an operator set a limit more than `set_ms` ago,
+-- Find the problems of limits for the doctor, by kind. 'undeclared': a gate in use has no limit. 'set': an operator set a limit more than `set_ms` ago,
 -- without an end. 'cost': waiting tasks need more permits than their limit has. 'changes': noted changes are not applied yet. The statement
 -- reads all lines.
 (

@@ -342,7 +342,7 @@ class ClaimQuery:
     async def _apply_line_changes(self, names: Sequence[str], marked: Sequence[MarkedGroup]) -> bool:
         """Bring the lines up to date, so that the next claim finds the tasks that are ready. Return whether changes are left.
 
-        This is a transaction of its own, because the locks of a claim are held until its reply has been delivered.
+        This is a separate transaction, because the locks of a claim are held until its reply has been delivered.
         """
         readers = [*names, *{str(group.needs_id) for group in marked}]
         channel = self._session.target.channel

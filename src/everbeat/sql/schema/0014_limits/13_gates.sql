@@ -1,6 +1,6 @@
--- One row for each limit and key in use. `held` is the number of permits of leases plus those whose release is still in `line_changes`, so
--- it is never less than the number that is in use. `next_at` is the theoretical arrival time of the rate (GCRA), `recent` contains the
--- latest starts of a sliding window, and the gate is closed until `closed_until`, all in seconds since 1970. The gate opens at `opens_at`
+-- One row for each limit and key in use. `held` is the number of permits of leases plus those whose release is still in `line_changes`. So
+-- it is never less than the number that is in use. `next_at` is the theoretical arrival time of the rate (GCRA). `recent` contains the latest
+-- starts of a sliding window. The gate is closed until `closed_until`. These times are in seconds since 1970. The gate opens at `opens_at`
 -- for the lines that wait for its rate. `reserved`: the first waiting line needs more permits than are free, so no other line can take any.
 create table {schema}.gates (
     gate          text primary key,

@@ -1,5 +1,5 @@
--- Changes that are not in `lines` and `gates` yet. The statement that sends, ends or changes a task only adds a row here, so it waits for no
--- limit and no limit waits for it. `freed`: the permits of these gates were released. `at`: a task at this place of the line is PENDING.
+-- Changes that are not in `lines` and `gates` yet. A statement that sends, ends or changes a task only adds a row here. So it
+-- waits for no limit, and no limit waits for it. `freed`: the permits of these gates were released. `at`: a task at this place of the line is PENDING.
 -- `closed_until`: these gates were closed until then, in seconds since 1970. `xid` shows which rows might still appear before a given row.
 create table {schema}.line_changes (
     xid           xid8 not null default pg_current_xact_id(),

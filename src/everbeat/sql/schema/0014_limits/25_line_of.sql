@@ -1,4 +1,4 @@
--- The line of a task that has gates but no serial key. The prefix tells such a line from a strict one.
+-- The line of a task that has gates but no serial key. The prefix distinguishes such a line from a strict one.
 create function {schema}.line_of(
     queue text, priority smallint, name text, gates text[], costs integer[], needs_id uuid, suspect boolean
 ) returns text language sql immutable as $$

@@ -1,4 +1,4 @@
--- Note a change of a task that is or was in a line, and move a waiting task with gates to its new line or place. No other row is locked, so
+-- Note a change of a task that is or was in a line. Move a waiting task with gates to its new line or place. No other row is locked, so
 -- there is no order to keep, no waiting and no deadlock. The sender needs no privileges on the tables that are written here.
 create function {schema}.note_line_change() returns trigger language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare

@@ -1,6 +1,6 @@
 -- Let as many lines continue as these gates have room for, in the order in which they wait, and record when the gates open next. The caller
 -- must hold the locks of the gates. Therefore, no gate fills up in the meantime, and no line starts to wait unseen. If the first waiting
--- line needs more permits than are free, the gate is reserved for it and for the lines that this function lets through. A line that needs
+-- line needs more permits than are free, the gate is reserved. Only that line and the lines that this function lets through can pass. A line that needs
 -- more permits than its limit ever grants stays, and no line waits behind it. Workers are notified of lines that the caller cannot serve.
 create function {schema}.unpark_lines(p_gates text[], p_readers text[], p_queues text[], p_channel text) returns void language plpgsql
     set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
@@ -42,7 +42,7 @@ begin
     into unparked, passed;
     update {schema}.gates g
     set reserved = n.cost is not null and n.cost > 1 and n.cost > n.room - coalesce((passed ->> g.gate)::integer, 0),
-        -- A gate opens by itself if the line waits for a time, or soon after, in case the lines that continue do not use the room.
+        -- A gate opens by itself if the line waits for a time. It opens soon if the lines that continue might not use the room.
         opens_at = case when n.can_open then greatest(n.opens_at, statement_timestamp() + interval '50 milliseconds') end
     from unnest(p_gates) as asked (gate)
     cross join lateral (

@@ -1,7 +1,7 @@
 -- Apply the noted changes, the lines that have become due and the rates that have opened to `lines` and `gates`. Only one caller at a time
 -- does this. It never waits for a lock: changes of lines and gates that a claim has locked stay. `is_busy` says that changes are left, or
--- that another caller applies them. The function can be repeated at any time. Its changes are kept or lost together
--- with the rows of `line_changes` that it deletes, so its commit need not be written to disk at once.
+-- that another caller applies them. The function can be repeated at any time. Its changes and the rows of
+-- `line_changes` that it deletes are kept or lost together. So its commit need not be written to disk at once.
 create function {schema}.apply_line_changes(
     p_most integer, p_readers text[], p_queues text[], p_channel text, out applied integer, out is_busy boolean
 ) language plpgsql

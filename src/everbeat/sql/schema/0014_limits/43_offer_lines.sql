@@ -1,5 +1,5 @@
--- Offer tasks of lines to a claim, and take their permits. The claim that calls this function leases the tasks in the same transaction, and
--- adds a row to `line_changes` for each task that it did not lease. So `held` of a gate is never less than the number of permits in use.
+-- Offer tasks of lines to a claim, and take their permits. The claim that calls this function leases the tasks in the same transaction. It
+-- returns the permits of each task that it did not lease. So `held` of a gate is never less than the number of permits in use.
 -- The function never waits for a lock. If another transaction has a lock that it needs, it adds a change, so that the line is read again.
 -- `p_starts` is the number of tasks that the claim starts at once. Tasks with gates are only offered if they start at once.
 create function {schema}.offer_lines(
