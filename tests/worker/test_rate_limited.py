@@ -97,7 +97,7 @@ def test_a_repeated_settlement_closes_the_gate_only_once(db: StoreHarness) -> No
 
 
 def test_rate_limited_can_be_pickled_and_checks_its_arguments() -> None:
-    copied = pickle.loads(pickle.dumps(RateLimited("stripe", retry_after="30s", reason="429")))  # noqa: S301 - our own data
+    copied = pickle.loads(pickle.dumps(RateLimited("stripe", retry_after="30s", reason="429")))  # noqa: S301 - made by this test
     assert (copied.limit, copied.after_s, copied.reason, str(copied)) == (
         "stripe",
         30.0,

@@ -137,7 +137,7 @@ def _weight_key(value: object, /, *, subject: str) -> str:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit(Settings):
-    """A limit for all tasks that name it, in all processes. It bounds how many run at the same time, and how many start in a period.
+    """A limit of the tasks that can run at the same time, and of the starts in a period, for all tasks that name it.
 
     - `concurrency`: the number of permits. A task holds its permit from its claim until its lease ends.
     - `rate`: the number of starts per period, such as "100/10s". `burst` of them can start at once.

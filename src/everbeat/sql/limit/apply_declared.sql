@@ -1,6 +1,6 @@
 -- Store the limits that live workers declare. Of all declarations of a name, the one that became live last counts. Numbers that an operator
--- has set stay in force, and the declaration takes effect after them. A limit that no live worker declares is deleted. It stays if
--- an operator has set it, a task waits for it, or a task holds its permits. Return the names of changed and deleted limits.
+-- has set stay in force, and the declaration takes effect after them. A limit that no live worker declares any longer is deleted. It stays
+-- while an operator has set it, a task waits for it or a task holds its permits. Return the names of changed and deleted limits.
 with live as materialized (
     select v.owner, v.version, v.limits, v.live_since
     from {schema}.schedule_versions v

@@ -1,6 +1,7 @@
--- Find the problems of limits for the doctor, by kind. 'undeclared': a gate in use has no limit. 'set': an operator set a limit more than `set_ms` ago,
--- without an end. 'cost': waiting tasks need more permits than their limit has. 'changes': noted changes are not applied yet. The statement
--- reads all lines.
+-- Find the problems of limits for the doctor. The statement reads all lines.
+-- The kind "undeclared" is a gate in use without a limit. The kind "set" is a limit that an operator set more than `set_ms` ago, without an
+-- end. The kind "cost" is waiting tasks that need more permits than their limit has. The kind "changes" counts the noted changes that are
+-- not applied yet.
 (
     select 'undeclared' as kind, u.gate as name, null::text as other, count(*) as number
     from (
