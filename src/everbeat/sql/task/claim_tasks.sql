@@ -158,7 +158,7 @@ with recursive caller as materialized (
                   and t.gates is not distinct from o.gates and t.costs is not distinct from o.costs
                   and t.enqueued_at <= statement_timestamp() and t.name = any(asked.names)
                   and (%(suspects)s::boolean is null or t.suspect = %(suspects)s::boolean)
-                  and (t.good_until is null or t.good_until > statement_timestamp())
+                  and (t.good_until is null or t.good_until > o.granted_at)
                 limit 1
                 for no key update skip locked
             ) t

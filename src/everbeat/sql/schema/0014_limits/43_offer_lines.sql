@@ -150,13 +150,13 @@ begin
                 where s.serial = h.line and s.state = 'PENDING' and s.serial_at >= h.floor
                   and s.fence < 9223372036854775807 and s.attempt < 2147483647
                   and (h.is_strict or (
-                      s.enqueued_at <= statement_timestamp() and (s.good_until is null or s.good_until > statement_timestamp())
+                      s.enqueued_at <= statement_timestamp() and (s.good_until is null or s.good_until > v_granted_at)
                   ))
                 order by s.serial_at, s.id limit h.room
             ) c
             -- The head of a strict line is chosen before it is checked, because skipping it would overtake it.
             where not h.is_strict or (
-                c.enqueued_at <= statement_timestamp() and (c.good_until is null or c.good_until > statement_timestamp())
+                c.enqueued_at <= statement_timestamp() and (c.good_until is null or c.good_until > v_granted_at)
                 and c.name = h.name and c.suspect = h.suspect and c.queue = h.queue and c.priority = h.priority
                 and c.gates is not distinct from h.gates and c.costs is not distinct from h.costs
                 and (c.needs_id is null or c.needs_id::text = h.reader or c.needs_id = {schema}.mark_of(c.name, '{{"limits": true}}'))
