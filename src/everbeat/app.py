@@ -496,7 +496,5 @@ def definition_of(
 
 def _caller_module() -> str:
     """Return the name of the module that is creating the app. Task processes import the app from this module."""
-    frame = sys._getframe(
-        3
-    )  # skip the frames of this function, of App.__init__ and of `reporting_wrong_calls`
-    return str(frame.f_globals.get("__name__", "__main__"))
+    # Skip the frames of this function, of App.__init__ and of `reporting_wrong_calls`.
+    return str(sys._getframe(3).f_globals.get("__name__", "__main__"))

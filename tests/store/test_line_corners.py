@@ -163,6 +163,19 @@ def test_a_claim_that_was_delayed_does_not_shorten_the_window_of_a_sliding_limit
     assert line_breaches(db.connection, db.target.schema) == []
 
 
+@pytest.mark.parametrize("serial", [None, "key:a"])
+def test_a_claim_that_was_delayed_starts_no_task_after_its_good_until(
+    db: StoreHarness, serial: str | None
+) -> None:
+    put_limit(db, "a", concurrency=1)
+    send(db, "a", serial=serial, good_ms=400)
+    apply(db)
+    with delayed_claim(db) as proceed:
+        time.sleep(0.5)  # the delay of the claim
+        assert proceed() == []
+    no_breach(db)
+
+
 @contextmanager
 def interrupted_claim(db: StoreHarness) -> Iterator[Any]:
     """Start a claim of w2 that waits after it has chosen tasks of lines. The yielded connection's changes are committed before it continues."""

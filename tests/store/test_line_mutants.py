@@ -273,7 +273,7 @@ def check_costs(db: StoreHarness) -> None:
 
 
 def check_due_while_full(db: StoreHarness) -> None:
-    """A full gate does not wake workers, and an open one that no claim used does."""
+    """A full gate does not wake workers."""
     corners.test_a_worker_does_not_poll_while_a_gate_is_full(db)
     assert db.run(tasks.next_due(names=["work"], queues=None)).due_in_ms is None
 

@@ -183,19 +183,19 @@ END_ONE = "update {schema}.tasks set state = 'COMPLETED', claim_id = null, claim
 def test_applied_changes_read_the_same_pages_with_many_keys(
     few: Keyed, many: Keyed, before: tuple[str, ...]
 ) -> None:  # K9
-    assert compare(few, many, Keyed.apply(), *before) >= 0
+    assert compare(few, many, Keyed.apply(), *before) == 1
 
 
 @pytest.mark.parametrize("names", [(name,) for name in NAMES] + [NAMES], ids=" ".join)
 def test_the_next_due_time_reads_the_same_pages_with_many_keys(
     few: Keyed, many: Keyed, names: tuple[str, ...]
 ) -> None:  # K9
-    assert compare(few, many, tasks.next_due(names=names, queues=None)) >= 0
+    assert compare(few, many, tasks.next_due(names=names, queues=None)) == 1
 
 
 def test_a_send_reads_the_same_pages_with_many_keys(few: Keyed, many: Keyed) -> None:  # K9
     task = tasks.NewTask(id=uuid4(), name="serial", queue="default", priority=0, args=b"{}", serial="key:7")
-    assert compare(few, many, tasks.insert_task(task, channel="c")) >= 0
+    assert compare(few, many, tasks.insert_task(task, channel="c")) == 1
 
 
 def test_a_send_in_an_open_transaction_delays_no_other_send_or_claim(db: StoreHarness) -> None:  # K9

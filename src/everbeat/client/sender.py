@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -22,6 +22,7 @@ from everbeat.client.limits import LimitBook
 from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.task import Call, Task
 from everbeat.client.unique_sending import require_key, require_plain, send_unique
+from everbeat.config import QueueConfig
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.limit.model import NO_GATES
 from everbeat.domain.plan import aperform, perform
@@ -33,9 +34,9 @@ from everbeat.domain.task.context_backend import NewChild
 from everbeat.domain.task.policy import OnCrash, TaskOptions
 from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.domain.workflow.graph import TaskSpec
-from everbeat.errors import DatabaseError, PayloadError, SendError
+from everbeat.errors import PayloadError, SendError
 from everbeat.errors.wording import nearest
-from everbeat.runtime.clock import Clock
+from everbeat.runtime.clock import Clock, SystemClock
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.plan import Plan, ask
 from everbeat.store.statement import integers, texts
