@@ -347,7 +347,7 @@ MUTANTS = [
         "costs that are ignored", OFFER, "v_cost := greatest(1, v_one.costs[g]);", "v_cost := 1;", check_costs,
     ),
     Mutant(
-        "a reservation that new tasks ignore", OFFER, "or (v_reserved[v_place] and v_one.passed is distinct from v_one.gates[g])", "",
+        "a reservation that new tasks ignore", OFFER, "or (v_reserved[v_gate] and v_one.passed is distinct from v_one.gates[g])", "",
         corners.test_tasks_with_small_costs_do_not_starve_a_task_with_a_large_cost,
     ),
     Mutant(
@@ -365,7 +365,7 @@ MUTANTS = [
         corners.test_offers_that_a_claim_does_not_use_do_not_use_up_a_rate,
     ),
     Mutant(
-        "a line that keeps the room it cannot use", OFFER, "v_one.room := least(v_one.room, greatest(1, v_found));", "",
+        "a line that keeps the room it cannot use", OFFER, "v_more := least(v_more, greatest(v_waiting[i], 1) - v_one.room);", "",
         fairness.test_ready_lines_with_one_task_each_fill_a_claim,
     ),
 ]  # fmt: skip

@@ -6,8 +6,8 @@
 -- A lane is a (queue, priority). The floor of a lane is the position up to which this worker has claimed. The claim reads nothing before a
 -- floor, because the index keeps the entries of claimed tasks there while any transaction has an old snapshot.
 -- Tasks of lines (with a serial key or limits) come from offer_lines, which takes their permits. The permits of those that this claim does
--- not take are returned at once, and their lines are noted as changed. Lanes of equal priority take turns, and so do the
--- tasks in lines and the others of a lane: `after_queue` is the queue of the worker's latest task.
+-- not take are returned at once, and their lines are noted as changed. Lanes of equal priority take turns. The tasks in lines and the
+-- others of a lane take turns, too. `after_queue` is the queue of the worker's latest task.
 -- Marked tasks (needs_id) are claimed only from the groups in `marked`, which this worker's code understands. Each group is a lane without
 -- a floor. If there are no groups, the lines between "[marked" and "marked]" are left out, because they take a tenth of a claim's time.
 -- The claim stops before the total size of arguments and checkpoints exceeds `most_bytes`, because a larger reply might never arrive. The

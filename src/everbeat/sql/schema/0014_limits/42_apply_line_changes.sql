@@ -9,7 +9,7 @@ create function {schema}.apply_line_changes(
 declare
     t timestamptz := statement_timestamp();
     floor xid8; low xid8; first xid8; ended integer;
-    ls text[]; os timestamptz[]; gs text[]; gf integer[]; locked text[]; gx double precision[]; opened text[]; due text[]; fresh text[]; newest text[];
+    ls text[]; os timestamptz[]; gs text[]; gf integer[]; locked text[]; gx double precision[]; opened text[]; due text[]; fresh text[]; newest text[]; dropping text[];
 begin
     applied := 0;
     is_busy := false;
@@ -103,7 +103,7 @@ begin
         -- A new statement has a new snapshot, so it sees everything that was committed before the locks were acquired.
         with found as materialized (
             select d.line, o.is_strict, o.state as was, first.*, held.id is not null as is_held,
-                coalesce(m.fair, false) as fair, coalesce(m.weight, 1) as weight, coalesce(m.newest, false) as newest
+                coalesce(m.fair, false) as fair, coalesce(m.weight, 1) as weight, coalesce(m.newest, false) as newest, coalesce(m.drops, false) as drops
             from unnest(ls, os) as d (line, at)
             cross join lateral (select * from {schema}.lines o where o.line = d.line and o.line = any(locked)) o
             left join lateral (
@@ -123,6 +123,7 @@ begin
             ) held on true
             left join lateral (
                 select bool_or(m.fair and not o.is_strict) as fair, bool_or(m.when_full = 'newest' and not o.is_strict) as newest,
+                    bool_or(m.when_full = 'drop' and not o.is_strict) as drops,
                     max(case when m.fair then {schema}.weight_of(m.weights, substr(u, strpos(u, '/') + 1)) end) as weight
                 from unnest(first.gates) u join {schema}.limits m on m.name = split_part(u, '/', 1)
             ) m on first.gates is not null
@@ -140,13 +141,10 @@ begin
             ) s
             where l.line = f.line
         )
-        select array_agg(f.line) filter (where f.newest) into newest from found f;
+        select array_agg(f.line) filter (where f.newest), array_agg(f.line) filter (where f.drops) into newest, dropping from found f;
         select array_agg(distinct x) into fresh
         from {schema}.lines l cross join unnest(l.gates) x
         where l.line = any(locked) and octet_length(x) <= 2500 and not exists (select from {schema}.gates g where g.gate = x);
-        if newest is not null then
-            perform {schema}.keep_newest(newest);
-        end if;
     end if;
     fresh := fresh || gs;
     if fresh is not null then
@@ -175,6 +173,13 @@ begin
         if locked is not null then
             perform {schema}.unpark_lines(locked, p_readers, p_queues, p_channel);
         end if;
+    end if;
+    -- The gates are up to date now.
+    if newest is not null then
+        perform {schema}.keep_newest(newest);
+    end if;
+    if dropping is not null then
+        perform {schema}.cancel_surplus(dropping);
     end if;
 end
 $$

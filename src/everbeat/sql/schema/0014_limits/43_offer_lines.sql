@@ -15,7 +15,8 @@ declare
     v_granted_at timestamptz; v_now double precision;
     v_lines text[]; v_offers {schema}.line_offer[]; v_one {schema}.line_offer; v_count integer; v_again text[]; v_loose text[];
     v_gates text[]; v_rooms integer[]; v_reserved boolean[]; v_places jsonb; v_place integer;
-    v_page integer := p_most; v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer; v_found bigint;
+    v_page integer := p_most; v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer; v_more integer; v_gate integer;
+    v_waiting bigint[]; v_queues text[]; v_shares integer[];
     v_line_places bigint[]; v_ids uuid[]; v_due_ats timestamptz[]; v_serial_ats timestamptz[];
 begin
     if p_most <= 0 or not exists (select from {schema}.lines where state = 'R') then
@@ -90,53 +91,67 @@ begin
         join {schema}.gates y on y.gate = g.gate
         left join {schema}.limits m on m.name = y.limit_name;
     end if;
-    for i in 1 .. v_count loop
-        v_one := v_offers[i];
-        -- If the end of a claim cuts a turn short, the line keeps its place and the rest of its turn.
-        v_quota := case when v_one.is_strict then 1 when not v_one.is_fair then v_want when v_one.credit > 0 then v_one.credit
-                        else greatest(1, p_most / v_count) * least(1000, greatest(1, v_one.weight)) end;
-        v_one.room := least(v_want, v_quota);
-        if v_one.gates is not null then
-            v_one.room := least(v_one.room, v_starts);
-            for g in 1 .. cardinality(v_one.gates) loop
-                exit when v_one.room = 0;
-                v_place := (v_places ->> v_one.gates[g])::integer;
-                if v_place is null then
-                    v_one.room := 0;
-                    v_again := v_again || v_one.line;
-                    exit;
-                end if;
-                v_cost := greatest(1, v_one.costs[g]);
-                if v_rooms[v_place] < v_cost or (v_reserved[v_place] and v_one.passed is distinct from v_one.gates[g]) then
-                    v_one.room := 0;
-                    v_one.full_gate := v_one.gates[g];
-                else
-                    v_one.room := least(v_one.room, v_rooms[v_place] / v_cost);
-                end if;
-            end loop;
-        end if;
-        v_one.credit := case when v_one.is_fair and v_one.room > 0 then v_quota - v_one.room else 0 end;
-        if v_one.room > 1 then
-            -- Leave what this line cannot use to the lines behind it.
-            select count(*) into v_found
-            from (
-                select from {schema}.tasks s
-                where s.serial = v_one.line and s.state = 'PENDING' and s.serial_at >= v_one.floor and s.serial_at <= statement_timestamp()
-                order by s.serial_at, s.id limit v_one.room
-            ) f;
-            v_one.room := least(v_one.room, greatest(1, v_found));
-        end if;
-        if v_one.gates is not null then
-            if v_one.room > 0 then
+    -- How many tasks each line has. What a line cannot use is left to the lines behind it.
+    select array_agg(w.waiting order by h.ordinality) into v_waiting
+    from unnest(v_offers) with ordinality h
+    cross join lateral (
+        select count(*) as waiting
+        from (
+            select from {schema}.tasks s
+            where s.serial = h.line and s.state = 'PENDING' and s.serial_at >= h.floor
+              and (h.is_strict or s.serial_at <= statement_timestamp())
+            order by s.serial_at, s.id limit case when h.is_strict then 1 else p_most end
+        ) f
+    ) w;
+    select array_agg(distinct o.queue) into v_queues from unnest(v_offers) o;
+    v_shares := array_fill(greatest(1, p_most / greatest(1, coalesce(cardinality(v_queues), 1))), array[coalesce(cardinality(v_queues), 0)]);
+    -- Queues take turns: each takes its share first, and then what the others leave.
+    for turn in 1 .. case when cardinality(v_queues) > 1 then 2 else 1 end loop
+        for i in 1 .. v_count loop
+            v_one := v_offers[i];
+            continue when v_want <= 0 or (turn = 2 and (v_one.is_strict or v_one.is_fair or v_one.full_gate is not null));
+            v_place := array_position(v_queues, v_one.queue);
+            -- If the end of a claim cuts a turn short, the line keeps its place and the rest of its turn.
+            v_quota := case when v_one.is_strict then 1 when not v_one.is_fair then case turn when 1 then greatest(0, v_shares[v_place]) else v_want end
+                            when v_one.credit > 0 then v_one.credit
+                            else greatest(1, p_most / v_count) * least(1000, greatest(1, v_one.weight)) end;
+            v_more := least(v_want, v_quota);
+            if v_one.gates is not null then
+                v_more := least(v_more, v_starts);
                 for g in 1 .. cardinality(v_one.gates) loop
-                    v_place := (v_places ->> v_one.gates[g])::integer;
-                    v_rooms[v_place] := v_rooms[v_place] - v_one.room * greatest(1, v_one.costs[g]);
+                    exit when v_more = 0;
+                    v_gate := (v_places ->> v_one.gates[g])::integer;
+                    if v_gate is null then
+                        v_more := 0;
+                        v_again := v_again || v_one.line;
+                        exit;
+                    end if;
+                    v_cost := greatest(1, v_one.costs[g]);
+                    if v_rooms[v_gate] < v_cost or (v_reserved[v_gate] and v_one.passed is distinct from v_one.gates[g]) then
+                        v_more := 0;
+                        v_one.full_gate := v_one.gates[g];
+                    else
+                        v_more := least(v_more, v_rooms[v_gate] / v_cost);
+                    end if;
                 end loop;
-                v_starts := v_starts - v_one.room;
             end if;
-        end if;
-        v_offers[i] := v_one;
-        v_want := v_want - v_one.room;
+            v_one.credit := case when v_one.is_fair and v_more > 0 then v_quota - v_more else 0 end;
+            v_more := least(v_more, greatest(v_waiting[i], 1) - v_one.room);
+            if v_one.gates is not null and v_more > 0 then
+                for g in 1 .. cardinality(v_one.gates) loop
+                    v_gate := (v_places ->> v_one.gates[g])::integer;
+                    v_rooms[v_gate] := v_rooms[v_gate] - v_more * greatest(1, v_one.costs[g]);
+                end loop;
+                v_starts := v_starts - v_more;
+            end if;
+            if v_one.room > 0 then
+                v_one.full_gate := null;  -- the line takes some tasks, so the next claim finds out whether the gate is full
+            end if;
+            v_one.room := v_one.room + v_more;
+            v_offers[i] := v_one;
+            v_want := v_want - v_more;
+            v_shares[v_place] := v_shares[v_place] - v_more;
+        end loop;
     end loop;
     with picked as materialized (
         select h.*, h.ordinality as place, c.ids, c.due_ats, c.serial_ats, coalesce(cardinality(c.ids), 0) as taken,
