@@ -174,6 +174,8 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
             yield _Walk(first, partial(retention.prune_stray_signals, hours=hours, limit=rows, until=until))
         yield _Walk(0, partial(retention.prune_stray_recoveries, hours=hours, limit=rows))
         yield _Walk(_LONG_AGO, partial(retention.prune_ticks, hours=hours, limit=rows))
+    yield _Walk("", partial(retention.prune_lines, limit=rows))
+    yield _Walk("", partial(retention.prune_gates, limit=rows))
 
 
 class SpareStatements(Statements, Protocol):
@@ -206,7 +208,7 @@ class Pruner:
     async def tick(self) -> float | None:
         """Run one pass, unless another supervisor has already run one within the interval."""
         holder = self._environment.observer.supervisor_id
-        if self._keeps_records and not await self._has_results_to_remove():
+        if self._keeps_records and not await self._has_more_to_remove():
             return None
         if await self._take_turn(self._environment.statements, holder):
             spare = self._open_spare()
@@ -231,8 +233,8 @@ class Pruner:
         )
         return all(hours is None for hours in kept)
 
-    async def _has_results_to_remove(self) -> bool:
-        return await self._environment.statements.run(retention.has_kept_results(), patience_s=ONE_TRY)
+    async def _has_more_to_remove(self) -> bool:
+        return await self._environment.statements.run(retention.has_more_to_remove(), patience_s=ONE_TRY)
 
     async def _take_turn(self, statements: Statements, holder: str) -> bool:
         """Acquire or renew the right to run a pass. The next pass of any supervisor is due one interval after the last step of this pass."""

@@ -61,9 +61,19 @@ def prune_results(*, limit: int, after: bool) -> Statement[PruneStep[bool]]:
     return Statement("retention/prune_results", {"limit": limit}, _step("results"))
 
 
-def has_kept_results() -> Statement[bool]:
-    """Return whether any completed task has a result with a `keep_result_for`."""
-    return Statement("retention/check_kept_results", {}, rows.only(bool))
+def prune_lines(*, limit: int, after: str) -> Statement[PruneStep[str]]:
+    """Delete idle lines without live tasks. Examine at most the next `limit` lines. They are no records, so they are not counted."""
+    return Statement("retention/prune_lines", {"limit": limit, "after": after}, _step())
+
+
+def prune_gates(*, limit: int, after: str) -> Statement[PruneStep[str]]:
+    """Delete gates that have not been used for a day. Examine at most the next `limit` gates. They are no records, so they are not counted."""
+    return Statement("retention/prune_gates", {"limit": limit, "after": after}, _step())
+
+
+def has_more_to_remove() -> Statement[bool]:
+    """Return whether retention has work if it keeps all records: a result with a `keep_result_for`, or lines and gates."""
+    return Statement("retention/check_more_to_remove", {}, rows.only(bool))
 
 
 def prune_workflows(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[PruneStep[UUID]]:

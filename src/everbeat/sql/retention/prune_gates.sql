@@ -18,8 +18,7 @@ with looked as materialized (
     ) k
     where not exists (select from {schema}.lines l where l.state = 'B' and l.blocked = f.gate)
 ), gone as (
-    delete from {schema}.gates g where g.gate = any(array(select i.gate from idle i)) returning 1
+    delete from {schema}.gates g where g.gate = any(array(select i.gate from idle i))
 )
 select
-    case when (select count(*) from looked) = %(limit)s then (select max(gate) from looked) end as next_after,
-    (select count(*) from gone) as gates
+    case when (select count(*) from looked) = %(limit)s then (select max(gate) from looked) end as next_after

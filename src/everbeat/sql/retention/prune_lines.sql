@@ -17,8 +17,7 @@ with looked as materialized (
         select from {schema}.tasks t where t.serial = f.line and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
     )
 ), gone as (
-    delete from {schema}.lines l where l.line = any(array(select i.line from idle i)) returning 1
+    delete from {schema}.lines l where l.line = any(array(select i.line from idle i))
 )
 select
-    case when (select count(*) from looked) = %(limit)s then (select max(line) from looked) end as next_after,
-    (select count(*) from gone) as lines
+    case when (select count(*) from looked) = %(limit)s then (select max(line) from looked) end as next_after

@@ -1,0 +1,6 @@
+-- Return whether any completed task has a result that retention removes after a time, or whether any line or gate exists. The index of such
+-- results answers this at once.
+select exists (
+    select from {schema}.tasks t
+    where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and t.policy ->> 'keep_result_ms' is not null
+) or exists (select from {schema}.lines) or exists (select from {schema}.gates) as keeps
