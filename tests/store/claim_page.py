@@ -13,7 +13,7 @@ from uuid import uuid4
 from psycopg import sql
 
 from everbeat.embedded.server import EmbeddedServer
-from everbeat.store import leases
+from everbeat.store import leases, lines
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
 from everbeat.store.user_connection.drivers import numbered
@@ -58,6 +58,8 @@ def beside_lines_and_suspects(db: StoreHarness) -> Iterator[Statement[Any]]:
             "analyze {}.tasks",
         ):
             db.connection.execute(sql.SQL(text).format(schema, schema))
+        apply = lines.apply_changes(readers=["work"], queues=None, channel=None, most=10_000)
+        db.connection.execute(db.text(apply.name), apply.parameters)
         floor = db.connection.execute(sql.SQL(place).format(schema)).fetchone()
         assert floor is not None
         yield leases.claim(

@@ -13,8 +13,7 @@ from tests.store.test_mutants import Mutant, notices, scenario
 __all__ = ["scenario"]
 
 IN_LANE = "t.serial is null and t.needs_id is null and t.queue = r.queue"
-HEAD = "(first.needs_id is null or first.needs_id = any(array(select m.needs_id from marked m)))"
-SUSPECT = "(t.needs_id is null or t.needs_id = any(array(select m.needs_id from"
+SUSPECT = "(not {schema}.is_marked(t.needs) or t.needs_id = any(array(select m.needs_id from"
 OWN_POLICY = "case when t.state = 'RUNNING' and t.attempt = 1 and t.policy ->> 'is_default' = 'true' then null else t.policy end"
 
 MUTANTS = [
@@ -81,13 +80,12 @@ MUTANTS = [
         marked.test_a_claim_takes_a_marked_task_only_if_it_names_its_group,
     ),
     Mutant(
-        "a claim of any marked head", "task/claim_tasks", "            first.needs_id is null\n", "            true\n",
+        "a claim of any marked head", "schema/0014_limits/42_apply_line_changes", "else h.needs_id::text end as reader", "else h.name end as reader",
         marked.test_a_marked_head_keeps_its_serial_line_in_order,
     ),
     Mutant(
-        "a line that skips its marked head", "task/claim_tasks",
-        "t.state in ('PENDING', 'CLAIMED', 'RUNNING')\n          and t.fence",
-        "t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.needs_id is null\n          and t.fence",
+        "a line that skips its marked head", "schema/0014_limits/42_apply_line_changes",
+        "and h.fence < 9223372036854775807", "and h.needs_id is null and h.fence < 9223372036854775807",
         marked.test_a_marked_head_keeps_its_serial_line_in_order,
     ),
     Mutant(
@@ -96,8 +94,8 @@ MUTANTS = [
     ),
     Mutant(
         "marked tasks that are claimed out of turn", "task/claim_tasks",
-        "select m.queue, m.priority, first.enqueued_at, null, null, null, m.needs_id",
-        "select m.queue, m.priority, '-infinity'::timestamptz, null, null, null, m.needs_id",
+        "select m.queue, m.priority, first.enqueued_at, false, null, null, m.needs_id",
+        "select m.queue, m.priority, '-infinity'::timestamptz, false, null, null, m.needs_id",
         marked.test_marked_tasks_are_claimed_in_the_same_order_as_others,
     ),
     Mutant(
@@ -111,7 +109,7 @@ MUTANTS = [
         marked.test_a_marked_suspect_is_left_to_workers_that_understand_it,
     ),
     Mutant(
-        "find_next_due counts a marked head for every worker", "task/find_next_due", HEAD, "true",
+        "find_next_due counts a marked head for every worker", "task/find_next_due", "and l.reader = r.reader order by", "order by",
         marked.test_next_due_counts_marked_tasks_only_for_workers_that_understand_them,
     ),
     Mutant(

@@ -458,7 +458,7 @@ def test_the_page_about_the_claim_shows_the_nodes_and_indexes_of_its_plan(loaded
             claim_page.as_a_worker(loaded, claim, options="analyze, buffers, costs off, timing off")
         )
     shown = claim_page.nodes_on_the_page()
-    assert len(shown) == 12
+    assert len(shown) == 11
     for part, nodes in shown.items():
         assert nodes <= real[part], part
         assert {index for _, index in nodes} == {index for _, index in real[part]}, part
