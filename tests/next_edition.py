@@ -53,11 +53,11 @@ create index {concurrently} tasks_pending_next on {schema}.tasks (queue, priorit
 }
 NEEDS: Final = f"json_build_object('arguments', json_build_array('n'), 'edition', {NEXT})"
 CHANGES: Final = (
-    ("sql/task/insert_task.sql", "enqueued_at, serial_at)", "enqueued_at, serial_at, edition, needs, needs_id)"),
+    ("sql/task/insert_task.sql", "serial_at, gates, costs)", "serial_at, gates, costs, edition, needs, needs_id)"),
     (
         "sql/task/insert_task.sql",
-        " end\n)\non conflict do nothing",
-        f""" end,
+        "%(costs)s::text::integer[]\n)\non conflict do nothing",
+        f"""%(costs)s::text::integer[],
     case when %(name)s = 'newer' then {NEXT} else {CODE} end,
     case when %(name)s = 'newer' then {NEEDS} end,
     case when %(name)s = 'newer' then {{schema}}.mark_of('newer', {NEEDS}) end

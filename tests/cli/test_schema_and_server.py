@@ -26,7 +26,7 @@ def test_migrate_creates_the_schema_once(everbeat: Command, schema: str) -> None
     status = everbeat("migrate", "--status", "--json").assert_code(0).document
     assert (status["schema"], status["pending"], status["unknown"]) == (schema, [], [])
     assert (status["version"], status["newest_known"]) == (first["applied"][-1], first["applied"][-1])
-    assert (status["oldest_code"], status["supported"]) == (11, True)
+    assert (status["oldest_code"], status["supported"]) == (13, True)
 
 
 def test_migrate_sql_prints_statements_that_can_be_run_by_hand(

@@ -447,7 +447,7 @@ def test_a_dropped_send_can_be_repeated_after_a_lost_reply(limited: NewApp, db: 
     @app.task(limits=["report"])
     def report() -> None: ...
 
-    app._sender.declare_limits(None, None)
+    app._sender.declarations.store(None, None)
     new = app._sender._new_task(report.call())
     statement = insert_unless_full(new, channel=db.target.channel)
     assert [db.run(statement), db.run(statement)] == [new.id, new.id]
@@ -482,7 +482,7 @@ def test_the_surplus_of_concurrent_sends_is_cancelled_except_tasks_that_have_run
     @app.task(limits=["report"])
     def report() -> None: ...
 
-    app._sender.declare_limits(None, None)
+    app._sender.declarations.store(None, None)
     sent = [db.send(name="report", gates='{"report"}') for _ in range(4)]
     (claimed, ran) = db.claim(names=("report",), starts=2, limit=2)
     db.settle(ran, "RELEASED")

@@ -17,7 +17,7 @@ from psycopg import sql
 from everbeat.domain.workflow.states import plan_retry
 from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseError
-from everbeat.store import leases, messages, migrating, schedules, statement, tasks
+from everbeat.store import leases, limits, messages, migrating, schedules, statement, tasks
 from everbeat.store import workflow_control as control
 from everbeat.store.database import Database
 from everbeat.store.leases import decline
@@ -26,6 +26,7 @@ from everbeat.store.session import RunStatement, Session
 from everbeat.store.statement import source
 from everbeat.store.steps import cancel_started
 from everbeat.store.target import Target
+from everbeat.store.unique_tasks import UniqueTask, insert_unique_tasks
 from everbeat.store.workers import quiet
 from tests.conftest import FAST_SETTINGS
 from tests.notify_queue import SETTINGS, fill, full_queue, holding, require_small_queue, usage
@@ -253,9 +254,66 @@ def backfill(db: StoreHarness) -> Act:
     return lambda: db.run(schedules.backfill_ticks("hourly", [tick], channel=db.target.channel))
 
 
+def resume_everything(db: StoreHarness) -> Act:
+    pause = db.run(tasks.pause_all(paused_by="test", reason=None, call=uuid4()))
+    assert pause is not None
+    return lambda: db.run(tasks.resume_all(pause, channel=db.target.channel))
+
+
+def send_unique(db: StoreHarness) -> Act:
+    def act() -> object:
+        task = tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}", key="k")
+        unique = UniqueTask(task, unique_for="kept", on_duplicate="existing")
+        db.connection.execute(db.plain("truncate {schema}.unique_keys"))
+        return db.run(insert_unique_tasks([unique], channel=db.target.channel))
+
+    return act
+
+
+def send_unless_full(db: StoreHarness) -> Act:
+    def act() -> object:
+        task = tasks.NewTask(
+            id=uuid4(), name="work", queue="default", priority=0, args=b"{}", gates='{"narrow"}'
+        )
+        return db.run(tasks.insert_unless_full(task, channel=db.target.channel))
+
+    return act
+
+
+def put_limit(db: StoreHarness) -> None:
+    db.connection.execute(db.plain("truncate {schema}.limits"))
+    db.connection.execute(db.plain("insert into {schema}.limits (name, concurrency) values ('narrow', 1)"))
+
+
+def change_limit(db: StoreHarness) -> Act:
+    put_limit(db)
+    return lambda: db.run(
+        limits.set_limit(
+            "narrow", concurrency=2, rate=None, burst=None, sets_concurrency=True, sets_rate=False, set_by="test",
+            reason=None, until=None, channel=db.target.channel,
+        )
+    )  # fmt: skip
+
+
+def restore_limit(db: StoreHarness) -> Act:
+    change_limit(db)()
+    return lambda: db.run(limits.clear_limit("narrow", channel=db.target.channel))
+
+
+def apply_limits(db: StoreHarness) -> Act:
+    put_limit(db)
+    return lambda: db.run(limits.apply_declared(channel=db.target.channel))
+
+
 ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
     "task/insert_task": send_one,
     "task/insert_tasks": send_many,
+    "task/insert_unique_tasks": send_unique,
+    "task/insert_unless_full": send_unless_full,
+    "limit/set_limit": change_limit,
+    "limit/clear_limit": restore_limit,
+    "limit/apply_declared": apply_limits,
+    "pause/resume_all": resume_everything,
     "task/start_tasks": start_late,
     "task/complete_attempts": complete,
     "task/settle_attempts": settle,

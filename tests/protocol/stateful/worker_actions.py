@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from everbeat.store import leases, workers
+from everbeat.store import leases, lines, workers
 from tests.protocol.stateful.holder_actions import Fate
 from tests.protocol.stateful.ledger import Grant
 from tests.protocol.stateful.parties import Tree
@@ -18,6 +18,7 @@ class WorkerActions(SimulationState):
 
     def claim(self, tree: Tree, limit: int, fate: Fate, suspects: bool | None) -> None:
         call = uuid4()
+        self.database.run(lines.apply_changes(readers=["work"], queues=None, channel=None))
         statement = leases.claim(
             worker_id=tree.worker_id, claim_call=call, names=["work"], limit=limit, queues=None, queue_priorities={},
             suspects=suspects,

@@ -54,7 +54,7 @@ class Parameters(Struct, frozen=True):
             known = _NEEDS.decode(needs)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return False
-        return known.arguments is None or self.fits(known.arguments)
+        return known.limits if known.arguments is None else self.fits(known.arguments)
 
     def to_json(self) -> dict[str, Any]:
         """Return the parameters in the form that a worker registers in `workers.metadata`."""

@@ -31,9 +31,10 @@ select
     -- The time at which the rate alone opens the gate, as if no permit was in use and no task had closed it.
     case when l.starts is not null then (
         select f.at from (
-            select {schema}.gate_opens_at(
-                (n.gate, n.limit_name, 0, n.next_at, n.recent, 0, n.opens_at, n.reserved, n.used_at)::{schema}.gates, l, g.cost
-            ) as at
+            select to_timestamp(nullif(case
+                when l.sliding then n.recent[cardinality(n.recent) - l.starts + g.cost] + l.period_s
+                else n.next_at - (l.burst - g.cost) * (l.period_s / l.starts)
+            end, 'NaN')) as at
         ) f
         where f.at > statement_timestamp()
     ) end as rate_opens_at,
