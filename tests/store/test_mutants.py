@@ -510,7 +510,8 @@ MUTANTS = [
     ),
     *(
         Mutant(
-            f"{reader} believe a forged mark", statement, f"and {{schema}}.mark_of(few.name, few.needs) = {of}.needs_id", "",
+            f"{reader} believe a forged mark", statement, f"and {{schema}}.mark_of(few.name, few.needs) = {of}.needs_id",
+            f"and {{schema}}.mark_of(few.name, few.needs) <> {of}.needs_id",  # of two rows, the forged one
             lambda db, line=line: forged.test_workers_and_the_doctor_read_the_needs_of_a_group_from_a_genuine_row(  # type: ignore[misc]
                 db, forged.FORGED["other names"], line
             ),

@@ -158,7 +158,7 @@ def _key(gate: str) -> str | None:
 def read_waiting_gates(task_id: UUID) -> Statement[list[WaitingGate]]:
     """Return the gates that a PENDING task must pass, in the task's order. A task without limits has none."""
     return Statement(
-        "limit/read_waiting_gates", {"id": task_id}, lambda found: [_waiting_gate(row) for row in found]
+        "inspect/read_waiting_gates", {"id": task_id}, lambda found: [_waiting_gate(row) for row in found]
     )
 
 

@@ -62,12 +62,12 @@ def prune_results(*, limit: int, after: bool) -> Statement[PruneStep[bool]]:
 
 
 def prune_lines(*, limit: int, after: str) -> Statement[PruneStep[str]]:
-    """Delete idle lines without live tasks. Examine at most the next `limit` lines. They are no records, so they are not counted."""
+    """Delete idle lines without live tasks. Examine at most the next `limit` lines. Lines are not counted as records."""
     return Statement("retention/prune_lines", {"limit": limit, "after": after}, _step())
 
 
 def prune_gates(*, limit: int, after: str) -> Statement[PruneStep[str]]:
-    """Delete gates that have not been used for a day. Examine at most the next `limit` gates. They are no records, so they are not counted."""
+    """Delete gates that have not been used for a day. Examine at most the next `limit` gates. Gates are not counted as records."""
     return Statement("retention/prune_gates", {"limit": limit, "after": after}, _step())
 
 

@@ -45,6 +45,7 @@ with live as materialized (
     where l.declared_by is not null and l.set_by is null and not exists (select from winner w where w.name = l.name)
       and exists (select from live v where v.owner = l.declared_by)
       and not exists (select from {schema}.gates g where g.limit_name = l.name and g.held > 0)
+      and not exists (select from {schema}.line_changes c where c.line is not null)
       and not exists (
           select from {schema}.lines x
           where x.gates is not null and x.state <> 'I' and exists (select from unnest(x.gates) u where split_part(u, '/', 1) = l.name)

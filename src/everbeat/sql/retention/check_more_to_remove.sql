@@ -2,5 +2,5 @@
 -- results answers this at once.
 select exists (
     select from {schema}.tasks t
-    where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and t.policy ->> 'keep_result_ms' is not null
+    where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and position('"keep_result_ms"' in t.policy::text) > 0
 ) or exists (select from {schema}.lines) or exists (select from {schema}.gates) as keeps

@@ -74,8 +74,8 @@ select
     ) as schedule_versions,
     (
         select count(*) from {schema}.tasks t
-        where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and t.policy ->> 'keep_result_ms' is not null
+        where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and position('"keep_result_ms"' in t.policy::text) > 0
           and t.completed_at < statement_timestamp() - case
-              when t.policy ->> 'keep_result_ms' ~ '^[0-9]{{1,12}}$' then (t.policy ->> 'keep_result_ms')::bigint
+              when {schema}.kept_ms(t.policy) ~ '^[0-9]{{1,12}}$' then {schema}.kept_ms(t.policy)::bigint
           end * interval '1 millisecond'
     ) as results

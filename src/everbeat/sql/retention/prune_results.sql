@@ -3,16 +3,16 @@
 -- each function has its own. Return true if another step is needed, and the number of removed results.
 with recursive kept (ms) as (
     (
-        select t.policy ->> 'keep_result_ms' from {schema}.tasks t
-        where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and t.policy ->> 'keep_result_ms' is not null
-        order by t.policy ->> 'keep_result_ms' limit 1
+        select {schema}.kept_ms(t.policy) from {schema}.tasks t
+        where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and position('"keep_result_ms"' in t.policy::text) > 0
+        order by {schema}.kept_ms(t.policy) limit 1
     )
     union all
     select (
-        select t.policy ->> 'keep_result_ms' from {schema}.tasks t
-        where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and t.policy ->> 'keep_result_ms' is not null
-          and t.policy ->> 'keep_result_ms' > kept.ms
-        order by t.policy ->> 'keep_result_ms' limit 1
+        select {schema}.kept_ms(t.policy) from {schema}.tasks t
+        where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and position('"keep_result_ms"' in t.policy::text) > 0
+          and {schema}.kept_ms(t.policy) > kept.ms
+        order by {schema}.kept_ms(t.policy) limit 1
     )
     from kept where kept.ms is not null
 ), old as materialized (
@@ -20,8 +20,8 @@ with recursive kept (ms) as (
     from kept
     cross join lateral (
         select t.id from {schema}.tasks t
-        where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and t.policy ->> 'keep_result_ms' is not null
-          and t.policy ->> 'keep_result_ms' = kept.ms
+        where t.state = 'COMPLETED' and t.workflow_id is null and t.result is not null and position('"keep_result_ms"' in t.policy::text) > 0
+          and {schema}.kept_ms(t.policy) = kept.ms
           and t.completed_at < statement_timestamp()
               - case when kept.ms ~ '^[0-9]{{1,12}}$' then kept.ms::bigint end * interval '1 millisecond'
         order by t.completed_at

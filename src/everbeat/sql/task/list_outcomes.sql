@@ -5,7 +5,7 @@ select
     case
         when t.state <> 'COMPLETED' or t.policy is null then null
         when t.policy ->> 'ignore_result' = 'true' then 'ignored'
-        when t.result is null and t.policy ->> 'keep_result_ms' is not null then 'removed'
+        when t.result is null and position('"keep_result_ms"' in t.policy::text) > 0 then 'removed'
     end as missing
 from {schema}.tasks t
 where t.id = any(%(ids)s::uuid[])

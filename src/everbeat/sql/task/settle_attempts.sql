@@ -51,7 +51,7 @@ with asked as (
     left join lateral (
         select count(*)::integer as postponed from {schema}.attempts e
         where a.is_postponed and e.task_id = t.id and e.attempt > t.counted_from and e.outcome = 'SUSPENDED'
-          and e.error ->> 'code' = a.error ->> 'code'
+          and {schema}.object_of(e.error) ->> 'code' = {schema}.object_of(a.error) ->> 'code'
     ) past on true
     cross join lateral (
         select case

@@ -91,7 +91,7 @@ begin
         join {schema}.gates y on y.gate = g.gate
         left join {schema}.limits m on m.name = y.limit_name;
     end if;
-    -- How many tasks each line has. What a line cannot use is left to the lines behind it.
+    -- Count the tasks of each line. The room that a line cannot use is left to the lines behind it.
     select array_agg(w.waiting order by h.ordinality) into v_waiting
     from unnest(v_offers) with ordinality h
     cross join lateral (

@@ -25,7 +25,7 @@ select
         cross join lateral (
             select t.id, t.error from {schema}.tasks t where t.serial = m.serial and t.state = 'PENDING' order by t.serial_at desc, t.id desc limit 1001
         ) c
-        where n.closed_until > extract(epoch from statement_timestamp()) and c.error ->> 'code' = 'RATE_LIMITED'
+        where n.closed_until > extract(epoch from statement_timestamp()) and {schema}.object_of(c.error) ->> 'code' = 'RATE_LIMITED'
         limit 1
     ) as closed_by,
     -- The time at which the rate alone opens the gate, as if no permit was in use and no task had closed it.
