@@ -49,7 +49,7 @@ begin
     low := pg_snapshot_xmin(pg_current_snapshot());
     if low < floor then  -- the schema was restored into another cluster
         floor := '0';
-        perform setval('{schema}.line_changes_floor', 0);
+        perform {schema}.move_floor(0);
     end if;
     select coalesce(min(x.xid), low) into first from (
         (select xid from {schema}.line_changes where xid >= floor and freed order by xid limit 1)
@@ -58,7 +58,7 @@ begin
     ) x;
     if least(first, low) > floor then
         floor := least(first, low);
-        perform setval('{schema}.line_changes_floor', floor::text::bigint);
+        perform {schema}.move_floor(floor::text::bigint);
     end if;
     with gone as (
         delete from {schema}.line_changes where ctid = any(
