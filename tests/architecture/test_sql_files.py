@@ -43,6 +43,14 @@ def test_every_sql_file_has_one_statement(name: str) -> None:
     assert statements((SQL / name).read_text(encoding="utf-8")) == 1
 
 
+@pytest.mark.parametrize("name", names())
+def test_a_plain_string_in_sql_contains_no_backslash(name: str) -> None:  # J1
+    r"""A database with standard_conforming_strings = off reads it in another way: write E'\\\\' for one."""
+    for found in NOT_CODE.finditer((SQL / name).read_text(encoding="utf-8")):
+        parts = NOT_CODE.finditer(found[0].strip("$")) if found[0].startswith("$") else [found]
+        assert not [each[0] for each in parts if each[0].startswith("'") and "\\" in each[0]]
+
+
 def test_every_sql_fragment_is_part_of_at_least_two_statements() -> None:
     """A fragment that one statement uses hides a part of it from the reader."""
     uses = Counter(

@@ -123,6 +123,35 @@ def test_folded_failure_records_are_logged_from_any_thread_without_new_events(
         logger.removeHandler(handler)
 
 
+def test_a_process_that_ends_waits_for_the_folded_records_of_its_timer_thread(
+    records: list[logging.LogRecord],
+) -> None:  # J4
+    flushing, release, flushed = threading.Event(), threading.Event(), threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "folded" in record.getMessage():
+                flushing.set()
+                assert release.wait(30)
+
+    logger, handler = logging.getLogger("everbeat.worker"), Handler()
+    logger.addHandler(handler)
+    try:
+        log = FailureLog(most=1, every_s=0.05)
+        log(task_failure(TASK, "welcome", attempt=1, error=KEY))
+        log(task_failure(TASK, "welcome", attempt=1, error=KEY))
+        assert flushing.wait(30)
+        ending = threading.Thread(target=lambda: (log.flush(), flushed.set()))
+        ending.start()
+        assert not flushed.wait(0.2), "the process would end while the record is not written"
+        release.set()
+        assert flushed.wait(30)
+        ending.join()
+    finally:
+        logger.removeHandler(handler)
+    assert [event_of(each).count for each in records if "folded" in each.getMessage()] == [1]
+
+
 def test_invented_error_codes_cannot_exceed_the_limit_of_folded_kinds(
     records: list[logging.LogRecord],
 ) -> None:  # J4

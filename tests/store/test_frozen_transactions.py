@@ -53,40 +53,31 @@ def test_the_frozen_programs_cover_every_function_that_opens_a_transaction() -> 
 
 
 @contextmanager
-def frozen_in(
-    kind: str, target: Target, worker_id: str, *, lock: Connection[Any], observer: Connection[Any]
-) -> Iterator[None]:
-    """Freeze a process in a transaction of this kind, after a statement that got a lock; it continues after the block."""
+def waiting_in(
+    kind: str, target: Target, worker_id: str, *, observer: Connection[Any]
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that waits for a lock in a transaction of this kind. The test freezes it. It continues after the block."""
+    command = [sys.executable, "-m", "tests.store.programs.in_transaction"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tests.store.programs.in_transaction",
-            kind,
-            target.url,
-            target.schema,
-            worker_id,
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
+        [*command, kind, target.url, target.schema, worker_id], stdout=subprocess.PIPE, text=True
     )
-    try:
-        waits = "select 1 from pg_stat_activity where application_name like %s and wait_event_type = 'Lock'"
-        give_up_at = time.monotonic() + 30
-        while observer.execute(waits, [f"frozen {worker_id}%"]).fetchone() is None:
-            assert time.monotonic() < give_up_at, f"{kind} waits for no lock"
-            assert process.poll() is None
-            time.sleep(0.02)  # polls from outside until the process waits
-        process.send_signal(signal.SIGSTOP)
-        lock.execute("commit")
-        yield
-        process.send_signal(signal.SIGCONT)
-        output, _ = process.communicate(timeout=30)
-        told = "not migrated\n" if kind == MIGRATION else "True\n"
-        assert (output, process.returncode) == (told, 0), f"{kind} did not go on when it was thawed"
-    finally:
-        process.kill()
-        process.wait()
+    with process:
+        try:
+            waits = (
+                "select 1 from pg_stat_activity where application_name like %s and wait_event_type = 'Lock'"
+            )
+            give_up_at = time.monotonic() + 30
+            while observer.execute(waits, [f"frozen {worker_id}%"]).fetchone() is None:
+                assert time.monotonic() < give_up_at, f"{kind} waits for no lock"
+                assert process.poll() is None
+                time.sleep(0.02)  # polls from outside until the process waits
+            yield process
+            process.send_signal(signal.SIGCONT)
+            output, _ = process.communicate(timeout=30)
+            told = "not migrated\n" if kind == MIGRATION else "True\n"
+            assert (output, process.returncode) == (told, 0), f"{kind} did not go on when it was thawed"
+        finally:
+            process.kill()
 
 
 def test_a_process_frozen_in_any_kind_of_transaction_blocks_others_for_a_bounded_time_and_the_doctor_names_it(
@@ -96,6 +87,8 @@ def test_a_process_frozen_in_any_kind_of_transaction_blocks_others_for_a_bounded
     db.supervisor("s9", *[name for name in kinds.values() if name not in ("w1", "w2")])
     empty = Target.parse(db.target.url, schema=f"{schema}_m")
     with ExitStack() as stack, ThreadPoolExecutor(len(kinds)) as threads:
+        locks: list[Connection[Any]] = []
+        processes: list[subprocess.Popen[str]] = []
         for kind, worker_id in kinds.items():
             lock = stack.enter_context(psycopg.connect(db.target.url, autocommit=True))
             lock.execute("begin")
@@ -104,25 +97,24 @@ def test_a_process_frozen_in_any_kind_of_transaction_blocks_others_for_a_bounded
             else:
                 row = sql.SQL("select from {}.workers where id = %s for update")
                 lock.execute(row.format(sql.Identifier(schema)), [worker_id])
-            stack.enter_context(
-                frozen_in(
-                    kind,
-                    empty if kind == MIGRATION else db.target,
-                    worker_id,
-                    lock=lock,
-                    observer=db.connection,
-                )
-            )
+            locks.append(lock)
+            target = empty if kind == MIGRATION else db.target
+            waiting = waiting_in(kind, target, worker_id, observer=db.connection)
+            processes.append(stack.enter_context(waiting))
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        frozen_at = time.monotonic()
+        for lock in locks:
+            lock.execute("commit")
 
         def waited(kind: str) -> float:
-            began_at = time.monotonic()
             if kind == MIGRATION:
                 with empty.connect("everbeat test") as connection:
                     assert migrating.migrate(connection, empty) != ()
                     connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(empty.schema)))
             else:
                 assert Database(db.target).run(workers.beat_worker(kinds[kind])) is True
-            return time.monotonic() - began_at
+            return time.monotonic() - frozen_at
 
         waits = threads.map(waited, kinds)  # starts now
         holders = {f"frozen {name}" for name in kinds.values()}

@@ -121,7 +121,7 @@ def test_the_permits_of_a_frozen_holder_are_free_after_its_threshold(
 ) -> None:  # K3
     recovery = {**FAST, "self_fence": self_fence, "detect_session_loss": False}
     frozen = scenario.ready_tree(program=PROGRAM, recovery=recovery)
-    first = limited.app.send_many([limited.charge.call(number, 6) for number in range(PERMITS)])
+    first = limited.app.send_many([limited.charge.call(number, 0, "thawed") for number in range(PERMITS)])
     scenario.until(lambda: counter.now == PERMITS, within=20 * SLACK, what="all permits are in use")
     scenario.ready_tree(program=PROGRAM, recovery=recovery)
     second = limited.app.send_many(
@@ -135,6 +135,7 @@ def test_the_permits_of_a_frozen_holder_are_free_after_its_threshold(
     )
     assert leased(scenario) <= PERMITS
     assert [each.result(timeout=20 * SLACK) for each in second] == [100 + number for number in range(PERMITS)]
+    scenario.open_gate("thawed")
     frozen.thaw()
     assert [each.result(timeout=40 * SLACK) for each in first] == [*range(PERMITS)]
     ends = [line for line in scenario.effects("end") if line["number"] < PERMITS]

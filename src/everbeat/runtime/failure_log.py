@@ -151,6 +151,7 @@ class FailureLog:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
+        self._flushing = threading.Lock()
         self._began = 0.0
         self._told = 0
         self._folded: dict[FailureKind, _Folded] = {}
@@ -184,12 +185,16 @@ class FailureLog:
         folded.count, folded.last = folded.count + 1, event.task_id
 
     def flush(self) -> None:
-        """Log the failures that have been counted so far."""
-        with self._lock:
-            folded, self._folded = self._folded, {}
-        for (of, name, code, kind), one in folded.items():
-            make: Callable[..., FailuresFolded] = FailuresFolded if of is TaskFailure else RetriesFolded
-            log_event(make(name=name, code=code, type=kind, count=one.count, task_id=one.last))
+        """Log the failures that have been counted so far.
+
+        It returns after a flush of another thread too: a process that ends would cut off the records of its timer thread.
+        """
+        with self._flushing:
+            with self._lock:
+                folded, self._folded = self._folded, {}
+            for (of, name, code, kind), one in folded.items():
+                make: Callable[..., FailuresFolded] = FailuresFolded if of is TaskFailure else RetriesFolded
+                log_event(make(name=name, code=code, type=kind, count=one.count, task_id=one.last))
 
 
 LOG: Final = FailureLog()

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from everbeat.runtime.blocking import LastingExecutor
 from everbeat.runtime.events import LoopBlocked, LoopFreed
+from everbeat.runtime.failure_log import LOG
 from everbeat.runtime.fork import loop_of_this_thread
 from everbeat.runtime.processes import EXIT_CODE_RUNS as EXIT_CODE_RUNS
 from everbeat.runtime.processes import EXIT_SLOTS_LEAKED as EXIT_SLOTS_LEAKED
@@ -143,6 +144,7 @@ def leave(code: int) -> NoReturn:
         time.sleep(FAREWELL_PATIENCE_S)
         os._exit(code)
 
+    LOG.flush()  # the exit handler comes last and can be too late
     threading.Thread(target=cut_off, name="everbeat-farewell", daemon=True).start()
     sys.exit(code)
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 
-from sample_tasks import effect
+from sample_tasks import async_gate, effect
 
 from everbeat import App, Limit, RecoveryConfig
 from everbeat.config import WorkerConfig
@@ -26,11 +26,13 @@ app = App(
 
 
 @app.task(limits=["stripe"], on_crash="retry", max_crashes=50)
-async def charge(number: int, seconds: float) -> int:
-    """Stay connected to the counter for this time. The counter notices the death of this process at once."""
+async def charge(number: int, seconds: float, gate: str = "") -> int:
+    """Stay connected to the counter for this time, and then until a named gate is open. The counter notices the death of this process at once."""
     effect("start", number=number)
     reader, writer = await asyncio.open_unix_connection(os.environ["STORY_COUNTER"])
     await asyncio.sleep(seconds)  # the length of the call to the limited service
+    if gate:
+        await async_gate(gate)
     writer.write(b"e")  # the answer proves that the counter knows the end before the permit is free
     await reader.readexactly(1)
     writer.close()

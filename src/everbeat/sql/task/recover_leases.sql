@@ -28,10 +28,10 @@ with watched as materialized (
                  'code', a.error::json -> 'code', 'data', a.error::json -> 'data',
                  'message', format(
                      '%%s It is not run again: its next run would be due at %%s, and its good_until is %%s',
-                     replace(a.error, '\u0000', '\ufffd')::json ->> 'message', to_char(a.retry_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.MS"+00:00"'),
+                     replace(a.error, E'\\u0000', E'\\ufffd')::json ->> 'message', to_char(a.retry_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.MS"+00:00"'),
                      to_char(t.good_until at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.MS"+00:00"')))
              else a.error::json end as error,
-        coalesce(replace(a.error, '\u0000', '\ufffd')::json ->> 'message', 'Its worker died.') as message
+        coalesce(replace(a.error, E'\\u0000', E'\\ufffd')::json ->> 'message', 'Its worker died.') as message
     from due a
     cross join lateral (select * from {schema}.tasks t where t.id = a.id for no key update skip locked) t
     cross join lateral (

@@ -39,7 +39,7 @@ with asked as materialized (
     select b.task_id, s.kind, s.name, s.state, s.result, s.due_at, s.signal_id, s.attempt, s.begun_at, s.recorded_at, s.digest
     from before b
     join {schema}.steps s on s.task_id = b.id
-    where not b.is_whole and (s.state <> 'TIMED_OUT' or b.error is null or b.error::text !~ '^\{{"code": ?"EVENT_TIMEOUT"' or exists (
+    where not b.is_whole and (s.state <> 'TIMED_OUT' or b.error is null or b.error::text !~ '^[{{]"code": ?"EVENT_TIMEOUT"' or exists (
         select from {schema}.steps later
         where later.task_id = s.task_id and later.kind = 'event' and later.state = 'TIMED_OUT' and later.recorded_at > s.recorded_at
     ))

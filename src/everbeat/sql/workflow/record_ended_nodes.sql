@@ -46,7 +46,7 @@ with taken as materialized (
              then json_build_object('code', 'RESULT_NOT_AVAILABLE', 'message', 'the workflow of this node is gone')
              when w.state in ('FAILED', 'CANCELLED')
              then json_build_object(
-                 'code', 'SUBWORKFLOW_' || w.state, 'message', 'the workflow ' || w.name || ' of this node ended ' || w.state || coalesce(': ' || (replace(w.error::text, '\u0000', '\ufffd')::json ->> 'message'), ''),
+                 'code', 'SUBWORKFLOW_' || w.state, 'message', 'the workflow ' || w.name || ' of this node ended ' || w.state || coalesce(': ' || (replace(w.error::text, E'\\u0000', E'\\ufffd')::json ->> 'message'), ''),
                  'data', json_build_object('workflow_id', w.id, 'name', w.name, 'state', w.state, 'error', w.error))
         end as missing,
         n.task_id
@@ -67,7 +67,7 @@ with taken as materialized (
     update {schema}.edges e
     set state = case
             when (c.state = 'COMPLETED' or e.tolerates) and (e.expects is null or (
-                select (replace(coalesce(t.result, w.result)::text, '\u0000', '\u0001')::json #> e.path)::text = e.expects::text
+                select (replace(coalesce(t.result, w.result)::text, E'\\u0000', E'\\u0001')::json #> e.path)::text = e.expects::text
                 from (select) self
                 left join {schema}.tasks t on c.kind = 'task' and t.id = c.task_id
                 left join {schema}.workflows w on c.kind = 'workflow' and w.id = c.task_id

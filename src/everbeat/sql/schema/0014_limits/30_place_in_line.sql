@@ -8,7 +8,7 @@ begin
     if needs is null then
         needs := '{{"limits": true}}';
         needs_id := {schema}.mark_of(task.name, needs);
-    elsif position('"limits"' in needs::text) = 0 and position('\u0000' in needs::text) = 0 and {schema}.is_readable(needs) then
+    elsif position('"limits"' in needs::text) = 0 and position(E'\\u0000' in needs::text) = 0 and {schema}.is_readable(needs) then
         needs := json_build_object('arguments', needs -> 'arguments', 'limits', true);
         needs_id := {schema}.mark_of(task.name, needs);
     end if;
