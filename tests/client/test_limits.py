@@ -487,7 +487,7 @@ def test_the_surplus_of_concurrent_sends_is_cancelled_except_tasks_that_have_run
     (claimed, ran) = db.claim(names=("report",), starts=2, limit=2)
     db.settle(ran, "RELEASED")
     db.run(lines.apply_changes(readers=["report"], queues=None, channel=None))
-    query = db.plain("select {schema}.cancel_surplus(array(select line from {schema}.lines))")
+    query = db.plain("select {schema}.cancel_surplus(array(select line from {schema}.lines), null)")
     db.connection.execute(query)
     states: dict[UUID, str] = {row[0]: row[1] for row in db.table("tasks", "id, state")}
     assert [claimed.id, ran.id] == sent[:2]
@@ -507,3 +507,20 @@ def test_only_the_newest_waiting_task_of_a_key_stays(limited: NewApp, db: StoreH
     states = {row[0]: row[1] for row in db.table("tasks", "id, state")}
     assert [each.id for each in claimed] == [first.id]
     assert [states[each.id] for each in (older, newest, other)] == ["CANCELLED", "PENDING", "PENDING"]
+
+
+def test_a_program_that_waits_for_a_task_is_notified_when_a_newer_task_cancels_it(
+    limited: NewApp, db: StoreHarness
+) -> None:
+    app = limited(Limit("preview", concurrency=0, when_full="newest"))
+
+    @app.task(limits=["preview"])
+    def preview(page: str) -> None: ...
+
+    older, _ = preview.send("a"), preview.send("b")
+    with db.target.connect("everbeat listener") as listener:
+        listener.execute(f'listen "{db.target.channel}"'.encode())
+        db.claim(names=("preview",), starts=0)
+        heard = {note.payload for note in listener.notifies(timeout=10, stop_after=1)}
+    assert heard == {f"d:{older.id}"}
+    assert older.info().state == "CANCELLED"

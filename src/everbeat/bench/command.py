@@ -29,6 +29,7 @@ from everbeat.bench.environment import (
     server_name,
 )
 from everbeat.bench.latency import death_measurements, idle_measurements, latency_measurements
+from everbeat.bench.limits import limit_measurements
 from everbeat.bench.machine import LIMIT_CORES, Meter, machine_document
 from everbeat.bench.report import BenchReport
 from everbeat.bench.sampling import Conditions, MachineBusy, Measurement, MeasurementGroup, take_all
@@ -57,6 +58,8 @@ PARTS: Final = ("idle", "send", "drain", "latency", "workflows", "deaths")
 other parts."""
 GROWTH: Final = "growth"
 """Measured only on request, because each round inserts millions of rows."""
+LIMITS: Final = "limits"
+"""Measured only on request, because the drains of 100,000 keys take minutes."""
 NATS: Final = "nats"
 """Measured only with --nats."""
 FEW_TASKS: Final = 5_000
@@ -64,7 +67,7 @@ _PROGRAM: Final = "everbeat.bench.program"
 _NATS_MODULE: Final = "everbeat.bench.nats"
 _ONCE: Final = {"idle", "deaths"}
 """The parts that compare nothing and therefore need no pairs."""
-_NEED_MANY_TASKS: Final = {"send", "drain", GROWTH}
+_NEED_MANY_TASKS: Final = {"send", "drain", GROWTH, LIMITS}
 
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "tasks": (
@@ -192,7 +195,7 @@ def one_each(names: Sequence[str], known: Iterable[str], *, subject: str) -> tup
 
 
 @commands.command()
-@measuring((*PARTS, GROWTH, NATS), usual=PARTS)
+@measuring((*PARTS, GROWTH, LIMITS, NATS), usual=PARTS)
 def bench(
     options: BenchOptions,
     *,
@@ -201,7 +204,7 @@ def bench(
         typer.Option(
             min=100,
             max=10_000_000,
-            help="How many finished or pending tasks the part 'growth' adds to a drain.",
+            help="How many finished or pending tasks the part 'growth' adds to a drain. 'limits' adds a tenth as many waiting keys.",
         ),
     ] = 1_000_000,
     watch_s: Annotated[
@@ -267,6 +270,7 @@ class BenchRun(Struct, frozen=True, kw_only=True):
             "drain": lambda: drain_measurements(bench, tasks=options.tasks),
             "latency": lambda: latency_measurements(bench),
             GROWTH: lambda: growth_measurements(bench, tasks=options.tasks, rows=options.rows),
+            LIMITS: lambda: limit_measurements(bench, tasks=options.tasks, keys=options.rows // 10),
             "workflows": lambda: workflow_measurements(bench, widest=options.tasks),
             "deaths": lambda: death_measurements(bench),
             NATS: lambda: import_module(_NATS_MODULE).nats_measurements(

@@ -168,7 +168,7 @@ def _send_rate(transport: Transport, send: Callable[[Bench, int], float], count:
         took_s = send(transport.bench, each)
     with workers(transport.bench):
         wait_for_all(transport.bench)
-    verified(transport.bench, tasks=each * _CLIENTS)
+    verified(transport.bench, tasks=each * _CLIENTS, name=transport.bench.program.nothing.name)
     return each * _CLIENTS / took_s
 
 

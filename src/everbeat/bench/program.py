@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from everbeat import App, Task
+from everbeat import App, Limit, Task
 from everbeat.bench import NATS_SCHEMA_VARIABLE, NATS_VARIABLE
 
 PAYLOAD: Final = "x" * 100
@@ -29,6 +29,10 @@ class BenchProgram(Struct, frozen=True, kw_only=True):
     nothing: Task[..., int]
     begun: Task[[], float]
     nap: Task[[float], None]
+    limited: Task[..., int]
+    keyed: Task[..., int]
+    serial: Task[..., int]
+    closed: Task[..., int]
 
     @property
     def locator(self) -> str:
@@ -47,6 +51,12 @@ async def begun() -> float:
     return time.monotonic()
 
 
+async def limited(number: int, key: int = 0, payload: str = PAYLOAD) -> int:
+    """Return `number`. The task functions that have a limit or a serial line share this code."""
+    del key, payload
+    return number
+
+
 async def nap(seconds: float) -> None:
     """Sleep for `seconds`."""
     await asyncio.sleep(seconds)
@@ -59,16 +69,28 @@ def _program(name: str, app: App) -> BenchProgram:
         nothing=app.task(nothing),
         begun=app.task(begun),
         nap=app.task(on_crash="retry")(nap),
+        limited=app.task(name="limited", limits=["with-room"])(limited),
+        keyed=app.task(name="keyed", limits=["of-key"])(limited),
+        serial=app.task(name="serial", serial="key")(limited),
+        closed=app.task(name="closed", limits=["closed"])(limited),
     )
 
 
-by_postgres = _program("by_postgres", App(schema=os.environ.get("EVERBEAT_SCHEMA", "everbeat_bench")))
+LIMITS: Final = (
+    Limit("with-room", concurrency=1_000_000),
+    Limit("of-key", concurrency=3, key="key", fairness="round_robin"),
+    Limit("closed", concurrency=1, key="key"),
+)
+
+by_postgres = _program(
+    "by_postgres", App(schema=os.environ.get("EVERBEAT_SCHEMA", "everbeat_bench"), limits=LIMITS)
+)
 by_nats: BenchProgram | None = None
 """The same tasks in another schema, with workers notified by a NATS server. None if no NATS server is configured."""
 if NATS_VARIABLE in os.environ:
     by_nats = _program(
         "by_nats",
-        App(schema=os.environ[NATS_SCHEMA_VARIABLE], wake=os.environ[NATS_VARIABLE]),
+        App(schema=os.environ[NATS_SCHEMA_VARIABLE], wake=os.environ[NATS_VARIABLE], limits=LIMITS),
     )
 
 

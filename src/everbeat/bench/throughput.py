@@ -12,6 +12,7 @@ from typing import Final
 from everbeat import WorkflowHandle
 from everbeat.bench.environment import APPLICATION, DEFAULTS, SETUPS, Bench, Setup, timed, wait_until, workers
 from everbeat.bench.sampling import FigureBound, Measurement, Sample
+from everbeat.client.task import Call
 from everbeat.errors import WorkerError
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.statement import compose
@@ -154,21 +155,24 @@ def drained(
     processes: int = 1,
     setup: Setup = DEFAULTS,
     prepare: Callable[[], object] = lambda: None,
+    call: Callable[[int], Call[int]] | None = None,
 ) -> float:
     """Drain a queue. Return the tasks per second from the first start to the last completion, by the server's clock.
 
-    `prepare` can fill the emptied tables beforehand. Raises WorkerError unless each task ran exactly once.
+    `prepare` can fill the emptied tables beforehand. `call` makes the task with a given number, by default a task that does nothing. Raises
+    WorkerError unless each task ran exactly once.
     """
+    make = bench.program.nothing.call if call is None else call
     bench.execute("truncate_tasks")
     prepare()
     bench.app.pause_queue(_QUEUE)
     for first in range(0, tasks, _CHUNK):
-        _send(bench, range(first, min(tasks, first + _CHUNK)))
+        bench.app.send_many(make(number) for number in range(first, min(tasks, first + _CHUNK)))
     bench.settle_server("vacuum_tasks")
     with workers(bench, *setup.options, processes=processes):
         bench.app.resume_queue(_QUEUE)
         wait_for_all(bench)
-    return tasks / verified(bench, tasks=tasks)
+    return tasks / verified(bench, tasks=tasks, name=make(0).name)
 
 
 def wait_for_all(bench: Bench) -> None:
@@ -181,9 +185,9 @@ def wait_for_all(bench: Bench) -> None:
     )
 
 
-def verified(bench: Bench, *, tasks: int) -> float:
+def verified(bench: Bench, *, tasks: int, name: str) -> float:
     """Return the seconds from the first start to the last completion. Raises WorkerError unless each task ran exactly once."""
-    row = bench.execute("verify_tasks", {"name": bench.program.nothing.name}).fetchone()
+    row = bench.execute("verify_tasks", {"name": name}).fetchone()
     sent, right_once, took_s = row or (0, 0, 0.0)
     if (sent, right_once) != (tasks, tasks):
         raise WorkerError(
@@ -191,6 +195,18 @@ def verified(bench: Bench, *, tasks: int) -> float:
             fix="report this with the database's log.",
         )
     return float(took_s)
+
+
+@contextmanager
+def old_snapshot(bench: Bench) -> Iterator[Callable[[], None]]:
+    """Yield a function that takes a snapshot, which another session then holds until the block ends."""
+    with bench.target.connect(APPLICATION) as observer:
+
+        def hold() -> None:
+            observer.execute(b"begin isolation level repeatable read")
+            observer.execute(compose("bench/hold_snapshot", bench.app.schema))
+
+        yield hold
 
 
 _EMPTY: Final = "drain, otherwise empty tables"
@@ -212,12 +228,7 @@ def growth_measurements(bench: Bench, *, tasks: int, rows: int) -> Iterator[Meas
         bench.execute("truncate_tasks")
 
     def drain_beside_snapshot(name: str) -> Iterator[Sample]:
-        with bench.target.connect(APPLICATION) as observer:
-
-            def hold() -> None:
-                observer.execute(b"begin isolation level repeatable read")
-                observer.execute(compose("bench/hold_snapshot", bench.app.schema))
-
+        with old_snapshot(bench) as hold:
             yield from drain(name, hold, at_least=0.7)
 
     yield Measurement(name=_EMPTY, take=lambda: drain(_EMPTY))

@@ -21,7 +21,7 @@ with live as materialized (
         json_build_object('concurrency', d.concurrency, 'starts', d.starts, 'period_s', d.period_s, 'burst', d.burst, 'key', d.key) as numbers
     from declared d
     order by d.name, d.live_since desc, d.version desc
-), stored as (
+), changed as (
     insert into {schema}.limits as l (
         name, concurrency, starts, period_s, burst, sliding, fair, weights, when_full, declared, declared_by, declared_at
     )
@@ -51,16 +51,11 @@ with live as materialized (
           where x.gates is not null and x.state <> 'I' and exists (select from unnest(x.gates) u where split_part(u, '/', 1) = l.name)
       )
     returning l.name
-), woken as (
-    insert into {schema}.line_changes (gates)
-    select array[g.gate] from stored s join {schema}.gates g on g.limit_name = s.name
-    where exists (select from {schema}.lines l where l.state = 'B' and l.blocked = g.gate)
-    returning 1
-), hint as materialized (
+), {fragment/note_changed_limits}, hint as materialized (
     select pg_notify(%(channel)s, '*') from (select count(*) as woken from woken) w
     where w.woken > 0 and (select pg_notification_queue_usage()) < 0.5
 )
-select s.name, 'STORED' as verdict from stored s
+select c.name, 'STORED' as verdict from changed c
 union all
 select d.name, 'DELETED' from deleted d
 union all

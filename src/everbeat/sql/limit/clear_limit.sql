@@ -12,12 +12,7 @@ with known as materialized (
     from known k
     where l.name = k.name and l.set_by is not null
     returning l.name
-), woken as (
-    insert into {schema}.line_changes (gates)
-    select array[g.gate] from changed c join {schema}.gates g on g.limit_name = c.name
-    where exists (select from {schema}.lines l where l.state = 'B' and l.blocked = g.gate)
-    returning 1
-)
+), {fragment/note_changed_limits}
 select k.name, (select count(*) from woken) as woken,
     case when exists (select from changed) and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, '*') end
 from known k

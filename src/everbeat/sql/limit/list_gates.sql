@@ -8,13 +8,7 @@ with lease as materialized (
     group by u.gate
 ), waiting as materialized (
     select u.gate, sum(n.tasks) as tasks, count(*) as lines
-    from {schema}.lines l
-    cross join lateral (
-        select count(*) as tasks
-        from (select from {schema}.tasks t where t.serial = l.line and t.state = 'PENDING' limit 1001) counted
-    ) n
-    cross join lateral unnest(l.gates) as u (gate)
-    where l.gates is not null and l.state <> 'I' and split_part(u.gate, '/', 1) = %(name)s
+    {fragment/from_waiting_lines} and split_part(u.gate, '/', 1) = %(name)s
     group by u.gate
 ), used as (
     select e.gate from lease e

@@ -7,13 +7,7 @@ with lease as materialized (
     where t.state in ('CLAIMED', 'RUNNING') and t.gates is not null
 ), waiting as materialized (
     select split_part(u.gate, '/', 1) as name, u.gate, n.tasks
-    from {schema}.lines l
-    cross join lateral (
-        select count(*) as tasks
-        from (select from {schema}.tasks t where t.serial = l.line and t.state = 'PENDING' limit 1001) counted
-    ) n
-    cross join lateral unnest(l.gates) as u (gate)
-    where l.gates is not null and l.state <> 'I'
+    {fragment/from_waiting_lines}
 )
 select
     l.name, l.concurrency, l.starts, l.period_s, l.burst, l.sliding, l.fair, l.weights::text as weights, l.when_full, l.declared::text as declared,

@@ -9,12 +9,7 @@ with changed as (
         set_by = %(set_by)s, set_at = statement_timestamp(), reason = %(reason)s::text, until = %(until)s::timestamptz
     where l.name = %(name)s
     returning l.name
-), woken as (
-    insert into {schema}.line_changes (gates)
-    select array[g.gate] from changed c join {schema}.gates g on g.limit_name = c.name
-    where exists (select from {schema}.lines l where l.state = 'B' and l.blocked = g.gate)
-    returning 1
-)
+), {fragment/note_changed_limits}
 select c.name, (select count(*) from woken) as woken,
     case when (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, '*') end
 from changed c

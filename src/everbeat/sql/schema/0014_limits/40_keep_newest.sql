@@ -1,7 +1,8 @@
 -- Cancel the waiting tasks of these lines that have never run, except the newest task, if their gates are full.
-create function {schema}.keep_newest(p_lines text[]) returns void language plpgsql
+create function {schema}.keep_newest(p_lines text[], p_channel text) returns void language plpgsql
     set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
 declare
+    ids uuid[];
     now double precision := extract(epoch from statement_timestamp());
 begin
     with older as materialized (
@@ -16,15 +17,8 @@ begin
             where g.gate = any(l.gates) and m.when_full = 'newest'
               and {schema}.limit_room(g, m, now) < greatest(1, l.costs[array_position(l.gates, g.gate)])
         )
-    ), locked as materialized (
-        select t.id from older o cross join lateral (
-            select t.id from {schema}.tasks t where t.id = o.id and t.state = 'PENDING' limit 1 for no key update skip locked
-        ) t
     )
-    update {schema}.tasks t
-    set state = 'CANCELLED', cancelled_at = statement_timestamp(), next_retry_at = null,
-        error = json_build_object(
-            'code', 'TASK_CANCELLED', 'message', 'cancelled because its limit was full and a newer task with the same key was waiting')
-    from locked l where t.id = l.id;
+    select array_agg(o.id) into ids from older o;
+    perform {schema}.cancel_waiting(ids, 'cancelled because its limit was full and a newer task with the same key was waiting', p_channel);
 end
 $$

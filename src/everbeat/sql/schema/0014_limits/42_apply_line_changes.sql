@@ -176,10 +176,10 @@ begin
     end if;
     -- The gates are up to date now.
     if newest is not null then
-        perform {schema}.keep_newest(newest);
+        perform {schema}.keep_newest(newest, p_channel);
     end if;
     if dropping is not null then
-        perform {schema}.cancel_surplus(dropping);
+        perform {schema}.cancel_surplus(dropping, p_channel);
     end if;
 end
 $$

@@ -1,8 +1,9 @@
 -- Cancel the waiting tasks of these lines that found room when they were sent, but would have to wait now, because their limit drops tasks.
 -- A task that has run before keeps waiting. A task that is not due yet is judged when it is due.
-create function {schema}.cancel_surplus(p_lines text[]) returns void language plpgsql
+create function {schema}.cancel_surplus(p_lines text[], p_channel text) returns void language plpgsql
     set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
 declare
+    ids uuid[];
     now double precision := extract(epoch from statement_timestamp());
 begin
     with bounded as materialized (
@@ -22,14 +23,8 @@ begin
             order by t.serial_at, t.id offset b.room limit 1000
         ) o
         where b.room is not null and o.attempt = 0
-    ), locked as materialized (
-        select t.id from surplus s cross join lateral (
-            select t.id from {schema}.tasks t where t.id = s.id and t.state = 'PENDING' limit 1 for no key update skip locked
-        ) t
     )
-    update {schema}.tasks t
-    set state = 'CANCELLED', cancelled_at = statement_timestamp(), next_retry_at = null,
-        error = json_build_object('code', 'TASK_CANCELLED', 'message', 'cancelled because its limit was full when it would have had to wait')
-    from locked l where t.id = l.id;
+    select array_agg(o.id) into ids from surplus o;
+    perform {schema}.cancel_waiting(ids, 'cancelled because its limit was full when it would have had to wait', p_channel);
 end
 $$

@@ -1,4 +1,5 @@
--- Give the roles that can use the table of tasks the same rights on the keys. Without this, a sender with such a role could not send.
+-- Give the roles that can use the table of tasks the same rights on the new tables. Without this, workers and senders with such
+-- roles would fail. Each role that can use the schema can read the floor of the changes, which is a transaction id, because every claim does.
 do $$
 declare
     given record;
@@ -12,8 +13,9 @@ begin
           and acl.privilege_type in ('SELECT', 'INSERT', 'UPDATE', 'DELETE') and (acl.grantee = 0 or r.oid is not null)
     loop
         execute format(
-            'grant %s on {schema}.unique_keys to %s', given.privilege, given.role
+            'grant %s on {schema}.limits, {schema}.gates, {schema}.lines, {schema}.line_changes, {schema}.unique_keys to %s', given.privilege, given.role
         );
     end loop;
+    grant select on sequence {schema}.line_changes_floor to public;
 end
 $$
