@@ -512,11 +512,13 @@ def test_only_the_newest_waiting_task_of_a_key_stays(limited: NewApp, db: StoreH
 def test_a_program_that_waits_for_a_task_is_notified_when_a_newer_task_cancels_it(
     limited: NewApp, db: StoreHarness
 ) -> None:
-    app = limited(Limit("preview", concurrency=0, when_full="newest"))
+    app = limited(Limit("preview", concurrency=1, when_full="newest"))
 
     @app.task(limits=["preview"])
     def preview(page: str) -> None: ...
 
+    preview.send("first")
+    db.claim(names=("preview",), starts=1, limit=1)
     older, _ = preview.send("a"), preview.send("b")
     with db.target.connect("everbeat listener") as listener:
         listener.execute(f'listen "{db.target.channel}"'.encode())

@@ -52,7 +52,8 @@ class Claimed(Struct, frozen=True):
     the claim. `in_line`: the task belongs to a serial line. `workflow_id`: the workflow that the task is a node of. `is_cut`: the claim
     omitted further tasks because the reply would have been too large. `looked_s`: the duration of the search in seconds, if the search was
     long. A repeated claim returns None for `is_cut` and `looked_s`. `is_marked`: only workers whose code meets the task's needs can claim
-    the task. `tick`: the tick of the schedule that sent the task.
+    the task. `tick`: the tick of the schedule that sent the task. `line_floors`: for the next claims, where the ready lines begin; only one
+    task of a claim has it.
     """
 
     id: UUID
@@ -78,6 +79,7 @@ class Claimed(Struct, frozen=True):
     tick: datetime | None = None
     looked_s: float | None = None
     is_cut: bool | None = None
+    line_floors: str | None = None
     lines_changed: bool | None = None
 
 
@@ -223,6 +225,7 @@ def claim(
     policies: bytes | None = None,
     alone: bool = False,
     floors: Mapping[tuple[str, int], ClaimPlace] = NO_FLOORS,
+    line_floors: str | None = None,
     most_bytes: int = CLAIM_BYTES,
     marked: Sequence[MarkedGroup] = (),
 ) -> Statement[list[Claimed]]:
@@ -230,7 +233,7 @@ def claim(
 
     `suspects`: True claims only suspects, False only other tasks, and None both. The first `starts` claimed tasks start immediately, with
     `policies` (a JSON object keyed by task name) and `alone` as in `start`. `floors`: for each (queue, priority), claim only tasks after
-    the given position. The claim stops before the arguments and checkpoints exceed `most_bytes` in total, but always includes the first
+    the given position. `line_floors`: the `line_floors` of an earlier claim for these names. The claim stops before the arguments and checkpoints exceed `most_bytes` in total, but always includes the first
     task. Marked tasks are claimed only if they belong to one of the `marked` groups. Queues of equal priority take turns, beginning after
     `after_queue`. The hints about lines that this worker cannot serve are sent to `channel`. Tasks with limits are claimed only if they
     start with the claim.
@@ -240,7 +243,7 @@ def claim(
         "most_bytes": most_bytes, "queues": None if queues is None else list(queues),
         "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()), "suspects": suspects,
         "starts": starts, "policies": None if policies is None else policies.decode(), "alone": alone,
-        "marked": marked_json(marked), "channel": channel, "after_queue": after_queue,
+        "marked": marked_json(marked), "channel": channel, "after_queue": after_queue, "line_floors": line_floors,
         "floor_queues": [queue for queue, _ in floors], "floor_priorities": integers([priority for _, priority in floors]),
         "floor_ats": [place[0] for place in floors.values()], "floor_ids": uuids([place[1] for place in floors.values()]),
     }  # fmt: skip

@@ -6,7 +6,7 @@
 -- A lane is a (queue, priority). The floor of a lane is the position up to which this worker has claimed. The claim reads nothing before a
 -- floor, because the index keeps the entries of claimed tasks there while any transaction has an old snapshot.
 -- Tasks of lines (with a serial key or limits) come from offer_lines, which takes their permits. The permits of those that this claim does
--- not take are returned at once, and their lines are noted as changed. Lanes of equal priority take turns. The tasks in lines and the
+-- not take are returned at once, and their lines are noted as changed. `line_floors` is what an earlier claim returned. Lanes of equal priority take turns. The tasks in lines and the
 -- others of a lane take turns, too. `after_queue` is the queue of the worker's latest task.
 -- Marked tasks (needs_id) are claimed only from the groups in `marked`, which this worker's code understands. Each group is a lane without
 -- a floor. If there are no groups, the lines between "[marked" and "marked]" are left out, because they take a tenth of a claim's time.
@@ -76,7 +76,7 @@ with recursive caller as materialized (
         || array(select distinct m.needs_id::text from marked m)
         -- marked]
         , %(queues)s::text[], asked.closed, %(queue_names)s::text[], %(queue_priorities)s::integer[], %(suspects)s::boolean, %(limit)s,
-        %(starts)s, %(channel)s
+        %(starts)s, %(channel)s, %(line_floors)s::json
     ) o
     where exists (select from caller) and not exists (select from again)
 ), ready as materialized (
@@ -219,11 +219,12 @@ select found.*, (select {fragment/have_lines_changed}) as lines_changed
 from (
     select taken.*,
         (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05) as looked_s,
-        (select true from light where rows > (select count(*) from numbered)) as is_cut
+        (select true from light where rows > (select count(*) from numbered)) as is_cut,
+        case when taken.id = (select n.id from numbered n limit 1) then (select o.floors::text from offered o limit 1) end as line_floors
     from taken
     union all
     select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-        {schema}.is_marked(t.needs), t.tick, null, null
+        {schema}.is_marked(t.needs), t.tick, null, null, null
     from {schema}.tasks t join again a on a.id = t.id
 ) found

@@ -28,6 +28,8 @@ _SHARE: Final = 0.05
 LONGEST_S: Final = 4.0
 """The longest time that a task inserted before a cursor waits for a claim from the start, in seconds. It overrides `_SHARE`."""
 _MOST: Final = 100
+_LINE_FLOORS_S: Final = 1.0
+"""How long claims continue from the first ready line that a claim from the start has found, in seconds."""
 
 
 class ClaimCursor:
@@ -38,12 +40,25 @@ class ClaimCursor:
         self._places: Mapping[tuple[str, int], ClaimPlace] = NO_FLOORS
         self._until = 0.0
         self._looked_s = 0.0
+        self._line_floors: str | None = None
+        self._lines_until = 0.0
 
     def now(self) -> Mapping[tuple[str, int], ClaimPlace]:
         """Return the position of the last task taken from each (queue, priority), or no positions if a claim from the start is due."""
         if self._clock.monotonic() >= self._until:
             self._places = NO_FLOORS
         return self._places
+
+    def line_floors(self) -> str | None:
+        """Return where the ready lines begin, or None if a claim from the start is due."""
+        now = self._clock.monotonic()
+        if now >= self._lines_until:
+            self._line_floors, self._lines_until = None, now + _LINE_FLOORS_S
+        return self._line_floors
+
+    def learn_lines(self, claimed: Sequence[Claimed]) -> None:
+        """Remember where the ready lines begin."""
+        self._line_floors = next((task.line_floors for task in claimed if task.line_floors), self._line_floors)
 
     def learn(self, claimed: Sequence[Claimed], *, is_full: bool, used: bool, looked_s: float) -> None:
         """Update the positions from the tasks of a claim, which must be in claim order.
@@ -280,6 +295,7 @@ class ClaimQuery:
             policies=self._policies,
             alone=pool.name in ALONE,
             floors=places,
+            line_floors=cursor.line_floors(),
             most_bytes=self.size.most_bytes,
             marked=marked,
         )
@@ -297,6 +313,7 @@ class ClaimQuery:
         self.size.answered(claimed, took_s=self._clock.monotonic() - asked_at)
         is_cut, looked_s = (claimed[-1].is_cut, claimed[-1].looked_s) if claimed else (None, None)
         is_full, used = is_cut is True or len(claimed) >= limit, bool(places)
+        cursor.learn_lines(claimed)
         cursor.learn(claimed, is_full=is_full, used=used, looked_s=looked_s or 0.0)
         if claimed:
             self._after_queue = claimed[-1].queue

@@ -9,7 +9,7 @@ create function {schema}.apply_line_changes(
 declare
     t timestamptz := statement_timestamp();
     floor xid8; low xid8; first xid8; ended integer;
-    ls text[]; os timestamptz[]; gs text[]; gf integer[]; locked text[]; gx double precision[]; opened text[]; due text[]; fresh text[]; newest text[]; dropping text[];
+    ls text[]; os timestamptz[]; gs text[]; gf integer[]; locked text[]; places tid[]; ats timestamptz[]; released integer[]; closed double precision[]; gx double precision[]; opened text[]; due text[]; fresh text[]; newest text[]; dropping text[];
 begin
     applied := 0;
     is_busy := false;
@@ -85,27 +85,33 @@ begin
         ) due
         limit p_most
     ) d where d.line <> all(coalesce(ls, '{{}}'));
-    select array_agg(o.gate) into opened from (select gate from {schema}.gates where opens_at <= t order by opens_at limit p_most) o;
     ls := ls || due;
     os := os || array_fill('infinity'::timestamptz, array[coalesce(cardinality(due), 0)]);
     if ls is not null then
-        -- "on conflict" waits for a transaction that has changed the existing row, so only new rows are inserted.
-        insert into {schema}.lines (line, is_strict)
-        select x, not starts_with(x, 'limit:') from unnest(ls) x
-        where not exists (select from {schema}.lines l where l.line = x) order by x on conflict do nothing;
-        select array_agg(k.line) into locked
-        from (select line from {schema}.lines where line = any(ls) order by line for no key update skip locked) k;
+        -- A line is found by its name only here, and later by its place in the table, because a search by name reads all versions of a row
+        -- that an old snapshot keeps.
+        for try in 1 .. 2 loop
+            select array_agg(k.line), array_agg(k.place), array_agg(d.at) into locked, places, ats
+            from unnest(ls, os) as d (line, at)
+            cross join lateral (select o.line, o.ctid as place from {schema}.lines o where o.line = d.line limit 1 for no key update skip locked) k;
+            exit when cardinality(locked) = cardinality(ls) or try = 2;
+            -- "on conflict" waits for a transaction that has changed the existing row, so only new rows are inserted.
+            insert into {schema}.lines (line, is_strict)
+            select d.line, not starts_with(d.line, 'limit:') from (select unnest(ls) as line except select unnest(locked)) d
+            where not exists (select from {schema}.lines l where l.line = d.line) on conflict do nothing;
+        end loop;
         if coalesce(cardinality(locked), 0) < cardinality(ls) then
             is_busy := true;
             insert into {schema}.line_changes (line, at)
-            select d.line, nullif(d.at, 'infinity') from unnest(ls, os) as d (line, at) where d.line <> all(coalesce(locked, '{{}}'));
+            select d.line, nullif(d.at, 'infinity')
+            from unnest(ls, os) as d (line, at) where d.line in (select unnest(ls) except select unnest(locked));
         end if;
         -- A new statement has a new snapshot, so it sees everything that was committed before the locks were acquired.
         with found as materialized (
-            select d.line, o.is_strict, o.state as was, first.*, held.id is not null as is_held,
+            select d.line, d.place, o.is_strict, o.state as was, first.*, held.id is not null as is_held,
                 coalesce(m.fair, false) as fair, coalesce(m.weight, 1) as weight, coalesce(m.newest, false) as newest, coalesce(m.drops, false) as drops
-            from unnest(ls, os) as d (line, at)
-            cross join lateral (select * from {schema}.lines o where o.line = d.line and o.line = any(locked)) o
+            from unnest(locked, places, ats) as d (line, place, at)
+            cross join lateral (select * from {schema}.lines o where o.ctid = d.place) o
             left join lateral (
                 select h.name, h.queue, h.priority,
                     -- The line of a task that has expired is read again after a second, because the task is not EXPIRED yet.
@@ -139,37 +145,48 @@ begin
                 select case when f.reader is null or f.is_held then 'I' when f.enqueued_at > t then 'W'
                             when f.was = 'B' and not f.is_strict then 'B' else 'R' end::"char" as state
             ) s
-            where l.line = f.line
+            where l.ctid = f.place
         )
-        select array_agg(f.line) filter (where f.newest), array_agg(f.line) filter (where f.drops) into newest, dropping from found f;
-        select array_agg(distinct x) into fresh
-        from {schema}.lines l cross join unnest(l.gates) x
-        where l.line = any(locked) and octet_length(x) <= 2500 and not exists (select from {schema}.gates g where g.gate = x);
+        select array_agg(f.line) filter (where f.newest), array_agg(f.line) filter (where f.drops),
+            array(
+                select distinct x from found f cross join unnest(f.gates) x
+                where octet_length(x) <= 2500 and not exists (select from {schema}.gates g where g.gate = x)
+            )
+        into newest, dropping, fresh from found f;
     end if;
-    fresh := fresh || gs;
-    if fresh is not null then
-        insert into {schema}.gates (gate, limit_name)
-        select distinct x, split_part(x, '/', 1) from unnest(fresh) x
-        where not exists (select from {schema}.gates g where g.gate = x) order by x on conflict do nothing;
-    end if;
+    select array_agg(o.gate) into opened
+    from (
+        select gate from {schema}.gates where opens_at <= t and gate <> all(coalesce(gs, '{{}}')) order by opens_at limit p_most
+        for no key update skip locked
+    ) o;
+    insert into {schema}.gates (gate, limit_name) select x, split_part(x, '/', 1) from unnest(fresh) x order by x on conflict do nothing;
     if gs is not null or opened is not null then
-        select array_agg(k.gate) into locked
-        from (select gate from {schema}.gates where gate = any(gs || opened) order by gate for no key update skip locked) k;
-        if exists (select from unnest(gs) as g (gate) where g.gate <> all(coalesce(locked, '{{}}'))) then
+        for try in 1 .. 2 loop
+            select array_agg(k.gate), array_agg(k.place), array_agg(d.freed), array_agg(d.closed_until) into locked, places, released, closed
+            from unnest(gs, gf, gx) as d (gate, freed, closed_until)
+            cross join lateral (select o.gate, o.ctid as place from {schema}.gates o where o.gate = d.gate limit 1 for no key update skip locked) k;
+            exit when gs is null or cardinality(locked) = cardinality(gs) or try = 2;
+            insert into {schema}.gates (gate, limit_name)
+            select d.gate, split_part(d.gate, '/', 1) from (select unnest(gs) as gate except select unnest(locked)) d
+            where not exists (select from {schema}.gates g where g.gate = d.gate) on conflict do nothing;
+        end loop;
+        if coalesce(cardinality(locked), 0) < cardinality(gs) then
             is_busy := true;
             insert into {schema}.line_changes (gates, costs, freed, closed_until)
             select array[d.gate], array[d.freed], d.freed > 0, d.closed_until
-            from unnest(gs, gf, gx) as d (gate, freed, closed_until) where d.gate <> all(coalesce(locked, '{{}}'));
+            from unnest(gs, gf, gx) as d (gate, freed, closed_until) where d.gate in (select unnest(gs) except select unnest(locked));
         end if;
-        update {schema}.gates g
-        set held = greatest(0, g.held::bigint - d.freed)::integer, closed_until = greatest(g.closed_until, d.closed_until), used_at = t
-        from unnest(gs, gf, gx) as d (gate, freed, closed_until)
-        where g.gate = d.gate and g.gate = any(locked);
-        select array_agg(g.gate) into locked
-        from {schema}.gates g
-        where g.gate = any(locked) and (
-            g.opens_at is not null or g.reserved or exists (select from {schema}.lines l where l.state = 'B' and l.blocked = g.gate)
-        );
+        with updated as (
+            update {schema}.gates g
+            set held = greatest(0, g.held::bigint - d.freed)::integer, closed_until = greatest(g.closed_until, d.closed_until), used_at = t
+            from unnest(places, released, closed) as d (place, freed, closed_until)
+            where g.ctid = d.place
+            returning g.gate, g.opens_at, g.reserved
+        )
+        select array_agg(u.gate) into locked
+        from updated u
+        where u.opens_at is not null or u.reserved or exists (select from {schema}.lines l where l.state = 'B' and l.blocked = u.gate);
+        locked := locked || opened;
         if locked is not null then
             perform {schema}.unpark_lines(locked, p_readers, p_queues, p_channel);
         end if;

@@ -2,48 +2,78 @@
 -- returns the permits of each task that it did not lease. So `held` of a gate is never less than the number of permits in use.
 -- The function never waits for a lock. If another transaction has a lock that it needs, it adds a change, so that the line is read again.
 -- `p_starts` is the number of tasks that the claim starts at once. Tasks with gates are only offered if they start at once.
+-- `floors` contains the turn of the first ready line of each lane. The worker passes it to its next claims, for a second at most, as
+-- `p_floors`. They do not read the entries before it, which the index keeps while any transaction has an old snapshot. A line that became
+-- ready in a transaction which committed later can have an earlier turn, so a floor is a quarter of a second earlier than the line.
 create function {schema}.offer_lines(
     p_readers text[], p_queues text[], p_closed text[], p_queue_names text[], p_queue_priorities integer[], p_suspects boolean,
-    p_most integer, p_starts integer, p_channel text
+    p_most integer, p_starts integer, p_channel text, p_floors json
 ) returns table (
     place integer, id uuid, queue text, priority smallint, enqueued_at timestamptz, line text, gates text[], costs integer[], serial_at timestamptz,
-    granted_at timestamptz
+    granted_at timestamptz, floors json
 ) language plpgsql
     set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-    v_granted_at timestamptz; v_now double precision;
+    v_granted_at timestamptz; v_floors json; v_now double precision;
     v_lines text[]; v_offers {schema}.line_offer[]; v_one {schema}.line_offer; v_count integer; v_again text[]; v_loose text[];
     v_gates text[]; v_rooms integer[]; v_reserved boolean[]; v_places jsonb; v_place integer;
     v_page integer := p_most; v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer; v_more integer; v_gate integer;
-    v_waiting bigint[]; v_queues text[]; v_shares integer[];
+    v_tids tid[]; v_limits text[]; v_waiting bigint[]; v_queues text[]; v_shares integer[];
     v_line_places bigint[]; v_ids uuid[]; v_due_ats timestamptz[]; v_serial_ats timestamptz[];
 begin
-    if p_most <= 0 or not exists (select from {schema}.lines where state = 'R') then
+    if p_most <= 0 or (p_floors is null and not exists (select from {schema}.lines where state = 'R')) then
         return;
     end if;
     loop
-        with recursive lane (suspect, is_gated, reader, queue, priority) as (
-            select s.suspect, g.is_gated, r.reader, ''::text, (-32768)::smallint
+        with recursive known as materialized (
+            select f.* from json_to_recordset(coalesce(p_floors, '[]')) as f (
+                suspect boolean, is_gated boolean, reader text, queue text, priority smallint, turn timestamptz
+            )
+        ), lane (suspect, is_gated, reader, queue, priority, turn) as (
+            select s.suspect, g.is_gated, r.reader, ''::text, (-32768)::smallint, '-infinity'::timestamptz
             from unnest(p_readers) as r (reader)
             cross join unnest(case when p_starts > 0 then array[false, true] else array[false] end) as g (is_gated)
             cross join unnest(case when p_suspects is null then array[false, true] else array[p_suspects] end) as s (suspect)
             union all
-            select lane.suspect, lane.is_gated, lane.reader, next_lane.queue, next_lane.priority
+            select lane.suspect, lane.is_gated, lane.reader, next_lane.queue, next_lane.priority, next_lane.turn
             from lane
+            left join lateral (
+                select k.queue, k.priority, k.turn from known k
+                where k.suspect = lane.suspect and k.is_gated = lane.is_gated and k.reader = lane.reader
+                  and (k.queue, k.priority) > (lane.queue, lane.priority)
+                order by k.queue, k.priority limit 1
+            ) k on true
             cross join lateral (
-                select l.queue, l.priority from {schema}.lines l
-                where l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated and l.reader = lane.reader
-                  and (l.queue, l.priority) > (lane.queue, lane.priority)
-                order by l.queue, l.priority limit 1
+                select found.*
+                from (
+                    select k.queue, k.priority, k.turn where k.queue is not null
+                    union all
+                    (
+                        select l.queue, l.priority, '-infinity' from {schema}.lines l
+                        where k.queue is not null and l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated
+                          and l.reader = lane.reader and (l.queue, l.priority) > (lane.queue, lane.priority)
+                          and (l.queue, l.priority) < (k.queue, k.priority)
+                        order by l.queue, l.priority limit 1
+                    )
+                    union all
+                    (
+                        select l.queue, l.priority, '-infinity' from {schema}.lines l
+                        where k.queue is null and l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated
+                          and l.reader = lane.reader and (l.queue, l.priority) > (lane.queue, lane.priority)
+                        order by l.queue, l.priority limit 1
+                    )
+                ) found
+                order by found.queue, found.priority limit 1
             ) next_lane
         ), ready as (
-            select r.line, r.turn, coalesce(q.priority, 100) as queue_priority, lane.priority, lane.queue
+            select r.line, r.place, r.turn, coalesce(q.priority, 100) as queue_priority, lane.priority, lane.queue, lane.suspect, lane.is_gated,
+                lane.reader
             from lane
             cross join lateral (
-                select l.line, l.turn from {schema}.lines l
+                select l.line, l.ctid as place, l.turn from {schema}.lines l
                 where l.state = 'R' and l.suspect = lane.suspect and (l.gates is not null) = lane.is_gated and l.reader = lane.reader
-                  and l.queue = lane.queue and l.priority = lane.priority
+                  and l.queue = lane.queue and l.priority = lane.priority and l.turn >= lane.turn
                 order by l.turn limit v_page
             ) r
             left join unnest(p_queue_names, p_queue_priorities) as q (name, priority) on q.name = lane.queue
@@ -51,18 +81,27 @@ begin
         ), ranked as (
             select r.*, row_number() over (partition by r.queue, r.priority order by r.turn, r.line) as rank from ready r
         )
-        select array_agg(f.line) into v_lines
-        from (select r.line from ranked r order by r.queue_priority, r.priority, r.rank, r.turn, r.line limit v_page) f;
+        select array_agg(f.line), array_agg(f.place),
+            (
+                select json_agg(first) from (
+                    select r.suspect, r.is_gated, r.reader, r.queue, r.priority, min(r.turn) - interval '250 milliseconds' as turn
+                    from ready r group by r.suspect, r.is_gated, r.reader, r.queue, r.priority limit 100
+                ) first
+            )
+        into v_lines, v_tids, v_floors
+        from (select r.line, r.place from ranked r order by r.queue_priority, r.priority, r.rank, r.turn, r.line limit v_page) f;
         if v_lines is null then
             return;
         end if;
         select array_agg(l.offer) into v_offers
         from (
             select row(
-                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null, r.blocked
+                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null, r.blocked, f.place
             )::{schema}.line_offer as offer
-            from unnest(v_lines) as f (line)
-            cross join lateral (select * from {schema}.lines r where r.line = f.line and r.state = 'R' limit 1 for no key update skip locked) r
+            from unnest(v_lines, v_tids) as f (line, place)
+            cross join lateral (
+                select * from {schema}.lines r where r.ctid = f.place and r.line = f.line and r.state = 'R' limit 1 for no key update skip locked
+            ) r
             limit p_most
         ) l;
         v_count := coalesce(cardinality(v_offers), 0);
@@ -74,9 +113,9 @@ begin
         select array_agg(f) into v_again from unnest(v_lines) f where f not in (select o.line from unnest(v_offers) o);
     end if;
     -- Gates are locked after lines, in one order. A gate that another transaction has locked is skipped.
-    select array_agg(x.gate) into v_gates
+    select array_agg(x.gate), array_agg(x.place) into v_gates, v_tids
     from (
-        select a.gate from {schema}.gates a
+        select a.gate, a.ctid as place from {schema}.gates a
         where a.gate in (select unnest(o.gates) from unnest(v_offers) o where o.gates is not null)
         order by a.gate for no key update skip locked
     ) x;
@@ -84,11 +123,11 @@ begin
     v_granted_at := clock_timestamp();
     v_now := extract(epoch from v_granted_at);
     if v_gates is not null then
-        select array_agg(coalesce({schema}.limit_room(y, m, v_now), 1000000) order by g.place), array_agg(y.reserved order by g.place),
-            jsonb_object_agg(g.gate, g.place)
-        into v_rooms, v_reserved, v_places
-        from unnest(v_gates) with ordinality as g (gate, place)
-        join {schema}.gates y on y.gate = g.gate
+        select array_agg(coalesce({schema}.limit_room(y, m, v_now), 1000000) order by g.number), array_agg(y.reserved order by g.number),
+            array_agg(y.limit_name order by g.number), jsonb_object_agg(g.gate, g.number)
+        into v_rooms, v_reserved, v_limits, v_places
+        from unnest(v_gates, v_tids) with ordinality as g (gate, place, number)
+        cross join lateral (select * from {schema}.gates o where o.ctid = g.place) y
         left join {schema}.limits m on m.name = y.limit_name;
     end if;
     -- Count the tasks of each line. The room that a line cannot use is left to the lines behind it.
@@ -100,7 +139,13 @@ begin
             select from {schema}.tasks s
             where s.serial = h.line and s.state = 'PENDING' and s.serial_at >= h.floor
               and (h.is_strict or s.serial_at <= statement_timestamp())
-            order by s.serial_at, s.id limit case when h.is_strict then 1 else p_most end
+            order by s.serial_at, s.id limit case
+                when h.is_strict then 1 when h.gates is null then p_most
+                else (
+                    select least(p_most, min(coalesce(v_rooms[(v_places ->> u.gate)::integer], 0) / greatest(1, h.costs[u.number])))
+                    from unnest(h.gates) with ordinality as u (gate, number)
+                )
+            end
         ) f
     ) w;
     select array_agg(distinct o.queue) into v_queues from unnest(v_offers) o;
@@ -154,7 +199,7 @@ begin
         end loop;
     end loop;
     with picked as materialized (
-        select h.*, h.ordinality as place, c.ids, c.due_ats, c.serial_ats, coalesce(cardinality(c.ids), 0) as taken,
+        select h.*, h.ordinality as number, c.ids, c.due_ats, c.serial_ats, coalesce(cardinality(c.ids), 0) as taken,
             c.serial_ats[cardinality(c.ids)] as last_at, c.ids[cardinality(c.ids)] as last_id
         from unnest(v_offers) with ordinality h
         left join lateral (
@@ -206,13 +251,13 @@ begin
                 when f.next_due_at > statement_timestamp() or f.taken = 0 then 'W' else 'R'
             end::"char" as state
         ) s
-        where l.line = f.line and (f.room > 0 or f.full_gate is not null)
+        where l.ctid = f.place and (f.room > 0 or f.full_gate is not null)
     ), unsure as (
         -- A strict line without a task to take might have a new head whose change has not been applied yet.
         insert into {schema}.line_changes (line)
         select p.line from picked p where p.is_strict and p.room > 0 and p.taken = 0
     )
-    select array_agg(p.place), array_agg(u.id), array_agg(u.due_at), array_agg(u.serial_at)
+    select array_agg(p.number), array_agg(u.id), array_agg(u.due_at), array_agg(u.serial_at)
     into v_line_places, v_ids, v_due_ats, v_serial_ats
     from picked p cross join lateral unnest(p.ids, p.due_ats, p.serial_ats) as u (id, due_at, serial_at);
     if v_gates is not null then
@@ -226,15 +271,14 @@ begin
                 from unnest(g.recent || array_fill(v_now, array[u.units])) w (at)
             ) end
         from (
-            select x.gate, sum(greatest(1, o.costs[x.place]))::integer as units
+            select (v_places ->> x.gate)::integer as number, sum(greatest(1, o.costs[x.place]))::integer as units
             from unnest(v_line_places) as l (place)
             cross join lateral (select (v_offers[l.place]).gates, (v_offers[l.place]).costs) o
             cross join lateral unnest(o.gates) with ordinality as x (gate, place)
             group by x.gate
         ) u
-        cross join lateral (select k.limit_name from {schema}.gates k where k.gate = u.gate) k
-        left join {schema}.limits m on m.name = k.limit_name
-        where g.gate = u.gate;
+        left join {schema}.limits m on m.name = v_limits[u.number]
+        where g.ctid = v_tids[u.number];
         -- A line that waits behind a gate with unused room continues. The same call records when a rate opens.
         select array_agg(b) into v_loose from unnest(v_gates) b where exists (select from {schema}.lines x where x.state = 'B' and x.blocked = b);
         if v_loose is not null then
@@ -243,7 +287,7 @@ begin
     end if;
     insert into {schema}.line_changes (line) select unnest(v_again);
     return query
-        select (row_number() over ())::integer, u.id, o.queue, o.priority, u.due_at, o.line, o.gates, o.costs, u.serial_at, v_granted_at
+        select (row_number() over ())::integer, u.id, o.queue, o.priority, u.due_at, o.line, o.gates, o.costs, u.serial_at, v_granted_at, v_floors
         from unnest(v_line_places, v_ids, v_due_ats, v_serial_ats) as u (place, id, due_at, serial_at)
         cross join lateral (
             select (v_offers[u.place]).queue, (v_offers[u.place]).priority, (v_offers[u.place]).line, (v_offers[u.place]).gates, (v_offers[u.place]).costs
