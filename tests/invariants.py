@@ -187,16 +187,18 @@ HISTORY_QUERIES: tuple[tuple[str, str, str], ...] = (
     (
         "I24",
         "no task of a serial line starts before an unfinished earlier task that was committed when it was sent",
-        """select t.serial, t.id, e.id from {schema}.audit a
-           join {schema}.tasks t on t.id = a.task_id and t.serial is not null and not starts_with(t.serial, 'limit:')
-           join {schema}.audit sent on sent.task_id = t.id and sent.old is null
-           join {schema}.tasks e on e.serial = t.serial and (e.serial_at, e.id) < (t.serial_at, t.id)
+        """with strict as materialized (
+               select * from {schema}.tasks t where t.serial is not null and not starts_with(t.serial, 'limit:')
+           ), moved as materialized (select * from {schema}.audit a where a.task_id in (select id from strict))
+           select t.serial, t.id, e.id from moved a join strict t on t.id = a.task_id
+           join moved sent on sent.task_id = t.id and sent.old is null
+           join strict e on e.serial = t.serial and (e.serial_at, e.id) < (t.serial_at, t.id)
                 and e.fence < 9223372036854775807 and e.attempt < 2147483647
-           join {schema}.audit earlier on earlier.task_id = e.id and earlier.old is null
+           join moved earlier on earlier.task_id = e.id and earlier.old is null
                 and pg_visible_in_snapshot(earlier.xid, sent.seen)
            where a.old = 'PENDING' and a.new in ('CLAIMED', 'RUNNING')
              and not exists (
-                 select from {schema}.audit ended
+                 select from moved ended
                  where ended.task_id = e.id and ended.seq < a.seq and ended.new in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
              )
              and not exists (

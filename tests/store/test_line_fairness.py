@@ -78,6 +78,29 @@ def test_a_weight_of_four_gives_four_tasks_for_each_turn(db: StoreHarness) -> No
     assert 0.9 * 4 <= len(taken & heavy) / len(taken & light) <= 1.1 * 4
 
 
+@pytest.mark.parametrize("permits", [1, 3])
+def test_keys_take_turns_for_the_permits_of_a_shared_limit(db: StoreHarness, permits: int) -> None:  # K7
+    put_limit(db, "shared", concurrency=permits)
+    put_limit(db, "tenant", concurrency=50, fair=True, weights='{"large": 2}')
+    for key, count in (("large", 32), ("a", 8), ("b", 8)):
+        send(db, "shared", f"tenant/{key}", count=count)
+    running: list[Claimed] = []
+    starts: list[str] = []
+    while len(starts) < 32:
+        taken = take(db, limit=20)
+        assert len(running) + len(taken) == permits
+        starts += [key_of(db, one) for one in taken]
+        running += taken
+        db.complete(running.pop(0))
+    counts = {key: starts[:32].count(key) for key in ("large", "a", "b")}
+    assert counts == {"large": 16, "a": 8, "b": 8}
+    assert starts.index("b") < 8
+
+
+def key_of(db: StoreHarness, claimed: Claimed) -> str:
+    return str(db.row(claimed.id, "gates[2]")).removeprefix("tenant/")
+
+
 def test_queues_of_equal_priority_share_a_claim(db: StoreHarness) -> None:  # K7
     send(db, count=20_000, queue="a")
     few = set(send(db, count=5, queue="b"))

@@ -2,5 +2,5 @@
 -- The reservation of the gate `passed` does not stop it. `place` is where its row is in the table.
 create type {schema}.line_offer as (
     line text, is_strict boolean, reader text, suspect boolean, queue text, priority smallint, name text, gates text[], costs integer[],
-    is_fair boolean, weight integer, credit integer, floor timestamptz, room integer, full_gate text, passed text, place tid
+    is_fair boolean, weight integer, credit integer, floor timestamptz, room integer, full_gate text, passed text, place tid, prunes boolean
 )

@@ -17,11 +17,11 @@ begin
                 coalesce(least(m.concurrency, case when m.sliding then m.starts when m.starts is not null then m.burst end), 2147483647) as most
         ) r
         cross join lateral (
-            select l.line, greatest(1, l.costs[array_position(l.gates, g.gate)]) as cost, row_number() over (order by l.priority, l.turn) as place
+            select l.line, greatest(1, l.costs[array_position(l.gates, g.gate)]) as cost, row_number() over (order by l.priority, l.credit = 0, l.turn) as place
             from (
                 select * from {schema}.lines o
                 where o.state = 'B' and o.blocked = g.gate and greatest(1, o.costs[array_position(o.gates, g.gate)]) <= r.most
-                order by o.priority, o.turn
+                order by o.priority, o.credit = 0, o.turn
                 limit r.room for no key update skip locked
             ) l
         ) x
@@ -56,7 +56,7 @@ begin
             where l.state = 'B' and l.blocked = o.gate and greatest(1, l.costs[array_position(l.gates, o.gate)]) <= coalesce(
                 least(m.concurrency, case when m.sliding then m.starts when m.starts is not null then m.burst end), 2147483647
             )
-            order by l.priority, l.turn limit 1
+            order by l.priority, l.credit = 0, l.turn limit 1
         ) b on true
         where o.gate = asked.gate
     ) n

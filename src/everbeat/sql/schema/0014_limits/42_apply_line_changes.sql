@@ -9,7 +9,7 @@ create function {schema}.apply_line_changes(
 declare
     t timestamptz := statement_timestamp();
     floor xid8; low xid8; first xid8; ended integer;
-    ls text[]; os timestamptz[]; gs text[]; gf integer[]; locked text[]; places tid[]; ats timestamptz[]; released integer[]; closed double precision[]; gx double precision[]; opened text[]; due text[]; fresh text[]; newest text[]; dropping text[];
+    ls text[]; os timestamptz[]; gs text[]; gf integer[]; locked text[]; places tid[]; ats timestamptz[]; released integer[]; closed double precision[]; gx double precision[]; opened text[]; due text[]; fresh text[]; pruned text[];
 begin
     applied := 0;
     is_busy := false;
@@ -109,7 +109,7 @@ begin
         -- A new statement has a new snapshot, so it sees everything that was committed before the locks were acquired.
         with found as materialized (
             select d.line, d.place, o.is_strict, o.state as was, first.*, held.id is not null as is_held,
-                coalesce(m.fair, false) as fair, coalesce(m.weight, 1) as weight, coalesce(m.newest, false) as newest, coalesce(m.drops, false) as drops
+                coalesce(m.fair, false) as fair, coalesce(m.weight, 1) as weight, coalesce(m.prunes, false) as prunes
             from unnest(locked, places, ats) as d (line, place, at)
             cross join lateral (select * from {schema}.lines o where o.ctid = d.place) o
             left join lateral (
@@ -128,15 +128,14 @@ begin
                 select b.id from {schema}.tasks b where o.is_strict and b.serial = d.line and b.state in ('CLAIMED', 'RUNNING') limit 1
             ) held on true
             left join lateral (
-                select bool_or(m.fair and not o.is_strict) as fair, bool_or(m.when_full = 'newest' and not o.is_strict) as newest,
-                    bool_or(m.when_full = 'drop' and not o.is_strict) as drops,
+                select bool_or(m.fair and not o.is_strict) as fair, bool_or(m.when_full <> 'wait' and not o.is_strict) as prunes,
                     max(case when m.fair then {schema}.weight_of(m.weights, substr(u, strpos(u, '/') + 1)) end) as weight
                 from unnest(first.gates) u join {schema}.limits m on m.name = split_part(u, '/', 1)
             ) m on first.gates is not null
         ), changed as (
             update {schema}.lines l set
                 name = f.name, reader = f.reader, suspect = coalesce(f.suspect, false), queue = case when f.reader is not null then f.queue end, priority = f.priority,
-                gates = f.gates, costs = f.costs, at = f.enqueued_at, fair = f.fair, weight = f.weight,
+                gates = f.gates, costs = f.costs, at = f.enqueued_at, fair = f.fair, weight = f.weight, prunes = f.prunes,
                 floor = case when f.is_strict then '-infinity' else coalesce(f.serial_at, 'infinity') end,
                 state = s.state, blocked = case when s.state = 'B' or (s.state = 'R' and l.state = 'R') then l.blocked end,
                 turn = case when l.state = s.state and l.state in ('R', 'B') then l.turn else t end
@@ -147,12 +146,12 @@ begin
             ) s
             where l.ctid = f.place
         )
-        select array_agg(f.line) filter (where f.newest), array_agg(f.line) filter (where f.drops),
+        select array_agg(f.line) filter (where f.prunes),
             array(
                 select distinct x from found f cross join unnest(f.gates) x
                 where octet_length(x) <= 2500 and not exists (select from {schema}.gates g where g.gate = x)
             )
-        into newest, dropping, fresh from found f;
+        into pruned, fresh from found f;
     end if;
     select array_agg(o.gate) into opened
     from (
@@ -192,11 +191,8 @@ begin
         end if;
     end if;
     -- The gates are up to date now.
-    if newest is not null then
-        perform {schema}.keep_newest(newest, p_channel);
-    end if;
-    if dropping is not null then
-        perform {schema}.cancel_surplus(dropping, p_channel);
+    if pruned is not null then
+        perform {schema}.cancel_surplus(pruned, p_channel);
     end if;
 end
 $$

@@ -19,7 +19,7 @@ declare
     v_lines text[]; v_offers {schema}.line_offer[]; v_one {schema}.line_offer; v_count integer; v_again text[]; v_loose text[];
     v_gates text[]; v_rooms integer[]; v_reserved boolean[]; v_places jsonb; v_place integer;
     v_page integer := p_most; v_want integer := p_most; v_starts integer := p_starts; v_quota integer; v_cost integer; v_more integer; v_gate integer;
-    v_tids tid[]; v_limits text[]; v_waiting bigint[]; v_queues text[]; v_shares integer[];
+    v_tids tid[]; v_limits text[]; v_active integer[]; v_next integer[]; i integer; v_waiting bigint[]; v_queues text[]; v_shares integer[];
     v_line_places bigint[]; v_ids uuid[]; v_due_ats timestamptz[]; v_serial_ats timestamptz[];
 begin
     if p_most <= 0 or (p_floors is null and not exists (select from {schema}.lines where state = 'R')) then
@@ -96,7 +96,7 @@ begin
         select array_agg(l.offer) into v_offers
         from (
             select row(
-                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null, r.blocked, f.place
+                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null, r.blocked, f.place, r.prunes
             )::{schema}.line_offer as offer
             from unnest(v_lines, v_tids) as f (line, place)
             cross join lateral (
@@ -150,17 +150,20 @@ begin
     ) w;
     select array_agg(distinct o.queue) into v_queues from unnest(v_offers) o;
     v_shares := array_fill(greatest(1, p_most / greatest(1, coalesce(cardinality(v_queues), 1))), array[coalesce(cardinality(v_queues), 0)]);
-    -- Queues take turns: each takes its share first, and then what the others leave.
-    for turn in 1 .. case when cardinality(v_queues) > 1 then 2 else 1 end loop
-        for i in 1 .. v_count loop
+    -- Lines take turns, in rounds, until the claim is full. In the first round, a line without fair turns takes what is left of the share of
+    -- its queue, so that queues take turns, too. The turn of a fair line ends after as many tasks as its weight. A turn that a full gate or
+    -- the end of a claim has cut short continues with the line's credit, in the same place.
+    v_active := array(select generate_series(1, v_count));
+    for round in 1 .. p_most loop
+        v_next := null;
+        foreach i in array v_active loop
+            exit when v_want <= 0;
             v_one := v_offers[i];
-            continue when v_want <= 0 or (turn = 2 and (v_one.is_strict or v_one.is_fair or v_one.full_gate is not null));
             v_place := array_position(v_queues, v_one.queue);
-            -- If the end of a claim cuts a turn short, the line keeps its place and the rest of its turn.
-            v_quota := case when v_one.is_strict then 1 when not v_one.is_fair then case turn when 1 then greatest(0, v_shares[v_place]) else v_want end
-                            when v_one.credit > 0 then v_one.credit
-                            else greatest(1, p_most / v_count) * least(1000, greatest(1, v_one.weight)) end;
-            v_more := least(v_want, v_quota);
+            v_quota := case when v_one.is_strict then 1
+                            when not v_one.is_fair then case round when 1 then greatest(0, v_shares[v_place]) else v_want end
+                            when v_one.credit > 0 then v_one.credit else least(1000, greatest(1, v_one.weight)) end;
+            v_more := least(v_want, case when v_one.is_fair and cardinality(v_active) = 1 then v_want else v_quota end);
             if v_one.gates is not null then
                 v_more := least(v_more, v_starts);
                 for g in 1 .. cardinality(v_one.gates) loop
@@ -180,7 +183,9 @@ begin
                     end if;
                 end loop;
             end if;
-            v_one.credit := case when v_one.is_fair and v_more > 0 then v_quota - v_more else 0 end;
+            if v_one.is_fair and v_more > 0 then
+                v_one.credit := greatest(0, v_quota - v_more);
+            end if;
             v_more := least(v_more, greatest(v_waiting[i], 1) - v_one.room);
             if v_one.gates is not null and v_more > 0 then
                 for g in 1 .. cardinality(v_one.gates) loop
@@ -196,7 +201,12 @@ begin
             v_offers[i] := v_one;
             v_want := v_want - v_more;
             v_shares[v_place] := v_shares[v_place] - v_more;
+            if not v_one.is_strict and (v_more > 0 or v_quota = 0) then
+                v_next := v_next || i;
+            end if;
         end loop;
+        exit when v_want <= 0 or v_next is null;
+        v_active := v_next;
     end loop;
     with picked as materialized (
         select h.*, h.ordinality as number, c.ids, c.due_ats, c.serial_ats, coalesce(cardinality(c.ids), 0) as taken,
@@ -285,7 +295,11 @@ begin
             perform {schema}.unpark_lines(v_loose, p_readers, p_queues, p_channel);
         end if;
     end if;
-    insert into {schema}.line_changes (line) select unnest(v_again);
+    -- The waiting tasks of a line that keeps only some of them are judged again, because its limit has less room now.
+    insert into {schema}.line_changes (line)
+    select unnest(v_again)
+    union all
+    select o.line from unnest(v_offers) o where o.prunes and (o.room > 0 or o.full_gate is not null);
     return query
         select (row_number() over ())::integer, u.id, o.queue, o.priority, u.due_at, o.line, o.gates, o.costs, u.serial_at, v_granted_at, v_floors
         from unnest(v_line_places, v_ids, v_due_ats, v_serial_ats) as u (place, id, due_at, serial_at)
