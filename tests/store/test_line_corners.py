@@ -303,3 +303,38 @@ def test_a_settlement_counts_the_permits_of_its_own_attempt_once(db: StoreHarnes
     assert gate(db, "a") == 1
     db.complete(second)
     no_breach(db)
+
+
+@pytest.mark.parametrize("permits", [1, 2])
+def test_of_tasks_that_were_sent_together_only_the_newest_waits(db: StoreHarness, permits: int) -> None:
+    put_limit(db, "preview", concurrency=permits, when_full="newest")
+    ids = send(db, "preview", count=6)
+    taken = {one.id for one in take(db, limit=10)}
+    apply(db)
+    states = {each: db.row(each, "state") for each in ids}
+    assert taken == {each for each, state in states.items() if state == "RUNNING"}
+    assert sorted(states.values()) == ["CANCELLED"] * (5 - permits) + ["PENDING"] + ["RUNNING"] * permits
+
+
+def test_of_tasks_that_waited_while_no_worker_claimed_only_the_newest_waits(db: StoreHarness) -> None:
+    put_limit(db, "preview", concurrency=1, when_full="newest")
+    ids = send(db, "preview", count=2)
+    apply(db)
+    ids += send(db, "preview")
+    taken = take(db, limit=10)
+    ids += send(db, "preview")
+    apply(db)
+    assert [one.id for one in taken] == ids[:1]
+    assert [db.row(each, "state") for each in ids] == ["RUNNING", "CANCELLED", "CANCELLED", "PENDING"]
+
+
+def test_older_tasks_are_cancelled_when_another_line_takes_the_permit_they_could_have_had(
+    db: StoreHarness,
+) -> None:
+    put_limit(db, "preview", concurrency=1, when_full="newest")
+    (urgent,) = send(db, "preview", priority=-1)
+    older, newest = send(db, "preview", count=2)
+    (taken,) = take(db, limit=10)
+    apply(db)
+    assert taken.id == urgent
+    assert {db.row(older, "state"), db.row(newest, "state")} == {"CANCELLED", "PENDING"}

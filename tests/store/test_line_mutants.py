@@ -278,11 +278,15 @@ def check_due_while_full(db: StoreHarness) -> None:
     assert db.run(tasks.next_due(names=["work"], queues=None)).due_in_ms is None
 
 
+def check_shared_turns(db: StoreHarness) -> None:
+    fairness.test_keys_take_turns_for_the_permits_of_a_shared_limit(db, 1)
+
+
 MUTANTS = [
     Mutant("gates that are not locked", OFFER, GATE_LOCK, "order by a.gate", check_two_claims_at_once),
     Mutant(
         "permits counted by the snapshot of the claim", OFFER,
-        "join {schema}.gates y on y.gate = g.gate",
+        "cross join lateral (select * from {schema}.gates o where o.ctid = g.place) y",
         "join (select * from {schema}.gates) y0 on y0.gate = g.gate cross join lateral (select (jsonb_populate_record(y0, jsonb_build_object("
         "'held', (select count(*) from {schema}.tasks k where k.gates @> array[y0.gate] and k.state in ('CLAIMED', 'RUNNING') and"
         " k.claimed_at < statement_timestamp())))).*) y",
@@ -315,12 +319,12 @@ MUTANTS = [
     ),
     Mutant(
         "changes of locked gates are lost", APPLY,
-        "from unnest(gs, gf, gx) as d (gate, freed, closed_until) where d.gate <> all(coalesce(locked, '{{}}'));",
+        "from unnest(gs, gf, gx) as d (gate, freed, closed_until) where d.gate in (select unnest(gs) except select unnest(locked));",
         "from unnest(gs, gf, gx) as d (gate, freed, closed_until) where false;", check_locked_gate,
     ),
     Mutant(
-        "changes of locked lines are lost", APPLY, "where d.line <> all(coalesce(locked, '{{}}'));\n        end if;\n        -- A new",
-        "where false;\n        end if;\n        -- A new", check_locked_line,
+        "changes of locked lines are lost", APPLY, "where d.line in (select unnest(ls) except select unnest(locked));",
+        "where false;", check_locked_line,
     ),
     Mutant("a release that frees nothing", CHANGED, "if was_held and old.gates is not null then", "if false then", check_released),
     Mutant(
@@ -356,7 +360,7 @@ MUTANTS = [
         lambda db: corners.test_a_change_between_the_choice_of_a_task_and_its_lock_keeps_the_gates_right(db, "costs = array[3]", "key:a"),
     ),
     Mutant(
-        "an insert that waits for an open claim", APPLY, "where not exists (select from {schema}.lines l where l.line = x) order by x", "order by x",
+        "an insert that waits for an open claim", APPLY, "where not exists (select from {schema}.lines l where l.line = d.line) on conflict", "on conflict",
         frozen_claims.test_a_frozen_claim_delays_only_its_own_lines_and_gates,
     ),
     Mutant(
@@ -367,6 +371,23 @@ MUTANTS = [
     Mutant(
         "a line that keeps the room it cannot use", OFFER, "v_more := least(v_more, greatest(v_waiting[i], 1) - v_one.room);", "",
         fairness.test_ready_lines_with_one_task_each_fill_a_claim,
+    ),
+    Mutant(
+        "a turn that lasts as long as the claim", OFFER, "v_one.credit := greatest(0, v_quota - v_more);",
+        "v_one.credit := greatest(0, p_most - v_more);", check_shared_turns,
+    ),
+    Mutant(
+        "a line that fills its gate and stays ready", OFFER, "v_offers[i].full_gate := v_one.gates[g];", "null;", check_shared_turns,
+    ),
+    Mutant(
+        "a line that waits behind others although its turn was cut short", f"{FOLDER}/41_unpark_lines",
+        "order by o.priority, o.credit = 0, o.turn", "order by o.priority, o.turn", check_shared_turns,
+    ),
+    Mutant(
+        "a line that is not judged again when its limit has become full", OFFER,
+        "select o.line from unnest(v_offers) o where o.prunes and (o.room > 0 or o.full_gate is not null);",
+        "select o.line from unnest(v_offers) o where false;",
+        corners.test_older_tasks_are_cancelled_when_another_line_takes_the_permit_they_could_have_had,
     ),
 ]  # fmt: skip
 

@@ -28,7 +28,7 @@ begin
         where g.gate = any(p_gates)
     ), freed as (
         -- `blocked` stays, because the reservation of this gate does not stop the line.
-        update {schema}.lines l set state = 'R', turn = clock_timestamp()
+        update {schema}.lines l set state = 'R', turn = statement_timestamp()
         from candidate c
         where l.line = c.line and c.needed <= c.room
         returning l.queue, l.reader, c.gate, c.cost

@@ -138,7 +138,7 @@ begin
                 gates = f.gates, costs = f.costs, at = f.enqueued_at, fair = f.fair, weight = f.weight, prunes = f.prunes,
                 floor = case when f.is_strict then '-infinity' else coalesce(f.serial_at, 'infinity') end,
                 state = s.state, blocked = case when s.state = 'B' or (s.state = 'R' and l.state = 'R') then l.blocked end,
-                turn = case when l.state = s.state and l.state in ('R', 'B') then l.turn else t end
+                turn = case when l.state = s.state and l.state in ('R', 'B') then l.turn else clock_timestamp() end
             from found f
             cross join lateral (
                 select case when f.reader is null or f.is_held then 'I' when f.enqueued_at > t then 'W'

@@ -141,10 +141,7 @@ begin
               and (h.is_strict or s.serial_at <= statement_timestamp())
             order by s.serial_at, s.id limit case
                 when h.is_strict then 1 when h.gates is null then p_most
-                else (
-                    select least(p_most, min(coalesce(v_rooms[(v_places ->> u.gate)::integer], 0) / greatest(1, h.costs[u.number])))
-                    from unnest(h.gates) with ordinality as u (gate, number)
-                )
+                else (select least(p_most, min(coalesce(v_rooms[(v_places ->> u)::integer], 0))) from unnest(h.gates) u)
             end
         ) f
     ) w;
@@ -194,9 +191,6 @@ begin
                 end loop;
                 v_starts := v_starts - v_more;
             end if;
-            if v_one.room > 0 then
-                v_one.full_gate := null;  -- the line takes some tasks, so the next claim finds out whether the gate is full
-            end if;
             v_one.room := v_one.room + v_more;
             v_offers[i] := v_one;
             v_want := v_want - v_more;
@@ -207,6 +201,17 @@ begin
         end loop;
         exit when v_want <= 0 or v_next is null;
         v_active := v_next;
+    end loop;
+    -- A line whose gate is full now waits at once, behind the lines that already wait.
+    for i in 1 .. v_count loop
+        v_one := v_offers[i];
+        continue when v_one.gates is null or v_one.full_gate is not null;
+        for g in 1 .. cardinality(v_one.gates) loop
+            if v_rooms[(v_places ->> v_one.gates[g])::integer] < greatest(1, v_one.costs[g]) then
+                v_offers[i].full_gate := v_one.gates[g];
+                exit;
+            end if;
+        end loop;
     end loop;
     with picked as materialized (
         select h.*, h.ordinality as number, c.ids, c.due_ats, c.serial_ats, coalesce(cardinality(c.ids), 0) as taken,
@@ -247,7 +252,7 @@ begin
         ) x on p.room > 0 and not (p.is_strict and p.taken > 0)
     ), moved as (
         update {schema}.lines l
-        set state = s.state, blocked = f.full_gate,
+        set state = s.state, blocked = case when s.state = 'B' then f.full_gate end,
             -- A line whose first task is due but could not be taken is read again after a second.
             at = case when f.next_due_at is null then l.at when s.state = 'W'
                 then greatest(f.next_due_at, case when f.next_due_at <= statement_timestamp() then statement_timestamp() + interval '1 second' end)
@@ -257,8 +262,9 @@ begin
         from following f
         cross join lateral (
             select case
-                when f.full_gate is not null then 'B' when f.next_due_at is null then 'I'
-                when f.next_due_at > statement_timestamp() or f.taken = 0 then 'W' else 'R'
+                when f.room = 0 then 'B' when f.next_due_at is null then 'I'
+                when f.next_due_at > statement_timestamp() or f.taken = 0 then 'W'
+                when f.full_gate is not null then 'B' else 'R'
             end::"char" as state
         ) s
         where l.ctid = f.place and (f.room > 0 or f.full_gate is not null)
