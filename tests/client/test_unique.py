@@ -508,3 +508,9 @@ def test_a_waiting_key_that_was_freed_stays_free_if_the_clock_is_set_back(
     started(db)
     ((holder, is_free),) = db.table("unique_keys", "task_id, until = '-infinity'")
     assert (holder, is_free) == (first.id, True)
+
+
+def test_the_row_of_a_freed_key_contains_no_value_that_doctor_reports(db: StoreHarness, work: Any) -> None:
+    of(work, "waiting").send(1)
+    started(db)
+    assert db.connection.execute(db.plain("select * from {schema}.bad_rows(10)")).fetchall() == []

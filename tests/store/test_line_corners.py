@@ -338,3 +338,12 @@ def test_older_tasks_are_cancelled_when_another_line_takes_the_permit_they_could
     apply(db)
     assert taken.id == urgent
     assert {db.row(older, "state"), db.row(newest, "state")} == {"CANCELLED", "PENDING"}
+
+
+def test_rows_of_lines_contain_no_value_that_doctor_reports(db: StoreHarness) -> None:
+    put_limit(db, "a", concurrency=1)
+    send(db, "a", count=2)
+    send(db, serial="key:a")
+    db.complete(*take(db))
+    apply(db)
+    assert db.connection.execute(db.plain("select * from {schema}.bad_rows(10)")).fetchall() == []

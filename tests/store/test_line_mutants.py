@@ -360,7 +360,8 @@ MUTANTS = [
         lambda db: corners.test_a_change_between_the_choice_of_a_task_and_its_lock_keeps_the_gates_right(db, "costs = array[3]", "key:a"),
     ),
     Mutant(
-        "an insert that waits for an open claim", APPLY, "where not exists (select from {schema}.lines l where l.line = d.line) on conflict", "on conflict",
+        "an insert that waits for an open claim", APPLY,
+        "where not exists (select from {schema}.lines l where l.line = d.line) on conflict", "on conflict",
         frozen_claims.test_a_frozen_claim_delays_only_its_own_lines_and_gates,
     ),
     Mutant(

@@ -94,8 +94,8 @@ def _beside_snapshot(
 
 def _wait_with(bench: Bench, keys: int) -> None:
     """Let as many keys wait: half of them at a closed limit, and half of them in serial lines whose first task is due tomorrow."""
-    closed, serial = (
-        task.with_options(queue=_WAITING_QUEUE) for task in (bench.program.closed, bench.program.serial)
+    closed, later = (
+        task.with_options(queue=_WAITING_QUEUE) for task in (bench.program.closed, bench.program.later)
     )
     with workers(bench, "--queues", _WAITING_QUEUE):
         wait_until(
@@ -108,7 +108,7 @@ def _wait_with(bench: Bench, keys: int) -> None:
             numbers = range(first, min(keys, first + _CHUNK))
             bench.app.send_many(closed.call(number, number) for number in numbers if number % 2)
             bench.app.send_many(
-                replace(serial.with_options(serial=f"later-{number}").call(number), when=_TOMORROW)
+                replace(later.with_options(serial=f"later-{number}").call(number), when=_TOMORROW)
                 for number in numbers
                 if number % 2 == 0
             )

@@ -33,6 +33,7 @@ class BenchProgram(Struct, frozen=True, kw_only=True):
     keyed: Task[..., int]
     serial: Task[..., int]
     closed: Task[..., int]
+    later: Task[..., int]
 
     @property
     def locator(self) -> str:
@@ -71,8 +72,9 @@ def _program(name: str, app: App) -> BenchProgram:
         nap=app.task(on_crash="retry")(nap),
         limited=app.task(name="limited", limits=["with-room"])(limited),
         keyed=app.task(name="keyed", limits=["of-key"])(limited),
-        serial=app.task(name="serial", serial="key")(limited),
+        serial=app.task(name="serial")(limited),
         closed=app.task(name="closed", limits=["closed"])(limited),
+        later=app.task(name="later")(limited),
     )
 
 

@@ -203,6 +203,7 @@ def old_snapshot(bench: Bench) -> Iterator[Callable[[], None]]:
     with bench.target.connect(APPLICATION) as observer:
 
         def hold() -> None:
+            observer.execute(b"set idle_in_transaction_session_timeout = 0")
             observer.execute(b"begin isolation level repeatable read")
             observer.execute(compose("bench/hold_snapshot", bench.app.schema))
 

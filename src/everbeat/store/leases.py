@@ -233,10 +233,10 @@ def claim(
 
     `suspects`: True claims only suspects, False only other tasks, and None both. The first `starts` claimed tasks start immediately, with
     `policies` (a JSON object keyed by task name) and `alone` as in `start`. `floors`: for each (queue, priority), claim only tasks after
-    the given position. `line_floors`: the `line_floors` of an earlier claim for these names. The claim stops before the arguments and checkpoints exceed `most_bytes` in total, but always includes the first
-    task. Marked tasks are claimed only if they belong to one of the `marked` groups. Queues of equal priority take turns, beginning after
-    `after_queue`. The hints about lines that this worker cannot serve are sent to `channel`. Tasks with limits are claimed only if they
-    start with the claim.
+    the given position. `line_floors`: the `line_floors` of an earlier claim for these names. The claim stops before the arguments and
+    checkpoints exceed `most_bytes` in total, but always includes the first task. Marked tasks are claimed only if they belong to one of
+    the `marked` groups. Queues of equal priority take turns, beginning after `after_queue`. The hints about lines that this worker cannot
+    serve are sent to `channel`. Tasks with limits are claimed only if they start with the claim.
     """
     parameters = {
         "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,

@@ -58,7 +58,9 @@ class ClaimCursor:
 
     def learn_lines(self, claimed: Sequence[Claimed]) -> None:
         """Remember where the ready lines begin."""
-        self._line_floors = next((task.line_floors for task in claimed if task.line_floors), self._line_floors)
+        self._line_floors = next(
+            (task.line_floors for task in claimed if task.line_floors), self._line_floors
+        )
 
     def learn(self, claimed: Sequence[Claimed], *, is_full: bool, used: bool, looked_s: float) -> None:
         """Update the positions from the tasks of a claim, which must be in claim order.

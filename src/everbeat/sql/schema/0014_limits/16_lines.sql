@@ -22,5 +22,5 @@ create table {schema}.lines (
     weight    integer not null default 1,
     credit    integer not null default 0,
     prunes    boolean not null default false,
-    floor     timestamptz not null default '-infinity'
+    floor     {schema}.endless not null default '-infinity'
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 10000)

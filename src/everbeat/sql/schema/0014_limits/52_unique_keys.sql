@@ -4,6 +4,6 @@ create table {schema}.unique_keys (
     name     text not null,
     key      text not null,
     task_id  uuid not null,
-    until    timestamptz,
+    until    {schema}.endless,
     primary key (name, key)
 ) with (fillfactor = 85)
