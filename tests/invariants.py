@@ -122,7 +122,8 @@ LINE_QUERIES: tuple[tuple[str, str, str], ...] = (
              and (g.gate is null or coalesce({schema}.limit_room(g, m, extract(epoch from now())), 1000000)
                  >= coalesce(l.costs[array_position(l.gates, l.blocked)], 1))
              and l.line = (
-                 select f.line from {schema}.lines f where f.state = 'B' and f.blocked = l.blocked order by f.priority, f.turn limit 1
+                 select f.line from {schema}.lines f where f.state = 'B' and f.blocked = l.blocked
+                 order by f.priority, f.credit = 0, f.turn limit 1
              )
              and not exists (select from {schema}.line_changes c where c.line = l.line or l.blocked = any(c.gates))""",
     ),

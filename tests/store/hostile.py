@@ -36,6 +36,7 @@ VALUES: Final[Mapping[str, Sequence[str]]] = {
     "integer": ("-2147483648", "2147483647"),
     "bigint": ("'-9223372036854775808'", "9223372036854775807"),
     "timestamp with time zone": _TIMES,
+    "endless": _TIMES,
     "real": _FLOATS,
     "double precision": _FLOATS,
     "json": _JSON,
@@ -52,7 +53,7 @@ VALUES: Final[Mapping[str, Sequence[str]]] = {
 """Values by type, as SQL expressions with doubled braces; nullable columns are also set to NULL."""
 
 _CATALOGUE: Final = """
-    select a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), not a.attnotnull, a.attidentity <> ''
+    select a.attnum, a.attname, regexp_replace(format_type(a.atttypid, a.atttypmod), '^.*[.]', ''), not a.attnotnull, a.attidentity <> ''
     from pg_attribute a
     where a.attrelid = {table}::regclass and a.attnum > 0 and not a.attisdropped
     order by a.attnum
@@ -91,6 +92,11 @@ class Column(Struct, frozen=True):
     kind: str
     nullable: bool
     identity: bool
+
+    @property
+    def cast(self) -> str:
+        """Return the type of the values."""
+        return "timestamptz" if self.kind == "endless" else self.kind
 
     @property
     def values(self) -> Iterator[str]:
@@ -193,7 +199,7 @@ def copies(
                 where,
                 sql.Identifier(column.name),
                 sql.SQL(value.replace("{{", "{").replace("}}", "}")),
-                sql.SQL(column.kind),
+                sql.SQL(column.cast),
             )  # type: ignore[arg-type]
             try:
                 with connection.transaction():
@@ -218,7 +224,7 @@ def change(
     """Store the value in the column of the matching rows; return False if PostgreSQL rejects it."""
     statement = sql.SQL("update {} set {} = ({})::{} where {}").format(
         sql.Identifier(schema, table), sql.Identifier(column.name), sql.SQL(value.replace("{{", "{").replace("}}", "}")),
-        sql.SQL(column.kind), sql.SQL(where),
+        sql.SQL(column.cast), sql.SQL(where),
     )  # type: ignore[arg-type]  # fmt: skip
     try:
         connection.execute(statement)

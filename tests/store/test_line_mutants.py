@@ -370,7 +370,7 @@ MUTANTS = [
         corners.test_offers_that_a_claim_does_not_use_do_not_use_up_a_rate,
     ),
     Mutant(
-        "a line that keeps the room it cannot use", OFFER, "v_more := least(v_more, greatest(v_waiting[i], 1) - v_one.room);", "",
+        "a line that keeps the room it cannot use", OFFER, "v_more := least(v_more, v_waiting[i] - v_one.room);", "",
         fairness.test_ready_lines_with_one_task_each_fill_a_claim,
     ),
     Mutant(

@@ -108,7 +108,7 @@ begin
         end if;
         -- A new statement has a new snapshot, so it sees everything that was committed before the locks were acquired.
         with found as materialized (
-            select d.line, d.place, o.is_strict, o.state as was, first.*, held.id is not null as is_held,
+            select d.line, d.place, o.is_strict, o.state as was, first.*, held.held_id is not null as is_held,
                 coalesce(m.fair, false) as fair, coalesce(m.weight, 1) as weight, coalesce(m.prunes, false) as prunes
             from unnest(locked, places, ats) as d (line, place, at)
             cross join lateral (select * from {schema}.lines o where o.ctid = d.place) o
@@ -116,16 +116,18 @@ begin
                 select h.name, h.queue, h.priority,
                     -- The line of a task that has expired is read again after a second, because the task is not EXPIRED yet.
                     case when h.good_until <= t then greatest(h.enqueued_at, t + interval '1 second') else h.enqueued_at end as enqueued_at,
-                    h.gates, h.costs, h.serial_at, h.suspect,
+                    h.gates, h.costs, h.serial_at, h.id, h.suspect,
                     case when octet_length(h.name) + octet_length(h.queue) > 2500 then null when h.needs_id is null or h.needs_id = {schema}.mark_of(h.name, '{{"limits": true}}') then h.name
                         else h.needs_id::text end as reader
                 from {schema}.tasks h
-                where h.serial = d.line and h.state = 'PENDING' and h.serial_at >= case when o.is_strict then '-infinity' else least(o.floor, d.at) end
+                where h.serial = d.line and h.state = 'PENDING' and (h.serial_at, h.id) >= (
+                      case when o.is_strict then '-infinity' else least(o.floor, d.at) end,
+                      case when o.is_strict or d.at <= o.floor then '00000000-0000-0000-0000-000000000000'::uuid else o.floor_id end)
                   and h.fence < 9223372036854775807 and h.attempt < 2147483647
                 order by h.serial_at, h.id limit 1
             ) first on true
             left join lateral (
-                select b.id from {schema}.tasks b where o.is_strict and b.serial = d.line and b.state in ('CLAIMED', 'RUNNING') limit 1
+                select b.id as held_id from {schema}.tasks b where o.is_strict and b.serial = d.line and b.state in ('CLAIMED', 'RUNNING') and not starts_with(b.serial, 'limit:') limit 1
             ) held on true
             left join lateral (
                 select bool_or(m.fair and not o.is_strict) as fair, bool_or(m.when_full <> 'wait' and not o.is_strict) as prunes,
@@ -137,6 +139,7 @@ begin
                 name = f.name, reader = f.reader, suspect = coalesce(f.suspect, false), queue = case when f.reader is not null then f.queue end, priority = f.priority,
                 gates = f.gates, costs = f.costs, at = f.enqueued_at, fair = f.fair, weight = f.weight, prunes = f.prunes,
                 floor = case when f.is_strict then '-infinity' else coalesce(f.serial_at, 'infinity') end,
+                floor_id = case when f.is_strict or f.id is null then '00000000-0000-0000-0000-000000000000' else f.id end,
                 state = s.state, blocked = case when s.state = 'B' or (s.state = 'R' and l.state = 'R') then l.blocked end,
                 turn = case when l.state = s.state and l.state in ('R', 'B') then l.turn else clock_timestamp() end
             from found f

@@ -96,7 +96,7 @@ begin
         select array_agg(l.offer) into v_offers
         from (
             select row(
-                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, 0, null, r.blocked, f.place, r.prunes
+                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, r.floor_id, 0, null, r.blocked, f.place, r.prunes
             )::{schema}.line_offer as offer
             from unnest(v_lines, v_tids) as f (line, place)
             cross join lateral (
@@ -137,11 +137,11 @@ begin
         select count(*) as waiting
         from (
             select from {schema}.tasks s
-            where s.serial = h.line and s.state = 'PENDING' and s.serial_at >= h.floor
+            where s.serial = h.line and s.state = 'PENDING' and (s.serial_at, s.id) >= (h.floor, h.floor_id)
               and (h.is_strict or s.serial_at <= statement_timestamp())
             order by s.serial_at, s.id limit case
                 when h.is_strict then 1 when h.gates is null then p_most
-                else (select least(p_most, min(coalesce(v_rooms[(v_places ->> u)::integer], 0))) from unnest(h.gates) u)
+                else (select greatest(1, least(p_most, min(coalesce(v_rooms[(v_places ->> u)::integer], 0)))) from unnest(h.gates) u)
             end
         ) f
     ) w;
@@ -156,6 +156,11 @@ begin
         foreach i in array v_active loop
             exit when v_want <= 0;
             v_one := v_offers[i];
+            if v_waiting[i] = 0 then
+                v_again := v_again || v_one.line;
+                v_offers[i].room := -1;
+                continue;
+            end if;
             v_place := array_position(v_queues, v_one.queue);
             v_quota := case when v_one.is_strict then 1
                             when not v_one.is_fair then case round when 1 then greatest(0, v_shares[v_place]) else v_want end
@@ -183,7 +188,7 @@ begin
             if v_one.is_fair and v_more > 0 then
                 v_one.credit := greatest(0, v_quota - v_more);
             end if;
-            v_more := least(v_more, greatest(v_waiting[i], 1) - v_one.room);
+            v_more := least(v_more, v_waiting[i] - v_one.room);
             if v_one.gates is not null and v_more > 0 then
                 for g in 1 .. cardinality(v_one.gates) loop
                     v_gate := (v_places ->> v_one.gates[g])::integer;
@@ -205,7 +210,7 @@ begin
     -- A line whose gate is full now waits at once, behind the lines that already wait.
     for i in 1 .. v_count loop
         v_one := v_offers[i];
-        continue when v_one.gates is null or v_one.full_gate is not null;
+        continue when v_one.gates is null or v_one.full_gate is not null or v_waiting[i] = 0;
         for g in 1 .. cardinality(v_one.gates) loop
             if v_rooms[(v_places ->> v_one.gates[g])::integer] < greatest(1, v_one.costs[g]) then
                 v_offers[i].full_gate := v_one.gates[g];
@@ -222,12 +227,12 @@ begin
             from (
                 select s.id, s.enqueued_at, s.serial_at, s.good_until, s.name, s.suspect, s.queue, s.priority, s.gates, s.costs, s.needs_id
                 from {schema}.tasks s
-                where s.serial = h.line and s.state = 'PENDING' and s.serial_at >= h.floor
+                where s.serial = h.line and s.state = 'PENDING' and (s.serial_at, s.id) >= (h.floor, h.floor_id)
                   and s.fence < 9223372036854775807 and s.attempt < 2147483647
                   and (h.is_strict or (
                       s.enqueued_at <= statement_timestamp() and (s.good_until is null or s.good_until > v_granted_at)
                   ))
-                order by s.serial_at, s.id limit h.room
+                order by s.serial_at, s.id limit greatest(0, h.room)
             ) c
             -- The head of a strict line is chosen before it is checked, because skipping it would overtake it.
             where not h.is_strict or (
@@ -241,12 +246,12 @@ begin
             )
         ) c on h.room > 0
     ), following as materialized (
-        select p.*, x.enqueued_at as next_due_at, x.serial_at as next_at
+        select p.*, x.enqueued_at as next_due_at, x.serial_at as next_at, x.id as next_id
         from picked p
         left join lateral (
-            select z.enqueued_at, z.serial_at from {schema}.tasks z
-            where z.serial = p.line and z.state = 'PENDING' and z.serial_at >= coalesce(p.last_at, p.floor)
-              and (p.last_id is null or (z.serial_at, z.id) > (p.last_at, p.last_id))
+            select z.enqueued_at, z.serial_at, z.id from {schema}.tasks z
+            where z.serial = p.line and z.state = 'PENDING'
+              and (z.serial_at, z.id) >= (coalesce(p.last_at, p.floor), coalesce(p.last_id, p.floor_id)) and z.id is distinct from p.last_id
               and z.fence < 9223372036854775807 and z.attempt < 2147483647
             order by z.serial_at, z.id limit 1
         ) x on p.room > 0 and not (p.is_strict and p.taken > 0)
@@ -257,17 +262,18 @@ begin
             at = case when f.next_due_at is null then l.at when s.state = 'W'
                 then greatest(f.next_due_at, case when f.next_due_at <= statement_timestamp() then statement_timestamp() + interval '1 second' end)
                 else f.next_due_at end,
-            floor = case when f.room = 0 or f.is_strict then l.floor else coalesce(f.next_at, 'infinity') end,
+            floor = case when f.room <= 0 or f.is_strict then l.floor else coalesce(f.next_at, 'infinity') end,
+            floor_id = case when f.room <= 0 or f.is_strict then l.floor_id else coalesce(f.next_id, '00000000-0000-0000-0000-000000000000') end,
             credit = f.credit, turn = case when f.taken = 0 or f.credit > 0 then l.turn else clock_timestamp() end
         from following f
         cross join lateral (
             select case
-                when f.room = 0 then 'B' when f.next_due_at is null then 'I'
+                when f.room < 0 then 'I' when f.room = 0 then 'B' when f.next_due_at is null then 'I'
                 when f.next_due_at > statement_timestamp() or f.taken = 0 then 'W'
                 when f.full_gate is not null then 'B' else 'R'
             end::"char" as state
         ) s
-        where l.ctid = f.place and (f.room > 0 or f.full_gate is not null)
+        where l.ctid = f.place and (f.room <> 0 or f.full_gate is not null)
     ), unsure as (
         -- A strict line without a task to take might have a new head whose change has not been applied yet.
         insert into {schema}.line_changes (line)
