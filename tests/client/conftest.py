@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from everbeat import App
+from everbeat import App, Limit
 from everbeat.store.target import Target
 from tests.invariants import breaches, install_audit
 from tests.store.conftest import StoreHarness
+
+NewApp = Callable[..., App]
+
+
+@pytest.fixture
+def limited(app: App) -> Iterator[NewApp]:
+    """Yield a factory of apps with limits, on the database of the app."""
+    opened: list[App] = []
+
+    def new(*limits: Limit, **settings: Any) -> App:
+        url = app._database.address.portable
+        opened.append(App(url, schema=app.schema, limits=limits, **settings))
+        return opened[-1]
+
+    yield new
+    for each in opened:
+        each.close()
 
 
 @pytest.fixture

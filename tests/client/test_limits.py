@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -16,25 +15,9 @@ from everbeat import App, Handle, Limit, QueueConfig, Schedule
 from everbeat.errors import ConfigurationError, PayloadError, UnknownName
 from everbeat.store import lines
 from everbeat.store.tasks import insert_unless_full
+from tests.client.conftest import NewApp
 from tests.client.working import working
 from tests.store.conftest import StoreHarness
-
-NewApp = Callable[..., App]
-
-
-@pytest.fixture
-def limited(app: App) -> Iterator[NewApp]:
-    """Yield a factory of apps with limits, on the database of the app."""
-    opened: list[App] = []
-
-    def new(*limits: Limit, **settings: Any) -> App:
-        url = app._database.address.portable
-        opened.append(App(url, schema=app.schema, limits=limits, **settings))
-        return opened[-1]
-
-    yield new
-    for each in opened:
-        each.close()
 
 
 class Order(msgspec.Struct):
@@ -173,7 +156,7 @@ def test_all_mistakes_of_a_task_s_limits_are_in_one_error(limited: NewApp) -> No
     assert found[("UNKNOWN_LIMIT", "'strpe'")] == "use 'stripe'"
     assert found[("UNKNOWN_LIMIT", "'tenent'")] == "use 'tenant'"
     assert found[("UNKNOWN_PARAMETER", "'tenant_id'")] == "use key='tenantid'"
-    assert found[("OUT_OF_RANGE", "3")] == "use 2 or less, or raise the limit"
+    assert found[("OUT_OF_RANGE", "3")] == "use 2 or less, or raise concurrency to 3 or more"
     assert ("WRONG_COUNT", "4") in found
 
 

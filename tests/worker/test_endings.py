@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from everbeat import Cancel, RetryLater
+from everbeat import Cancel, RateLimited, RetryLater
 from everbeat.errors import ConfigurationError
 from everbeat.protocol import Drain
 from tests.worker import sample_endings
@@ -117,6 +117,7 @@ async def test_retry_later_that_counts_costs_a_retry_and_fails_when_none_is_left
         task_id = send(harness, f"busy_twice_{mode}", tmp_path, kind="counts", until=99)
         row = await ended(running, task_id)
     assert (row["state"], row["retry_count"], row["error"]["code"]) == ("FAILED", 2, "RETRY_LATER_EXHAUSTED")
+    assert "but its 2 retries are used up" in row["error"]["message"]
     assert [outcome for outcome, *_ in history(harness, task_id)] == ["FAILED"] * 3
     assert effects(tmp_path) == [f"attempt {number}, retries left {3 - number}" for number in (1, 2, 3)]
 
@@ -223,3 +224,34 @@ def test_retry_later_and_cancel_can_be_pickled() -> None:
     later = copied(RetryLater("30s", counts=True, reason="busy"))
     assert (later.after_s, later.at, later.counts, str(later)) == (30.0, None, True, "busy")
     assert str(copied(Cancel("gone"))) == "gone"
+
+
+def test_endings_show_what_they_were_given() -> None:
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    assert repr(RetryLater("30s")) == "RetryLater(after='30s')"
+    assert repr(RetryLater(at=moment, counts=True)) == f"RetryLater(at={moment!r}, counts=True)"
+    assert repr(RateLimited("a", retry_after=1)) == "RateLimited(limit='a', retry_after='1s')"
+    assert repr(RateLimited("a", "1m", reason="429")) == (
+        "RateLimited(limit='a', retry_after='1m', reason='429')"
+    )
+    assert repr(Cancel("gone")) == "Cancel(reason='gone')"
+
+
+def test_the_reason_of_an_ending_is_a_text_and_an_empty_one_is_none() -> None:
+    three: Any = 3
+    with pytest.raises(ConfigurationError, match=r"Cancel\.reason = 3"):
+        Cancel(three)
+    with pytest.raises(ConfigurationError, match=r"RetryLater\.reason = 3"):
+        RetryLater("1s", reason=three)
+    with pytest.raises(ConfigurationError, match=r"RateLimited\.reason = 3"):
+        RateLimited("a", "1s", reason=three)
+    assert Cancel("").reason is None
+    assert str(Cancel("")) == "cancelled by its own code"
+
+
+async def test_retry_later_that_counts_names_a_missing_retry_policy(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    async with harness.worker() as running:
+        row = await ended(running, send(harness, "busy_on_loop", tmp_path, kind="counts"))
+    assert "which costs a retry, but the task has no retry policy" in row["error"]["message"]

@@ -69,6 +69,40 @@ async def test_a_task_that_is_rate_limited_too_often_fails(harness: WorkerHarnes
     assert len(harness.attempts(task_id)) == 3
 
 
+@pytest.mark.parametrize("gates", [None, '{"other/acme","queue:default"}'])
+async def test_a_task_that_names_a_limit_it_does_not_have_fails_at_once(
+    harness: WorkerHarness, tmp_path: Path, gates: str | None
+) -> None:
+    task_id = harness.send_with("refused_on_loop", {"folder": str(tmp_path)}, gates=gates)
+    async with harness.worker() as running:
+        row = await ended(running, task_id)
+    assert (row["state"], row["error"]["code"], row["retry_count"]) == ("FAILED", "UNKNOWN_LIMIT", 0)
+    listed = "none" if gates is None else "other, queue:default"
+    assert row["error"]["message"] == (
+        "The code raised RateLimited for limit 'stripe', which is not a limit of this task."
+        f" The task has: {listed}. Fix: name one of these limits, or add the limit to the limits of the task."
+    )
+    (attempt,) = harness.attempts(task_id)
+    assert (attempt["outcome"], attempt["will_retry"]) == ("FAILED", False)
+    assert harness.query(
+        "select count(*) as n from {schema}.line_changes where closed_until is not null"
+    ) == [{"n": 0}]
+
+
+def test_a_repeated_settlement_for_an_unknown_limit_gives_the_same_answer(db: StoreHarness) -> None:
+    db.send()
+    (claimed,) = db.claim(starts=1)
+    error = msgspec.json.encode({"code": "RATE_LIMITED", "message": "", "data": {"limit": "stripe"}})
+    settlement = Settlement(
+        id=claimed.id, claim_id=claimed.claim_id, outcome="POSTPONED", error=error, retry_in_ms=1, most_postponed=9
+    )  # fmt: skip
+    statement = settle([settlement], channel=db.target.channel)
+    assert [db.run(statement), db.run(statement)] == [
+        {claimed.claim_id: "FAILED"},
+        {claimed.claim_id: "already"},
+    ]
+
+
 def test_a_repeated_settlement_closes_the_gate_only_once(db: StoreHarness) -> None:
     db.connection.execute(db.plain("insert into {schema}.limits (name, concurrency) values ('stripe', 5)"))
     db.send(gates='{"stripe"}')
@@ -108,3 +142,8 @@ def test_rate_limited_can_be_pickled_and_checks_its_arguments() -> None:
         RateLimited("stripe", retry_after="soon")
     with pytest.raises(ConfigurationError, match=r"RateLimited\.limit"):
         RateLimited(7, retry_after="1s")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"RateLimited\.limit = ''"):
+        RateLimited("", retry_after="1s")
+    for wrong in (0, -1, "-1s"):
+        with pytest.raises(ConfigurationError, match=r"RateLimited\.retry_after"):
+            RateLimited("stripe", retry_after=wrong)

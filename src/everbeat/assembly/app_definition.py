@@ -199,9 +199,8 @@ def nats_of(wake: str | NatsConfig | None, recovery: RecoveryConfig) -> NatsConf
 
 def distinct_queues(queues: Sequence[QueueConfig]) -> tuple[QueueConfig, ...]:
     """Return the declared queues as a tuple. Raises ConfigurationError if a queue is declared twice."""
-    found: tuple[QueueConfig, ...] = sequence_of(instance_of(QueueConfig), longest=1_000)(
-        queues, subject="App.queues"
-    )
+    check = sequence_of(instance_of(QueueConfig), longest=1_000, example="QueueConfig('mail')")
+    found: tuple[QueueConfig, ...] = check(queues, subject="App.queues")
     names = [queue.name for queue in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 from msgspec import Struct
+from msgspec.inspect import NoneType, UnionType
 
 from everbeat.config import QueueConfig
 from everbeat.domain.limit.model import (
@@ -24,7 +25,7 @@ from everbeat.domain.settings.checks import instance_of, sequence_of
 from everbeat.domain.settings.settings import make_or_gather, refused, shown
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.typed_json import encode_json
-from everbeat.domain.workflow.shapes import NoPart, Part, attribute, item, shape_of
+from everbeat.domain.workflow.shapes import NoPart, Part, attribute, is_list, is_object, item, plain, shape_of
 from everbeat.errors import ConfigurationError, PayloadError, Problem
 from everbeat.errors.wording import nearest
 
@@ -49,7 +50,8 @@ class _TaskGate(Struct, frozen=True):
 
 def distinct_limits(limits: Sequence[Limit]) -> tuple[Limit, ...]:
     """Return the declared limits as a tuple. Raises ConfigurationError if a limit is declared twice."""
-    found: tuple[Limit, ...] = sequence_of(instance_of(Limit), longest=10_000)(limits, subject="App.limits")
+    check = sequence_of(instance_of(Limit), longest=10_000, example="Limit('stripe', concurrency=20)")
+    found: tuple[Limit, ...] = check(limits, subject="App.limits")
     names = [limit.name for limit in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         rule = f"names {', '.join(twice)} more than once"
@@ -78,6 +80,10 @@ class LimitBook:
 
     def __bool__(self) -> bool:
         return bool(self._limits or self._own)
+
+    def require_valid(self, call: Call[Any]) -> None:
+        """Raise ConfigurationError if the options of a call do not fit its limits. The arguments need not be known."""
+        self.node_gates(call)
 
     def applies_to(self, call: Call[Any]) -> bool:
         """Return whether a call has limits. Raises ConfigurationError in the same cases as `gates`."""
@@ -139,9 +145,8 @@ class LimitBook:
                     _problem("CONTRADICTION", f"concurrency of task {task.name!r}", options.concurrency, rule, fix)
                 )  # fmt: skip
             found.append(_TaskGate(own))
-        count = len(options.limits) + (options.concurrency is not None) + (options.queue in self._queues)
-        if count > MOST_LIMITS:
-            problems.append(_too_many(task.name, count))
+        concurrency = [] if options.concurrency is None else [own]
+        problems += self._too_many(task.name, [*options.limits, *concurrency], options.queue)
         if problems:
             raise ConfigurationError(problems)
         if options.concurrency is not None:
@@ -191,6 +196,8 @@ class LimitBook:
         else:
             _require_known(call.name, own, settings.limits)
         _require_known(call.name, own, settings.costs, option="costs")
+        if problems := [*self._of_keys(call)]:
+            raise ConfigurationError(problems)
         return tuple(
             msgspec.structs.replace(each, cost=settings.costs[each.limit])
             if each.limit in settings.costs
@@ -212,12 +219,41 @@ class LimitBook:
             limit = self._limits.get(each.limit)
             if limit is not None and (problems := [*_above(limit, each.cost, task)]):
                 raise ConfigurationError(problems)
+        if problems := [*self._too_many(task, [each.limit for each in given], queue)]:
+            raise ConfigurationError(problems)
         if queue in self._queues:
             names.append(f"{OF_QUEUE}{queue}")
             costs.append(1)
-        if len(names) > MOST_LIMITS:
-            raise ConfigurationError([_too_many(task, len(names))])
         return Gates(tuple(names), None if set(costs) == {1} else tuple(costs))
+
+    def _too_many(self, task: str, names: Sequence[str], queue: str) -> Iterator[Problem]:
+        """Yield the problem of too many limits, with the origin of each. The limit of `concurrency` has the prefix `OF_TASK`."""
+        found = [
+            f"concurrency of task {task!r}" if name.startswith(OF_TASK) else f"limit {name!r}"
+            for name in names
+        ]
+        if queue in self._queues:
+            found.append(f"concurrency of queue {queue!r}")
+        if len(found) > MOST_LIMITS:
+            rule = f"a task can have at most {MOST_LIMITS} limits, and these are {', '.join(found)}"
+            fix = f"remove {len(found) - MOST_LIMITS} of them"
+            yield _problem("WRONG_COUNT", f"limits of task {task!r}", len(found), rule, fix)
+
+    def _of_keys(self, call: Call[Any]) -> Iterator[Problem]:
+        """Yield the problems of keys that the sender gives. Of a limit that this app does not declare, it is not known whether it has keys."""
+        for name, key in call.settings.limits.items():
+            limit = self._limits.get(name)
+            if limit is None or (limit.key is None) == (key is None):
+                continue
+            other = f"limits={{{name!r}: None}}" if call.task is None else "omit it"
+            rule, fix = (
+                (f"limit {name!r} has no key", f"{other}, or declare Limit({name!r}, key=...)")
+                if limit.key is None
+                else (f"limit {name!r} needs a key", f"write limits={{{name!r}: 'acme'}}, for example")
+            )
+            if limit.key is not None and call.task is not None:
+                fix += f", or omit it to use the argument {limit.key!r}"
+            yield _problem("WRONG_KEY", f"limits[{name!r}] of task {call.name!r}", key, rule, fix)
 
     def _unknown(
         self, names: Sequence[str] | Mapping[str, Any], *, subject: str, where: str | None = None
@@ -245,11 +281,6 @@ def _problem(
     return Problem(code=code, subject=subject, value=shown(value), rule=rule, fix=fix, where=where)
 
 
-def _too_many(task: str, count: int) -> Problem:
-    rule = f"a task can have at most {MOST_LIMITS} limits, including those of concurrency= and of its queue"
-    return _problem("WRONG_COUNT", f"limits of task {task!r}", count, rule, "remove limits")
-
-
 def _of_costs(task: TaskDefinition) -> Iterator[Problem]:
     for name in task.options.costs:
         if name not in task.options.limits:
@@ -264,10 +295,11 @@ def _of_cost(limit: Limit, cost: int, task: TaskDefinition) -> Iterator[Problem]
 
 
 def _above(limit: Limit, cost: int, task: str, *, where: str | None = None) -> Iterator[Problem]:
-    most = limit.most_cost
-    if most is not None and cost > most:
-        rule = f"is more than limit {limit.name!r} ever has, which is {most}, so the task could never start"
-        fix = f"use {most} or less, or raise the limit"
+    above = {name: most for name, most in limit.bounds.items() if cost > most}
+    if above:
+        bounds = " and ".join(f"{name} {most}" for name, most in above.items())
+        rule = f"is more than limit {limit.name!r} ever has ({bounds}), so the task could never start"
+        fix = f"use {min(above.values())} or less, or raise {' and '.join(above)} to {cost} or more"
         yield _problem("OUT_OF_RANGE", f"cost of task {task!r}", cost, rule, fix, where=where)
 
 
@@ -310,7 +342,19 @@ def _gate(limit: Limit, cost: int, task: TaskDefinition) -> _TaskGate:
             raise _wrong_key(limit, rule, fix, task) from None
         path.append(part.step)
         shape = part.shape
+    if _is_compound(shape):
+        rule = f"is a list or an object in task {task.name!r}, but a key is a text or a number"
+        raise _wrong_key(
+            limit, rule, f"use a part of it, such as key='{limit.key}.id', or another parameter", task
+        )
     return _TaskGate(limit.name, cost, tuple(path), _default(task, first) if not rest else _NULL)
+
+
+def _is_compound(shape: Any) -> bool:
+    """Return whether each value of this shape, except None, is a list or an object."""
+    if isinstance(shape, UnionType):
+        return all(_is_compound(each) for each in shape.types if not isinstance(each, NoneType))
+    return is_list(plain(shape)) or is_object(plain(shape))
 
 
 def _part(shape: Any, name: str) -> Part:

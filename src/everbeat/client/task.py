@@ -6,7 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, assert_never, cast, final
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    assert_never,
+    cast,
+    final,
+)
 from uuid import UUID, uuid4
 
 from msgspec import Struct
@@ -154,6 +166,8 @@ class _RowsOnly:
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+_OF_LIMITS: Final = ("limits", "costs", "queue")
+"""The options that can contradict the limits of the task."""
 
 
 class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
@@ -265,7 +279,10 @@ class Task(Generic[P, R_co]):
         welcome.with_options(connection=connection).send(42)  # part of that connection's transaction
         """
         merged = cast(SendOptions, {**self._options, **options})
-        return type(self)(self._definition, sender=self._sender, options=merged)
+        chosen = type(self)(self._definition, sender=self._sender, options=merged)
+        if not options.keys().isdisjoint(_OF_LIMITS):
+            self._sender.limits.require_valid(chosen._call_of(b"", when=None))
+        return chosen
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, when: When | None = None) -> Call[R_co]:
         moment = None if when is None else to_when(when, subject="when")

@@ -17,6 +17,7 @@ from everbeat.errors.tasks import TASK_EXPIRED as TASK_EXPIRED
 from everbeat.errors.tasks import TASK_STALLED as TASK_STALLED
 from everbeat.errors.tasks import TASK_TIMEOUT as TASK_TIMEOUT
 from everbeat.errors.tasks import UNHANDLED_EXCEPTION as UNHANDLED_EXCEPTION
+from everbeat.errors.tasks import UNKNOWN_LIMIT as UNKNOWN_LIMIT
 from everbeat.errors.tasks import WORKER_CRASHED as WORKER_CRASHED
 from everbeat.errors.tasks import WORKER_STOPPED as WORKER_STOPPED
 from everbeat.errors.tasks import CommitRefused as CommitRefused

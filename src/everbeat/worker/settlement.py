@@ -181,7 +181,9 @@ def _chosen(attempt: Attempt, ended: CodePostponed | CodeCancelled) -> Settlemen
             most_postponed=policy.max_retry_later,
         )
     if retry_count >= policy.max_retries:
-        why = f"The code asked to run again later, but none of the {amount(policy.max_retries, 'retry', plural='retries')} is left."
+        used = amount(policy.max_retries, "retry is", plural="retries are")
+        has = f"its {used} used up" if policy.max_retries else "the task has no retry policy"
+        why = f"The code raised RetryLater(counts=True), which costs a retry, but {has}."
         error = exhausted(error_from_json(ended.error), why=why)
         return written(outcome="FAILED", error=error_to_json(error))
     return written(outcome="FAILED", error=ended.error, retry_in_ms=ended.after_ms, run_at=ended.run_at)

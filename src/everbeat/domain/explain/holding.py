@@ -26,6 +26,7 @@ from everbeat.errors import (
     RETRY_LATER_EXHAUSTED,
     TASK_CANCELLED,
     TASK_STALLED,
+    UNKNOWN_LIMIT,
     WORKER_CRASHED,
     WORKER_STOPPED,
 )
@@ -376,6 +377,8 @@ def _why_not_again(task: TaskSummary, *, policy: StoredPolicy, last: AttemptInfo
         return "its policy forbids another run after the death of a worker (on_crash='fail')"
     if code == RETRY_LATER_EXHAUSTED:
         return "the limit that the error names prevents it"
+    if code == UNKNOWN_LIMIT:
+        return "its code named a limit that the task does not have"
     if code == WORKER_STOPPED:
         return "its policy forbids another run after a stop (on_stop, on_crash='fail')"
     if policy.max_retries == 0 and not by_death:

@@ -30,6 +30,7 @@ from everbeat.errors import (
     TASK_STALLED,
     TASK_TIMEOUT,
     UNHANDLED_EXCEPTION,
+    UNKNOWN_LIMIT,
     WORKER_CRASHED,
     WORKER_STOPPED,
 )
@@ -370,6 +371,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     WORKER_CRASHED: _PLAIN,
     WORKER_STOPPED: _PLAIN,
     UNHANDLED_EXCEPTION: _PLAIN,
+    UNKNOWN_LIMIT: Advice("Deploy code that names a limit of the task, then run: {again}", same_again=True),
     TASK_CANCELLED: _PLAIN,
     TASK_EXPIRED: _PLAIN,
 }

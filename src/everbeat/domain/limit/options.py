@@ -30,7 +30,18 @@ _RATE_FIX: Final = 'write "100/10s" for 100 starts in 10 seconds, for example'
 _starts: Final = whole(1, MOST_PERMITS)
 _period: Final = span(0.1, 365 * 86_400.0)
 _permits: Final = whole(1, MOST_PERMITS)
-_names: Final = sequence_of(limit_name, longest=10)
+
+
+def _listed_name(value: object, /, *, subject: str) -> str:
+    if isinstance(value, Limit):
+        rule = "must be the name of a limit, not a Limit"
+        fix = f"write {value.name!r}, and declare the limit with App(limits=[...])"
+        raise refused(value, subject=subject, code="WRONG_TYPE", rule=rule, fix=fix)
+    name: str = limit_name(value, subject=subject)
+    return name
+
+
+_names: Final = sequence_of(_listed_name, longest=10)
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "cost": "write @app.task(limits=[...], costs={NAME: 2}) or task.with_options(costs={NAME: 2})",
     "period": 'write rate="100/10s"',
@@ -173,12 +184,12 @@ class Limit(Settings):
         return () if self.key is None else tuple(self.key.split("."))
 
     @property
-    def most_cost(self) -> int | None:
-        """Return the largest number of permits that one task can take, or None if any number is possible."""
-        bounds = [self.concurrency]
+    def bounds(self) -> dict[str, int]:
+        """Return the largest numbers of permits that one task can take, by the settings that determine them."""
+        found = {} if self.concurrency is None else {"concurrency": self.concurrency}
         if self.rate is not None:
-            bounds.append(self._starts if self.window == "sliding" else self.burst or 1)
-        return min((each for each in bounds if each is not None), default=None)
+            found |= {"rate": self._starts} if self.window == "sliding" else {"burst": self.burst or 1}
+        return found
 
     @property
     def _starts(self) -> int:

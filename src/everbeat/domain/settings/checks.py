@@ -201,11 +201,16 @@ error_code: Final = _text(
 )
 
 
-def sequence_of(check: FieldCheck, *, longest: int, shortest: int = 0) -> FieldCheck:
-    """Return a check that accepts a list or tuple whose items all pass `check`. The normal form is a tuple."""
+def sequence_of(
+    check: FieldCheck, *, longest: int, shortest: int = 0, example: str | None = None
+) -> FieldCheck:
+    """Return a check that accepts a list or tuple whose items all pass `check`. The normal form is a tuple.
+
+    `example` is the source of an item, for the fix of another value. Without it, the fix proposes a list of the value itself.
+    """
 
     def check_each(value: object, /, *, subject: str) -> tuple[Any, ...]:
-        items = several(value, subject=subject)
+        items = several(value, subject=subject, example=example)
         if not shortest <= len(items) <= longest:
             rule = f"must have {shortest} to {longest} entries, not {len(items)}"
             fix = "add entries" if len(items) < shortest else "remove entries"
@@ -215,13 +220,15 @@ def sequence_of(check: FieldCheck, *, longest: int, shortest: int = 0) -> FieldC
     return check_each
 
 
-def several(value: object, *, subject: str) -> tuple[Any, ...]:
-    """Return the items of a list, tuple or set. Strings are rejected, although they are sequences."""
+def several(value: object, *, subject: str, example: str | None = None) -> tuple[Any, ...]:
+    """Return the items of a list, tuple or set. Strings are rejected, although they are sequences. `example`: see `sequence_of`."""
     if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes | bytearray):
         return tuple(value)
     rule = f"must be a list or tuple, not {type(value).__name__}"
     fix = "pass a list or tuple"
-    if isinstance(value, str | type | int | float):
+    if example is not None:
+        fix = f"write [{example}]"
+    elif isinstance(value, str | type | int | float):
         fix = f"write [{_source(value)}]"
     elif isinstance(value, Mapping):
         fix = f"write {shown([*value])}"

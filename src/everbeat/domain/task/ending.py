@@ -9,14 +9,28 @@ from typing import Any, ClassVar, Final
 
 from everbeat.domain.settings.checks import instance_of, public
 from everbeat.domain.settings.settings import refused
-from everbeat.domain.settings.units import Duration, milliseconds, span, to_utc
+from everbeat.domain.settings.units import Duration, milliseconds, span, spelled_duration, to_utc
 from everbeat.domain.task.retry import LONGEST_DELAY_S
 from everbeat.errors import RATE_LIMITED, RETRY_LATER, RETRY_LATER_EXHAUSTED, TASK_CANCELLED, TaskError
 from everbeat.errors.wording import class_name, safe_text
 
 _MESSAGE_BYTES: Final = 8_192
 _delay = span(0, LONGEST_DELAY_S)
-_name = instance_of(str)
+_pause = span(0.001, LONGEST_DELAY_S)
+_text = instance_of(str)
+
+
+def _reason(value: str | None, subject: str) -> str | None:
+    """Return the reason, or None if it is None or an empty text. Raises ConfigurationError if it is not a text."""
+    return None if value is None else _text(value, subject=f"{subject}.reason") or None
+
+
+def _limit(value: str) -> str:
+    subject = "RateLimited.limit"
+    if name := _text(value, subject=subject):
+        return str(name)
+    rule, fix = "must be the name of a limit of the task", "write RateLimited('stripe', ...), for example"
+    raise refused(value, subject=subject, code="WRONG_NAME", rule=rule, fix=fix)
 
 
 class _Ending(Exception):
@@ -28,6 +42,13 @@ class _Ending(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # The usual form calls the class with `args`, which loses the keyword arguments.
         return copyreg.__newobj__, (type(self),), self.__dict__  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        given = [f"{name}={value!r}" for name, value in self._shown() if value not in (None, False)]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def _shown(self) -> Iterator[tuple[str, object]]:
+        yield "reason", self.reason
 
     @property
     def error(self) -> TaskError:
@@ -70,8 +91,12 @@ class RetryLater(_Ending):
         self.after_s: float | None = None if after is None else _delay(after, subject=f"{name}.after")
         self.at = None if at is None else to_utc(at, subject=f"{name}.at")
         self.counts = bool(counts)
-        self.reason = reason
-        super().__init__(reason)
+        self.reason = _reason(reason, name)
+        super().__init__(self.reason)
+
+    def _shown(self) -> Iterator[tuple[str, object]]:
+        after = None if self.after_s is None else spelled_duration(self.after_s)
+        yield from (("after", after), ("at", self.at), ("counts", self.counts), ("reason", self.reason))
 
     def __str__(self) -> str:
         return "The code asked to run again later." if self.reason is None else str(self.reason)
@@ -86,9 +111,10 @@ class RetryLater(_Ending):
 class RateLimited(RetryLater):
     """Raise this exception in a task if another system refuses more calls, for example with the HTTP status 429.
 
-    No task of the limit starts before the end of `retry_after`. If the limit has keys, this applies to tasks with the same key. The limit
-    must be one of the task's own. The task runs again after that time, which costs no retry. The task fails with RETRY_LATER_EXHAUSTED after
-    `max_retry_later` such attempts, or if its `good_until` passes first. Raises ConfigurationError if an argument is invalid.
+    No task of the limit starts before the end of `retry_after`. If the limit has keys, this applies to tasks with the same key. The task
+    runs again after that time, which costs no retry. It fails with RETRY_LATER_EXHAUSTED after `max_retry_later` such attempts, or if its
+    `good_until` passes first. It fails with UNKNOWN_LIMIT if the limit is not one of its own. Raises ConfigurationError if an argument is
+    invalid.
 
         raise RateLimited("stripe", retry_after="30s")
     """
@@ -96,8 +122,12 @@ class RateLimited(RetryLater):
     code: ClassVar[str] = RATE_LIMITED
 
     def __init__(self, limit: str, retry_after: Duration, *, reason: str | None = None) -> None:
-        super().__init__(_delay(retry_after, subject="RateLimited.retry_after"), reason=reason)
-        self.limit: str = _name(limit, subject="RateLimited.limit")
+        super().__init__(_pause(retry_after, subject="RateLimited.retry_after"), reason=reason)
+        self.limit = _limit(limit)
+
+    def _shown(self) -> Iterator[tuple[str, object]]:
+        after = spelled_duration(self.after_s or 0.0)
+        yield from (("limit", self.limit), ("retry_after", after), ("reason", self.reason))
 
     def __str__(self) -> str:
         why = "" if self.reason is None else f": {self.reason}"
@@ -114,7 +144,8 @@ class RateLimited(RetryLater):
 class Cancel(_Ending):
     """Raise this exception in a task to end the task as CANCELLED, for the given reason. The task is never retried automatically.
 
-    Tasks that this task has sent with `ctx.send`, and workflows that it has started with `ctx.start`, are cancelled too.
+    Tasks that this task has sent with `ctx.send`, and workflows that it has started with `ctx.start`, are cancelled too. Raises
+    ConfigurationError if the reason is not a text.
 
         raise Cancel("the order was withdrawn")
     """
@@ -122,8 +153,8 @@ class Cancel(_Ending):
     code: ClassVar[str] = TASK_CANCELLED
 
     def __init__(self, reason: str | None = None) -> None:
-        self.reason = reason
-        super().__init__(reason)
+        self.reason = _reason(reason, "Cancel")
+        super().__init__(self.reason)
 
     def __str__(self) -> str:
         return "cancelled by its own code" if self.reason is None else str(self.reason)

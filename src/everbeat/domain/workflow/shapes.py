@@ -77,9 +77,9 @@ def _one_fits(given: types.Type, wanted: types.Type, seen: _Pairs) -> bool:
             return _with_fields(given, wanted, seen)
         case types.NamedTupleType(), types.NamedTupleType():
             return _same_class(given.cls, wanted.cls)
-        case _ if _is_object(given) and _is_object(wanted):
+        case _ if is_object(given) and is_object(wanted):
             return True
-        case _ if _is_list(given) and _is_list(wanted):
+        case _ if is_list(given) and is_list(wanted):
             return _lists(given, wanted, seen)
         case _:
             return type(wanted) is type(given) or type(wanted) in _ARRIVES.get(type(given), ())
@@ -101,11 +101,13 @@ def _is_any(shape: types.Type) -> bool:
     )
 
 
-def _is_object(shape: types.Type) -> bool:
+def is_object(shape: types.Type) -> bool:
+    """Return whether the JSON of the shape is an object."""
     return isinstance(shape, types.DictType | types.StructType | types.DataclassType | types.TypedDictType)
 
 
-def _is_list(shape: types.Type) -> bool:
+def is_list(shape: types.Type) -> bool:
+    """Return whether the JSON of the shape is a list."""
     return isinstance(shape, _Items | types.TupleType | types.NamedTupleType)
 
 
@@ -154,7 +156,7 @@ def _array_like(given: types.Type, wanted: types.Type, seen: _Pairs) -> bool:
     if isinstance(given, types.StructType) and isinstance(wanted, types.StructType):
         return given.array_like == wanted.array_like and _with_fields(given, wanted, seen)
     other = wanted if isinstance(given, types.StructType) else given
-    return _is_list(other)
+    return is_list(other)
 
 
 def _with_fields(given: types.Type, wanted: types.Type, seen: _Pairs) -> bool:

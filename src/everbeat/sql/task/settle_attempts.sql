@@ -4,7 +4,7 @@
 -- begun, so its good_until no longer applies either: the shutdown of its worker must not expire the task. POSTPONED is a SUSPENDED with its
 -- own due time, and becomes FAILED if the task was postponed too often or its good_until passes first. The earlier postponed attempts are
 -- counted by their error code, since an operator's last retry. If its error names a limit (RateLimited), the task's gate is closed until then.
--- This is part of the same transaction, so that no other task starts in between. A cancel request never hides a success. After a cancel request, any other
+-- This is part of the same transaction, so that no other task starts in between. If the limit is not one of the task's own, the task fails. A cancel request never hides a success. After a cancel request, any other
 -- outcome becomes CANCELLED and never a retry. The parameters are JSON arrays, because quoting a large result as an element of a text array
 -- takes minutes. All parameters are texts, so that any driver works if the code settles the attempt in its own commit. Return one row with
 -- the verdicts, in the given order. A task whose code ended without a crash is no longer a suspect. The end of a task releases the next
@@ -32,6 +32,12 @@ with asked as (
         t.queue, t.fence, t.attempt, t.claimed_by_worker_id, t.claimed_at, t.started_at, next.state as next_state,
         case when a.is_postponed and next.state = 'FAILED' then 'FAILED' else a.outcome end as outcome,
         case
+            when a.is_postponed and next.state = 'FAILED' and own.is_missing then json_build_object(
+                'code', 'UNKNOWN_LIMIT', 'message', 'The code raised RateLimited for limit ''' || (a.error -> 'data' ->> 'limit')
+                    || ''', which is not a limit of this task. The task has: ' || coalesce(own.names, 'none')
+                    || '. Fix: name one of these limits, or add the limit to the limits of the task.',
+                'data', a.error -> 'data', 'type', a.error -> 'type', 'traceback', a.error -> 'traceback'
+            )
             when a.is_postponed and next.state = 'FAILED' then json_build_object(
                 'code', 'RETRY_LATER_EXHAUSTED', 'message', case
                     when past.postponed >= a.most_postponed
@@ -54,13 +60,19 @@ with asked as (
           and {schema}.object_of(e.error) ->> 'code' = {schema}.object_of(a.error) ->> 'code'
     ) past on true
     cross join lateral (
+        select string_agg(split_part(u.gate, '/', 1), ', ' order by u.place) as names,
+            a.error -> 'data' ->> 'limit' is not null
+            and count(*) filter (where split_part(u.gate, '/', 1) = a.error -> 'data' ->> 'limit') = 0 as is_missing
+        from unnest(case when a.is_postponed then t.gates end) with ordinality as u (gate, place)
+    ) own
+    cross join lateral (
         select case
             when t.id is null then null
             when a.outcome = 'COMPLETED' then 'COMPLETED'
             when t.cancel_requested_at is not null or a.outcome = 'CANCELLED' then 'CANCELLED'
             when a.outcome in ('RELEASED', 'SUSPENDED') and not a.is_postponed then 'PENDING'
             when a.retry_at is not null and (t.good_until is null or t.good_until > a.retry_at)
-                 and (not a.is_postponed or past.postponed < a.most_postponed) then 'PENDING'
+                 and (not a.is_postponed or past.postponed < a.most_postponed and not own.is_missing) then 'PENDING'
             else 'FAILED'
         end as state
     ) next
