@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
-from everbeat.domain.limit.options import MOST_PERMITS
+from everbeat.domain.limit.options import concurrency
 from everbeat.domain.settings.checks import (
     flag_name,
     one_of,
@@ -230,9 +230,7 @@ class QueueConfig(PortableSettings):
         default=None, metadata=by(optional(whole(1, MOST_WAITING), none="sets no limit"))
     )
     when_full: Literal["reject", "wait"] = field(default="reject", metadata=by(one_of("reject", "wait")))
-    concurrency: int | None = field(
-        default=None, metadata=by(optional(whole(1, MOST_PERMITS), none="sets no limit"))
-    )
+    concurrency: int | None = field(default=None, metadata=by(concurrency))
 
     def _contradictions(self) -> Iterator[Problem]:
         if self.serial is True and self.concurrency is not None:
@@ -243,6 +241,15 @@ class QueueConfig(PortableSettings):
                 value=repr(self.concurrency),
                 rule=rule,
                 fix="omit concurrency, or serial",
+            )
+        if self.when_full == "wait" and self.max_waiting is None:
+            rule = "has no effect without max_waiting, because the queue is never full"
+            yield Problem(
+                code="CONTRADICTION",
+                subject="QueueConfig.when_full",
+                value=repr(self.when_full),
+                rule=rule,
+                fix="set max_waiting, or omit when_full",
             )
 
 

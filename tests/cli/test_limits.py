@@ -46,8 +46,9 @@ def test_list_shows_the_numbers_the_permits_in_use_and_the_waiting_tasks(
     assert [line.split()[:5] for line in lines] == [
         ["LIMIT", "CONCURRENCY", "RATE", "HELD", "WAITING"],
         ["stripe", "1", "100/10s", "1", "1"],
-        ["tenant", "2", "1", "1", "1"],
+        ["tenant", "2", "1", "1", "tenant_id"],
     ]
+    assert lines[0].split()[5:7] == ["KEY", "KEYS"]
     document = everbeat("limits", "list", "--json").assert_code(0).document
     assert [(each["name"], each["held"], each["waiting"]) for each in document["limits"]] == [
         ("stripe", 1, 1),
@@ -101,10 +102,89 @@ def test_wrong_numbers_and_names_are_refused_with_the_option(everbeat: Command, 
     assert "--concurrency" in wrong.err
     assert "--rate" in wrong.err
     nothing = everbeat("limits", "set", "stripe", "--reason", "none").assert_code(ExitCode.USAGE)
-    assert "pass --concurrency 50" in nothing.err
+    assert "write --concurrency 50" in nothing.err
     unknown = everbeat("limits", "set", "stripes", "--concurrency", "5").assert_code(ExitCode.NOT_FOUND)
     assert "did you mean 'stripe'?" in unknown.err
     everbeat("limits", "clear", "none").assert_code(ExitCode.NOT_FOUND)
+
+
+def test_refused_numbers_show_how_to_write_them_in_a_shell(everbeat: Command, db: StoreHarness) -> None:
+    def refused(*words: str) -> str:
+        return everbeat("limits", "set", "stripe", *words).assert_code(ExitCode.USAGE).err
+
+    assert "write a number such as 0, or none for no limit" in refused("--concurrency", "many")
+    assert "omit it" not in refused("--concurrency", "-1")
+    assert "--rate = 0: must be" in refused("--rate", "0/s")
+    assert "limits set = nothing: changes no number" in refused("--reason", "x")
+    assert "or a moment: 2030-01-31T12:00:00Z" in refused("--concurrency", "5", "--until", "yesterday")
+    past = refused("--concurrency", "5", "--until", "2020-01-01T00:00:00Z")
+    assert "--until = '2020-01-01T00:00:00+00:00': must be after now" in past
+
+
+def test_set_keeps_the_end_and_the_reason_of_the_numbers_in_force(
+    everbeat: Command, db: StoreHarness
+) -> None:
+    everbeat("limits", "set", "stripe", "--concurrency", "5", "--until", "2h", "--reason", "an incident")
+    line = everbeat("limits", "set", "stripe", "--burst", "2").assert_code(0).out
+    assert line.startswith("limit stripe: concurrency 5, rate 100/10s, burst 2, set by operator, until ")
+    assert line.rstrip().endswith(": an incident")
+
+
+def test_doctor_judges_tasks_whose_lines_no_worker_has_applied(everbeat: Command, db: StoreHarness) -> None:
+    db.send("other", gates='{"none/a"}')
+    db.send("costly", gates='{"tenant/b"}', costs="{3}")
+    document = everbeat("doctor", "--json").document
+    (check,) = [each for each in document["checks"] if each["code"] == "LIMITS"]
+    assert check["verdict"] == "WARN"
+    assert "do not exist, so nothing limits them: none" in check["text"]
+    assert "costly needs 3 of tenant/b" in check["text"]
+
+
+LIMITED = """
+import os
+
+from everbeat import App, Limit
+
+app = App(schema=os.environ["EVERBEAT_SCHEMA"], limits=[Limit("two", concurrency=2), Limit("ten", concurrency=10, key="user")])
+
+@app.task(limits=["two", "ten"])
+def charge(user: str) -> None: ...
+"""
+
+
+def test_send_takes_limits_and_costs(everbeat: Command, db: StoreHarness) -> None:
+    (everbeat.folder / "limited.py").write_text(LIMITED)
+    options = ["--limit", "ten=k", "--limit", "two", "--cost", "two=2"]
+    everbeat("send", "limited:app", "charge", "user=ann", *options).assert_code(0)
+    everbeat("send", "elsewhere", "--limit", "x=a=b", "--limit", "y", "--cost", "x=3").assert_code(0)
+    rows = {row[0]: row[1:] for row in db.table("tasks", "name, gates, costs")}
+    assert rows["charge"] == (["two", "ten/k"], [2, 1])
+    assert rows["elsewhere"] == (["x/a=b", "y"], [3, 1])
+    wrong = everbeat("send", "limited:app", "charge", "user=ann", "--limit", "two=k").assert_code(
+        ExitCode.USAGE
+    )
+    assert "limit 'two' has no key" in wrong.err
+    assert "write --limit two, or omit it" in wrong.err
+    assert "write it as two=2" in everbeat("send", "x", "--cost", "two").assert_code(ExitCode.USAGE).err
+
+
+def test_send_reports_wrong_options_as_they_are_typed(everbeat: Command, db: StoreHarness) -> None:
+    def refused(*words: str) -> str:
+        return everbeat("send", "elsewhere", *words).assert_code(ExitCode.USAGE).err
+
+    assert "--unique-for = '0s'" in refused("--key", "k", "--unique-for", "0s")
+    assert "--on-duplicate = 'foo'" in refused("--key", "k", "--on-duplicate", "foo")
+    late = refused("--key", "k", "--at-latest", "5m")
+    assert "--at-latest = '5m'" in late
+    assert "write --on-duplicate debounce, or omit --at-latest" in late
+    keyless = refused("--unique-for", "1h")
+    assert "= '1h': is about tasks with the same key" in keyless
+    assert "add --key TEXT, or omit --unique-for" in keyless
+
+
+def test_explain_of_a_limit_names_the_command_that_shows_it(everbeat: Command, db: StoreHarness) -> None:
+    answer = everbeat("explain", "limit:two").assert_code(ExitCode.USAGE)
+    assert "run everbeat limits show two" in answer.err
 
 
 def test_the_tables_fit_a_terminal_of_80_columns(everbeat: Command, db: StoreHarness) -> None:

@@ -397,6 +397,12 @@ def test_explain_names_the_limit_that_keeps_a_task_from_starting(
         "2 keys before this one when it has room",
     ]
     assert [*turns.values()] == [["LIMIT_REACHED", "FAIRNESS_TURN"]] * 2
+    costly = db.send("train", gates='{"gpu"}', costs="{2}")
+    (reason,) = app.explain(costly).reasons
+    assert (reason.code, reason.text) == (
+        "LIMIT_REACHED",
+        "the task needs 2 permits of limit 'gpu', which never has more than 1, so it never starts",
+    )
     app.set_limit("gpu", concurrency=0, reason="maintenance")
     (reason,) = app.explain(waiting.id).reasons
     assert (reason.code, reason.text) == (

@@ -253,7 +253,16 @@ class TestPauses:
             shop.pause_schedule("hourly", until=datetime(2099, 1, 1))  # noqa: DTZ001 - a moment without a zone is the mistake
         with pytest.raises(ConfigurationError, match="printable"):
             shop.pause_schedule("hourly", reason="two\nlines")
+        with pytest.raises(ConfigurationError, match=r"pause_schedule\.until.*must be after now"):
+            shop.pause_schedule("hourly", until=datetime.now(UTC))
         assert shop.schedule_info("hourly").state == "ACTIVE"
+
+    def test_the_end_of_a_pause_can_be_a_duration(self, shop: App, db: StoreHarness) -> None:
+        shop.put_schedule(schedule_of(shop))
+        paused = shop.pause_schedule("hourly", until="2h")
+        assert paused.paused_at is not None
+        assert paused.resume_at is not None
+        assert abs(paused.resume_at - paused.paused_at - 2 * HOUR) < timedelta(minutes=1)
 
 
 def test_a_run_now_is_a_task_of_the_schedule_without_a_tick(shop: App, db: StoreHarness) -> None:

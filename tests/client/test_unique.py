@@ -408,8 +408,9 @@ def test_calls_with_one_key_in_a_send_many_become_one_task(db: StoreHarness, wor
         assert sorted(each.existed for each in handles) == [False, True, True]
         assert handles[0].info().arguments == {"n": kept}
     rejecting = work.with_options(key="r", unique_for="waiting", on_duplicate="reject")
-    with pytest.raises(ConfigurationError, match="given twice in one send_many"):
+    with pytest.raises(DuplicateTask, match="another call of this send_many has this key") as duplicate:
         work.send_many([rejecting.call(1), rejecting.call(2)])
+    assert (duplicate.value.key, duplicate.value.task_id) == ("r", None)
     assert len(db.table("tasks")) == 3
 
 
@@ -443,7 +444,7 @@ def test_wrong_options_are_refused_all_at_once(app: App, work: Any) -> None:  # 
         app.task(at_latest="5m")
     with pytest.raises(
         ConfigurationError,
-        match=r"unique_for of task 'work' = 3600\.0: is about tasks with the same key, but the send has no key",
+        match=r"unique_for of task 'work' = '1h': is about tasks with the same key, but the send has no key",
     ):
         work.with_options(unique_for="1h").send(1)
     with pytest.raises(

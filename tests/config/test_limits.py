@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from everbeat import App, Limit, QueueConfig
 from everbeat.domain.limit.model import LONGEST_KEY_BYTES, LimitDefinition, bounded_key, gate_of, limit_of
 from everbeat.domain.limit.options import parse_rate, spelled_rate
 from everbeat.domain.settings.settings import gathering
+from everbeat.domain.task.policy import TaskOptions
 from everbeat.errors import ConfigurationError
 
 
@@ -92,6 +94,27 @@ def test_a_serial_queue_cannot_have_a_concurrency() -> None:
     with pytest.raises(ConfigurationError, match=r"QueueConfig\.concurrency.*one at a time"):
         QueueConfig("ledger", serial=True, concurrency=5)
     assert QueueConfig("ledger", concurrency=5).to_dict()["concurrency"] == 5
+
+
+def test_options_without_an_effect_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"QueueConfig\.when_full = 'wait': has no effect"):
+        QueueConfig("mail", when_full="wait")
+    with pytest.raises(ConfigurationError, match=r"TaskOptions\.concurrency = 3: has no effect"):
+        TaskOptions(serial=True, concurrency=3)
+
+
+def test_zero_permits_in_code_name_the_call_that_pauses_a_limit() -> None:
+    fix = r"concurrency = 0: .*call app\.set_limit\(NAME, concurrency=0\)"
+    for make in (partial(Limit, "a"), partial(QueueConfig, "mail"), TaskOptions):
+        with pytest.raises(ConfigurationError, match=fix):
+            make(concurrency=0)
+
+
+def test_durations_are_shown_with_their_units() -> None:
+    with pytest.raises(ConfigurationError, match=r"at_latest = '5m'"):
+        TaskOptions(at_latest="5m")
+    with pytest.raises(ConfigurationError, match=r"keep_result_for = '1h'"):
+        TaskOptions(ignore_result=True, keep_result_for=3_600)
 
 
 def test_check_gathers_the_mistakes_of_limits_and_of_tasks() -> None:

@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
+from everbeat.domain.limit.model import LimitDefinition
 from everbeat.domain.schedule.model import Declared, Definition, Rule, ScheduledCall, Timing
 from everbeat.maintenance.scheduler import (
     IDLE_S,
     Declarations,
     DeclarationsApplied,
+    LimitNameTaken,
     ScheduleBroken,
     ScheduleNameTaken,
     SchedulePaused,
@@ -267,8 +269,11 @@ def register(
     version: str = "1",
     supervisor: str = "s1",
     starts_version: bool = True,
+    owner: str = "app",
+    limits: tuple[LimitDefinition, ...] = (),
 ) -> None:
-    declared = Declared(owner="app", version=version, schedules=tuple(definition(name) for name in names))
+    found = tuple(definition(name) for name in names)
+    declared = Declared(owner=owner, version=version, schedules=found, limits=limits)
     row = workers.WorkerRow(
         id=worker_id,
         supervisor_id=supervisor,
@@ -323,6 +328,24 @@ async def test_a_declared_name_that_is_taken_is_reported_once(
     (event,) = observer.told(ScheduleNameTaken)
     assert isinstance(event, ScheduleNameTaken)
     assert (event.schedule, event.owner) == ("mine", "app")
+
+
+async def test_a_limit_that_two_apps_declare_is_reported_once_for_the_older_one(
+    observer: ManualObserver, db: StoreHarness
+) -> None:
+    def gpu(concurrency: int) -> tuple[LimitDefinition, ...]:
+        return (LimitDefinition(name="gpu", concurrency=concurrency),)
+
+    register(db, "v1", owner="shop", limits=gpu(1))
+    register(db, "v2", owner="mail", version="2", limits=gpu(2))
+    register(db, "v3", owner="mail", version="3", limits=gpu(3))
+    declarations = Declarations(observer.environment(), on_change=lambda: None)
+    for _ in range(3):
+        await declarations.tick()
+    (event,) = observer.told(LimitNameTaken)
+    assert isinstance(event, LimitNameTaken)
+    assert (event.limit, event.owner) == ("gpu", "shop")
+    assert db.table("limits", "concurrency, declared_by") == [(3, "mail")]
 
 
 async def test_a_replaced_process_of_an_older_version_does_not_bring_that_version_back(

@@ -289,8 +289,8 @@ def change_limit(db: StoreHarness) -> Act:
     put_limit(db)
     return lambda: db.run(
         limits.set_limit(
-            "narrow", concurrency=2, rate=None, burst=None, sets_concurrency=True, sets_rate=False, set_by="test",
-            reason=None, until=None, channel=db.target.channel,
+            "narrow", concurrency=2, rate=None, burst=None, sets_concurrency=True, sets_rate=False, sets_reason=False,
+            sets_until=False, set_by="test", reason=None, until=None, channel=db.target.channel,
         )
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Final
@@ -29,6 +30,7 @@ from everbeat.errors.wording import amount, on_one_line
 commands = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _SCHEDULE: Final = "schedule:"
+_LIMIT: Final = "limit:"
 
 
 @commands.command()
@@ -67,6 +69,9 @@ def _explained(app: App, given: str) -> Explanation | WorkflowExplanation | Sche
     """
     if given.startswith(_SCHEDULE):
         return app.explain_schedule(given.removeprefix(_SCHEDULE))
+    if given.startswith(_LIMIT):
+        name = shlex.quote(given.removeprefix(_LIMIT))
+        raise typer.BadParameter(f"a limit has no explanation of its own: run everbeat limits show {name}.")
     given = full_target_id(app, given)
     try:
         return app.explain(given)

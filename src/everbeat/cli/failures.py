@@ -219,15 +219,19 @@ def _of_option(option: str, given: Sequence[str], *, takes_locator: bool) -> str
     return None
 
 
+_PART: Final = re.compile(r"\[| \(")
+"""Where the name of an entry or of a part begins: `limits[0]`, `rate (starts)`."""
+
+
 @contextmanager
 def named_as_options(options: Mapping[str, str]) -> Iterator[None]:
-    """Rename the subjects of a ConfigurationError after their options. An entry of a list gets the list's option."""
+    """Rename the subjects of a ConfigurationError after their options. An entry of a list, or a part of a value, gets the option of the whole."""
     try:
         yield
     except ConfigurationError as error:
         raise ConfigurationError(
             [
-                replace(problem, subject=options.get(problem.subject.partition("[")[0], problem.subject))
+                replace(problem, subject=options.get(_PART.split(problem.subject)[0], problem.subject))
                 for problem in error.problems
             ]
         ) from None

@@ -66,9 +66,10 @@ def list_limits(app: App, *, as_json: bool) -> None:
             Column("RATE", each.numbers.rate or "", drop=1),
             Column("HELD", f"{each.held:,}", is_number=True),
             Column("WAITING", f"{each.waiting:,}", is_number=True),
-            Column("KEYS", f"{each.keys:,}" if each.key is not None else "", drop=3, is_number=True),
+            Column("KEY", each.key or "", drop=3),
+            Column("KEYS", f"{each.keys:,}" if each.key is not None else "", drop=4, is_number=True),
             Column("SET BY", each.set_by or "", drop=2),
-            Column("UNTIL", "" if each.until is None else brief_moment(each.until), drop=4),
+            Column("UNTIL", "" if each.until is None else brief_moment(each.until), drop=5),
         )
         for each in found
     ]
@@ -124,8 +125,10 @@ def set_limit(
     ] = None,
     as_json: bool,
 ) -> None:
-    """Replace numbers of a limit in all processes, until `clear` or --until. Omitted numbers stay."""
-    changes: LimitChanges = {"reason": reason}
+    """Replace numbers of a limit in all processes, until `clear` or --until. What is omitted stays, also --until and --reason."""
+    changes: LimitChanges = {}
+    if reason is not None:
+        changes["reason"] = reason
     if concurrency is not None:
         changes["concurrency"] = None if concurrency == _NONE else _number(concurrency)
     if rate is not None:

@@ -283,7 +283,7 @@ def pause(
             )
         return Done(_document(found), line, note)
 
-    with named_as_options({"pause_schedule.reason": "--reason"}):
+    with named_as_options({"pause_schedule.reason": "--reason", "pause_schedule.until": "--until"}):
         for_each(names, one, refusals=(UnknownName,), key="name", listed_as="schedules", as_json=as_json)
 
 

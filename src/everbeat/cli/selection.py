@@ -205,7 +205,11 @@ def moment_or_span(text: str, *, option: str, ahead: bool) -> datetime:
     """Parse a point in time, or a duration that begins now (`ahead`) or ends now. Raises typer.BadParameter or ConfigurationError."""
     if len(text) >= len("2030-01-31") and "-" in text:
         return to_moment(text, option=option)
-    length = timedelta(seconds=to_seconds(text, subject=option))
+    try:
+        length = timedelta(seconds=to_seconds(text, subject=option))
+    except ConfigurationError as error:
+        fix = f"{error.problems[0].shell_fix or error.problems[0].fix}, or a moment: 2030-01-31T12:00:00Z"
+        raise ConfigurationError([replace(error.problems[0], fix=fix, shell_fix=None)]) from None
     now = SystemClock().wall()
     return now + length if ahead else now - length
 

@@ -75,6 +75,15 @@ GoodUntilOption: TypeAlias = Annotated[
 ]
 
 
+LimitsOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="NAME[=KEY]", help="A limit with its key, instead of the argument."),
+]
+CostsOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--cost", metavar="NAME=N", help="The permits that it takes of a limit.")
+]
+
+
 @commands.command()
 def send(
     words: Annotated[
@@ -92,6 +101,8 @@ def send(
     on_duplicate: OnDuplicateOption = None,
     at_latest: AtLatestOption = None,
     serial: SerialOption = None,
+    limits: LimitsOption = None,
+    costs: CostsOption = None,
     delay: DelayOption = None,
     good_until: GoodUntilOption = None,
     timeout: Annotated[
@@ -119,7 +130,7 @@ def send(
     locator, name, pairs = _read(words, located=url is not None or app is not None)
     options = _options(
         queue=queue, priority=priority, key=key, unique_for=unique_for, on_duplicate=on_duplicate, at_latest=at_latest,
-        serial=serial, good_until=good_until, timeout=timeout,
+        serial=serial, good_until=good_until, timeout=timeout, limits=_limits(limits or []), costs=_costs(costs or []),
     )  # fmt: skip
     wait_s = None if wait_timeout is None else to_seconds(wait_timeout, subject="--wait-timeout")
     when = None if delay is None else timedelta(seconds=to_seconds(delay, subject="--delay"))
@@ -181,15 +192,30 @@ def _is_locator(word: str) -> bool:
 
 
 def _options(**given: Any) -> SendOptions:
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in given.items() if value is not None and value != {}}
     if "good_until" in options:
         options["good_until"] = to_moment(options["good_until"], option="--good-until")
     return cast(SendOptions, options)
 
 
+def _limits(given: list[str]) -> dict[str, str | None]:
+    found = (each.partition("=") for each in given)
+    return {name: key if equals else None for name, equals, key in found}
+
+
+def _costs(given: list[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in given:
+        name, _, number = each.partition("=")
+        if not number.isdecimal():
+            raise typer.BadParameter(f"--cost {each!r} has no number: write it as {name or 'NAME'}=2.")
+        found[name] = int(number)
+    return found
+
+
 def _as_option(problem: Problem) -> Problem:
     owner, _, setting = problem.subject.rpartition(".")
-    return replace(problem, subject=f"--{setting}") if owner == "SendSettings" else problem
+    return replace(problem, subject=f"--{setting.replace('_', '-')}") if owner == "SendSettings" else problem
 
 
 def _arguments(args: str | None, pairs: list[str]) -> dict[str, Any]:

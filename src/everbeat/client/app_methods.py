@@ -60,7 +60,8 @@ class TaskMethods(DatabaseMethods):
     def find(self, task: Task[..., Any] | str, /, *, key: str) -> Handle[Any] | None:
         """Return a handle for the task of this function that has the key now, or None. `task` is a task function or its name.
 
-        The task is the one that a send with this key would find. Raises ConfigurationError if the name or the key is invalid.
+        The task is the one that a send with this key would find. As with `send_by_name`, a name that is not registered here is not an
+        error; pass the function itself to rule out a misspelled name. Raises ConfigurationError if the name or the key is invalid.
 
         app.find(sync, key="user-42")
         """

@@ -13,8 +13,9 @@ from everbeat.domain.limit.inspection import LimitInfo
 from everbeat.domain.limit.options import MOST_PERMITS, MOST_SLIDING_STARTS, parse_rate
 from everbeat.domain.settings.checks import instance_of, optional, remark, whole
 from everbeat.domain.settings.settings import FieldCheck, refused, unknown_names
-from everbeat.domain.settings.units import to_utc
+from everbeat.domain.settings.units import Until, to_future
 from everbeat.errors import ConfigurationError, Problem, UnknownName
+from everbeat.runtime.clock import SystemClock
 from everbeat.store import limits
 from everbeat.store.plan import Plan, ask
 
@@ -23,25 +24,39 @@ _name: Final = instance_of(str)
 
 
 class LimitChanges(TypedDict, total=False):
-    """The changes of `App.set_limit`. A number that is omitted stays as it is, and None removes it."""
+    """The changes of `App.set_limit`. A value that is omitted stays as it is, and None removes it."""
 
     concurrency: int | None
     """The number of permits. With 0, no task starts."""
     rate: str | None
     """The number of starts per period, such as "100/10s"."""
     burst: int
-    until: datetime | None
-    """When the numbers of the code return (None: with `clear_limit`)."""
+    until: Until | None
+    """When the numbers of the code return: a datetime, or a duration from now (None: with `clear_limit`)."""
     reason: str | None
 
 
+def _future(value: object, /, *, subject: str) -> datetime:
+    return to_future(value, now=SystemClock().wall(), subject=subject)
+
+
 _CHECKS: Final[dict[str, FieldCheck]] = {
-    "concurrency": optional(whole(0, MOST_PERMITS), none="sets no limit of tasks at the same time"),
-    "rate": optional(parse_rate, none="sets no limit of starts"),
+    "concurrency": optional(
+        whole(0, MOST_PERMITS), none="sets no limit of tasks at the same time", shell_none="none for no limit"
+    ),
+    "rate": optional(parse_rate, none="sets no limit of starts", shell_none="none for no limit"),
     "burst": whole(1, MOST_PERMITS),
-    "until": optional(to_utc, none="sets no end"),
+    "until": optional(_future, none="sets no end"),
     "reason": optional(remark, none="stores no reason"),
 }
+_NO_NUMBER: Final = Problem(
+    code="MISSING",
+    subject="set_limit",
+    value="nothing",
+    rule="changes no number",
+    fix="pass concurrency=50, for example",
+    shell_fix="write --concurrency 50, for example",
+)
 
 
 class LimitMethods(DatabaseMethods):
@@ -71,7 +86,8 @@ class LimitMethods(DatabaseMethods):
     def set_limit(self, name: str, /, **changes: Unpack[LimitChanges]) -> LimitInfo:
         """Replace numbers of a limit for all processes (see `LimitChanges`). Return the limit.
 
-        The numbers take effect within a second, also for tasks that are waiting. A later declaration by code does not replace them. Raises
+        The numbers take effect within a second, also for tasks that are waiting. A later declaration by code does not replace them. What is
+        omitted stays as an earlier call set it, including `until` and `reason`; `clear_limit` starts anew. Raises
         UnknownName if the limit does not exist, and ConfigurationError, which lists all problems, if a value is invalid.
 
             app.set_limit("stripe", concurrency=50, reason="their incident is over")
@@ -113,19 +129,16 @@ def _checked(changes: LimitChanges) -> dict[str, Any]:
     if problems:
         raise ConfigurationError(problems)
     if not found.keys() & {"concurrency", "rate", "burst"}:
-        raise refused(
-            dict(changes),
-            subject="set_limit",
-            code="MISSING",
-            rule="changes no number",
-            fix="pass concurrency=50, for example",
-            shell_fix="pass --concurrency 50, for example",
-        )
+        raise ConfigurationError([_NO_NUMBER])
     return found
 
 
 def _set(name: str, changes: dict[str, Any], *, channel: str) -> Plan[LimitInfo]:
     before = yield from _known(name)
+    if (
+        before.until is not None and before.until <= SystemClock().wall()
+    ):  # no worker has restored the numbers yet
+        before = yield from _cleared(name, channel=channel)
     rate, burst = changes.get("rate"), changes.get("burst")
     if before.window == "sliding" and rate is not None and rate[0] > MOST_SLIDING_STARTS:
         rule = f"limit {name!r} has a sliding window, which permits at most {MOST_SLIDING_STARTS:,} starts"
@@ -142,6 +155,8 @@ def _set(name: str, changes: dict[str, Any], *, channel: str) -> Plan[LimitInfo]
         burst=burst,
         sets_concurrency="concurrency" in changes,
         sets_rate="rate" in changes,
+        sets_reason="reason" in changes,
+        sets_until="until" in changes,
         set_by=_OPERATOR,
         reason=changes.get("reason"),
         until=changes.get("until"),

@@ -245,15 +245,20 @@ class LimitBook:
             limit = self._limits.get(name)
             if limit is None or (limit.key is None) == (key is None):
                 continue
-            other = f"limits={{{name!r}: None}}" if call.task is None else "omit it"
-            rule, fix = (
-                (f"limit {name!r} has no key", f"{other}, or declare Limit({name!r}, key=...)")
-                if limit.key is None
-                else (f"limit {name!r} needs a key", f"write limits={{{name!r}: 'acme'}}, for example")
-            )
-            if limit.key is not None and call.task is not None:
-                fix += f", or omit it to use the argument {limit.key!r}"
-            yield _problem("WRONG_KEY", f"limits[{name!r}] of task {call.name!r}", key, rule, fix)
+            if limit.key is None:
+                rule = f"limit {name!r} has no key"
+                fix, shell_fix = (
+                    f"write limits={{{name!r}: None}}, or omit it",
+                    f"write --limit {name}, or omit it",
+                )
+            else:
+                rule = f"limit {name!r} needs a key"
+                fix, shell_fix = (
+                    f"write limits={{{name!r}: 'acme'}}, for example",
+                    f"write --limit {name}=acme, for example",
+                )
+            problem = _problem("WRONG_KEY", f"limits[{name!r}] of task {call.name!r}", key, rule, fix)
+            yield msgspec.structs.replace(problem, shell_fix=shell_fix)
 
     def _unknown(
         self, names: Sequence[str] | Mapping[str, Any], *, subject: str, where: str | None = None

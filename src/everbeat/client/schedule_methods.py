@@ -35,8 +35,9 @@ from everbeat.domain.settings.checks import (
     whole,
 )
 from everbeat.domain.settings.settings import make_or_gather, refused
-from everbeat.domain.settings.units import to_utc
+from everbeat.domain.settings.units import Until, to_future, to_utc
 from everbeat.errors import NotPaused, ScheduleNotChanged, SendError, UnknownName
+from everbeat.runtime.clock import SystemClock
 from everbeat.store import schedules
 from everbeat.store.plan import Plan, ask
 from everbeat.store.steps import installation
@@ -171,19 +172,20 @@ class ScheduleMethods(DatabaseMethods):
         return await self._arun(self._explained(name))
 
     def pause_schedule(
-        self, name: str, /, *, reason: str | None = None, until: datetime | None = None
+        self, name: str, /, *, reason: str | None = None, until: Until | None = None
     ) -> ScheduleInfo:
-        """Stop a schedule from sending tasks until it is resumed, or until the moment `until`. Runs that were sent before continue.
+        """Stop a schedule from sending tasks until it is resumed, or until `until`. Runs that were sent before continue.
 
-        The ticks during the pause are recorded as missed. If the schedule is already paused, returns it unchanged. Raises UnknownName if
-        the schedule does not exist.
+        `until` is a datetime with a time zone, or a duration from now. The ticks during the pause are recorded as
+        missed. If the schedule is already paused, returns it unchanged. Raises UnknownName if the schedule does not exist, and
+        ConfigurationError if `until` is not in the future.
 
             app.pause_schedule("digest-42", reason="the mail server is being replaced")
         """
         return self._run("pause_schedule", _pause(name, reason, until))
 
     async def apause_schedule(
-        self, name: str, /, *, reason: str | None = None, until: datetime | None = None
+        self, name: str, /, *, reason: str | None = None, until: Until | None = None
     ) -> ScheduleInfo:
         """Async version of `pause_schedule` that does not block the running event loop."""
         return await self._arun(_pause(name, reason, until))
@@ -394,11 +396,11 @@ def _decided(name: str, before: datetime | None, limit: int) -> Plan[list[TickIn
     return found
 
 
-def _pause(name: str, reason: str | None, until: datetime | None) -> Plan[ScheduleInfo]:
+def _pause(name: str, reason: str | None, until: Until | None) -> Plan[ScheduleInfo]:
     return _paused(
         _name(name, subject="pause_schedule.name"),
         None if reason is None else remark(reason, subject="pause_schedule.reason"),
-        None if until is None else to_utc(until, subject="pause_schedule.until"),
+        None if until is None else to_future(until, now=SystemClock().wall(), subject="pause_schedule.until"),
     )
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from everbeat.client.options import SendSettings
 from everbeat.client.task import Call
 from everbeat.domain.settings.settings import refused
-from everbeat.domain.settings.units import milliseconds
+from everbeat.domain.settings.units import milliseconds, respelled
 from everbeat.domain.task.uniqueness import EXISTING, LIVE, stored_scope
 from everbeat.errors import DuplicateTask
 from everbeat.store.plan import Plan, ask
@@ -35,11 +35,12 @@ def require_key(name: str, settings: SendSettings) -> None:
         else ("on_duplicate", settings.on_duplicate)
     )
     raise refused(
-        value,
+        respelled(value),
         subject=f"{option} of task {name!r}",
         code="CONTRADICTION",
         rule="is about tasks with the same key, but the send has no key",
         fix=f"add with_options(key=...), or omit {option}",
+        shell_fix=f"add --key TEXT, or omit --{option.replace('_', '-')}",
     )
 
 
@@ -48,7 +49,7 @@ def require_plain(name: str, settings: SendSettings, *, what: str) -> None:
     if settings.is_plain:
         return
     raise refused(
-        {"unique_for": settings.unique_for, "on_duplicate": settings.on_duplicate},
+        {"unique_for": respelled(settings.unique_for), "on_duplicate": settings.on_duplicate},
         subject=f"options of task {name!r}",
         code="CONTRADICTION",
         rule=f"{what} supports only the defaults of unique_for and on_duplicate",
@@ -73,7 +74,7 @@ def send_unique(
     """Send tasks, either all or none, and return what each of them has become. Return None if a key changed hands during each try.
 
     Calls with the same key become one task: the last of them if it replaces, and otherwise the first. Raises DuplicateTask if
-    `on_duplicate` is "reject" and the key is taken, and ConfigurationError if such a key is given twice.
+    `on_duplicate` is "reject" and the key is taken, or is given twice.
     """
     asked = [unique_task(call.settings, task) for call, task in zip(calls, new, strict=True)]
     chosen, places = _one_for_each_key(asked)
@@ -102,13 +103,7 @@ def _one_for_each_key(asked: Sequence[UniqueTask]) -> tuple[list[UniqueTask], li
         if place == len(chosen):
             chosen.append(each)
         elif "reject" in (each.on_duplicate, chosen[place].on_duplicate):
-            raise refused(
-                task.key,
-                subject=f"key of task {task.name!r}",
-                code="CONTRADICTION",
-                rule="is given twice in one send_many, but on_duplicate is 'reject'",
-                fix="give each key once, or use another answer to duplicates",
-            )
+            raise DuplicateTask(task.name, str(task.key), task_id=None)
         elif each.on_duplicate == "replace":
             chosen[place] = each
         places.append(place)

@@ -128,16 +128,17 @@ class QueueFull(EverbeatError):
         never_fits = sending > max_waiting
         after = f" after {waited_s:.3g} s" if waited_s else ""
         tasks = "a task was" if sending == 1 else f"{amount(sending, 'task')} were"
-        fix = (
-            f"send at most {amount(max_waiting, 'task')} at once."
-            if never_fits
-            else "send again later, add workers for the queue, or raise its max_waiting."
-        )
-        super().__init__(
-            f"Queue {queue!r} is full{after}: {amount(waiting, 'task')} or more wait, and max_waiting is {max_waiting:,},"
-            f" so {tasks} not sent.",
-            fix=fix,
-        )
+        if never_fits:
+            super().__init__(
+                f"Queue {queue!r} can never take {amount(sending, 'task')} at once: max_waiting is {max_waiting:,}, so {tasks} not sent.",
+                fix=f"send at most {amount(max_waiting, 'task')} at once, or raise max_waiting.",
+            )
+        else:
+            super().__init__(
+                f"Queue {queue!r} is full{after}: {amount(waiting, 'task')} or more wait, and max_waiting is {max_waiting:,},"
+                f" so {tasks} not sent.",
+                fix="send again later, add workers for the queue, or raise its max_waiting.",
+            )
         self.queue = queue
         self.waiting = waiting
         self.max_waiting = max_waiting
@@ -161,16 +162,21 @@ class DuplicateTask(EverbeatError):
     """A task was not stored, because another task has its key and `on_duplicate` is "reject".
 
     `name` and `key` identify the send, and `task_id` is the id of the task that has the key. If several calls of a `send_many` are
-    duplicates, the error names the first of them, and none of the calls was stored.
+    duplicates, the error names the first of them, and none of the calls was stored. `task_id` is None if two calls of the `send_many` have
+    the same key.
     """
 
     code = "DUPLICATE_TASK"
 
-    def __init__(self, name: str, key: str, *, task_id: UUID, others: int = 0) -> None:
+    def __init__(self, name: str, key: str, *, task_id: UUID | None, others: int = 0) -> None:
         also = f", and {others} more of the keys are taken" if others else ""
+        found = (
+            f"task {task_id} has this key{also}" if task_id else "another call of this send_many has this key"
+        )
+        that = "that task" if task_id else "one task"
         super().__init__(
-            f"Task {name!r} with key {key!r} was not sent: task {task_id} has this key{also}.",
-            fix='use another key, or on_duplicate="existing" for the handle of that task.',
+            f"Task {name!r} with key {key!r} was not sent: {found}.",
+            fix=f'use another key, or on_duplicate="existing" for the handle of {that}.',
         )
         self.name = name
         self.key = key

@@ -273,6 +273,16 @@ class ScheduleNameTaken(Event, frozen=True, kw_only=True):
     fix: str
 
 
+class LimitNameTaken(Event, frozen=True, kw_only=True):
+    """Two apps declare a limit of the same name, so they share it. The declaration of `owner` does not count, because the other is newer."""
+
+    component = "maintenance"
+    level = logging.WARNING
+    limit: str
+    owner: str
+    fix: str
+
+
 class LimitsApplied(Event, frozen=True, kw_only=True):
     """Stored limits were changed to those that the code of live workers declares, or deleted because no live worker declares them."""
 
@@ -298,6 +308,7 @@ class Declarations:
         self._must_apply = False
         self._after_ms = max(config.claimed_stale_threshold_ms, config.running_stale_threshold_ms)
         self._taken: set[tuple[str, str]] = set()
+        self._shared: set[tuple[str, str]] = set()
 
     def apply_now(self) -> None:
         """Make the next pass apply the declarations even if another supervisor has the turn."""
@@ -337,9 +348,14 @@ class Declarations:
 
     async def _apply_limits(self) -> None:
         changes = await self._environment.run_once(limits.apply_declared(channel=self._environment.channel))
-        if changes:
-            stored = tuple(each.name for each in changes if each.verdict == "STORED")
-            deleted = tuple(each.name for each in changes if each.verdict == "DELETED")
+        stored = tuple(each.name for each in changes if each.verdict == "STORED")
+        deleted = tuple(each.name for each in changes if each.verdict == "DELETED")
+        shared = {(each.owner, each.name) for each in changes if each.owner is not None}
+        for owner, name in sorted(shared - self._shared):
+            fix = "rename one of the two limits, or declare the same numbers in both apps"
+            self._environment.events.emit(LimitNameTaken(limit=name, owner=owner, fix=fix))
+        self._shared = shared
+        if stored or deleted:
             self._environment.events.emit(LimitsApplied(stored=stored, deleted=deleted))
 
     def _report_taken(self, changes: Iterable[DeclaredChange]) -> None:

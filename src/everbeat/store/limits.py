@@ -22,16 +22,17 @@ from everbeat.store.statement import Statement
 
 MOST_LISTED: Final = 1_000
 _GATE_COLUMNS: Final = (
-    "gate", "cost", "is_declared", "concurrency", "starts", "period_s", "set_by", "set_at", "reason", "until", "is_fair", "held", "closed_until",
-    "closed_by", "rate_opens_at", "before", "keys_before", "holders",
+    "gate", "cost", "is_declared", "concurrency", "starts", "period_s", "set_by", "set_at", "reason", "until", "is_fair", "most", "held",
+    "closed_until", "closed_by", "rate_opens_at", "before", "keys_before", "holders",
 )  # fmt: skip
 
 
 class LimitChange(Struct, frozen=True):
-    """A limit that the declaration of live workers changed or deleted."""
+    """A limit that the declaration of live workers changed or deleted. TAKEN: the declaration of `owner` does not count, but that of another."""
 
     name: str
-    verdict: Literal["STORED", "DELETED"]
+    verdict: Literal["STORED", "DELETED", "TAKEN"]
+    owner: str | None = None
 
 
 class _Declared(Struct, frozen=True):
@@ -53,7 +54,9 @@ def declare_limits(limits: Sequence[LimitDefinition]) -> Statement[None]:
 
 
 def apply_declared(*, channel: str) -> Statement[list[LimitChange]]:
-    """Store the limits that live workers declare, and delete unused ones that they no longer declare. Return the changes."""
+    """Store the limits that live workers declare, and delete unused ones that they no longer declare. Return the changes,
+    and the names that several owners declare.
+    """
 
     def read(found: Sequence[Row]) -> list[LimitChange]:
         return [LimitChange(*row) for row in found if row[0] is not None]
@@ -69,16 +72,19 @@ def set_limit(
     burst: int | None,
     sets_concurrency: bool,
     sets_rate: bool,
+    sets_reason: bool,
+    sets_until: bool,
     set_by: str,
     reason: str | None,
     until: datetime | None,
     channel: str,
 ) -> Statement[bool]:
-    """Replace numbers of a limit. Return False if the limit does not exist. A number that is not set stays as it is."""
+    """Replace numbers of a limit. Return False if the limit does not exist. What is not set stays as it is."""
     starts, period_s = (None, None) if rate is None else rate
     parameters = {
         "name": name, "concurrency": concurrency, "starts": starts, "period_s": period_s, "burst": burst, "sets_concurrency": sets_concurrency,
-        "sets_rate": sets_rate, "set_by": set_by, "reason": reason, "until": until, "channel": channel,
+        "sets_rate": sets_rate, "sets_reason": sets_reason, "sets_until": sets_until, "set_by": set_by, "reason": reason, "until": until,
+        "channel": channel,
     }  # fmt: skip
     return Statement("limit/set_limit", parameters, rows.any_row)
 

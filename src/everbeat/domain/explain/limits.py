@@ -35,7 +35,7 @@ class WaitingGate(Struct, frozen=True, kw_only=True):
 
     `held` permits are in use, some of them by the `holders`. `closed_until`: a task (`closed_by`) closed the gate until then.
     `rate_opens_at`: the rate permits the next start then. `before` earlier tasks wait in the task's line, and `keys_before` keys have an
-    earlier turn.
+    earlier turn. `most` is the largest number of permits that the limit can ever give to one task.
     """
 
     gate: str
@@ -49,6 +49,7 @@ class WaitingGate(Struct, frozen=True, kw_only=True):
     reason: str | None
     until: datetime | None
     is_fair: bool
+    most: int | None
     held: int
     closed_until: datetime | None
     closed_by: UUID | None
@@ -79,6 +80,13 @@ def why_limited(gates: Sequence[WaitingGate], *, rules: SilenceRules) -> Iterato
 def _reason(gate: WaitingGate, rules: SilenceRules) -> Reason | None:
     if gate.concurrency == 0:
         return _paused(gate)
+    if gate.most is not None and gate.cost > gate.most:
+        return Reason(
+            code=ReasonCode.LIMIT_REACHED,
+            text=f"the task needs {gate.cost:,} permits of {_named(gate)}, which never has more than {gate.most:,}, so it never starts",
+            blocked_by=gate.gate,
+            command=_show(gate.gate),
+        )
     if gate.closed_until is not None:
         by = "a task" if gate.closed_by is None else f"task {gate.closed_by}"
         return Reason(

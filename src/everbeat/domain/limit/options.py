@@ -32,6 +32,19 @@ _period: Final = span(0.1, 365 * 86_400.0)
 _permits: Final = whole(1, MOST_PERMITS)
 
 
+def _at_same_time(value: object, /, *, subject: str) -> int:
+    if value == 0 and not isinstance(value, bool):
+        rule = f"must be a whole number from 1 to {MOST_PERMITS}"
+        fix = "use 1 or more; to let no task start for a while, call app.set_limit(NAME, concurrency=0)"
+        raise refused(value, subject=subject, code="OUT_OF_RANGE", rule=rule, fix=fix)
+    number: int = _permits(value, subject=subject)
+    return number
+
+
+concurrency: Final = optional(_at_same_time, none="sets no limit of tasks at the same time")
+"""Checks the number of tasks that can run at the same time."""
+
+
 def _listed_name(value: object, /, *, subject: str) -> str:
     if isinstance(value, Limit):
         rule = "must be the name of a limit, not a Limit"
@@ -165,9 +178,7 @@ class Limit(Settings):
     """
 
     name: str = field(kw_only=False, metadata=by(limit_name))
-    concurrency: int | None = field(
-        default=None, metadata=by(optional(_permits, none="sets no limit of tasks at the same time"))
-    )
+    concurrency: int | None = field(default=None, metadata=by(concurrency))
     rate: str | None = field(default=None, metadata=by(optional(rate, none="sets no limit of starts")))
     burst: int | None = field(default=None, metadata=by(optional(_permits, none="is a burst of 1")))
     window: Literal["smooth", "sliding"] = field(default="smooth", metadata=by(one_of("smooth", "sliding")))

@@ -52,7 +52,8 @@ def whole(lowest: int, highest: int, *, read: NumberReader = as_number) -> Field
         rule = f"must be a whole number from {lowest} to {highest}"
         if isinstance(value, bool) or not isinstance(value, int):
             fix = _fix_of_type(value, lowest, highest, read)
-            raise refused(value, subject=subject, code="WRONG_TYPE", rule=rule, fix=fix)
+            shell_fix = f"write a number such as {lowest}" if fix.startswith("pass an int") else None
+            raise refused(value, subject=subject, code="WRONG_TYPE", rule=rule, fix=fix, shell_fix=shell_fix)
         require_between(value, value, lowest, highest, subject=subject, rule=rule)
         return int(value)
 
@@ -125,8 +126,11 @@ def one_of(*choices: str) -> FieldCheck:
     return check
 
 
-def optional(check: FieldCheck, *, none: str) -> FieldCheck:
-    """Return the check, extended to accept None. `none` describes the effect of None, such as "keeps them forever"."""
+def optional(check: FieldCheck, *, none: str, shell_none: str = "omit it") -> FieldCheck:
+    """Return the check, extended to accept None. `none` describes the effect of None, such as "keeps them forever".
+
+    `shell_none` says how to give None in a shell.
+    """
 
     def check_unless_none(value: object, /, *, subject: str) -> Any:
         if value is None:
@@ -138,7 +142,7 @@ def optional(check: FieldCheck, *, none: str) -> FieldCheck:
                 replace(
                     problem,
                     fix=f"{problem.fix}, or None, which {none}",
-                    shell_fix=f"{problem.shell_fix or problem.fix}, or omit it",
+                    shell_fix=f"{problem.shell_fix or problem.fix}, or {shell_none}",
                 )
                 for problem in error.problems
             ]

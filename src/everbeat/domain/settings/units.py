@@ -17,6 +17,7 @@ from everbeat.errors import ConfigurationError
 
 Duration: TypeAlias = str | float | timedelta
 When: TypeAlias = datetime | timedelta
+Until: TypeAlias = datetime | Duration
 WholeUnit: TypeAlias = Literal["milliseconds", "hours"]
 
 LONGEST_S = 36_500 * 86_400.0
@@ -81,6 +82,11 @@ def spelled_duration(seconds: float) -> str:
         if seconds and seconds % _DURATION_UNITS[unit] == 0:
             return f"{seconds / _DURATION_UNITS[unit]:.0f}{unit}"
     return f"{seconds * 1_000:.15g}ms" if 0 < seconds < 1 else f"{seconds:.15g}s"
+
+
+def respelled(value: object) -> object:
+    """Return a number of seconds as people write it, for messages, and any other value unchanged."""
+    return spelled_duration(value) if isinstance(value, float) else value
 
 
 def whole_time(lowest: int, highest: int, *, unit: WholeUnit) -> FieldCheck:
@@ -155,6 +161,31 @@ def to_utc(value: object, *, subject: str) -> datetime:
         fix = "use a moment nearer to now, or None for no deadline"
         raise refused(value, subject=subject, code="OUT_OF_RANGE", rule=rule, fix=fix)
     return value.astimezone(UTC)
+
+
+def to_future(value: object, *, now: datetime, subject: str) -> datetime:
+    """Return a moment after `now` in UTC, given as a datetime with a time zone, or as a duration that begins at `now`.
+
+    Raises ConfigurationError for other values, and for moments that have passed.
+    """
+    try:
+        ahead = (
+            value
+            if isinstance(value, datetime)
+            else now + timedelta(seconds=to_seconds(value, subject=subject))
+        )
+    except ConfigurationError as error:
+        fix = f"{error.problems[0].fix}, or a datetime with a time zone"
+        raise ConfigurationError([replace(error.problems[0], fix=fix)]) from None
+    moment = to_utc(ahead, subject=subject)
+    if moment <= now:
+        rule, fix = (
+            f"must be after now, which is {now.isoformat(timespec='seconds')}",
+            'use "2h" for two hours from now, for example',
+        )
+        shown = value.isoformat() if isinstance(value, datetime) else value
+        raise refused(shown, subject=subject, code="OUT_OF_RANGE", rule=rule, fix=fix)
+    return moment
 
 
 def to_when(value: object, *, subject: str) -> When:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 import msgspec.structs
 
-from everbeat.domain.limit.options import MOST_PERMITS, costs, limit_names
+from everbeat.domain.limit.options import concurrency, costs, limit_names
 from everbeat.domain.settings.checks import (
     exception_codes,
     flags,
@@ -27,6 +27,7 @@ from everbeat.domain.settings.units import (
     NEVER,
     Duration,
     milliseconds,
+    respelled,
     span,
     span_or_never,
     spelled_duration,
@@ -218,9 +219,7 @@ class TaskOptions(Settings):
     serial: bool = field(default=False, metadata=by(switch))
     limits: Sequence[str] = field(default=(), metadata=by(limit_names))
     costs: Mapping[str, int] = field(default_factory=dict, metadata=by(costs), hash=False)
-    concurrency: int | None = field(
-        default=None, metadata=by(optional(whole(1, MOST_PERMITS), none="sets no limit"))
-    )
+    concurrency: int | None = field(default=None, metadata=by(concurrency))
     exception_codes: Mapping[type[BaseException], str] = field(
         default_factory=dict, metadata=by(exception_codes), hash=False
     )
@@ -338,9 +337,17 @@ class TaskOptions(Settings):
             yield Problem(
                 code="CONTRADICTION",
                 subject="TaskOptions.keep_result_for",
-                value=shown(self.keep_result_for),
+                value=shown(respelled(self.keep_result_for)),
                 rule="is how long to store the result, and ignore_result=True stores none",
                 fix="omit one of them",
+            )
+        if self.serial is True and self.concurrency is not None:
+            yield Problem(
+                code="CONTRADICTION",
+                subject="TaskOptions.concurrency",
+                value=shown(self.concurrency),
+                rule="has no effect with serial=True, which runs the tasks of the function one at a time",
+                fix="omit concurrency, or serial",
             )
         for option, code in _FAILS:
             if (

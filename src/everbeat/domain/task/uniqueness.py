@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from everbeat.domain.settings.checks import one_of
 from everbeat.domain.settings.settings import refused, shown
-from everbeat.domain.settings.units import Duration, milliseconds, span
+from everbeat.domain.settings.units import Duration, milliseconds, respelled, span
 from everbeat.errors import ConfigurationError, Problem
 from everbeat.errors.wording import nearest
 
@@ -55,7 +55,8 @@ def contradictions(owner: str, *, on_duplicate: object, at_latest: object) -> It
         yield Problem(
             code="CONTRADICTION",
             subject=f"{owner}.at_latest",
-            value=shown(at_latest),
+            value=shown(respelled(at_latest)),
             rule=f"limits how far a debounce moves a task, but on_duplicate is {shown(on_duplicate)}",
             fix='write on_duplicate="debounce", or omit at_latest',
+            shell_fix="write --on-duplicate debounce, or omit --at-latest",
         )

@@ -1,6 +1,6 @@
 -- Return the gates of a PENDING task, in its own order, with the numbers in force and the permits in use. `keys_before` counts the fair lines
 -- that have an earlier turn. `closed_by` is a waiting task of the same line that closed
--- the gate. `before` counts earlier tasks of the same line. Counts stop at 1,001. The holders are those with the oldest leases.
+-- the gate. `most` is the largest number of permits that the limit can ever give to one task. `before` counts earlier tasks of the same line. Counts stop at 1,001. The holders are those with the oldest leases.
 with mine as materialized (
     select t.id, t.serial, t.serial_at, t.gates, t.costs from {schema}.tasks t where t.id = %(id)s and t.state = 'PENDING' and t.gates is not null
 ), gate as materialized (
@@ -18,6 +18,7 @@ with mine as materialized (
 )
 select
     g.gate, g.cost, l.name is not null as is_declared, l.concurrency, l.starts, l.period_s, l.set_by, l.set_at, l.reason, l.until, l.fair,
+    least(l.concurrency, case when l.sliding then l.starts when l.starts is not null then l.burst end) as most,
     (select coalesce(sum(h.cost), 0) from holder h where h.gate = g.gate)::bigint as held,
     case when n.closed_until > extract(epoch from statement_timestamp()) then to_timestamp(n.closed_until) end as closed_until,
     (

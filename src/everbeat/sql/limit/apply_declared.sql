@@ -1,6 +1,7 @@
 -- Store the limits that live workers declare. Of all declarations of a name, the one that became live last counts. Numbers that an operator
 -- has set stay in force, and the declaration takes effect after them. A limit that no live worker declares any longer is deleted. It stays
--- while an operator has set it, a task waits for it or a task holds its permits. Return the names of changed and deleted limits.
+-- while an operator has set it, a task waits for it or a task holds its permits. Return the names of changed and deleted limits, and those
+-- (TAKEN) that another owner declares, with the owner whose declaration does not count.
 with live as materialized (
     select v.owner, v.version, v.limits, v.live_since
     from {schema}.schedule_versions v
@@ -55,9 +56,11 @@ with live as materialized (
     select pg_notify(%(channel)s, '*') from (select count(*) as woken from woken) w
     where w.woken > 0 and (select pg_notification_queue_usage()) < 0.5
 )
-select c.name, 'STORED' as verdict from changed c
+select c.name, 'STORED' as verdict, null as owner from changed c
 union all
-select d.name, 'DELETED' from deleted d
+select d.name, 'DELETED', null from deleted d
 union all
-select null, 'NOTIFIED' from hint
+select distinct d.name, 'TAKEN', d.owner from declared d join winner w on w.name = d.name and w.owner <> d.owner
+union all
+select null, 'NOTIFIED', null from hint
 order by 1

@@ -2,10 +2,11 @@
 -- The kind "undeclared" is a gate in use without a limit. The kind "set" is a limit that an operator set more than `set_ms` ago, without an
 -- end. The kind "cost" is waiting tasks that need more permits than their limit has. The kind "changes" counts the noted changes that are
 -- not applied yet.
+with {fragment/waiting_lines}
 (
     select 'undeclared' as kind, u.gate as name, null::text as other, count(*) as number
     from (
-        select distinct g.gate from {schema}.lines l cross join lateral unnest(l.gates) as g (gate) where l.gates is not null and l.state <> 'I'
+        select distinct g.gate from line l cross join lateral unnest(l.gates) as g (gate)
         union
         select g.gate from {schema}.gates g where g.held > 0
     ) u
@@ -25,10 +26,10 @@ union all
 union all
 (
     select 'cost', u.gate, l.name, max(coalesce(l.costs[u.place], 1))
-    from {schema}.lines l
+    from line l
     cross join lateral unnest(l.gates) with ordinality as u (gate, place)
     join {schema}.limits m on m.name = split_part(u.gate, '/', 1)
-    where l.costs is not null and l.state <> 'I' and m.concurrency is distinct from 0
+    where l.costs is not null and m.concurrency is distinct from 0
       and l.costs[u.place] > least(m.concurrency, case when m.sliding then m.starts when m.starts is not null then m.burst end)
     group by u.gate, l.name
     order by u.gate

@@ -6,9 +6,10 @@ with lease as materialized (
     cross join lateral unnest(t.gates) with ordinality as u (gate, place)
     where t.state in ('CLAIMED', 'RUNNING') and t.gates is not null and split_part(u.gate, '/', 1) = %(name)s
     group by u.gate
-), waiting as materialized (
+), {fragment/waiting_lines}, waiting as materialized (
     select u.gate, sum(n.tasks) as tasks, count(*) as lines
-    {fragment/from_waiting_lines} and split_part(u.gate, '/', 1) = %(name)s
+    {fragment/from_waiting_lines}
+    where split_part(u.gate, '/', 1) = %(name)s
     group by u.gate
 ), used as (
     select e.gate from lease e

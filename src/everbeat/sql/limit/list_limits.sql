@@ -5,7 +5,7 @@ with lease as materialized (
     from {schema}.tasks t
     cross join lateral unnest(t.gates) with ordinality as u (gate, place)
     where t.state in ('CLAIMED', 'RUNNING') and t.gates is not null
-), waiting as materialized (
+), {fragment/waiting_lines}, waiting as materialized (
     select split_part(u.gate, '/', 1) as name, u.gate, n.tasks
     {fragment/from_waiting_lines}
 )

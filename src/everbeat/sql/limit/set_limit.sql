@@ -1,12 +1,14 @@
--- Replace the numbers of a limit until an operator clears them, or until %(until)s. Workers are notified, and the waiting tasks are judged
--- by the new numbers. Return no row if the limit does not exist. The statement can be repeated.
+-- Replace the numbers of a limit until an operator clears them, or until %(until)s. What is not set stays as it is. Workers are notified, and
+-- the waiting tasks are judged by the new numbers. Return no row if the limit does not exist. The statement can be repeated.
 with changed as (
     update {schema}.limits l
     set concurrency = case when %(sets_concurrency)s then %(concurrency)s::integer else l.concurrency end,
         starts = case when %(sets_rate)s then %(starts)s::integer else l.starts end,
         period_s = case when %(sets_rate)s then %(period_s)s::double precision else l.period_s end,
         burst = coalesce(%(burst)s::integer, l.burst),
-        set_by = %(set_by)s, set_at = statement_timestamp(), reason = %(reason)s::text, until = %(until)s::timestamptz
+        set_by = %(set_by)s, set_at = statement_timestamp(),
+        reason = case when %(sets_reason)s then %(reason)s::text else l.reason end,
+        until = case when %(sets_until)s then %(until)s::timestamptz else l.until end
     where l.name = %(name)s
     returning l.name
 ), {fragment/note_changed_limits}
