@@ -36,6 +36,14 @@ def test_options_that_are_not_given_or_none_have_the_defaults() -> None:
     )
 
 
+def test_most_without_missed_all_is_refused() -> None:
+    for missed in ({}, {"missed": "latest"}, {"missed": "skip"}):
+        with pytest.raises(
+            ConfigurationError, match=r"Schedule\.most = 3: .*pass missed=\"all\", or omit most"
+        ):
+            rule_of({"every": "1h", "most": 3, **missed}, "Schedule")
+
+
 def test_all_options_are_stored_in_their_normal_form() -> None:
     given = {
         "cron": "30 2 * * *",

@@ -79,6 +79,15 @@ def rule_of(given: Mapping[str, object], subject: str) -> Rule:
             rule=f"must be after starts, which is {shown(given['starts'])}",
             fix="use a later end, or an earlier start",
         )
+    knows_missed = given.get("missed") is None or "missed" in fields
+    if "most" in fields and knows_missed and rule.missed != "all":
+        problems.add(
+            code="CONTRADICTION",
+            subject=f"{subject}.most",
+            value=shown(given["most"]),
+            rule=f"limits the missed ticks that are sent, but missed={rule.missed!r} sends at most one",
+            fix='pass missed="all", or omit most',
+        )
     gap = None if timing is None or not rule.jitter_ms else _shortest_gap(timing)
     if gap is not None and timedelta(milliseconds=rule.jitter_ms) >= gap:
         problems.add(
