@@ -71,7 +71,7 @@ def _explained(app: App, given: str) -> Explanation | WorkflowExplanation | Sche
         return app.explain_schedule(given.removeprefix(_SCHEDULE))
     if given.startswith(_LIMIT):
         name = shlex.quote(given.removeprefix(_LIMIT))
-        raise typer.BadParameter(f"a limit has no explanation of its own: run everbeat limits show {name}.")
+        raise typer.BadParameter(f"to see why a limit keeps tasks waiting, run everbeat limits show {name}.")
     given = full_target_id(app, given)
     try:
         return app.explain(given)

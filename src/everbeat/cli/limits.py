@@ -125,7 +125,7 @@ def set_limit(
     ] = None,
     as_json: bool,
 ) -> None:
-    """Replace numbers of a limit in all processes, until `clear` or --until. What is omitted stays, also --until and --reason."""
+    """Replace numbers of a limit in all processes, until `clear` or --until. Omitted options keep their values."""
     changes: LimitChanges = {}
     if reason is not None:
         changes["reason"] = reason

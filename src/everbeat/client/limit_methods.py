@@ -86,8 +86,8 @@ class LimitMethods(DatabaseMethods):
     def set_limit(self, name: str, /, **changes: Unpack[LimitChanges]) -> LimitInfo:
         """Replace numbers of a limit for all processes (see `LimitChanges`). Return the limit.
 
-        The numbers take effect within a second, also for tasks that are waiting. A later declaration by code does not replace them. What is
-        omitted stays as an earlier call set it, including `until` and `reason`; `clear_limit` starts anew. Raises
+        The numbers take effect within a second, also for tasks that are waiting. A later declaration by code does not replace them. Omitted
+        values, also `until` and `reason`, stay as an earlier call set them; `clear_limit` starts anew. Raises
         UnknownName if the limit does not exist, and ConfigurationError, which lists all problems, if a value is invalid.
 
             app.set_limit("stripe", concurrency=50, reason="their incident is over")

@@ -79,7 +79,7 @@ def set_limit(
     until: datetime | None,
     channel: str,
 ) -> Statement[bool]:
-    """Replace numbers of a limit. Return False if the limit does not exist. What is not set stays as it is."""
+    """Replace numbers of a limit. Return False if the limit does not exist. Other values stay as they are."""
     starts, period_s = (None, None) if rate is None else rate
     parameters = {
         "name": name, "concurrency": concurrency, "starts": starts, "period_s": period_s, "burst": burst, "sets_concurrency": sets_concurrency,

@@ -113,7 +113,7 @@ class RateLimited(RetryLater):
 
     No task of the limit starts before the end of `retry_after`. If the limit has keys, this applies to tasks with the same key. The task
     runs again after that time, which costs no retry. It fails with RETRY_LATER_EXHAUSTED after `max_retry_later` such attempts, or if its
-    `good_until` passes first. It fails with UNKNOWN_LIMIT if the limit is not one of its own. Raises ConfigurationError if an argument is
+    `good_until` passes first. It fails with UNKNOWN_LIMIT if it does not have the limit. Raises ConfigurationError if an argument is
     invalid.
 
         raise RateLimited("stripe", retry_after="30s")

@@ -1,4 +1,4 @@
--- Replace the numbers of a limit until an operator clears them, or until %(until)s. What is not set stays as it is. Workers are notified, and
+-- Replace the numbers of a limit until an operator clears them, or until %(until)s. Other values stay as they are. Workers are notified, and
 -- the waiting tasks are judged by the new numbers. Return no row if the limit does not exist. The statement can be repeated.
 with changed as (
     update {schema}.limits l
