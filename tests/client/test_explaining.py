@@ -642,7 +642,7 @@ def test_each_code_has_advice_and_a_retry_is_advised_only_if_it_can_help(
     db.settle(claimed, "FAILED", error=b'{"code": "%s", "message": "m"}' % code.encode())
     reason = the_reason(app, claimed.id, ReasonCode.FAILED)
     retry = f"everbeat tasks retry {claimed.id}"
-    same_again = code in {"ARGUMENTS_INVALID", "RESULT_UNSERIALISABLE", "NON_DETERMINISTIC"}
+    same_again = code in {"ARGUMENTS_INVALID", "RESULT_UNSERIALISABLE", "NON_DETERMINISTIC", "UNKNOWN_LIMIT"}
     assert reason.command == (None if same_again else retry)
     assert ("eploy code that" in reason.text and f"then run: {retry}" in reason.text) == same_again
     plain = {

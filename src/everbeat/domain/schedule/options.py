@@ -80,7 +80,7 @@ def rule_of(given: Mapping[str, object], subject: str) -> Rule:
             fix="use a later end, or an earlier start",
         )
     knows_missed = given.get("missed") is None or "missed" in fields
-    if "most" in fields and knows_missed and rule.missed != "all":
+    if rule.most != Rule(timing=rule.timing).most and knows_missed and rule.missed != "all":
         problems.add(
             code="CONTRADICTION",
             subject=f"{subject}.most",

@@ -18,7 +18,8 @@ with asked as (
             when a.run_at is not null then greatest(a.run_at, statement_timestamp())
             else statement_timestamp() + a.retry_in_ms * interval '1 millisecond'
         end as retry_at,
-        a.result, nullif(a.error::text, 'null')::json as error, a.place
+        a.result, nullif(a.error::text, 'null')::json as error, a.place,
+        case when a.outcome = 'POSTPONED' then a.error -> 'data' ->> 'limit' end as limit_name
     from rows from (
         unnest(
             %(ids)s::text::uuid[], %(claim_ids)s::text::uuid[], %(outcomes)s::text::text[], %(retry_in_ms)s::text::bigint[],
@@ -28,12 +29,12 @@ with asked as (
     ) with ordinality as a (id, claim_id, outcome, retry_in_ms, run_at, most_postponed, result, error, place)
 ), held as materialized (
     select
-        a.id, a.claim_id, a.has_begun, a.is_postponed, a.retry_at, a.result, a.place, t.gates,
+        a.id, a.claim_id, a.has_begun, a.is_postponed, a.retry_at, a.result, a.place, a.limit_name, t.gates,
         t.queue, t.fence, t.attempt, t.claimed_by_worker_id, t.claimed_at, t.started_at, next.state as next_state,
         case when a.is_postponed and next.state = 'FAILED' then 'FAILED' else a.outcome end as outcome,
         case
             when a.is_postponed and next.state = 'FAILED' and own.is_missing then json_build_object(
-                'code', 'UNKNOWN_LIMIT', 'message', 'The code raised RateLimited for limit ''' || (a.error -> 'data' ->> 'limit')
+                'code', 'UNKNOWN_LIMIT', 'message', 'The code raised RateLimited for limit ''' || a.limit_name
                     || ''', which is not a limit of this task. The task has: ' || coalesce(own.names, 'none')
                     || '. Fix: name one of these limits, or add the limit to the limits of the task.',
                 'data', a.error -> 'data', 'type', a.error -> 'type', 'traceback', a.error -> 'traceback'
@@ -61,9 +62,8 @@ with asked as (
     ) past on true
     cross join lateral (
         select string_agg(split_part(u.gate, '/', 1), ', ' order by u.place) as names,
-            a.error -> 'data' ->> 'limit' is not null
-            and count(*) filter (where split_part(u.gate, '/', 1) = a.error -> 'data' ->> 'limit') = 0 as is_missing
-        from unnest(case when a.is_postponed then t.gates end) with ordinality as u (gate, place)
+            a.limit_name is not null and count(*) filter (where split_part(u.gate, '/', 1) = a.limit_name) = 0 as is_missing
+        from unnest(case when a.limit_name is not null then t.gates end) with ordinality as u (gate, place)
     ) own
     cross join lateral (
         select case
@@ -119,7 +119,7 @@ with asked as (
     select count({schema}.close_gate(u.gate, extract(epoch from h.retry_at))) as gates
     from held h
     cross join lateral unnest(h.gates) as u (gate)
-    where h.is_postponed and h.next_state is not null and split_part(u.gate, '/', 1) = h.error -> 'data' ->> 'limit'
+    where h.next_state in ('PENDING', 'FAILED') and split_part(u.gate, '/', 1) = h.limit_name
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || string_agg(s.id::text, ',') as payload
