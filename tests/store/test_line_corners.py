@@ -318,7 +318,7 @@ def test_of_tasks_that_were_sent_together_only_the_newest_waits(db: StoreHarness
 
 def test_of_tasks_that_waited_while_no_worker_claimed_only_the_newest_waits(db: StoreHarness) -> None:
     put_limit(db, "preview", concurrency=1, when_full="newest")
-    ids = send(db, "preview", count=2)
+    ids = [*send(db, "preview"), *send(db, "preview")]
     apply(db)
     ids += send(db, "preview")
     taken = take(db, limit=10)

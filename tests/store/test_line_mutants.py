@@ -304,8 +304,8 @@ MUTANTS = [
         "from (select o.id from offered o where false) left_over", check_unused_offers,
     ),
     Mutant(
-        "a locked head is skipped", OFFER, "order by s.serial_at, s.id limit h.room\n",
-        "order by s.serial_at, s.id limit h.room for update skip locked\n",
+        "a locked head is skipped", OFFER, "order by s.serial_at, s.id limit greatest(0, h.room)\n",
+        "order by s.serial_at, s.id limit greatest(0, h.room) for update skip locked\n",
         check_locked_head,
     ),
     Mutant(

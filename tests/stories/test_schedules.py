@@ -91,7 +91,11 @@ def kill_schedulers(
         missed, jitter = ("latest", None) if number % 2 else ("all", "200ms" if number % 4 else None)
         offset = f"{number * 10}ms" if number % 3 else None
         given = {"jitter": jitter, "offset": offset}
-        options: Any = {"missed": missed, "most": 1_000} | {k: v for k, v in given.items() if v is not None}
+        options: Any = (
+            {"missed": missed}
+            | ({"most": 1_000} if missed == "all" else {})
+            | {k: v for k, v in given.items() if v is not None}
+        )
         ticking.app.put_schedule(Schedule(f"schedule-{number}", call, every="1s", **options))
     trees = {tree.pid: tree for tree in (start_scheduler(scenario) for _ in range(4))}
     began = time.monotonic()

@@ -60,7 +60,12 @@ select c.name, 'STORED' as verdict, null as owner from changed c
 union all
 select d.name, 'DELETED', null from deleted d
 union all
-select distinct d.name, 'TAKEN', d.owner from declared d join winner w on w.name = d.name and w.owner <> d.owner
+select distinct d.name, 'TAKEN', d.owner
+from declared d
+join winner w on w.name = d.name and w.owner <> d.owner
+where (d.concurrency, d.starts, d.period_s, d.burst, d.sliding, d.fair, d.weights::text, d.when_full, d.key) is distinct from (
+    w.concurrency, w.starts, w.period_s, w.burst, w.sliding, w.fair, w.weights::text, w.when_full, w.key
+)
 union all
 select null, 'NOTIFIED', null from hint
 order by 1

@@ -88,8 +88,8 @@ begin
     ls := ls || due;
     os := os || array_fill('infinity'::timestamptz, array[coalesce(cardinality(due), 0)]);
     if ls is not null then
-        -- A line is found by its name only here, and later by its place in the table, because a search by name reads all versions of a row
-        -- that an old snapshot keeps.
+        -- A line is found by its name only once, and later by its place in the table. A search by name reads all versions of a row that an
+        -- old snapshot keeps.
         for try in 1 .. 2 loop
             select array_agg(k.line), array_agg(k.place), array_agg(d.at) into locked, places, ats
             from unnest(ls, os) as d (line, at)
@@ -114,8 +114,9 @@ begin
             cross join lateral (select * from {schema}.lines o where o.ctid = d.place) o
             left join lateral (
                 select h.name, h.queue, h.priority,
-                    -- The line of a task that has expired is read again after a second, because the task is not EXPIRED yet.
-                    case when h.good_until <= t then greatest(h.enqueued_at, t + interval '1 second') else h.enqueued_at end as enqueued_at,
+                    -- A strict line whose first task has expired is read again after a second, because the task is not EXPIRED yet.
+                    case when o.is_strict then greatest(h.enqueued_at, case when h.good_until <= t then t + interval '1 second' end)
+                        else h.serial_at end as enqueued_at,
                     h.gates, h.costs, h.serial_at, h.id, h.suspect,
                     case when octet_length(h.name) + octet_length(h.queue) > 2500 then null when h.needs_id is null or h.needs_id = {schema}.mark_of(h.name, '{{"limits": true}}') then h.name
                         else h.needs_id::text end as reader
@@ -123,7 +124,7 @@ begin
                 where h.serial = d.line and h.state = 'PENDING' and (h.serial_at, h.id) >= (
                       case when o.is_strict then '-infinity' else least(o.floor, d.at) end,
                       case when o.is_strict or d.at <= o.floor then '00000000-0000-0000-0000-000000000000'::uuid else o.floor_id end)
-                  and h.fence < 9223372036854775807 and h.attempt < 2147483647
+                  and h.fence < 9223372036854775807 and h.attempt < 2147483647 and (o.is_strict or h.good_until is null or h.good_until > t)
                 order by h.serial_at, h.id limit 1
             ) first on true
             left join lateral (

@@ -3,8 +3,8 @@
 -- The function never waits for a lock. If another transaction has a lock that it needs, it adds a change, so that the line is read again.
 -- `p_starts` is the number of tasks that the claim starts at once. Tasks with gates are only offered if they start at once.
 -- `floors` contains the turn of the first ready line of each lane. The worker passes it to its next claims, for a second at most, as
--- `p_floors`. They do not read the entries before it, which the index keeps while any transaction has an old snapshot. A line that became
--- ready in a transaction which committed later can have an earlier turn, so a floor is a quarter of a second earlier than the line.
+-- `p_floors`. They do not read the entries before it, which the index keeps while any transaction has an old snapshot. A line can
+-- become ready in a transaction that commits later, with an earlier turn. So a floor is a quarter of a second earlier than the line.
 create function {schema}.offer_lines(
     p_readers text[], p_queues text[], p_closed text[], p_queue_names text[], p_queue_priorities integer[], p_suspects boolean,
     p_most integer, p_starts integer, p_channel text, p_floors json
@@ -246,7 +246,7 @@ begin
             )
         ) c on h.room > 0
     ), following as materialized (
-        select p.*, x.enqueued_at as next_due_at, x.serial_at as next_at, x.id as next_id
+        select p.*, case when p.is_strict then x.enqueued_at else x.serial_at end as next_due_at, x.serial_at as next_at, x.id as next_id
         from picked p
         left join lateral (
             select z.enqueued_at, z.serial_at, z.id from {schema}.tasks z
