@@ -96,7 +96,7 @@ begin
         select array_agg(l.offer) into v_offers
         from (
             select row(
-                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, r.floor_id, 0, null, r.blocked, f.place, r.prunes
+                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, r.floor_id, 0, null, r.blocked, r.ctid, r.prunes
             )::{schema}.line_offer as offer
             from unnest(v_lines, v_tids) as f (line, place)
             cross join lateral (
