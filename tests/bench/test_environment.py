@@ -43,7 +43,7 @@ def test_a_second_tree_is_ready_when_its_own_worker_can_claim(
     monkeypatch.setenv("EVERBEAT_DATABASE_URL", database_url)
     monkeypatch.setenv("EVERBEAT_SCHEMA", schema)
     program = import_module("everbeat.bench.program")  # it reads these variables
-    app = App(database_url, schema=schema)
+    app = App(database_url, schema=schema, limits=program.LIMITS)
     target = Target(url=database_url, schema=schema)
     with closing(app), own_schema(app), target.connect("everbeat bench") as connection:
         bench = Bench(program=program._program("by_postgres", app), connection=connection)

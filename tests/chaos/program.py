@@ -18,6 +18,7 @@ from everbeat import (
     App,
     Context,
     DatabaseError,
+    Limit,
     NatsConfig,
     RecoveryConfig,
     RetryPolicy,
@@ -57,6 +58,7 @@ app = App(
         poll_interval="1s" if _NATS is None else "60s",
     ),
     wake=_WAKE,
+    limits=[Limit("shared", concurrency=8), Limit("rated", rate="50/s", burst=10)],
 )
 
 LISTED = RetryPolicy(max_retries=20, intervals=[1], jitter=0, auto_retry_for=[WORKER_CRASHED])
@@ -200,6 +202,17 @@ async def lined(number: int, seconds: float, secret: str) -> str:
     return await on_the_loop(seconds)
 
 
+@app.task(on_crash="retry", max_losses=100, max_crashes=100, limits=["shared"])
+async def limited(number: int, seconds: float, secret: str) -> str:
+    """Hold a permit that the other tasks of the limits compete for."""
+    return await on_the_loop(seconds)
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100, limits=["shared", "rated"])
+def limited_in_thread(number: int, seconds: float, secret: str) -> str:
+    return blocking(seconds)
+
+
 @app.task(on_crash="retry", max_crashes=MOST_CRASHES, max_losses=100, run_in="process")
 def poison(number: int, seconds: float, secret: str) -> str:
     effect("start")
@@ -247,10 +260,12 @@ for _overlap in ("allow", "skip", "buffer_one", "cancel_other"):
 WEIGHTS: Final = {
     quick: 10, fails_when_lost: 3, listed: 4, again: 4, again_in_thread: 4, again_in_process: 2, reports: 2, stepped: 3,
     ledgered: 3, lined: 2, poison: 0.2, rude: 0.1, flaky: 2, cancelled: 2, expiring: 1,
+    limited: 2, limited_in_thread: 2,
 }  # fmt: skip
 """The relative frequency with which a producer sends each task."""
 NODE_TASKS: Final = (quick, again, again_in_thread, fails_when_lost, listed, flaky, stepped)
 """The tasks that can be workflow nodes."""
 LONGEST_S: Final = {
     quick: 0.1, flaky: 0.0, poison: 0.0, rude: 0.0, fails_when_lost: 2.0, again_in_process: 2.0, ledgered: 0.5, lined: 0.5,
+    limited: 0.5, limited_in_thread: 0.5,
 }  # fmt: skip

@@ -184,7 +184,11 @@ def a_line_is_one_at_a_time(evidence: Evidence) -> Iterator[Breach]:
     """I24: tasks of a serial line run concurrently only after a loss, and start in the order in which they were sent."""
     lost = _lost(evidence)
     ended = {effect.claim: effect.at for effect in evidence.effects}
-    lines = {task.id: task for task in evidence.tasks if task.serial is not None}
+    lines = {
+        task.id: task
+        for task in evidence.tasks
+        if task.serial is not None and not task.serial.startswith("limit:")
+    }
     by_line = defaultdict[str | None, list[Effect]](list)
     for effect in sorted(_starts(evidence), key=lambda effect: effect.at):
         if effect.task in lines and effect.claim not in lost:

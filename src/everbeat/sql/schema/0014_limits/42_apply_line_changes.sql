@@ -108,7 +108,7 @@ begin
         end if;
         -- A new statement has a new snapshot, so it sees everything that was committed before the locks were acquired.
         with found as materialized (
-            select d.line, d.place, o.is_strict, o.state as was, first.*, held.held_id is not null as is_held,
+            select d.line, d.place, o.is_strict, o.state as was, o.blocked as was_at, first.*, held.held_id is not null as is_held,
                 coalesce(m.fair, false) as fair, coalesce(m.weight, 1) as weight, coalesce(m.prunes, false) as prunes
             from unnest(locked, places, ats) as d (line, place, at)
             cross join lateral (select * from {schema}.lines o where o.ctid = d.place) o
@@ -149,6 +149,10 @@ begin
                             when f.was = 'B' and not f.is_strict then 'B' else 'R' end::"char" as state
             ) s
             where l.ctid = f.place
+        ), passed_on as (
+            -- The lines behind a line that does not wait any longer are judged again, because its gate might have been reserved for it.
+            insert into {schema}.line_changes (gates)
+            select distinct array[f.was_at] from found f where f.was = 'B' and (f.reader is null or f.is_held or f.enqueued_at > t)
         )
         select array_agg(f.line) filter (where f.prunes),
             array(

@@ -96,11 +96,12 @@ begin
         select array_agg(l.offer) into v_offers
         from (
             select row(
-                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, r.floor_id, 0, null, r.blocked, r.ctid, r.prunes
+                r.line, r.is_strict, r.reader, r.suspect, r.queue, r.priority, r.name, r.gates, r.costs, r.fair, r.weight, r.credit, r.floor, r.floor_id, 0, null, r.blocked, r.place, r.prunes
             )::{schema}.line_offer as offer
             from unnest(v_lines, v_tids) as f (line, place)
             cross join lateral (
-                select * from {schema}.lines r where r.ctid = f.place and r.line = f.line and r.state = 'R' limit 1 for no key update skip locked
+                select r.*, r.ctid as place from {schema}.lines r
+                where r.ctid = f.place and r.line = f.line and r.state = 'R' limit 1 for no key update skip locked
             ) r
             limit p_most
         ) l;
