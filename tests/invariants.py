@@ -137,7 +137,7 @@ HISTORY_QUERIES: tuple[tuple[str, str, str], ...] = (
         """select gate, at, held, allowed from (
                select u.gate, a.at, m.allowed,
                    sum(case when a.new in ('CLAIMED', 'RUNNING') then u.cost else -u.cost end)
-                       over (partition by u.gate order by a.at, a.seq) as held
+                       over (partition by u.gate order by a.seq) as held
                from {schema}.audit a
                join {schema}.tasks t on t.id = a.task_id
                cross join lateral (
@@ -179,7 +179,7 @@ HISTORY_QUERIES: tuple[tuple[str, str, str], ...] = (
         "the tasks of a serial line run one at a time",
         """select serial, at, held from (
                select t.serial, a.at, sum(case when a.new in ('CLAIMED', 'RUNNING') then 1 else -1 end)
-                   over (partition by t.serial order by a.at, a.seq) as held
+                   over (partition by t.serial order by a.seq) as held
                from {schema}.audit a join {schema}.tasks t on t.id = a.task_id
                where t.serial is not null and not starts_with(t.serial, 'limit:')
                  and (coalesce(a.old, 'PENDING') in ('CLAIMED', 'RUNNING')) <> (a.new in ('CLAIMED', 'RUNNING'))
