@@ -1,4 +1,5 @@
--- Cancel the waiting tasks of these lines for which their limits have no room. If a limit keeps the newest task, that one stays. A task that has run before keeps waiting. A task that is not due yet is judged when it is due.
+-- Cancel the waiting tasks of these lines for which their limits have no room. If a limit keeps the newest task, that one stays. A task that
+-- has run before keeps waiting. A task that is not due yet is judged when it is due.
 create function {schema}.cancel_surplus(p_lines text[], p_channel text) returns void language plpgsql
     set enable_seqscan = off set enable_mergejoin = off set enable_hashjoin = off set plan_cache_mode = force_generic_plan as $$
 declare
