@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
-from uuid import uuid4
 
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
-from psycopg import sql
 
 from everbeat.embedded.server import EmbeddedServer
+from everbeat.store.target import Target
+from tests.migrated import MigratedSchemas, drop, new_name
 from tests.replication import Pair
 
 # Durability settings are off, because tests do not have to survive a power failure.
@@ -100,15 +100,37 @@ def database_url(postgres: EmbeddedServer) -> str:
     return postgres.url
 
 
+@pytest.fixture(scope="session")
+def migrated_schemas(database_url: str) -> MigratedSchemas:
+    """Return the schemas that the tests of this process migrate and use again."""
+    return MigratedSchemas(database_url)
+
+
 @pytest.fixture
-def schema(database_url: str) -> Iterator[str]:
-    """Yield a unique schema name. The schema is dropped after the test."""
-    name = f"test_{uuid4().hex[:12]}"
+def schema(
+    request: pytest.FixtureRequest, database_url: str, migrated_schemas: MigratedSchemas
+) -> Iterator[str]:
+    """Yield a schema name: of a migrated and empty schema for tests that use `migrated`, and otherwise of none that exists.
+
+    NATS servers keep messages of a schema, so the tests with NATS get new schemas.
+    """
+    if "migrated" in request.fixturenames:
+        name = migrated_schemas.take()
+        yield name
+        migrated_schemas.give_back(name, is_reusable="shared_nats" not in request.fixturenames)
+        return
+    name = new_name()
     yield name
     with psycopg.connect(database_url, autocommit=True) as connection:
         # An open transaction is a bug in the test, and should be reported instead of waited for.
-        connection.execute("SET lock_timeout = '10s'")
-        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+        connection.execute("set lock_timeout = '10s'")
+        drop(connection, name)
+
+
+@pytest.fixture
+def migrated(database_url: str, schema: str) -> Target:
+    """Return the test's schema, which is migrated, audited and empty."""
+    return Target.parse(database_url, schema=schema)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from everbeat import App, Limit
 from everbeat.store.target import Target
-from tests.invariants import breaches, install_audit
+from tests.invariants import breaches
 from tests.store.conftest import StoreHarness
 
 NewApp = Callable[..., App]
@@ -31,22 +31,19 @@ def limited(app: App) -> Iterator[NewApp]:
 
 
 @pytest.fixture
-def app(database_url: str, schema: str) -> Iterator[App]:
-    opened = App(database_url, schema=schema)
-    opened.migrate()
+def app(database_url: str, migrated: Target) -> Iterator[App]:
+    opened = App(database_url, schema=migrated.schema)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def db(app: App, database_url: str, schema: str) -> Iterator[StoreHarness]:
+def db(app: App, migrated: Target) -> Iterator[StoreHarness]:
     """Yield a harness with supervisor s1 and workers w1 and w2. The test runs all of their statements itself."""
-    target = Target.parse(database_url, schema=schema)
-    connection = target.connect("everbeat test")
-    install_audit(connection, schema)
-    party = StoreHarness(target, connection)
+    connection = migrated.connect("everbeat test")
+    party = StoreHarness(migrated, connection)
     party.supervisor("s1", "w1", "w2")
     yield party
-    assert breaches(connection, schema) == []
+    assert breaches(connection, migrated.schema) == []
     party.database.close()
     connection.close()

@@ -10,12 +10,12 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import Connection, sql
 
-from everbeat.store import leases, lines, migrating, tasks, workers
+from everbeat.store import leases, lines, tasks, workers
 from everbeat.store.database import Database
 from everbeat.store.leases import Claimed, Settlement
 from everbeat.store.statement import Statement, compose
 from everbeat.store.target import Target
-from tests.invariants import breaches, install_audit
+from tests.invariants import breaches
 
 T = TypeVar("T")
 
@@ -167,14 +167,11 @@ class StoreHarness:
 
 
 @pytest.fixture
-def db(database_url: str, schema: str) -> Iterator[StoreHarness]:
-    target = Target.parse(database_url, schema=schema)
-    connection = target.connect("everbeat test")
-    migrating.migrate(connection, target)
-    install_audit(connection, schema)
-    party = StoreHarness(target, connection)
+def db(migrated: Target) -> Iterator[StoreHarness]:
+    connection = migrated.connect("everbeat test")
+    party = StoreHarness(migrated, connection)
     party.supervisor("s1", "w1", "w2")
     yield party
-    assert breaches(connection, schema) == []
+    assert breaches(connection, migrated.schema) == []
     party.database.close()
     connection.close()

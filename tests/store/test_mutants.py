@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from psycopg import sql
 
 from everbeat.store import migrating, statement
 from everbeat.store.target import Target
 from tests.invariants import breaches, install_audit
+from tests.migrated import MigratedSchemas, new_name
 from tests.store import test_able_workers as able
 from tests.store import test_begun_nodes as begun_nodes
 from tests.store import test_forged_marks as forged
@@ -597,9 +597,9 @@ MUTANTS = [
 
 @pytest.fixture
 def scenario(
-    database_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, migrated_schemas: MigratedSchemas, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Mutant | None], StoreHarness]]:
-    """Return a factory of fresh schemas that contain a mutant, or the unchanged protocol."""
+    """Return a factory of empty schemas that contain a mutant, or the unchanged protocol."""
     made: list[StoreHarness] = []
     original = statement.source.__wrapped__
 
@@ -613,10 +613,12 @@ def scenario(
 
         monkeypatch.setattr(statement, "source", source)
         statement.compose.cache_clear()
-        target = Target.parse(database_url, schema=schema if mutant is None else f"{schema}_m")
+        is_migrated = mutant is None or not mutant.name.startswith("schema/")
+        target = Target.parse(database_url, schema=migrated_schemas.take() if is_migrated else new_name())
         connection = target.connect("everbeat test")
-        migrating.migrate(connection, target)
-        install_audit(connection, target.schema)
+        if not is_migrated:
+            migrating.migrate(connection, target)
+            install_audit(connection, target.schema)
         party = StoreHarness(target, connection)
         party.supervisor("s1", "w1", "w2")
         made.append(party)
@@ -626,10 +628,9 @@ def scenario(
     statement.compose.cache_clear()
     for party in made:
         party.database.close()
-        party.connection.execute(
-            sql.SQL("drop schema {} cascade").format(sql.Identifier(party.target.schema))
-        )
         party.connection.close()
+    for party in made:
+        migrated_schemas.give_back(party.target.schema)
 
 
 def notices(mutant: Mutant, db: StoreHarness) -> bool:

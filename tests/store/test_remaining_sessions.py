@@ -177,14 +177,17 @@ def test_a_session_waits_while_it_has_two_busy_backends_and_ends_idle_ones(
         for number, busy in enumerate((first, second), start=1):
             threads.submit(busy.execute, "select pg_sleep(30)")
             until_busy(db, "everbeat-s1 %", number)
-        assert must_wait(next_one, db)
-        assert [is_open(each) for each in (idle, other)] == [False, True]
-        ended = first.info.backend_pid
-        first.cancel()
-        first.close()
-        until_gone(db, ended)  # a cancelled statement stops earlier than its backend
-        assert not must_wait(next_one, db)
-        second.cancel()
+        try:
+            assert must_wait(next_one, db)
+            assert [is_open(each) for each in (idle, other)] == [False, True]
+            ended = first.info.backend_pid
+            first.cancel()
+            first.close()
+            until_gone(db, ended)  # a cancelled statement stops earlier than its backend
+            assert not must_wait(next_one, db)
+        finally:
+            for busy in (first, second):
+                busy.cancel()
 
 
 async def test_a_session_reconnects_if_its_role_must_not_terminate_backends(

@@ -8,19 +8,18 @@ import pytest
 
 from everbeat.store.target import Target
 from everbeat.worker.claim import slots
-from tests.invariants import breaches, install_audit
+from tests.invariants import breaches
 from tests.worker.harness import WorkerHarness
 from tests.worker.sample_tasks import gate
 
 
 @pytest.fixture
-def harness(database_url: str, schema: str) -> Iterator[WorkerHarness]:
+def harness(migrated: Target) -> Iterator[WorkerHarness]:
     gate.reset()
-    running_tree = WorkerHarness(Target.parse(database_url, schema=schema))
-    install_audit(running_tree.connection, schema)
+    running_tree = WorkerHarness(migrated)
     yield running_tree
     gate.opened.set()
-    broken = breaches(running_tree.connection, schema)
+    broken = breaches(running_tree.connection, migrated.schema)
     running_tree.close()
     assert broken == []
 
