@@ -115,7 +115,7 @@ LINE_QUERIES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "I19",
-        "no line waits for a gate that has room, unless the gate opens by itself or its change is noted",
+        "no line waits for a gate that has room, unless the gate opens by itself or its change or that of its limit is noted",
         """select l.line, l.blocked, g.held, m.concurrency, g.opens_at from {schema}.lines l
            left join {schema}.gates g on g.gate = l.blocked left join {schema}.limits m on m.name = g.limit_name
            where l.state = 'B' and g.opens_at is null
@@ -125,6 +125,7 @@ LINE_QUERIES: tuple[tuple[str, str, str], ...] = (
                  select f.line from {schema}.lines f where f.state = 'B' and f.blocked = l.blocked
                  order by f.priority, f.credit = 0, f.turn limit 1
              )
+             and coalesce((to_jsonb(g) ->> 'version')::bigint, 0) >= coalesce((to_jsonb(m) ->> 'version')::bigint, 0)
              and not exists (select from {schema}.line_changes c where c.line = l.line or l.blocked = any(c.gates))""",
     ),
 )

@@ -23,21 +23,15 @@ values (%(name)s, %(concurrency)s, %(starts)s, %(period_s)s, %(burst)s, %(slidin
 on conflict (name) do update set concurrency = excluded.concurrency, starts = excluded.starts, period_s = excluded.period_s,
     burst = excluded.burst, sliding = excluded.sliding, fair = excluded.fair, weights = excluded.weights, when_full = excluded.when_full
 """
-NOTE_LIMIT = """
-insert into {schema}.line_changes (gates) select array[g.gate] from {schema}.gates g
-where g.limit_name = %(name)s and exists (select from {schema}.lines l where l.state = 'B' and l.blocked = g.gate)
-"""
 
 
 def put_limit(db: StoreHarness, name: str, **values: Any) -> None:
-    """Set the numbers of a limit, and note the change for the gates at which lines wait, as the statement of an operator does."""
+    """Set the numbers of a limit, as the statement of an operator does."""
     given = {
         "name": name, "concurrency": None, "starts": None, "period_s": None, "burst": 1, "sliding": False, "fair": False, "weights": "{}",
         "when_full": "wait",
     } | values  # fmt: skip
-    with db.connection.transaction():
-        db.connection.execute(db.plain(SET_LIMIT), given)
-        db.connection.execute(db.plain(NOTE_LIMIT), given)
+    db.connection.execute(db.plain(SET_LIMIT), given)
 
 
 def parameters(ids: Sequence[UUID], **values: Any) -> dict[str, Any]:

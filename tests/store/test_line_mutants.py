@@ -11,6 +11,7 @@ import pytest
 
 from everbeat.store import leases, tasks
 from tests.invariants import line_breaches, settled_line_breaches
+from tests.store import test_changed_limits as changes
 from tests.store import test_frozen_claims as frozen_claims
 from tests.store import test_line_corners as corners
 from tests.store import test_line_fairness as fairness
@@ -20,9 +21,10 @@ from tests.store.test_mutants import Mutant, notices, scenario
 
 __all__ = ["scenario"]
 
-FOLDER = "schema/0014_limits"
-OFFER, APPLY = f"{FOLDER}/43_offer_lines", f"{FOLDER}/42_apply_line_changes"
-UNPARK, CHANGED = f"{FOLDER}/41_unpark_lines", f"{FOLDER}/35_note_line_change"
+FOLDER = "schema/0015_changed_limits"
+OFFER, APPLY = f"{FOLDER}/24_offer_lines", f"{FOLDER}/23_apply_line_changes"
+UNPARK, CHANGED = f"{FOLDER}/21_unpark_lines", f"{FOLDER}/20_note_line_change"
+RETURN = "schema/0014_limits/33_return_permits"
 GATE_LOCK = "order by a.gate for no key update skip locked"
 
 
@@ -81,9 +83,9 @@ def check_released(db: StoreHarness) -> None:
 
 
 def check_unused_offers(db: StoreHarness) -> None:
-    """A claim that is offered a task and cannot lock it returns the permit."""
+    """A claim that is offered a task and cannot lock it returns the permit. Only the head of a strict line is offered without its lock."""
     put_limit(db, "a", concurrency=1)
-    (mine,) = send(db, "a")
+    (mine,) = send(db, "a", serial="key:s")
     apply(db)
     with corners.other_connection(db) as other:
         other.execute(db.plain("select from {schema}.tasks where id = %s for update"), [mine])
@@ -97,7 +99,7 @@ def check_unused_beside_ended(db: StoreHarness) -> None:
     put_limit(db, "a", concurrency=2)
     send(db, "a")
     (held,) = take(db)
-    (mine,) = send(db, "a")
+    (mine,) = send(db, "a", serial="key:s")
     apply(db)
     db.complete(held)
     with corners.other_connection(db) as other:
@@ -278,6 +280,11 @@ def check_due_while_full(db: StoreHarness) -> None:
     assert db.run(tasks.next_due(names=["work"], queues=None)).due_in_ms is None
 
 
+def check_change(db: StoreHarness) -> None:
+    changes.test_a_line_that_began_to_wait_during_a_change_is_judged_by_the_new_numbers(db, changes.raised, 1)
+    changes.test_all_gates_of_a_changed_limit_are_judged_once(db)
+
+
 def check_shared_turns(db: StoreHarness) -> None:
     fairness.test_keys_take_turns_for_the_permits_of_a_shared_limit(db, 1)
 
@@ -293,7 +300,7 @@ MUTANTS = [
         check_gate_after_wait,
     ),
     Mutant(
-        "a permit counts as free when the lease of its holder is gone in an older snapshot", f"{FOLDER}/33_return_permits",
+        "a permit counts as free when the lease of its holder is gone in an older snapshot", RETURN,
         "set held = greatest(0, g.held::bigint - u.units)::integer,",
         "set held = (select count(*) from {schema}.tasks k where k.gates @> array[g.gate] and k.state in ('CLAIMED', 'RUNNING')),",
         check_unused_beside_ended,
@@ -365,7 +372,7 @@ MUTANTS = [
         frozen_claims.test_a_frozen_claim_delays_only_its_own_lines_and_gates,
     ),
     Mutant(
-        "starts of unused offers are lost", f"{FOLDER}/33_return_permits",
+        "starts of unused offers are lost", RETURN,
         "else g.next_at - u.units * (m.period_s / m.starts) end", "else g.next_at end",
         corners.test_offers_that_a_claim_does_not_use_do_not_use_up_a_rate,
     ),
@@ -381,8 +388,43 @@ MUTANTS = [
         "a line that fills its gate and stays ready", OFFER, "v_offers[i].full_gate := v_one.gates[g];", "null;", check_shared_turns,
     ),
     Mutant(
-        "a line that waits behind others although its turn was cut short", f"{FOLDER}/41_unpark_lines",
+        "a line that waits behind others although its turn was cut short", UNPARK,
         "order by o.priority, o.credit = 0, o.turn", "order by o.priority, o.turn", check_shared_turns,
+    ),
+    *(
+        Mutant(
+            f"a changed limit: {what}", name, before, after, check_change,
+        )
+        for what, name, before, after in [
+            ("its gates keep their version", UNPARK, "set version = m.version,", "set version = g.version,"),
+            ("its gates are not judged again", APPLY, "'1 day'\n        limit p_most", "'1 day' and false\n        limit p_most"),
+            ("its version does not grow", f"{FOLDER}/14_number_limit", "new.version := 1 + greatest(", "new.version := 0 * greatest("),
+        ]
+    ),
+    Mutant(
+        "a rate whose next start stays where the old rate put it", UNPARK, "else least(g.next_at, now + m.burst * (m.period_s / m.starts)) end",
+        "else g.next_at end", changes.test_a_faster_rate_applies_to_a_gate_that_the_slower_rate_closed,
+    ),
+    Mutant(
+        "permits are kept for a cancelled task", CHANGED, "if not was_held and new.state <> 'PENDING' then", "if false then",
+        lambda db: changes.test_permits_are_not_kept_for_a_task_that_has_ended(db, "cancelled"),
+    ),
+    Mutant(
+        "permits are kept for a serial line that needs none", APPLY, "f.was = 'B' and (f.is_strict or ", "f.was = 'B' and (",
+        changes.test_permits_are_not_kept_for_a_serial_line_that_no_longer_needs_them,
+    ),
+    Mutant(
+        "a closure waits behind other changes", APPLY, "and closed_until is not null order by", "and false order by",
+        changes.test_a_closure_is_applied_with_the_permit_of_its_task_behind_many_changes,
+    ),
+    Mutant(
+        "a task that a sender has locked stops its limit", OFFER,
+        "limit greatest(0, h.room) for no key update skip locked", "limit greatest(0, h.room)",
+        lambda db: changes.test_an_open_transaction_of_a_sender_delays_only_its_own_task(db, 0),
+    ),
+    Mutant(
+        "a line does not come back to a task that was locked", OFFER, "select count(*) > p.taken as any", "select false as any",
+        lambda db: changes.test_an_open_transaction_of_a_sender_delays_only_its_own_task(db, 0),
     ),
     Mutant(
         "a line that is not judged again when its limit has become full", OFFER,

@@ -59,8 +59,10 @@ APPLIED = (
            priority, name, gates, enqueued_at, now(), case when name = 'parked' then 'full' end,
            case when starts_with(serial, 'limit:') then serial_at else '-infinity' end
        from {schema}.tasks where serial is not null and state = 'PENDING'""",
-    """insert into {schema}.gates (gate, limit_name)
-       select distinct g, split_part(g, '/', 1) from {schema}.tasks cross join unnest(gates) g on conflict do nothing""",
+    """insert into {schema}.gates (gate, limit_name, version)
+       select distinct g, m.name, m.version
+       from {schema}.tasks cross join unnest(gates) g join {schema}.limits m on m.name = split_part(g, '/', 1)
+       on conflict do nothing""",
     "delete from {schema}.line_changes",
 )
 

@@ -16,5 +16,12 @@ exists (
         ) due
     )
     or exists (select from {schema}.gates g where g.opens_at <= statement_timestamp())
+    or exists (select from {schema}.limits m where m.until <= statement_timestamp())
+    or exists (select from {schema}.limits m where m.has_old_lines)
+    or exists (
+        select from {schema}.limits m
+        where m.changed_at > statement_timestamp() - interval '1 day'
+          and (select min(g.version) from {schema}.gates g where g.limit_name = m.name) < m.version
+    )
     -- After a restore into another cluster, the floor is above the transaction ids of new changes.
     or pg_snapshot_xmin(pg_current_snapshot()) < (select f.last_value::text::xid8 from {schema}.line_changes_floor f)

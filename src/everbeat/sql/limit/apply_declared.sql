@@ -52,9 +52,8 @@ with live as materialized (
           where x.gates is not null and x.state <> 'I' and exists (select from unnest(x.gates) u where split_part(u, '/', 1) = l.name)
       )
     returning l.name
-), {fragment/note_changed_limits}, hint as materialized (
-    select pg_notify(%(channel)s, '*') from (select count(*) as woken from woken) w
-    where w.woken > 0 and (select pg_notification_queue_usage()) < 0.5
+), hint as materialized (
+    select pg_notify(%(channel)s, '*') where exists (select from changed) and (select pg_notification_queue_usage()) < 0.5
 )
 select c.name, 'STORED' as verdict, null as owner from changed c
 union all

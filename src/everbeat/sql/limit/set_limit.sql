@@ -1,5 +1,5 @@
 -- Replace the numbers of a limit until an operator clears them, or until %(until)s. Other values stay as they are. Workers are notified, and
--- the waiting tasks are judged by the new numbers. Return no row if the limit does not exist. The statement can be repeated.
+-- judge the waiting tasks by the new numbers. Return no row if the limit does not exist. The statement can be repeated.
 with changed as (
     update {schema}.limits l
     set concurrency = case when %(sets_concurrency)s then %(concurrency)s::integer else l.concurrency end,
@@ -11,7 +11,6 @@ with changed as (
         until = case when %(sets_until)s then %(until)s::timestamptz else l.until end
     where l.name = %(name)s
     returning l.name
-), {fragment/note_changed_limits}
-select c.name, (select count(*) from woken) as woken,
-    case when (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, '*') end
+)
+select c.name, case when (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, '*') end
 from changed c

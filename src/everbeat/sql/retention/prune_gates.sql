@@ -13,7 +13,8 @@ with looked as materialized (
         select g.gate from {schema}.gates g
         where g.gate = f.gate and g.held = 0 and g.used_at < statement_timestamp() - interval '1 day'
           and greatest(g.next_at, g.closed_until) < extract(epoch from statement_timestamp())
-          and coalesce(g.recent[cardinality(g.recent)], 0) < extract(epoch from statement_timestamp()) - 86400
+          and coalesce(g.recent[cardinality(g.recent)], 0) < extract(epoch from statement_timestamp())
+              - greatest(86400, (select m.period_s from {schema}.limits m where m.name = g.limit_name))
         limit 1 for update skip locked
     ) k
     where not exists (select from {schema}.lines l where l.state = 'B' and l.blocked = f.gate)

@@ -44,6 +44,8 @@ with recursive marked as materialized (
     ) first
     union all
     (select g.opens_at from {schema}.gates g where g.opens_at is not null order by g.opens_at limit 1)
+    union all
+    (select m.until from {schema}.limits m where m.until is not null order by m.until limit 1)
 )
 select
     extract(epoch from min(least(soon.at, statement_timestamp() + interval '1 day')) - statement_timestamp()) * 1000 as due_in_ms,

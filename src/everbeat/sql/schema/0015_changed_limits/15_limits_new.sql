@@ -1,0 +1,3 @@
+-- Number each new limit.
+create trigger limits_new before insert on {schema}.limits
+    for each row execute function {schema}.number_limit()
