@@ -260,9 +260,13 @@ class Director:
         return replace(seen, found_after_s=destroy_messages(nats, app, self._folder, lambda: count(_UNENDED)))
 
     def _held_by_orphans(self) -> list[str]:
-        """Return the database sessions of trees that have exited while forked children of task code are alive. Then kill the children."""
+        """Return the database sessions of trees that have exited while forked children of task code are alive. Then kill the children.
+
+        A connection that the task's code has opened itself has no name. A child that inherits its socket keeps it open, not everbeat.
+        """
         with self._cluster.connection() as connection:
             held = [row[0] for row in connection.execute(SESSIONS, [APPLICATION]).fetchall()]
+        held = [each for each in held if "  " not in each]
         if ended := end_orphans(self._folder):
             self._say(f"{ended} forked children have outlived everything and are ended")
         return held
