@@ -14,7 +14,7 @@ import pytest
 from everbeat import App, Handle, Limit, QueueConfig, Schedule
 from everbeat.errors import ConfigurationError, PayloadError, UnknownName
 from everbeat.store import lines
-from everbeat.store.tasks import insert_unless_full
+from everbeat.store.tasks import SentTask, insert_unless_full
 from tests.client.conftest import NewApp
 from tests.client.working import working
 from tests.store.conftest import StoreHarness
@@ -439,10 +439,11 @@ def test_a_dropped_send_can_be_repeated_after_a_lost_reply(limited: NewApp, db: 
     app._sender.declarations.store(None, None)
     new = app._sender._new_task(report.call())
     statement = insert_unless_full(new, channel=db.target.channel)
-    assert [db.run(statement), db.run(statement)] == [new.id, new.id]
+    sent = SentTask(new.id, "report")
+    assert [db.run(statement), db.run(statement)] == [sent, sent]
     other = app._sender._new_task(report.call())
     again = insert_unless_full(other, channel=db.target.channel)
-    assert [db.run(again), db.run(again)] == [new.id, new.id]
+    assert [db.run(again), db.run(again)] == [sent, sent]
 
 
 def test_only_a_plain_send_can_be_dropped(limited: NewApp) -> None:

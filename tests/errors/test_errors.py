@@ -17,6 +17,7 @@ from everbeat.errors import (
     BlockingCallInLoop,
     ConfigurationError,
     EverbeatError,
+    LimitFull,
     PayloadError,
     Problem,
     RegistrationError,
@@ -38,6 +39,7 @@ EXAMPLES: list[EverbeatError] = [
     TaskNotFound(TASK),
     WaitTimeout(TASK, 3.0, state="RUNNING"),
     BlockingCallInLoop("send", "asend"),
+    LimitFull("gpu", task="train", concurrency=0, cost=2),
     AppNotFound("no", locator="a:b"),
 ]
 

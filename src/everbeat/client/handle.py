@@ -290,7 +290,9 @@ class OutcomeHandle(DatabaseMethods, ABC, Generic[R_co]):
 class Handle(OutcomeHandle[R_co]):
     """A reference to one sent task, identified by `id`. Every blocking method has an async counterpart whose name begins with `a`.
 
-    `existed` is True if the send stored no task because this task already had its key, and for the handles of `App.find`.
+    `existed` is True if the send stored no task because this task already had its key, and for the handles of `App.find`. It is also True if
+    a limit with `when_full="drop"` was full. The limit can be shared, so this task can then be of another function: `name` gives that function,
+    and the result is decoded as plain JSON.
     """
 
     def __init__(

@@ -21,10 +21,10 @@ from everbeat.client.limit_declarations import LimitDeclarations
 from everbeat.client.limits import LimitBook
 from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.task import Call, Task
-from everbeat.client.unique_sending import require_key, require_plain, send_unique
+from everbeat.client.unique_sending import key_moves, require_key, require_plain, send_unique
 from everbeat.config import QueueConfig
 from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
-from everbeat.domain.limit.model import NO_GATES
+from everbeat.domain.limit.model import NO_GATES, limit_of
 from everbeat.domain.plan import aperform, perform
 from everbeat.domain.schedule.model import ScheduledCall
 from everbeat.domain.settings.settings import refused, shown
@@ -34,13 +34,13 @@ from everbeat.domain.task.context_backend import NewChild
 from everbeat.domain.task.policy import OnCrash, TaskOptions
 from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.domain.workflow.graph import TaskSpec
-from everbeat.errors import PayloadError, SendError
+from everbeat.errors import LimitFull, PayloadError
 from everbeat.errors.wording import nearest
 from everbeat.runtime.clock import Clock, SystemClock
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store.plan import Plan, ask
 from everbeat.store.statement import integers, texts
-from everbeat.store.tasks import KEY_TRIES, NewTask, insert_tasks, send_task
+from everbeat.store.tasks import KEY_TRIES, FullGate, NewTask, insert_tasks, send_task, send_unless_full
 from everbeat.store.user_connection.connection import arun_joined, run_joined
 
 R = TypeVar("R")
@@ -347,12 +347,25 @@ class CallSender:
         if not call.settings.is_plain:
             (handle,) = yield from self._send_unique([call], [task], joined)
             return handle
-        drops = self.limits.drops(call)
+        if self.limits.drops(call):
+            return (yield from self._send_unless_full(call, task, joined))
         for _ in range(KEY_TRIES):
-            sent = yield from send_task(task, channel=self._database.channel, joined=joined, drops=drops)
+            sent = yield from send_task(task, channel=self._database.channel, joined=joined)
             if sent is not None:
                 return self.handle(call, sent, existed=sent != task.id)
-        raise _key_moves([task])
+        raise key_moves([task])
+
+    def _send_unless_full(self, call: Call[R], task: NewTask, joined: bool) -> Plan[Handle[R]]:
+        for _ in range(KEY_TRIES):
+            sent = yield from send_unless_full(task, channel=self._database.channel, joined=joined)
+            if isinstance(sent, FullGate):
+                limit = limit_of(sent.gate)
+                raise LimitFull(limit, task=task.name, concurrency=sent.concurrency, cost=sent.cost)
+            if sent is not None and sent.name != task.name:  # this call's decoder does not fit its result
+                return Handle(sent.id, name=sent.name, operations=self._operations, existed=True)
+            if sent is not None:
+                return self.handle(call, sent.id, existed=sent.id != task.id)
+        raise key_moves([task])
 
     def _send_unique(
         self, calls: Sequence[Call[R]], new: Sequence[NewTask], joined: bool
@@ -363,7 +376,7 @@ class CallSender:
                 self.limits.require_waiting(call, what="a send with unique_for or on_duplicate")
         sent = yield from send_unique(calls, new, channel=channel, joined=joined, tries=KEY_TRIES)
         if sent is None:
-            raise _key_moves([task for task in new if task.key is not None])
+            raise key_moves([task for task in new if task.key is not None])
         return [
             self.handle(call, each.id, existed=each.existed) for call, each in zip(calls, sent, strict=True)
         ]
@@ -388,7 +401,7 @@ class CallSender:
                     self.handle(call, task_id, existed=task_id != task.id)
                     for call, task_id, task in zip(calls, sent, new, strict=True)
                 ]
-        raise _key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
+        raise key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
 
     def _admitted(self, tasks: Sequence[NewTask], *, is_joined: bool) -> Plan[None]:
         """Return if the queues have room for the tasks. A send in the user's transaction does not wait, because the transaction may hold locks."""
@@ -485,12 +498,3 @@ def _require_room(calls: Sequence[Call[Any]]) -> None:
             parameter="calls",
             fix="send them in several batches.",
         )
-
-
-def _key_moves(tasks: Sequence[NewTask]) -> SendError:
-    names = ", ".join(sorted({f"{task.name} ({task.key!r})" for task in tasks}))
-    return SendError(
-        f"The key of {names} was taken and released again during each of {KEY_TRIES} tries to send.",
-        task_id=tasks[0].id,
-        fix="send again; nothing was stored for it.",
-    )

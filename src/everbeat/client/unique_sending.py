@@ -12,9 +12,9 @@ from everbeat.client.task import Call
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import milliseconds, respelled
 from everbeat.domain.task.uniqueness import EXISTING, LIVE, stored_scope
-from everbeat.errors import DuplicateTask
+from everbeat.errors import DuplicateTask, SendError
 from everbeat.store.plan import Plan, ask
-from everbeat.store.tasks import NewTask
+from everbeat.store.tasks import KEY_TRIES, NewTask
 from everbeat.store.unique_tasks import UniqueTask, insert_unique_tasks
 
 
@@ -121,3 +121,13 @@ def _raise_rejected(asked: Sequence[UniqueTask], ids: Sequence[UUID | None]) -> 
         assert task.key is not None
         assert holder is not None
         raise DuplicateTask(task.name, task.key, task_id=holder, others=len(rejected) - 1)
+
+
+def key_moves(tasks: Sequence[NewTask]) -> SendError:
+    """Return the error of a send whose key was taken and released again during each try."""
+    names = ", ".join(sorted({f"{task.name} ({task.key!r})" for task in tasks}))
+    return SendError(
+        f"The key of {names} was taken and released again during each of {KEY_TRIES} tries to send.",
+        task_id=tasks[0].id,
+        fix="send again; nothing was stored for it.",
+    )

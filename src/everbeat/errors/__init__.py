@@ -55,6 +55,7 @@ from everbeat.errors.tree import DuplicateTask as DuplicateTask
 from everbeat.errors.tree import EmbeddedUnavailable as EmbeddedUnavailable
 from everbeat.errors.tree import EverbeatError as EverbeatError
 from everbeat.errors.tree import ImportFailed as ImportFailed
+from everbeat.errors.tree import LimitFull as LimitFull
 from everbeat.errors.tree import MigrationStopped as MigrationStopped
 from everbeat.errors.tree import NatsError as NatsError
 from everbeat.errors.tree import NatsNotInstalled as NatsNotInstalled

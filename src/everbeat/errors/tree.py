@@ -145,6 +145,26 @@ class QueueFull(EverbeatError):
         self.sending = sending
 
 
+class LimitFull(EverbeatError):
+    """The task was not sent, because a limit with `when_full="drop"` cannot take it. Nothing was stored.
+
+    No task holds permits of the limit or waits for them, so the send cannot return another task. `cost` is the number of permits that the
+    task needs, and `concurrency` the number in force.
+    """
+
+    code = "LIMIT_FULL"
+
+    def __init__(self, limit: str, *, task: str, concurrency: int, cost: int) -> None:
+        super().__init__(
+            f"Task {task!r} was not sent: it needs {amount(cost, 'permit')} of limit {limit!r}, whose concurrency is {concurrency:,}.",
+            fix=f"raise it with app.set_limit({limit!r}, concurrency={cost}) or more, or restore the numbers of the code:"
+            f" app.clear_limit({limit!r}).",
+        )
+        self.limit = limit
+        self.concurrency = concurrency
+        self.cost = cost
+
+
 class SendError(EverbeatError):
     """A task or workflow was not stored, because its key was taken and released again at every attempt to store it.
 

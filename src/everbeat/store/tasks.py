@@ -74,18 +74,45 @@ class StoredOutcome(Struct, frozen=True):
     missing: Literal["ignored", "removed"] | None = None
 
 
-def send_task(task: NewTask, *, channel: str, joined: bool = False, drops: bool = False) -> Plan[UUID | None]:
-    """Send one task. Return its id, or the id of the live task that has its key. If `joined` is set, use the user's transaction.
+class SentTask(Struct, frozen=True):
+    """The task that a send has become: the sent task, or a task that was there before."""
 
-    If a limit of it `drops` tasks and is full, return the id of the task that holds the permit.
+    id: UUID
+    name: str
+
+
+class FullGate(Struct, frozen=True):
+    """A gate that has no room for `cost` permits, although no task holds permits of it or waits for them."""
+
+    gate: str
+    concurrency: int
+    cost: int
+
+
+def send_task(task: NewTask, *, channel: str, joined: bool = False) -> Plan[UUID | None]:
+    """Send one task. Return its id, or the id of the live task that has its key. If `joined` is set, use the user's transaction.
 
     Return None if the task with the key has just ended. In that case, send the task again.
     """
-    insert = insert_unless_full if drops else insert_task
-    inserted = yield from ask(insert(task, channel=channel, joined=joined))
+    inserted = yield from ask(insert_task(task, channel=channel, joined=joined))
     if inserted is not None:
         return inserted
     return (yield from ask(sent_before(task)))
+
+
+def send_unless_full(
+    task: NewTask, *, channel: str, joined: bool = False
+) -> Plan[SentTask | FullGate | None]:
+    """Send one task, unless a limit of it that drops tasks is full. Otherwise works like `send_task`.
+
+    If a limit is full, return the task that has the key, or else the task that holds the oldest permit. Return the gate if there is no
+    such task.
+    """
+    found = yield from ask(insert_unless_full(task, channel=channel, joined=joined))
+    if isinstance(found, SentTask) and (found.id == task.id or task.key is None):
+        return found
+    owner = yield from ask(sent_before(task))
+    return found if owner is None else SentTask(owner, task.name)
 
 
 def insert_task(task: NewTask, *, channel: str, joined: bool = False) -> Statement[UUID | None]:
@@ -95,14 +122,23 @@ def insert_task(task: NewTask, *, channel: str, joined: bool = False) -> Stateme
     return Statement("task/insert_task", parameters, _first_id)
 
 
-def insert_unless_full(task: NewTask, *, channel: str, joined: bool = False) -> Statement[UUID | None]:
-    """Send one task, unless a limit of it that drops tasks is full. Return its id, or that of the task that holds the permit.
+def insert_unless_full(
+    task: NewTask, *, channel: str, joined: bool = False
+) -> Statement[SentTask | FullGate | None]:
+    """Send one task, unless a limit of it that drops tasks is full. Return it, or the task that holds the oldest permit.
 
-    Return None if a live task has its key.
+    Return the full gate if no task holds a permit or waits for one. Return None if a live task has the key.
     """
     texts = {"args": _text(task.args), "policy": _text(task.policy), "flags": _text(task.flags)}
     parameters = structs.asdict(task) | texts | {"channel": channel, "joined": joined}
-    return Statement("task/insert_unless_full", parameters, _first_id)
+
+    def read(found: Sequence[Row]) -> SentTask | FullGate | None:
+        if not found:
+            return None
+        task_id, name, gate, concurrency, cost, *_ = found[0]
+        return FullGate(gate, concurrency, cost) if task_id is None else SentTask(rows.as_uuid(task_id), name)
+
+    return Statement("task/insert_unless_full", parameters, read)
 
 
 def sent_before(task: NewTask) -> Statement[UUID | None]:
