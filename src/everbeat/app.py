@@ -43,8 +43,9 @@ from everbeat.client.registry import (
 )
 from everbeat.client.schedule_methods import ScheduleMethods
 from everbeat.client.schedules import ScheduleRegistry
-from everbeat.client.sender import CallSender, TaskIds
+from everbeat.client.sender import CallSender
 from everbeat.client.task import AsyncTask, Call, SyncTask
+from everbeat.client.task_ids import TaskIds
 from everbeat.client.workflow.definition import (
     Workflow,
     WorkflowDecorator,

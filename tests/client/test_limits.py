@@ -436,7 +436,7 @@ def test_a_dropped_send_can_be_repeated_after_a_lost_reply(limited: NewApp, db: 
     @app.task(limits=["report"])
     def report() -> None: ...
 
-    app._sender.declarations.store(None, None)
+    app.set_limit("report", concurrency=1)
     new = app._sender._new_task(report.call())
     statement = insert_unless_full(new, channel=db.target.channel)
     sent = SentTask(new.id, "report")
@@ -472,7 +472,7 @@ def test_the_surplus_of_concurrent_sends_is_cancelled_except_tasks_that_have_run
     @app.task(limits=["report"])
     def report() -> None: ...
 
-    app._sender.declarations.store(None, None)
+    app.set_limit("report", concurrency=2)
     sent = [db.send(name="report", gates='{"report"}') for _ in range(4)]
     (claimed, ran) = db.claim(names=("report",), starts=2, limit=2)
     db.settle(ran, "RELEASED")

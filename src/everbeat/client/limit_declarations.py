@@ -2,45 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
 
 from everbeat.client.database_access import DatabaseAccess
 from everbeat.client.limits import LimitBook
 from everbeat.client.task import Call
 from everbeat.errors import DatabaseError
+from everbeat.runtime.clock import SystemClock
 from everbeat.store.limits import declare_limits
-from everbeat.store.plan import ask
+from everbeat.store.plan import Plan, ask
+
+T = TypeVar("T")
+
+BESIDE_S: Final = 1.0
+"""How long a joined send waits for the app's own connection, in seconds. The user's transaction may hold locks in this time."""
+AGAIN_S: Final = 5.0
+"""The time between two such tries, in seconds, if the first failed."""
 
 
 class LimitDeclarations:
-    """The limits of an app, and whether this process has stored them."""
+    """The limits of an app, and which of them this process has stored."""
 
     def __init__(self, database: DatabaseAccess, book: LimitBook) -> None:
         self._database = database
         self._book = book
-        self._are_stored = False
+        self._clock = SystemClock()
+        self._stored_count = 0
+        self._again_at = 0.0
 
-    def store(self, calls: Sequence[Call[Any]] | None, connection: object) -> None:
-        """Store the app's limits, unless they exist, before the first send of a task that has any (None: any task can have some).
+    def before(self, plan: Plan[T], calls: Sequence[Call[Any]] | None) -> Plan[T]:
+        """Return the plan, preceded by a statement that stores the app's limits if it must precede these calls (None: calls with any limits).
 
-        The statement is not part of the user's transaction, because its lock would make other senders wait. A joined send does not need
-        the app's own connection, so it continues without it: workers also declare their limits before their first claim.
+        The plan must not be part of the user's transaction, because the statement's lock would make other senders wait.
         """
-        if self._must_store(calls):
-            with nullcontext() if connection is None else suppress(DatabaseError):
-                self._database.run(ask(declare_limits(self._book.definitions())), name="send", twin="asend")
-            self._are_stored = True
+        return self._stored_before(plan) if self._must_store(calls) else plan
 
-    async def astore(self, calls: Sequence[Call[Any]] | None, connection: object) -> None:
-        """Async version of `store` that does not block the running event loop."""
-        if self._must_store(calls):
-            with nullcontext() if connection is None else suppress(DatabaseError):
-                await self._database.arun(ask(declare_limits(self._book.definitions())))
-            self._are_stored = True
+    def store_beside(
+        self, calls: Sequence[Call[Any]] | None, *, name: str, twin: str, patience_s: float | None
+    ) -> None:
+        """Store the app's limits with the app's own connection, before a send in the user's transaction.
+
+        The send does not need that connection, so it continues if this fails: workers also declare their limits before their first claim.
+        """
+        if self._must_store_beside(calls):
+            with self._briefly(patience_s):
+                self._database.run(self._store(), name=name, twin=twin)
+
+    async def astore_beside(self, calls: Sequence[Call[Any]] | None, *, patience_s: float | None) -> None:
+        """Async version of `store_beside` that does not block the running event loop."""
+        if self._must_store_beside(calls):
+            with self._briefly(patience_s):
+                await self._database.arun(self._store())
 
     def _must_store(self, calls: Sequence[Call[Any]] | None) -> bool:
-        if self._are_stored or not self._book:
+        if self._stored_count == self._book.count:
             return False
         return calls is None or any(self._book.applies_to(call) for call in calls)
+
+    def _must_store_beside(self, calls: Sequence[Call[Any]] | None) -> bool:
+        return self._must_store(calls) and self._clock.monotonic() >= self._again_at
+
+    @contextmanager
+    def _briefly(self, patience_s: float | None) -> Iterator[None]:
+        self._again_at = self._clock.monotonic() + AGAIN_S
+        own_s = self._database.patience_s if patience_s is None else patience_s
+        with suppress(DatabaseError), self._database.patience(min(own_s, BESIDE_S)):
+            yield
+
+    def _stored_before(self, plan: Plan[T]) -> Plan[T]:
+        yield from self._store()
+        return (yield from plan)
+
+    def _store(self) -> Plan[None]:
+        limits = self._book.definitions()
+        yield from ask(declare_limits(limits))
+        self._stored_count = len(limits)
+        self._again_at = 0.0

@@ -92,12 +92,10 @@ class LimitMethods(DatabaseMethods):
 
             app.set_limit("stripe", concurrency=50, reason="their incident is over")
         """
-        self._sender.declarations.store(None, None)  # an operator can set a limit before its first task
         return self._run("set_limit", self._set(name, changes))
 
     async def aset_limit(self, name: str, /, **changes: Unpack[LimitChanges]) -> LimitInfo:
         """Async version of `set_limit` that does not block the running event loop."""
-        await self._sender.declarations.astore(None, None)
         return await self._arun(self._set(name, changes))
 
     def clear_limit(self, name: str, /) -> LimitInfo:
@@ -110,7 +108,10 @@ class LimitMethods(DatabaseMethods):
 
     def _set(self, name: str, changes: LimitChanges) -> Plan[LimitInfo]:
         known = _name(name, subject="set_limit.name")
-        return _set(known, _checked(changes), channel=self._database.channel)
+        plan = _set(known, _checked(changes), channel=self._database.channel)
+        return self._sender.declarations.before(
+            plan, None
+        )  # an operator can set a limit before its first task
 
     def _clear(self, name: str) -> Plan[LimitInfo]:
         return _cleared(_name(name, subject="clear_limit.name"), channel=self._database.channel)

@@ -78,8 +78,10 @@ class LimitBook:
         """Return the book of an app. Raises ConfigurationError, or gathers it, if a limit is declared twice."""
         return cls(make_or_gather(lambda: distinct_limits(limits), otherwise=()), queues)
 
-    def __bool__(self) -> bool:
-        return bool(self._limits or self._own)
+    @property
+    def count(self) -> int:
+        """Return how many limits the code declares. The number only grows, as tasks with `concurrency` are registered."""
+        return len(self._limits) + len(self._own)
 
     def require_valid(self, call: Call[Any]) -> None:
         """Raise ConfigurationError if the options of a call do not fit its limits. The arguments need not be known."""

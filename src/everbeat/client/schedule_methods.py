@@ -98,13 +98,11 @@ class ScheduleMethods(DatabaseMethods):
 
             app.put_schedule(Schedule("digest-42", digest.call(42), every="1h", note="asked by ann"))
         """
-        self._sender.declarations.store(None, None)
-        return self._run("put_schedule", self._put(schedule))
+        return self._run("put_schedule", self._sender.declarations.before(self._put(schedule), None))
 
     async def aput_schedule(self, schedule: Schedule, /) -> ScheduleInfo:
         """Async version of `put_schedule` that does not block the running event loop."""
-        await self._sender.declarations.astore(None, None)
-        return await self._arun(self._put(schedule))
+        return await self._arun(self._sender.declarations.before(self._put(schedule), None))
 
     def list_schedules(
         self, *, after: str | None = None, limit: int = 1_000, **filters: Unpack[ScheduleFilters]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,9 +19,9 @@ from everbeat.client.limit_declarations import LimitDeclarations
 from everbeat.client.limits import LimitBook
 from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.task import Call, Task
+from everbeat.client.task_ids import TaskIds
 from everbeat.client.unique_sending import key_moves, require_key, require_plain, send_unique
 from everbeat.config import QueueConfig
-from everbeat.domain.identifiers import RANDOM_BYTES, uuid7
 from everbeat.domain.limit.model import NO_GATES, limit_of
 from everbeat.domain.plan import aperform, perform
 from everbeat.domain.schedule.model import ScheduledCall
@@ -36,8 +34,7 @@ from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.domain.workflow.graph import TaskSpec
 from everbeat.errors import LimitFull, PayloadError
 from everbeat.errors.wording import nearest
-from everbeat.runtime.clock import Clock, SystemClock
-from everbeat.runtime.fork import call_in_forked_child
+from everbeat.runtime.clock import SystemClock
 from everbeat.store.plan import Plan, ask
 from everbeat.store.statement import integers, texts
 from everbeat.store.tasks import KEY_TRIES, FullGate, NewTask, insert_tasks, send_task, send_unless_full
@@ -147,26 +144,6 @@ def longest_patience_s(calls: Sequence[Call[Any]], patience_s: float | None) -> 
 T = TypeVar("T")
 
 
-class TaskIds:
-    """Generates the task ids of this process. Each id is greater than the previous one, even if the clock moves backward."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._forget()
-        call_in_forked_child(self._forget)
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._last: UUID | None = None
-
-    def next(self) -> UUID:
-        """Return a new UUIDv7."""
-        unix_ms = int(self._clock.wall().timestamp() * 1_000)
-        with self._lock:
-            self._last = uuid7(unix_ms=unix_ms, random=os.urandom(RANDOM_BYTES), previous=self._last)
-            return self._last
-
-
 class CallSender:
     """Stores calls as tasks.
 
@@ -208,15 +185,20 @@ class CallSender:
 
         Raises BlockingCallInLoop on an event loop, ConfigurationError if an option is invalid, and DatabaseError if the database fails.
         """
-        self.declarations.store([call], call.connection)
         return self.run(
-            self._send(call), call.connection, name="send", twin="asend", patience_s=call.patience_s
+            self._send(call),
+            call.connection,
+            calls=[call],
+            name="send",
+            twin="asend",
+            patience_s=call.patience_s,
         )
 
     async def asend(self, call: Call[R], /) -> Handle[R]:
         """Async version of `send` that does not block the running event loop."""
-        await self.declarations.astore([call], call.connection)
-        return await self.arun(self._send(call), call.connection, twin="send", patience_s=call.patience_s)
+        return await self.arun(
+            self._send(call), call.connection, calls=[call], twin="send", patience_s=call.patience_s
+        )
 
     def send_many(
         self, calls: Iterable[Call[R]], /, *, connection: object = None, patience_s: float | None = None
@@ -224,10 +206,10 @@ class CallSender:
         """Store many tasks atomically, in one statement, and return their handles."""
         given = calls_of(calls, name="send_many")
         joined = one_connection(given, connection)
-        self.declarations.store(given, joined)
         return self.run(
             self._send_many(given, joined is not None),
             joined,
+            calls=given,
             name="send_many",
             twin="asend_many",
             patience_s=longest_patience_s(given, patience_s),
@@ -244,10 +226,10 @@ class CallSender:
         """Async version of `send_many` that does not block the running event loop."""
         given = await acalls_of(calls, name="asend_many")
         joined = one_connection(given, connection)
-        await self.declarations.astore(given, joined)
         return await self.arun(
             self._send_many(given, joined is not None),
             joined,
+            calls=given,
             twin="send_many",
             patience_s=longest_patience_s(given, patience_s),
         )
@@ -319,23 +301,40 @@ class CallSender:
         )
 
     def run(
-        self, plan: Plan[T], connection: object, *, name: str, twin: str, patience_s: float | None = None
+        self,
+        plan: Plan[T],
+        connection: object,
+        *,
+        calls: Sequence[Call[Any]] | None,
+        name: str,
+        twin: str,
+        patience_s: float | None = None,
     ) -> T:
-        """Run a plan in this thread, inside the transaction of `connection` if given. Raises BlockingCallInLoop on an event loop."""
+        """Run a plan in this thread, in the transaction of `connection` if given, after the limits of the calls (None: any) are stored."""
         if connection is None:
+            plan = self.declarations.before(plan, calls)
             with nullcontext() if patience_s is None else self._database.patience(patience_s):
                 return self._database.run(plan, name=name, twin=twin)
         refuse_in_loop(name, twin=twin)
+        self.declarations.store_beside(calls, name=name, twin=twin, patience_s=patience_s)
         schema = self._database.address.schema
         return perform(plan, lambda step: run_joined(connection, step, schema=schema, twin=twin))
 
     async def arun(
-        self, plan: Plan[T], connection: object, *, twin: str, patience_s: float | None = None
+        self,
+        plan: Plan[T],
+        connection: object,
+        *,
+        calls: Sequence[Call[Any]] | None,
+        twin: str,
+        patience_s: float | None = None,
     ) -> T:
         """Async version of `run` that does not block the running event loop."""
         if connection is None:
+            plan = self.declarations.before(plan, calls)
             with nullcontext() if patience_s is None else self._database.patience(patience_s):
                 return await self._database.arun(plan)
+        await self.declarations.astore_beside(calls, patience_s=patience_s)
         schema = self._database.address.schema
         return await aperform(plan, lambda step: arun_joined(connection, step, schema=schema, twin=twin))
 

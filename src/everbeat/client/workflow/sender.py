@@ -52,10 +52,9 @@ class WorkflowSender:
 
         `decode` decodes the workflow's result. Raises BlockingCallInLoop on an event loop, and DatabaseError if the database fails.
         """
-        self._sender.declarations.store(None, options.connection)
         plan = self._stored(graph, options.key)
         started = self._sender.run(
-            plan, options.connection, name="start", twin="astart", patience_s=options.patience_s
+            plan, options.connection, calls=None, name="start", twin="astart", patience_s=options.patience_s
         )
         return WorkflowHandle(started, operations=self._operations, decode=decode)
 
@@ -63,10 +62,9 @@ class WorkflowSender:
         self, graph: Graph, options: StartSettings, *, decode: Callable[[str], Any]
     ) -> WorkflowHandle[Any]:
         """Async version of `start` that does not block the running event loop."""
-        await self._sender.declarations.astore(None, options.connection)
         plan = self._stored(graph, options.key)
         started = await self._sender.arun(
-            plan, options.connection, twin="start", patience_s=options.patience_s
+            plan, options.connection, calls=None, twin="start", patience_s=options.patience_s
         )
         return WorkflowHandle(started, operations=self._operations, decode=decode)
 
