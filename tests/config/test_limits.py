@@ -39,7 +39,7 @@ def test_a_limit_is_stored_with_all_its_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("100/10s", (100, 10.0)), ("5/m", (5, 60.0)), ("5/min", (5, 60.0)), ("1/1h30m", (1, 5_400.0)), (" 2 / second ", (2, 1.0))],
+    [("100/10s", (100, 10.0)), ("5/m", (5, 60.0)), ("5/min", (5, 60.0)), ("1/1h30m", (1, 5_400.0)), (" 2 / second ", (2, 1.0)), ("5/.5s", (5, 0.5))],
 )  # fmt: skip
 def test_a_rate_is_a_number_of_starts_and_a_period(text: str, rate: tuple[int, float]) -> None:
     assert parse_rate(text, subject="rate") == rate
@@ -51,6 +51,13 @@ def test_a_rate_is_a_number_of_starts_and_a_period(text: str, rate: tuple[int, f
 def test_a_wrong_rate_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="rate"):
         parse_rate(wrong, subject="rate")
+
+
+@pytest.mark.parametrize(("text", "period"), [("5/-5s", "'-5s'"), ("5/- s", "'- s'")])
+def test_a_wrong_period_of_a_rate_is_reported_as_it_was_written(text: str, period: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        parse_rate(text, subject="rate")
+    assert [(each.subject, each.value) for each in error.value.problems] == [("rate (period)", period)]
 
 
 @given(st.integers(1, 1_000_000), st.sampled_from([0.1, 0.25, 1.0, 10.0, 90.0, 3_600.0, 86_400.0]))

@@ -76,7 +76,7 @@ def parse_rate(value: object, /, *, subject: str) -> tuple[int, float]:
         raise refused(value, subject=subject, code=code, rule=_RATE_RULE, fix=_RATE_FIX)
     period = _WORDS.get(found[2], found[2])
     starts: int = _starts(int(found[1]), subject=f"{subject} (starts)")
-    seconds: float = _period(period if period[:1].isdigit() else f"1{period}", subject=f"{subject} (period)")
+    seconds: float = _period(f"1{period}" if period.isalpha() else period, subject=f"{subject} (period)")
     return starts, seconds
 
 
