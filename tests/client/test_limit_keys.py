@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 
 import msgspec
 import pytest
 
 from everbeat import App, Limit, QueueConfig, Schedule
-from everbeat.errors import ConfigurationError
+from everbeat.errors import ConfigurationError, PayloadError
 from tests.client.conftest import NewApp
 
 
@@ -109,6 +110,59 @@ def test_a_key_that_is_always_a_list_or_an_object_is_refused_at_registration(lim
         with pytest.raises(ConfigurationError, match="is a list or an object in task"):
             app.task(limits=[limit])(function)
     assert app.task(limits=["whole"])(with_either).name == "with_either"
+
+
+def test_a_key_that_can_be_a_float_is_refused(limited: NewApp) -> None:
+    app = limited(Limit("p", concurrency=1, key="n"))
+
+    def with_float(n: float) -> None: ...
+    def with_either(n: int | float | None = None) -> None: ...
+    def with_decimal(n: Decimal) -> None: ...
+    def with_limits(n: Annotated[float, msgspec.Meta(ge=0)]) -> None: ...
+
+    for function in (with_float, with_either, with_decimal, with_limits):
+        with pytest.raises(ConfigurationError, match=r"can be a float or a Decimal.*several spellings"):
+            app.task(limits=["p"])(function)
+
+    @app.task(limits=["p"])
+    def with_any(n: Any = "1.5") -> None: ...
+
+    gates = app._sender.limits.gates
+    assert [gates(call).names for call in (with_any.call(), with_any.call(1), with_any.call("1e5"))] == [
+        ("p/1.5",), ("p/1",), ("p/1e5",)
+    ]  # fmt: skip
+    for wrong in (1.0, -2.5, 1e300):
+        with pytest.raises(PayloadError, match="is a float"):
+            with_any.send(wrong)
+    with pytest.raises(ConfigurationError, match="has a float as its default"):
+
+        @app.task(limits=["p"])
+        def with_default(n: Any = 2.5) -> None: ...
+
+
+class Order(msgspec.Struct):
+    tenant: str | None
+
+
+def test_an_omitted_argument_has_the_same_key_as_its_default(limited: NewApp) -> None:
+    app = limited(Limit("t", concurrency=1, key="order.tenant"))
+
+    @app.task(limits=["t"])
+    def pack(order: Order = Order("acme")) -> None: ...  # noqa: B008
+
+    @app.task(limits=["t"])
+    def pack_none(order: Order | None = None) -> None: ...
+
+    gates = app._sender.limits.gates
+    assert gates(pack.call()).names == gates(pack.call(Order("acme"))).names == ("t/acme",)
+    assert gates(pack_none.call()).names == gates(pack_none.call(None)).names == ("t/null",)
+    assert gates(pack_none.call(Order(None))).names == ("t/null",)
+    (node,), _ = app._sender.limits.node_gates(pack.call())
+    assert node.otherwise == "acme"
+    with pytest.raises(ConfigurationError, match="NUL"):
+
+        @app.task(limits=["t"])
+        def broken(order: Order = Order("a\x00")) -> None: ...  # noqa: B008
 
 
 def test_the_fix_of_a_limit_in_the_wrong_place_can_be_written(limited: NewApp) -> None:

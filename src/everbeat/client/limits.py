@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 from msgspec import Struct
-from msgspec.inspect import NoneType, UnionType
+from msgspec.inspect import DecimalType, FloatType, NoneType, UnionType
 
 from everbeat.config import QueueConfig
 from everbeat.domain.limit.model import (
@@ -37,6 +37,8 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TEXT: Final = msgspec.json.Decoder(str)
 _NULL: Final = "null"
+_SPELLED: Final = ", but a key is a text, and equal numbers of that type have several spellings"
+_NO_FLOAT: Final = "annotate it as int or str, or use another parameter"
 
 
 class _TaskGate(Struct, frozen=True):
@@ -354,7 +356,11 @@ def _gate(limit: Limit, cost: int, task: TaskDefinition) -> _TaskGate:
         raise _wrong_key(
             limit, rule, f"use a part of it, such as key='{limit.key}.id', or another parameter", task
         )
-    return _TaskGate(limit.name, cost, tuple(path), _default(task, first) if not rest else _NULL)
+    if _has_fraction(shape):
+        raise _wrong_key(
+            limit, f"can be a float or a Decimal in task {task.name!r}{_SPELLED}", _NO_FLOAT, task
+        )
+    return _TaskGate(limit.name, cost, tuple(path), _default(limit, task, path))
 
 
 def _is_compound(shape: Any) -> bool:
@@ -362,6 +368,13 @@ def _is_compound(shape: Any) -> bool:
     if isinstance(shape, UnionType):
         return all(_is_compound(each) for each in shape.types if not isinstance(each, NoneType))
     return is_list(plain(shape)) or is_object(plain(shape))
+
+
+def _has_fraction(shape: Any) -> bool:
+    """Return whether a value of this shape can be a float or a Decimal."""
+    if isinstance(shape, UnionType):
+        return any(map(_has_fraction, shape.types))
+    return isinstance(plain(shape), FloatType | DecimalType)
 
 
 def _part(shape: Any, name: str) -> Part:
@@ -381,14 +394,33 @@ def _wrong_key(limit: Limit, rule: str, fix: str, task: TaskDefinition) -> Confi
     )
 
 
-def _default(task: TaskDefinition, parameter: str) -> str:
-    """Return the key of a call that omits the parameter: the parameter's default."""
-    default = task.codec.default_of(parameter)
+def _default(limit: Limit, task: TaskDefinition, path: Sequence[str | int]) -> str:
+    """Return the key of a call that omits the parameter: the default, or the part of it. Raises ConfigurationError if that is a float."""
+    first, *rest = path
     try:
-        text = _scalar(encode_json(default))
+        raw = _part_of(encode_json(task.codec.default_of(str(first))), rest)
+        text = _scalar(raw)
     except Exception:  # noqa: BLE001 - defaults are user code, and JSON need not represent them
         return _NULL
-    return _NULL if text is None else text
+    if _is_fraction(raw):
+        raise _wrong_key(
+            limit, f"has a float as its default in task {task.name!r}{_SPELLED}", _NO_FLOAT, task
+        )
+    return _NULL if text is None else key_text(text, subject=f"default of {first!r} in task {task.name!r}")
+
+
+def _part_of(raw: bytes, path: Sequence[str | int]) -> bytes:
+    """Return the part of a JSON value at a path. A part of null is null."""
+    for step in path:
+        if raw == _NULL.encode():
+            break
+        raw = bytes(_LIST.decode(raw)[step] if isinstance(step, int) else _OBJECT.decode(raw)[step])
+    return raw
+
+
+def _is_fraction(raw: bytes) -> bool:
+    """Return whether a JSON value is a number with a fraction or an exponent."""
+    return raw[:1] in b"-0123456789" and any(each in b".eE" for each in raw)
 
 
 def _scalar(raw: bytes) -> str | None:
@@ -401,14 +433,15 @@ def _scalar(raw: bytes) -> str | None:
 def _key(call: Call[Any], gate: _TaskGate) -> str:
     """Return the text of the key in the arguments of a call."""
     first, *rest = gate.path
-    value: bytes | None = bytes(found) if (found := _ARGUMENTS.decode(call.payload).get(str(first))) else None
-    if value is None:
+    found = _ARGUMENTS.decode(call.payload).get(str(first))
+    if found is None:
         return gate.otherwise
     try:
-        for step in rest:
-            value = bytes(_LIST.decode(value)[step] if isinstance(step, int) else _OBJECT.decode(value)[step])
+        value = _part_of(bytes(found), rest)
     except (msgspec.MsgspecError, KeyError, IndexError):
         raise _unusable(call, gate, "has no such part") from None
+    if _is_fraction(value):
+        raise _unusable(call, gate, "is a float, and equal floats have several spellings")
     text = _scalar(value)
     if text is None:
         raise _unusable(call, gate, "is a list or an object")
