@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from everbeat import Limit
+from everbeat import Limit, Schedule
 from everbeat.errors import ConfigurationError
+from everbeat.runtime.clock import SystemClock
 from tests.client.conftest import NewApp
 from tests.store.conftest import StoreHarness
 
@@ -48,6 +49,39 @@ def test_the_end_of_a_set_limit_is_a_moment_or_a_duration_in_the_future(limited:
     with pytest.raises(ConfigurationError, match="or a datetime with a time zone"):
         app.set_limit("gpu", concurrency=6, until="yesterday")
     assert app.limit_info("gpu").numbers.concurrency == 5
+
+
+def test_the_end_of_numbers_is_judged_by_the_clock_of_the_database(
+    limited: NewApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = limited(Limit("gpu", concurrency=1))
+    app.set_limit("gpu", concurrency=5, until="1h", reason="an incident")
+    now = datetime.now(UTC)
+    for ahead in (timedelta(days=1), timedelta(days=-1)):
+        monkeypatch.setattr(SystemClock, "wall", lambda _, ahead=ahead: now + ahead)
+        info = app.set_limit("gpu", rate="9/1s")
+        assert (info.numbers.concurrency, info.reason) == (5, "an incident")
+        info = app.set_limit("gpu", rate="9/1s", until="1h")
+        assert info.until is not None
+        assert abs(info.until - now - timedelta(hours=1)) < timedelta(minutes=5)
+        with pytest.raises(ConfigurationError, match=r"set_limit\.until.*must be after now"):
+            app.set_limit("gpu", concurrency=6, until=now - timedelta(hours=1))
+
+
+def test_the_end_of_a_pause_is_judged_by_the_clock_of_the_database(
+    limited: NewApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = limited()
+
+    @app.task
+    def report() -> None: ...
+
+    app.put_schedule(Schedule("hourly", report.call(), every="1h"))
+    now = datetime.now(UTC)
+    monkeypatch.setattr(SystemClock, "wall", lambda _: now + timedelta(days=1))
+    paused = app.pause_schedule("hourly", until="1h")
+    assert paused.resume_at is not None
+    assert abs(paused.resume_at - now - timedelta(hours=1)) < timedelta(minutes=5)
 
 
 def test_tasks_count_as_waiting_before_a_worker_has_applied_their_lines(limited: NewApp) -> None:

@@ -24,7 +24,7 @@ from everbeat.cli.output import (
     show_rows,
     state,
 )
-from everbeat.cli.selection import Done, ShortIds, for_each, moment_or_span, short_ids, with_app
+from everbeat.cli.selection import Done, ShortIds, for_each, moment_or_length, short_ids, with_app
 from everbeat.client.limit_methods import LimitChanges
 from everbeat.domain.limit.inspection import LimitInfo, LimitKey, LimitNumbers, Permit
 from everbeat.errors import UnknownName
@@ -136,7 +136,7 @@ def set_limit(
     if burst is not None:
         changes["burst"] = burst
     if until is not None:
-        changes["until"] = moment_or_span(until, option="--until", ahead=True)
+        changes["until"] = moment_or_length(until, option="--until")
     with named_as_options(_OPTIONS):
         found = app.set_limit(name, **changes)
     _show_changed(found, as_json=as_json)

@@ -44,6 +44,7 @@ from everbeat.cli.selection import (
     UrlOption,
     database_answer,
     for_each,
+    moment_or_length,
     moment_or_span,
     selected_app,
     short_ids,
@@ -264,7 +265,7 @@ def pause(
     as_json: bool,
 ) -> None:
     """Stop schedules from sending tasks until `resume` or --until. Runs that were sent before continue."""
-    resume_at = None if until is None else moment_or_span(until, option="--until", ahead=True)
+    resume_at = None if until is None else moment_or_length(until, option="--until")
 
     def one(name: str) -> Done:
         was_paused = app.schedule_info(name).paused_at is not None
@@ -361,11 +362,11 @@ def backfill(
 ) -> None:
     """Send a task for each past tick in a range that has none, in order."""
     policy: Any = overlap
-    end = SystemClock().wall() if until is None else moment_or_span(until, option="--until", ahead=False)
+    end = SystemClock().wall() if until is None else moment_or_span(until, option="--until")
     with named_as_options(_BACKFILL_OPTIONS):
         found = app.backfill(
             name,
-            since=moment_or_span(since, option="--since", ahead=False),
+            since=moment_or_span(since, option="--since"),
             until=end,
             overlap=policy,
             dry_run=dry_run,

@@ -201,17 +201,21 @@ def to_moment(text: str, *, option: str) -> datetime:
     return to_utc(found, subject=option)
 
 
-def moment_or_span(text: str, *, option: str, ahead: bool) -> datetime:
-    """Parse a point in time, or a duration that begins now (`ahead`) or ends now. Raises typer.BadParameter or ConfigurationError."""
+def moment_or_span(text: str, *, option: str) -> datetime:
+    """Parse a point in time, or a duration that ends now. Raises typer.BadParameter or ConfigurationError."""
+    until = moment_or_length(text, option=option)
+    return until if isinstance(until, datetime) else SystemClock().wall() - until
+
+
+def moment_or_length(text: str, *, option: str) -> datetime | timedelta:
+    """Parse a point in time or a duration. Raises typer.BadParameter or ConfigurationError."""
     if len(text) >= len("2030-01-31") and "-" in text:
         return to_moment(text, option=option)
     try:
-        length = timedelta(seconds=to_seconds(text, subject=option))
+        return timedelta(seconds=to_seconds(text, subject=option))
     except ConfigurationError as error:
         fix = f"{error.problems[0].shell_fix or error.problems[0].fix}, or a moment: 2030-01-31T12:00:00Z"
         raise ConfigurationError([replace(error.problems[0], fix=fix, shell_fix=None)]) from None
-    now = SystemClock().wall()
-    return now + length if ahead else now - length
 
 
 def to_past(text: str | None) -> When | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 
 from msgspec import structs
@@ -13,10 +12,10 @@ from everbeat.domain.limit.inspection import LimitInfo
 from everbeat.domain.limit.options import MOST_PERMITS, MOST_SLIDING_STARTS, parse_rate
 from everbeat.domain.settings.checks import instance_of, optional, remark, whole
 from everbeat.domain.settings.settings import FieldCheck, refused, unknown_names
-from everbeat.domain.settings.units import Until, to_future
+from everbeat.domain.settings.units import Until, to_future, to_until
 from everbeat.errors import ConfigurationError, Problem, UnknownName
-from everbeat.runtime.clock import SystemClock
 from everbeat.store import limits
+from everbeat.store.inspection import read_clock
 from everbeat.store.plan import Plan, ask
 
 _OPERATOR: Final = "operator"
@@ -36,17 +35,13 @@ class LimitChanges(TypedDict, total=False):
     reason: str | None
 
 
-def _future(value: object, /, *, subject: str) -> datetime:
-    return to_future(value, now=SystemClock().wall(), subject=subject)
-
-
 _CHECKS: Final[dict[str, FieldCheck]] = {
     "concurrency": optional(
         whole(0, MOST_PERMITS), none="sets no limit of tasks at the same time", shell_none="none for no limit"
     ),
     "rate": optional(parse_rate, none="sets no limit of starts", shell_none="none for no limit"),
     "burst": whole(1, MOST_PERMITS),
-    "until": optional(_future, none="sets no end"),
+    "until": optional(to_until, none="sets no end"),
     "reason": optional(remark, none="stores no reason"),
 }
 _NO_NUMBER: Final = Problem(
@@ -136,10 +131,13 @@ def _checked(changes: LimitChanges) -> dict[str, Any]:
 
 def _set(name: str, changes: dict[str, Any], *, channel: str) -> Plan[LimitInfo]:
     before = yield from _known(name)
-    if (
-        before.until is not None and before.until <= SystemClock().wall()
-    ):  # no worker has restored the numbers yet
-        before = yield from _cleared(name, channel=channel)
+    until = changes.get("until")
+    if before.until is not None or until is not None:
+        now = yield from ask(read_clock())
+        if until is not None:
+            until = to_future(until, now=now, subject="set_limit.until")
+        if before.until is not None and before.until <= now:  # no worker has restored the numbers yet
+            before = yield from _cleared(name, channel=channel)
     rate, burst = changes.get("rate"), changes.get("burst")
     if before.window == "sliding" and rate is not None and rate[0] > MOST_SLIDING_STARTS:
         rule = f"limit {name!r} has a sliding window, which permits at most {MOST_SLIDING_STARTS:,} starts"
@@ -160,7 +158,7 @@ def _set(name: str, changes: dict[str, Any], *, channel: str) -> Plan[LimitInfo]
         sets_until="until" in changes,
         set_by=_OPERATOR,
         reason=changes.get("reason"),
-        until=changes.get("until"),
+        until=until,
         channel=channel,
     )
     yield from ask(statement)

@@ -35,10 +35,10 @@ from everbeat.domain.settings.checks import (
     whole,
 )
 from everbeat.domain.settings.settings import make_or_gather, refused
-from everbeat.domain.settings.units import Until, to_future, to_utc
+from everbeat.domain.settings.units import Until, When, to_future, to_until, to_utc
 from everbeat.errors import NotPaused, ScheduleNotChanged, SendError, UnknownName
-from everbeat.runtime.clock import SystemClock
 from everbeat.store import schedules
+from everbeat.store.inspection import read_clock
 from everbeat.store.plan import Plan, ask
 from everbeat.store.steps import installation
 from everbeat.store.tasks import KEY_TRIES
@@ -398,12 +398,15 @@ def _pause(name: str, reason: str | None, until: Until | None) -> Plan[ScheduleI
     return _paused(
         _name(name, subject="pause_schedule.name"),
         None if reason is None else remark(reason, subject="pause_schedule.reason"),
-        None if until is None else to_future(until, now=SystemClock().wall(), subject="pause_schedule.until"),
+        None if until is None else to_until(until, subject="pause_schedule.until"),
     )
 
 
-def _paused(name: str, reason: str | None, until: datetime | None) -> Plan[ScheduleInfo]:
-    yield from ask(schedules.pause_schedule(name, paused_by="operator", reason=reason, resume_at=until))
+def _paused(name: str, reason: str | None, until: When | None) -> Plan[ScheduleInfo]:
+    resume_at = None
+    if until is not None:
+        resume_at = to_future(until, now=(yield from ask(read_clock())), subject="pause_schedule.until")
+    yield from ask(schedules.pause_schedule(name, paused_by="operator", reason=reason, resume_at=resume_at))
     return (yield from _known(name))
 
 

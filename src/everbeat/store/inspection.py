@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -248,6 +248,11 @@ def tasks_between(first: UUID, last: UUID, *, limit: int) -> Statement[list[Cand
     """List the tasks with ids from `first` to `last`, newest first."""
     parameters = {"first": first, "last": last, "limit": limit}
     return Statement("inspect/find_tasks_by_id", parameters, lambda found: _candidates("task", found))
+
+
+def read_clock() -> Statement[datetime]:
+    """Return the database's time, in UTC. The clock of this machine can differ from it."""
+    return Statement("inspect/read_clock", {}, lambda found: found[0][0].astimezone(UTC))
 
 
 def workflows_between(first: UUID, last: UUID, *, limit: int) -> Statement[list[Candidate]]:

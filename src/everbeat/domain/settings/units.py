@@ -163,27 +163,29 @@ def to_utc(value: object, *, subject: str) -> datetime:
     return value.astimezone(UTC)
 
 
-def to_future(value: object, *, now: datetime, subject: str) -> datetime:
-    """Return a moment after `now` in UTC, given as a datetime with a time zone, or as a duration that begins at `now`.
-
-    Raises ConfigurationError for other values, and for moments that have passed.
-    """
+def to_until(value: object, /, *, subject: str) -> When:
+    """Return a moment in UTC, given as a datetime with a time zone, or a duration. Raises ConfigurationError for other values."""
+    if isinstance(value, datetime):
+        return to_utc(value, subject=subject)
     try:
-        ahead = (
-            value
-            if isinstance(value, datetime)
-            else now + timedelta(seconds=to_seconds(value, subject=subject))
-        )
+        return timedelta(seconds=to_seconds(value, subject=subject))
     except ConfigurationError as error:
         fix = f"{error.problems[0].fix}, or a datetime with a time zone"
         raise ConfigurationError([replace(error.problems[0], fix=fix)]) from None
-    moment = to_utc(ahead, subject=subject)
+
+
+def to_future(until: When, *, now: datetime, subject: str) -> datetime:
+    """Return the moment after `now` that a result of `to_until` means: a duration begins at `now`, which is the database's time.
+
+    Raises ConfigurationError for moments that have passed.
+    """
+    moment = now + until if isinstance(until, timedelta) else until
     if moment <= now:
         rule, fix = (
             f"must be after now, which is {now.isoformat(timespec='seconds')}",
             'use "2h" for two hours from now, for example',
         )
-        shown = value.isoformat() if isinstance(value, datetime) else value
+        shown = until.isoformat() if isinstance(until, datetime) else spelled_duration(until.total_seconds())
         raise refused(shown, subject=subject, code="OUT_OF_RANGE", rule=rule, fix=fix)
     return moment
 

@@ -1,0 +1,2 @@
+-- Return the database's time.
+select statement_timestamp() as now
