@@ -140,6 +140,35 @@ def test_doctor_judges_tasks_whose_lines_no_worker_has_applied(everbeat: Command
     assert "costly needs 3 of tenant/b" in check["text"]
 
 
+def test_doctor_proposes_the_option_that_the_code_or_the_operator_needs(
+    everbeat: Command, db: StoreHarness
+) -> None:
+    def fix() -> str:
+        document = everbeat("doctor", "--json").document
+        (check,) = [each for each in document["checks"] if each["code"] == "LIMITS"]
+        return str(check["fix"])
+
+    db.run(declare_limits([LimitDefinition(name="smooth", starts=5, period_s=1.0, burst=2)]))
+    db.send("costly", gates='{"smooth"}', costs="{3}")
+    assert "the limit: everbeat limits set smooth --burst 3, or cancel" in fix()
+    for statement, options in (
+        ("update {schema}.limits set concurrency = 1 where name = 'smooth'", "--concurrency 3 --burst 3"),
+        (
+            "update {schema}.limits set sliding = true, starts = 2, burst = 1 where name = 'smooth'",
+            "--concurrency 3 --rate 3/PERIOD",
+        ),
+        ("delete from {schema}.limits where name = 'smooth'", None),
+    ):
+        db.connection.execute(db.plain(statement))
+        assert options is None or f"everbeat limits set smooth {options}, or cancel" in fix()
+    db.send("other", gates='{"task:x"}')
+    assert (
+        "tart a worker whose code declares them with @app.task(concurrency=...) and App(limits=...)." in fix()
+    )
+    db.send("other", gates='{"queue:y"}')
+    assert "with @app.task(concurrency=...) and App(limits=...) and QueueConfig(concurrency=...)." in fix()
+
+
 LIMITED = """
 import os
 

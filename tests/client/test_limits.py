@@ -209,6 +209,20 @@ def test_a_send_stores_missing_limits_outside_of_the_users_transaction(
     assert limited(Limit("gpu", concurrency=9)).limits()[0].numbers.concurrency == 4
 
 
+def test_explain_counts_the_other_holders_and_not_their_permits(limited: NewApp, db: StoreHarness) -> None:
+    app = limited(Limit("gpu", concurrency=10))
+
+    @app.task(limits=["gpu"], costs={"gpu": 2})
+    def train() -> None: ...
+
+    waiting = app.send_many([train.call() for _ in range(6)])[-1]
+    assert len(db.claim(names=("train",), starts=10)) == 5
+    (reason,) = app.explain(waiting.id).reasons
+    assert "limit 'gpu' has 10 permits, and 10 are in use, and the task needs 2; held by task" in reason.text
+    assert reason.text.count(" on worker w1 ") == 3
+    assert reason.text.endswith(" and 2 other tasks")
+
+
 async def declared(app: App, name: str, concurrency: int | None) -> None:
     """Wait until the supervisor has applied this declaration (None: the limit is deleted)."""
     async with asyncio.timeout(10):
@@ -387,6 +401,7 @@ def test_explain_names_the_limit_that_keeps_a_task_from_starting(
     assert "if silent, keeps it until" in reason.text
     (reason,) = app.explain(later.id).reasons
     assert (reason.code, reason.until is not None) == ("RATE_REACHED", True)
+    assert reason.text.startswith("limit 'api' permits 1 start in 1m: the next start is at ")
     sent = [charge.send(each) for each in ("a", "b", "c")]
     db.claim(names=names, starts=10)
     turns = {

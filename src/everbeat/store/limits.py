@@ -21,9 +21,11 @@ from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
 
 MOST_LISTED: Final = 1_000
+"""The largest number of keys in use, and of holders, that is listed of a limit."""
+_MOST_PROBLEMS: Final = 100
 _GATE_COLUMNS: Final = (
     "gate", "cost", "is_declared", "concurrency", "starts", "period_s", "set_by", "set_at", "reason", "until", "is_fair", "most", "held",
-    "closed_until", "closed_by", "rate_opens_at", "before", "keys_before", "holders",
+    "closed_until", "closed_by", "rate_opens_at", "before", "keys_before", "holders", "holder_count",
 )  # fmt: skip
 
 
@@ -127,8 +129,8 @@ def _numbers(
     return LimitNumbers(concurrency=concurrency, rate=rate, burst=burst or 1)
 
 
-def list_gates(name: str, *, limit: int = MOST_LISTED) -> Statement[list[LimitKey]]:
-    """Return the keys of a limit in use, those with most waiting tasks first."""
+def list_gates(name: str) -> Statement[list[LimitKey]]:
+    """Return up to `MOST_LISTED` keys of a limit in use, those with most waiting tasks first."""
 
     def read(found: Sequence[Row]) -> list[LimitKey]:
         return [
@@ -136,14 +138,14 @@ def list_gates(name: str, *, limit: int = MOST_LISTED) -> Statement[list[LimitKe
             for row in found
         ]
 
-    return Statement("limit/list_gates", {"name": name, "limit": limit}, read)
+    return Statement("limit/list_gates", {"name": name, "limit": MOST_LISTED}, read)
 
 
-def list_holders(name: str, *, gate: str | None = None, limit: int = MOST_LISTED) -> Statement[list[Permit]]:
-    """Return the tasks that hold permits of a limit, or of one of its gates, the longest holder first."""
+def list_holders(name: str) -> Statement[list[Permit]]:
+    """Return up to `MOST_LISTED` tasks that hold permits of a limit, the longest holder first."""
     return Statement(
         "limit/list_holders",
-        {"name": name, "gate": gate, "limit": limit},
+        {"name": name, "limit": MOST_LISTED},
         lambda found: [_holder(row) for row in found],
     )
 
@@ -175,18 +177,18 @@ def _waiting_gate(row: Row) -> WaitingGate:
     return WaitingGate(**fields)
 
 
-def find_problems(*, set_ms: int, limit: int = 100) -> Statement[LimitProblems]:
+def find_problems(*, set_ms: int) -> Statement[LimitProblems]:
     """Return the problems of limits for the doctor. A limit that was set without an end counts after `set_ms` milliseconds."""
 
     def read(found: Sequence[Row]) -> LimitProblems:
         return LimitProblems(
             tuple(row[1] for row in found if row[0] == "undeclared"),
             tuple(SetLimit(row[1], row[2], row[3]) for row in found if row[0] == "set"),
-            tuple(CostlyTask(row[1], row[2], row[3]) for row in found if row[0] == "cost"),
+            tuple(CostlyTask(row[1], row[2], row[3], tuple(row[4])) for row in found if row[0] == "cost"),
             next((row[3] for row in found if row[0] == "changes"), 0),
         )
 
-    return Statement("limit/find_problems", {"set_ms": set_ms, "limit": limit}, read)
+    return Statement("limit/find_problems", {"set_ms": set_ms, "limit": _MOST_PROBLEMS}, read)
 
 
 def oldest_change() -> Statement[int | None]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from everbeat.domain.doctor.findings import Check, CheckCode
-from everbeat.domain.limit.model import limit_of
+from everbeat.domain.limit.model import OF_QUEUE, OF_TASK, limit_of
 from everbeat.domain.settings.units import spelled_duration
 from everbeat.errors.wording import some
 
@@ -27,11 +27,12 @@ class SetLimit(Struct, frozen=True):
 
 
 class CostlyTask(Struct, frozen=True):
-    """Waiting tasks that need more permits of a gate than its limit has."""
+    """Waiting tasks that need more permits of a gate than its limit has. `bounds` are the numbers of the limit that are below the cost."""
 
     gate: str
     task: str
     cost: int
+    bounds: tuple[Literal["concurrency", "burst", "rate"], ...] = ("concurrency",)
 
 
 class LimitProblems(Struct, frozen=True):
@@ -52,14 +53,12 @@ def judge_limits(found: LimitProblems, *, unapplied: bool) -> Check:
     if found.undeclared:
         names = sorted({limit_of(each) for each in found.undeclared})
         text = f"tasks wait for limits or hold permits of limits that do not exist, so nothing limits them: {_some(names)}"
-        findings.append((text, "start a worker whose code declares them in App(limits=...)."))
+        kinds = sorted({_declaration(each) for each in names})
+        findings.append((text, f"start a worker whose code declares them with {' and '.join(kinds)}."))
     if found.costly:
         names = [f"{each.task} needs {each.cost:,} of {each.gate}" for each in found.costly]
-        first = limit_of(found.costly[0].gate)
         text = f"tasks need more permits than their limit has, so they never start: {_some(names)}"
-        findings.append(
-            (text, f"raise the limit: everbeat limits set {shlex.quote(first)} --concurrency N, or cancel the tasks.")
-        )  # fmt: skip
+        findings.append((text, f"raise the limit: {_raising(found.costly[0])}, or cancel the tasks."))
     if found.forgotten:
         names = [f"{each.name} ({_age(each)})" for each in found.forgotten]
         text = f"operators set these limits more than a day ago, without an end: {_some(names)}"
@@ -73,6 +72,22 @@ def judge_limits(found: LimitProblems, *, unapplied: bool) -> Check:
         each if at == 0 else f"{each[0].upper()}{each[1:]}" for at, (_, each) in enumerate(findings)
     )
     return CheckCode.LIMITS.warn(text, fix)
+
+
+def _declaration(limit: str) -> str:
+    """Return the option of the code that declares this limit."""
+    if limit.startswith(OF_TASK):
+        return "@app.task(concurrency=...)"
+    return "QueueConfig(concurrency=...)" if limit.startswith(OF_QUEUE) else "App(limits=...)"
+
+
+def _raising(costly: CostlyTask) -> str:
+    """Return the command that lets the tasks start."""
+    numbers = {bound: str(costly.cost) for bound in costly.bounds}
+    if "rate" in numbers:
+        numbers["rate"] = f"{costly.cost}/PERIOD"
+    options = " ".join(f"--{bound} {number}" for bound, number in numbers.items())
+    return f"everbeat limits set {shlex.quote(limit_of(costly.gate))} {options}"
 
 
 def _age(each: SetLimit) -> str:

@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from everbeat.domain.explain.reasons import Reason, ReasonCode, SilenceRules, counted
 from everbeat.domain.limit.model import limit_of
-from everbeat.domain.limit.options import spelled_rate
-from everbeat.domain.settings.units import shown_moment
+from everbeat.domain.settings.units import shown_moment, spelled_duration
 from everbeat.domain.task.states import TaskState
 from everbeat.errors.wording import amount
 
@@ -33,7 +32,8 @@ class GateHolder(Struct, frozen=True, kw_only=True):
 class WaitingGate(Struct, frozen=True, kw_only=True):
     """A gate that a PENDING task must pass, with the numbers in force.
 
-    `held` permits are in use, some of them by the `holders`. `closed_until`: a task (`closed_by`) closed the gate until then.
+    `held` permits are in use by `holder_count` tasks. The `holders` are those with the oldest leases. `closed_until`: a task (`closed_by`)
+    closed the gate until then.
     `rate_opens_at`: the rate permits the next start then. `before` earlier tasks wait in the task's line, and `keys_before` keys have an
     earlier turn. `most` is the largest number of permits that the limit can ever give to one task.
     """
@@ -57,6 +57,7 @@ class WaitingGate(Struct, frozen=True, kw_only=True):
     before: int
     keys_before: int
     holders: tuple[GateHolder, ...]
+    holder_count: int
 
 
 def why_limited(gates: Sequence[WaitingGate], *, rules: SilenceRules) -> Iterator[Reason]:
@@ -99,10 +100,10 @@ def _reason(gate: WaitingGate, rules: SilenceRules) -> Reason | None:
     if gate.concurrency is not None and gate.held + gate.cost > gate.concurrency:
         return _reached(gate, gate.concurrency, rules)
     if gate.rate_opens_at is not None and gate.starts is not None and gate.period_s is not None:
-        rate = spelled_rate(gate.starts, gate.period_s)
+        rate = f"{amount(gate.starts, 'start')} in {spelled_duration(gate.period_s)}"
         return Reason(
             code=ReasonCode.RATE_REACHED,
-            text=f"{_named(gate)} permits {rate} starts: the next start is at {shown_moment(gate.rate_opens_at)}{_earlier(gate)}",
+            text=f"{_named(gate)} permits {rate}: the next start is at {shown_moment(gate.rate_opens_at)}{_earlier(gate)}",
             until=gate.rate_opens_at,
             blocked_by=gate.gate,
             command=_show(gate.gate),
@@ -127,8 +128,8 @@ def _reached(gate: WaitingGate, concurrency: int, rules: SilenceRules) -> Reason
     needs = "" if gate.cost == 1 else f", and the task needs {gate.cost:,}"
     shown = [_holder(each, rules) for each in gate.holders[:_MOST_HOLDERS]]
     held = f"; held by {', '.join(shown)}" if shown else ""
-    others = gate.held - len(shown)
-    rest = f" and {others:,} more" if shown and others > 0 and gate.cost == 1 else ""
+    others = gate.holder_count - len(shown)
+    rest = f" and {amount(others, 'other task')}" if shown and others > 0 else ""
     return Reason(
         code=ReasonCode.LIMIT_REACHED,
         text=f"{_named(gate)} has {amount(concurrency, 'permit')}, and {gate.held:,} are in use{needs}{held}{rest}{_earlier(gate)}",

@@ -60,7 +60,8 @@ select
             'task_id', h.id, 'state', h.state, 'worker_id', h.worker_id, 'last_beat_at', h.last_beat_at, 'claimed_at', h.claimed_at
         ) order by h.claimed_at), '[]')::text
         from (select * from holder h where h.gate = g.gate order by h.claimed_at limit 5) h
-    ) as holders
+    ) as holders,
+    (select count(*) from holder h where h.gate = g.gate) as holder_count
 from gate g
 left join {schema}.limits l on l.name = g.limit_name
 left join {schema}.gates n on n.gate = g.gate

@@ -1,4 +1,4 @@
--- Return the tasks that hold permits of a limit (or of one gate), longest first, each with its worker and the worker's last beat.
+-- Return the tasks that hold permits of a limit, longest first, each with its worker and the worker's last beat.
 select
     t.id, t.name, u.gate, coalesce(t.costs[u.place], 1) as cost, t.state, t.claimed_at, t.started_at, w.id as worker_id, w.hostname, w.pid,
     greatest(s.last_beat_at, w.last_beat_at) as last_beat_at
@@ -7,6 +7,6 @@ cross join lateral unnest(t.gates) with ordinality as u (gate, place)
 left join {schema}.workers w on w.id = t.claimed_by_worker_id
 left join {schema}.supervisors s on s.id = w.supervisor_id
 where t.state in ('CLAIMED', 'RUNNING') and t.gates is not null
-  and case when %(gate)s::text is null then split_part(u.gate, '/', 1) = %(name)s::text else u.gate = %(gate)s::text end
+  and split_part(u.gate, '/', 1) = %(name)s::text
 order by t.claimed_at, t.id
 limit %(limit)s
