@@ -23,6 +23,7 @@ from everbeat.domain.inspection import TaskInfo as TaskInfo
 from everbeat.domain.inspection import TaskSummary as TaskSummary
 from everbeat.domain.inspection import WorkerInfo as WorkerInfo
 from everbeat.domain.inspection import WorkerStateInfo as WorkerStateInfo
+from everbeat.domain.limit.inspection import LimitChanges as LimitChanges
 from everbeat.domain.limit.inspection import LimitInfo as LimitInfo
 from everbeat.domain.limit.inspection import LimitKey as LimitKey
 from everbeat.domain.limit.inspection import LimitNumbers as LimitNumbers

@@ -37,7 +37,7 @@ def rows(db: StoreHarness) -> list[tuple[Any, ...]]:
 
 
 def test_no_task_is_claimed_while_everything_is_paused(app: App, db: StoreHarness) -> None:
-    pause = app.pause_all("the bank is down")
+    pause = app.pause_all(reason="the bank is down")
     assert (pause.kind, pause.name, pause.paused_by, pause.reason) == (
         "all",
         "*",
@@ -48,12 +48,12 @@ def test_no_task_is_claimed_while_everything_is_paused(app: App, db: StoreHarnes
         db.send(**options)  # type: ignore[arg-type]
     assert db.claim(names=("work", "another")) == []
     assert app.list_pauses() == [pause]
-    assert app.pause_all("again") == structs.replace(pause, already_paused=True)
+    assert app.pause_all(reason="again") == structs.replace(pause, already_paused=True)
     assert app.resume_all() == pause
     assert app.list_pauses() == []
     claimed = db.claim(names=("work", "another"))
     assert len(claimed) == 4
-    with pytest.raises(NotPaused, match="Not everything is paused"):
+    with pytest.raises(NotPaused, match="There is no pause of everything"):
         app.resume_all()
     for each in claimed:
         db.cancel(each.id)
@@ -76,7 +76,7 @@ def test_claims_of_older_code_stop_for_the_names_of_live_workers(
     try:
         register(db, "w1", "work", "bill")
         db.send()
-        pause = app.pause_all("the bank is down")
+        pause = app.pause_all(reason="the bank is down")
         assert rows(db) == [("all", "*"), ("task", "bill"), ("task", "work")]
         assert app.list_pauses() == [pause]
         assert db.claim() == []
@@ -146,7 +146,7 @@ def test_explain_doctor_and_queues_show_the_pause_of_everything(
 ) -> None:
     register(db, "w1", "work")
     task_id = db.send()
-    pause = app.pause_all("the bank is down")
+    pause = app.pause_all(reason="the bank is down")
     reasons = {each.code: each for each in app.explain(task_id).reasons}
     assert "TASK_PAUSED" not in reasons
     found = reasons["ALL_PAUSED"]  # type: ignore[index]
@@ -177,4 +177,4 @@ def test_explain_doctor_and_queues_show_the_pause_of_everything(
 
 def test_a_reason_that_cannot_be_shown_is_rejected(app: App) -> None:
     with pytest.raises(ConfigurationError, match=r"pause_all\.reason"):
-        app.pause_all("\x00")
+        app.pause_all(reason="\x00")

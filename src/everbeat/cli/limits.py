@@ -25,8 +25,7 @@ from everbeat.cli.output import (
     state,
 )
 from everbeat.cli.selection import Done, ShortIds, for_each, moment_or_length, short_ids, with_app
-from everbeat.client.limit_methods import LimitChanges
-from everbeat.domain.limit.inspection import LimitInfo, LimitKey, LimitNumbers, Permit
+from everbeat.domain.limit.inspection import LimitChanges, LimitInfo, LimitKey, LimitNumbers, Permit
 from everbeat.errors import UnknownName
 
 commands = typer.Typer(

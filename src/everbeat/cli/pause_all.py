@@ -34,7 +34,7 @@ def pause(
     """
     _require_all(everything, "pause")
     with named_as_options({"pause_all.reason": "--reason"}):
-        found = app.pause_all(reason)
+        found = app.pause_all(reason=reason)
     _show(found, "was paused already," if found.already_paused else "is paused", as_json=as_json)
     if found.already_paused and reason is not None and reason != found.reason:
         say(f"The reason {reason!r} is not stored. To change it: everbeat resume --all, then pause again.")

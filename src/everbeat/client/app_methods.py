@@ -320,17 +320,17 @@ class OperatorMethods(DatabaseMethods):
         """Async version of `resume_queue` that does not block the running event loop."""
         return await self._arun(self._resume("queue", name))
 
-    def pause_all(self, reason: str | None = None) -> Pause:
+    def pause_all(self, *, reason: str | None = None) -> Pause:
         """Stop workers from claiming any task, of any function and queue, until `resume_all`. Return the pause.
 
         Running code continues, and schedules still decide their ticks. Workers of older versions stop too, if they run when this method
         is called. Raises ConfigurationError if the reason is invalid.
 
-        app.pause_all("the bank is down")
+        app.pause_all(reason="the bank is down")
         """
         return self._run("pause_all", self._pause_all(reason))
 
-    async def apause_all(self, reason: str | None = None) -> Pause:
+    async def apause_all(self, *, reason: str | None = None) -> Pause:
         """Async version of `pause_all` that does not block the running event loop."""
         return await self._arun(self._pause_all(reason))
 

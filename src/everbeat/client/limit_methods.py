@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, Unpack
 
 from msgspec import structs
 
 from everbeat.client.database_access import DatabaseMethods
 from everbeat.client.sender import CallSender
-from everbeat.domain.limit.inspection import LimitInfo
+from everbeat.domain.limit.inspection import LimitChanges, LimitInfo
 from everbeat.domain.limit.options import MOST_PERMITS, MOST_SLIDING_STARTS, parse_rate
 from everbeat.domain.settings.checks import instance_of, optional, remark, whole
 from everbeat.domain.settings.settings import FieldCheck, refused, unknown_names
-from everbeat.domain.settings.units import Until, to_future, to_until
+from everbeat.domain.settings.units import to_future, to_until
 from everbeat.errors import ConfigurationError, Problem, UnknownName
 from everbeat.store import limits
 from everbeat.store.inspection import read_clock
@@ -20,19 +20,6 @@ from everbeat.store.plan import Plan, ask
 
 _OPERATOR: Final = "operator"
 _name: Final = instance_of(str)
-
-
-class LimitChanges(TypedDict, total=False):
-    """The changes of `App.set_limit`. A value that is omitted stays as it is, and None removes it."""
-
-    concurrency: int | None
-    """The number of permits. With 0, no task starts."""
-    rate: str | None
-    """The number of starts per period, such as "100/10s"."""
-    burst: int
-    until: Until | None
-    """When the numbers of the code return: a datetime, or a duration from now (None: with `clear_limit`)."""
-    reason: str | None
 
 
 _CHECKS: Final[dict[str, FieldCheck]] = {

@@ -285,7 +285,9 @@ class NotPaused(EverbeatError):
     def __init__(self, kind: str, name: str, *, paused: Iterable[str] = ()) -> None:
         choices = sorted(paused)
         if kind == "all":
-            super().__init__("Not everything is paused.", fix="list the pauses: everbeat tasks pauses.")
+            super().__init__(
+                "There is no pause of everything.", fix="list the pauses: everbeat tasks pauses."
+            )
             self.kind, self.name = kind, name
             return
         guess = nearest(name, choices)

@@ -1,14 +1,16 @@
-"""Snapshots of limits, as returned to users."""
+"""Snapshots of limits, as returned to users, and the changes of `App.set_limit`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import TypedDict
 from uuid import UUID
 
 from msgspec import Struct
 
 from everbeat.domain.limit.model import WhenFull
+from everbeat.domain.settings.units import Until
 from everbeat.domain.task.states import TaskState
 
 
@@ -54,7 +56,7 @@ class LimitInfo(Struct, frozen=True, kw_only=True):
 
     If an operator has set the numbers, `set_by` is that operator, for the `reason`, `until` a moment (None: until they are cleared).
     `held` is the number of permits in use, `waiting` the number of waiting tasks, and `keys` the number of keys in use. The `holders` and the
-    keys in use (`in_use`) are given only for one limit.
+    keys in use (`in_use`) are given only for one limit, and at most 1,000 of each.
     """
 
     name: str
@@ -77,3 +79,16 @@ class LimitInfo(Struct, frozen=True, kw_only=True):
     closed_until: datetime | None
     in_use: tuple[LimitKey, ...] = ()
     holders: tuple[Permit, ...] = ()
+
+
+class LimitChanges(TypedDict, total=False):
+    """The changes of `App.set_limit`. A value that is omitted stays as it is, and None removes it."""
+
+    concurrency: int | None
+    """The number of permits. With 0, no task starts."""
+    rate: str | None
+    """The number of starts per period, such as "100/10s"."""
+    burst: int
+    until: Until | None
+    """When the numbers of the code return: a datetime, or a duration from now (None: with `clear_limit`)."""
+    reason: str | None
