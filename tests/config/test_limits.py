@@ -65,6 +65,12 @@ def test_a_spelled_rate_can_be_read_again(starts: int, period_s: float) -> None:
     assert parse_rate(spelled_rate(starts, period_s), subject="rate") == (starts, period_s)
 
 
+def test_two_weights_of_keys_with_the_same_text_are_refused() -> None:
+    for weights in ({1: 1, "1": 2}, {True: 1, "true": 1}):
+        with pytest.raises(ConfigurationError, match=r"more than one key with the text '(1|true)'"):
+            Limit("t", concurrency=1, key="k", fairness="round_robin", weights=weights)  # type: ignore[arg-type]
+
+
 def test_every_contradiction_of_a_limit_is_reported_at_once() -> None:
     assert problems_of(name="a") == {"Limit 'a'": "MISSING"}
     assert problems_of(name="a/b", concurrency=0, rate="0/1s") == {

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from everbeat.config import RecoveryConfig
 from everbeat.domain.inspection import PruneResult, SweepResult
 from everbeat.domain.recovery.hooks import HookSet
-from everbeat.domain.settings.checks import instance_of, sequence_of, switch
+from everbeat.domain.settings.checks import sequence_of, sought, switch
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, spelled_duration, to_milliseconds
 from everbeat.maintenance.cleanup import count_old, prune
@@ -73,7 +73,7 @@ def release_plan(
     Raises ConfigurationError at once if the ids are invalid. The plan raises UnknownName, without changing anything, if a worker
     does not exist.
     """
-    ids: tuple[str, ...] = sequence_of(instance_of(str), shortest=1, longest=10_000)(
+    ids: tuple[str, ...] = sequence_of(sought, shortest=1, longest=10_000)(
         worker_ids, subject="release_workers.worker_ids"
     )
     recoverer = _recoverer(recovery, channel=channel, hooks=hooks)

@@ -30,6 +30,7 @@ from everbeat.cli.output import Id, show_json, stdout_is_terminal
 from everbeat.cli.streams import user_output_to_stderr
 from everbeat.client.database_access import database_of
 from everbeat.domain.identifiers import SHORTEST_TYPED, bounds, shortest_prefix, stem
+from everbeat.domain.settings.checks import sought
 from everbeat.domain.settings.units import When, to_seconds, to_utc
 from everbeat.errors import (
     AmbiguousId,
@@ -266,7 +267,9 @@ def full_worker_id(app: App, given: Given, *, supervisors: bool = False, prefer_
     """
     if given is None:
         return given
-    found = database_answer(app, parties_named(given, supervisors=supervisors, limit=_NAMED + 1))
+    found = database_answer(
+        app, parties_named(sought(given, subject="id"), supervisors=supervisors, limit=_NAMED + 1)
+    )
     best = [each for each in found if each.rank == found[0].rank]
     if not best or (best[0].rank == _ANYWHERE and len(given) < SHORTEST_TYPED):
         return given

@@ -17,7 +17,15 @@ from everbeat.client.workflow import operations as workflow_operations
 from everbeat.client.workflow.handle import WorkflowHandle
 from everbeat.domain.explain.reasons import Explanation
 from everbeat.domain.inspection import CancelResult, Pause, PauseKind, QuietTree, SupervisorInfo, TaskInfo
-from everbeat.domain.settings.checks import instance_of, queue_name, remark, sequence_of, switch, task_name
+from everbeat.domain.settings.checks import (
+    queue_name,
+    remark,
+    sequence_of,
+    sought,
+    sought_or_none,
+    switch,
+    task_name,
+)
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration
 from everbeat.domain.task.outcome import Completed, Failed
@@ -203,7 +211,7 @@ class TaskMethods(DatabaseMethods):
         return WorkflowHandle(to_workflow_id(workflow_id), operations=self._operations)
 
 
-_ids: Final = sequence_of(instance_of(str), shortest=1, longest=10_000)
+_ids: Final = sequence_of(sought, shortest=1, longest=10_000)
 _MOST: Final = 100_000
 
 
@@ -264,6 +272,7 @@ class OperatorMethods(DatabaseMethods):
                 fix="give ids, or host='web-1', or everyone=True",
                 shell_fix="give ids, or --host web-1, or --all",
             )
+        host = sought_or_none(host, subject=f"{name}.host")
         chosen: tuple[str, ...] = _ids(ids, subject=f"{name}.ids") if ids else ()
         if chosen or host is not None:
             trees = yield from ask(
@@ -389,6 +398,7 @@ class OperatorMethods(DatabaseMethods):
         return standing
 
     def _resume(self, kind: PauseKind, name: str) -> Plan[Pause]:
+        sought(name, subject=f"resume_{kind}.name")
         # Read the pause first. If the reply to the resume statement is lost, a retry can no longer find the pause.
         standing = {each.name: each for each in (yield from ask(tasks.pauses())) if each.kind == kind}
         if name not in standing:

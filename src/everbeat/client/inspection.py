@@ -23,7 +23,7 @@ from everbeat.domain.inspection import (
     WorkerStateInfo,
     WorkflowFilters,
 )
-from everbeat.domain.settings.checks import one_of, remark, reporting_wrong_calls, whole
+from everbeat.domain.settings.checks import one_of, remark, reporting_wrong_calls, sought_or_none, whole
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, When, to_milliseconds, to_when
 from everbeat.domain.task.states import TaskState
@@ -240,15 +240,15 @@ def _tasks(
     return ask(
         inspection.tasks(
             states=None if state is None else _states(state),
-            name=name,
-            queue=queue,
-            key=key,
+            name=sought_or_none(name, subject="name"),
+            queue=sought_or_none(queue, subject="queue"),
+            key=sought_or_none(key, subject="key"),
             workflow=None if workflow is None else to_workflow_id(workflow),
             before=None if before is None else to_task_id(before),
             parent=None if parent is None else to_task_id(parent),
             since=None if since is None else to_when(since, subject="since"),
-            worker=worker,
-            error=error,
+            worker=sought_or_none(worker, subject="worker"),
+            error=sought_or_none(error, subject="error"),
             latest=_order(order, subject="order") == "happened",
             limit=_limit(limit, subject="limit"),
         )
@@ -274,7 +274,7 @@ def _recoveries(
         inspection.recoveries(
             None if task_id is None else to_task_id(task_id),
             number=None if number is None else _number(number, subject="number"),
-            worker=worker,
+            worker=sought_or_none(worker, subject="worker"),
             since=None if since is None else to_when(since, subject="since"),
             cause=None if cause is None else remark(cause, subject="cause"),
             limit=_limit(limit, subject="limit"),
@@ -283,7 +283,8 @@ def _recoveries(
 
 
 def _worker_states(worker_id: str | None, limit: int) -> Plan[list[WorkerStateInfo]]:
-    return ask(inspection.worker_states(worker_id, limit=_limit(limit, subject="limit")))
+    known = sought_or_none(worker_id, subject="worker_id")
+    return ask(inspection.worker_states(known, limit=_limit(limit, subject="limit")))
 
 
 @reporting_wrong_calls("App.list_workflows")
@@ -299,9 +300,9 @@ def _workflows(
 ) -> Plan[list[WorkflowInfo]]:
     states = one_of(*WorkflowState)
     return workflow_operations.listing(
-        name=name,
+        name=sought_or_none(name, subject="list_workflows.name"),
         state=None if state is None else WorkflowState(states(state, subject="list_workflows.state")),
-        key=key,
+        key=sought_or_none(key, subject="list_workflows.key"),
         parent=None if parent is None else to_task_id(parent),
         children=children,
         since=None if since is None else to_when(since, subject="since"),

@@ -10,7 +10,7 @@ from everbeat.client.database_access import DatabaseMethods
 from everbeat.client.sender import CallSender
 from everbeat.domain.limit.inspection import LimitChanges, LimitInfo
 from everbeat.domain.limit.options import MOST_PERMITS, MOST_SLIDING_STARTS, parse_rate
-from everbeat.domain.settings.checks import instance_of, optional, remark, whole
+from everbeat.domain.settings.checks import optional, remark, sought, whole
 from everbeat.domain.settings.settings import FieldCheck, refused, unknown_names
 from everbeat.domain.settings.units import to_future, to_until
 from everbeat.errors import ConfigurationError, Problem, UnknownName
@@ -19,7 +19,6 @@ from everbeat.store.inspection import read_clock
 from everbeat.store.plan import Plan, ask
 
 _OPERATOR: Final = "operator"
-_name: Final = instance_of(str)
 
 
 _CHECKS: Final[dict[str, FieldCheck]] = {
@@ -89,14 +88,14 @@ class LimitMethods(DatabaseMethods):
         return await self._arun(self._clear(name))
 
     def _set(self, name: str, changes: LimitChanges) -> Plan[LimitInfo]:
-        known = _name(name, subject="set_limit.name")
+        known = sought(name, subject="set_limit.name")
         plan = _set(known, _checked(changes), channel=self._database.channel)
         return self._sender.declarations.before(
             plan, None
         )  # an operator can set a limit before its first task
 
     def _clear(self, name: str) -> Plan[LimitInfo]:
-        return _cleared(_name(name, subject="clear_limit.name"), channel=self._database.channel)
+        return _cleared(sought(name, subject="clear_limit.name"), channel=self._database.channel)
 
 
 def _checked(changes: LimitChanges) -> dict[str, Any]:
@@ -158,7 +157,7 @@ def _cleared(name: str, *, channel: str) -> Plan[LimitInfo]:
 
 
 def _info(name: str) -> Plan[LimitInfo]:
-    return _detailed(_name(name, subject="limit_info.name"))
+    return _detailed(sought(name, subject="limit_info.name"))
 
 
 def _detailed(name: str) -> Plan[LimitInfo]:

@@ -30,6 +30,7 @@ from everbeat.domain.settings.checks import (
     one_of,
     remark,
     reporting_wrong_calls,
+    sought_or_none,
     switch,
     task_name,
     whole,
@@ -358,10 +359,10 @@ def _listed(
     return ask(
         schedules.list_schedules(
             state=None if state is None else _state(state, subject="list_schedules.state"),
-            task=task,
-            owner=owner,
-            prefix=prefix,
-            after=after,
+            task=sought_or_none(task, subject="list_schedules.task"),
+            owner=sought_or_none(owner, subject="list_schedules.owner"),
+            prefix=sought_or_none(prefix, subject="list_schedules.prefix"),
+            after=sought_or_none(after, subject="list_schedules.after"),
             limit=_limit(limit, subject="limit"),
         )
     )

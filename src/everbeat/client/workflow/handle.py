@@ -14,7 +14,7 @@ from everbeat.client.waiter import Deadline
 from everbeat.client.workflow import operations
 from everbeat.client.workflow.operations import CompletedNodes as Completing
 from everbeat.domain.explain.reasons import WorkflowExplanation
-from everbeat.domain.settings.checks import public
+from everbeat.domain.settings.checks import public, sought
 from everbeat.domain.task.outcome import Completed, Failed, error_from_json
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.graph import Hole, ResultMissing, fill
@@ -227,4 +227,4 @@ class WorkflowHandle(OutcomeHandle[R_co]):
 
 
 def _name(node: NodeOf[Any] | str) -> str:
-    return node if isinstance(node, str) else node.name
+    return sought(node if isinstance(node, str) else getattr(node, "name", node), subject="node")

@@ -147,7 +147,11 @@ def _weights(value: object, /, *, subject: str) -> Mapping[str, int]:
         rule = f"must map keys to weights, not be of type {type(value).__name__}"
         raise refused(value, subject=subject, code="WRONG_TYPE", rule=rule, fix="write {'acme': 2}")
     given = checked_mapping(value, _weight_key, whole(1, _MOST_WEIGHT), subject=subject)
-    return {key_text(key, subject=subject): weight for key, weight in given.items()}
+    texts = [key_text(key, subject=subject) for key in given]
+    if twice := sorted({text for text in texts if texts.count(text) > 1}):
+        rule = f"has more than one key with the text {', '.join(map(repr, twice))}, because a key is stored as text"
+        raise refused(value, subject=subject, code="DUPLICATE", rule=rule, fix="give each key one weight")
+    return dict(zip(texts, given.values(), strict=True))
 
 
 def _weight_key(value: object, /, *, subject: str) -> str:

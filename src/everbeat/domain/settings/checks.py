@@ -178,6 +178,26 @@ def _text(form: str, rule: str, fix: str) -> FieldCheck:
     return check
 
 
+def sought(value: object, /, *, subject: str) -> str:
+    """Return a text that stored texts are compared with. Raises ConfigurationError for texts that PostgreSQL cannot take."""
+    rule = "must be a text without NUL characters and lone surrogates, because no stored text contains them"
+    if not isinstance(value, str):
+        wrong = f"must be a text, not {type(value).__name__}"
+        raise refused(
+            value, subject=subject, code="WRONG_TYPE", rule=wrong, fix=f"pass {str(value)!r}, for example"
+        )
+    if "\x00" in value or any("\ud800" <= each <= "\udfff" for each in value):
+        raise refused(
+            value, subject=subject, code="WRONG_NAME", rule=rule, fix="check how the text was read or decoded"
+        )
+    return value
+
+
+def sought_or_none(value: object, /, *, subject: str) -> str | None:
+    """Return None, or the text as `sought` does."""
+    return None if value is None else sought(value, subject=subject)
+
+
 _ASCII: Final = r"[A-Za-z0-9_.-]{1,63}"
 _ASCII_RULE: Final = "must be 1 to 63 letters, digits, dots, underscores or hyphens of ASCII"
 queue_name: Final = _text(_ASCII, _ASCII_RULE, "use a name such as 'mail' or 'mail.bulk'")
