@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -121,6 +123,33 @@ def test_refused_numbers_show_how_to_write_them_in_a_shell(everbeat: Command, db
     assert "--until = '2020-01-01T00:00:00+00:00': must be after now" in past
 
 
+def test_numbers_that_are_not_plain_digits_are_refused(everbeat: Command, db: StoreHarness) -> None:
+    for wrong in ("--5", "²", "9" * 5_000):
+        answer = everbeat("limits", "set", "stripe", f"--concurrency={wrong}").assert_code(ExitCode.USAGE)
+        assert "write a number such as 0, or none for no limit" in answer.err
+    for wrong in ("²", "-1"):
+        answer = everbeat("send", "x", "--cost", f"two={wrong}").assert_code(ExitCode.USAGE)
+        assert "write it as two=2" in answer.err
+    many = everbeat("send", "x", "--limit", "two", "--cost", f"two={'9' * 5_000}").assert_code(ExitCode.USAGE)
+    assert "--cost two = " in many.err
+
+
+def test_show_tells_that_long_lists_stop(everbeat: Command, db: StoreHarness) -> None:
+    everbeat("limits", "set", "stripe", "--concurrency", "none", "--rate", "none").assert_code(0)
+    tenant = db.plain("update {schema}.limits set concurrency = 1 where name = 'tenant'")
+    db.connection.execute(tenant)
+    add = db.plain(
+        "insert into {schema}.tasks (id, name, queue, priority, args, sent_at, enqueued_at, gates)"
+        " select gen_random_uuid(), 'work', 'default', 0, '{{}}', now(), now(), array['tenant/' || n]"
+        " from generate_series(%s::integer, %s::integer) n"
+    )
+    db.connection.execute(add, [1, 40])
+    assert "21 more: --json" in everbeat("limits", "show", "tenant").assert_code(0).err
+    db.connection.execute(add, [41, 1_100])
+    answer = everbeat("limits", "show", "tenant").assert_code(0).err
+    assert "At least 980 more. --json lists the first 1,000." in answer
+
+
 def test_set_keeps_the_end_and_the_reason_of_the_numbers_in_force(
     everbeat: Command, db: StoreHarness
 ) -> None:
@@ -203,12 +232,37 @@ def test_send_reports_wrong_options_as_they_are_typed(everbeat: Command, db: Sto
 
     assert "--unique-for = '0s'" in refused("--key", "k", "--unique-for", "0s")
     assert "--on-duplicate = 'foo'" in refused("--key", "k", "--on-duplicate", "foo")
+    assert "--cost stripe = 0: must be a whole number" in refused("--limit", "stripe", "--cost", "stripe=0")
+    assert "--limit bad name = 'bad name': must be 1 to 63" in refused("--limit", "bad name=x")
+    assert "--limit a.b c = 'a.b c': must be 1 to 63" in refused("--limit", "a.b c")
+    assert "--limit gives the limit 'a' twice" in refused("--limit", "a=1", "--limit", "a=2")
+    assert "--cost gives the limit 'a' twice" in refused("--limit", "a", "--cost", "a=1", "--cost", "a=1")
     late = refused("--key", "k", "--at-latest", "5m")
     assert "--at-latest = '5m'" in late
     assert "write --on-duplicate debounce, or omit --at-latest" in late
     keyless = refused("--unique-for", "1h")
     assert "= '1h': is about tasks with the same key" in keyless
     assert "add --key TEXT, or omit --unique-for" in keyless
+
+
+def test_names_that_are_not_text_are_refused(everbeat: Command, db: StoreHarness) -> None:
+    wrong = b"a\xed\xa0\x80".decode(errors="surrogateescape")  # a forked command cannot be given such a text
+    for words in (
+        ("limits", "show", wrong),
+        ("limits", "set", wrong, "--concurrency", "1"),
+        ("limits", "clear", wrong),
+        ("schedules", "list", "--prefix", wrong),
+        ("tasks", "list", "--name", wrong),
+        ("tasks", "list", "--worker", wrong),
+        ("workflows", "list", "--name", wrong),
+        ("workers", "release", wrong),
+    ):
+        answer = subprocess.run(
+            [sys.executable, "-m", "everbeat", *words],
+            cwd=everbeat.folder, env=everbeat.environment, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert answer.returncode == ExitCode.USAGE, (words, answer.stderr)
+        assert "must be a text without NUL characters and lone surrogates" in answer.stderr
 
 
 def test_explain_of_a_limit_names_the_command_that_shows_it(everbeat: Command, db: StoreHarness) -> None:

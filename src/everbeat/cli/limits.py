@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -27,6 +28,7 @@ from everbeat.cli.output import (
 from everbeat.cli.selection import Done, ShortIds, for_each, moment_or_length, short_ids, with_app
 from everbeat.domain.limit.inspection import LimitChanges, LimitInfo, LimitKey, LimitNumbers, Permit
 from everbeat.errors import UnknownName
+from everbeat.store.limits import MOST_LISTED
 
 commands = typer.Typer(
     cls=ListByDefault,
@@ -39,6 +41,7 @@ LimitArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="NAME", help="The limit's name.", show_default=False)
 ]
 _NONE: Final = "none"
+_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 _SHOWN: Final = 20
 _OPTIONS: Final = {
     "set_limit": "limits set",
@@ -164,7 +167,7 @@ def clear(
 
 def _number(text: str) -> Any:
     """Return a number in the form that `set_limit` checks. Other text stays, so that the check reports it."""
-    return int(text) if text.lstrip("-").isdigit() else text
+    return int(text) if _NUMBER.fullmatch(text) else text
 
 
 def _document(found: LimitInfo) -> dict[str, Any]:
@@ -238,5 +241,7 @@ def _holder_row(each: Permit, *, ids: ShortIds) -> tuple[Column, ...]:
 
 
 def _say_rest(count: int) -> None:
-    if count > _SHOWN:
+    if count >= MOST_LISTED:
+        say(f"At least {count - _SHOWN:,} more. --json lists the first {MOST_LISTED:,}.")
+    elif count > _SHOWN:
         say(f"{count - _SHOWN:,} more: --json")

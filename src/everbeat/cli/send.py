@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final, TypeAlias, cast
 
@@ -44,6 +45,9 @@ _EXAMPLES: Final = {
     "array": "'[1, 2]'",
     "object": "'{\"a\": 1}'",
 }
+_OPTIONS: Final = {"limits": "limit", "costs": "cost"}
+_MOST_DIGITS: Final = 18
+"""More digits than any valid cost has. Python refuses to read thousands of digits."""
 _WORDS_HELP: Final = "[LOCATOR] NAME, then arguments as parameter=value. A value that is not JSON is text."
 
 KeyOption: TypeAlias = Annotated[
@@ -199,23 +203,38 @@ def _options(**given: Any) -> SendOptions:
 
 
 def _limits(given: list[str]) -> dict[str, str | None]:
-    found = (each.partition("=") for each in given)
-    return {name: key if equals else None for name, equals, key in found}
+    found: dict[str, str | None] = {}
+    for each in given:
+        name, equals, key = each.partition("=")
+        _require_once(name, found, option="--limit")
+        found[name] = key if equals else None
+    return found
 
 
 def _costs(given: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for each in given:
         name, _, number = each.partition("=")
-        if not number.isdecimal():
+        if not (number.isascii() and number.isdecimal()):
             raise typer.BadParameter(f"--cost {each!r} has no number: write it as {name or 'NAME'}=2.")
-        found[name] = int(number)
+        _require_once(name, found, option="--cost")
+        found[name] = int(number[:_MOST_DIGITS])
     return found
 
 
+def _require_once(name: str, found: Mapping[str, object], *, option: str) -> None:
+    if name in found:
+        raise typer.BadParameter(f"{option} gives the limit {name!r} twice: a task takes a limit once.")
+
+
 def _as_option(problem: Problem) -> Problem:
-    owner, _, setting = problem.subject.rpartition(".")
-    return replace(problem, subject=f"--{setting.replace('_', '-')}") if owner == "SendSettings" else problem
+    owner, _, setting = problem.subject.partition(".")
+    if owner != "SendSettings":
+        return problem
+    name, _, part = setting.partition("[")
+    option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
+    limit = part.removesuffix("]").strip("'\"")
+    return replace(problem, subject=f"{option} {limit}" if limit else option)
 
 
 def _arguments(args: str | None, pairs: list[str]) -> dict[str, Any]:
