@@ -45,7 +45,6 @@ from everbeat.client.schedule_methods import ScheduleMethods
 from everbeat.client.schedules import ScheduleRegistry
 from everbeat.client.sender import CallSender
 from everbeat.client.task import AsyncTask, Call, SyncTask
-from everbeat.client.task_ids import TaskIds
 from everbeat.client.workflow.definition import (
     Workflow,
     WorkflowDecorator,
@@ -69,7 +68,6 @@ from everbeat.domain.task.uniqueness import OnDuplicate, UniqueFor
 from everbeat.domain.workflow.graph import OnError
 from everbeat.errors.wording import amount
 from everbeat.nats.options import NatsConfig
-from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import NOWHERE, AutoMigrate, DatabaseAddress
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.patience import DEFAULT_PATIENCE_S
@@ -163,7 +161,6 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, Operato
         )
         self._sender = CallSender(
             self._operations,
-            ids=TaskIds(SystemClock()),
             on_crash=self.on_crash,
             stall_timeout_ms=self.stall_timeout_ms,
             queues=self.queue_configs,

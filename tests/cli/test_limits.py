@@ -134,7 +134,7 @@ def test_numbers_that_are_not_plain_digits_are_refused(everbeat: Command, db: St
     assert "--cost two = " in many.err
 
 
-def test_show_tells_that_long_lists_stop(everbeat: Command, db: StoreHarness) -> None:
+def test_show_reports_that_long_lists_stop(everbeat: Command, db: StoreHarness) -> None:
     everbeat("limits", "set", "stripe", "--concurrency", "none", "--rate", "none").assert_code(0)
     tenant = db.plain("update {schema}.limits set concurrency = 1 where name = 'tenant'")
     db.connection.execute(tenant)

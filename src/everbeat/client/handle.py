@@ -291,8 +291,8 @@ class Handle(OutcomeHandle[R_co]):
     """A reference to one sent task, identified by `id`. Every blocking method has an async counterpart whose name begins with `a`.
 
     `existed` is True if the send stored no task because this task already had its key, and for the handles of `App.find`. It is also True if
-    a limit with `when_full="drop"` was full. The limit can be shared, so this task can then be of another function: `name` gives that function,
-    and the result is decoded as plain JSON.
+    a limit with `when_full="drop"` was full. If the limit is shared, this task can be of another function. Then `name` is that of the other
+    function, and the result is decoded as plain JSON.
     """
 
     def __init__(

@@ -154,7 +154,6 @@ class CallSender:
         self,
         operations: TaskOperations,
         *,
-        ids: TaskIds,
         on_crash: OnCrash,
         stall_timeout_ms: int | None,
         queues: Sequence[QueueConfig] = (),
@@ -165,7 +164,7 @@ class CallSender:
         self.payload_limit = operations.payload_limit
         self._operations = operations
         self._database = operations.database
-        self._ids = ids
+        self._ids = TaskIds(SystemClock())
         self._on_crash: OnCrash = on_crash
         self._stall_timeout_ms = stall_timeout_ms
         self._queues = frozenset({"default", *(queue.name for queue in queues)} if queues else ())
