@@ -67,6 +67,58 @@ async def arefused(ctx: Context, folder: str, until: int = 1, after: str = "600m
     return refused(ctx, folder, until, after)
 
 
+class Unset(RetryLater):
+    """A subclass that does not call `super().__init__()`."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class TextTime(RetryLater):
+    """A subclass that sets a time that the database cannot store."""
+
+    def __init__(self) -> None:
+        super().__init__("1s")
+        self.after_s, self.at = None, "tomorrow"  # type: ignore[assignment]
+
+
+class Unreadable(Cancel):
+    """A subclass whose error cannot be read."""
+
+    @property
+    def error(self) -> Any:
+        raise SystemExit("no error")
+
+
+class Withdrawn(Cancel):
+    """A subclass that does not call `super().__init__()`, and needs no argument of it."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+
+
+BROKEN = {"unset": Unset, "text_time": TextTime, "unreadable": Unreadable}
+
+
+def broken(kind: str) -> None:
+    raise BROKEN[kind]
+
+
+async def abroken(kind: str) -> None:
+    await asyncio.sleep(0)  # yields to the loop, as a call of an external service does
+    broken(kind)
+
+
+def withdrawn() -> None:
+    raise Withdrawn(17)
+
+
+async def awithdrawn() -> None:
+    withdrawn()
+
+
+in_all_modes("broken", broken, abroken)
+in_all_modes("withdrawn", withdrawn, awithdrawn)
 in_all_modes("refused", refused, arefused, limits=["stripe"], max_retry_later=2)
 in_all_modes("busy", busy, abusy)
 in_all_modes("busy_twice", busy, abusy, retry=TWICE, max_retry_later=2)

@@ -21,6 +21,7 @@ from tests.worker.sample_tasks import gate
 from tests.worker.test_steps import PROGRAM, ended, send
 
 assert sample_endings
+SINGLE = {"thread_concurrency": 1, "async_concurrency": 1, "process_concurrency": 1}
 
 
 def history(harness: WorkerHarness, task_id: UUID) -> list[tuple[str, bool, str | None]]:
@@ -196,6 +197,30 @@ async def test_code_that_raises_cancel_ends_its_task_as_cancelled(
     assert effects(tmp_path) == ["withdraw"]
 
 
+@pytest.mark.parametrize("kind", list(sample_endings.BROKEN))
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_ending_that_cannot_be_read_fails_its_attempt_and_frees_the_slot(
+    harness: WorkerHarness, mode: str, kind: str
+) -> None:
+    async with harness.worker(task_process_argv=PROGRAM, **SINGLE) as running:
+        row = await ended(running, harness.send(f"broken_{mode}", kind=kind))
+        assert (row["state"], row["error"]["code"]) == ("FAILED", "UNHANDLED_EXCEPTION")
+        assert row["error"]["type"] == f"tests.worker.sample_endings.{sample_endings.BROKEN[kind].__name__}"
+        assert "cannot decide how the attempt ends" in row["error"]["traceback"]
+        again = await ended(running, harness.send(f"broken_{mode}", kind=kind))
+    assert again["state"] == "FAILED"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_subclass_of_cancel_need_not_call_the_init_of_cancel(
+    harness: WorkerHarness, mode: str
+) -> None:
+    async with harness.worker(task_process_argv=PROGRAM) as running:
+        row = await ended(running, harness.send(f"withdrawn_{mode}"))
+    assert (row["state"], row["error"]["message"]) == ("CANCELLED", "cancelled by its own code")
+    assert row["error"]["type"] == "tests.worker.sample_endings.Withdrawn"
+
+
 async def test_cancel_also_cancels_the_children_of_the_task(harness: WorkerHarness, tmp_path: Path) -> None:
     async with harness.worker() as running:
         row = await ended(running, send(harness, "withdraw_with_child", tmp_path))
@@ -255,3 +280,9 @@ async def test_retry_later_that_counts_names_a_missing_retry_policy(
     async with harness.worker() as running:
         row = await ended(running, send(harness, "busy_on_loop", tmp_path, kind="counts"))
     assert "which costs a retry, but the task has no retry policy" in row["error"]["message"]
+
+
+def test_counts_of_retry_later_must_be_true_or_false() -> None:
+    for wrong in ("no", 1, None):
+        with pytest.raises(ConfigurationError, match=r"RetryLater\.counts = .* must be True or False"):
+            RetryLater("1s", counts=wrong)  # type: ignore[arg-type]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
-from everbeat.domain.settings.checks import instance_of, public
+from everbeat.domain.settings.checks import instance_of, public, switch
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, milliseconds, span, spelled_duration, to_utc
 from everbeat.domain.task.retry import LONGEST_DELAY_S
@@ -33,11 +33,20 @@ def _limit(value: str) -> str:
     raise refused(value, subject=subject, code="WRONG_NAME", rule=rule, fix=fix)
 
 
+class Postponement(NamedTuple):
+    """When a task runs again: at `run_at`, or after `after_ms` milliseconds. `counts`: the attempt costs one retry."""
+
+    error: TaskError
+    after_ms: int
+    run_at: datetime | None
+    counts: bool
+
+
 class _Ending(Exception):
     """Base class of the exceptions that end an attempt without being a failure. `code` is the error code that the attempt stores."""
 
     code: ClassVar[str]
-    reason: str | None
+    reason: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The usual form calls the class with `args`, which loses the keyword arguments.
@@ -90,7 +99,7 @@ class RetryLater(_Ending):
             )
         self.after_s: float | None = None if after is None else _delay(after, subject=f"{name}.after")
         self.at = None if at is None else to_utc(at, subject=f"{name}.at")
-        self.counts = bool(counts)
+        self.counts = switch(counts, subject=f"{name}.counts")
         self.reason = _reason(reason, name)
         super().__init__(self.reason)
 
@@ -105,6 +114,20 @@ class RetryLater(_Ending):
     def after_ms(self) -> int:
         """Return the delay in milliseconds. If `at` is set, the delay is 0."""
         return 0 if self.after_s is None else milliseconds(self.after_s)
+
+    def _postponement(self) -> Postponement:
+        """Return when the task runs again. Raises if a subclass has not set the attributes of this class to valid values."""
+        name, after_s, at = type(self).__name__, self.after_s, self.at
+        if (after_s is None) == (at is None):
+            raise ValueError(f"exactly one of {name}.after_s and {name}.at must be set")
+        if after_s is not None:
+            _delay(after_s, subject=f"{name}.after_s")
+        return Postponement(
+            error=self.error,
+            after_ms=self.after_ms,
+            run_at=None if at is None else to_utc(at, subject=f"{name}.at"),
+            counts=switch(self.counts, subject=f"{name}.counts"),
+        )
 
 
 @public
@@ -177,6 +200,14 @@ def ending_of(exception: BaseException) -> RetryLater | Cancel | None:
             return None
         found.append(each)  # type: ignore[arg-type]
     return next((each for each in found if issubclass(type(each), Cancel)), found[0] if found else None)
+
+
+def terms_of(ending: RetryLater | Cancel) -> Postponement | TaskError:
+    """Return when the task runs again after this RetryLater, or the error to store after this Cancel.
+
+    Raises any exception if the user's subclass is broken, for example because it does not call `super().__init__()`.
+    """
+    return ending.error if issubclass(type(ending), Cancel) else ending._postponement()  # type: ignore[union-attr]
 
 
 def exhausted(error: TaskError, *, why: str) -> TaskError:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
 from everbeat.domain.task.context import Context, book_of, entered
 from everbeat.domain.task.context_backend import RESULT, is_suspension
 from everbeat.domain.task.definition import TaskDefinition
-from everbeat.domain.task.ending import Cancel, RetryLater, ending_of
+from everbeat.domain.task.ending import Cancel, RetryLater, ending_of, terms_of
 from everbeat.domain.task.outcome import error_from_exception, error_to_json, is_cut
 from everbeat.domain.task.retry import reasons_of
 from everbeat.domain.task.signature import given_names
@@ -23,7 +24,7 @@ from everbeat.errors import (
     PayloadError,
     TaskError,
 )
-from everbeat.errors.wording import class_name
+from everbeat.errors.wording import class_name, safe_text
 from everbeat.runtime.blocking import strand
 from everbeat.runtime.fork import UserCode
 from everbeat.worker.attempt import (
@@ -36,6 +37,8 @@ from everbeat.worker.attempt import (
     Declined,
     Succeeded,
 )
+
+_NOTE_BYTES: Final = 500
 
 
 class Executor(Protocol):
@@ -136,20 +139,19 @@ class Invoker(Struct, frozen=True):
         A result given to `Context.commit` that cannot be stored gets the same error code as a returned result.
         """
         # Compare the exact class, because user classes may break isinstance.
-        is_result = type(exception) is PayloadError and exception.parameter == RESULT
+        is_result = type(exception) is PayloadError and getattr(exception, "parameter", None) == RESULT
         return self._failed(definition, exception, code=RESULT_UNSERIALISABLE if is_result else None)
 
     def ended_by(self, definition: TaskDefinition, exception: BaseException) -> AttemptEnd:
         """Return how the attempt ended after the function raised an exception: suspended, postponed, cancelled or failed."""
-        if is_suspension(exception):
-            return CodeSuspended()
-        match ending_of(exception):
-            case RetryLater() as later:
-                return CodePostponed(error_to_json(later.error), later.after_ms, later.at, later.counts)
-            case Cancel() as cancel:
-                return CodeCancelled(error_to_json(cancel.error))
-            case _:
-                return self.raised(definition, exception)
+        try:
+            if is_suspension(exception):
+                return CodeSuspended()
+            if (ending := ending_of(exception)) is not None:
+                return _chosen_by(ending)
+        except BaseException as problem:  # noqa: BLE001 - a user's subclass of RetryLater or Cancel may break anything
+            _note(exception, problem)
+        return self.raised(definition, exception)
 
     def judged(self, definition: TaskDefinition, context: Context, ended: AttemptEnd) -> AttemptEnd:
         """Return the final end of the attempt.
@@ -214,6 +216,21 @@ class Invoker(Struct, frozen=True):
             message = f"The error could not be read: {class_name(type(problem))}."
             error = TaskError(code or UNHANDLED_EXCEPTION, message, type=class_name(type(exception)))
         return CodeFailed(error_to_json(error), _reasons(error.code, exception), logged)
+
+
+def _chosen_by(ending: RetryLater | Cancel) -> CodePostponed | CodeCancelled:
+    terms = terms_of(ending)
+    if isinstance(terms, TaskError):
+        return CodeCancelled(error_to_json(terms))
+    return CodePostponed(error_to_json(terms.error), terms.after_ms, terms.run_at, terms.counts)
+
+
+def _note(exception: BaseException, problem: BaseException) -> None:
+    """Note in the exception's traceback why it is a failure."""
+    why = safe_text(problem, limit=_NOTE_BYTES).rstrip(".")
+    note = f"This exception cannot decide how the attempt ends: {class_name(type(problem))}: {why}."
+    with contextlib.suppress(BaseException):  # its class may break `add_note`
+        BaseException.add_note(exception, f"{note} Fix: call super().__init__(...) in its class.")
 
 
 def _reasons(code: str, exception: BaseException) -> tuple[str, ...]:
