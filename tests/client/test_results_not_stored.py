@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
@@ -93,6 +94,41 @@ async def test_a_result_is_removed_after_its_time_and_its_task_stays(app: App, d
     assert db.run(retention.prune_results(limit=1, after=True)).next_after is True
     assert db.run(retention.prune_results(limit=1, after=True)).deleted == {"results": 0}
     assert sorted(stored(db), key=str) == ["2", None, None]
+
+
+async def test_a_result_that_is_not_stored_hides_no_other_outcome_and_no_other_result(
+    app: App, db: StoreHarness
+) -> None:
+    @app.task(keep_result_for="1h")
+    async def measure(n: int) -> int:
+        return n
+
+    @app.task
+    async def keep(n: int) -> int:
+        return n
+
+    @app.task(ignore_result=True)
+    async def notify() -> None: ...
+
+    async with working(app):
+        sent = [await measure.asend(1), await keep.asend(2), await notify.asend()]
+        await app.aoutcomes(sent, timeout=30)
+    make_older(db, 2)
+    db.run(retention.prune_results(limit=10, after=True))
+    again = [app.handle(each.id) for each in sent]
+    removed, kept, ignored = await app.aoutcomes(again, timeout=5)
+    assert isinstance(removed, Failed)
+    assert removed.error.code == "RESULT_NOT_STORED"
+    assert removed.error.message.startswith(f"Task {sent[0].id} completed, but its result was removed")
+    assert (kept, ignored) == (Completed(2), Completed(None))
+    assert await asyncio.to_thread(app.outcomes, again, timeout=5) == [removed, kept, ignored]
+
+    again = [app.handle(each.id) for each in sent]
+    with pytest.raises(ResultNotStored, match=str(sent[0].id)):
+        await app.aresults(again, timeout=5)
+    with pytest.raises(ResultNotStored, match=str(sent[2].id)):
+        await asyncio.to_thread(app.results, again[1:], timeout=5)
+    assert again[1]._seen == Completed(2)
 
 
 async def test_a_node_of_a_workflow_keeps_its_result(app: App, db: StoreHarness) -> None:

@@ -7,7 +7,7 @@ import inspect
 import pydoc
 from collections.abc import Callable, Iterator
 from copy import copy
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -243,3 +243,26 @@ def test_an_app_made_by_a_subclass_knows_the_module_of_its_caller() -> None:
 
     assert Shop()._module == __name__
     assert Path(__file__).stem in __name__
+
+
+def test_a_switch_of_a_call_must_be_true_or_false() -> None:
+    handle = app.workflow_handle(uuid4())
+    text: Any = "no"
+    calls: dict[str, Callable[[], object]] = {
+        "retry.dry_run": lambda: handle.retry(dry_run=text),
+        "recover_stuck_workflows.dry_run": lambda: app.recover_stuck_workflows(dry_run=text),
+        "list_workflows.children": lambda: app.list_workflows(children=text),
+        "ended": lambda: app.list_workers(ended=text),
+        "backfill.dry_run": lambda: app.backfill(
+            "nightly",
+            since=datetime(2030, 1, 1, tzinfo=UTC),
+            until=datetime(2030, 1, 2, tzinfo=UTC),
+            dry_run=text,
+        ),
+        "dry_run": lambda: app.sweep_stale_workers(dry_run=text),
+    }
+    for subject, call in calls.items():
+        with pytest.raises(ConfigurationError, match=rf"^{subject} = 'no': must be True or False"):
+            call()
+    with pytest.raises(ConfigurationError, match=r"^ended = 'no'"):
+        app.list_supervisors(ended=text)

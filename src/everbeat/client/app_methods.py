@@ -99,7 +99,9 @@ class TaskMethods(DatabaseMethods):
     ) -> list[Completed[R] | Failed]:
         """Wait for all of the tasks to finish, and return their outcomes in the order of `handles`.
 
-        Raises WaitTimeout if `timeout` expires first, and TaskNotFound if a task does not exist.
+        If the function of a task has `ignore_result`, the value of `Completed` is None. If a result was removed after `keep_result_for`,
+        the outcome is `Failed` with the code RESULT_NOT_STORED, although the task completed. Raises WaitTimeout if `timeout` expires
+        first, and TaskNotFound if a task does not exist.
 
         app.outcomes(app.send_many(welcome.call(user) for user in users), timeout="1m")
         """
@@ -115,6 +117,8 @@ class TaskMethods(DatabaseMethods):
         """Wait for all of the tasks to finish, and return their results in the order of `handles`.
 
         Raises TaskFailed if a task did not complete, WaitTimeout if `timeout` expires first, and TaskNotFound if a task does not exist.
+        Raises ResultNotStored if the function of a task has `ignore_result`, or its `keep_result_for` has passed. The handles then hold the
+        other outcomes, so reading these sends no query. Use `outcomes` to read all of them in one call.
 
         app.results(app.send_many(resize.call(image) for image in images), timeout="1m")
         """
@@ -418,6 +422,7 @@ class OperatorMethods(DatabaseMethods):
         return await self._arun(self._recover_stuck(dry_run))
 
     def _recover_stuck(self, dry_run: bool) -> Plan[list[StuckWorkflow]]:
+        switch(dry_run, subject="recover_stuck_workflows.dry_run")
         return workflow_operations.recover_stuck(channel=self._database.channel, dry_run=dry_run)
 
 

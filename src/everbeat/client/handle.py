@@ -373,9 +373,17 @@ def seen_of(handles: Sequence[Handle[R]]) -> list[Completed[R] | Failed]:
 def outcomes_of(handles: Sequence[Handle[R]], *, until: Deadline) -> Plan[list[Completed[R] | Failed]]:
     """Wait for the tasks to finish, and return their outcomes. At least one outcome must not be cached yet.
 
-    Raises WaitTimeout if the deadline passes first, and TaskNotFound if a task does not exist.
+    A task whose result was removed is `Failed` with RESULT_NOT_STORED, so that it does not hide the other outcomes. Raises WaitTimeout if
+    the deadline passes first, and TaskNotFound if a task does not exist.
     """
     unseen = {handle.id: handle for handle in handles if handle._seen is None}
     waiter = next(iter(unseen.values()))._database.waiter
     found = yield from ends_of(waiter, unseen, until=until)
-    return [handle._seen or handle._remember(found[handle.id]) for handle in handles]
+    return [handle._seen or _told(handle, found[handle.id]) for handle in handles]
+
+
+def _told(handle: Handle[R], stored: StoredOutcome) -> Completed[R] | Failed:
+    try:
+        return handle._remember(stored)
+    except ResultNotStored as problem:
+        return Failed(TaskError(problem.code, f"{problem.message} Fix: {problem.fix}"))

@@ -23,7 +23,14 @@ from everbeat.domain.inspection import (
     WorkerStateInfo,
     WorkflowFilters,
 )
-from everbeat.domain.settings.checks import one_of, remark, reporting_wrong_calls, sought_or_none, whole
+from everbeat.domain.settings.checks import (
+    one_of,
+    remark,
+    reporting_wrong_calls,
+    sought_or_none,
+    switch,
+    whole,
+)
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, When, to_milliseconds, to_when
 from everbeat.domain.task.states import TaskState
@@ -107,7 +114,7 @@ class InspectionMethods(DatabaseMethods):
             inspection.workers(
                 stale_ms=self._stale_ms(stale_after),
                 exact=stale_after is not None,
-                ended_too=ended,
+                ended_too=switch(ended, subject="ended"),
                 limit=_limit(limit, subject="limit"),
             )
         )
@@ -134,7 +141,7 @@ class InspectionMethods(DatabaseMethods):
             inspection.supervisors(
                 stale_ms=self._stale_ms(stale_after),
                 exact=stale_after is not None,
-                ended_too=ended,
+                ended_too=switch(ended, subject="ended"),
                 limit=_limit(limit, subject="limit"),
             )
         )
@@ -304,7 +311,7 @@ def _workflows(
         state=None if state is None else WorkflowState(states(state, subject="list_workflows.state")),
         key=sought_or_none(key, subject="list_workflows.key"),
         parent=None if parent is None else to_task_id(parent),
-        children=children,
+        children=switch(children, subject="list_workflows.children"),
         since=None if since is None else to_when(since, subject="since"),
         limit=_limit_of_workflows(limit, subject="list_workflows.limit"),
     )

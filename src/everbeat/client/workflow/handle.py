@@ -14,7 +14,7 @@ from everbeat.client.waiter import Deadline
 from everbeat.client.workflow import operations
 from everbeat.client.workflow.operations import CompletedNodes as Completing
 from everbeat.domain.explain.reasons import WorkflowExplanation
-from everbeat.domain.settings.checks import public, sought
+from everbeat.domain.settings.checks import public, sought, switch
 from everbeat.domain.task.outcome import Completed, Failed, error_from_json
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.graph import Hole, ResultMissing, fill
@@ -144,6 +144,10 @@ class WorkflowHandle(OutcomeHandle[R_co]):
         return await self._arun(self._retried(completed, from_node, dry_run))
 
     def _retried(self, completed: Completing, from_node: str | None, dry_run: bool) -> Plan[WorkflowRetry]:
+        switch(dry_run, subject="retry.dry_run")
+        return self._retrying(completed, from_node, dry_run)
+
+    def _retrying(self, completed: Completing, from_node: str | None, dry_run: bool) -> Plan[WorkflowRetry]:
         answer = yield from operations.retry(
             self.id,
             channel=self._database.channel,
