@@ -67,7 +67,7 @@ MUTANTS = [
         "where t.claimed_by_worker_id is not null and t.state = 'RUNNING'", life.test_a_settle_of_many_tasks_changes_only_those_that_are_still_held,
     ),
     Mutant(
-        "a settle that cannot be repeated", "task/settle_attempts", "p.outcome = a.outcome or", "",
+        "a settle that cannot be repeated", "task/settle_attempts", "p.outcome = h.outcome or", "",
         life.test_a_repeated_settle_returns_already_and_a_different_outcome_returns_lost,
     ),
     Mutant(

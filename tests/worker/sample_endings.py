@@ -32,6 +32,8 @@ def busy(ctx: Context, folder: str, kind: str = "after", until: int = 1) -> str:
             raise RetryLater(at=datetime(2020, 1, 1, tzinfo=UTC))
         case "counts":
             raise RetryLater(after="50ms", counts=True, reason="counted")
+        case "counts at":
+            raise RetryLater(at=datetime.now(UTC) + timedelta(hours=1), counts=True)
         case "group":
             raise ExceptionGroup("two parts", [RetryLater("50ms", reason="first"), RetryLater("9h")])
         case "mixed":

@@ -13,6 +13,8 @@ import pytest
 from everbeat import Cancel, RateLimited, RetryLater
 from everbeat.errors import ConfigurationError
 from everbeat.protocol import Drain
+from everbeat.runtime.events import event_text
+from everbeat.runtime.failure_log import TaskRetry
 from tests.worker import sample_endings
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.sample_partial_tasks import effects
@@ -21,7 +23,7 @@ from tests.worker.sample_tasks import gate
 from tests.worker.test_steps import PROGRAM, ended, send
 
 assert sample_endings
-SINGLE = {"thread_concurrency": 1, "async_concurrency": 1, "process_concurrency": 1}
+SINGLE: dict[str, Any] = {"thread_concurrency": 1, "async_concurrency": 1, "process_concurrency": 1}
 
 
 def history(harness: WorkerHarness, task_id: UUID) -> list[tuple[str, bool, str | None]]:
@@ -121,6 +123,20 @@ async def test_retry_later_that_counts_costs_a_retry_and_fails_when_none_is_left
     assert "but its 2 retries are used up" in row["error"]["message"]
     assert [outcome for outcome, *_ in history(harness, task_id)] == ["FAILED"] * 3
     assert effects(tmp_path) == [f"attempt {number}, retries left {3 - number}" for number in (1, 2, 3)]
+
+
+async def test_retry_later_that_counts_logs_the_moment_of_the_next_attempt(
+    harness: WorkerHarness, tmp_path: Path
+) -> None:
+    async with harness.worker() as running:
+        task_id = send(harness, "busy_twice_in_thread", tmp_path, kind="counts at")
+        await running.finished(task_id)
+    (told,) = running.of(TaskRetry)
+    assert told.retry_in_s is None
+    assert told.run_at is not None
+    assert told.run_at == harness.task(task_id)["enqueued_at"]
+    assert "retry_in_s" not in event_text(told)
+    assert f"run_at={told.run_at.isoformat()}" in event_text(told)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -6,14 +6,15 @@ import pickle
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
 
 from everbeat import RateLimited
 from everbeat.errors import ConfigurationError
-from everbeat.store.leases import Settlement, settle
+from everbeat.runtime.failure_log import TaskFailure
+from everbeat.store.leases import Settlement, settle, settle_telling
 from tests.store.conftest import StoreHarness
 from tests.store.conftest import db as store_db
 from tests.worker import sample_endings
@@ -65,8 +66,14 @@ async def test_a_task_that_is_rate_limited_too_often_fails(harness: WorkerHarnes
     task_id = send(harness, "on_loop", tmp_path, until=9, after="50ms")
     async with harness.worker() as running:
         row = await ended(running, task_id)
+        await running.finished(task_id)
+        await running.until(lambda: bool(running.of(TaskFailure)))
     assert (row["state"], row["error"]["code"]) == ("FAILED", "RETRY_LATER_EXHAUSTED")
     assert len(harness.attempts(task_id)) == 3
+    (told,) = running.of(TaskFailure)
+    assert (told.code, told.message, told.type) == tuple(
+        row["error"][name] for name in ("code", "message", "type")
+    )
 
 
 @pytest.mark.parametrize("gates", [None, '{"other/acme","queue:default"}'])
@@ -84,6 +91,8 @@ async def test_a_task_that_names_a_limit_it_does_not_have_fails_at_once(
     )
     (attempt,) = harness.attempts(task_id)
     assert (attempt["outcome"], attempt["will_retry"]) == ("FAILED", False)
+    (told,) = running.of(TaskFailure)
+    assert (told.code, told.message) == ("UNKNOWN_LIMIT", row["error"]["message"])
     assert harness.query(
         "select count(*) as n from {schema}.line_changes where closed_until is not null"
     ) == [{"n": 0}]
@@ -96,11 +105,14 @@ def test_a_repeated_settlement_for_an_unknown_limit_gives_the_same_answer(db: St
     settlement = Settlement(
         id=claimed.id, claim_id=claimed.claim_id, outcome="POSTPONED", error=error, retry_in_ms=1, most_postponed=9
     )  # fmt: skip
-    statement = settle([settlement], channel=db.target.channel)
-    assert [db.run(statement), db.run(statement)] == [
-        {claimed.claim_id: "FAILED"},
-        {claimed.claim_id: "already"},
-    ]
+    done = uuid4()
+    other = Settlement(id=done, claim_id=done, outcome="FAILED", error=b"{}")
+    first, second = [db.run(settle_telling([other, settlement], channel=db.target.channel)) for _ in range(2)]
+    assert (first[0][claimed.claim_id], second[0][claimed.claim_id]) == ("FAILED", "already")
+    assert first[1] == second[1]
+    stored = db.row(claimed.id, "error")
+    assert stored["code"] == "UNKNOWN_LIMIT"
+    assert {key: msgspec.json.decode(error) for key, error in first[1].items()} == {claimed.claim_id: stored}
 
 
 def test_a_repeated_settlement_closes_the_gate_only_once(db: StoreHarness) -> None:

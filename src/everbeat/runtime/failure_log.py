@@ -56,10 +56,16 @@ class TaskFailure(FailedAttempt, frozen=True, kw_only=True):
 
 
 class TaskRetry(FailedAttempt, frozen=True, kw_only=True):
-    """An attempt failed, and its task will be retried in `retry_in_s` seconds."""
+    """An attempt failed, and its task will be retried in `retry_in_s` seconds, or at `run_at`."""
 
     level = logging.WARNING
-    retry_in_s: float
+    retry_in_s: float | None
+    run_at: datetime | None = None
+
+    @property
+    def unshown(self) -> frozenset[str]:
+        """Return the field that is left out of the log line: one of `retry_in_s` and `run_at` is not set."""
+        return frozenset(("retry_in_s",) if self.retry_in_s is None else ("run_at",))
 
 
 class StepRetry(FailedAttempt, frozen=True, kw_only=True):
@@ -121,7 +127,15 @@ def task_failure(
     )
 
 
-def task_retry(task_id: UUID, name: str, *, attempt: int, error: bytes | str, retry_in_s: float) -> TaskRetry:
+def task_retry(
+    task_id: UUID,
+    name: str,
+    *,
+    attempt: int,
+    error: bytes | str,
+    retry_in_s: float | None,
+    run_at: datetime | None = None,
+) -> TaskRetry:
     """Return the event for an attempt that failed with the given stored error and whose task will be retried."""
     known = error_from_json(error)
     return TaskRetry(
@@ -132,6 +146,7 @@ def task_retry(task_id: UUID, name: str, *, attempt: int, error: bytes | str, re
         type=known.type,
         message=known.message,
         retry_in_s=retry_in_s,
+        run_at=run_at,
     )
 
 
@@ -185,9 +200,10 @@ class FailureLog:
         folded.count, folded.last = folded.count + 1, event.task_id
 
     def flush(self) -> None:
-        """Log the failures that have been counted so far.
+        """Log the summary records of the failures that have been counted so far.
 
-        It returns after a flush of another thread too: a process that ends would cut off the records of its timer thread.
+        If another thread is flushing, wait until that thread has logged its records too. A process can therefore flush and exit at once
+        without losing the records of its timer thread. A log handler that blocks another thread's flush also blocks this call.
         """
         with self._flushing:
             with self._lock:

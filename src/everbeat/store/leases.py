@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID, uuid4
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 from everbeat.domain.task.outcome import error_to_json
 from everbeat.domain.task.policy import StoredPolicy
@@ -31,6 +32,8 @@ CLAIM_BYTES: Final = 16 * 1024 * 1024
 The first task is returned even if it is larger.
 """
 
+_ERRORS: Final = msgspec.json.Decoder(dict[int, msgspec.Raw])
+
 AttemptOutcome = Literal[
     "COMPLETED", "FAILED", "CANCELLED", "RELEASED", "HANDED_BACK", "SUSPENDED", "POSTPONED", "DECLINED"
 ]
@@ -38,7 +41,6 @@ AttemptOutcome = Literal[
 
 POSTPONED: the code raised RetryLater. It is stored as SUSPENDED, or as FAILED if the task cannot run again.
 """
-
 
 RecoveryAction: TypeAlias = Literal["requeue", "retry", "reschedule", "fail", "cancel"]
 
@@ -294,6 +296,14 @@ def start(
 
 def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict[UUID, str]]:
     """Write up to 1,000 outcomes. For each claim_id, return the new state, "already" (an earlier try took effect) or "lost"."""
+    told = settle_telling(settlements, channel=channel)
+    return structs.replace(told, read=lambda found: told.read(found)[0])  # type: ignore[arg-type]
+
+
+def settle_telling(
+    settlements: Sequence[Settlement], *, channel: str
+) -> Statement[tuple[dict[UUID, str], dict[UUID, bytes]]]:
+    """Write outcomes like `settle`. Return the verdicts, and the stored error of each POSTPONED attempt that failed instead."""
     ordered = sorted(settlements, key=_place)
     parameters = {
         "ids": uuids([one.id for one in ordered]), "claim_ids": uuids([one.claim_id for one in ordered]),
@@ -303,8 +313,10 @@ def settle(settlements: Sequence[Settlement], *, channel: str) -> Statement[dict
         "most_postponed": integers([one.most_postponed for one in ordered]), "channel": channel,
     }  # fmt: skip
 
-    def read(found: Sequence[Row]) -> dict[UUID, str]:
-        return dict(zip((one.claim_id for one in ordered), found[0][0].split(","), strict=True))
+    def read(found: Sequence[Row]) -> tuple[dict[UUID, str], dict[UUID, bytes]]:
+        verdicts = dict(zip((one.claim_id for one in ordered), found[0][0].split(","), strict=True))
+        errors = {} if found[0][2] is None else _ERRORS.decode(found[0][2])
+        return verdicts, {ordered[place - 1].claim_id: bytes(error) for place, error in errors.items()}
 
     return Statement("task/settle_attempts", parameters, read)
 

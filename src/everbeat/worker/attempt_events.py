@@ -7,8 +7,7 @@ import logging
 from msgspec import structs
 
 from everbeat.domain.task.context_backend import FailedTry
-from everbeat.domain.task.ending import exhausted
-from everbeat.domain.task.outcome import error_from_json, error_to_json
+from everbeat.domain.task.outcome import error_from_json
 from everbeat.runtime.events import EventBus, TaskFinished, TaskStarted
 from everbeat.runtime.failure_log import StepRetry, TaskPostponed, task_failure, task_retry
 from everbeat.store.leases import Settlement
@@ -30,31 +29,38 @@ def emit_failed(events: EventBus, attempt: Attempt, settlement: Settlement, stat
     if state == "FAILED":
         events.emit(task_failure(task_id, name, attempt=attempt.number, error=error, exception=exception))
     elif state == "PENDING":
-        retry_in_s = (settlement.retry_in_ms or 0) / 1_000
-        events.emit(task_retry(task_id, name, attempt=attempt.number, error=error, retry_in_s=retry_in_s))
-
-
-def emit_postponed(events: EventBus, attempt: Attempt, settlement: Settlement, state: str) -> None:
-    """Emit an event that the code raised RetryLater. `state` is the task's state after the settlement."""
-    task_id, name, error = attempt.id, attempt.task.name, settlement.error or b"{}"
-    if state == "FAILED":
-        why = "The task cannot run again later: max_retry_later or good_until prevents it."
-        error = error_to_json(exhausted(error_from_json(error), why=why))
-        events.emit(task_failure(task_id, name, attempt=attempt.number, error=error))
-    elif state == "PENDING":
-        known = error_from_json(error)
-        run_in_s = None if settlement.run_at is not None else (settlement.retry_in_ms or 0) / 1_000
         events.emit(
-            TaskPostponed(
-                task_id=task_id,
-                name=name,
+            task_retry(
+                task_id,
+                name,
                 attempt=attempt.number,
-                code=known.code,
-                reason=known.message,
-                run_in_s=run_in_s,
+                error=error,
+                retry_in_s=_delay_s(settlement),
                 run_at=settlement.run_at,
             )
         )
+
+
+def emit_postponed(events: EventBus, attempt: Attempt, settlement: Settlement, state: str) -> None:
+    """Emit an event that the code raised RetryLater and its task waits. `state` is the task's state after the settlement."""
+    if state == "PENDING":
+        known = error_from_json(settlement.error or b"{}")
+        events.emit(
+            TaskPostponed(
+                task_id=attempt.id,
+                name=attempt.task.name,
+                attempt=attempt.number,
+                code=known.code,
+                reason=known.message,
+                run_in_s=_delay_s(settlement),
+                run_at=settlement.run_at,
+            )
+        )
+
+
+def _delay_s(settlement: Settlement) -> float | None:
+    """Return the delay before the next run in seconds, or None if the settlement sets a moment instead."""
+    return None if settlement.run_at is not None else (settlement.retry_in_ms or 0) / 1_000
 
 
 def emit_failed_try(events: EventBus, attempt: Attempt, failed: FailedTry, *, retry_in_s: float) -> None:

@@ -27,7 +27,7 @@ from everbeat.errors import (
 )
 from everbeat.errors.wording import amount, class_name, storable
 from everbeat.runtime.events import Event
-from everbeat.store.leases import Settlement, complete, decline, settle, stop_settlement
+from everbeat.store.leases import Settlement, complete, decline, settle_telling, stop_settlement
 from everbeat.store.refusals import is_refused_data, is_timeout
 from everbeat.worker.attempt import (
     Attempt,
@@ -142,6 +142,11 @@ def state_after(settlement: Settlement) -> str:
 def undeclined(attempt: Settlement) -> Settlement:
     """Return the failure to write for a declined task that cannot be left to other code because its arguments are invalid."""
     return replace(attempt, outcome="FAILED")
+
+
+def failed_instead(attempt: Settlement, error: bytes) -> Settlement:
+    """Return the failure that the database wrote because the task cannot run again later. `error` is the stored error."""
+    return replace(attempt, outcome="FAILED", error=error, retry_in_ms=None, run_at=None)
 
 
 def refused_result(attempt: Settlement, reason: str) -> Settlement:
@@ -377,8 +382,12 @@ class Settler:
             # A task without its lease has already been released to other workers.
             verdicts |= {one.claim_id: marked.get(one.claim_id, "already") for one in declined}
         if others := [one for one in settlements if one.claim_id not in verdicts]:
-            settled = await self._session.run(settle(others, channel=channel), patience_s=patience_s)
+            telling = settle_telling(others, channel=channel)
+            settled, errors = await self._session.run(telling, patience_s=patience_s)
             verdicts |= settled
+            for one in batch if errors else ():
+                if (error := errors.get(one.settlement.claim_id)) is not None:
+                    one.settlement = failed_instead(one.settlement, error)
         return verdicts
 
     @staticmethod

@@ -7,7 +7,7 @@
 -- This is part of the same transaction, so that no other task starts in between. If the limit is not one of the task's own, the task fails. A cancel request never hides a success. After a cancel request, any other
 -- outcome becomes CANCELLED and never a retry. The parameters are JSON arrays, because quoting a large result as an element of a text array
 -- takes minutes. All parameters are texts, so that any driver works if the code settles the attempt in its own commit. Return one row with
--- the verdicts, in the given order. A task whose code ended without a crash is no longer a suspect. The end of a task releases the next
+-- the verdicts, in the given order, and the stored errors of POSTPONED attempts that failed instead, by place. A task whose code ended without a crash is no longer a suspect. The end of a task releases the next
 -- task of its serial line. Without `limit 1`, the planner would move the condition on the state into the lookup and read the whole index of
 -- leases for each row. Two lists are never joined: each row is looked up by its key.
 with asked as (
@@ -138,8 +138,12 @@ select
         end,
         ',' order by h.place
     ) as verdicts,
-    (select hints from hint) as hints, (select gates from closed) as closed
+    (select hints from hint) as hints,
+    json_object_agg(h.place, case when h.next_state is null then p.error else h.error end) filter (
+        where h.is_postponed and (h.next_state = 'FAILED' or h.next_state is null and p.outcome = 'FAILED')
+    )::text as errors,
+    (select gates from closed) as closed
 from held h
 left join lateral (
-    select e.outcome from {schema}.attempts e where h.next_state is null and e.task_id = h.id and e.claim_id = h.claim_id limit 1
+    select e.outcome, e.error from {schema}.attempts e where h.next_state is null and e.task_id = h.id and e.claim_id = h.claim_id limit 1
 ) p on true
