@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -13,6 +16,7 @@ import pytest
 from everbeat.domain.task.outcome import error_from_exception, error_to_json
 from everbeat.runtime.events import TaskFinished, WorkerStarted
 from everbeat.runtime.failure_log import MOST_KINDS, FailureLog, StepRetry, task_failure, task_retry
+from tests.runtime.programs.start import environment
 
 KEY = error_to_json(error_from_exception(KeyError("k")))
 TASK = UUID(int=7)
@@ -187,3 +191,35 @@ def test_step_retries_count_towards_the_same_limit_and_are_folded(
         ("order", 2),
         ("goodbye", 1),
     ]
+
+
+LEAVING = """
+import logging, sys, threading, time
+from uuid import UUID
+from everbeat.runtime.failure_log import LOG, MOST_A_SECOND, task_failure
+from everbeat.runtime.main_loop import leave
+
+blocked = threading.Event()
+
+class Blocks(logging.Handler):
+    def emit(self, record):
+        if record.getMessage().startswith("failures_folded"):
+            blocked.set()
+            time.sleep(60)  # stands for a log server that does not answer
+
+logging.getLogger("everbeat").addHandler(Blocks())
+for number in range(MOST_A_SECOND + 1):
+    LOG(task_failure(UUID(int=number), "welcome", attempt=1, error=b"{}"))
+if sys.argv[1] == "another":
+    threading.Thread(target=LOG.flush, daemon=True).start()
+    assert blocked.wait(20)
+leave(7)
+"""
+
+
+@pytest.mark.parametrize("whose", ["another", "own"])
+def test_a_process_that_leaves_does_not_wait_for_a_log_handler_that_blocks(whose: str) -> None:
+    begun = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", LEAVING, whose], timeout=30, env=environment())
+    assert ended.returncode == 7
+    assert time.monotonic() - begun < 10

@@ -138,14 +138,14 @@ FAREWELL_PATIENCE_S: Final = 1.0
 
 
 def leave(code: int) -> NoReturn:
-    """Exit with `code`. User code's threads and exit handlers have 1 s to finish; then the process is terminated."""
+    """Exit with `code`. Log handlers, user code's threads and exit handlers have 1 s to finish; then the process is terminated."""
 
     def cut_off() -> None:
         time.sleep(FAREWELL_PATIENCE_S)
         os._exit(code)
 
-    LOG.flush()  # the exit handler comes last and can be too late
     threading.Thread(target=cut_off, name="everbeat-farewell", daemon=True).start()
+    LOG.flush()  # the exit handler comes last and can be too late
     sys.exit(code)
 
 
