@@ -52,6 +52,18 @@ def test_a_default_retry_policy_of_the_wrong_type_is_rejected() -> None:
         App("postgresql://nowhere.example", retry=3)  # type: ignore[arg-type]
 
 
+def test_check_does_not_warn_about_a_policy_that_on_crash_has_emptied() -> None:
+    app = App(
+        "postgresql://nowhere.example", retry=RetryPolicy(max_retries=2, auto_retry_for=[WORKER_CRASHED])
+    )
+
+    @app.task(on_crash="fail")
+    def charge() -> None: ...
+
+    assert app.tasks["charge"].options.retry == RetryPolicy(max_retries=2)
+    assert not any("auto_retry_for is empty" in each.message for each in _warnings({"app": app}))
+
+
 def test_check_warns_once_about_a_default_policy_that_retries_nothing() -> None:
     app = App("postgresql://nowhere.example", retry=RetryPolicy())
 

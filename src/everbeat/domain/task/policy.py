@@ -252,6 +252,11 @@ class TaskOptions(Settings):
             retry = retry.replace(auto_retry_for=tuple(dict.fromkeys((*retry.auto_retry_for, *kept))))
         return self.replace(timeout=timeout, retry=retry)
 
+    def _derived(self, default_retry: RetryPolicy) -> RetryPolicy | None:
+        """Return the policy that a task function with these options gets from the app's default retry policy."""
+        own = {name: getattr(self, name) for name, _ in _FAILS}
+        return cast(RetryPolicy | None, with_retry_of_app(own, default_retry)["retry"])
+
     def _listed_losses(self) -> tuple[str, ...]:
         listed = () if self.retry is None else self.retry.reasons
         return tuple(code for code in (WORKER_CRASHED, TASK_STALLED) if code in listed)
@@ -287,7 +292,10 @@ class TaskOptions(Settings):
     def warnings(self, *, default_retry: RetryPolicy | None = None) -> list[str]:
         """Return warnings about options that are valid but probably mistakes. The app's default retry policy has its own warnings."""
         found: list[str] = []
-        is_own = self.retry is not default_retry
+        is_own = self.retry not in (
+            default_retry,
+            None if default_retry is None else self._derived(default_retry),
+        )
         if self.retry is not None and is_own and not self.retry.auto_retry_for and self.on_crash != "retry":
             found += self.retry.warnings()
         limit_ms, stall_ms = self.timeout_ms, self.stall_timeout_ms
