@@ -16,6 +16,7 @@ import pytest
 from everbeat.domain.task.outcome import error_from_exception, error_to_json
 from everbeat.runtime.events import TaskFinished, WorkerStarted
 from everbeat.runtime.failure_log import MOST_KINDS, FailureLog, StepRetry, task_failure, task_retry
+from everbeat.runtime.task_scope import EXIT_SOFTWARE
 from tests.runtime.programs.start import environment
 
 KEY = error_to_json(error_from_exception(KeyError("k")))
@@ -198,12 +199,13 @@ import logging, sys, threading, time
 from uuid import UUID
 from everbeat.runtime.failure_log import LOG, MOST_A_SECOND, task_failure
 from everbeat.runtime.main_loop import leave
+from everbeat.runtime.task_scope import end_process
 
 blocked = threading.Event()
 
 class Blocks(logging.Handler):
     def emit(self, record):
-        if record.getMessage().startswith("failures_folded"):
+        if record.getMessage().startswith(("failures_folded", "process_ended")):
             blocked.set()
             time.sleep(60)  # stands for a log server that does not answer
 
@@ -213,13 +215,15 @@ for number in range(MOST_A_SECOND + 1):
 if sys.argv[1] == "another":
     threading.Thread(target=LOG.flush, daemon=True).start()
     assert blocked.wait(20)
+if sys.argv[1] == "fatal":
+    end_process("heart", ValueError("no luck"))
 leave(7)
 """
 
 
-@pytest.mark.parametrize("whose", ["another", "own"])
-def test_a_process_that_leaves_does_not_wait_for_a_log_handler_that_blocks(whose: str) -> None:
+@pytest.mark.parametrize(("whose", "code"), [("another", 7), ("own", 7), ("fatal", EXIT_SOFTWARE)])
+def test_a_process_that_exits_does_not_wait_for_a_log_handler_that_blocks(whose: str, code: int) -> None:
     begun = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", LEAVING, whose], timeout=30, env=environment())
-    assert ended.returncode == 7
+    assert ended.returncode == code
     assert time.monotonic() - begun < 10

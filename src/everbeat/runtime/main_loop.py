@@ -23,6 +23,7 @@ from everbeat.runtime.fork import loop_of_this_thread
 from everbeat.runtime.processes import EXIT_CODE_RUNS as EXIT_CODE_RUNS
 from everbeat.runtime.processes import EXIT_SLOTS_LEAKED as EXIT_SLOTS_LEAKED
 from everbeat.runtime.processes import EXIT_UNSETTLED as EXIT_UNSETTLED
+from everbeat.runtime.processes import cut_off_later
 
 Result = TypeVar("Result")
 
@@ -134,17 +135,10 @@ if hasattr(os, "register_at_fork"):
 
 EXIT_ORDERLY: Final = 0
 
-FAREWELL_PATIENCE_S: Final = 1.0
-
 
 def leave(code: int) -> NoReturn:
     """Exit with `code`. Log handlers, user code's threads and exit handlers have 1 s to finish; then the process is terminated."""
-
-    def cut_off() -> None:
-        time.sleep(FAREWELL_PATIENCE_S)
-        os._exit(code)
-
-    threading.Thread(target=cut_off, name="everbeat-farewell", daemon=True).start()
+    cut_off_later(code)
     LOG.flush()  # the exit handler comes last and can be too late
     sys.exit(code)
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
@@ -154,6 +155,20 @@ def die_with_parent(parent_pid: int) -> bool:
     if os.getppid() != parent_pid:
         exit_orphaned()
     return armed
+
+
+FAREWELL_PATIENCE_S: Final = 1.0
+"""How long log handlers, other threads and exit handlers can delay the exit of this process, in seconds."""
+
+
+def cut_off_later(code: int) -> None:
+    """Exit this process with `code` after `FAREWELL_PATIENCE_S` seconds, if it has not exited by then."""
+
+    def cut_off() -> None:
+        time.sleep(FAREWELL_PATIENCE_S)
+        os._exit(code)
+
+    threading.Thread(target=cut_off, name="everbeat-farewell", daemon=True).start()
 
 
 def exit_orphaned() -> None:

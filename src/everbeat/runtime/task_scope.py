@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from everbeat.runtime.clock import Backoff, Clock
 from everbeat.runtime.events import ServiceFailed, ServiceRecovered
 from everbeat.runtime.processes import EXIT_SOFTWARE as EXIT_SOFTWARE
+from everbeat.runtime.processes import cut_off_later
 
 Result = TypeVar("Result")
 
@@ -56,7 +57,11 @@ class _Lent(_Sheltered):
 
 
 def end_process(name: str, error: BaseException) -> None:
-    """Exit this process at once with `EXIT_SOFTWARE`, because a process without an essential part is worse than no process."""
+    """Exit this process with `EXIT_SOFTWARE`, because a process without an essential part is worse than no process.
+
+    Log handlers have 1 s to write the reason.
+    """
+    cut_off_later(EXIT_SOFTWARE)
     _log.critical("process_ended because=%s error=%r exit_code=%d", name, error, EXIT_SOFTWARE)
     logging.shutdown()
     os._exit(EXIT_SOFTWARE)
