@@ -34,7 +34,7 @@ from everbeat.supervisor.registration import Supervision, take_tree_lock
 from everbeat.supervisor.workers import SupervisedWorker
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.environment import WorkerPlan
-from everbeat.worker.settlement import settlement_of
+from everbeat.worker.settlement import cancel_what_it_started, cancels_its_children, settlement_of
 from everbeat.worker.worker import Worker
 
 _JOIN_S: Final = 30.0
@@ -190,6 +190,9 @@ class InProcessSupervision:
             for attempt in self._code_left
             if attempt.ended is not None
         ]
+        for each in found:
+            if each is not None and cancels_its_children(each):
+                await cancel_what_it_started(supervision.session, each)
         if settlements := [each for each in found if each is not None]:
             await supervision.session.run(leases.settle(settlements, channel=supervision.target.channel))
 

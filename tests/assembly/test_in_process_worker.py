@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat import App, Context, Failed, RecoveryConfig, TaskState
+from everbeat import App, Cancel, Context, Failed, RecoveryConfig, TaskState
 from everbeat.client.database_access import database_of
 from everbeat.errors import ConfigurationError, DatabaseUnreachable, WorkerError
 from everbeat.recovery import RecoveryContext, Reschedule, SweepSummary
@@ -45,6 +45,35 @@ def until(truth: Callable[[], object], *, within: float = 30) -> None:
     while not truth():
         assert time.monotonic() < end
         time.sleep(0.02)  # only the database shows the awaited change
+
+
+def test_code_that_outlasts_its_in_process_worker_and_raises_cancel_cancels_its_children(app: App) -> None:
+    running, release = threading.Event(), threading.Event()
+
+    @app.task(queue="never-served")
+    def child() -> None: ...
+
+    @app.task(on_crash="retry")
+    def withdraw(ctx: Context) -> None:
+        ctx.send(child.call())
+        running.set()
+        release.wait(60)
+        raise Cancel("too late")
+
+    settings = {"grace": 0.1, "process_concurrency": 0, "queues": ["default"]}
+    thread = threading.Thread(target=app.run_worker, kwargs=settings)
+    thread.start()
+    handle = withdraw.send()
+    assert running.wait(30)
+    app.stop_worker()
+    thread.join(30)
+    release.set()
+    outcome = handle.outcome(timeout=30)
+    assert isinstance(outcome, Failed)
+    assert outcome.error.message == "too late"
+    (sent,) = app.list_tasks(name="child")
+    assert sent.state == TaskState.CANCELLED
+    until(lambda: app.list_active_workers() == [])
 
 
 async def test_an_in_process_worker_on_an_event_loop_drains_when_cancelled(app: App) -> None:  # D7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from psycopg import Connection
@@ -111,6 +111,16 @@ def test_a_cancel_reaches_the_workflows_that_a_task_and_its_children_started(db:
     stranger.settle_down()
     states = dict(db.table("workflows", "id, state"))
     assert states == {**dict.fromkeys([*ids, paused], "CANCELLED"), stranger.id: "RUNNING"}
+
+
+def test_the_code_of_a_task_cancels_its_workflows_only_under_its_lease(db: StoreHarness) -> None:
+    parent, channel = db.running(), db.target.channel
+    started = start(db, parent)
+    assert db.run(cancel_started(parent.id, channel=channel, claim_id=uuid4())) == []
+    assert db.table("workflows", "state") == [("RUNNING",)]
+    assert db.run(cancel_started(parent.id, channel=channel, claim_id=parent.claim_id)) == [started]
+    assert db.run(cancel_started(parent.id, channel=channel, claim_id=parent.claim_id)) == []
+    assert db.table("workflows", "state") == [("CANCELLING",)]
 
 
 @pytest.mark.parametrize("by_child", [False, True])

@@ -306,6 +306,22 @@ class TestChildren:
         assert send_child(db, held) == first
         assert db.table("tasks", "count(*)") == [(2,)]
 
+    def test_the_code_of_a_task_cancels_its_children_only_under_its_lease(self, db: StoreHarness) -> None:
+        old = db.running()
+        sent = send_child(db, old)
+        assert sent is not None
+        assert sent.id is not None
+        channel = db.target.channel
+        db.settle(old, "RELEASED")
+        assert db.run(tasks.cancel_children(old.id, channel=channel, claim_id=old.claim_id)) == 0
+        new = again(db)
+        assert db.run(tasks.cancel_children(old.id, channel=channel, claim_id=old.claim_id)) == 0
+        assert db.row(sent.id, "state") == "PENDING"
+        assert db.run(tasks.cancel_children(new.id, channel=channel, claim_id=new.claim_id)) == 1
+        assert db.run(tasks.cancel_children(new.id, channel=channel, claim_id=new.claim_id)) == 0
+        assert db.row(sent.id, "state") == "CANCELLED"
+        assert db.row(new.id, "state, cancel_requested_at") == ("RUNNING", None)
+
     def test_a_cancel_reaches_children_and_grandchildren(self, db: StoreHarness) -> None:
         parent = db.running()
         send_child(db, parent)

@@ -11,6 +11,7 @@ from everbeat.domain.task.context import Context
 from everbeat.domain.task.ending import Cancel, RateLimited, RetryLater
 from everbeat.domain.task.retry import RetryPolicy
 from tests.worker.sample_partial_tasks import effect, effects
+from tests.worker.sample_starts import Flow
 from tests.worker.sample_steps import Call, in_all_modes
 from tests.worker.sample_tasks import gate, task
 
@@ -144,6 +145,21 @@ def busy_once(folder: str) -> str:
 def withdraw_with_child(ctx: Context, folder: str) -> Any:
     effect(folder, ctx.send(Call("a_task_that_no_worker_knows")))
     raise Cancel("no children either")
+
+
+@task(name="withdraw_after_starting")
+def withdraw_after_starting(ctx: Context) -> None:
+    ctx.send(Call("a_task_that_no_worker_knows"))
+    ctx.start(Flow("flow"))
+    raise Cancel("no children either")
+
+
+@task(name="withdraw_when_opened")
+def withdraw_when_opened(ctx: Context) -> None:
+    ctx.send(Call("a_task_that_no_worker_knows"))
+    gate.journal.append("began")
+    gate.opened.wait(20)
+    raise Cancel("opened")
 
 
 @task(name="busy_when_opened")

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from psycopg import sql
 
 from everbeat import Cancel, RateLimited, RetryLater
 from everbeat.errors import ConfigurationError
@@ -243,6 +244,52 @@ async def test_cancel_also_cancels_the_children_of_the_task(harness: WorkerHarne
         (child,) = effects(tmp_path)
         await running.until(lambda: harness.task(UUID(child))["state"] == "CANCELLED")
     assert row["error"]["message"] == "no children either"
+
+
+SEEN_AT_THE_END = """
+create table {schema}.seen (state text);
+create function {schema}.see() returns trigger language plpgsql as $$
+begin
+    insert into {schema}.seen select 'child ' || t.state from {schema}.tasks t where t.parent_id = new.id;
+    insert into {schema}.seen select 'workflow ' || w.state from {schema}.workflows w where w.parent_task_id = new.id;
+    return new;
+end $$;
+create trigger see after update on {schema}.tasks
+    for each row when (old.state = 'RUNNING' and new.state = 'CANCELLED') execute function {schema}.see()
+"""
+
+
+async def test_the_end_of_a_task_that_raised_cancel_is_stored_after_its_children_were_cancelled(
+    harness: WorkerHarness,
+) -> None:
+    """A worker can be killed at any point, so the order of the two writes decides."""
+    schema = sql.Identifier(harness.target.schema)
+    harness.connection.execute(sql.SQL(SEEN_AT_THE_END).format(schema=schema))
+    async with harness.worker() as running:
+        await ended(running, harness.send("withdraw_after_starting"))
+    seen = {row["state"] for row in harness.query("select state from {schema}.seen")}
+    assert seen <= {"child CANCELLED", "workflow CANCELLING", "workflow CANCELLED", "workflow COMPLETED"}
+    assert len(seen) == 2
+
+
+async def test_a_task_that_raised_cancel_ends_only_when_its_children_could_be_cancelled(
+    harness: WorkerHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = sql.Identifier(harness.target.schema, "workflows")
+    rename = sql.SQL("alter table {} rename to {}")
+    async with harness.worker() as running:
+        task_id = harness.send("withdraw_when_opened")
+        await running.until(lambda: gate.journal == ["began"])
+        harness.connection.execute(rename.format(table, sql.Identifier("gone")))
+        gate.opened.set()
+        await running.until(lambda: "cancelling_children_failed" in caplog.text)
+        assert harness.task(task_id)["state"] == "RUNNING"
+        gone = sql.Identifier(harness.target.schema, "gone")
+        harness.connection.execute(rename.format(gone, sql.Identifier("workflows")))
+        row = await ended(running, task_id)
+    assert (row["state"], row["error"]["message"]) == ("CANCELLED", "opened")
+    children = harness.query("select state from {schema}.tasks where parent_id = %s", task_id)
+    assert children == [{"state": "CANCELLED"}]
 
 
 def test_retry_later_rejects_arguments_that_give_no_time() -> None:

@@ -272,9 +272,12 @@ def start_by_task(
     return ChildVerdict("sent", (yield from ask(record)))
 
 
-def cancel_started(task_id: UUID, *, channel: str) -> Statement[list[UUID]]:
-    """Request the cancellation of the workflows that a task or its children have started. Return the ids of these workflows."""
-    parameters = {"id": task_id, "channel": channel}
+def cancel_started(task_id: UUID, *, channel: str, claim_id: UUID | None = None) -> Statement[list[UUID]]:
+    """Request the cancellation of the workflows that a task or its children have started. Return the ids of these workflows.
+
+    If `claim_id` is given and the lease was lost, cancel nothing.
+    """
+    parameters = {"id": task_id, "channel": channel, "claim_id": claim_id}
     return Statement("workflow/cancel_started", parameters, lambda found: [*found[0][0]])
 
 

@@ -214,14 +214,13 @@ def cancel(task_id: UUID, *, channel: str, call: UUID) -> Statement[tuple[str, T
     )
 
 
-def cancel_children(task_id: UUID, *, channel: str) -> Statement[int]:
-    """Cancel a task's children and their descendants.
+def cancel_children(task_id: UUID, *, channel: str, claim_id: UUID | None = None) -> Statement[int]:
+    """Cancel a task's children and their descendants. If `claim_id` is given and the lease was lost, cancel nothing.
 
     Return how many tasks this call cancelled or asked to stop. Repeat the statement until it returns 0.
     """
-    return Statement(
-        "task/cancel_children", {"id": task_id, "channel": channel}, lambda found: int(found[0][0])
-    )
+    parameters = {"id": task_id, "channel": channel, "claim_id": claim_id}
+    return Statement("task/cancel_children", parameters, lambda found: int(found[0][0]))
 
 
 def retry(

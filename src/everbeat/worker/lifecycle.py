@@ -18,8 +18,6 @@ from everbeat.protocol import LeaseKey
 from everbeat.runtime.events import Event, EventBus, LeasesLost, ZombieRefused
 from everbeat.runtime.processes import ExitReport
 from everbeat.store.leases import Settlement
-from everbeat.store.steps import cancel_started
-from everbeat.store.tasks import cancel_children
 from everbeat.worker.attempt import (
     ALONE,
     CODE_RUNS,
@@ -41,7 +39,14 @@ from everbeat.worker.executors.executor import Executor
 from everbeat.worker.leases import LeaseTable
 from everbeat.worker.messages import ExecutorBroken, ExecutorsChanged
 from everbeat.worker.progress import ProgressRecorder, StallWatch, TaskStalled
-from everbeat.worker.settlement import Settler, failed_after_commit, settlement_of, state_after
+from everbeat.worker.settlement import (
+    Settler,
+    cancel_what_it_started,
+    cancels_its_children,
+    failed_after_commit,
+    settlement_of,
+    state_after,
+)
 from everbeat.worker.workflow_advancer import Advancer
 
 EVERY_S: Final = 60.0
@@ -147,7 +152,7 @@ SETTLE_AFTER_S: Final[Mapping[ExecutorName, float]] = {
     "solo": 0.9,
 }
 """How long code that was asked to stop can take before its attempt is settled without waiting for the code, in seconds."""
-_RECOVERY_PAUSE_S: Final = 1.0
+_RETRY_PAUSE_S: Final = 1.0
 
 _log = logging.getLogger("everbeat.worker")
 
@@ -347,24 +352,8 @@ class AttemptLifecycle:
             emit_failed(self._events, attempt, settlement, state)
         elif settlement.outcome == "POSTPONED":
             emit_postponed(self._events, attempt, settlement, state)
-        elif settlement.outcome == "CANCELLED" and settlement.error is not None:
-            self._environment.scope.start(
-                self._cancel_children(attempt), name=f"cancel children of {attempt.id}"
-            )
         if settlement.outcome != "RELEASED":  # its code never began
             emit_finished(self._events, attempt, state, self._clock.monotonic() - attempt.launched_at)
-
-    async def _cancel_children(self, attempt: Attempt) -> None:
-        """Cancel the children of a task whose code raised Cancel, and the workflows that it started, as an operator's cancel does."""
-        session = self._environment.session
-        channel = session.target.channel
-        try:
-            while await session.run(cancel_children(attempt.id, channel=channel)):
-                pass
-            if await session.run(cancel_started(attempt.id, channel=channel)):
-                self._advancer.advance_soon()
-        except EverbeatError as problem:
-            _log.error("cancelling_children_failed task_id=%s error=%s", attempt.id, problem)
 
     def committed(self, attempt: Attempt) -> None:
         """Stop holding an attempt that its own code completed. Its timeout still applies to the code."""
@@ -431,6 +420,22 @@ class AttemptLifecycle:
 
     def _settle(self, attempt: Attempt, settlement: Settlement) -> None:
         self._unsettled(attempt, "OUTCOME")
+        if cancels_its_children(settlement):
+            cancelling = self._cancel_and_settle(attempt, settlement)
+            self._environment.scope.start(cancelling, name=f"cancel children of {attempt.id}")
+        else:
+            self._settler.put(attempt, settlement)
+
+    async def _cancel_and_settle(self, attempt: Attempt, settlement: Settlement) -> None:
+        """Cancel what the task has started, and then settle it. Retry after an error, so that no child is left."""
+        while True:
+            try:
+                if await cancel_what_it_started(self._environment.session, settlement):
+                    self._advancer.advance_soon()
+                break
+            except EverbeatError as problem:
+                _log.error("cancelling_children_failed task_id=%s error=%s", attempt.id, problem)
+            await self._clock.sleep(_RETRY_PAUSE_S)
         self._settler.put(attempt, settlement)
 
     def _recover_from(
@@ -477,7 +482,7 @@ class AttemptLifecycle:
                 pause_s = self._environment.plan.recovery.check_interval_ms / 1_000
             except EverbeatError as problem:
                 _log.error("recovery_failed task_id=%s error=%s", attempt.id, problem)
-                pause_s = _RECOVERY_PAUSE_S
+                pause_s = _RETRY_PAUSE_S
             await self._clock.sleep(pause_s)
         self._let_go(attempt, "RECOVERED")
 

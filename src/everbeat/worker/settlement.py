@@ -29,6 +29,9 @@ from everbeat.errors.wording import amount, class_name, storable
 from everbeat.runtime.events import Event
 from everbeat.store.leases import Settlement, complete, decline, settle_telling, stop_settlement
 from everbeat.store.refusals import is_refused_data, is_timeout
+from everbeat.store.session import Session
+from everbeat.store.steps import cancel_started
+from everbeat.store.tasks import cancel_children
 from everbeat.worker.attempt import (
     Attempt,
     AttemptEnd,
@@ -137,6 +140,24 @@ def state_after(settlement: Settlement) -> str:
             return "PENDING"
         case _:
             return "FAILED" if settlement.retry_in_ms is None else "PENDING"
+
+
+def cancels_its_children(settlement: Settlement) -> bool:
+    """Return whether the code raised Cancel. If a cancel was requested, the caller of that request cancels the children."""
+    return settlement.outcome == "CANCELLED" and settlement.error is not None
+
+
+async def cancel_what_it_started(session: Session, settlement: Settlement) -> bool:
+    """Cancel the children of a task whose code raised Cancel, and its workflows. Return whether a workflow was cancelled.
+
+    Call this before the settlement is written. A task that is CANCELLED by its own code then has no live children, even if the worker
+    exits at any point.
+    """
+    task_id, claim_id, channel = settlement.id, settlement.claim_id, session.target.channel
+    while await session.run(cancel_children(task_id, channel=channel, claim_id=claim_id)):
+        pass
+    workflows = await session.run(cancel_started(task_id, channel=channel, claim_id=claim_id))
+    return bool(workflows)
 
 
 def undeclined(attempt: Settlement) -> Settlement:
