@@ -2,8 +2,8 @@
 -- how many tasks this call cancelled or requested to stop. Repeat the call until it returns 0. No task is then left out, because a task
 -- with a cancel request sends no more children. If a claim_id is given, the code of the task has raised Cancel, and its end is written
 -- afterwards. This requires the task's current claim_id, and locks the task first, so that a lost lease cancels nothing. When a workflow is
--- retried, its nodes get new tasks. If a node's earlier task did not complete, the new task continues from the earlier task's steps and owns
--- its children. An earlier task is therefore an owner too if the steps of this task name one of its children.
+-- retried, its nodes get new tasks. If a node's earlier task did not complete, the new task continues from the earlier task's steps and
+-- owns its children. An earlier task is therefore an owner too if the steps of this task name one of its children.
 with recursive {fragment/owners_of_children}, family (id) as (
     select t.id from owner o join {schema}.tasks t on t.parent_id = o.id
     union

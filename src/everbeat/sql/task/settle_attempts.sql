@@ -3,13 +3,14 @@
 -- already started, so good_until no longer applies, and a signal can still change its wake_at. HANDED_BACK is a RELEASED whose code has
 -- begun, so its good_until no longer applies either: the shutdown of its worker must not expire the task. POSTPONED is a SUSPENDED with its
 -- own due time, and becomes FAILED if the task was postponed too often or its good_until passes first. The earlier postponed attempts are
--- counted by their error code, since an operator's last retry. If its error names a limit (RateLimited), the task's gate is closed until then.
--- This is part of the same transaction, so that no other task starts in between. If the limit is not one of the task's own, the task fails. A cancel request never hides a success. After a cancel request, any other
--- outcome becomes CANCELLED and never a retry. The parameters are JSON arrays, because quoting a large result as an element of a text array
--- takes minutes. All parameters are texts, so that any driver works if the code settles the attempt in its own commit. Return one row with
--- the verdicts, in the given order, and the stored errors of POSTPONED attempts that failed instead, by place. A task whose code ended without a crash is no longer a suspect. The end of a task releases the next
--- task of its serial line. Without `limit 1`, the planner would move the condition on the state into the lookup and read the whole index of
--- leases for each row. Two lists are never joined: each row is looked up by its key.
+-- counted by their error code, since an operator's last retry. If its error names a limit (RateLimited), the task's gate is closed until
+-- then. This is part of the same transaction, so that no other task starts in between. If the limit is not one of the task's own, the task
+-- fails. A cancel request never hides a success. After a cancel request, any other outcome becomes CANCELLED and never a retry. The
+-- parameters are JSON arrays, because quoting a large result as an element of a text array takes minutes. All parameters are texts, so that
+-- any driver works if the code settles the attempt in its own commit. Return one row with the verdicts, in the given order, and the stored
+-- errors of POSTPONED attempts that failed instead, by place. A task whose code ended without a crash is no longer a suspect. The end of a
+-- task releases the next task of its serial line. Without `limit 1`, the planner would move the condition on the state into the lookup and
+-- read the whole index of leases for each row. Two lists are never joined: each row is looked up by its key.
 with asked as (
     select
         a.id, a.claim_id, case a.outcome when 'HANDED_BACK' then 'RELEASED' when 'POSTPONED' then 'SUSPENDED' else a.outcome end as outcome,

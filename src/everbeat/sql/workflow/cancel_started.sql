@@ -1,8 +1,8 @@
 -- Cancel the workflows that a task or its children have started: RUNNING | PAUSED -> CANCELLING. The worker that advances these workflows
 -- cancels their nodes. If a node's task continues from the steps of an earlier task, it also owns the children and workflows of that task
--- (see task/cancel_children). A transition of a workflow locks the workflow's row before it locks tasks. No task is therefore locked here,
--- except after the workflows: with a claim_id, the running code of the task cancels them, which requires the task's current claim_id.
--- Return the cancelled workflows.
+-- (see task/cancel_children). A transition of a workflow locks the workflow's row before it locks tasks. So no task is locked here before
+-- the workflows. If a claim_id is given, the code of the task has raised Cancel. This requires the task's current claim_id, and locks the
+-- task after the workflows, so that a lost lease cancels nothing. Return the cancelled workflows.
 with recursive {fragment/owners_of_children}, family (id) as (
     select o.id from owner o
     union
