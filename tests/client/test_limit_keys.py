@@ -11,6 +11,7 @@ import pytest
 from everbeat import App, Limit, QueueConfig, Schedule
 from everbeat.errors import ConfigurationError, PayloadError
 from tests.client.conftest import NewApp
+from tests.store.conftest import StoreHarness
 
 
 class Lines(msgspec.Struct):
@@ -163,6 +164,27 @@ def test_an_omitted_argument_has_the_same_key_as_its_default(limited: NewApp) ->
 
         @app.task(limits=["t"])
         def broken(order: Order = Order("a\x00")) -> None: ...  # noqa: B008
+
+
+def test_a_workflow_node_has_the_same_key_as_a_send(limited: NewApp, db: StoreHarness) -> None:
+    app = limited(Limit("t", concurrency=1, key="order.tenant"))
+
+    @app.task(limits=["t"])
+    def pack(order: Order | None = Order("acme"), text: str = "") -> None: ...  # noqa: B008
+
+    query = db.plain("select {schema}.gates_of(%s::json, %s::json)")
+    for call in (
+        pack.call(),
+        pack.call(Order("x")),
+        pack.call(None),
+        pack.call(Order(None)),
+        pack.call(Order("y" * 201)),
+    ):
+        nodes, _ = app._sender.limits.node_gates(call)
+        found = db.connection.execute(
+            query, [msgspec.json.encode(nodes).decode(), call.payload.decode()]
+        ).fetchone()
+        assert found == ([*app._sender.limits.gates(call).names],)
 
 
 def test_the_fix_of_a_limit_in_the_wrong_place_can_be_written(limited: NewApp) -> None:
