@@ -10,7 +10,7 @@ import pytest
 
 from everbeat import App
 from everbeat.bench.environment import Bench, lock_schema_name, remove_leftovers, workers
-from everbeat.cli.locate import own_schema
+from everbeat.cli.own_tree import own_schema
 from everbeat.store.target import Target
 from tests.bench.conftest import bench_schemas
 

@@ -40,8 +40,8 @@ from everbeat.bench.throughput import (
     workflow_measurements,
 )
 from everbeat.cli.failures import ExitCode, Form, exit_code_of, interruptible, show_failure
-from everbeat.cli.locate import own_schema
 from everbeat.cli.output import say
+from everbeat.cli.own_tree import own_schema
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption, OwnUrlOption
 from everbeat.client.database_access import database_of
 from everbeat.domain.settings.checks import one_of

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 from msgspec import Struct
 
 from everbeat import App, WorkerConfig
-from everbeat.cli.locate import start_own_tree
 from everbeat.cli.output import say
+from everbeat.cli.own_tree import start_own_tree
 from everbeat.client.database_access import database_of
 from everbeat.domain.settings.settings import refused
 from everbeat.errors import WorkerError

@@ -21,8 +21,8 @@ from everbeat.bench.latency import ROUNDS, latencies_ms
 from everbeat.bench.program import BenchProgram
 from everbeat.bench.sampling import Measurement, Sample, percentile
 from everbeat.bench.throughput import drained, verified, wait_for_all
-from everbeat.cli.locate import own_schema
 from everbeat.cli.output import say
+from everbeat.cli.own_tree import own_schema
 from everbeat.client.database_access import database_of
 from everbeat.errors import NatsError, WorkerError
 from everbeat.nats.inspection import ask_once

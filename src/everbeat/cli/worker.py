@@ -21,8 +21,8 @@ import typer
 from msgspec.structs import replace
 
 from everbeat.assembly.workers import supervise
-from everbeat.cli.locate import start_own_tree
 from everbeat.cli.logs import FORMAT_VARIABLE, LOG_LEVEL_VARIABLE, is_json, show_logs
+from everbeat.cli.own_tree import start_own_tree
 from everbeat.cli.selection import LocatorArgument
 from everbeat.config import WorkerConfig
 from everbeat.errors import ConfigurationError, Problem

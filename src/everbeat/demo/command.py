@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from everbeat.cli.failures import ExitCode, interruptible
-from everbeat.cli.locate import load, own_schema
+from everbeat.cli.locate import load
 from everbeat.cli.output import VisibleConsole, show_json
+from everbeat.cli.own_tree import own_schema
 from everbeat.cli.selection import SCHEMA_VARIABLE, JsonOption, OwnUrlOption
 from everbeat.demo import NATS_VARIABLE
 from everbeat.demo.processes import DemoNatsServer

@@ -13,8 +13,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Final
 
-from everbeat.cli.locate import start_own_tree
 from everbeat.cli.nats_server import NatsServer, StreamCounters
+from everbeat.cli.own_tree import start_own_tree
 from everbeat.demo import source_files
 from everbeat.demo.source_files import Counts, total
 from everbeat.demo.verification import MessageCounts
