@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.worker.harness import WorkerHarness
+from tests.worker.harness import PATIENCE_S, WorkerHarness
 from tests.worker.sample_tasks import gate
 
 
@@ -24,7 +24,7 @@ async def test_a_worker_starts_tasks_in_the_order_of_service(
         "select args ->> 'word' as word from {schema}.tasks order by priority, enqueued_at, id"
     )
     async with harness.worker(async_concurrency=slots, prefetch=prefetch) as running:
-        await running.until(lambda: len(gate.journal) == 3_000)
+        await running.until(lambda: len(gate.journal) == 3_000, timeout_s=3 * PATIENCE_S)
     # On a busy machine, a task started for a slot that did not become free is released and begins later than its turn.
     released = {
         row["word"]
