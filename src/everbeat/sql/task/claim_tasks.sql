@@ -79,6 +79,8 @@ with recursive caller as materialized (
         %(starts)s, %(channel)s, %(line_floors)s::json
     ) o
     where exists (select from caller) and not exists (select from again)
+      -- The call of the function alone takes longer than this look.
+      and (%(line_floors)s::json is not null or exists (select from {schema}.lines l where l.state = 'R'))
 ), ready as materialized (
     select found.*, coalesce(q.priority, 100) as queue_priority,
         count(*) over (partition by coalesce(q.priority, 100), found.priority) as lanes
