@@ -107,6 +107,29 @@ def test_gates_of_a_changed_limit_beyond_one_portion_are_judged_later(db: StoreH
     assert len(take(db)) == 10
 
 
+def test_a_change_that_no_worker_saw_for_days_is_applied(db: StoreHarness) -> None:
+    put_limit(db, "l", concurrency=0)
+    (waiting,) = send(db, "l")
+    assert take(db) == []
+    put_limit(db, "l", concurrency=1)
+    db.connection.execute(db.plain("update {schema}.limits set changed_at = now() - interval '3 days'"))
+    assert db.run(tasks.next_due(names=["work"], queues=None, margin_ms=0, marked=())).lines_changed
+    assert [one.id for one in until_taken(db, 1)] == [waiting]
+
+
+def test_a_limit_is_compared_with_its_gates_for_a_day_after_a_change(db: StoreHarness) -> None:
+    """A claim that was under way during the change can commit later. A claim that began a day ago is not expected to."""
+    put_limit(db, "l", concurrency=1)
+    send(db, "l")
+    take(db)
+    apply(db)
+    assert db.table("limits", "has_old_gates") == [(True,)]
+    db.connection.execute(db.plain("update {schema}.limits set changed_at = now() - interval '3 days'"))
+    send(db, "l")
+    apply(db)
+    assert db.table("limits", "has_old_gates") == [(False,)]
+
+
 def test_a_limit_that_is_declared_anew_has_a_later_version_than_its_gates(db: StoreHarness) -> None:
     put_limit(db, "l", concurrency=1)
     put_limit(db, "l", concurrency=2)

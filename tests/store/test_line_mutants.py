@@ -397,7 +397,7 @@ MUTANTS = [
         )
         for what, name, before, after in [
             ("its gates keep their version", UNPARK, "set version = m.version,", "set version = g.version,"),
-            ("its gates are not judged again", APPLY, "'1 day'\n        limit p_most", "'1 day' and false\n        limit p_most"),
+            ("its gates are not judged again", APPLY, "where m.has_old_gates\n        limit", "where false\n        limit"),
             ("its version does not grow", f"{FOLDER}/14_number_limit", "new.version := 1 + greatest(", "new.version := 0 * greatest("),
         ]
     ),

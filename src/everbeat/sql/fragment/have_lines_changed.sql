@@ -20,7 +20,7 @@ exists (
     or exists (select from {schema}.limits m where m.has_old_lines)
     or exists (
         select from {schema}.limits m
-        where m.changed_at > statement_timestamp() - interval '1 day'
+        where m.has_old_gates
           and (select min(g.version) from {schema}.gates g where g.limit_name = m.name) < m.version
     )
     -- After a restore into another cluster, the floor is above the transaction ids of new changes.

@@ -6,6 +6,7 @@ begin
         (select g.version from {schema}.gates g where g.limit_name = new.name order by g.version desc limit 1), 0
     );
     new.changed_at := clock_timestamp();
+    new.has_old_gates := true;
     if tg_op = 'INSERT' then
         new.has_old_lines := true;
     else

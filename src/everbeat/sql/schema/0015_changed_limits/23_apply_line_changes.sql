@@ -26,7 +26,7 @@ begin
         and not exists (select from {schema}.limits where has_old_lines)
         and not exists (
             select from {schema}.limits m
-            where m.changed_at > t - interval '1 day'
+            where m.has_old_gates
               and (select min(g.version) from {schema}.gates g where g.limit_name = m.name) < m.version
         )
     then
@@ -179,7 +179,7 @@ begin
         select gate from {schema}.gates where opens_at <= t and gate <> all(coalesce(gs, '{{}}')) order by opens_at limit p_most
         for no key update skip locked
     ) o;
-    -- The gates of a limit that has changed. A claim that began a day ago is not expected to commit.
+    -- The gates of a limit that has changed.
     select array_agg(o.gate) into changed
     from (
         select k.gate
@@ -188,11 +188,20 @@ begin
             select g.gate from {schema}.gates g where g.limit_name = m.name and g.version < m.version
             order by g.version limit p_most for no key update skip locked
         ) k
-        where m.changed_at > t - interval '1 day'
+        where m.has_old_gates
         limit p_most
     ) o
     where o.gate <> all(coalesce(gs, '{{}}')) and o.gate <> all(coalesce(opened, '{{}}'));
     is_busy := is_busy or coalesce(cardinality(changed), 0) >= p_most;
+    -- A claim that began a day ago is not expected to commit. So no gate with an older version appears any longer.
+    update {schema}.limits l set has_old_gates = false
+    from (
+        select o.name from {schema}.limits o
+        where o.has_old_gates and o.changed_at < t - interval '1 day'
+          and coalesce((select min(g.version) from {schema}.gates g where g.limit_name = o.name), o.version) >= o.version
+        for no key update skip locked
+    ) o
+    where o.name = l.name;
     opened := opened || changed;
     insert into {schema}.gates (gate, limit_name, version)
     select x, split_part(x, '/', 1), coalesce((select m.version from {schema}.limits m where m.name = split_part(x, '/', 1)), 0)
