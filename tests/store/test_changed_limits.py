@@ -11,7 +11,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from everbeat.store import limits, retention, tasks
+from everbeat.store import limits, migrating, retention, tasks
+from everbeat.store.target import Target
 from tests.invariants import settled_line_breaches
 from tests.store.conftest import StoreHarness
 from tests.store.lining import apply, gate, put_limit, send, take
@@ -359,3 +360,20 @@ def test_a_role_that_may_only_read_changes_nothing_through_functions(db: StoreHa
         db.connection.execute(sql.SQL("set local role {}").format(name))
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied to"):
             db.connection.execute(db.plain(call))
+
+
+def test_an_upgrade_starts_the_lines_that_an_earlier_version_left_waiting(
+    database_url: str, schema: str
+) -> None:
+    target = Target.parse(database_url, schema=schema)
+    with target.connect("everbeat test") as connection:
+        migrating.migrate(connection, target, to=14)
+        db = StoreHarness(target, connection)
+        put_limit(db, "l", concurrency=1)
+        (waiting,) = send(db, "l")
+        connection.execute(db.plain("select {schema}.apply_line_changes(10, array['work'], null, null)"))
+        connection.execute(db.plain("update {schema}.lines set state = 'B', blocked = 'l'"))
+        migrating.migrate(connection, target)
+        db.supervisor("s1", "w1")
+        assert [one.id for one in until_taken(db, 1)] == [waiting]
+        db.database.close()
