@@ -20,7 +20,7 @@ from everbeat import App, Cancel, Context, Failed, RecoveryConfig, TaskState
 from everbeat.client.database_access import database_of
 from everbeat.errors import ConfigurationError, DatabaseUnreachable, WorkerError
 from everbeat.recovery import RecoveryContext, Reschedule, SweepSummary
-from everbeat.store import leases, workers
+from everbeat.store import claims, workers
 from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
 
@@ -443,7 +443,7 @@ def leave_behind(app: App) -> None:
     database = Database(target)
     database.run(workers.register_supervisor(row))
     database.run(workers.register_worker(worker))
-    claim = leases.claim(
+    claim = claims.claim(
         worker_id="gone-w", claim_call=uuid4(), names=["doomed"], limit=1, queues=None, queue_priorities={}
     )
     assert len(database.run(claim)) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from everbeat import App
 from everbeat.cli.failures import ExitCode
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 from tests.cli.conftest import Command
 from tests.client.conftest import app, db
 from tests.store.conftest import StoreHarness

@@ -12,7 +12,7 @@ from msgspec import Struct
 from everbeat import App
 from everbeat.domain.schedule.model import Timing
 from everbeat.domain.workflow.graph import GraphNode, TaskSpec
-from everbeat.store import leases, workers
+from everbeat.store import claims, workers
 from tests.store.conftest import StoreHarness
 from tests.store.scheduling import put
 from tests.workflows.sent import mapped, sent
@@ -88,7 +88,7 @@ def played(app: App, db: StoreHarness) -> WideScene:
     )
     tree(db, supervisor, *names)
 
-    def running() -> leases.Claimed:
+    def running() -> claims.Claimed:
         id_ = app.send_by_name(NAME, queue=QUEUE).id
         (claimed,) = db.claim(names[0], names=(NAME,), limit=1)
         assert claimed.id == id_

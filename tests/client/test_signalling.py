@@ -14,7 +14,7 @@ from everbeat.domain.task.context_backend import NewChild
 from everbeat.errors import ConfigurationError, PayloadError, SignalRefused, TaskNotFound
 from everbeat.inspection import CancelVerdict, ReasonCode
 from everbeat.store import steps
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 from tests.store.conftest import StoreHarness
 
 

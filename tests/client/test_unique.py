@@ -12,7 +12,8 @@ import pytest
 from everbeat import App, Schedule, Task, TaskState
 from everbeat.errors import ConfigurationError, DuplicateTask, TaskNotRetryable
 from everbeat.store import tasks
-from everbeat.store.leases import Claimed, decline, release
+from everbeat.store.claims import Claimed
+from everbeat.store.leases import decline, release
 from tests.store.conftest import StoreHarness
 
 ANSWERS = ("existing", "replace", "debounce")

@@ -15,7 +15,7 @@ import pytest
 from everbeat.config import RecoveryConfig
 from everbeat.maintenance.cleanup import STEP_ROWS, PrunePass
 from everbeat.runtime.clock import SystemClock
-from everbeat.store import leases, migrating, workers
+from everbeat.store import claims, leases, migrating, workers
 from everbeat.store.leases import Settlement
 from everbeat.store.session import Session
 from everbeat.store.statement import Statement
@@ -70,7 +70,7 @@ class Work:
 
     def _one_round(self) -> None:
         channel = self.db.target.channel
-        claim = leases.claim(
+        claim = claims.claim(
             worker_id="w1", claim_call=uuid4(), names=["work"], limit=1, queues=None, queue_priorities={}
         )
         (claimed,) = self._timed(claim, self.claims)

@@ -9,7 +9,7 @@ from everbeat.recovering.orders import Death
 from everbeat.recovering.recoverer import TaskTypePaused
 from everbeat.runtime.processes import ExitReport
 from everbeat.store import tasks
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 from tests.recovering.conftest import ManualObserver, StoreHarness
 
 CRASH = ExitReport(pid=77, exit_code=139)

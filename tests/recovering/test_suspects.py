@@ -12,7 +12,7 @@ from everbeat.domain.task.policy import StoredPolicy
 from everbeat.recovering.orders import Death
 from everbeat.runtime.processes import EXIT_SOFTWARE, EXIT_UNSETTLED, ExitReport
 from everbeat.store import leases, tasks, workers
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 from tests.recovering.conftest import ManualObserver, StoreHarness
 
 AGAIN = StoredPolicy(on_crash="retry").to_json()

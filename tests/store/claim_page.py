@@ -13,7 +13,7 @@ from uuid import uuid4
 from psycopg import sql
 
 from everbeat.embedded.server import EmbeddedServer
-from everbeat.store import leases, lines
+from everbeat.store import claims, lines
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
 from everbeat.store.user_connection.drivers import numbered
@@ -62,7 +62,7 @@ def beside_lines_and_suspects(db: StoreHarness) -> Iterator[Statement[Any]]:
         db.connection.execute(db.text(apply.name), apply.parameters)
         floor = db.connection.execute(sql.SQL(place).format(schema)).fetchone()
         assert floor is not None
-        yield leases.claim(
+        yield claims.claim(
             worker_id="w2", claim_call=uuid4(), names=["work"], limit=100, queues=None, queue_priorities={},
             suspects=False, starts=8, floors={("default", 1): (floor[0], floor[1])},
         )  # fmt: skip

@@ -10,9 +10,10 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import Connection, sql
 
-from everbeat.store import leases, lines, tasks, workers
+from everbeat.store import claims, leases, lines, tasks, workers
+from everbeat.store.claims import Claimed
 from everbeat.store.database import Database
-from everbeat.store.leases import Claimed, Settlement
+from everbeat.store.leases import Settlement
 from everbeat.store.statement import Statement, compose
 from everbeat.store.target import Target
 from tests.invariants import breaches
@@ -68,11 +69,11 @@ class StoreHarness:
         """Apply the changes of lines and claim, as a worker does. By default, tasks with limits are claimed, too."""
         self.run(lines.apply_changes(readers=names, queues=more.get("queues"), channel=self.target.channel))
         return self.run(
-            leases.claim(
+            claims.claim(
                 worker_id=worker, claim_call=call or uuid4(), names=names, limit=limit,
                 queues=more.get("queues"), queue_priorities=more.get("queue_priorities", {}), suspects=more.get("suspects"),
-                floors=more.get("floors", leases.NO_FLOORS), marked=more.get("marked", ()), starts=more.get("starts", 0),
-                policies=more.get("policies"), channel=self.target.channel,
+                floors=more.get("floors", claims.NO_FLOORS), marked=more.get("marked", ()), starts=more.get("starts", 0),
+                policies=more.get("policies"), channel=self.target.channel, with_lines=more.get("with_lines", True),
             )
         )  # fmt: skip
 

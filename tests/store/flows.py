@@ -17,7 +17,8 @@ from everbeat.errors import TaskError
 from everbeat.store import advance, workflows
 from everbeat.store import workflow_control as control
 from everbeat.store.advance import AdvanceResult
-from everbeat.store.leases import Claimed, Settlement, settle
+from everbeat.store.claims import Claimed
+from everbeat.store.leases import Settlement, settle
 from everbeat.store.plan import Transaction
 from everbeat.store.workflow_control import find_stuck, move_on
 from tests.store.conftest import StoreHarness

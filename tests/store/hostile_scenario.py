@@ -15,7 +15,8 @@ from everbeat.maintenance.cleanup import Expirer
 from everbeat.maintenance.reconciler import Reconciler
 from everbeat.maintenance.scheduler import Scheduler
 from everbeat.store import diagnosis, leases, lines, workers
-from everbeat.store.leases import Claimed, Settlement, decline
+from everbeat.store.claims import Claimed
+from everbeat.store.leases import Settlement, decline
 from everbeat.store.tasks import BEGINNING, MarkedGroup, MarkedPlace, marked, next_due
 from everbeat.worker.workflow_advancer import Advancer
 from tests.cli.conftest import Command

@@ -12,8 +12,9 @@ from uuid import uuid4
 
 import psycopg
 
-from everbeat.store import leases, lines, steps, tasks, workers
-from everbeat.store.leases import Claimed, Settlement
+from everbeat.store import claims, leases, lines, steps, tasks, workers
+from everbeat.store.claims import Claimed
+from everbeat.store.leases import Settlement
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement, compose
 from everbeat.store.tasks import BEGINNING, MarkedGroup
@@ -181,7 +182,7 @@ class LineStorm:
         self, random: Random, worker: str, names: list[str], known: list[MarkedGroup]
     ) -> Statement[list[Claimed]]:
         limit = random.choice([1, 2, 7, 50])
-        return leases.claim(
+        return claims.claim(
             worker_id=worker, claim_call=uuid4(), names=names, limit=limit, queues=random.choice([None, None, ["a"], ["a", "b"]]),
             queue_priorities=random.choice([{}, {"a": 1, "b": 2}]), suspects=None if self.is_calm else random.choice([None, False, True]),
             starts=limit if self.is_calm else random.choice([0, 1, limit, limit, limit]), channel="c", marked=known,

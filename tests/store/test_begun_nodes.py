@@ -5,7 +5,7 @@ from __future__ import annotations
 from everbeat.domain.task.context_backend import NewChild
 from everbeat.store import steps
 from everbeat.store import workflow_control as control
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 from everbeat.store.statement import Statement
 from everbeat.store.steps import record_checkpoint
 from tests.store.conftest import StoreHarness

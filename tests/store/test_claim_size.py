@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from everbeat.store import leases, tasks
-from everbeat.store.leases import Claimed
+from everbeat.store import claims, tasks
+from everbeat.store.claims import Claimed
 from tests.store.conftest import StoreHarness
 
 MB = 1_000_000
@@ -29,7 +29,7 @@ def send(db: StoreHarness, *sizes: int, compressible: bool = True) -> list[UUID]
 
 
 def claim(db: StoreHarness, most_bytes: int, *, limit: int = 100, call: UUID | None = None) -> list[Claimed]:
-    statement = leases.claim(
+    statement = claims.claim(
         worker_id="w1", claim_call=call or uuid4(), names=["work"], limit=limit, queues=None, queue_priorities={},
         starts=1, most_bytes=most_bytes,
     )  # fmt: skip

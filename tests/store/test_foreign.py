@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 
 from everbeat.errors import BlockingCallInLoop, CommitRefused
 from everbeat.store import steps, tasks
-from everbeat.store.leases import Claimed, Settlement, settle
+from everbeat.store.claims import Claimed
+from everbeat.store.leases import Settlement, settle
 from everbeat.store.statement import compose
 from everbeat.store.steps import ConnectionFacts
 from everbeat.store.user_connection.connection import (

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat.store import leases, lines, tasks
+from everbeat.store import claims, lines, tasks
 from everbeat.store.statement import compose
 from tests.invariants import settled_line_breaches
 from tests.store.conftest import StoreHarness
@@ -27,7 +27,7 @@ def frozen(db: StoreHarness, statement: Any) -> Iterator[None]:
 
 
 def claim(*names: str, limit: int = 1) -> Any:
-    return leases.claim(
+    return claims.claim(
         worker_id="w2",
         claim_call=uuid4(),
         names=names,

@@ -15,7 +15,7 @@ from everbeat.domain.inspection import Pause
 from everbeat.domain.task.outcome import error_from_json
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.states import TASK_TERMINAL_STATES, TRANSITIONS, TaskState
-from everbeat.store import leases, tasks
+from everbeat.store import claims, leases, tasks
 from everbeat.store.database import Database
 from everbeat.store.leases import stop_settlement
 from everbeat.store.statement import source
@@ -133,7 +133,7 @@ def test_a_claim_skips_scheduled_tasks_and_next_due_returns_their_time(db: Store
 def test_only_the_holder_can_start_a_task_and_a_repeated_start_returns_the_same(db: StoreHarness) -> None:
     db.send()
     (claimed,) = db.claim()
-    stranger = leases.Claimed(
+    stranger = claims.Claimed(
         **{field: getattr(claimed, field) for field in claimed.__slots__} | {"claim_id": uuid4()}
     )
     assert db.start(stranger) == ["lost"]
@@ -261,7 +261,7 @@ def test_a_claim_with_floors_starts_behind_them_and_still_finds_every_other_lane
     lanes = [("a", 0), ("b", 0), ("b", 1), ("c", 0), ("d", 0)]
     sent = {lane: [db.send(queue=lane[0], priority=lane[1]) for _ in range(3)] for lane in lanes}
 
-    def place(lane: tuple[str, int], n: int) -> leases.ClaimPlace:
+    def place(lane: tuple[str, int], n: int) -> claims.ClaimPlace:
         return db.row(sent[lane][n], "enqueued_at"), sent[lane][n]
 
     serial = db.send(queue="b", serial="line")

@@ -12,9 +12,10 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from everbeat.store import leases, tasks
+from everbeat.store import claims, leases, tasks
+from everbeat.store.claims import Claimed
 from everbeat.store.database import Database
-from everbeat.store.leases import Claimed, Settlement
+from everbeat.store.leases import Settlement
 from tests.invariants import line_breaches, settled_line_breaches
 from tests.store.conftest import StoreHarness
 from tests.store.lining import apply, gate, put_limit, send, take
@@ -122,7 +123,7 @@ def test_permits_that_are_kept_for_a_large_task_reach_the_lines_before_it(db: St
 def delayed_claim(db: StoreHarness, **options: Any) -> Iterator[Any]:
     """Start a claim of w2 that waits before it reads anything, and yield a function that lets it continue and returns its tasks."""
     database = Database(db.target)
-    claim = leases.claim(
+    claim = claims.claim(
         worker_id="w2", claim_call=uuid4(), names=["work"], limit=options.get("limit", 10), queues=None, queue_priorities={},
         starts=10, channel="c",
     )  # fmt: skip
@@ -180,7 +181,7 @@ def test_a_claim_that_was_delayed_starts_no_task_after_its_good_until(
 def interrupted_claim(db: StoreHarness) -> Iterator[Any]:
     """Start a claim of w2 that waits after it has chosen tasks of lines. The yielded connection's changes are committed before it continues."""
     database = Database(db.target)
-    claim = leases.claim(
+    claim = claims.claim(
         worker_id="w2",
         claim_call=uuid4(),
         names=["work"],
@@ -347,3 +348,15 @@ def test_rows_of_lines_contain_no_value_that_doctor_reports(db: StoreHarness) ->
     db.complete(*take(db))
     apply(db)
     assert db.connection.execute(db.plain("select * from {schema}.bad_rows(10)")).fetchall() == []
+
+
+def test_a_claim_without_lines_leaves_their_tasks_and_permits(db: StoreHarness) -> None:
+    put_limit(db, "a", concurrency=2)
+    lined = [*send(db, "a"), db.send(serial="s")]
+    plain = [db.send() for _ in range(3)]
+    apply(db)
+    assert ids(taken := take(db, limit=10, with_lines=False)) == {*plain}
+    assert {one.lines_changed for one in taken} == {None}
+    assert gate(db, "a") == 0
+    assert ids(take(db, limit=10)) == {*lined}
+    no_breach(db)

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat.store import leases, lines
+from everbeat.store import claims, lines
+from everbeat.store.claims import Claimed
 from everbeat.store.database import Database
-from everbeat.store.leases import Claimed
 from tests.store.conftest import StoreHarness
 from tests.store.lining import apply, put_limit, send, take
 
@@ -153,7 +153,7 @@ def test_four_claimers_start_tasks_at_the_rate_and_no_faster(db: StoreHarness) -
         database = Database(db.target)
         while time.monotonic() < ends_at:
             database.run(lines.apply_changes(readers=["work"], queues=None, channel=None))
-            claim = leases.claim(
+            claim = claims.claim(
                 worker_id=f"w{1 + number % 2}",
                 claim_call=uuid4(),
                 names=["work"],

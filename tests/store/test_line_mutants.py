@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from everbeat.store import leases, tasks
+from everbeat.store import claims, tasks
 from tests.invariants import line_breaches, settled_line_breaches
 from tests.store import test_changed_limits as changes
 from tests.store import test_frozen_claims as frozen_claims
@@ -104,7 +104,7 @@ def check_unused_beside_ended(db: StoreHarness) -> None:
     db.complete(held)
     with corners.other_connection(db) as other:
         other.execute(db.plain("select from {schema}.tasks where id = %s for update"), [mine])
-        statement = leases.claim(
+        statement = claims.claim(
             worker_id="w1",
             claim_call=uuid4(),
             names=["work"],
@@ -127,7 +127,7 @@ def check_head_changed(db: StoreHarness) -> None:
     (second,) = send(db, "a", serial="key:a")
     apply(db)
     db.cancel(first)
-    statement = leases.claim(
+    statement = claims.claim(
         worker_id="w1",
         claim_call=uuid4(),
         names=["work"],

@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from everbeat.store import leases, lines, tasks
+from everbeat.store import claims, lines, tasks
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement, compose
 from tests.store.conftest import StoreHarness
@@ -91,7 +91,7 @@ class Keyed:
 
     @staticmethod
     def claim(*names: str, starts: int = 10) -> Statement[Any]:
-        return leases.claim(
+        return claims.claim(
             worker_id="w1",
             claim_call=uuid4(),
             names=names,

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 
 from everbeat.domain.task.signature import Parameters
-from everbeat.store.leases import Claimed, decline
+from everbeat.store.claims import Claimed
+from everbeat.store.leases import decline
 from everbeat.store.tasks import BEGINNING, MarkedGroup, MarkedPlace, marked
 from tests.store.conftest import StoreHarness
 

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 from everbeat.domain.task.policy import StoredPolicy
-from everbeat.store import leases, lines, tasks
-from everbeat.store.leases import Claimed, decline
+from everbeat.store import claims, leases, lines, tasks
+from everbeat.store.claims import Claimed
+from everbeat.store.leases import decline
 from everbeat.store.tasks import BEGINNING, MarkedGroup, marked, suspects_wait
 from tests.store.conftest import StoreHarness
 
@@ -301,7 +302,7 @@ def test_most_bytes_limits_a_claim_of_marked_tasks(db: StoreHarness) -> None:  #
     large = json.dumps({"a": "x" * 1_000}).encode()
     for _ in range(3):
         mark(db, large)
-    call = leases.claim(
+    call = claims.claim(
         worker_id="w1", claim_call=uuid4(), names=["work"], limit=10, queues=None, queue_priorities={},
         marked=groups(db), most_bytes=2_100,
     )  # fmt: skip

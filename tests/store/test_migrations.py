@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.errors import DatabaseError, SchemaForbidden, SchemaFromTheFuture, SchemaMissing, SchemaOutdated
-from everbeat.store import leases, migrating, migrations
+from everbeat.store import claims, leases, migrating, migrations
 from everbeat.store.database import Database
 from everbeat.store.target import Target
 
@@ -160,7 +160,7 @@ def test_tasks_of_an_earlier_version_are_claimed_and_settled_after_the_migration
     database = Database(target)
     try:
         taken = database.run(
-            leases.claim(
+            claims.claim(
                 worker_id="w1", claim_call=uuid4(), names=["work"], limit=9, queues=None, queue_priorities={}
             )
         )

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from everbeat.store import leases, retention, tasks, workers
+from everbeat.store import claims, leases, retention, tasks, workers
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
 from everbeat.store.user_connection.drivers import numbered
@@ -71,7 +71,7 @@ def test_every_repeated_statement_takes_the_server_less_than_100_ms(million: Sto
 
     def claim(limit: int, **more: Any) -> Statement[Any]:
         asked = {"names": ["work"], "queues": None, "queue_priorities": {}, "starts": limit} | more
-        return leases.claim(worker_id="w2", claim_call=uuid4(), limit=limit, **asked)
+        return claims.claim(worker_id="w2", claim_call=uuid4(), limit=limit, **asked)
 
     new = [
         tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}") for _ in range(BATCH)

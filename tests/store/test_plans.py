@@ -15,7 +15,7 @@ from psycopg import sql
 from everbeat.domain.identifiers import bounds
 from everbeat.domain.task.signature import MarkedTasks
 from everbeat.domain.task.states import TaskState
-from everbeat.store import diagnosis, inspection, leases, lines, migrating, retention, tasks, workers
+from everbeat.store import claims, diagnosis, inspection, leases, lines, migrating, retention, tasks, workers
 from everbeat.store.leases import decline
 from everbeat.store.statement import Statement, compose
 from everbeat.store.target import Target
@@ -111,7 +111,7 @@ def check_plan(db: StoreHarness, statement: Statement[Any], *, pages: int) -> No
 
 def a_claim(limit: int, **more: Any) -> Statement[Any]:
     queues, priorities = more.get("queues"), more.get("priorities", {})
-    return leases.claim(
+    return claims.claim(
         worker_id="w2",
         claim_call=uuid4(),
         names=["work"],
@@ -119,8 +119,9 @@ def a_claim(limit: int, **more: Any) -> Statement[Any]:
         queues=queues,
         queue_priorities=priorities,
         starts=more.get("starts", 0),
-        floors=more.get("floors", leases.NO_FLOORS),
+        floors=more.get("floors", claims.NO_FLOORS),
         marked=more.get("marked", ()),
+        with_lines=more.get("with_lines", True),
     )
 
 
@@ -145,10 +146,11 @@ def test_a_claim_reads_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
     check_plan(loaded, a_claim(1), pages=400)
     check_plan(loaded, a_claim(100, priorities={"mail": 1}), pages=4_000)
     check_plan(loaded, a_claim(10, queues=["mail"]), pages=600)
+    check_plan(loaded, a_claim(100, with_lines=False), pages=4_000)
 
 
 def test_a_claim_that_finds_nothing_and_next_due_read_a_bounded_number_of_pages(loaded: StoreHarness) -> None:
-    nothing = leases.claim(
+    nothing = claims.claim(
         worker_id="w2", claim_call=uuid4(), names=["none"], limit=10, queues=["none"], queue_priorities={}
     )
     check_plan(loaded, nothing, pages=200)

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from everbeat.store import leases, retention, tasks, workers
+from everbeat.store import claims, leases, retention, tasks, workers
 from everbeat.store.database import Database
 from everbeat.store.workers import predecessors
 from tests.store.conftest import StoreHarness
@@ -175,7 +175,7 @@ def test_leases_of_ended_workers_are_found_by_every_sweep_until_recovered(db: St
 
 def test_a_burial_waits_for_a_claim_in_flight_and_finds_its_lease(db: StoreHarness) -> None:
     db.send()
-    claim = leases.claim(
+    claim = claims.claim(
         worker_id="w1", claim_call=uuid4(), names=["work"], limit=1, queues=None, queue_priorities={}
     )
     bury = workers.bury_workers(worker_ids=["w1"], how="child_exit")

@@ -7,7 +7,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
-from everbeat.store import leases, lines
+from everbeat.store import claims, lines
 from tests.store.conftest import StoreHarness
 
 
@@ -16,7 +16,7 @@ def test_a_worker_whose_role_has_rights_on_tables_only_claims_tasks_of_lines(db:
     names = {"schema": sql.Identifier(db.target.schema), "role": sql.Identifier(role)}
     sent = db.send(serial="key:a")
     apply = lines.apply_changes(readers=["work"], queues=None, channel=None)
-    claim = leases.claim(
+    claim = claims.claim(
         worker_id="w1",
         claim_call=uuid4(),
         names=["work"],

@@ -11,9 +11,10 @@ import pytest
 from psycopg import sql
 
 from everbeat.domain.task.states import TaskState
-from everbeat.store import leases, lines, tasks
+from everbeat.store import claims, leases, lines, tasks
+from everbeat.store.claims import Claimed
 from everbeat.store.database import Database
-from everbeat.store.leases import Claimed, RecoveryOrder
+from everbeat.store.leases import RecoveryOrder
 from tests.store.conftest import StoreHarness
 
 LINE = "queue:ledger"
@@ -145,7 +146,7 @@ def test_concurrent_claimers_never_hold_two_tasks_of_a_line(db: StoreHarness) ->
             while not over.is_set():
                 database.run(lines.apply_changes(readers=["work"], queues=None, channel=db.target.channel))
                 for held in database.run(
-                    leases.claim(
+                    claims.claim(
                         worker_id=name,
                         claim_call=uuid4(),
                         names=["work"],

@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.errors import ConfigurationError, DatabaseUnreachable, SchemaMissing, WrongDatabaseURL
-from everbeat.store import leases, tasks, workers, workflows
+from everbeat.store import claims, leases, tasks, workers, workflows
 from everbeat.store.database import Database
 from everbeat.store.leases import Settlement
 from everbeat.store.session import Session
@@ -75,7 +75,7 @@ async def test_a_session_that_is_killed_at_random_moments_runs_each_task_once(db
         async with asyncio.timeout(90):
             while done != sent:
                 claimed = await session.run(
-                    leases.claim(
+                    claims.claim(
                         worker_id="w1",
                         claim_call=uuid4(),
                         names=["work"],

@@ -12,7 +12,8 @@ import pytest
 from psycopg import Connection, sql
 
 from everbeat.store import leases, steps, tasks
-from everbeat.store.leases import Claimed, Settlement
+from everbeat.store.claims import Claimed
+from everbeat.store.leases import Settlement
 from everbeat.store.statement import Statement
 from everbeat.store.tasks import SignalVerdict
 from tests.store.conftest import StoreHarness

@@ -15,7 +15,7 @@ from everbeat.domain.task.context_backend import NewWorkflow
 from everbeat.domain.workflow.graph import Graph, encode
 from everbeat.store import tasks
 from everbeat.store import workflow_control as control
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 from everbeat.store.plan import Plan
 from everbeat.store.statement import Statement, compose
 from everbeat.store.steps import ChildVerdict, cancel_started, start_by_task

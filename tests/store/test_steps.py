@@ -9,7 +9,7 @@ from psycopg import sql
 
 from everbeat.domain.task.context_backend import FailedTry, NewChild, Recorded
 from everbeat.store import inspection, retention, steps, tasks
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 from tests.store.conftest import StoreHarness
 
 FAR = "2100-01-01"

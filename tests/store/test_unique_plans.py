@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from everbeat.store import leases, tasks
+from everbeat.store import claims, tasks
 from everbeat.store.session import KEYED
 from everbeat.store.statement import Statement
 from everbeat.store.unique_tasks import UniqueTask, insert_unique_tasks, task_with_key
@@ -99,7 +99,7 @@ def test_a_send_that_is_planned_before_its_values_are_known_scans_no_table(
 
 
 def test_a_claim_of_unique_tasks_reads_their_keys_by_the_primary_key(loaded: StoreHarness) -> None:
-    claim = leases.claim(
+    claim = claims.claim(
         worker_id="w2", claim_call=uuid4(), names=["work"], limit=100, queues=["unique"], queue_priorities={}
     )
     with loaded.connection.transaction(force_rollback=True):

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from msgspec import structs
 
-from everbeat.store import leases, tasks
+from everbeat.store import claims, leases, tasks
 from everbeat.store.statement import Statement, compose
 from everbeat.store.unique_tasks import UniqueTask, insert_unique_tasks, task_with_key
 from tests.store.conftest import StoreHarness
@@ -109,7 +109,7 @@ def test_a_send_that_meets_a_claim_in_flight_sends_a_new_task(db: StoreHarness) 
     """A replacing send locks the waiting task. After the claim, the task is no longer waiting, and its arguments stay as they were."""
     first, second = unique(), unique(on_duplicate="replace", n=2)
     send(db, first)
-    claim = leases.claim(
+    claim = claims.claim(
         worker_id="w1", claim_call=uuid4(), names=["work"], limit=1, queues=None, queue_priorities={}
     )
     with transaction(db) as opened:

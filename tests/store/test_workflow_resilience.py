@@ -15,8 +15,9 @@ from everbeat.domain.workflow.graph import ITEM, Edge, Graph, GraphNode, Hole, T
 from everbeat.errors import WorkflowNotRetryable
 from everbeat.store import advance, retention, tasks
 from everbeat.store import workflow_control as control
+from everbeat.store.claims import Claimed
 from everbeat.store.database import Database
-from everbeat.store.leases import Claimed, Settlement, settle
+from everbeat.store.leases import Settlement, settle
 from everbeat.store.statement import Statement
 from everbeat.store.steps import record_checkpoint
 from everbeat.store.workflow_control import find_stuck

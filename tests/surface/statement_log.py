@@ -28,7 +28,7 @@ SETTINGS = {
 """What makes a server keep such a log."""
 _SAID = re.compile(r"(?:statement|execute [^:]*): (.*)", re.DOTALL)
 _PLACE = re.compile(r"%%|%\((\w+)\)[sbt]|%[sbt]")
-_PART = re.compile(r"^ *-- \[(\w+)\n.*?^ *-- \1\]\n", re.MULTILINE | re.DOTALL)
+_PART = re.compile(r"^ *-- \[(\w+)\n", re.MULTILINE)
 
 
 class Sent(Struct, frozen=True):
@@ -101,9 +101,9 @@ def _names_by_text(schema: str) -> dict[str, str]:
     for path in (SOURCE / "sql").rglob("*.sql"):
         name = path.relative_to(SOURCE / "sql").with_suffix("").as_posix()
         template = source(name)
-        texts = {name: template} | {
-            f"{name}-{part}": _without(template, part) for part in _PART.findall(template)
-        }
+        texts = {name: template}
+        for part in sorted({*_PART.findall(template)}, reverse=True):
+            texts |= {f"{each}-{part}": _without(text, part) for each, text in texts.items()}
         for each, text in texts.items():
             found[_without_space(_numbered(text, schema))] = each
     return found

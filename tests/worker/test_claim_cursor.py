@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from everbeat.store.leases import Claimed
+from everbeat.store import claims
+from everbeat.store.claims import Claimed
 from everbeat.testing.clock import ManualClock
 from everbeat.worker.claim import query
-from everbeat.worker.claim.query import LONGEST_S, TRUSTED_S, ClaimCursor
+from everbeat.worker.claim.query import LONGEST_S, TRUSTED_S, WITHOUT_LINES_S, ClaimCursor
 from tests.worker.harness import WorkerHarness
 from tests.worker.sample_tasks import gate
 
@@ -87,6 +89,41 @@ def test_serial_tasks_and_too_many_lanes_have_no_cursor() -> None:
     assert known.now() == {("default", 0): place(1)}
     known.learn([task(1, queue=f"q{n}") for n in range(101)], is_full=True, used=False, looked_s=0.0)
     assert known.now() == {}
+
+
+async def test_a_busy_cursor_includes_lines_in_one_claim_every_tenth_of_a_second() -> None:
+    clock = ManualClock()
+    known = ClaimCursor(clock)
+    assert [known.includes_lines(), known.includes_lines()] == [True, True]
+    known.learn([task(1)], is_full=True, used=False, looked_s=0.0)
+    assert not known.includes_lines()
+    await clock.advance(WITHOUT_LINES_S)
+    assert [known.includes_lines(), known.includes_lines()] == [True, False]
+    known.learn([task(2)], is_full=False, used=True, looked_s=0.0)
+    assert known.includes_lines()
+
+
+async def test_a_busy_worker_starts_a_serial_task_before_the_queue_is_empty(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The serial task is sent while the worker claims no tasks of lines."""
+    monkeypatch.setattr(query, "FIRST_CLAIM", 5)
+    monkeypatch.setattr(query, "MOST_CLAIMED", 5)
+    looked: list[bool] = []
+    claim = claims.claim
+
+    def watched(**options: Any) -> object:
+        looked.append(options["with_lines"])
+        return claim(**options)
+
+    monkeypatch.setattr(query.claims, "claim", watched)
+    harness.send_many("note", [{"word": str(n)} for n in range(5_000)])
+    async with harness.worker(async_concurrency=5, prefetch=0) as running:
+        await running.until(lambda: False in looked)
+        line = harness.send_with("note", {"word": "line"}, serial="s")
+        await running.finished(line)
+        assert len(gate.journal) < 5_001  # others still wait
+    assert True in looked
 
 
 async def test_a_busy_worker_finds_a_task_that_appears_before_its_cursor(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from everbeat.store.leases import CLAIM_BYTES, Claimed
+from everbeat.store.claims import CLAIM_BYTES, Claimed
 from everbeat.worker.claim.query import FIRST_CLAIM, LATE_S, MOST_CLAIMED, ClaimSize
 
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.protocol import Adopt, Phantoms
-from everbeat.store import leases
+from everbeat.store import claims, leases
 from tests.worker.harness import WorkerHarness
 from tests.worker.proxy import Proxy, statement_marker
 from tests.worker.sample_tasks import gate
@@ -129,7 +129,7 @@ async def test_a_worker_releases_leases_that_it_does_not_know_and_keeps_its_own(
         await running.until(lambda: ("begun", "mine") in gate.journal)
         # A call whose answer was lost has claimed both for this worker and started one.
         ghosts = [harness.send("double", x=n) for n in range(2)]
-        claim = leases.claim(
+        claim = claims.claim(
             worker_id=running.id,
             claim_call=uuid4(),
             names=["double"],
@@ -156,7 +156,7 @@ async def test_an_unknown_lease_that_cannot_be_released_does_not_block_the_other
         mine = harness.send("linger", word="mine")
         await running.until(lambda: ("begun", "mine") in gate.journal)
         ghosts = [harness.send("double", x=n) for n in range(4)]
-        claim = leases.claim(
+        claim = claims.claim(
             worker_id=running.id, claim_call=uuid4(), names=["double"], limit=4, queues=None, queue_priorities={}
         )  # fmt: skip
         taken = [(task.id, task.claim_id) for task in harness.run(claim)]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from everbeat.domain.task.policy import StoredPolicy
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.leases import LeaseTable
 from tests.worker.environments import NO_REQUESTS

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.hints.topics import CancelAsked, LeaseTaken
-from everbeat.store import leases
+from everbeat.store import claims
 from everbeat.store.session import Session
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.leases import LeaseTable, LeaseWatch
@@ -29,7 +29,7 @@ async def test_the_lease_watch_keeps_a_hint_until_the_claims_in_flight_are_known
     assert watch._suspects == {}, "no claim is in flight and the task is not in the table"
 
     task_id, table.claims_sent = harness.send("linger", word="x"), 2
-    claim = leases.claim(
+    claim = claims.claim(
         worker_id=harness.welcome().worker_id, claim_call=uuid4(), names=["linger"], limit=1, queues=None, queue_priorities={}, starts=1,
     )  # fmt: skip
     (claimed,) = harness.run(claim)

@@ -17,20 +17,9 @@ from everbeat.domain.task.states import TaskState
 from everbeat.errors import WORKER_STOPPED, TaskError
 from everbeat.store import rows
 from everbeat.store.rows import Row
-from everbeat.store.statement import Statement, booleans, integers, json_array, moments, uuids, without, words
-from everbeat.store.tasks import MarkedGroup, marked_json
+from everbeat.store.statement import Statement, booleans, integers, json_array, moments, uuids, words
 
 NO_POLICIES: Final[Mapping[UUID, bytes | None]] = MappingProxyType({})
-
-ClaimPlace: TypeAlias = tuple[datetime, UUID]
-"""The position of a task in its lane: its enqueue time, then its id."""
-NO_FLOORS: Final[Mapping[tuple[str, int], ClaimPlace]] = MappingProxyType({})
-
-CLAIM_BYTES: Final = 16 * 1024 * 1024
-"""The maximum total size, in bytes, of the arguments and checkpoints that one claim returns.
-
-The first task is returned even if it is larger.
-"""
 
 _ERRORS: Final = msgspec.json.Decoder(dict[int, msgspec.Raw])
 
@@ -43,46 +32,6 @@ POSTPONED: the code raised RetryLater. It is stored as SUSPENDED, or as FAILED i
 """
 
 RecoveryAction: TypeAlias = Literal["requeue", "retry", "reschedule", "fail", "cancel"]
-
-
-class Claimed(Struct, frozen=True):
-    """A task that this worker has just claimed. `args`, `policy` and `checkpoint` are JSON text.
-
-    `attempt` is the number of attempts started.
-
-    `suspect`: the task may kill its process, so it runs in its own process. `started_at`: when the attempt started, if it started with
-    the claim. `in_line`: the task belongs to a serial line. `workflow_id`: the workflow that the task is a node of. `is_cut`: the claim
-    omitted further tasks because the reply would have been too large. `looked_s`: the duration of the search in seconds, if the search was
-    long. A repeated claim returns None for `is_cut` and `looked_s`. `is_marked`: only workers whose code meets the task's needs can claim
-    the task. `tick`: the tick of the schedule that sent the task. `line_floors`: for the next claims, where the ready lines begin; only one
-    task of a claim has it.
-    """
-
-    id: UUID
-    claim_id: UUID
-    fence: int
-    name: str
-    queue: str
-    priority: int
-    args: str
-    attempt: int
-    retry_count: int
-    crash_count: int
-    loss_count: int
-    policy: str | None
-    enqueued_at: datetime
-    good_until: datetime | None
-    suspect: bool = False
-    checkpoint: str | None = None
-    started_at: datetime | None = None
-    in_line: bool = False
-    workflow_id: UUID | None = None
-    is_marked: bool = False
-    tick: datetime | None = None
-    looked_s: float | None = None
-    is_cut: bool | None = None
-    line_floors: str | None = None
-    lines_changed: bool | None = None
 
 
 class Lease(Struct, frozen=True):
@@ -210,62 +159,6 @@ class Settlement(Struct, frozen=True, kw_only=True):
 def lease_keys(leases: Sequence[tuple[UUID, UUID]]) -> dict[str, Any]:
     """Return the statement parameters for leases given as (id, claim_id) pairs."""
     return {"ids": uuids([lease[0] for lease in leases]), "claim_ids": uuids([lease[1] for lease in leases])}
-
-
-def claim(
-    *,
-    worker_id: str,
-    claim_call: UUID,
-    names: Sequence[str],
-    limit: int,
-    queues: Sequence[str] | None,
-    queue_priorities: Mapping[str, int],
-    channel: str | None = None,
-    after_queue: str | None = None,
-    suspects: bool | None = None,
-    starts: int = 0,
-    policies: bytes | None = None,
-    alone: bool = False,
-    floors: Mapping[tuple[str, int], ClaimPlace] = NO_FLOORS,
-    line_floors: str | None = None,
-    most_bytes: int = CLAIM_BYTES,
-    marked: Sequence[MarkedGroup] = (),
-) -> Statement[list[Claimed]]:
-    """Claim up to `limit` due tasks with these names, ordered by queue priority, then task priority, then enqueue time.
-
-    `suspects`: True claims only suspects, False only other tasks, and None both. The first `starts` claimed tasks start immediately, with
-    `policies` (a JSON object keyed by task name) and `alone` as in `start`. `floors`: for each (queue, priority), claim only tasks after
-    the given position. `line_floors`: the `line_floors` of an earlier claim for these names. The claim stops before the arguments and
-    checkpoints exceed `most_bytes` in total, but always includes the first task. Marked tasks are claimed only if they belong to one of
-    the `marked` groups. Queues of equal priority take turns, beginning after `after_queue`. The hints about lines that this worker cannot
-    serve are sent to `channel`. Tasks with limits are claimed only if they start with the claim.
-    """
-    parameters = {
-        "worker_id": worker_id, "claim_call": claim_call, "names": list(names), "limit": limit,
-        "most_bytes": most_bytes, "queues": None if queues is None else list(queues),
-        "queue_names": list(queue_priorities), "queue_priorities": list(queue_priorities.values()), "suspects": suspects,
-        "starts": starts, "policies": None if policies is None else policies.decode(), "alone": alone,
-        "marked": marked_json(marked), "channel": channel, "after_queue": after_queue, "line_floors": line_floors,
-        "floor_queues": [queue for queue, _ in floors], "floor_priorities": integers([priority for _, priority in floors]),
-        "floor_ats": [place[0] for place in floors.values()], "floor_ids": uuids([place[1] for place in floors.values()]),
-    }  # fmt: skip
-
-    def read(found: Sequence[Row]) -> list[Claimed]:
-        claimed = [Claimed(*row) for row in found]
-        claimed.sort(
-            key=lambda task: (
-                queue_priorities.get(task.queue, 100),
-                task.priority,
-                task.enqueued_at,
-                task.id.int,
-            )
-        )
-        return claimed
-
-    # The search for marked groups takes a tenth of a claim's time even if there are none, and there almost never are any.
-    return Statement(
-        "task/claim_tasks" if marked else without("marked", name="task/claim_tasks"), parameters, read
-    )
 
 
 def start(

@@ -46,21 +46,23 @@ def source(name: str) -> str:
     return _FRAGMENT.sub(lambda found: _OPENING_COMMENT.sub("", source(found[1])).rstrip(), text)
 
 
-def without(part: str, *, name: str) -> str:
-    """Return the name of the variant of a statement that omits the lines between `-- [part` and `-- part]`."""
-    return f"{name}-{part}"
+def without(*parts: str, name: str) -> str:
+    """Return the name of the variant of a statement that omits the lines between `-- [part` and `-- part]` for each of these parts."""
+    return "-".join([name, *parts])
 
 
-def parted(name: str) -> tuple[str, str]:
-    """Split a statement's name into the name of its file and the part to omit (empty: none)."""
-    file, _, part = name.partition("-")
-    return file, part
+def parted(name: str) -> tuple[str, Sequence[str]]:
+    """Split a statement's name into the name of its file and the parts to omit."""
+    file, *parts = name.split("-")
+    return file, parts
 
 
-def shortened(text: str, *, part: str) -> str:
-    """Return the text without the given part. A text that does not contain the part is returned unchanged."""
-    lines = rf"^ *-- \[{part}\n.*?^ *-- {part}\]\n"
-    return re.sub(lines, "", text, flags=re.MULTILINE | re.DOTALL) if part else text
+def shortened(text: str, *, parts: Iterable[str]) -> str:
+    """Return the text without the given parts. Parts that the text does not contain are ignored."""
+    for part in parts:
+        lines = rf"^ *-- \[{part}\n.*?^ *-- {part}\]\n"
+        text = re.sub(lines, "", text, flags=re.MULTILINE | re.DOTALL)
+    return text
 
 
 @cache
@@ -69,8 +71,8 @@ def compose(name: str, schema: str, *, concurrently: bool = False) -> bytes:
 
     If `concurrently` is set, `{concurrently}` becomes the SQL keyword, for a schema that is in use. Otherwise, it is removed.
     """
-    file, part = parted(name)
-    template = sql.SQL(shortened(source(file), part=part))  # from our own package, never from data
+    file, parts = parted(name)
+    template = sql.SQL(shortened(source(file), parts=parts))  # from our own package, never from data
     word = sql.SQL("concurrently" if concurrently else "")
     return template.format(schema=sql.Identifier(schema), concurrently=word).as_bytes(None)
 

@@ -22,7 +22,7 @@ from everbeat.errors.wording import storable
 from everbeat.protocol import Answer, LeaseKey, Request
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.processes import ExitReport
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 from everbeat.worker.context_backend import RequestingBackend
 
 

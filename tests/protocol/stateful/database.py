@@ -90,13 +90,13 @@ class FaultyDatabase:
 
     def _text(self, name: str) -> bytes:
         if name not in self._texts:
-            file, part = parted(name)
+            file, parts = parted(name)
             text = source(file)
             if file in self.mistakes:
                 old, new = self.mistakes[file]
                 assert old in text, f"{file} no longer holds what the mutant takes out: {old}"
                 text = text.replace(old, new)
-            self._texts[name] = self._composed(shortened(text, part=part))
+            self._texts[name] = self._composed(shortened(text, parts=parts))
         return self._texts[name]
 
     def _composed(self, text: str) -> bytes:

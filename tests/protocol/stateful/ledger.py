@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
-from everbeat.store.leases import Claimed
+from everbeat.store.claims import Claimed
 
 TERMINAL = ("COMPLETED", "FAILED", "CANCELLED", "EXPIRED")
 Policy = Literal["fails", "crash_again", "listed"]

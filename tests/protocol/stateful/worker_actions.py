@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from everbeat.store import leases, lines, workers
+from everbeat.store import claims, lines, workers
 from tests.protocol.stateful.holder_actions import Fate
 from tests.protocol.stateful.ledger import Grant
 from tests.protocol.stateful.parties import Tree
@@ -19,7 +19,7 @@ class WorkerActions(SimulationState):
     def claim(self, tree: Tree, limit: int, fate: Fate, suspects: bool | None) -> None:
         call = uuid4()
         self.database.run(lines.apply_changes(readers=["work"], queues=None, channel=None))
-        statement = leases.claim(
+        statement = claims.claim(
             worker_id=tree.worker_id, claim_call=call, names=["work"], limit=limit, queues=None, queue_priorities={},
             suspects=suspects,
         )  # fmt: skip
@@ -48,7 +48,7 @@ class WorkerActions(SimulationState):
             mine = [grant for grant in doubtful if grant.call == call and self.ledger.holds(grant)]
             if not mine:
                 continue  # its task has another holder, so a repeated call would claim again
-            again = leases.claim(
+            again = claims.claim(
                 worker_id=tree.worker_id,
                 claim_call=call,
                 names=["work"],

@@ -6,8 +6,10 @@
 -- A lane is a (queue, priority). The floor of a lane is the position up to which this worker has claimed. The claim reads nothing before a
 -- floor, because the index keeps the entries of claimed tasks there while any transaction has an old snapshot.
 -- Tasks of lines (with a serial key or limits) come from offer_lines, which takes their permits. The permits of those that this claim does
--- not take are returned at once, and their lines are noted as changed. `line_floors` is what an earlier claim returned. Lanes of equal priority take turns. The tasks in lines and the
--- others of a lane take turns, too. `after_queue` is the queue of the worker's latest task.
+-- not take are returned at once, and their lines are noted as changed. `line_floors` is what an earlier claim returned. Lanes of equal
+-- priority take turns. The tasks in lines and the others of a lane take turns, too. `after_queue` is the queue of the worker's latest task.
+-- A worker that is busy with other tasks usually leaves out the part "lines", which takes a tenth of a claim's time. Such a claim finds
+-- no tasks of lines.
 -- Marked tasks (needs_id) are claimed only from the groups in `marked`, which this worker's code understands. Each group is a lane without
 -- a floor. If there are no groups, the lines between "[marked" and "marked]" are left out, because they take a tenth of a claim's time.
 -- The claim stops before the total size of arguments and checkpoints exceeds `most_bytes`, because a larger reply might never arrive. The
@@ -67,6 +69,7 @@ with recursive caller as materialized (
         ) found
         order by found.queue, found.priority limit 1
     ) next_lane
+-- [lines
 ), offered as materialized (
     select o.*
     from asked
@@ -81,6 +84,7 @@ with recursive caller as materialized (
     where exists (select from caller) and not exists (select from again)
       -- The call of the function alone takes longer than this look.
       and (%(line_floors)s::json is not null or exists (select from {schema}.lines l where l.state = 'R'))
+-- lines]
 ), ready as materialized (
     select found.*, coalesce(q.priority, 100) as queue_priority,
         count(*) over (partition by coalesce(q.priority, 100), found.priority) as lanes
@@ -104,8 +108,10 @@ with recursive caller as materialized (
             order by t.enqueued_at, t.id limit 1
         ) first
         -- marked]
+        -- [lines
         union all
         select o.queue, o.priority, min(o.enqueued_at), true, null, null, null from offered o group by o.queue, o.priority
+        -- lines]
     ) found
     cross join asked
     left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = found.queue
@@ -149,6 +155,7 @@ with recursive caller as materialized (
             for no key update skip locked
         ) of_group
         -- marked]
+        -- [lines
         union all
         select * from (
             select t.id, t.args, t.checkpoint, o.gates is not null, o.granted_at
@@ -167,6 +174,7 @@ with recursive caller as materialized (
             where r.is_line
             limit r.share offset r.passed
         ) of_lines
+        -- lines]
     ) due
     where exists (select from caller) and not exists (select from again)
     limit %(limit)s
@@ -209,6 +217,7 @@ with recursive caller as materialized (
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
         {schema}.is_marked(t.needs), t.tick
+-- [lines
 ), unused as (
     insert into {schema}.line_changes (line, gates, at)
     select o.line, case when o.gates is not null then {schema}.return_permits(o.gates, o.costs, count(*)::integer, o.granted_at) end,
@@ -216,17 +225,26 @@ with recursive caller as materialized (
     from (select o.id from offered o except select t.id from taken t) left_over
     join offered o on o.id = left_over.id
     group by o.line, o.gates, o.costs, o.granted_at
+-- lines]
 )
-select found.*, (select {fragment/have_lines_changed}) as lines_changed
+select found.*
+    -- [lines
+    , (select {fragment/have_lines_changed}) as lines_changed
+    -- lines]
 from (
     select taken.*,
         (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05) as looked_s,
-        (select true from light where rows > (select count(*) from numbered)) as is_cut,
-        case when taken.id = (select n.id from numbered n limit 1) then (select o.floors::text from offered o limit 1) end as line_floors
+        (select true from light where rows > (select count(*) from numbered)) as is_cut
+        -- [lines
+        , case when taken.id = (select n.id from numbered n limit 1) then (select o.floors::text from offered o limit 1) end as line_floors
+        -- lines]
     from taken
     union all
     select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-        {schema}.is_marked(t.needs), t.tick, null, null, null
+        {schema}.is_marked(t.needs), t.tick, null, null
+        -- [lines
+        , null
+        -- lines]
     from {schema}.tasks t join again a on a.id = t.id
 ) found

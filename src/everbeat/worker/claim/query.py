@@ -14,8 +14,8 @@ from msgspec import Struct
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable, EverbeatError
 from everbeat.runtime.clock import Clock
-from everbeat.store import leases, lines
-from everbeat.store.leases import CLAIM_BYTES, NO_FLOORS, Claimed, ClaimPlace
+from everbeat.store import claims, lines
+from everbeat.store.claims import CLAIM_BYTES, NO_FLOORS, Claimed, ClaimPlace
 from everbeat.store.tasks import BEGINNING, MarkedGroup, NextDue, marked, next_due, suspects_wait
 from everbeat.worker.attempt import ALONE, ExecutorName
 from everbeat.worker.claim.slots import SlotPool
@@ -30,6 +30,8 @@ LONGEST_S: Final = 4.0
 _MOST: Final = 100
 _LINE_FLOORS_S: Final = 1.0
 """How long claims continue from the first ready line that a claim from the start has found, in seconds."""
+WITHOUT_LINES_S: Final = 0.1
+"""How long a busy worker claims no tasks of lines, in seconds, if it has seen no line for `LINES_FOR_S`."""
 
 
 class ClaimCursor:
@@ -42,12 +44,21 @@ class ClaimCursor:
         self._looked_s = 0.0
         self._line_floors: str | None = None
         self._lines_until = 0.0
+        self._lines_asked_at = -math.inf
 
     def now(self) -> Mapping[tuple[str, int], ClaimPlace]:
         """Return the position of the last task taken from each (queue, priority), or no positions if a claim from the start is due."""
         if self._clock.monotonic() >= self._until:
             self._places = NO_FLOORS
         return self._places
+
+    def includes_lines(self) -> bool:
+        """Return whether the next claim includes tasks of lines: each claim from the start does, and one every `WITHOUT_LINES_S`."""
+        now = self._clock.monotonic()
+        is_due = not self._places or now >= self._lines_asked_at + WITHOUT_LINES_S
+        if is_due:
+            self._lines_asked_at = now
+        return is_due
 
     def line_floors(self) -> str | None:
         """Return where the ready lines begin, or None if a claim from the start is due."""
@@ -281,9 +292,11 @@ class ClaimQuery:
         places = cursor.now()
         marked = self._marks.known(names)
         is_busy = False
-        if asked_at < self._lines_until:
+        has_lines = asked_at < self._lines_until
+        with_lines = cursor.includes_lines() or has_lines
+        if has_lines:
             is_busy = await self._apply_line_changes(names, marked)
-        statement = leases.claim(
+        statement = claims.claim(
             worker_id=worker_id,
             claim_call=uuid4(),
             names=names,
@@ -300,6 +313,7 @@ class ClaimQuery:
             line_floors=cursor.line_floors(),
             most_bytes=self.size.most_bytes,
             marked=marked,
+            with_lines=with_lines,
         )
         self._table.claims_sent += 1
         self._is_running = True
@@ -319,9 +333,9 @@ class ClaimQuery:
         cursor.learn(claimed, is_full=is_full, used=used, looked_s=looked_s or 0.0)
         if claimed:
             self._after_queue = claimed[-1].queue
-            if claimed[-1].lines_changed:
+            if claimed[-1].lines_changed or any(task.in_line for task in claimed):
                 self._lines_until = self._clock.monotonic() + LINES_FOR_S
-                is_busy = True
+                is_busy |= claimed[-1].lines_changed is True
         # A repeated claim does not report whether more tasks are due.
         has_more = is_full or used or is_busy or self._session.tries > tries + 1
         return Batch(claimed, worker_id, has_more=has_more)
