@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sample_tasks import app, effect
 
-from everbeat import Context, RetryPolicy
+from everbeat import Cancel, Context, RetryPolicy
 
 PRICES = (1, 20, 300, 4_000, 50_000)
 
@@ -69,3 +69,11 @@ def beget(ctx: Context, count: int) -> list[str]:
     children = [str(ctx.send(wait_for_word.call()).id) for _ in range(count)]
     ctx.wait_event("born")
     return children
+
+
+@app.task(run_in="process", on_crash="retry")
+def withdraw_with_child(ctx: Context) -> None:
+    """Send a child, and raise Cancel."""
+    ctx.send(pay_all.call("nowhere"))
+    effect("cancels")
+    raise Cancel("not wanted any more")
