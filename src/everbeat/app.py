@@ -447,12 +447,12 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, Operato
 
     def migrate(self, *, to: int | None = None) -> tuple[int, ...]:
         """Apply pending migrations, up to version `to` if given, and return the versions applied. Only one process migrates at a time."""
-        refuse_in_loop("App.migrate", twin="asyncio.to_thread(app.migrate)")
+        refuse_in_loop("App.migrate", instead="await asyncio.to_thread(app.migrate)")
         return self._database.migrate(to=to)
 
     def schema_status(self) -> SchemaStatus:
         """Return the applied and the known migrations, and whether the schema is compatible with this version of everbeat."""
-        refuse_in_loop("App.schema_status", twin="asyncio.to_thread(app.schema_status)")
+        refuse_in_loop("App.schema_status", instead="await asyncio.to_thread(app.schema_status)")
         return self._database.status()
 
     def close(self) -> None:
