@@ -33,7 +33,7 @@ from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.attempt_recovery import AttemptRecovery
-from everbeat.worker.claim.slots import FEWEST_RUNS
+from everbeat.worker.claim.durations import FEWEST_RUNS
 from everbeat.worker.environment import WorkerPlan
 from everbeat.worker.worker import Worker
 from tests.hints.silent import SilentHintSource

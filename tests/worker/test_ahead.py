@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from everbeat.protocol import Quiet
-from everbeat.worker.claim.slots import FEWEST_RUNS, NO_PREFETCH_S
+from everbeat.worker.claim.durations import FEWEST_RUNS, NO_PREFETCH_S
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.sample_tasks import gate
 

@@ -6,7 +6,7 @@ import asyncio
 from uuid import UUID
 
 from everbeat.runtime.events import Event, EventBus, event_text
-from everbeat.worker.lifecycle import MOST_KINDS, Declines, TaskDeclined
+from everbeat.worker.declines import MOST_KINDS, Declines, TaskDeclined
 
 
 class RecordedEvents:

@@ -12,7 +12,7 @@ import pytest
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
 from everbeat.domain.task.policy import TaskOptions
 from everbeat.worker.claim import query
-from everbeat.worker.lifecycle import TaskDeclined
+from everbeat.worker.declines import TaskDeclined
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.sample_tasks import gate
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everbeat.worker.claim.slots import FEWEST_RUNS, LAST_RUNS, NO_PREFETCH_S, PREFETCH_WITHIN_S, RunDurations
+from everbeat.worker.claim.durations import (
+    FEWEST_RUNS,
+    LAST_RUNS,
+    NO_PREFETCH_S,
+    PREFETCH_WITHIN_S,
+    RunDurations,
+)
 
 RUNS = st.lists(st.floats(min_value=0.0, max_value=100.0), min_size=FEWEST_RUNS, max_size=3 * LAST_RUNS)
 

@@ -12,7 +12,8 @@ from everbeat.runtime.clock import SystemClock
 from everbeat.store.session import Session
 from everbeat.store.target import Target
 from everbeat.worker.attempt import Succeeded
-from everbeat.worker.claim.slots import FEWEST_RUNS, RunDurations, SlotPool
+from everbeat.worker.claim.durations import FEWEST_RUNS, RunDurations
+from everbeat.worker.claim.slots import SlotPool
 from everbeat.worker.executors.in_process import AsyncExecutor
 from tests.worker.environments import environment_of
 

@@ -6,7 +6,7 @@ dependencies.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -23,11 +23,9 @@ class AttemptEnded(Struct, frozen=True, eq=False):
 
 
 class Settled(Struct, frozen=True, eq=False):
-    """The database has reported the result of a settlement. `verdict` is the new state of the task, "already" or "lost"."""
+    """The database has reported the results of settlements. Each verdict is the new state of the task, "already" or "lost"."""
 
-    attempt: Attempt
-    settlement: Settlement
-    verdict: str
+    verdicts: Sequence[tuple[Attempt, Settlement, str]]
 
 
 class SlotFreed(Struct, frozen=True, eq=False):

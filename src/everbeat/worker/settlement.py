@@ -281,7 +281,7 @@ SettlementAnswer: TypeAlias = tuple[Unsettled, str]
 
 
 class Settler:
-    """A service that writes outcomes, and sends `Settled` for each outcome."""
+    """A service that writes outcomes, and sends `Settled` for each batch."""
 
     name = "settler"
     interval_s = 3_600.0
@@ -345,12 +345,10 @@ class Settler:
             raise
 
     def _send_answers(self, answers: list[SettlementAnswer]) -> None:
-        for one, verdict in answers:
-            del self._under_way[one.attempt]
-            try:
-                self._send(Settled(one.attempt, one.settlement, verdict))
-            except Exception:  # noqa: BLE001 - a failure in handling one verdict must not lose the others
-                _log.exception("settled_badly task_id=%s verdict=%s", one.attempt.id, verdict)
+        if answers:
+            for one, _ in answers:
+                del self._under_way[one.attempt]
+            self._send(Settled([(one.attempt, one.settlement, verdict) for one, verdict in answers]))
 
     @staticmethod
     def _next_batch(waiting: dict[Attempt, Unsettled]) -> list[Unsettled]:

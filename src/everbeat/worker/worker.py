@@ -217,8 +217,8 @@ class Worker:
             case AttemptEnded(attempt, end):
                 self._slots.pools[attempt.executor_name].ended(attempt, end)
                 self._lifecycle.ended(attempt, end)
-            case Settled(attempt, settlement, verdict):
-                self._lifecycle.settled(attempt, settlement, verdict)
+            case Settled(verdicts):
+                self._lifecycle.settled(verdicts)
             case SlotFreed(executor_name):
                 self._slots.freed(executor_name)
                 self._slot_freed()

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sized
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sized,
+)
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from itertools import islice
+from threading import Lock
 from typing import Any, ParamSpec, Protocol, TypeVar, final, overload
 from uuid import UUID
 
@@ -20,14 +30,15 @@ from everbeat.domain.task.context_backend import ContextBackend, NewChild, NewWo
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.step_runner import StepPlan, StepRunner
 from everbeat.domain.task.steps import StepBook, StepOptions, checked_name, name_of, require_callable
-from everbeat.errors import EverbeatError, OutsideTask, PayloadError
+from everbeat.errors import EverbeatError, NonDeterministic, OutsideTask, PayloadError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 H_co = TypeVar("H_co", covariant=True)
 
-_current: ContextVar[Context] = ContextVar("everbeat_context")
+_current: ContextVar[Context | ContextSource] = ContextVar("everbeat_context")
+_making = Lock()
 
 
 class ChildCall(Protocol[H_co]):
@@ -83,7 +94,7 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     @staticmethod
     def current() -> Context:
         """Return the Context of the current task. Raises OutsideTask if the code does not run in a task."""
-        context = _current.get(None)
+        context = Context.current_or_none()
         if context is None:
             raise OutsideTask
         return context
@@ -91,7 +102,8 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     @staticmethod
     def current_or_none() -> Context | None:
         """Return the Context of the current task, or None if the code does not run in a task."""
-        return _current.get(None)
+        current = _current.get(None)
+        return current.get() if isinstance(current, ContextSource) else current
 
     def progress(self, stage: str, fraction: float | None = None, message: str = "") -> None:
         """Report the progress of the task. A report also shows that the code is still alive, so it restarts the stall timeout.
@@ -401,13 +413,44 @@ def _not_startable(given: object, *, task_name: str) -> PayloadError:
     )
 
 
-def book_of(context: Context) -> StepBook:
-    """Return the step records of an attempt, for use by its executor."""
-    return context._book
+class ContextSource:
+    """Makes the Context of an attempt when the code first needs it, because most code never does.
+
+    `home` and `exception_codes` are those of the Context's StepBook.
+    """
+
+    __slots__ = ("_home", "_made", "_make", "exception_codes")
+
+    def __init__(self, make: Callable[[], Context]) -> None:
+        self._make = make
+        self._made: Context | None = None
+        self._home: int | None = None
+        self.exception_codes: Mapping[type[BaseException], str] = {}
+
+    @property
+    def misfit(self) -> NonDeterministic | None:
+        """Return how the code has deviated from the records of earlier attempts, or None if it has not."""
+        return None if self._made is None else self._made._book.misfit
+
+    def begin(self, home: int) -> None:
+        """Record the strand in which the code starts."""
+        self._home = home
+        if self._made is not None:
+            self._made._book.home = home
+
+    def get(self) -> Context:
+        """Return the Context. All callers get the same one, from any thread."""
+        if self._made is None:
+            with _making:
+                if self._made is None:
+                    context = self._make()
+                    context._book.home, context._book.exception_codes = self._home, self.exception_codes
+                    self._made = context
+        return self._made
 
 
 @contextmanager
-def entered(context: Context) -> Iterator[None]:
+def entered(context: Context | ContextSource) -> Iterator[None]:
     """Make `context` the current Context inside the `with` block."""
     token = _current.set(context)
     try:
@@ -416,7 +459,7 @@ def entered(context: Context) -> Iterator[None]:
         _current.reset(token)
 
 
-def enter(context: Context) -> None:
+def enter(context: ContextSource) -> None:
     """Make `context` the current Context for the rest of the current `contextvars` context."""
     _current.set(context)
 

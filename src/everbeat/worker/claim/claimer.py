@@ -327,7 +327,11 @@ class Claimer:
             room = (
                 pool.prefetch_room(not_added=len(batch)) if is_prefetch else pool.room(not_added=len(batch))
             )
-            if len(batch) < limit or room < (1 if is_prefetch else MANY_FREE) or not self._slots.may_claim:
+            if (
+                len(batch) < limit
+                or room < (pool.least_prefetched if is_prefetch else MANY_FREE)
+                or not self._slots.may_claim
+            ):
                 break
             if pool.startable or not (batch.is_started or is_prefetch):
                 break  # tasks that the next claim starts would overtake the waiting attempts

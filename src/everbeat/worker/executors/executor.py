@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from everbeat.domain.task.context import Context, book_of, entered
+from everbeat.domain.task.context import ContextSource, entered
 from everbeat.domain.task.context_backend import RESULT, is_suspension
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.ending import Cancel, RetryLater, ending_of, terms_of
@@ -105,7 +105,7 @@ class Invoker(Struct, frozen=True):
     exception_codes: Mapping[type[BaseException], str]
 
     def call(
-        self, definition: TaskDefinition, args: str, context: Context
+        self, definition: TaskDefinition, args: str, context: ContextSource
     ) -> PreparedCall | CodeFailed | Declined:
         """Return the prepared call, or why the function cannot be called.
 
@@ -116,9 +116,9 @@ class Invoker(Struct, frozen=True):
         except Exception as problem:  # noqa: BLE001 - the user's models validate themselves here, and may raise anything
             failed = self._failed(definition, problem, code=ARGUMENTS_INVALID)
             return _declined(definition, args, failed) or failed
-        book_of(context).exception_codes = self._codes(definition)
+        context.exception_codes = self._codes(definition)
         if definition.codec.takes_context:
-            positional = (context, *positional)
+            positional = (context.get(), *positional)
         return PreparedCall(definition.function, positional, named)
 
     def returned(self, definition: TaskDefinition, value: Any) -> AttemptEnd:
@@ -153,20 +153,20 @@ class Invoker(Struct, frozen=True):
             _note(exception, problem)
         return self.raised(definition, exception)
 
-    def judged(self, definition: TaskDefinition, context: Context, ended: AttemptEnd) -> AttemptEnd:
+    def judged(self, definition: TaskDefinition, context: ContextSource, ended: AttemptEnd) -> AttemptEnd:
         """Return the final end of the attempt.
 
         If a step raised NonDeterministic, the attempt fails with that error, even if the code caught it and continued.
         """
-        return ended if (misfit := book_of(context).misfit) is None else self.raised(definition, misfit)
+        return ended if (misfit := context.misfit) is None else self.raised(definition, misfit)
 
     def run(
         self,
         definition: TaskDefinition,
         args: str,
-        context: Context,
+        context: ContextSource,
         *,
-        awaited: Callable[[PreparedCall, Context], Coroutine[Any, Any, Any]] | None = None,
+        awaited: Callable[[PreparedCall, ContextSource], Coroutine[Any, Any, Any]] | None = None,
     ) -> AttemptEnd:
         """Run a task function until it finishes, blocking the thread, and return how the attempt ended.
 
@@ -180,8 +180,8 @@ class Invoker(Struct, frozen=True):
         self,
         definition: TaskDefinition,
         args: str,
-        context: Context,
-        awaited: Callable[[PreparedCall, Context], Coroutine[Any, Any, Any]],
+        context: ContextSource,
+        awaited: Callable[[PreparedCall, ContextSource], Coroutine[Any, Any, Any]],
     ) -> AttemptEnd:
         try:
             with entered(context):
@@ -191,7 +191,7 @@ class Invoker(Struct, frozen=True):
                     case call if definition.is_async:
                         return self.returned(definition, asyncio.run(awaited(call, context)))
                     case call:
-                        book_of(context).home = strand()
+                        context.begin(strand())
                         with UserCode():
                             value = call()
                         return self.returned(definition, value)
@@ -251,7 +251,7 @@ def _declined(definition: TaskDefinition, args: str, failed: CodeFailed) -> Decl
     return Declined(failed, unknown=accepts.unknown(given), missing=accepts.missing(given))
 
 
-async def _awaited(call: PreparedCall, context: Context) -> Any:
-    book_of(context).home = strand()
+async def _awaited(call: PreparedCall, context: ContextSource) -> Any:
+    context.begin(strand())
     with UserCode():
         return await call()

@@ -10,7 +10,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
-from everbeat.domain.task.context import book_of, enter
+from everbeat.domain.task.context import ContextSource, enter
 from everbeat.runtime.blocking import strand
 from everbeat.runtime.fork import UserCode
 from everbeat.runtime.main_loop import coroutine_stack, thread_stack
@@ -60,14 +60,22 @@ class AsyncExecutor(_InProcessExecutor):
 
     def __init__(self, environment: WorkerEnvironment, *, slots: int) -> None:
         super().__init__(environment, slots=slots)
+        self._on_cancelled = self._cancelled
         self._scope = TaskScope(name="async tasks", on_loop_ending=environment.plan.on_loop_ending)
-        self._running: dict[Attempt, asyncio.Task[None]] = {}
+        self._running: dict[Attempt, asyncio.Task[None] | None] = {}
 
     def begin(self, attempt: Attempt) -> None:
-        """Start the attempt's coroutine."""
-        self._running[attempt] = self._scope.lend(
-            self._run(attempt), name=attempt.task.name, on_cancelled=partial(self._cancelled, attempt)
-        )
+        """Start the attempt's coroutine. Since Python 3.12, the code runs at once, up to the point where it first waits."""
+        self._running[attempt] = None
+        try:
+            task = self._scope.lend(
+                self._run(attempt), name=attempt.task.name, on_cancelled=self._on_cancelled
+            )
+        except BaseException:
+            del self._running[attempt]
+            raise
+        if attempt in self._running:
+            self._running[attempt] = task
 
     def stop(self, attempt: Attempt) -> None:
         """Cancel the attempt's coroutine."""
@@ -77,8 +85,13 @@ class AsyncExecutor(_InProcessExecutor):
 
     def describe(self, task: asyncio.Task[Any]) -> str:
         """Return the function name and task id of the attempt that an asyncio task is running. Safe to call from any thread."""
-        found = (attempt for attempt, running in list(self._running.items()) if running is task)
-        return next(map(_full_name, found), task.get_name())
+        name, beginning = task.get_name(), None
+        for attempt, running in list(self._running.items()):
+            if running is task:
+                return _full_name(attempt)
+            if running is None and attempt.task.name == name:
+                beginning = attempt  # in its first step, in which its task is not known yet
+        return name if beginning is None else _full_name(beginning)
 
     def whereabouts(self, attempt: Attempt) -> str:
         """Return the stack of the attempt's coroutine, which shows where it is waiting."""
@@ -93,8 +106,8 @@ class AsyncExecutor(_InProcessExecutor):
 
     async def _run(self, attempt: Attempt) -> None:
         definition = attempt.definition
-        context = attempt.context(worker_id=self._identity.worker_id)
-        book_of(context).home = strand()
+        context = ContextSource(partial(attempt.context, worker_id=self._identity.worker_id))
+        context.begin(strand())
         enter(context)  # no reset is needed: this asyncio task has its own context
         try:
             call = self._invoker.call(definition, attempt.task.args, context)
@@ -110,12 +123,14 @@ class AsyncExecutor(_InProcessExecutor):
 
     def _over(self, attempt: Attempt, ended: AttemptEnd) -> None:
         attempt.ended = ended
-        self._scope.give_back(self._running.pop(attempt))
+        if (task := self._running.pop(attempt)) is not None:
+            self._scope.give_back(task)
         self._send(AttemptEnded(attempt, ended))
 
-    def _cancelled(self, attempt: Attempt, _: asyncio.Task[Any]) -> None:
+    def _cancelled(self, task: asyncio.Task[Any]) -> None:
         # A coroutine that is cancelled before its first step never runs, not even the handler above.
-        if attempt in self._running:
+        attempt = next((attempt for attempt, running in self._running.items() if running is task), None)
+        if attempt is not None:
             self._over(attempt, self._invoker.raised(attempt.definition, asyncio.CancelledError()))
 
 
@@ -165,7 +180,7 @@ class ThreadExecutor(_InProcessExecutor):
     def _serve(self) -> None:
         while (attempt := self._waiting.get()) is not None:
             self._thread_of[attempt] = threading.get_ident()
-            context = attempt.context(worker_id=self._identity.worker_id)
+            context = ContextSource(partial(attempt.context, worker_id=self._identity.worker_id))
             ended = self._invoker.run(attempt.definition, attempt.task.args, context)
             attempt.ended = ended
             self._tell(attempt, ended)

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Final, NoReturn
 
 from everbeat.domain.task.checkpoint import PartialWork
-from everbeat.domain.task.context import Context, book_of
+from everbeat.domain.task.context import Context, ContextSource
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
 from everbeat.errors import StopReason, TaskStopped
 from everbeat.protocol import (
@@ -102,7 +102,7 @@ class TaskProgram:
         order = running.order
         definition = self._definitions.get(order.name)
         assert definition is not None, f"worker and task process disagree on {order.name!r}"
-        context = running.context()
+        context = ContextSource(running.context)
         try:
             running.is_interruptible = True
             running.raise_if_stopped()
@@ -274,10 +274,10 @@ class RunningAttempt(RequestingBackend):
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(answer)
 
-    async def awaited(self, call: PreparedCall, context: Context) -> Any:
+    async def awaited(self, call: PreparedCall, context: ContextSource) -> Any:
         """Run an async task function in such a way that `cancel` can cancel it."""
         self._coroutine, self._loop = asyncio.current_task(), asyncio.get_running_loop()
-        book_of(context).home = self.strand()
+        context.begin(self.strand())
         self.raise_if_stopped()
         try:
             with UserCode():
