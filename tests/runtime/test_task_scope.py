@@ -207,6 +207,28 @@ async def test_a_task_scope_cancels_lent_tasks_that_were_not_given_back() -> Non
         scope.lend(for_ever(), name="late", on_cancelled=lambda _: None)
 
 
+async def test_the_first_step_of_a_lent_task_can_run_at_once() -> None:
+    scope, said, gate = TaskScope(name="test"), list[str](), asyncio.Event()
+
+    async def waits() -> None:
+        said.append("began")
+        await gate.wait()
+        said.append("ended")
+        scope.give_back(task)
+
+    task = scope.lend(waits(), name="waits", on_cancelled=lambda _: None, at_once=True)
+    assert said == (["began"] if sys.version_info >= (3, 12) else [])
+    assert len(scope) == 1
+    gate.set()
+    await task
+    assert (said, len(scope)) == (["began", "ended"], 0)
+    done = scope.lend(nothing(), name="done", on_cancelled=lambda _: None, at_once=True)
+    assert done.done() == (sys.version_info >= (3, 12))
+    scope.give_back(done)
+    await scope.close()
+    assert len(scope) == 0
+
+
 async def test_the_owner_is_notified_of_a_task_cancelled_before_its_first_step() -> None:
     scope, heard = TaskScope(name="test"), asyncio.Event()
     task = scope.lend(nothing(), name="never begun", on_cancelled=lambda _: heard.set())

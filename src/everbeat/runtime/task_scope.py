@@ -138,14 +138,15 @@ class TaskScope:
         *,
         name: str,
         on_cancelled: Callable[[asyncio.Task[Any]], object],
+        at_once: bool = False,
     ) -> asyncio.Task[None]:
         """Run a coroutine that raises nothing, and whose owner calls `give_back` after its last step. This saves one callback per task.
 
-        Since Python 3.12, the first step runs before this method returns. `on_cancelled(task)` is called when a cancelled task has
-        finished, perhaps before its first step.
+        `on_cancelled(task)` is called when a cancelled task has finished, perhaps before its first step. `at_once`: since Python 3.12,
+        the first step runs before this method returns.
         """
         self._require_open(coroutine, name)
-        task = _Lent(coroutine, loop=asyncio.get_running_loop(), name=name, **_EAGER)
+        task = _Lent(coroutine, loop=asyncio.get_running_loop(), name=name, **(_EAGER if at_once else {}))
         if not task.done():
             task.on_cancelled, task.on_loop_ending = on_cancelled, self._on_loop_ending
             self._lent.add(task)

@@ -119,7 +119,7 @@ class AttemptLifecycle:
         if executor.free <= 0 or not may_begin:
             self._hand_back(attempt)
             return False
-        cancel, attempt.stop = attempt.stop, None
+        cancel = attempt.stop
         try:
             if (limit_s := attempt.timeout_s) is not None:
                 self._later(attempt, limit_s, lambda: self.stop(attempt, "timed_out"))
@@ -135,6 +135,7 @@ class AttemptLifecycle:
             )
             return False
         if cancel is not None:
+            attempt.stop = None
             self.stop(attempt, cancel.reason)
         return True
 

@@ -65,11 +65,17 @@ class AsyncExecutor(_InProcessExecutor):
         self._running: dict[Attempt, asyncio.Task[None] | None] = {}
 
     def begin(self, attempt: Attempt) -> None:
-        """Start the attempt's coroutine. Since Python 3.12, the code runs at once, up to the point where it first waits."""
+        """Start the attempt's coroutine. Since Python 3.12, the code runs at once, up to the point where it first waits.
+
+        The code of an attempt that has been stopped does not run at once, so that it can be cancelled before.
+        """
         self._running[attempt] = None
         try:
             task = self._scope.lend(
-                self._run(attempt), name=attempt.task.name, on_cancelled=self._on_cancelled
+                self._run(attempt),
+                name=attempt.task.name,
+                on_cancelled=self._on_cancelled,
+                at_once=attempt.stop is None,
             )
         except BaseException:
             del self._running[attempt]
