@@ -68,7 +68,7 @@ MUTANTS = [
         marked.test_tasks_with_the_same_name_and_argument_names_form_one_group,
     ),
     Mutant(
-        "one mark for all task functions", "task/decline_tasks", "json_build_array(h.name, n.needs)", "json_build_array(n.needs)",
+        "one mark for all task functions", "task/decline_tasks", "{schema}.mark_of(h.name, n.needs)", "{schema}.mark_of('', n.needs)",
         marked.test_tasks_with_the_same_name_and_argument_names_form_one_group,
     ),
     Mutant(
@@ -114,7 +114,7 @@ MUTANTS = [
         marked.test_next_due_counts_marked_tasks_only_for_workers_that_understand_them,
     ),
     Mutant(
-        "a retry that keeps the mark", "task/retry_task", "needs = null, needs_id = null, ", "",
+        "a retry that keeps the mark", "task/retry_task", "needs = case when later.is_marked then t.needs end, needs_id = case when later.is_marked then t.needs_id end, ", "",
         marked.test_an_operator_retry_clears_the_mark,
     ),
     Mutant(

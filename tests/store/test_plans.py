@@ -335,7 +335,7 @@ def test_beats_and_watches_read_a_bounded_number_of_pages(loaded: StoreHarness) 
     check_plan(loaded, workers.beat("s2", [], draining=False), pages=100)
     check_plan(loaded, retention.silent_supervisors(silent_ms=0), pages=3_000)
     check_plan(loaded, workers.watch_beats(), pages=50)
-    check_plan(loaded, workers.watch_sessions(), pages=50)
+    check_plan(loaded, workers.watch_sessions(), pages=100)
 
 
 def test_lists_of_leases_and_recoveries_read_a_bounded_number_of_pages(loaded: StoreHarness) -> None:

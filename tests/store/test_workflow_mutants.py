@@ -246,13 +246,13 @@ MUTANTS = [
     ),
     Mutant(
         "a pause that repeats recorded steps", "workflow/withdraw_tasks",
-        "or not exists (select from {schema}.steps s where s.task_id = t.id)", "or true",
+        "t.attempt = 0 and t.checkpoint is null and not exists (select from {schema}.steps s where s.task_id = t.id)", "true",
         begun.test_a_pause_of_a_workflow_keeps_a_task_that_has_recorded_a_step,
     ),
     Mutant(
         "a child that continues while its parent is stopped", "workflow/withdraw_tasks",
-        "n.kind = 'workflow' and n.state = 'ENQUEUED' and w.id = n.task_id",
-        "false and w.id = n.task_id", control.test_nested_workflows_pause_resume_and_cancel_with_their_parent,
+        "where n.kind = 'workflow' and n.state = 'ENQUEUED'",
+        "where false", control.test_nested_workflows_pause_resume_and_cancel_with_their_parent,
     ),
     Mutant(
         "a cancel that does not reach running tasks", "workflow/withdraw_tasks",
@@ -272,8 +272,8 @@ MUTANTS = [
         advance.test_a_node_that_is_enqueued_twice_sends_one_task_or_child,
     ),
     Mutant(
-        "a retry of completed nodes", "workflow/retry_workflow", "n.state in ('FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED')",
-        "n.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED')",
+        "a retry of completed nodes", "workflow/retry_workflow", "where n.workflow_id = a.workflow_id and n.number = a.number\n), opened",
+        "where n.workflow_id = a.workflow_id\n), opened",
         control.test_a_retry_of_a_workflow_repeats_failed_nodes_and_keeps_completed_ones,
     ),
     Mutant(

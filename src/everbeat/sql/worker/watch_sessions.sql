@@ -4,7 +4,8 @@
 -- `lost_in_crash`: a server crash ends all sessions, but the main server process survives. The crash discards the cluster's statistics,
 -- which every role can see. An operator can reset the statistics of one view, so the older of two times is used. The times are read only if
 -- needed. `beats_here`: a backend that is working on a statement might have lost its client. Other roles cannot see the backend's state:
--- for them, it counts as connected.
+-- for them, it counts as connected. The sessions and locks of a tree are looked up in JSON objects, so that the time grows with the number
+-- of trees and not with its square.
 with connected as materialized (
     select
         a.pid, a.usesysid as role, split_part(a.application_name, ' ', 1) as tree,
@@ -12,6 +13,17 @@ with connected as materialized (
             and (a.state = 'active' and a.wait_event_type is distinct from 'Client') is not true as beats
     from pg_stat_activity a
 ), {fragment/session_locks}
+, holders as materialized (
+    select jsonb_object_agg(l.key, l.roles) as by_key from (select l.key, jsonb_agg(l.role) as roles from locks l group by l.key) l
+), trees as materialized (
+    select jsonb_object_agg(c.tree, c.sessions) as by_name
+    from (
+        select c.tree, jsonb_agg(jsonb_build_object('role', c.role, 'sessions', c.sessions, 'beats', c.beats)) as sessions
+        from (select c.tree, c.role, count(*) as sessions, bool_or(c.beats) as beats from connected c group by c.tree, c.role) c
+        where c.tree is not null
+        group by c.tree
+    ) c
+)
 select
     s.id, s.beat_seq, s.session_at,
     coalesce(s.session_held and s.session_server = h.incarnation, false) as held_here,
@@ -26,9 +38,12 @@ from {schema}.supervisors s
 cross join here h
 cross join lateral (
     select
-        exists (select from locks l where l.key = s.lock_key and l.role = coalesce(s.session_role, l.role)) as locked,
-        count(*) as sessions, coalesce(bool_or(c.beats), false) as beats
-    from connected c
-    where c.tree = s.session_name and c.role = coalesce(s.session_role, c.role)
+        exists (
+            select from holders h cross join jsonb_array_elements_text(h.by_key -> s.lock_key::text) l (role)
+            where l.role::oid = coalesce(s.session_role, l.role::oid)
+        ) as locked,
+        coalesce(sum(c.sessions), 0)::bigint as sessions, coalesce(bool_or(c.beats), false) as beats
+    from trees t cross join jsonb_to_recordset(t.by_name -> s.session_name) as c (role oid, sessions bigint, beats boolean)
+    where c.role = coalesce(s.session_role, c.role)
 ) tree
 where s.ended_at is null
