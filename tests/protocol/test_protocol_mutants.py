@@ -55,7 +55,7 @@ MUTANTS = [
     }, seed=5),
     Mutant("a crash that drops a requested cancel", {"task/recover_leases": ("when t.cancel_requested_at is not null then 'cancel'", "")}),
     Mutant("crashes that are not counted", {
-        "task/recover_leases": ("crash_count = t.crash_count + (h.outcome is not distinct from 'CRASHED')::integer", "crash_count = t.crash_count"),
+        "task/recover_leases": ("t.crash_count::bigint + (h.outcome is not distinct from 'CRASHED')::integer", "t.crash_count::bigint"),
     }),
     Mutant("beats that copy the table instead of memory", {
         "worker/record_beat": ("from lease l where not exists (select from held h", "from lease l where false and not exists (select from held h"),

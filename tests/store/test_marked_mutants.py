@@ -114,7 +114,8 @@ MUTANTS = [
         marked.test_next_due_counts_marked_tasks_only_for_workers_that_understand_them,
     ),
     Mutant(
-        "a retry that keeps the mark", "task/retry_task", "needs = case when later.is_marked then t.needs end, needs_id = case when later.is_marked then t.needs_id end, ", "",
+        "a retry that keeps the mark", "task/retry_task",
+        "needs = case when later.is_marked then t.needs end, needs_id = case when later.is_marked then t.needs_id end, ", "",
         marked.test_an_operator_retry_clears_the_mark,
     ),
     Mutant(

@@ -80,6 +80,9 @@ class FaultyDatabase:
 
     def make(self, mistakes: Mapping[str, tuple[str, str]]) -> None:
         """Apply these mistakes to the statements, and no others."""
+        for file, (old, _) in mistakes.items():
+            # Not where the text is used, because a run with a mistake is expected to fail.
+            assert old in source(file), f"{file} no longer holds what the mutant takes out: {old}"
         self.mistakes = mistakes
         self._texts.clear()
 
@@ -93,9 +96,7 @@ class FaultyDatabase:
             file, parts = parted(name)
             text = source(file)
             if file in self.mistakes:
-                old, new = self.mistakes[file]
-                assert old in text, f"{file} no longer holds what the mutant takes out: {old}"
-                text = text.replace(old, new)
+                text = text.replace(*self.mistakes[file])
             self._texts[name] = self._composed(shortened(text, parts=parts))
         return self._texts[name]
 
