@@ -79,6 +79,7 @@ def test_make_rejects_an_unfit_environment_with_a_message_and_keeps_it(folder: P
     assert not (folder / MARKER).exists()
 
 
+@pytest.mark.long
 def test_make_creates_a_missing_environment_and_cleans_it_up(folder: Path) -> None:
     done = make(folder, MARKER)
     assert done.returncode == 0, done.stderr

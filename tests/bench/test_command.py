@@ -27,6 +27,7 @@ STARTING_S = 60.0
 ENDING_S = 15.0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("leaves_no_schema")
 def test_each_task_of_a_bench_runs_once(database_url: str) -> None:
     parts = ("--only", "send", "--only", "drain")
@@ -53,6 +54,7 @@ def test_each_task_of_a_bench_runs_once(database_url: str) -> None:
     assert document["settings"]["best settings"]["async_concurrency"] == 2_000
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("leaves_no_schema")
 def test_the_output_of_a_bench_names_the_server(database_url: str) -> None:
     done = run_bench("--tasks", "5000", *ONE_PAIR, "--not-durable", "--url", database_url, "--only", "send")
@@ -137,7 +139,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     ("part", "number"),
     [
         pytest.param(
-            part, number, marks=() if PARTS.index(part) == SIGNALS.index(number) else pytest.mark.long
+            part, number, marks=() if (part, number) == ("deaths", signal.SIGTERM) else pytest.mark.long
         )
         for part in PARTS
         for number in SIGNALS
@@ -233,6 +235,7 @@ def test_a_bench_on_a_busy_machine_reports_the_reason_and_no_figure(
     assert bench_schemas(database_url) == []
 
 
+@pytest.mark.long
 @linux_only
 def test_a_bench_on_a_busy_machine_reports_the_reason_as_json(database_url: str, tmp_path: Path) -> None:
     with burners(tmp_path, 3):

@@ -52,6 +52,7 @@ def test_only_figures_of_the_requested_part_are_reported(
     assert [sample.name for sample in found] == [f"other: {name}" for name in shown]
 
 
+@pytest.mark.long
 @pytest.mark.story
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_queue_that_cannot_be_installed_is_left_out_and_named(database_url: str, tmp_path: Path) -> None:

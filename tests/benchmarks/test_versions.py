@@ -15,6 +15,7 @@ from tests.benchmarks.conftest import ONE_PAIR, compare
 pytestmark = pytest.mark.story
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def help_pages(everbeat: Command, *, columns: int) -> dict[tuple[str, ...], str]
     return dict(zip(paths, pages, strict=True))
 
 
-@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("columns", [pytest.param(60, marks=pytest.mark.long), 80])
 def test_the_help_of_every_command_fits_into_the_terminal_and_breaks_no_word(
     everbeat: Command, columns: int
 ) -> None:  # J10

@@ -50,6 +50,7 @@ def promote_and_reconnect(scenario: Scenario, pair: Pair) -> None:
     scenario.connection.row_factory = dict_row  # type: ignore[assignment]
 
 
+@pytest.mark.long
 def test_a_tree_that_waits_for_the_former_primary_is_not_declared_dead(
     new_pair: NewPair, tmp_path: Path
 ) -> None:  # J16

@@ -44,6 +44,7 @@ def scenario(pool: tuple[str, str], tmp_path: Path) -> Iterator[Scenario]:
     made.close()
 
 
+@pytest.mark.long
 def test_a_dead_tree_behind_a_transaction_pooler_is_recovered_by_age(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:

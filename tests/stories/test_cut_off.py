@@ -26,7 +26,7 @@ def line(scenario: Scenario) -> Iterator[Wire]:
 @pytest.mark.parametrize(
     ("task_name", "fault"),
     [
-        ("fenced_coroutine", "stall"),
+        pytest.param("fenced_coroutine", "stall", marks=pytest.mark.long),
         ("fenced_process", "cut"),
         pytest.param("fenced_coroutine", "cut", marks=pytest.mark.long),
         pytest.param("fenced_process", "stall", marks=pytest.mark.long),
@@ -163,6 +163,7 @@ def test_a_reaper_that_was_frozen_declares_no_tree_dead(
     assert len(scenario.effects("start", held.id)) == 1
 
 
+@pytest.mark.long
 def test_a_frozen_worker_process_keeps_its_task(scenario: Scenario, mischief: ModuleType) -> None:  # E6
     settings = {**FAST, **BY_AGE}
     tree = scenario.ready_tree(program="mischief", recovery=settings)

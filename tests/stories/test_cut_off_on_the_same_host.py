@@ -43,7 +43,7 @@ def lock_out(server: EmbeddedServer, scenario: Scenario) -> str:
     return conninfo.make_conninfo(scenario.url, password="second")
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_live_trees_without_a_session_are_not_ended_on_their_own_machine(
     new_server: NewServer, tmp_path: Path, number: int
 ) -> None:  # E14, promise 4
@@ -66,6 +66,7 @@ def test_live_trees_without_a_session_are_not_ended_on_their_own_machine(
         assert scenario.recoveries() == []
 
 
+@pytest.mark.long
 def test_a_frozen_tree_without_a_session_is_recovered_by_age_on_its_own_machine(
     new_server: NewServer, tmp_path: Path
 ) -> None:  # E4

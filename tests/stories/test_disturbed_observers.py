@@ -16,6 +16,7 @@ SETTINGS = {**FAST, "claimed_stale_threshold_ms": 3_000, "running_stale_threshol
 EVERY_S = 1.5
 
 
+@pytest.mark.long
 def test_repeated_session_losses_of_observers_do_not_prevent_the_recovery_of_a_silent_tree(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # E4

@@ -31,7 +31,7 @@ def steps(scenario: Scenario, task_id: UUID) -> list[dict[str, Any]]:
     return scenario.query("select * from {schema}.steps where task_id = %s order by recorded_at", task_id)
 
 
-@pytest.mark.parametrize("place", ["inside", "behind"])
+@pytest.mark.parametrize("place", ["inside", pytest.param("behind", marks=pytest.mark.long)])
 def test_five_steps_survive_a_kill_at_each_of_them(
     scenario: Scenario, durable: ModuleType, place: str
 ) -> None:
@@ -47,6 +47,7 @@ def test_five_steps_survive_a_kill_at_each_of_them(
     assert attempts == ["CRASHED"] * 5 + ["COMPLETED"]
 
 
+@pytest.mark.long
 def test_the_tries_of_a_step_are_counted_through_the_death_of_its_process(
     scenario: Scenario, durable: ModuleType
 ) -> None:  # I2

@@ -97,6 +97,7 @@ def wait_for_a_worker(scenario: Scenario, app: App, tree: Tree) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_program_broken_by_a_deploy_is_reported_until_it_is_repaired(  # J8
     scenario: Scenario, sample_tasks: ModuleType, app: App
 ) -> None:

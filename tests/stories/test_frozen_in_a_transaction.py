@@ -30,6 +30,7 @@ def locks(app: Any) -> Check:
     return found
 
 
+@pytest.mark.long
 def test_a_workflow_can_be_cancelled_although_its_worker_is_frozen_in_a_step(
     scenario: Scenario, flows: ModuleType
 ) -> None:  # J14

@@ -81,6 +81,7 @@ def test_the_latest_beat_of_every_task_in_flight_can_be_read(
     claimed.result(timeout=20)
 
 
+@pytest.mark.long
 def test_two_hundred_sleeping_tasks_cost_one_statement_per_beat(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # D3
@@ -103,7 +104,9 @@ def test_two_hundred_sleeping_tasks_cost_one_statement_per_beat(
     scenario.until(lambda: scenario.states().get("COMPLETED") == 200, within=20, what="all complete")
 
 
-@pytest.mark.parametrize("task_name", ["block_the_loop", "hold_the_gil"])
+@pytest.mark.parametrize(
+    "task_name", [pytest.param("block_the_loop", marks=pytest.mark.long), "hold_the_gil"]
+)
 def test_a_worker_whose_code_blocks_the_loop_or_the_gil_is_not_declared_dead(
     scenario: Scenario, sample_tasks: ModuleType, task_name: str
 ) -> None:  # D4

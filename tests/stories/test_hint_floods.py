@@ -64,6 +64,7 @@ def said(trees: list[Tree], word: str) -> int:
     return sum(tree.output().count(word) for tree in trees)
 
 
+@pytest.mark.long
 def test_a_flood_of_invented_queues_and_tasks_reaches_no_stream(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_flood_of_invented_queues_and_tasks_reaches_no_stream(
     assert scenario.query("select 1 from {schema}.workers where listens and ended_at is null") == []
 
 
+@pytest.mark.long
 def test_tasks_of_a_thousand_queues_are_announced_by_messages(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:

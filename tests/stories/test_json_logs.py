@@ -121,7 +121,8 @@ def test_the_last_log_lines_of_a_killed_tree_arrive_and_its_log_pump_ends(
 
 
 @pytest.mark.parametrize(
-    ("number", "cause"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "stopped")]
+    ("number", "cause"),
+    [(signal.SIGKILL, "killed by SIGKILL"), pytest.param(signal.SIGSTOP, "stopped", marks=pytest.mark.long)],
 )
 def test_a_log_pump_that_dies_or_is_stopped_is_replaced_without_losing_a_task(
     scenario: Scenario, talkative: ModuleType, number: signal.Signals, cause: str

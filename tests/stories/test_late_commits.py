@@ -56,7 +56,11 @@ def sample_tasks(scenario: Scenario, by: str) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "commits_after_s"), [(300, 2.0), (1, 0.3)], ids=["many, long after", "one, soon after"]
+    ("tasks", "commits_after_s"),
+    [
+        pytest.param(300, 2.0, marks=pytest.mark.long, id="many, long after"),
+        pytest.param(1, 0.3, id="one, soon after"),
+    ],
 )
 def test_a_task_that_commits_after_the_workers_became_idle_is_found_at_once(
     scenario: Scenario, sample_tasks: ModuleType, by: str, tasks: int, commits_after_s: float

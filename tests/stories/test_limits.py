@@ -85,7 +85,9 @@ def test_a_limit_is_never_exceeded_during_many_kills(
     assert counter.most == PERMITS, "the permits were never all in use"
 
 
-@pytest.mark.parametrize(("kind", "within_s"), [("process", 1.0), ("tree", 3.0)])
+@pytest.mark.parametrize(
+    ("kind", "within_s"), [pytest.param("process", 1.0, marks=pytest.mark.long), ("tree", 3.0)]
+)
 def test_the_permits_of_a_killed_holder_are_free_soon(
     scenario: Scenario, limited: ModuleType, counter: Counter, kind: str, within_s: float
 ) -> None:  # K2
@@ -115,7 +117,7 @@ def test_the_permits_of_a_killed_holder_are_free_soon(
     scenario.query("delete from {schema}.tasks where state = 'PENDING' returning id")
 
 
-@pytest.mark.parametrize("self_fence", [False, True])
+@pytest.mark.parametrize("self_fence", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_permits_of_a_frozen_holder_are_free_after_its_threshold(
     scenario: Scenario, limited: ModuleType, counter: Counter, self_fence: bool
 ) -> None:  # K3
@@ -158,7 +160,10 @@ def test_each_key_has_its_own_permits(scenario: Scenario, limited: ModuleType) -
     assert together > 1, "the keys did not run side by side"
 
 
-@pytest.mark.parametrize(("name", "most_in_a_second"), [("call_smoothly", 25), ("call_in_window", 20)])
+@pytest.mark.parametrize(
+    ("name", "most_in_a_second"),
+    [pytest.param("call_smoothly", 25, marks=pytest.mark.long), ("call_in_window", 20)],
+)
 def test_a_rate_is_never_exceeded(
     scenario: Scenario, limited: ModuleType, name: str, most_in_a_second: int
 ) -> None:  # K5

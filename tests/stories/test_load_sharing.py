@@ -25,7 +25,10 @@ def took_s(scenario: Scenario) -> float:
     return float(max(ends) - min(line["at"] for line in scenario.effects("start")))
 
 
-@pytest.mark.parametrize("kind", ["nap", "nap_in_thread", "nap_in_process"])
+@pytest.mark.parametrize(
+    "kind",
+    ["nap", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("nap_in_thread", "nap_in_process"))],
+)
 def test_two_workers_with_one_slot_each_run_five_tasks_in_three_rounds(
     scenario: Scenario, sample_tasks: ModuleType, kind: str
 ) -> None:  # J5
@@ -38,6 +41,7 @@ def test_two_workers_with_one_slot_each_run_five_tasks_in_three_rounds(
     assert shares(scenario) == [2, 3]
 
 
+@pytest.mark.long
 def test_two_workers_share_six_process_tasks(scenario: Scenario, sample_tasks: ModuleType) -> None:  # J5
     for _ in range(2):
         scenario.ready_tree(worker={"process_concurrency": 2})

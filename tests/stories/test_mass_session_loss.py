@@ -91,6 +91,7 @@ def test_half_of_the_trees_killed_on_other_hosts_are_settled_after_the_grace(
     finish(scenario, tasks, starts=TREES + 3)
 
 
+@pytest.mark.long
 def test_half_of_the_trees_with_closed_connections_keep_their_tasks(
     scenario: Scenario, sample_tasks: ModuleType, line: Wire
 ) -> None:  # E14

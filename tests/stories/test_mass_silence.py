@@ -30,6 +30,7 @@ def supervisor_of(scenario: Scenario, tree: Tree) -> str:
     return str(rows[0]["id"])
 
 
+@pytest.mark.long
 def test_at_most_a_few_of_eight_trees_are_ended_in_an_outage_of_five_thresholds(
     scenario: Scenario, sample_tasks: ModuleType, line: Wire
 ) -> None:  # E14

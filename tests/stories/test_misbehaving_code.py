@@ -25,12 +25,12 @@ def long(*values: object) -> Any:
         long("rude_on_the_loop", "sys.exit", "FAILED"),
         long("rude_on_the_loop", "stop the loop", None),
         ("rude_on_the_loop", "cancel everything", "FAILED"),
-        ("rude_on_the_loop", "own signal handler", "FAILED"),
+        long("rude_on_the_loop", "own signal handler", "FAILED"),
         long("rude_on_the_loop", "stray tasks", "COMPLETED"),
         long("rude_in_a_thread", "os._exit(0)", "FAILED"),
         long("rude_in_a_thread", "os._exit(1)", "FAILED"),
         long("rude_in_a_thread", "close all descriptors", None),
-        ("rude_in_a_thread", "fork that lives on", "COMPLETED"),
+        long("rude_in_a_thread", "fork that lives on", "COMPLETED"),
         long("rude_in_a_thread", "fork, then die", "FAILED"),
         ("rude_in_a_thread", "child that lives on, then die", "FAILED"),
         long("rude_in_a_thread", "close stdout", "COMPLETED"),
@@ -41,7 +41,7 @@ def long(*values: object) -> Any:
         long("rude_in_a_process", "os._exit(0)", "FAILED"),
         ("rude_in_a_process", "close all descriptors", "FAILED"),
         long("rude_in_a_process", "fork that lives on", "COMPLETED"),
-        ("rude_in_a_process", "exit in a thread", "FAILED"),
+        long("rude_in_a_process", "exit in a thread", "FAILED"),
         long("rude_in_a_process", "own handlers", "COMPLETED"),
     ],
 )
@@ -94,6 +94,7 @@ def test_code_that_does_not_end_does_not_delay_the_stop_of_its_worker(
         assert [one["outcome"] for one in scenario.attempts(task.id)] == ["FAILED"]
 
 
+@pytest.mark.long
 def test_an_abandoned_thread_counts_as_a_possible_cause_of_a_process_death(
     scenario: Scenario, sample_tasks: ModuleType, mischief: ModuleType
 ) -> None:  # E13

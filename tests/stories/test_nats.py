@@ -48,6 +48,7 @@ def test_tasks_are_announced_by_messages(
     )
 
 
+@pytest.mark.long
 def test_a_quiet_tree_leaves_messages_to_others_until_it_is_resumed(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # J1 N1
@@ -233,7 +234,13 @@ async def delete_stream(server: NatsServer, plan: StreamPlan) -> None:
     await server.delete_stream(plan.stream)
 
 
-@pytest.mark.parametrize("delete", [delete_messages, delete_consumer, delete_stream])
+@pytest.mark.parametrize(
+    "delete",
+    [
+        *(pytest.param(one, marks=pytest.mark.long) for one in (delete_messages, delete_consumer)),
+        delete_stream,
+    ],
+)
 def test_deleted_messages_consumers_and_streams_are_created_again(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType, delete: object
 ) -> None:  # N7
@@ -285,6 +292,7 @@ def test_messages_that_cannot_be_decoded_are_removed(
     assert sample_tasks.quick.send(1).result(timeout=20) == 1
 
 
+@pytest.mark.long
 def test_a_full_window_of_waiting_tasks_does_not_block_other_tasks(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:

@@ -32,6 +32,7 @@ def publishes(scenario: Scenario) -> bool:
     return bool(scenario.query("select from {schema}.relay where taken_until > now() and holder is not null"))
 
 
+@pytest.mark.long
 def test_messages_of_ended_tasks_leave_the_stream_even_if_no_worker_takes_them(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # N11
@@ -58,6 +59,7 @@ def test_messages_of_ended_tasks_leave_the_stream_even_if_no_worker_takes_them(
     assert nats.travelled() == before  # no more messages are published for a queue that no worker takes
 
 
+@pytest.mark.long
 def test_messages_of_ended_tasks_are_not_reported_while_a_live_worker_serves_their_queue(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N11

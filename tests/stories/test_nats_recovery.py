@@ -49,6 +49,7 @@ def test_a_restarted_pod_recovers_its_own_tasks(
     assert task.result(timeout=20) == "done"
 
 
+@pytest.mark.long
 def test_a_crash_without_a_restart_is_recovered_by_age(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N4 N9 N10
@@ -75,6 +76,7 @@ def test_a_crash_without_a_restart_is_recovered_by_age(
     scenario.until(nats.drained, within=30, what="the stream is drained")
 
 
+@pytest.mark.long
 def test_a_deadlocked_task_is_recovered_by_its_missing_progress(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N4 N10
@@ -186,6 +188,7 @@ def test_messages_delivered_to_a_frozen_worker_do_not_delay_their_tasks(
     assert len(starts) == len(set(starts)) == 60
 
 
+@pytest.mark.long
 def test_a_worker_is_replaced_even_if_nats_rejects_its_password(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:

@@ -51,6 +51,7 @@ def needs_check(scenario: Scenario) -> dict[str, Any]:
     return dict(check)
 
 
+@pytest.mark.long
 def test_explain_and_doctor_name_the_missing_argument_until_a_new_worker_runs_the_tasks(
     scenario: Scenario,
 ) -> None:  # J2

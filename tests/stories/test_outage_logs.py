@@ -25,6 +25,7 @@ def set_read_only(url: str, value: str) -> None:
         admin.execute("select pg_reload_conf()")
 
 
+@pytest.mark.long
 def test_each_tree_logs_each_outage_once_and_within_seconds(
     new_server: NewServer, tmp_path: Path
 ) -> None:  # J11

@@ -116,7 +116,7 @@ def send_patiently(sample_tasks: ModuleType, number: int) -> Handle[int]:
         return handle
 
 
-@pytest.mark.parametrize("place", ["a password file", "the URL"])
+@pytest.mark.parametrize("place", ["a password file", pytest.param("the URL", marks=pytest.mark.long)])
 def test_workers_survive_a_changed_password(
     server: EmbeddedServer, tmp_path: Path, place: str
 ) -> None:  # J11
@@ -156,7 +156,8 @@ def test_workers_survive_a_changed_password(
 # A restart of PgBouncer.
 
 
-@pytest.mark.parametrize("mode", ["transaction", pytest.param("session", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["transaction", "session"])
 def test_workers_survive_a_restart_of_the_pooler(
     new_server: NewServer, tmp_path: Path, mode: str
 ) -> None:  # J11

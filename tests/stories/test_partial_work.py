@@ -49,7 +49,11 @@ ORDERS = [
 
 
 @pytest.mark.parametrize(
-    "name", ["steps_in_process", "steps_in_thread", pytest.param("steps_on_the_loop", marks=pytest.mark.long)]
+    "name",
+    [
+        "steps_in_process",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("steps_in_thread", "steps_on_the_loop")),
+    ],
 )
 def test_a_task_killed_in_its_seventh_step_continues_at_the_seventh(
     scenario: Scenario, steps: ModuleType, name: str
@@ -151,6 +155,7 @@ def test_a_lease_lost_before_the_commit_rolls_back_rows_and_completion(
     assert [line["attempt"] for line in scenario.effects("committed")] == [2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_server_restart_during_the_commit_fails_the_task_without_rows(
     new_server: NewServer, tmp_path: Path, name: str

@@ -100,6 +100,7 @@ def test_tasks_claimed_after_a_poison_crash_are_not_affected(
     assert poison.outcome(timeout=20).error.data["poison"] is True
 
 
+@pytest.mark.long
 def test_two_lost_trees_make_no_task_a_suspect(scenario: Scenario, sample_tasks: ModuleType) -> None:  # E13
     """A lost host is not evidence against the code that ran on it: its tasks run again side by side."""
     doomed = scenario.ready_tree()

@@ -89,6 +89,7 @@ def test_a_quiet_tree_leaves_new_tasks_to_others_until_it_is_resumed(
     gone.result(timeout=20)
 
 
+@pytest.mark.long
 def test_quiet_mode_arrives_with_the_next_beat_if_its_hint_is_lost(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J1

@@ -83,6 +83,7 @@ class TestWholeTreeDies:
         )
         scenario.until(scenario.state_is(sent["left"], "CANCELLED"), within=10, what="a cancel ends it")
 
+    @pytest.mark.long
     def test_a_hook_that_kills_its_process_harms_only_that_process(
         self, scenario: Scenario, hooked: ModuleType
     ) -> None:
@@ -182,6 +183,7 @@ class TestTaskProcessDies:
         for task_id in left:
             scenario.until(scenario.state_is(task_id, "CANCELLED"), within=10, what="a cancel ends it")
 
+    @pytest.mark.long
     def test_a_retired_process_does_not_wait_for_a_task_that_its_hook_leaves(
         self, scenario: Scenario, hooked: ModuleType
     ) -> None:

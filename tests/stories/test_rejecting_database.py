@@ -92,7 +92,7 @@ def cut_off(scenario: Scenario) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("trouble", "thresholds"),
-    [(read_only, 5), (no_connection, 3)],
+    [(read_only, 5), pytest.param(no_connection, 3, marks=pytest.mark.long)],
     ids=["no write", "no connection"],
 )
 def test_no_tree_is_declared_dead_while_the_database_accepts_no_write_or_connection(

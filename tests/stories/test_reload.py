@@ -103,6 +103,7 @@ def test_the_next_task_runs_the_saved_code_and_an_error_in_it_waits_for_the_next
     assert tree.output().count("reload_changed files=") == 3, "a hidden folder is not watched"
 
 
+@pytest.mark.long
 def test_a_reload_releases_running_tasks_and_the_new_code_runs_them(
     scenario: Scenario, sender: App
 ) -> None:  # J10

@@ -124,6 +124,7 @@ def test_constantly_killed_worker_processes_lose_no_task_and_record_every_attemp
         assert tree.stop() == 0
 
 
+@pytest.mark.long
 def test_the_tasks_of_repeatedly_killed_trees_are_recovered_by_other_trees(
     scenario: Scenario, mischief: ModuleType
 ) -> None:  # E5, E10

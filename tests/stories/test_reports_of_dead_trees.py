@@ -77,6 +77,7 @@ class TestEveryTreeIsKilled:
         assert f"pid {trees[0].pid} on " in found["TREES"].text
         assert found["TREES"].fix == "start a worker, which recovers them: everbeat worker MODULE:APP."
 
+    @pytest.mark.long
     def test_a_dead_tree_beside_a_live_one_is_a_warning(
         self, scenario: Scenario, sample_tasks: ModuleType, app: App
     ) -> None:  # E4
@@ -156,6 +157,7 @@ _STOPPED_S = 5.0
 
 
 class TestOneSupervisorIsStopped:
+    @pytest.mark.long
     def test_a_pause_of_the_supervisor_is_not_recorded_as_the_lag_of_its_workers(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E4

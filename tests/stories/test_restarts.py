@@ -90,6 +90,7 @@ class TestOnTheSameMachine:
         assert not Path(file).exists()
         assert sample_tasks.app.list_active_workers() == []
 
+    @pytest.mark.long
     def test_a_frozen_tree_is_not_declared_dead_by_a_start(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:
@@ -117,7 +118,11 @@ def can_rename_the_machine() -> bool:
 class TestHostNames:
     @pytest.mark.parametrize(
         ("restarted", "beside"),
-        [("web", "web-2"), pytest.param("my_host", "my9host", marks=pytest.mark.long), ("web", "web")],
+        [
+            pytest.param("web", "web-2", marks=pytest.mark.long),
+            pytest.param("my_host", "my9host", marks=pytest.mark.long),
+            ("web", "web"),
+        ],
     )
     def test_host_names_do_not_prove_a_death(
         self, scenario: Scenario, sample_tasks: ModuleType, restarted: str, beside: str

@@ -399,6 +399,7 @@ def test_an_in_process_worker_declares_schedules_and_runs_them(scenario: Scenari
     judge(scenario)
 
 
+@pytest.mark.long
 def test_the_version_that_started_last_declares_the_schedules_and_a_rollback_brings_the_other_back(
     scenario: Scenario,
 ) -> None:  # S6

@@ -83,6 +83,7 @@ class TestKill:
         assert [each.result(timeout=20) for each in handles] == [1, 2, 3]
         assert starts(scenario) == [1, 1, 2, 3]
 
+    @pytest.mark.long
     def test_a_poison_head_blocks_its_serial_line_only_until_max_crashes(
         self, scenario: Scenario, lines: ModuleType
     ) -> None:

@@ -101,6 +101,7 @@ def test_results_wait_while_the_disk_is_full_and_no_task_is_recovered(
         sample_tasks.app.close()
 
 
+@pytest.mark.long
 def test_only_a_killed_worker_is_declared_dead_while_other_programs_take_every_connection(
     new_server: NewServer, tmp_path: Path
 ) -> None:

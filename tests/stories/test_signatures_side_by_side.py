@@ -67,6 +67,7 @@ def test_tasks_with_a_new_argument_wait_for_new_code_and_run_there_once(
     assert scenario.query("select from {schema}.attempts where outcome <> 'COMPLETED'") == []
 
 
+@pytest.mark.long
 def test_tasks_of_an_old_sender_run_in_old_code_while_new_code_requires_more(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J2
@@ -81,6 +82,7 @@ def test_tasks_of_an_old_sender_run_in_old_code_while_new_code_requires_more(
         assert runs_of(scenario, each) == ["old"]
 
 
+@pytest.mark.long
 def test_two_versions_run_all_tasks_and_decline_none_twice(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J2
@@ -109,6 +111,7 @@ def test_two_versions_run_all_tasks_and_decline_none_twice(
         assert tree.stop() == 0, tree.output()
 
 
+@pytest.mark.long
 def test_a_marked_head_keeps_its_serial_line_in_order_until_new_code_arrives(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J2

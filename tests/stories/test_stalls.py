@@ -23,7 +23,15 @@ def silences(scenario: Scenario) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize(
-    "name", ["silent_on_the_loop", "silent_and_blocking", "silent_in_a_thread", "silent_in_a_process"]
+    "name",
+    [
+        "silent_and_blocking",
+        "silent_in_a_process",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("silent_on_the_loop", "silent_in_a_thread")
+        ),
+    ],
 )
 def test_stalled_code_is_recovered_in_time_and_changes_nothing_afterwards(
     scenario: Scenario, silences: ModuleType, name: str

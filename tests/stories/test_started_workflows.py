@@ -44,7 +44,7 @@ def test_a_kill_right_after_the_start_of_a_workflow_leaves_one_workflow(
 
 @pytest.mark.parametrize(
     ("table", "condition"),
-    [("nodes", "new.number = 0"), ("steps", "new.kind = 'child'")],
+    [("nodes", "new.number = 0"), pytest.param("steps", "new.kind = 'child'", marks=pytest.mark.long)],
     ids=["half", "all"],
 )
 def test_a_kill_during_the_start_of_a_workflow_leaves_one_workflow(

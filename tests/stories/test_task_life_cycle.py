@@ -14,6 +14,8 @@ from tests.stories.scenario import SLACK, Scenario
 
 pytestmark = pytest.mark.story
 
+FURTHER_EXCEPTIONS = ("plain", "unprintable", "nul", "huge", "keyboard")
+
 
 def test_a_thousand_tasks_run_once_each_on_four_processes(
     scenario: Scenario, sample_tasks: ModuleType
@@ -39,7 +41,10 @@ def test_the_timestamps_of_a_completed_task_are_in_order(
     assert (attempt.attempt, attempt.outcome) == (1, "COMPLETED")
 
 
-@pytest.mark.parametrize("what", ["plain", "task error", "unprintable", "nul", "huge", "exit", "keyboard"])
+@pytest.mark.parametrize(
+    "what",
+    ["task error", "exit", *(pytest.param(what, marks=pytest.mark.long) for what in FURTHER_EXCEPTIONS)],
+)
 def test_an_exception_of_any_kind_fails_its_task_and_the_worker_continues(
     scenario: Scenario, sample_tasks: ModuleType, what: str
 ) -> None:  # B3
@@ -68,7 +73,7 @@ def test_a_result_that_is_not_json_fails_only_its_task(scenario: Scenario, sampl
     assert [one.result(timeout=20) for one in good] == list(range(5))
 
 
-@pytest.mark.parametrize("code", ["FLAKY", "ValueError"])
+@pytest.mark.parametrize("code", ["FLAKY", pytest.param("ValueError", marks=pytest.mark.long)])
 def test_retries_follow_the_policy_of_the_task(
     scenario: Scenario, sample_tasks: ModuleType, code: str
 ) -> None:  # B4 B7

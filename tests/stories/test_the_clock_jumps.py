@@ -103,6 +103,7 @@ def test_a_clock_jump_of_an_hour_forwards_and_back_declares_no_live_tree_dead(
         sample_tasks.app.close()
 
 
+@pytest.mark.long
 def test_a_dead_turn_holder_does_not_block_others_after_the_clock_was_set_back(
     server: EmbeddedServer, clock: ServerClock, tmp_path: Path
 ) -> None:  # I13, I14

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
 DEATH_S = 3.0
 
 
+@pytest.mark.long
 def test_everything_works_while_a_role_without_rights_fills_the_notification_queue(
     new_server: NewServer, tmp_path: Path, database_url: str
 ) -> None:  # J12

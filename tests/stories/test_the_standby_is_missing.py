@@ -41,6 +41,7 @@ def scenario(pair: Pair, tmp_path: Path) -> Iterator[Scenario]:
     made.close()
 
 
+@pytest.mark.long
 def test_sessions_stay_few_and_no_task_is_lost_while_the_standby_is_missing(
     pair: Pair, scenario: Scenario, sample_tasks: ModuleType
 ) -> None:

@@ -39,6 +39,7 @@ def check_reports(scenario: Scenario, task_id: UUID) -> None:
         assert len(app.sweep_stale_workers(dry_run=True, sweep_threshold="2s").tasks) == 2
 
 
+@pytest.mark.long
 def test_a_tree_with_rare_beats_is_judged_by_its_own_thresholds_beside_trees_with_short_ones(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # D1 J1

@@ -29,6 +29,7 @@ def deploy(
     return figures
 
 
+@pytest.mark.long
 def test_deploys_forwards_and_backwards_under_kills_lose_and_fail_no_task(
     scenario: Scenario,
 ) -> None:  # J1 J2

@@ -12,10 +12,12 @@ import pytest
 from tests.stories.scenario import Scenario
 from tests.stories.test_worker_deaths import worker_of
 
+SCOPES = ["live", "kept", *(pytest.param(scope, marks=pytest.mark.long) for scope in ("waiting", "1h"))]
+
 pytestmark = pytest.mark.story
 
 
-@pytest.mark.parametrize("scope", ["live", "waiting", "1h", "kept"])
+@pytest.mark.parametrize("scope", SCOPES)
 def test_a_key_of_a_killed_worker_stays_taken_while_the_task_runs_again(
     scenario: Scenario, sample_tasks: ModuleType, scope: str
 ) -> None:  # K8
@@ -38,7 +40,7 @@ def test_a_key_of_a_killed_worker_stays_taken_while_the_task_runs_again(
     assert third.result(timeout=20) == "done"
 
 
-@pytest.mark.parametrize("scope", ["live", "waiting", "1h", "kept"])
+@pytest.mark.parametrize("scope", SCOPES)
 def test_a_key_of_a_killed_worker_is_free_once_recovery_has_failed_the_task(
     scenario: Scenario, sample_tasks: ModuleType, scope: str
 ) -> None:  # K8
@@ -55,6 +57,7 @@ def test_a_key_of_a_killed_worker_is_free_once_recovery_has_failed_the_task(
         assert second.result(timeout=20) == "done"
 
 
+@pytest.mark.long
 def test_a_claimed_task_of_a_killed_tree_takes_its_waiting_key_back(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # K8

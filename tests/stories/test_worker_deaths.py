@@ -133,6 +133,7 @@ class TestKilledTree:
             assert len(scenario.effects("start", handle.id)) == 1
         assert scenario.task(first.id)["state"] == "FAILED"
 
+    @pytest.mark.long
     def test_the_workers_of_a_killed_supervisor_die_with_it(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E5
@@ -251,6 +252,7 @@ class TestZombie:
         quick = sample_tasks.quick.send(1)
         assert quick.result(timeout=20) == 1, "the thawed tree works again"
 
+    @pytest.mark.long
     def test_a_thread_of_a_thawed_worker_is_asked_to_stop(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E6
@@ -290,6 +292,7 @@ class TestDatabase:
 
 
 class TestMany:
+    @pytest.mark.long
     def test_fifty_tasks_of_a_killed_tree_are_recovered_once_each(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E9

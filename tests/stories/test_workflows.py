@@ -221,6 +221,7 @@ def run_under_kills(
     return wrong
 
 
+@pytest.mark.long
 def test_fifty_diamonds_complete_while_workers_are_killed(scenario: Scenario, flows: ModuleType) -> None:
     """The long run has five hundred diamonds."""
     assert diamonds(scenario, flows, count=50, every_s=1.0) == {"bottom"}
