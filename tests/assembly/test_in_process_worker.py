@@ -23,6 +23,7 @@ from everbeat.recovery import RecoveryContext, Reschedule, SweepSummary
 from everbeat.store import claims, workers
 from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
+from tests.variants import long_except
 
 FAST = RecoveryConfig(
     runner_heartbeat_interval_ms=1_000,
@@ -198,7 +199,7 @@ def test_a_stopped_in_process_worker_fails_running_threads_with_on_stop_fail(app
     release.set()
 
 
-@pytest.mark.parametrize("ends", ["done", "stopped"])
+@pytest.mark.parametrize("ends", long_except(["done", "stopped"], "stopped"))
 def test_a_task_of_a_stopped_in_process_worker_runs_again_only_after_its_code_ended(
     app: App, database_url: str, schema: str, ends: str
 ) -> None:  # J1
@@ -359,7 +360,7 @@ def where() -> int:
 """
 
 
-@pytest.mark.parametrize("place", ["sample_tasks.py", "program.py"])
+@pytest.mark.parametrize("place", long_except(["sample_tasks.py", "program.py"], "sample_tasks.py"))
 def test_task_processes_of_an_in_process_worker_import_the_modules_of_its_tasks(
     app: App, database_url: str, schema: str, tmp_path: Path, place: str
 ) -> None:  # D7

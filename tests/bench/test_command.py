@@ -247,6 +247,7 @@ def test_a_bench_on_a_busy_machine_reports_the_reason_as_json(database_url: str,
     assert "other processes use" in error["message"]
 
 
+@pytest.mark.long
 @linux_only
 @pytest.mark.alone
 def test_a_bench_repeats_a_measurement_that_other_processes_disturbed(

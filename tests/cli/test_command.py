@@ -16,6 +16,7 @@ from everbeat.cli.failures import MEANINGS, ExitCode
 from everbeat.cli.main import COMMANDS
 from tests.cli.conftest import Command
 from tests.cli.outside import until
+from tests.variants import every_nth_quick
 
 WRITTEN_ELSEWHERE = {"demo"}
 
@@ -30,7 +31,7 @@ def test_help_lists_every_command_and_every_exit_code(everbeat: Command) -> None
     assert set(MEANINGS) == set(ExitCode)
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - WRITTEN_ELSEWHERE))
+@pytest.mark.parametrize("name", every_nth_quick(4, sorted(COMMANDS.keys() - WRITTEN_ELSEWHERE)))
 def test_every_command_has_a_help_page(everbeat: Command, name: str) -> None:
     answer = everbeat(name, "--help").assert_code(0)
     assert f"everbeat {name}" in answer.out
@@ -86,7 +87,9 @@ def test_unknown_command_options_are_refused(everbeat: Command, command: list[st
     assert "--bogus" in answer.err
 
 
-@pytest.mark.parametrize("command", [["queues"], ["workers"], ["tasks", "list"], ["recoveries"], ["sweep"]])
+@pytest.mark.parametrize(
+    "command", every_nth_quick(4, [["queues"], ["workers"], ["tasks", "list"], ["recoveries"], ["sweep"]])
+)
 def test_every_command_reports_an_unreachable_database_without_a_traceback(
     everbeat: Command, command: list[str]
 ) -> None:

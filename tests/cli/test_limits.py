@@ -18,8 +18,11 @@ from tests.cli.conftest import Command
 from tests.cli.terminal import pages_at_terminal
 from tests.client.conftest import app
 from tests.store.conftest import StoreHarness
+from tests.variants import every_nth_quick
 
 __all__ = ["app"]
+
+WRONG = b"a\xed\xa0\x80".decode(errors="surrogateescape")  # a forked command cannot be given such a text
 
 
 @pytest.fixture
@@ -245,24 +248,30 @@ def test_send_reports_wrong_options_as_they_are_typed(everbeat: Command, db: Sto
     assert "add --key TEXT, or omit --unique-for" in keyless
 
 
-def test_names_that_are_not_text_are_refused(everbeat: Command, db: StoreHarness) -> None:
-    wrong = b"a\xed\xa0\x80".decode(errors="surrogateescape")  # a forked command cannot be given such a text
-    for words in (
-        ("limits", "show", wrong),
-        ("limits", "set", wrong, "--concurrency", "1"),
-        ("limits", "clear", wrong),
-        ("schedules", "list", "--prefix", wrong),
-        ("tasks", "list", "--name", wrong),
-        ("tasks", "list", "--worker", wrong),
-        ("workflows", "list", "--name", wrong),
-        ("workers", "release", wrong),
-    ):
-        answer = subprocess.run(
-            [sys.executable, "-m", "everbeat", *words],
-            cwd=everbeat.folder, env=everbeat.environment, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert answer.returncode == ExitCode.USAGE, (words, answer.stderr)
-        assert "must be a text without NUL characters and lone surrogates" in answer.stderr
+@pytest.mark.parametrize(
+    "words",
+    every_nth_quick(
+        4,
+        [
+            ["limits", "set", WRONG, "--concurrency", "1"],
+            ["limits", "show", WRONG],
+            ["limits", "clear", WRONG],
+            ["schedules", "list", "--prefix", WRONG],
+            ["tasks", "list", "--name", WRONG],
+            ["tasks", "list", "--worker", WRONG],
+            ["workflows", "list", "--name", WRONG],
+            ["workers", "release", WRONG],
+        ],
+    ),
+    ids=lambda words: " ".join(word for word in words if word != WRONG),
+)
+def test_names_that_are_not_text_are_refused(everbeat: Command, db: StoreHarness, words: list[str]) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "everbeat", *words],
+        cwd=everbeat.folder, env=everbeat.environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert answer.returncode == ExitCode.USAGE, answer.stderr
+    assert "must be a text without NUL characters and lone surrogates" in answer.stderr
 
 
 def test_explain_of_a_limit_names_the_command_that_shows_it(everbeat: Command, db: StoreHarness) -> None:

@@ -59,6 +59,7 @@ def broken_words(page: str, whole: str) -> list[str]:
     return [word for word in page.split() if not is_whole(word)]
 
 
+@pytest.mark.long
 def test_no_page_at_80_columns_breaks_an_id_a_header_or_a_name(
     scene: WideScene, everbeat: Command
 ) -> None:  # J10
@@ -84,6 +85,7 @@ def test_the_pid_of_every_worker_and_supervisor_is_shown_at_80_columns(
     assert f"-{PID + 1}\n" in swept
 
 
+@pytest.mark.long
 def test_the_history_of_a_worker_shows_its_pid_at_any_width(
     scene: WideScene, everbeat: Command
 ) -> None:  # J10

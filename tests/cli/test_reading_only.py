@@ -137,6 +137,7 @@ def test_check_live_names_the_privileges_that_workers_and_senders_lack(
     assert "the role lacks DELETE on tasks" in out
 
 
+@pytest.mark.long
 def test_a_role_that_is_read_only_by_default_can_run_every_read_command(
     everbeat: Command, app: App, db: StoreHarness, reader_url: str, schema: str
 ) -> None:  # B15

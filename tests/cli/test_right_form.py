@@ -14,27 +14,31 @@ from tests.client.conftest import app, db
 from tests.client.test_explaining import end_workers
 from tests.client.test_explaining_needs import OLD, marked, registers, replace_workers
 from tests.store.conftest import StoreHarness
+from tests.variants import every_nth_quick
 
 __all__ = ["app", "db"]
 
 
 @pytest.mark.parametrize(
     ("words", "fix"),
-    [
-        (["doctor", "--app", "shop:app"], "the app is an argument here: everbeat doctor shop:app"),
-        (["doctor", "--app=shop:app"], "the app is an argument here: everbeat doctor shop:app"),
-        (["worker", "--app", "shop:app", "--grace", "5s"], "everbeat worker shop:app --grace 5s"),
-        (["check", "--app", "shop:app", "--live"], "everbeat check shop:app --live"),
-        (["worker", "shop:app", "--url", "postgresql://u:secret@h/d"], "the app has its own database"),
-        (["worker", "shop:app", "--schema", "s"], "the app has its own schema"),
-        (["migrate", "shop:app"], "the app is an option here: everbeat migrate --app shop:app"),
-        (["tasks", "list", "shop.py:app"], "everbeat tasks list --app shop.py:app"),
-        (["queues", "shop:app"], "everbeat queues --app shop:app"),
-        (["workers", "resume", "w1"], "everbeat workers quiet --resume ID"),
-        (["tasks", "list", "--state", "runing"], "did you mean 'running'?"),
-        (["tasks", "list", "--state", "waiting"], "give one of these: pending, claimed, running,"),
-        (["workflows", "list", "--state", "waiting"], "give one of these: running, paused,"),
-    ],
+    every_nth_quick(
+        2,
+        [
+            (["doctor", "--app", "shop:app"], "the app is an argument here: everbeat doctor shop:app"),
+            (["doctor", "--app=shop:app"], "the app is an argument here: everbeat doctor shop:app"),
+            (["worker", "--app", "shop:app", "--grace", "5s"], "everbeat worker shop:app --grace 5s"),
+            (["check", "--app", "shop:app", "--live"], "everbeat check shop:app --live"),
+            (["worker", "shop:app", "--url", "postgresql://u:secret@h/d"], "the app has its own database"),
+            (["worker", "shop:app", "--schema", "s"], "the app has its own schema"),
+            (["migrate", "shop:app"], "the app is an option here: everbeat migrate --app shop:app"),
+            (["tasks", "list", "shop.py:app"], "everbeat tasks list --app shop.py:app"),
+            (["queues", "shop:app"], "everbeat queues --app shop:app"),
+            (["workers", "resume", "w1"], "everbeat workers quiet --resume ID"),
+            (["tasks", "list", "--state", "runing"], "did you mean 'running'?"),
+            (["tasks", "list", "--state", "waiting"], "give one of these: pending, claimed, running,"),
+            (["workflows", "list", "--state", "waiting"], "give one of these: running, paused,"),
+        ],
+    ),
 )
 def test_an_option_of_another_command_is_refused_with_the_correct_form(
     everbeat: Command, words: list[str], fix: str

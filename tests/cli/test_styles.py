@@ -41,7 +41,9 @@ def test_a_terminal_gets_colours_and_bold(scene: WideScene, everbeat: Command) -
 
 
 @pytest.mark.parametrize(
-    ("changed", "term"), [({"NO_COLOR": "1"}, "xterm-256color"), ({}, "dumb")], ids=["NO_COLOR", "dumb"]
+    ("changed", "term"),
+    [({"NO_COLOR": "1"}, "xterm-256color"), pytest.param({}, "dumb", marks=pytest.mark.long)],
+    ids=["NO_COLOR", "dumb"],
 )
 def test_no_color_and_a_dumb_terminal_switch_every_style_off(
     scene: WideScene, everbeat: Command, changed: dict[str, str], term: str
@@ -68,6 +70,7 @@ def test_a_dumb_terminal_gets_no_live_display(everbeat: Command) -> None:  # J10
     assert "PENDING" in written
 
 
+@pytest.mark.long
 def test_a_pipe_gets_no_escape_even_if_force_color_is_set(scene: WideScene, everbeat: Command) -> None:  # J10
     forced = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TTY_COMPATIBLE": "1", "TERM": "xterm-256color"}
     for words in (*scene.pages(), *_REFUSED, ["--help"]):

@@ -15,8 +15,11 @@ from psycopg import sql
 
 from everbeat.cli.failures import ExitCode
 from tests.cli.conftest import Answer, Command, RunningWorker
+from tests.variants import every_nth_quick
 
 pytestmark = pytest.mark.story
+
+MORE_INVALID_OPTIONS = (("--grace", "soon"), ("--log-level", "loud"), ("--threads", "many"))
 
 
 def until(ask: Callable[[], Answer], holds: Callable[[Answer], bool], *, within_s: float = 30) -> Answer:
@@ -276,12 +279,15 @@ def test_commands_pause_and_resume_task_names_and_queues(
 
 @pytest.mark.parametrize(
     ("locator", "code", "said"),
-    [
-        ("nowhere:app", ExitCode.NOT_FOUND, "nowhere"),
-        ("broken:app", ExitCode.FAILED, "boom"),
-        ("unsound:app", ExitCode.USAGE, "check_interval_ms"),
-        ("stray:app", ExitCode.DATABASE, "cannot be reached"),
-    ],
+    every_nth_quick(
+        2,
+        [
+            ("nowhere:app", ExitCode.NOT_FOUND, "nowhere"),
+            ("broken:app", ExitCode.FAILED, "boom"),
+            ("unsound:app", ExitCode.USAGE, "check_interval_ms"),
+            ("stray:app", ExitCode.DATABASE, "cannot be reached"),
+        ],
+    ),
 )
 def test_the_worker_command_reports_why_it_cannot_start(
     everbeat: Command, locator: str, code: int, said: str
@@ -303,7 +309,8 @@ def test_the_worker_command_reports_why_it_cannot_start(
 
 
 @pytest.mark.parametrize(
-    "option", [("--processes", "0"), ("--grace", "soon"), ("--log-level", "loud"), ("--threads", "many")]
+    "option",
+    [("--processes", "0"), *(pytest.param(one, marks=pytest.mark.long) for one in MORE_INVALID_OPTIONS)],
 )
 def test_the_worker_command_refuses_invalid_settings(everbeat: Command, option: tuple[str, str]) -> None:
     answer = everbeat("worker", "shop:app", *option).assert_code(ExitCode.USAGE)
@@ -313,12 +320,18 @@ def test_the_worker_command_refuses_invalid_settings(everbeat: Command, option: 
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [
-        (("--max-rss", "5"), "must be a size of 16MB to 1024TB: a number and its unit, KB, MB, GB or TB."),
-        (("--max-rss", "5MB"), "must be 16MB to 1024TB.\nfix: use 16MB or more, or omit it."),
-        (("--max-tasks-per-process", "2000000000"), "fix: use 1000000000 or less, or omit it."),
-        (("--grace", "soon"), 'fix: write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m".'),
-    ],
+    every_nth_quick(
+        2,
+        [
+            (
+                ("--max-rss", "5"),
+                "must be a size of 16MB to 1024TB: a number and its unit, KB, MB, GB or TB.",
+            ),
+            (("--max-rss", "5MB"), "must be 16MB to 1024TB.\nfix: use 16MB or more, or omit it."),
+            (("--max-tasks-per-process", "2000000000"), "fix: use 1000000000 or less, or omit it."),
+            (("--grace", "soon"), 'fix: write "250ms", "30s", "5m", "1.5h", "2d" or "1h30m".'),
+        ],
+    ),
 )
 def test_the_fix_of_a_refused_worker_option_is_written_for_a_shell(
     everbeat: Command, option: tuple[str, str], said: str

@@ -25,6 +25,7 @@ from everbeat.store.retention import MOST_LEFT
 from everbeat.store.target import Target
 from tests.conftest import NewPair, NewServer
 from tests.replication import Pair
+from tests.variants import long_except
 
 PATIENCE_S = 2.0
 BOUND_S = 3 * (PATIENCE_S + 1)
@@ -132,6 +133,7 @@ def test_sends_end_with_an_error_while_the_synchronous_standby_is_down(  # J15
     assert app.send_by_name("work").info().name == "work"
 
 
+@pytest.mark.long
 @pytest.mark.story
 def test_each_kind_of_write_ends_in_time_while_the_synchronous_standby_is_down(  # J15
     new_pair: NewPair, make_app: MakeApp
@@ -178,6 +180,7 @@ def test_each_kind_of_write_ends_in_time_while_the_synchronous_standby_is_down( 
     assert app.send_many([work.call(9)])[0].info().name == "work", "the client continues"
 
 
+@pytest.mark.long
 @pytest.mark.story
 def test_a_send_uses_the_promoted_standby_while_the_old_primary_waits_for_it(  # J15
     new_pair: NewPair, make_app: MakeApp
@@ -272,7 +275,7 @@ def test_the_patience_of_one_start_of_a_workflow_replaces_that_of_the_app(make_a
         assert time.monotonic() - began_at < 3 * 1.2
 
 
-@pytest.mark.parametrize("patience_s", [0.5, 1.5, 3.0])
+@pytest.mark.parametrize("patience_s", long_except([0.5, 1.5, 3.0], 1.5))
 def test_the_last_attempt_of_a_call_begins_when_its_patience_ends(
     make_app: MakeApp, patience_s: float
 ) -> None:  # J15

@@ -15,6 +15,7 @@ from everbeat.store import tasks
 from everbeat.store.claims import Claimed
 from everbeat.store.leases import decline, release
 from tests.store.conftest import StoreHarness
+from tests.variants import every_nth_quick
 
 ANSWERS = ("existing", "replace", "debounce")
 SCOPES = ("live", "waiting", "1h", "kept")
@@ -49,8 +50,10 @@ def end_the_period(db: StoreHarness) -> None:
     )
 
 
-@pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("answer", [*ANSWERS, "reject"])
+@pytest.mark.parametrize(
+    ("scope", "answer"),
+    every_nth_quick(2, [(scope, answer) for answer in (*ANSWERS, "reject") for scope in SCOPES]),
+)
 def test_a_key_of_a_waiting_task_is_taken_in_every_scope(
     db: StoreHarness, work: Any, scope: str, answer: str
 ) -> None:  # K8

@@ -12,6 +12,7 @@ from everbeat import App, Handle
 from everbeat.errors import DuplicateTask
 from everbeat.store.target import Target
 from tests.store.conftest import StoreHarness
+from tests.variants import every_nth_quick
 from tests.worker.proxy import Proxy, statement_marker
 
 SEND = statement_marker("task/insert_unique_tasks")
@@ -80,8 +81,12 @@ def run_everything(db: StoreHarness) -> None:
         db.complete(claimed)
 
 
-@pytest.mark.parametrize("scope", ["live", "waiting", "1h", "kept"])
-@pytest.mark.parametrize("answer", ["existing", "replace", "debounce", "reject"])
+@pytest.mark.parametrize(
+    ("scope", "answer"),
+    every_nth_quick(
+        3, [(scope, answer) for scope in ("live", "waiting", "1h", "kept") for answer in ("existing", "replace", "debounce", "reject")]
+    ),
+)  # fmt: skip
 async def test_a_send_whose_reply_is_lost_is_stored_once_and_its_task_did_not_exist(
     db: StoreHarness, task: Any, proxy: Proxy, scope: str, answer: str
 ) -> None:  # K8

@@ -18,6 +18,7 @@ from everbeat import App
 from everbeat.errors import DuplicateTask
 from tests.invariants import QUERIES, deadlocks
 from tests.store.conftest import StoreHarness
+from tests.variants import every_nth_quick
 
 SENDERS = 8
 SENDS = 12
@@ -163,8 +164,12 @@ def judge(db: StoreHarness, scope: str, replies: list[Reply], begun: dict[UUID, 
         assert late == [], "the code of a task starts after each send that found it"
 
 
-@pytest.mark.parametrize("scope", ["live", "waiting", "1h", "kept"])
-@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize(
+    ("scope", "answer"),
+    every_nth_quick(
+        3, [(scope, answer) for scope in ("live", "waiting", "1h", "kept") for answer in ANSWERS]
+    ),
+)
 def test_concurrent_senders_of_the_same_keys_get_one_task_for_each_key_and_scope(
     db: StoreHarness, senders: list[Any], connections: dict[int, Any], scope: str, answer: str
 ) -> None:  # K8

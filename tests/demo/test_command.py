@@ -208,6 +208,7 @@ def nats_servers_in(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.story
 def test_the_demo_continues_while_its_nats_server_is_dead(

@@ -14,6 +14,7 @@ import pytest
 
 from everbeat.embedded.server import EmbeddedServer
 from tests.conftest import FAST_SETTINGS
+from tests.variants import long_except
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0,
@@ -80,7 +81,7 @@ def test_root_runs_the_embedded_server_in_a_user_namespace_and_owns_its_files(pl
     assert "everbeat" not in told.stderr
 
 
-@pytest.mark.parametrize("user", [_NOBODY, _NAMELESS])
+@pytest.mark.parametrize("user", long_except([_NOBODY, _NAMELESS], _NAMELESS))
 def test_users_with_and_without_a_name_run_the_embedded_server_as_themselves(place: Path, user: int) -> None:
     os.chown(place, user, user)
     told = told_as(user, place / "db")

@@ -25,7 +25,7 @@ SIBLINGS = Size(tasks=2, faults=1, kinds=("kill worker",), cancels=False)
 POISON = Size(faults=0, poison=True)
 NEIGHBOUR = Size(tasks=2, workers=1, faults=0, poison=True, cancels=False, drains=False)
 
-LARGE = (DEATHS, SIBLINGS)
+LARGE = (DEATHS, SIBLINGS, FROZEN, OUTAGES)
 """Worlds that take too long for every run; the random runs find the same mistakes."""
 
 QUICK = {

@@ -50,6 +50,7 @@ def missing(tally: Counter[str]) -> list[str]:
     return [what for what in happened if not tally[what]]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_promises_hold_under_random_actions(database: FaultyDatabase) -> None:
     tally = run_machine(database, QUICK)

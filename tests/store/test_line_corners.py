@@ -19,6 +19,7 @@ from everbeat.store.leases import Settlement
 from tests.invariants import line_breaches, settled_line_breaches
 from tests.store.conftest import StoreHarness
 from tests.store.lining import apply, gate, put_limit, send, take
+from tests.variants import long_except
 
 SLOW_S = 0.1
 
@@ -216,7 +217,7 @@ def interrupted_claim(db: StoreHarness) -> Iterator[Any]:
         "priority = 3", "queue = 'other'", "name = 'unknown'", "state = 'CANCELLED'", "suspect = true",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("serial", [None, "key:a"])
+@pytest.mark.parametrize("serial", long_except([None, "key:a"], None))
 def test_a_change_between_the_choice_of_a_task_and_its_lock_keeps_the_gates_right(
     db: StoreHarness, change: str, serial: str | None
 ) -> None:

@@ -82,6 +82,7 @@ def test_the_database_rejects_a_lease_of_older_code_and_accepts_every_other_chan
     assert ahead.run(leases.leases_of_supervisor("s1", limit=9)) == []
 
 
+@pytest.mark.long
 def test_a_recovery_by_older_code_leaves_a_task_of_the_next_version_hidden(
     ahead: StoreHarness,
 ) -> None:  # J3
@@ -96,6 +97,7 @@ def test_a_recovery_by_older_code_leaves_a_task_of_the_next_version_hidden(
     assert refused(ahead) == 0
 
 
+@pytest.mark.long
 def test_an_operator_retry_by_older_code_leaves_a_task_of_the_next_version_hidden(
     ahead: StoreHarness,
 ) -> None:  # J3

@@ -83,6 +83,7 @@ def bounds(aged: StoreHarness) -> TaskIdBounds:
     return aged.run(retention.task_id_bounds(hours=720))
 
 
+@pytest.mark.long
 def test_pruning_tasks_and_attempts_reads_a_bounded_number_of_pages(
     aged: StoreHarness, bounds: TaskIdBounds
 ) -> None:  # H2

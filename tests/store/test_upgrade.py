@@ -211,6 +211,7 @@ def test_an_upgrade_that_was_killed_during_an_index_build_rebuilds_the_index(
     )
 
 
+@pytest.mark.long
 def test_an_index_whose_finished_build_was_not_recorded_is_accepted(
     db: StoreHarness, tmp_path: Path, migrator: Callable[..., Migrator]
 ) -> None:  # J3
@@ -287,6 +288,7 @@ def test_a_migrator_that_loses_its_session_loses_the_lock_and_stops(
     assert (version(db), len(steps(db))) == (before + 1, 3)
 
 
+@pytest.mark.long
 def test_time_limits_of_the_role_do_not_end_the_build_of_an_index(
     db: StoreHarness, tmp_path: Path, migrator: Callable[..., Migrator]
 ) -> None:  # J3

@@ -96,6 +96,7 @@ def test_an_upgrade_on_a_read_only_server_is_rejected(target: Target) -> None:  
         assert migrating.migrate(connection, target) == (NEWEST,)
 
 
+@pytest.mark.long
 def test_an_upgrade_does_not_wait_for_an_autovacuum_to_finish(
     new_server: NewServer,
 ) -> None:  # J3

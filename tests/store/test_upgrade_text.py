@@ -15,6 +15,7 @@ from everbeat.store import migrating, migrations
 from everbeat.store.migrations import known_migrations
 from everbeat.store.target import Target
 from tests.cli.conftest import Command, everbeat, forks
+from tests.variants import every_nth_quick
 
 __all__ = ["everbeat", "forks"]
 
@@ -57,7 +58,7 @@ VERSIONS = "select version, name, oldest_code from {schema}.schema_versions orde
 STEPS = "select version, name from {schema}.schema_steps order by 1, 2"
 
 
-@pytest.mark.parametrize("since", HALVES)
+@pytest.mark.parametrize("since", every_nth_quick(2, HALVES))
 def test_the_printed_steps_run_by_psql_create_the_same_schema_as_migrate(
     target: Target, postgres: EmbeddedServer, tmp_path: Path, since: int
 ) -> None:  # J3
@@ -85,6 +86,7 @@ def test_an_upgraded_schema_equals_a_created_one(target: Target, postgres: Embed
     assert dump(postgres, target.schema) == created
 
 
+@pytest.mark.long
 def test_the_printed_steps_begin_after_the_version_and_mark_steps_outside_transactions(
     everbeat: Command,
 ) -> None:  # J3

@@ -26,6 +26,7 @@ def log(harness: WorkerHarness, tmp_path: Path) -> Path:
     return tmp_path / "tree.log"
 
 
+@pytest.mark.long
 def test_a_hanging_worker_is_named_with_its_task_and_killed(harness: WorkerHarness, log: Path) -> None:  # E16
     with tree(harness.target, log, recovery={"hang_timeout_ms": 2_000}) as running_tree:
         innocent = harness.send_with("nap", {"seconds": 100}, policy=AGAIN)
@@ -55,6 +56,7 @@ def test_a_hanging_worker_is_not_killed_by_default(harness: WorkerHarness, log: 
     assert harness.query("select * from {schema}.recoveries") == []
 
 
+@pytest.mark.long
 def test_the_supervisor_recovers_code_that_blocks_its_event_loop_past_the_stall_timeout(
     harness: WorkerHarness, log: Path
 ) -> None:  # G2

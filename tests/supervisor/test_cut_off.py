@@ -58,6 +58,7 @@ def cut_off_s(running: Running) -> list[float]:
     return [told.cut_off_s for told in running.told if isinstance(told, Tick)]
 
 
+@pytest.mark.long
 async def test_a_worker_that_gets_any_answer_does_not_report_that_it_is_cut_off(
     harness: WorkerHarness,
 ) -> None:

@@ -202,6 +202,7 @@ async def test_a_lost_session_lock_is_taken_again_at_once(
     assert registered.supervision.reconnected_at is not None
 
 
+@pytest.mark.long
 async def test_the_session_lock_follows_the_heartbeats_to_a_promoted_standby(
     new_pair: NewPair,
 ) -> None:  # J16

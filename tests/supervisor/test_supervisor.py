@@ -21,6 +21,7 @@ from everbeat.store import workers
 from everbeat.store.target import Target
 from tests.conftest import NewServer
 from tests.supervisor.supervising import BY_AGE, FAST, Tree, tree, until
+from tests.variants import long_except
 from tests.worker.harness import WorkerHarness
 
 # A busy machine can exceed a bound of the product by this factor; the tests print the measured times.
@@ -285,7 +286,7 @@ def test_a_second_signal_ends_a_tree_at_once(harness: WorkerHarness, new_tree: N
         assert state(harness, task) == "PENDING"
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", long_except([1, 2], 1))
 def test_a_silent_worker_process_is_killed_soon_after_the_grace_period(
     signals: int, harness: WorkerHarness, new_tree: NewTree
 ) -> None:  # J1

@@ -11,6 +11,7 @@ import pytest
 
 from everbeat.protocol import Quiet
 from everbeat.worker.claim.durations import FEWEST_RUNS, NO_PREFETCH_S
+from tests.variants import long_except
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.sample_tasks import gate
 
@@ -149,7 +150,9 @@ async def test_an_urgent_task_overtakes_tasks_claimed_ahead(
 
 
 @pytest.mark.alone  # the durations of functions decide, and a busy machine makes all of them slow
-@pytest.mark.parametrize(("name", "slots"), [("note", 5), ("note", 100), ("thread_note", 4)])
+@pytest.mark.parametrize(
+    ("name", "slots"), long_except([("note", 5), ("note", 100), ("thread_note", 4)], ("note", 5))
+)
 async def test_tasks_of_fast_functions_are_claimed_by_the_hundred_with_any_number_of_slots(
     harness: WorkerHarness, name: str, slots: int
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from everbeat.runtime.events import LeasesLost
+from tests.variants import long_except
 from tests.worker.harness import WorkerHarness
 from tests.worker.proxy import Proxy
 from tests.worker.sample_partial_tasks import effects
@@ -20,7 +21,7 @@ REMEMBER = ["remember_in_thread", "remember_in_process", "remember_async", "reme
 WALK = ["walk_in_thread", "walk_in_process", "walk_async", "walk_async_in_process"]
 
 
-@pytest.mark.parametrize("name", REMEMBER)
+@pytest.mark.parametrize("name", long_except(REMEMBER, "remember_in_process", "remember_async"))
 async def test_the_next_attempt_finds_the_last_checkpoint(
     harness: WorkerHarness, tmp_path: Path, name: str
 ) -> None:  # G3
@@ -33,7 +34,7 @@ async def test_the_next_attempt_finds_the_last_checkpoint(
     assert row["checkpoint"] is None  # a completed task needs none
 
 
-@pytest.mark.parametrize("name", WALK)
+@pytest.mark.parametrize("name", long_except(WALK, "walk_in_process", "walk_async"))
 async def test_the_next_attempt_skips_items_that_resume_recorded(
     harness: WorkerHarness, tmp_path: Path, name: str
 ) -> None:  # G3

@@ -16,10 +16,11 @@ from everbeat.errors import ConfigurationError
 from everbeat.protocol import Drain
 from everbeat.runtime.events import event_text
 from everbeat.runtime.failure_log import TaskRetry
+from tests.variants import long_except
 from tests.worker import sample_endings
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.sample_partial_tasks import effects
-from tests.worker.sample_steps import MODES
+from tests.worker.sample_steps import MODES, SOME_MODES
 from tests.worker.sample_tasks import gate
 from tests.worker.test_steps import PROGRAM, ended, send
 
@@ -41,7 +42,7 @@ async def postponed(running: Running, task_id: UUID, *, attempts: int = 1) -> di
     return running.harness.task(task_id)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_code_that_raises_retry_later_runs_again_without_a_retry(
     harness: WorkerHarness, tmp_path: Path, mode: str
 ) -> None:
@@ -57,7 +58,7 @@ async def test_code_that_raises_retry_later_runs_again_without_a_retry(
     assert first["error"]["type"] == "everbeat.RetryLater"
 
 
-@pytest.mark.parametrize("mode", ["in_thread", "in_process"])
+@pytest.mark.parametrize("mode", long_except(["in_thread", "in_process"], "in_thread"))
 async def test_retry_later_at_a_moment_makes_the_task_due_then(
     harness: WorkerHarness, tmp_path: Path, mode: str
 ) -> None:
@@ -140,7 +141,7 @@ async def test_retry_later_that_counts_logs_the_moment_of_the_next_attempt(
     assert f"run_at={told.run_at.isoformat()}" in event_text(told)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_retries_left_is_none_without_a_retry_policy(
     harness: WorkerHarness, tmp_path: Path, mode: str
 ) -> None:
@@ -214,8 +215,8 @@ async def test_code_that_raises_cancel_ends_its_task_as_cancelled(
     assert effects(tmp_path) == ["withdraw"]
 
 
-@pytest.mark.parametrize("kind", list(sample_endings.BROKEN))
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", long_except(sample_endings.BROKEN, "unreadable"))
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_an_ending_that_cannot_be_read_fails_its_attempt_and_frees_the_slot(
     harness: WorkerHarness, mode: str, kind: str
 ) -> None:
@@ -228,7 +229,7 @@ async def test_an_ending_that_cannot_be_read_fails_its_attempt_and_frees_the_slo
     assert again["state"] == "FAILED"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_a_subclass_of_cancel_need_not_call_the_init_of_cancel(
     harness: WorkerHarness, mode: str
 ) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.variants import long_except
 from tests.worker.harness import PATIENCE_S, WorkerHarness
 from tests.worker.sample_tasks import gate
 
 
 @pytest.mark.parametrize(
-    ("slots", "prefetch"), [(500, 4), (100, 500), (60, 200), (7, 500), (7, 3), (1, 500), (7, 0)]
+    ("slots", "prefetch"),
+    long_except([(500, 4), (100, 500), (60, 200), (7, 500), (7, 3), (1, 500), (7, 0)], (100, 500), (7, 3)),
 )
 async def test_a_worker_starts_tasks_in_the_order_of_service(
     harness: WorkerHarness, slots: int, prefetch: int

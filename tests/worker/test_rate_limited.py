@@ -19,7 +19,7 @@ from tests.store.conftest import StoreHarness
 from tests.store.conftest import db as store_db
 from tests.worker import sample_endings
 from tests.worker.harness import WorkerHarness
-from tests.worker.sample_steps import MODES
+from tests.worker.sample_steps import SOME_MODES
 from tests.worker.test_steps import PROGRAM, ended
 
 assert sample_endings
@@ -31,7 +31,7 @@ def send(harness: WorkerHarness, mode: str, folder: Path, *, gate: str = "stripe
     return harness.send_with(f"refused_{mode}", given, gates=f'{{"{gate}"}}')
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_a_task_that_raises_rate_limited_closes_its_limit_and_runs_again_without_a_retry(
     harness: WorkerHarness, tmp_path: Path, mode: str
 ) -> None:  # K4

@@ -22,6 +22,7 @@ from everbeat.store.tasks import suspects_wait
 from everbeat.worker.claim.slots import make_pools
 from everbeat.worker.environment import WorkerPlan
 from everbeat.worker.worker import make_executors
+from tests.variants import long_except
 from tests.worker.environments import environment_of
 from tests.worker.harness import TASK_PROCESS, Running, WorkerHarness
 from tests.worker.sample_tasks import DEFINITIONS
@@ -58,7 +59,7 @@ async def until_begun(running: Running, folder: Path, name: str = "it") -> int:
     return int((folder / name).read_text())
 
 
-@pytest.mark.parametrize("name", ["pid_of_async", "pid_of_thread"])
+@pytest.mark.parametrize("name", long_except(["pid_of_async", "pid_of_thread"], "pid_of_async"))
 async def test_a_suspect_runs_in_another_process_and_is_cleared_when_it_survives(
     harness: WorkerHarness, name: str
 ) -> None:  # E13
@@ -87,7 +88,7 @@ async def test_a_suspect_that_fails_without_killing_its_process_is_cleared(harne
     assert (row["state"], row["error"]["code"], row["suspect"]) == ("FAILED", "SMTP_DOWN", False)
 
 
-@pytest.mark.parametrize("name", ["die_async", "die_in_thread"])
+@pytest.mark.parametrize("name", long_except(["die_async", "die_in_thread"], "die_in_thread"))
 async def test_a_suspect_that_kills_its_process_is_recovered_and_harms_no_other_task(
     harness: WorkerHarness, name: str
 ) -> None:  # E13
@@ -163,7 +164,7 @@ async def test_progress_of_a_suspect_is_stored(harness: WorkerHarness) -> None:
     assert row["progress"] == {"stage": "half way", "fraction": 0.5, "message": "from a process of its own"}
 
 
-@pytest.mark.parametrize("name", ["linger_async", "linger_in_thread"])
+@pytest.mark.parametrize("name", long_except(["linger_async", "linger_in_thread"], "linger_async"))
 class TestStops:
     def linger(self, harness: WorkerHarness, folder: Path, name: str, **options: Any) -> UUID:
         return suspect(harness, name, {"folder": str(folder), "name": "it"}, **options)

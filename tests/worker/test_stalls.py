@@ -12,6 +12,7 @@ import pytest
 
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.worker.progress import TaskStalled
+from tests.variants import long_except
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.proxy import Proxy
 from tests.worker.sample_tasks import gate
@@ -74,7 +75,9 @@ async def test_a_silent_thread_is_asked_to_stop_keeps_its_slot_and_cannot_settle
     assert len(harness.attempts(task_id)) == 1
 
 
-@pytest.mark.parametrize("name", ["process_linger", "process_linger_async", "process_deaf"])
+@pytest.mark.parametrize(
+    "name", long_except(["process_linger", "process_linger_async", "process_deaf"], "process_deaf")
+)
 async def test_a_silent_process_writes_its_stacks_and_is_killed(
     harness: WorkerHarness, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:  # G2
@@ -96,7 +99,9 @@ async def test_a_silent_process_writes_its_stacks_and_is_killed(
     ]
 
 
-@pytest.mark.parametrize("name", ["chatter", "chatter_in_thread", "chatter_in_process"])
+@pytest.mark.parametrize(
+    "name", long_except(["chatter", "chatter_in_thread", "chatter_in_process"], "chatter_in_process")
+)
 async def test_code_that_reports_progress_is_not_stalled(harness: WorkerHarness, name: str) -> None:  # G2
     async with harness.worker() as running:
         task_id = harness.send_with(name, {"seconds": 2.5}, policy=policy())
@@ -104,7 +109,7 @@ async def test_code_that_reports_progress_is_not_stalled(harness: WorkerHarness,
         assert running.of(TaskStalled) == []
 
 
-@pytest.mark.parametrize("name", ["nap", "thread_nap"])
+@pytest.mark.parametrize("name", long_except(["nap", "thread_nap"], "nap"))
 async def test_silent_code_without_a_stall_timeout_is_not_stalled(
     harness: WorkerHarness, name: str
 ) -> None:  # G2

@@ -11,7 +11,7 @@ import pytest
 
 from tests.worker import sample_starts as sample_starts
 from tests.worker.harness import WorkerHarness
-from tests.worker.sample_steps import MODES
+from tests.worker.sample_steps import SOME_MODES
 from tests.worker.sample_tasks import gate
 from tests.worker.test_steps import ended, steps
 
@@ -19,7 +19,7 @@ PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "start_task_
 assert sample_starts
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_each_workflow_of_a_task_is_started_once_in_all_attempts(
     harness: WorkerHarness, mode: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from everbeat.store import tasks
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.sample_partial_tasks import effects
-from tests.worker.sample_steps import MODES
+from tests.worker.sample_steps import SOME_MODES
 from tests.worker.test_steps import PROGRAM, ended, send, steps
 
 
@@ -26,7 +26,7 @@ async def failed_once(running: Running, task_id: UUID) -> None:
     await running.until(lambda: running.harness.task(task_id)["retry_count"] == 1)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_a_step_with_other_arguments_fails_and_a_retry_with_fitting_code_continues(
     harness: WorkerHarness, tmp_path: Path, mode: str
 ) -> None:  # J5
@@ -113,7 +113,7 @@ async def test_a_recorded_sleep_or_wait_keeps_its_first_duration(
     assert (row["state"], row["result"]) == ("COMPLETED", "went on")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_code_that_catches_non_deterministic_fails_its_attempt_in_every_mode(
     harness: WorkerHarness, tmp_path: Path, mode: str
 ) -> None:

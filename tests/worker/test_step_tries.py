@@ -9,11 +9,11 @@ import pytest
 
 from tests.worker.harness import WorkerHarness
 from tests.worker.sample_partial_tasks import effects
-from tests.worker.sample_steps import MODES
+from tests.worker.sample_steps import SOME_MODES
 from tests.worker.test_steps import PROGRAM, ended, make_due, send, steps, suspended
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_a_failed_step_with_retries_is_called_again_in_the_same_attempt(
     harness: WorkerHarness, tmp_path: Path, mode: str
 ) -> None:  # J5
@@ -27,7 +27,7 @@ async def test_a_failed_step_with_retries_is_called_again_in_the_same_attempt(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_MODES)
 async def test_a_long_wait_before_a_step_retry_holds_no_slot(
     harness: WorkerHarness, tmp_path: Path, mode: str
 ) -> None:

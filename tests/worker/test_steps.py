@@ -19,7 +19,7 @@ from everbeat.worker.attempt import SUSPEND_PATIENCE_S
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.proxy import statement_marker
 from tests.worker.sample_partial_tasks import effects
-from tests.worker.sample_steps import MODES
+from tests.worker.sample_steps import MODES, SOME_MODES
 from tests.worker.sample_tasks import gate
 
 PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "step_task_process.py")]
@@ -208,7 +208,7 @@ async def test_a_finished_step_is_recorded_before_a_cancel_stops_the_code(
 
 
 class TestSleep:
-    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("mode", SOME_MODES)
     async def test_a_long_sleep_holds_no_slot(
         self, harness: WorkerHarness, tmp_path: Path, mode: str
     ) -> None:
@@ -224,7 +224,7 @@ class TestSleep:
         assert effects(tmp_path) == ["pack", "woken"]
         assert [one["outcome"] for one in harness.attempts(task_id)] == ["SUSPENDED", "COMPLETED"]
 
-    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("mode", SOME_MODES)
     async def test_a_short_sleep_keeps_its_slot(
         self, harness: WorkerHarness, tmp_path: Path, mode: str
     ) -> None:
@@ -236,7 +236,7 @@ class TestSleep:
         )[0].values()
         assert done >= due
 
-    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("mode", SOME_MODES)
     async def test_a_cancel_interrupts_a_short_sleep(
         self, harness: WorkerHarness, tmp_path: Path, mode: str
     ) -> None:
@@ -250,7 +250,7 @@ class TestSleep:
         assert row["state"] == "CANCELLED"
         assert effects(tmp_path) == ["pack"]
 
-    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("mode", SOME_MODES)
     @pytest.mark.parametrize("grace_s", [0.0, 60.0])
     async def test_a_stopped_worker_suspends_a_sleeping_task_at_once(
         self, harness: WorkerHarness, tmp_path: Path, mode: str, grace_s: float
@@ -348,7 +348,7 @@ class TestSleep:
 
 
 class TestEvents:
-    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("mode", SOME_MODES)
     async def test_a_signal_resumes_a_task_that_waits_without_a_slot(
         self, harness: WorkerHarness, tmp_path: Path, mode: str
     ) -> None:
@@ -373,7 +373,7 @@ class TestEvents:
             row = await ended(running, task_id)
         assert (row["result"], row["attempt"]) == (3, 1)
 
-    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("mode", SOME_MODES)
     async def test_a_wait_event_timeout_fails_with_the_code_event_timeout(
         self, harness: WorkerHarness, tmp_path: Path, mode: str
     ) -> None:
@@ -442,7 +442,7 @@ class TestEvents:
 
 
 class TestChildren:
-    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("mode", SOME_MODES)
     async def test_each_child_task_is_sent_once_in_all_attempts(
         self, harness: WorkerHarness, tmp_path: Path, mode: str
     ) -> None:

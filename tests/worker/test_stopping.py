@@ -16,6 +16,7 @@ from everbeat.protocol import CancelAttempts, DropLeases, Tick
 from everbeat.runtime.events import LeasesLost, ZombieRefused
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.executors.in_process import AsyncExecutor
+from tests.variants import long_except
 from tests.worker.harness import TASK_PROCESS, Running, WorkerHarness
 from tests.worker.proxy import Proxy, statement_marker
 from tests.worker.sample_tasks import gate
@@ -78,7 +79,9 @@ async def test_a_timeout_settles_a_thread_task_that_keeps_its_slot(
     assert harness.task(task_id)["state"] == "FAILED"
 
 
-@pytest.mark.parametrize("name", ["process_linger", "process_linger_async", "process_deaf"])
+@pytest.mark.parametrize(
+    "name", long_except(["process_linger", "process_linger_async", "process_deaf"], "process_deaf")
+)
 async def test_a_timeout_kills_the_process_of_a_process_task(
     harness: WorkerHarness, tmp_path: Path, name: str
 ) -> None:  # B10

@@ -176,6 +176,7 @@ def check_year(year: int, random: Random) -> int:
     return len(seen)
 
 
+@pytest.mark.long
 def test_ticks_equal_the_enumeration_at_the_clock_changes_of_all_zones_in_2026() -> None:  # S2
     assert check_year(2026, Random(2026)) >= 30
 
