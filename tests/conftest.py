@@ -101,9 +101,11 @@ def database_url(postgres: EmbeddedServer) -> str:
 
 
 @pytest.fixture(scope="session")
-def migrated_schemas(database_url: str) -> MigratedSchemas:
-    """Return the schemas that the tests of this process migrate and use again."""
-    return MigratedSchemas(database_url)
+def migrated_schemas(database_url: str) -> Iterator[MigratedSchemas]:
+    """Yield the schemas that the tests of this process migrate and use again."""
+    lent = MigratedSchemas(database_url)
+    yield lent
+    lent.close()
 
 
 @pytest.fixture

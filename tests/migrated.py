@@ -14,17 +14,19 @@ from everbeat.store import migrating
 from everbeat.store.target import Target
 from tests.invariants import install_audit
 
-# Sums, because the order of the rows does not matter.
+# Sums, because the order of the rows does not matter. Each change of a catalog row gives it a new xmin. The rows of pg_class also
+# change with TRUNCATE, so their columns count.
 _FACTS = """
 select (select sum(hashtextextended(r::text, 0)) from {installation} r), (select sum(hashtextextended(r::text, 0)) from {relay} r),
        (select sum(hashtextextended(r::text, 0)) from {versions} r),
        (select n::text from pg_namespace n where n.oid = {schema}::regnamespace),
-       (select sum(hashtextextended(a::text, 0)) from pg_attribute a join pg_class c on c.oid = a.attrelid where {own}),
-       (select sum(hashtextextended(p::text, 0)) from pg_proc p where p.pronamespace = {schema}::regnamespace),
-       (select sum(hashtextextended(t::text, 0)) from pg_type t where t.typnamespace = {schema}::regnamespace),
-       (select sum(hashtextextended(x::text, 0)) from pg_constraint x where x.connamespace = {schema}::regnamespace),
-       (select sum(hashtextextended(t::text, 0)) from pg_trigger t join pg_class c on c.oid = t.tgrelid where {own}),
-       (select sum(hashtextextended(i::text, 0)) from pg_index i join pg_class c on c.oid = i.indrelid where {own}),
+       (select sum(hashint8extended(a.xmin::text::bigint, a.attrelid::bigint * 2000 + a.attnum))
+        from pg_attribute a join pg_class c on c.oid = a.attrelid where {own}),
+       (select sum(hashint8extended(p.xmin::text::bigint, p.oid::bigint)) from pg_proc p where p.pronamespace = {schema}::regnamespace),
+       (select sum(hashint8extended(t.xmin::text::bigint, t.oid::bigint)) from pg_type t where t.typnamespace = {schema}::regnamespace),
+       (select sum(hashint8extended(x.xmin::text::bigint, x.oid::bigint)) from pg_constraint x where x.connamespace = {schema}::regnamespace),
+       (select sum(hashint8extended(t.xmin::text::bigint, t.oid::bigint)) from pg_trigger t join pg_class c on c.oid = t.tgrelid where {own}),
+       (select sum(hashint8extended(i.xmin::text::bigint, i.indexrelid::bigint)) from pg_index i join pg_class c on c.oid = i.indrelid where {own}),
        (select sum(hashtextextended(row(c.oid, c.relname, c.relowner, c.relacl, c.reloptions, c.relpersistence, c.relrowsecurity)::text, 0))
         from pg_class c where {own}),
        (select count(*) from pg_statistic s join pg_class c on c.oid = s.starelid where {own})
@@ -75,6 +77,7 @@ class MigratedSchemas:
     """
 
     url: str
+    _connection: Connection[Any] | None = None
     _spare: list[str] = field(default_factory=list)
     _facts: dict[str, Any] = field(default_factory=dict)
 
@@ -87,25 +90,37 @@ class MigratedSchemas:
         with target.connect("everbeat test") as connection:
             migrating.migrate(connection, target)
             install_audit(connection, name)
-        with psycopg.connect(self.url, autocommit=True) as plain:
-            self._facts[name] = _facts(plain, name)
+        self._facts[name] = _facts(self._own_connection(), name)
         return name
 
     def give_back(self, name: str, *, is_reusable: bool = True) -> None:
         """Empty the schema for the next test, or drop it. A schema that was not taken is dropped."""
         before = self._facts.pop(name, None)
-        with psycopg.connect(self.url, autocommit=True) as connection:
+        connection = self._own_connection()
+        if is_reusable and before is not None and _exists(connection, name) and _is_alone(connection):
+            connection.execute(
+                sql.SQL(_EMPTY).format(schema=sql.Literal(f'"{name}"'), small_bytes=_SMALL_BYTES)
+            )
+            if _facts(connection, name) == before:
+                self._spare.append(name)
+                self._facts[name] = before
+                return
+        drop(connection, name)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _own_connection(self) -> Connection[Any]:
+        """Return one connection for all tests: a new session would first read the catalogs, which takes as long as its queries."""
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(
+                self.url, autocommit=True, application_name="everbeat test schemas"
+            )
             # An open transaction is a bug in the test, and should be reported instead of waited for.
-            connection.execute("set lock_timeout = '10s'")
-            if is_reusable and before is not None and _exists(connection, name) and _is_alone(connection):
-                connection.execute(
-                    sql.SQL(_EMPTY).format(schema=sql.Literal(f'"{name}"'), small_bytes=_SMALL_BYTES)
-                )
-                if _facts(connection, name) == before:
-                    self._spare.append(name)
-                    self._facts[name] = before
-                    return
-            drop(connection, name)
+            self._connection.execute("set lock_timeout = '10s'")
+        return self._connection
 
 
 def new_name() -> str:
