@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import re
-import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -82,6 +80,12 @@ RULES: Final = {
     "write `except` instead of `but for`": r"\bbut for\b(?=[\s:])",
     "write `expensive` or `cost` instead of `dear`": r"\b(?:dear|dearer|dearly)\b",
 }
+# Each match of a rule contains one of these words. To search for them first takes a tenth of the time.
+_WORDS: Final = re.compile(
+    r"who|nobody|somebody|what|thing (?:that|which)|all (?:that|which)|may not| no\b|\bso |tell|told|heed|\bask|\bhand|\bg[ai]v"
+    r"|away|look|\bown\b|any ?more|like that|\b(?:go|goes|went|gone) on\b|but for|dear",
+    re.IGNORECASE,
+)
 _COMPILED: Final = {rule: re.compile(pattern, re.IGNORECASE) for rule, pattern in RULES.items()}
 # A capital is what shows that a sentence starts with these words.
 _CASED: Final = re.compile(r"^(?:who|what|everything|anything|nothing|all)\b")
@@ -112,7 +116,10 @@ class Finding:
 
 
 def findings(passage: Passage) -> Iterator[Finding]:
-    text = _ALLOWED.sub(_blank, _without_code(passage.text))
+    text = _without_code(passage.text)
+    if len(text.split()) <= MAX_WORDS and not _WORDS.search(text):
+        return
+    text = _ALLOWED.sub(_blank, text)
     for rule, pattern in _COMPILED.items():
         if passage.kind in ("heading", "name") and "`what`" in rule:
             continue
@@ -124,7 +131,7 @@ def findings(passage: Passage) -> Iterator[Finding]:
                 "\n", 0, match.start() + len(match.group()) - len(match.group().lstrip())
             )
             yield Finding(passage.path, line, _around(text, match.start(), match.end()), rule)
-    if passage.kind == "text":
+    if passage.kind == "text" and len(text.split()) > MAX_WORDS:
         for start, sentence in _sentences(text):
             listed = re.sub(r"`x`(?:,?\s(?:and |or )?`x`)+", "`x`", sentence)
             words = [word for word in listed.split() if re.search(r"\w", word)]
@@ -227,19 +234,29 @@ def _message(path: str, line: int, words: str) -> Iterator[Passage]:
         yield Passage(path, line, re.sub(r"\s+", " ", words))
 
 
+# `tokenize` finds the same comments in fifty times the time.
+_STRING_OR_COMMENT: Final = re.compile(
+    r"""\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<comment>\#[^\n]*)""",
+    re.DOTALL,
+)
+
+
 def _comments(path: str, text: str) -> Iterator[Passage]:
     found: list[tuple[int, str]] = []
     lines = text.split("\n")
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            words = token.string.lstrip("#: ").strip()
-            alone = lines[token.start[0] - 1].lstrip().startswith("#")
-            if re.match(r"(type:|noqa|fmt:|pragma|pyright:|!|nosec|[A-Z]\d+\b)", words):
-                continue
-            if not alone:
-                yield Passage(path, token.start[0], words)
-            else:
-                found.append((token.start[0], words))
+    line, counted = 1, 0
+    for match in _STRING_OR_COMMENT.finditer(text) if "#" in text else ():
+        if not match["comment"]:
+            continue
+        line, counted = line + text.count("\n", counted, match.start()), match.start()
+        words = match["comment"].lstrip("#: ").strip()
+        alone = lines[line - 1].lstrip().startswith("#")
+        if re.match(r"(type:|noqa|fmt:|pragma|pyright:|!|nosec|[A-Z]\d+\b)", words):
+            continue
+        if not alone:
+            yield Passage(path, line, words)
+        else:
+            found.append((line, words))
     yield from _blocks(path, found)
 
 

@@ -8,13 +8,19 @@ from types import ModuleType
 
 import pytest
 
+from tests.migrated import MigratedSchemas
 from tests.stories.scenario import Scenario, new_scenario, program_of
 
 
 @pytest.fixture
-def scenario(database_url: str, schema: str, tmp_path: Path) -> Iterator[Scenario]:
-    with new_scenario(database_url, schema, tmp_path) as made:
-        yield made
+def scenario(database_url: str, migrated_schemas: MigratedSchemas, tmp_path: Path) -> Iterator[Scenario]:
+    """Yield a scenario in a lent schema. If the story changes its definition or its relay, the schema is dropped afterwards."""
+    schema = migrated_schemas.take()
+    try:
+        with new_scenario(database_url, schema, tmp_path, is_migrated=True) as made:
+            yield made
+    finally:
+        migrated_schemas.give_back(schema)
 
 
 @pytest.fixture
