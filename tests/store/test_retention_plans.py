@@ -43,6 +43,9 @@ TABLES = {
 }
 
 
+pytestmark = pytest.mark.long  # to insert a million old rows takes longer than most rooms of tests
+
+
 @pytest.fixture(scope="module")
 def aged(database_url: str) -> Iterator[StoreHarness]:
     schema = f"test_aged_{uuid4().hex[:8]}"
@@ -83,7 +86,6 @@ def bounds(aged: StoreHarness) -> TaskIdBounds:
     return aged.run(retention.task_id_bounds(hours=720))
 
 
-@pytest.mark.long
 def test_pruning_tasks_and_attempts_reads_a_bounded_number_of_pages(
     aged: StoreHarness, bounds: TaskIdBounds
 ) -> None:  # H2

@@ -92,6 +92,7 @@ def test_a_stopped_worker_is_buried_after_its_code_was_settled(
     assert scenario.task(handle.id)["error"]["code"] == "WORKER_STOPPED"
 
 
+@pytest.mark.long
 def test_a_stop_frees_serial_lines_fails_workflow_nodes_and_keeps_the_turn_of_released_tasks(
     scenario: Scenario, deploys: ModuleType
 ) -> None:  # J1

@@ -80,6 +80,7 @@ def test_a_killed_process_behind_a_pooler_is_noticed_at_once_and_a_cancel_arrive
     assert tree.stop() == 0
 
 
+@pytest.mark.long
 def test_a_sweep_through_a_pooler_ends_no_sessions_of_dead_trees(pool: tuple[str, str]) -> None:  # J14
     target, pooled_target = (Target.parse(url) for url in pool)
     with target.connect("everbeat test") as connection:

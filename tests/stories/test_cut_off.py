@@ -134,6 +134,7 @@ def test_a_frozen_supervisor_does_not_cost_its_workers_their_tasks(
     assert scenario.workers(tree)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
 )

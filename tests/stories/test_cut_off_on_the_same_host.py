@@ -43,6 +43,7 @@ def lock_out(server: EmbeddedServer, scenario: Scenario) -> str:
     return conninfo.make_conninfo(scenario.url, password="second")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_live_trees_without_a_session_are_not_ended_on_their_own_machine(
     new_server: NewServer, tmp_path: Path, number: int

@@ -101,6 +101,7 @@ def start_in_process_worker(scenario: Scenario) -> Tree:
     return guest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["tree", pytest.param("guest", marks=pytest.mark.long)])
 def test_a_killed_tree_is_noticed_in_three_seconds_although_forks_of_its_tasks_live(
     scenario: Scenario, forking: ModuleType, left: LeftProcesses, kind: str

@@ -112,6 +112,7 @@ no_auth_user: a
 """
 
 
+@pytest.mark.long
 def test_queues_without_a_nats_consumer_are_announced_by_postgresql(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.stories.scenario import FAST, Scenario, Tree, program_of
+from tests.variants import long_except
 
 pytestmark = pytest.mark.story
 
@@ -186,13 +187,17 @@ print("all is written")
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
-    [
-        (["sample_tasks:app", "--concurrency", "-1"], "WRONG_USAGE", "'--concurrency'"),
-        (["sample_tasks:app", "--bogus"], "WRONG_USAGE", "--bogus"),
+    long_except(
+        [
+            (["sample_tasks:app", "--concurrency", "-1"], "WRONG_USAGE", "'--concurrency'"),
+            (["sample_tasks:app", "--bogus"], "WRONG_USAGE", "--bogus"),
+            (["sample_tasks:app", "--grace", "soon"], "CONFIGURATION_INVALID", "--grace = 'soon'"),
+            (["nowhere:app"], "WORKER_REFUSED", "There is no module 'nowhere'"),
+            (["broken_import:app"], "WORKER_REFUSED", "broken_import"),
+        ],
         (["sample_tasks:app", "--grace", "soon"], "CONFIGURATION_INVALID", "--grace = 'soon'"),
-        (["nowhere:app"], "WORKER_REFUSED", "There is no module 'nowhere'"),
         (["broken_import:app"], "WORKER_REFUSED", "broken_import"),
-    ],
+    ),
 )
 def test_a_worker_that_cannot_start_reports_the_error_in_one_json_line(
     scenario: Scenario, words: list[str], code: str, message: str

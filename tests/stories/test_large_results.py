@@ -48,6 +48,7 @@ def collected(hole: Hole) -> Graph:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "storage",
     ["extended", pytest.param("external", marks=pytest.mark.long)],

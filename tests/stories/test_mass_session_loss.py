@@ -55,6 +55,7 @@ def finish(scenario: Scenario, tasks: list[Any], *, starts: int) -> None:
     assert len(scenario.effects("start")) == starts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recovery", "within_s"),
     [

@@ -140,6 +140,7 @@ async def take_mail(server: NatsServer, plan: StreamPlan) -> None:
     assert "error" not in await server.ask(f"CONSUMER.DURABLE.CREATE.{plan.stream}.theirs", body)
 
 
+@pytest.mark.long
 def test_a_consumer_of_another_program_on_one_queue_does_not_affect_other_queues(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:

@@ -164,6 +164,7 @@ def test_tasks_run_after_the_publishing_worker_was_killed(
     assert len(scenario.effects("start")) == 40
 
 
+@pytest.mark.long
 def test_messages_delivered_to_a_frozen_worker_do_not_delay_their_tasks(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_task_killed_in_its_seventh_step_continues_at_the_seventh(
     assert scenario.task(task.id)["checkpoint"] is None
 
 
+@pytest.mark.long
 def test_a_task_continues_at_its_seventh_step_after_its_whole_tree_was_killed(
     scenario: Scenario, steps: ModuleType
 ) -> None:  # G3

@@ -23,6 +23,7 @@ def sent(scenario: Scenario, *, on_crash: str, given: RetryPolicy | None) -> Han
     return (poison if given is None else poison.with_options(retry=given)).send("exit")
 
 
+@pytest.mark.long
 def test_the_most_specific_policy_limits_the_runs_of_a_crashing_task(scenario: Scenario) -> None:
     scenario.ready_tree()
     listed = sent(scenario, on_crash="retry", given=None)

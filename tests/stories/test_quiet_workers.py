@@ -121,6 +121,7 @@ def test_quiet_mode_arrives_with_the_next_beat_if_its_hint_is_lost(
         waits.result(timeout=20)
 
 
+@pytest.mark.long
 def test_a_quiet_tree_stays_quiet_when_its_worker_dies_or_it_is_declared_dead(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J1

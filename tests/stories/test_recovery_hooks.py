@@ -152,6 +152,7 @@ class TestTaskProcessDies:
             left.append(task_id)
         return left
 
+    @pytest.mark.long
     def test_a_task_that_its_hook_leaves_occupies_no_slot_and_no_worker(
         self, scenario: Scenario, hooked: ModuleType
     ) -> None:

@@ -115,6 +115,7 @@ def test_no_tree_is_declared_dead_while_the_database_accepts_no_write_or_connect
     assert {row["id"]: row["pid"] for tree in trees for row in scenario.workers(tree)} == workers
 
 
+@pytest.mark.long
 def test_a_frozen_tree_is_recovered_while_no_connection_is_free(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J12

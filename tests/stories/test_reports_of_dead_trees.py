@@ -112,6 +112,7 @@ class TestEveryTreeIsKilled:
 
 
 class TestOneProcessIsStopped:
+    @pytest.mark.long
     def test_the_doctor_explain_and_the_log_name_a_stopped_worker_process(
         self, scenario: Scenario, sample_tasks: ModuleType, app: App
     ) -> None:  # E4

@@ -116,6 +116,7 @@ def can_rename_the_machine() -> bool:
 
 @pytest.mark.skipif(not can_rename_the_machine(), reason="no UTS namespaces here")
 class TestHostNames:
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("restarted", "beside"),
         [
@@ -178,6 +179,7 @@ class TestSlots:
         scenario.open_gate("a")
         assert task.result(timeout=20) == "done"
 
+    @pytest.mark.long
     def test_a_live_holder_keeps_its_slot(self, scenario: Scenario, sample_tasks: ModuleType) -> None:  # E10
         older = scenario.ready_tree(options=("--slot", "web-0"))
         scenario.until(

@@ -349,6 +349,7 @@ def test_a_run_of_a_killed_worker_stops_blocking_when_it_is_recovered_but_not_wh
     judge(scenario)
 
 
+@pytest.mark.long
 def test_a_schedule_whose_runs_keep_failing_is_paused_and_sends_again_after_it_is_resumed(
     scenario: Scenario, ticking: ModuleType
 ) -> None:

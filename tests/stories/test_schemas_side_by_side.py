@@ -157,6 +157,7 @@ def refused(scenario: Scenario) -> int:
     return int(scenario.query("select count(*) from {schema}.refusals")[0]["count"])
 
 
+@pytest.mark.long
 def test_programs_of_the_previous_version_work_in_the_next_schema_and_after_a_rollback(  # J3
     scenario: Scenario, sides: Sides
 ) -> None:

@@ -70,6 +70,7 @@ class TestKill:
         assert [each.result(timeout=20) for each in (first, second, third)] == [1, 2, 3]
         assert starts(scenario) == [1, 1, 2, 3]
 
+    @pytest.mark.long
     def test_a_dead_tree_does_not_block_its_serial_line(
         self, scenario: Scenario, lines: ModuleType
     ) -> None:  # F8

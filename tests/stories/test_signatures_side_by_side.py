@@ -147,6 +147,7 @@ def test_wrong_types_and_damaged_arguments_still_fail(
     assert [each["outcome"] for each in scenario.attempts(twice.id)] == ["FAILED"]
 
 
+@pytest.mark.long
 def test_a_workflow_node_waits_for_code_that_accepts_its_arguments(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J2

@@ -29,6 +29,7 @@ def started(scenario: Scenario) -> list[dict[str, Any]]:
     return scenario.query("select * from {schema}.workflows order by id")
 
 
+@pytest.mark.long
 def test_a_kill_right_after_the_start_of_a_workflow_leaves_one_workflow(
     scenario: Scenario, founding: ModuleType
 ) -> None:  # J7

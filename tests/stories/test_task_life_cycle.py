@@ -161,7 +161,9 @@ def test_async_thread_and_process_tasks_run_side_by_side(
 
 
 class TestTimeout:
-    @pytest.mark.parametrize("task_name", ["too_slow", "too_slow_in_process"])
+    @pytest.mark.parametrize(
+        "task_name", [pytest.param("too_slow", marks=pytest.mark.long), "too_slow_in_process"]
+    )
     def test_a_timeout_stops_async_and_process_tasks(
         self, scenario: Scenario, sample_tasks: ModuleType, task_name: str
     ) -> None:  # B10

@@ -68,6 +68,7 @@ def test_sessions_stay_few_and_no_task_is_lost_while_the_standby_is_missing(
     assert scenario.recoveries() == []
 
 
+@pytest.mark.long
 async def test_a_session_waits_for_its_own_backend_that_waits_for_the_standby(pair: Pair) -> None:
     target = Target.parse(pair.primary.url)
     with target.connect("everbeat test") as connection:

@@ -12,7 +12,7 @@ import pytest
 from tests.stories.scenario import Scenario
 from tests.stories.test_worker_deaths import worker_of
 
-SCOPES = ["live", "kept", *(pytest.param(scope, marks=pytest.mark.long) for scope in ("waiting", "1h"))]
+SCOPES = ["live", *(pytest.param(scope, marks=pytest.mark.long) for scope in ("waiting", "1h", "kept"))]
 
 pytestmark = pytest.mark.story
 

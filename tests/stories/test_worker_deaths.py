@@ -64,6 +64,7 @@ class TestKilledWorkerProcess:
         assert scenario.recoveries(sibling.id) == []
         assert len(scenario.effects("start", sibling.id)) == 1
 
+    @pytest.mark.long
     def test_claimed_tasks_of_a_killed_worker_process_are_requeued_without_charge(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E1

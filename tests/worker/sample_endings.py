@@ -10,7 +10,7 @@ from typing import Any
 from everbeat.domain.task.context import Context
 from everbeat.domain.task.ending import Cancel, RateLimited, RetryLater
 from everbeat.domain.task.retry import RetryPolicy
-from tests.worker.sample_partial_tasks import effect, effects
+from tests.worker.effects import effect, effects
 from tests.worker.sample_starts import Flow
 from tests.worker.sample_steps import Call, in_all_modes
 from tests.worker.sample_tasks import gate, task

@@ -12,26 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from sqlalchemy import create_engine, text
-from sqlalchemy.orm import Session
-from sqlalchemy.pool import NullPool
 
 from everbeat.domain.task.context import Context
 from everbeat.domain.task.retry import RetryPolicy
+from tests.worker.effects import effect
 from tests.worker.sample_tasks import gate, task
 
 AGAIN = RetryPolicy(max_retries=3, intervals=["1s"], jitter=0, auto_retry_for=["UNHANDLED_EXCEPTION"])
-
-
-def effect(folder: str, word: object) -> None:
-    """Append one line to the effects, from any process."""
-    with Path(folder, "effects").open("a") as file:
-        file.write(f"{word}\n")
-
-
-def effects(folder: Path) -> list[str]:
-    file = folder / "effects"
-    return file.read_text().splitlines() if file.exists() else []
 
 
 def remember(ctx: Context, folder: str) -> list[Any]:
@@ -327,19 +314,6 @@ async def commit_wrong_result_async(ctx: Context, url: str, schema: str, result:
     return 1
 
 
-@task()
-def commit_joined_session(ctx: Context, url: str, schema: str) -> None:
-    """Use a session whose commit() leaves the transaction to the outer connection."""
-    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=NullPool)
-    with (
-        engine.connect() as connection,
-        connection.begin(),
-        Session(connection, join_transaction_mode="rollback_only") as session,
-        ctx.commit(session),
-    ):
-        session.execute(text(f"insert into \"{schema}\".user_rows values ('joined')"))
-
-
 @task(timeout="1s")
 def trail_in_thread(ctx: Context, url: str) -> None:
     with psycopg.connect(url) as connection, ctx.commit(connection):
@@ -347,15 +321,6 @@ def trail_in_thread(ctx: Context, url: str) -> None:
     while not ctx.cancelled:
         time.sleep(0.01)  # polling is what sync code can do
     gate.journal.append(f"told in {threading.current_thread().name}")
-
-
-@task()
-def end_inside(ctx: Context, url: str, schema: str, how: str) -> None:
-    """End the transaction of the block by hand."""
-    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=NullPool)
-    with Session(engine) as session, ctx.commit(session):
-        session.execute(text(f"insert into \"{schema}\".user_rows values ('inside')"))
-        getattr(session, how)()
 
 
 @task()

@@ -19,13 +19,11 @@ from everbeat.domain.task.context import Context
 from everbeat.domain.task.context_backend import NewChild
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.errors import EventTimeout, TaskSuspended
-from tests.variants import long_except
-from tests.worker.sample_partial_tasks import effect, effects
+from tests.worker.effects import effect, effects
 from tests.worker.sample_tasks import gate, task
 
 AGAIN = RetryPolicy(max_retries=3, intervals=["1s"], jitter=0, auto_retry_for=["UNHANDLED_EXCEPTION"])
 MODES = ("in_thread", "in_process", "on_loop", "on_loop_in_process")
-SOME_MODES = long_except(MODES, "in_process", "on_loop")
 
 
 def in_all_modes(

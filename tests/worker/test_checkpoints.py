@@ -11,9 +11,9 @@ import pytest
 
 from everbeat.runtime.events import LeasesLost
 from tests.variants import long_except
+from tests.worker.effects import effects
 from tests.worker.harness import WorkerHarness
 from tests.worker.proxy import Proxy
-from tests.worker.sample_partial_tasks import effects
 from tests.worker.sample_tasks import gate
 
 PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "partial_task_process.py")]

@@ -23,13 +23,14 @@ from everbeat.worker import context_backend
 from everbeat.worker.attempt import Stage
 from everbeat.worker.settlement import CodeFailedAfterItsCommit
 from tests.variants import long_except
-from tests.worker import sample_partial_tasks as sample_partial_tasks
+from tests.worker import sample_orm_tasks, sample_partial_tasks
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.proxy import Proxy
 from tests.worker.sample_tasks import DEFINITIONS, gate
 
 PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "partial_task_process.py")]
 assert sample_partial_tasks.commit_async.__name__ in DEFINITIONS
+assert sample_orm_tasks.end_inside.__name__ in DEFINITIONS
 MODES = ["commit_async", "commit_in_thread", "commit_in_process", "commit_async_in_process"]
 
 # Each stop in one mode, and each mode with one stop.

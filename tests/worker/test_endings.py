@@ -18,9 +18,10 @@ from everbeat.runtime.events import event_text
 from everbeat.runtime.failure_log import TaskRetry
 from tests.variants import long_except
 from tests.worker import sample_endings
+from tests.worker.effects import effects
 from tests.worker.harness import Running, WorkerHarness
-from tests.worker.sample_partial_tasks import effects
-from tests.worker.sample_steps import MODES, SOME_MODES
+from tests.worker.run_modes import SOME_MODES
+from tests.worker.sample_steps import MODES
 from tests.worker.sample_tasks import gate
 from tests.worker.test_steps import PROGRAM, ended, send
 

@@ -19,7 +19,7 @@ from tests.store.conftest import StoreHarness
 from tests.store.conftest import db as store_db
 from tests.worker import sample_endings
 from tests.worker.harness import WorkerHarness
-from tests.worker.sample_steps import SOME_MODES
+from tests.worker.run_modes import SOME_MODES
 from tests.worker.test_steps import PROGRAM, ended
 
 assert sample_endings

@@ -11,7 +11,7 @@ import pytest
 
 from tests.worker import sample_starts as sample_starts
 from tests.worker.harness import WorkerHarness
-from tests.worker.sample_steps import SOME_MODES
+from tests.worker.run_modes import SOME_MODES
 from tests.worker.sample_tasks import gate
 from tests.worker.test_steps import ended, steps
 

@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from everbeat.store import tasks
+from tests.worker.effects import effects
 from tests.worker.harness import Running, WorkerHarness
-from tests.worker.sample_partial_tasks import effects
-from tests.worker.sample_steps import SOME_MODES
+from tests.worker.run_modes import SOME_MODES
 from tests.worker.test_steps import PROGRAM, ended, send, steps
 
 

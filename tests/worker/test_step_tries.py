@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.worker.effects import effects
 from tests.worker.harness import WorkerHarness
-from tests.worker.sample_partial_tasks import effects
-from tests.worker.sample_steps import SOME_MODES
+from tests.worker.run_modes import SOME_MODES
 from tests.worker.test_steps import PROGRAM, ended, make_due, send, steps, suspended
 
 

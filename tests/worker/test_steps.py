@@ -16,10 +16,11 @@ from everbeat.protocol import Drain, Stop
 from everbeat.runtime.events import LeasesLost
 from everbeat.store.tasks import send_signal
 from everbeat.worker.attempt import SUSPEND_PATIENCE_S
+from tests.worker.effects import effects
 from tests.worker.harness import Running, WorkerHarness
 from tests.worker.proxy import statement_marker
-from tests.worker.sample_partial_tasks import effects
-from tests.worker.sample_steps import MODES, SOME_MODES
+from tests.worker.run_modes import SOME_MODES
+from tests.worker.sample_steps import MODES
 from tests.worker.sample_tasks import gate
 
 PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "step_task_process.py")]
