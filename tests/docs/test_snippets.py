@@ -66,7 +66,12 @@ def own_database(database_url: str) -> Iterator[str]:
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "document",
+    # The page of all commands starts more of them than all other pages together; tests/cli starts each of them, too.
+    [pytest.param(one, marks=pytest.mark.long) if one.name == "cli.md" else one for one in DOCUMENTS],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
 def test_every_document_runs_as_written(document: Path, own_database: str, tmp_path: Path) -> None:
     printed = play(document, tmp_path, EVERBEAT_DATABASE_URL=own_database)
     assert "Traceback" not in printed
