@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from itertools import islice
-from threading import Lock
 from typing import Any, ParamSpec, Protocol, TypeVar, final, overload
 from uuid import UUID
 
@@ -38,7 +37,6 @@ T = TypeVar("T")
 H_co = TypeVar("H_co", covariant=True)
 
 _current: ContextVar[Context | ContextSource] = ContextVar("everbeat_context")
-_making = Lock()
 
 
 class ChildCall(Protocol[H_co]):
@@ -421,32 +419,32 @@ class ContextSource:
 
     __slots__ = ("_home", "_made", "_make", "exception_codes")
 
+    # If two threads make a Context at the same time, both get the one that `setdefault` has kept.
+
     def __init__(self, make: Callable[[], Context]) -> None:
         self._make = make
-        self._made: Context | None = None
+        self._made: dict[str, Context] = {}
         self._home: int | None = None
         self.exception_codes: Mapping[type[BaseException], str] = {}
 
     @property
     def misfit(self) -> NonDeterministic | None:
         """Return how the code has deviated from the records of earlier attempts, or None if it has not."""
-        return None if self._made is None else self._made._book.misfit
+        return self._made["made"]._book.misfit if self._made else None
 
     def begin(self, home: int) -> None:
         """Record the strand in which the code starts."""
         self._home = home
-        if self._made is not None:
-            self._made._book.home = home
+        if self._made:
+            self._made["made"]._book.home = home
 
     def get(self) -> Context:
         """Return the Context. All callers get the same one, from any thread."""
-        if self._made is None:
-            with _making:
-                if self._made is None:
-                    context = self._make()
-                    context._book.home, context._book.exception_codes = self._home, self.exception_codes
-                    self._made = context
-        return self._made
+        if not self._made:
+            context = self._make()
+            context._book.home, context._book.exception_codes = self._home, self.exception_codes
+            self._made.setdefault("made", context)
+        return self._made["made"]
 
 
 @contextmanager

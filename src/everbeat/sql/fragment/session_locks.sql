@@ -1,5 +1,5 @@
 -- The session locks held in this database, and the server's incarnation. The CTE `connected` supplies the server's sessions. Their roles are
--- looked up in a JSON object, because sessions of everbeat use no hash joins, and nested loops would compare each lock with each session.
+-- looked up in a JSON object. Sessions of everbeat use no hash joins, and nested loops would compare each lock with each session.
 roles as materialized (
     select jsonb_object_agg(c.pid, c.role) as by_pid from connected c
 ), locks as materialized (

@@ -4,8 +4,8 @@
 -- `lost_in_crash`: a server crash ends all sessions, but the main server process survives. The crash discards the cluster's statistics,
 -- which every role can see. An operator can reset the statistics of one view, so the older of two times is used. The times are read only if
 -- needed. `beats_here`: a backend that is working on a statement might have lost its client. Other roles cannot see the backend's state:
--- for them, it counts as connected. The sessions and locks of a tree are looked up in JSON objects, so that the time grows with the number
--- of trees and not with its square.
+-- for them, it counts as connected. The sessions and locks of a tree are looked up in JSON objects, because nested loops would
+-- compare each tree with each session.
 with connected as materialized (
     select
         a.pid, a.usesysid as role, split_part(a.application_name, ' ', 1) as tree,
