@@ -231,7 +231,9 @@ def test_a_pipe_gets_whole_lines_without_colours(everbeat: Command) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="shells of Unix")
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [("everbeat ta", "tasks"), ("everbeat tasks ", "cancel"), ("everbeat migrate --st", "--status")],
+    every_nth_quick(
+        3, [("everbeat tasks ", "cancel"), ("everbeat ta", "tasks"), ("everbeat migrate --st", "--status")]
+    ),
 )
 def test_shell_completion_lists_commands_and_options(everbeat: Command, typed: str, expected: str) -> None:
     words = len(typed.split(" ")) - 1
@@ -241,7 +243,7 @@ def test_shell_completion_lists_commands_and_options(everbeat: Command, typed: s
     assert expected in answer.out.split()
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", every_nth_quick(3, ["bash", "zsh", "fish"]))
 def test_shell_completion_can_be_shown_for_each_shell(everbeat: Command, shell: str) -> None:
     answer = everbeat("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert "_EVERBEAT_COMPLETE" in answer.assert_code(0).out

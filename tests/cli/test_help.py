@@ -48,6 +48,7 @@ def test_the_help_of_every_command_fits_into_the_terminal_and_breaks_no_word(
         assert page.split() == wide[words].split(), words
 
 
+@pytest.mark.long
 def test_the_help_of_every_command_has_the_whole_text_of_its_options_and_subcommands(
     everbeat: Command,
 ) -> None:  # J10

@@ -116,6 +116,7 @@ def test_every_command_accepts_a_prefix_of_an_id(
         db.connection.execute(db.plain("update {schema}.workers set ended_at = null, ended_how = null"))
 
 
+@pytest.mark.long
 def test_an_id_prefix_is_accepted_in_capitals_and_without_hyphens(
     app: App, db: StoreHarness, everbeat: Command
 ) -> None:

@@ -138,7 +138,9 @@ def test_a_connection_enables_array_nulls_against_the_setting_of_the_role(databa
 
 
 @pytest.mark.parametrize(
-    "blow", [lambda proxy: proxy.hold_reply(b"workers"), Proxy.stall], ids=["reply", "line"]
+    "blow",
+    [lambda proxy: proxy.hold_reply(b"workers"), pytest.param(Proxy.stall, marks=pytest.mark.long)],
+    ids=["reply", "line"],
 )
 async def test_a_session_repeats_a_statement_whose_reply_never_arrives(
     db: StoreHarness, blow: Callable[[Proxy], None]

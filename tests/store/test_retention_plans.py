@@ -43,7 +43,7 @@ TABLES = {
 }
 
 
-pytestmark = pytest.mark.long  # to insert a million old rows takes longer than most rooms of tests
+pytestmark = pytest.mark.long  # inserting the old rows takes longer than most rooms of tests
 
 
 @pytest.fixture(scope="module")

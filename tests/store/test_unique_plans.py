@@ -16,7 +16,6 @@ from everbeat.store.unique_tasks import UniqueTask, insert_unique_tasks, task_wi
 from everbeat.store.user_connection.drivers import numbered
 from tests.store.conftest import StoreHarness
 from tests.store.test_plans import check_plan, filled, nodes
-from tests.variants import long_except
 
 ROWS = 100_000
 ANSWERS = ("existing", "replace", "debounce", "reject")
@@ -32,6 +31,9 @@ FILL = (
     "vacuum analyze {schema}.unique_keys",
     "vacuum analyze {schema}.tasks",
 )
+
+
+pytestmark = pytest.mark.long  # inserting the rows takes longer than most rooms of tests
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def a_send(
     return insert_unique_tasks(asked, channel="c")
 
 
-@pytest.mark.parametrize("on_duplicate", long_except(ANSWERS, "existing"))
+@pytest.mark.parametrize("on_duplicate", ANSWERS)
 def test_a_send_of_unique_tasks_reads_a_bounded_number_of_pages(
     loaded: StoreHarness, on_duplicate: str
 ) -> None:
