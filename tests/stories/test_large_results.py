@@ -48,7 +48,6 @@ def collected(hole: Hole) -> Graph:
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "storage",
     ["extended", pytest.param("external", marks=pytest.mark.long)],
