@@ -111,6 +111,7 @@ def test_a_stalled_connection_affects_no_other_tree_and_the_tree_returns(
     assert cut_off.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
 )

@@ -104,6 +104,7 @@ def test_two_hundred_sleeping_tasks_cost_one_statement_per_beat(
     scenario.until(lambda: scenario.states().get("COMPLETED") == 200, within=20, what="all complete")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "task_name", [pytest.param("block_the_loop", marks=pytest.mark.long), "hold_the_gil"]
 )

@@ -146,6 +146,7 @@ def test_the_permits_of_a_frozen_holder_are_free_after_its_threshold(
         assert len(ends) == PERMITS, "a zombie continued after its permit was given away"
 
 
+@pytest.mark.long
 def test_each_key_has_its_own_permits(scenario: Scenario, limited: ModuleType) -> None:
     scenario.ready_tree(program=PROGRAM, worker={"processes": 2})
     calls = [limited.serve.call(tenant, 0.02) for _ in range(20) for tenant in "abcde"]

@@ -72,6 +72,7 @@ def test_misbehaving_code_affects_only_its_own_task(
     assert time.monotonic() - began < 2.0 * SLACK
 
 
+@pytest.mark.long
 def test_code_that_does_not_end_does_not_delay_the_stop_of_its_worker(
     scenario: Scenario, mischief: ModuleType
 ) -> None:  # B12, L7

@@ -200,6 +200,7 @@ def test_tasks_run_after_nats_restarts_with_an_empty_store(
     scenario.until(nats.drained, within=20, what="the stream is drained")
 
 
+@pytest.mark.long
 def test_tasks_run_while_the_nats_server_is_frozen(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:  # N6

@@ -141,6 +141,7 @@ def test_a_message_is_kept_in_progress_only_while_beats_succeed(
         scenario.until(nats.drained, within=60, what="the stream is drained")
 
 
+@pytest.mark.long
 def test_tasks_run_after_the_publishing_worker_was_killed(
     scenario: Scenario, nats: NatsScenario, sample_tasks: ModuleType
 ) -> None:

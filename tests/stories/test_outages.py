@@ -116,6 +116,7 @@ def send_patiently(sample_tasks: ModuleType, number: int) -> Handle[int]:
         return handle
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["a password file", pytest.param("the URL", marks=pytest.mark.long)])
 def test_workers_survive_a_changed_password(
     server: EmbeddedServer, tmp_path: Path, place: str
@@ -210,6 +211,7 @@ def test_every_process_survives_a_restart_of_the_server(
 # Other programs take every connection.
 
 
+@pytest.mark.long
 def test_every_process_survives_a_shortage_of_connections(
     new_server: NewServer, tmp_path: Path
 ) -> None:  # J11

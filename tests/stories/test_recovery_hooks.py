@@ -110,6 +110,7 @@ class TestWholeTreeDies:
 
 
 class TestWorkerProcessDies:
+    @pytest.mark.long
     def test_a_supervisor_runs_hooks_in_the_replacement_of_its_dead_worker(
         self, scenario: Scenario, hooked: ModuleType
     ) -> None:  # F7

@@ -90,6 +90,7 @@ def cut_off(scenario: Scenario) -> list[dict[str, Any]]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trouble", "thresholds"),
     [(read_only, 5), pytest.param(no_connection, 3, marks=pytest.mark.long)],

@@ -148,6 +148,7 @@ def test_the_tasks_of_repeatedly_killed_trees_are_recovered_by_other_trees(
     check_invariants(scenario.url, scenario.schema, sent=sent)
 
 
+@pytest.mark.long
 def test_a_tree_that_is_killed_while_it_drains_loses_no_task(
     scenario: Scenario, mischief: ModuleType
 ) -> None:  # B12, promise 1
@@ -162,6 +163,7 @@ def test_a_tree_that_is_killed_while_it_drains_loses_no_task(
         assert task.result(timeout=30) == "done"
 
 
+@pytest.mark.long
 def test_a_signal_at_any_moment_of_the_start_ends_the_tree_in_order(
     scenario: Scenario, mischief: ModuleType
 ) -> None:  # B12

@@ -59,6 +59,7 @@ class TestOnTheSameMachine:
         assert [each.result(timeout=20) for each in (task, in_process)] == ["done", "done"]
         scenario.until(lambda: not Path(file).exists(), within=5, what="the file of the dead is removed")
 
+    @pytest.mark.long
     def test_a_start_on_the_same_machine_does_not_affect_a_live_tree(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E10

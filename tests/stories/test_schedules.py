@@ -294,6 +294,7 @@ def test_overlapping_ticks_are_sent_buffered_skipped_or_cancel_the_others(
     judge(scenario)
 
 
+@pytest.mark.long
 def test_a_run_of_a_killed_worker_stops_blocking_when_it_is_recovered_but_not_while_it_waits_for_its_retry(
     scenario: Scenario, ticking: ModuleType
 ) -> None:  # S4

@@ -49,7 +49,9 @@ def test_four_workers_run_the_tasks_of_a_serial_queue_one_at_a_time_in_order(
 
 
 class TestKill:
-    @pytest.mark.parametrize("kind", ["queue", "function", "key"])
+    @pytest.mark.parametrize(
+        "kind", [*(pytest.param(kind, marks=pytest.mark.long) for kind in ("queue", "function")), "key"]
+    )
     def test_a_killed_head_of_a_serial_line_runs_again_before_the_second_task(
         self, scenario: Scenario, lines: ModuleType, kind: str
     ) -> None:  # F8
@@ -125,7 +127,14 @@ class TestOrder:
         scenario.open_gate("one")
         assert behind.result(timeout=20) == 2
 
-    @pytest.mark.parametrize("how", ["cancelled while it waits", "cancelled while it runs", "expired"])
+    @pytest.mark.parametrize(
+        "how",
+        [
+            pytest.param("cancelled while it waits", marks=pytest.mark.long),
+            "cancelled while it runs",
+            "expired",
+        ],
+    )
     def test_a_head_that_is_cancelled_or_expires_frees_its_line(
         self, scenario: Scenario, lines: ModuleType, how: str
     ) -> None:  # F8

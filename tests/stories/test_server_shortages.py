@@ -54,6 +54,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ways", [{}, pytest.param(BY_AGE, marks=pytest.mark.long)], ids=["all ways", "by age"]
 )

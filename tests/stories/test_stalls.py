@@ -26,7 +26,7 @@ def silences(scenario: Scenario) -> Iterator[ModuleType]:
     "name",
     [
         "silent_and_blocking",
-        "silent_in_a_process",
+        pytest.param("silent_in_a_process", marks=pytest.mark.long),
         *(
             pytest.param(name, marks=pytest.mark.long)
             for name in ("silent_on_the_loop", "silent_in_a_thread")

@@ -63,6 +63,7 @@ def test_a_kill_during_the_start_of_a_workflow_leaves_one_workflow(
     assert founding.app.workflow_handle(workflow_id).result(timeout=30) == "parcel 7"
 
 
+@pytest.mark.long
 def test_a_zombie_cannot_start_a_workflow(scenario: Scenario, founding: ModuleType) -> None:  # J7
     frozen = scenario.ready_tree(program="founding", worker=ALONE, recovery=FAST)
     task = founding.ship_late.send()

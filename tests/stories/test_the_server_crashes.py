@@ -28,6 +28,7 @@ def scenario(new_server: NewServer, tmp_path: Path) -> Iterator[Scenario]:
         yield made
 
 
+@pytest.mark.long
 def test_a_tree_that_starts_after_a_crash_waits_for_one_that_is_slow_to_return(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # J16

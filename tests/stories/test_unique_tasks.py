@@ -78,6 +78,7 @@ def test_a_claimed_task_of_a_killed_tree_takes_its_waiting_key_back(
     assert second.result(timeout=20) == 1
 
 
+@pytest.mark.long
 def test_senders_and_killed_workers_keep_one_task_for_each_key(
     scenario: Scenario, sample_tasks: ModuleType
 ) -> None:  # K8

@@ -177,6 +177,7 @@ class TestPolicies:
         (attempt,) = scenario.attempts(task.id)
         assert attempt["will_retry"] is False
 
+    @pytest.mark.long
     def test_a_task_with_a_retry_policy_runs_again_until_its_retries_are_used_up(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E3
@@ -272,6 +273,7 @@ class TestZombie:
 
 
 class TestDatabase:
+    @pytest.mark.long
     def test_terminated_sessions_do_not_affect_running_tasks(
         self, scenario: Scenario, sample_tasks: ModuleType
     ) -> None:  # E7
