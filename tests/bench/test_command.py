@@ -281,6 +281,7 @@ def test_a_bench_repeats_a_measurement_that_other_processes_disturbed(
 
 @linux_only
 @pytest.mark.timeout(200)
+@pytest.mark.long
 def test_the_json_document_of_a_bench_has_all_keys_and_measurements(database_url: str) -> None:
     """Also a busy machine is measured where that is asked for, and where the limit is high."""
     words = ("--tasks", "100", "--only", "send", "--pairs", "5", "--not-durable", "--json")

@@ -31,7 +31,7 @@ _MOST: Final = 100
 _LINE_FLOORS_S: Final = 1.0
 """How long claims continue from the first ready line that a claim from the start has found, in seconds."""
 WITHOUT_LINES_S: Final = 0.1
-"""How long a busy worker claims no tasks of lines, in seconds, if it has seen no line for `LINES_FOR_S`."""
+"""How long a busy worker claims no tasks of lines, in seconds, if it has seen no line for `BUSY_LINES_FOR_S`."""
 
 
 class ClaimCursor:
@@ -249,7 +249,9 @@ class Batch(Struct, frozen=True):
 
 
 LINES_FOR_S: Final = 60.0
-"""How long a worker applies the changes of lines before each claim after it has last seen a change, in seconds."""
+"""How long a worker applies the changes of lines before its claims after it has last seen a change, in seconds."""
+BUSY_LINES_FOR_S: Final = 0.2
+"""For how long a busy worker does so before each claim. After that, only a claim that `includes_lines` does."""
 
 
 class ClaimQuery:
@@ -276,7 +278,7 @@ class ClaimQuery:
         self._queues = environment.plan.queues
         self._queue_priorities = dict(environment.plan.queue_priorities)
         self._marks = marks
-        self._lines_until = -math.inf
+        self._lines_seen_at = -math.inf
         self._after_queue: str | None = None
         self._cursors: dict[ExecutorName, ClaimCursor] = {}
         self._prefetch_cursors: dict[ExecutorName, tuple[Sequence[str], ClaimCursor]] = {}
@@ -292,8 +294,8 @@ class ClaimQuery:
         places = cursor.now()
         marked = self._marks.known(names)
         is_busy = False
-        has_lines = asked_at < self._lines_until
-        with_lines = cursor.includes_lines() or has_lines
+        with_lines = cursor.includes_lines()
+        has_lines = asked_at - self._lines_seen_at < (LINES_FOR_S if with_lines else BUSY_LINES_FOR_S)
         if has_lines:
             is_busy = await self._apply_line_changes(names, marked)
         statement = claims.claim(
@@ -313,7 +315,7 @@ class ClaimQuery:
             line_floors=cursor.line_floors(),
             most_bytes=self.size.most_bytes,
             marked=marked,
-            with_lines=with_lines,
+            with_lines=with_lines or has_lines,
         )
         self._table.claims_sent += 1
         self._is_running = True
@@ -334,7 +336,7 @@ class ClaimQuery:
         if claimed:
             self._after_queue = claimed[-1].queue
             if claimed[-1].lines_changed or any(task.in_line for task in claimed):
-                self._lines_until = self._clock.monotonic() + LINES_FOR_S
+                self._lines_seen_at = self._clock.monotonic()
                 is_busy |= claimed[-1].lines_changed is True
         # A repeated claim does not report whether more tasks are due.
         has_more = is_full or used or is_busy or self._session.tries > tries + 1
@@ -369,7 +371,7 @@ class ClaimQuery:
             next_due(names=names, queues=self._queues, margin_ms=margin_ms, marked=marked)
         )
         if found.lines_changed:
-            self._lines_until = self._clock.monotonic() + LINES_FOR_S
+            self._lines_seen_at = self._clock.monotonic()
         return found
 
     async def _apply_line_changes(self, names: Sequence[str], marked: Sequence[MarkedGroup]) -> bool:
@@ -382,6 +384,8 @@ class ClaimQuery:
         applied = await self._session.run(
             lines.apply_changes(readers=readers, queues=self._queues, channel=channel)
         )
+        if applied.applied:
+            self._lines_seen_at = self._clock.monotonic()
         return applied.is_busy or applied.applied >= lines.MOST_CHANGES
 
     async def end(self, *, patience_s: float) -> None:
