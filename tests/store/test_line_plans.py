@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -126,6 +127,15 @@ class Keyed:
             )
         return fewest, int(rows)
 
+    def server_ms(self, statement: Statement[Any]) -> float:
+        """Return how long the server executes a statement, in milliseconds. Its changes are rolled back."""
+        text = b"explain (analyze, format json) " + compose(statement.name, self.db.target.schema)
+        with self.db.connection.transaction(force_rollback=True):
+            self.db.connection.execute(KEYED.replace(b"set ", b"set local "))
+            row = self.db.connection.execute(text, statement.parameters).fetchone()
+        assert row is not None
+        return float(row[0][0]["Execution Time"])
+
     def scans(self) -> list[Any]:
         """Return how often this transaction has scanned each of the tables."""
         return self.db.connection.execute(
@@ -167,6 +177,21 @@ def test_a_claim_of_ten_reads_the_same_pages_with_many_keys(
 ) -> None:  # K9
     rows = compare(few, many, Keyed.claim(*names))
     assert rows == (0 if names[0] in ("parked", "tomorrow") and len(names) == 1 else 10)
+
+
+@pytest.mark.long  # it measures time: the quick tests compare pages
+@pytest.mark.parametrize("name", ["serial", "twice"])
+def test_a_claim_of_ten_takes_about_as_long_with_many_keys(few: Keyed, many: Keyed, name: str) -> None:  # K9
+    """The claims alternate, so that a busy machine slows down both."""
+    small, large = list[float](), list[float]()
+    for _ in range(230):
+        small.append(few.server_ms(Keyed.claim(name)))
+        large.append(many.server_ms(Keyed.claim(name)))
+    ratio = median(large[30:]) / median(small[30:])
+    print(
+        f"{name}: {median(small[30:]):.2f} ms with 100 keys, {median(large[30:]):.2f} ms with many: {ratio:.2f}"
+    )
+    assert ratio <= MOST_OVER
 
 
 def test_a_claim_ahead_of_a_slot_reads_no_lines_with_limits(few: Keyed, many: Keyed) -> None:  # K9

@@ -180,3 +180,28 @@ def test_a_rate_is_never_exceeded(
     print(f"{name}: 100 starts within {took_s:.1f} s, at most {most} in a second")
     assert most <= most_in_a_second
     assert took_s < 10 * SLACK
+
+
+@pytest.mark.long
+def test_a_rate_is_kept_and_used_for_half_a_minute_by_four_claimers(
+    scenario: Scenario, limited: ModuleType
+) -> None:  # K5
+    """200 starts a second with a burst of 10: a window of t seconds has at most 10 + 200 t starts."""
+    for _ in range(2):
+        scenario.ready_tree(program=PROGRAM, worker={"processes": 2})
+    limited.app.send_many([limited.call_often.call() for _ in range(6_500)])
+    begun = "select count(*) as n from {schema}.tasks where started_at is not null"
+    scenario.until(lambda: scenario.query(begun)[0]["n"] >= 6_300, within=60, what="30 s of starts")
+    rows = scenario.query("select started_at from {schema}.tasks where started_at is not null order by 1")
+    starts: list[datetime] = [row["started_at"] for row in rows]
+    for seconds in (0.1, 1.0, 5.0):
+        most, first, window = 0, 0, seconds * SECOND
+        for last, moment in enumerate(starts):
+            while starts[first] <= moment - window:
+                first += 1
+            most = max(most, last - first + 1)
+        print(f"at most {most} starts in {seconds} s, allowed {10 + 200 * seconds:.0f}")
+        assert most <= 10 + 200 * seconds
+    in_half_a_minute = sum(each < starts[0] + 30 * SECOND for each in starts)
+    print(f"{in_half_a_minute} starts in 30 s")
+    assert in_half_a_minute >= 0.95 * 6_000

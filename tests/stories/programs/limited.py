@@ -21,6 +21,7 @@ app = App(
         Limit("tenant", concurrency=1, key="tenant"),
         Limit("smooth", rate="20/1s", burst=5),
         Limit("sliding", rate="20/1s", window="sliding"),
+        Limit("frequent", rate="200/1s", burst=10),
     ],
 )
 
@@ -54,3 +55,7 @@ async def call_smoothly() -> None: ...
 
 @app.task(limits=["sliding"])
 async def call_in_window() -> None: ...
+
+
+@app.task(limits=["frequent"])
+async def call_often() -> None: ...
