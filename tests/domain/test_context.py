@@ -18,7 +18,7 @@ from uuid import UUID
 import pytest
 
 from everbeat.domain.task.checkpoint import CHECKPOINT_LIMIT_BYTES, Checkpoint, PartialWork
-from everbeat.domain.task.context import Context, entered
+from everbeat.domain.task.context import Context, ContextSource, entered
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import EverbeatError, OutsideTask, PayloadError, StopReason, TaskStopped
 
@@ -105,6 +105,44 @@ async def test_concurrent_tasks_on_one_event_loop_see_their_own_context() -> Non
             return Context.current().fence
 
     assert await asyncio.gather(run(1), run(2)) == [1, 2]
+
+
+def test_the_context_of_an_attempt_is_made_when_the_code_first_needs_it() -> None:
+    made: list[Context] = []
+
+    def make() -> Context:
+        made.append(context())
+        return made[-1]
+
+    source = ContextSource(make)
+    source.exception_codes = {ValueError: "BAD_VALUE"}
+    with entered(source):
+        source.begin(7)
+        assert made == []
+        assert source.misfit is None
+        one = Context.current()
+        assert Context.current_or_none() is one
+    assert made == [one]
+    assert (one._book.home, one._book.exception_codes) == (7, {ValueError: "BAD_VALUE"})
+    source.begin(8)
+    assert one._book.home == 8
+
+
+def test_two_threads_that_need_the_context_at_the_same_time_get_the_same() -> None:
+    both, got = threading.Barrier(2), list[Context]()
+
+    def make() -> Context:
+        both.wait(10)
+        return context()
+
+    source = ContextSource(make)
+    threads = [threading.Thread(target=lambda: got.append(source.get())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(got) == 2
+    assert got[0] is got[1]
 
 
 def test_a_new_thread_sees_the_context_only_through_copied_context_variables() -> None:

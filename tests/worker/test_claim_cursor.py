@@ -123,6 +123,9 @@ async def test_a_busy_worker_starts_a_serial_task_before_the_queue_is_empty(
         line = harness.send_with("note", {"word": "line"}, serial="s")
         await running.finished(line)
         assert len(gate.journal) < 5_001  # others still wait
+        asked = len(looked)
+        await running.until(lambda: False in looked[asked:])  # soon, and not a minute later
+        assert len(gate.journal) < 5_001
     assert True in looked
 
 

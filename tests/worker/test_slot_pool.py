@@ -81,6 +81,17 @@ def test_a_pool_does_not_count_on_a_slot_whose_code_runs_longer_than_estimated()
     assert pool.prefetch_room() == 2 + 4
 
 
+@pytest.mark.parametrize(
+    ("seconds", "prefetch", "least"), [(0.0001, 500, 250), (0.01, 500, 12), (0.01, 1, 1), (0.3, 500, 1)]
+)
+def test_a_claim_that_follows_another_one_ahead_takes_half_of_what_can_wait(
+    seconds: float, prefetch: int, least: int
+) -> None:
+    pool = pool_of(slots=1, prefetch=prefetch)
+    measured(pool, "work", seconds)
+    assert pool.least_prefetched == least
+
+
 def test_a_pool_learns_the_duration_of_a_run_when_its_slot_is_free() -> None:
     pool = pool_of(slots=1, prefetch=500)
     for _ in range(FEWEST_RUNS):

@@ -140,7 +140,7 @@ class TaskScope:
         on_cancelled: Callable[[asyncio.Task[Any]], object],
         at_once: bool = False,
     ) -> asyncio.Task[None]:
-        """Run a coroutine that raises nothing, and whose owner calls `give_back` after its last step. This saves one callback per task.
+        """Run a coroutine that raises nothing, and whose owner calls `give_back` in its last step. This saves one callback per task.
 
         `on_cancelled(task)` is called when a cancelled task has finished, perhaps before its first step. `at_once`: since Python 3.12,
         the first step runs before this method returns.

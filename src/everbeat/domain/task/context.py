@@ -419,8 +419,6 @@ class ContextSource:
 
     __slots__ = ("_home", "_made", "_make", "exception_codes")
 
-    # If two threads make a Context at the same time, both get the one that `setdefault` has kept.
-
     def __init__(self, make: Callable[[], Context]) -> None:
         self._make = make
         self._made: dict[str, Context] = {}
@@ -443,7 +441,9 @@ class ContextSource:
         if not self._made:
             context = self._make()
             context._book.home, context._book.exception_codes = self._home, self.exception_codes
-            self._made.setdefault("made", context)
+            self._made.setdefault(
+                "made", context
+            )  # if two threads make one at the same time, the first is kept
         return self._made["made"]
 
 
