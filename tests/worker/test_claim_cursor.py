@@ -87,7 +87,7 @@ def test_serial_tasks_and_too_many_lanes_have_no_cursor() -> None:
     known = ClaimCursor(ManualClock())
     known.learn([task(1), task(9, in_line=True)], is_full=True, used=False, looked_s=0.0)
     assert known.now() == {("default", 0): place(1)}
-    known.learn([task(1, queue=f"q{n}") for n in range(101)], is_full=True, used=False, looked_s=0.0)
+    known.learn([task(1, queue=f"q{n}") for n in range(1_001)], is_full=True, used=False, looked_s=0.0)
     assert known.now() == {}
 
 

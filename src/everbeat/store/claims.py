@@ -34,7 +34,8 @@ class Claimed(Struct, frozen=True):
     the claim. `in_line`: the task belongs to a serial line. `workflow_id`: the workflow that the task is a node of. `is_cut`: the claim
     omitted further tasks because the reply would have been too large. `looked_s`: the duration of the search in seconds, if the search was
     long. A repeated claim returns None for `is_cut` and `looked_s`. `is_marked`: only workers whose code meets the task's needs can claim
-    the task. `tick`: the tick of the schedule that sent the task. `line_floors`: for the next claims, where the ready lines begin; only one
+    the task. `tick`: the tick of the schedule that sent the task. `due_queues`: the queues that have the most urgent tasks, if there are more
+    than 64 of them; only one task of a claim has it. `line_floors`: for the next claims, where the ready lines begin; only one
     task of a claim has it.
     """
 
@@ -61,6 +62,7 @@ class Claimed(Struct, frozen=True):
     tick: datetime | None = None
     looked_s: float | None = None
     is_cut: bool | None = None
+    due_queues: list[str] | None = None
     line_floors: str | None = None
     lines_changed: bool | None = None
 

@@ -40,31 +40,41 @@ with recursive caller as materialized (
     from unnest(
         %(floor_queues)s::text[], %(floor_priorities)s::smallint[], %(floor_ats)s::timestamptz[], %(floor_ids)s::uuid[]
     ) as f (queue, priority, at, id)
-), lane (queue, priority, at, id) as (
-    select ''::text, 0::smallint, '-infinity'::timestamptz, '00000000-0000-0000-0000-000000000000'::uuid
+), lane (queue, priority, at, id, first_at) as (
+    select coalesce(q.name, ''), -32769, '-infinity'::timestamptz, '00000000-0000-0000-0000-000000000000'::uuid, null::timestamptz
+    from (select null::text where %(queues)s::text[] is null union all select distinct unnest(%(queues)s::text[])) q (name)
     union all
-    select next_lane.queue, next_lane.priority, next_lane.at, next_lane.id
+    select next_lane.queue, next_lane.priority::integer, next_lane.at, next_lane.id, next_lane.first_at
     from lane
     left join lateral (
-        select f.* from floor f where (f.queue, f.priority) > (lane.queue, lane.priority) order by f.queue, f.priority limit 1
+        select f.* from floor f
+        where (f.queue, f.priority) > (lane.queue, lane.priority) and (%(queues)s::text[] is null or f.queue = lane.queue)
+        order by f.queue, f.priority limit 1
     ) known on true
     cross join lateral (
         select found.*
         from (
-            select known.queue, known.priority, known.at, known.id where known.queue is not null
+            select known.queue, known.priority, known.at, known.id, null::timestamptz as first_at where known.queue is not null
             union all
             (
-                select t.queue, t.priority, '-infinity', '00000000-0000-0000-0000-000000000000' from {schema}.tasks t
+                select t.queue, t.priority, '-infinity', '00000000-0000-0000-0000-000000000000', t.enqueued_at from {schema}.tasks t
                 where known.queue is not null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
                   and (t.queue, t.priority) > (lane.queue, lane.priority) and (t.queue, t.priority) < (known.queue, known.priority)
-                order by t.queue, t.priority limit 1
+                order by t.queue, t.priority, t.enqueued_at limit 1
             )
             union all
             (
-                select t.queue, t.priority, '-infinity', '00000000-0000-0000-0000-000000000000' from {schema}.tasks t
-                where known.queue is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
+                select t.queue, t.priority, '-infinity', '00000000-0000-0000-0000-000000000000', t.enqueued_at from {schema}.tasks t
+                where known.queue is null and %(queues)s::text[] is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
                   and (t.queue, t.priority) > (lane.queue, lane.priority)
-                order by t.queue, t.priority limit 1
+                order by t.queue, t.priority, t.enqueued_at limit 1
+            )
+            union all
+            (
+                select t.queue, t.priority, '-infinity', '00000000-0000-0000-0000-000000000000', t.enqueued_at from {schema}.tasks t
+                where known.queue is null and %(queues)s::text[] is not null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
+                  and t.queue = lane.queue and t.priority > lane.priority
+                order by t.priority, t.enqueued_at limit 1
             )
         ) found
         order by found.queue, found.priority limit 1
@@ -89,7 +99,11 @@ with recursive caller as materialized (
     select found.*, coalesce(q.priority, 100) as queue_priority,
         count(*) over (partition by coalesce(q.priority, 100), found.priority) as lanes
     from (
-        select lane.queue, lane.priority, first.enqueued_at, false as is_line, lane.at, lane.id, null::uuid as needs_id
+        select lane.queue, lane.priority::smallint, lane.first_at as enqueued_at, false as is_line, lane.at, lane.id, null::uuid as needs_id
+        from lane
+        where lane.first_at <= statement_timestamp()
+        union all
+        select lane.queue, lane.priority, first.enqueued_at, false, lane.at, lane.id, null
         from lane
         cross join lateral (
             select t.enqueued_at from {schema}.tasks t
@@ -97,6 +111,7 @@ with recursive caller as materialized (
               and (t.enqueued_at, t.id) > (lane.at, lane.id) and t.enqueued_at <= statement_timestamp()
             order by t.enqueued_at, t.id limit 1
         ) first
+        where lane.first_at is null and lane.at > '-infinity'
         -- [marked
         union all
         select m.queue, m.priority, first.enqueued_at, false, null, null, m.needs_id
@@ -116,6 +131,10 @@ with recursive caller as materialized (
     cross join asked
     left join unnest(%(queue_names)s::text[], %(queue_priorities)s::integer[]) as q (name, priority) on q.name = found.queue
     where (%(queues)s::text[] is null or found.queue = any(%(queues)s::text[])) and found.queue <> all(asked.closed)
+), urgent as (
+    select array_agg(distinct r.queue) as queues
+    from ready r
+    where r.lanes > 64 and (r.queue_priority, r.priority) = (select f.queue_priority, f.priority from ready f order by f.queue_priority, f.priority limit 1)
 ), picked as materialized (
     select due.id, due.args, due.checkpoint, due.is_gated, due.granted_at
     from (
@@ -234,7 +253,8 @@ select found.*
 from (
     select taken.*,
         (select took from (select extract(epoch from clock_timestamp() - statement_timestamp())::float8) look (took) where took > 0.05) as looked_s,
-        (select true from light where rows > (select count(*) from numbered)) as is_cut
+        (select true from light where rows > (select count(*) from numbered)) as is_cut,
+        case when taken.id = (select n.id from numbered n limit 1) then (select urgent.queues from urgent) end as due_queues
         -- [lines
         , case when taken.id = (select n.id from numbered n limit 1) then (select o.floors::text from offered o limit 1) end as line_floors
         -- lines]
@@ -242,7 +262,7 @@ from (
     union all
     select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-        {schema}.is_marked(t.needs), t.tick, null, null
+        {schema}.is_marked(t.needs), t.tick, null, null, null
         -- [lines
         , null
         -- lines]

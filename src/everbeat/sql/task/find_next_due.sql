@@ -7,14 +7,25 @@ with recursive marked as materialized (
     from json_to_recordset(%(marked)s::json) as m (needs_id uuid, name text, queue text, priority smallint)
     where m.name = any(%(names)s::text[])
 ), lane (queue, priority) as (
-    (select queue, priority from {schema}.tasks where state = 'PENDING' and serial is null and needs_id is null order by queue, priority limit 1)
+    select coalesce(q.name, ''), -32769
+    from (select null::text where %(queues)s::text[] is null union all select distinct unnest(%(queues)s::text[])) q (name)
     union all
-    select next_lane.queue, next_lane.priority
+    select next_lane.queue, next_lane.priority::integer
     from lane
     cross join lateral (
-        select t.queue, t.priority from {schema}.tasks t
-        where t.state = 'PENDING' and t.serial is null and t.needs_id is null and (t.queue, t.priority) > (lane.queue, lane.priority)
-        order by t.queue, t.priority limit 1
+        (
+            select t.queue, t.priority from {schema}.tasks t
+            where %(queues)s::text[] is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
+              and (t.queue, t.priority) > (lane.queue, lane.priority)
+            order by t.queue, t.priority limit 1
+        )
+        union all
+        (
+            select t.queue, t.priority from {schema}.tasks t
+            where %(queues)s::text[] is not null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
+              and t.queue = lane.queue and t.priority > lane.priority
+            order by t.priority limit 1
+        )
     ) next_lane
 ), soon (at) as (
     select first.enqueued_at
@@ -25,7 +36,6 @@ with recursive marked as materialized (
           and t.enqueued_at > statement_timestamp() - %(margin_ms)s::bigint * interval '1 millisecond' and t.name = any(%(names)s::text[])
         order by t.enqueued_at limit 1
     ) first
-    where %(queues)s::text[] is null or lane.queue = any(%(queues)s::text[])
     union all
     select first.enqueued_at
     from marked m

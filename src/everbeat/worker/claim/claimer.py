@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from msgspec import Struct
+
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.hints.delivery import HintRate
 from everbeat.protocol import LeaseKey
@@ -152,6 +154,22 @@ _PROCESS_CHECK_S: Final = 0.1
 _LINE_PAUSES: Final = Backoff(first_s=0.002, longest_s=0.05)
 
 
+class _Round(Struct):
+    """A round of claims.
+
+    `idle`: the pools with nothing more to claim for now. `left_out`: the pools that were skipped. `queues`: the queues that were searched,
+    or None for all.
+    """
+
+    idle: list[SlotPool] = []
+    left_out: list[SlotPool] = []
+    queues: set[str] | None = set()
+
+    def searches(self, queues: Sequence[str] | None) -> None:
+        """Add the queues of a claim."""
+        self.queues = None if self.queues is None or queues is None else self.queues.union(queues)
+
+
 class Claimer:
     """A service that decides when to claim. Each tick is one round of claims and starts."""
 
@@ -199,7 +217,7 @@ class Claimer:
     def claim_soon(self, queue: str | None = None) -> None:
         """Schedule a claim, because tasks might be due in this queue, or in any queue if `queue` is None."""
         if queue is None or self._queues is None or queue in self._queues:
-            self._slots.expect_work()
+            self._slots.expect_work(queue)
             self.wake.set()
 
     def ask_for_marked(self) -> None:
@@ -240,17 +258,19 @@ class Claimer:
                 self._timer.expect(again_in_s * 1_000)
             await self._slots.give_back_broken()
             asked_at = self._clock.monotonic()
-            idle, left_out = await self._claim_all(hinted)
+            done = await self._claim_all(hinted)
             await self._start_waiting()
+            if (again_in_s := await self._query.set_aside()) is not None:
+                self._timer.expect(again_in_s * 1_000)
             if await self._slots.give_back_late():
                 self._query.reset_cursors()
-            if not idle or self._has_more_to_do():
+            if not done.idle or self._has_more_to_do():
                 await self._demand.busy(self._slots)
             elif await self._demand.idle():
                 self.claim_soon()
                 self._timer.poll_again_soon()
             else:
-                await self._ask_next_due(idle, left_out, asked_at)
+                await self._ask_next_due(done, asked_at)
             return 0.0 if self._has_more_to_do() else self._rest_s()
 
     async def close(self) -> None:
@@ -271,14 +291,12 @@ class Claimer:
             await give_back(self._session, phantoms)
             self.claim_soon()
 
-    async def _claim_all(self, hinted: Collection[SlotPool]) -> tuple[list[SlotPool], list[SlotPool]]:
+    async def _claim_all(self, hinted: Collection[SlotPool]) -> _Round:
         """Claim tasks for each executor that has free capacity.
 
-        Return the pools with nothing more to claim for now, and the pools that were skipped. The pool for suspects is skipped if no
-        hint concerned it, because `_ask_next_due` also checks whether suspects are due.
+        The pool for suspects is skipped if no hint concerned it, because `_ask_next_due` also checks whether suspects are due.
         """
-        idle: list[SlotPool] = []
-        left_out: list[SlotPool] = []
+        done = _Round()
         for pool in self._slots:
             while pool.startable and self._slots.may_start:
                 await self._start_waiting()
@@ -286,41 +304,47 @@ class Claimer:
             now = self._clock.monotonic()
             if not pool.has_more or limit <= 0 or now < pool.paused_until or not self._slots.may_claim:
                 continue
-            if pool.suspects and idle and pool not in hinted:
-                pool.has_more = False
-                left_out.append(pool)
+            if pool.suspects and done.idle and pool not in hinted:
+                done.searches(pool.take_unsearched())
+                done.left_out.append(pool)
                 continue
             await self._clock.sleep(self._hint_rate.pause_s(self._clock.monotonic()))
             worker_id = self._identity.worker_id
-            pool.has_more = False  # a hint that arrives while the statement is running sets it again
+            queues = (
+                pool.take_unsearched()
+            )  # a hint that arrives while the statement is running adds its queue again
+            done.searches(queues)
             try:
-                taken = await self._claim(pool, limit) if await self._query.is_worth_it(pool) else 0
+                taken = await self._claim(pool, limit, queues) if await self._query.is_worth_it(pool) else 0
                 lacks_process = not taken and pool.name in _IN_PROCESSES and not pool.executor.free
                 if lacks_process and await self._query.limits_wait(pool):
                     # Other tasks are claimed before their process starts, but a waiting task must not hold a permit.
                     pool.executor.prepare(1)
-                    pool.has_more, pool.paused_until = True, self._clock.monotonic() + _PROCESS_CHECK_S
+                    pool.expect()
+                    pool.paused_until = self._clock.monotonic() + _PROCESS_CHECK_S
             except (DatabaseUnreachable, DatabaseReadOnly):
                 # The next claim takes fewer tasks. If the failed claim took any tasks, they are not in the table.
-                pool.has_more = True
+                pool.expect()
                 await give_back_unknown(self._session, self._table, worker_id)
                 continue
             except BaseException:
-                pool.has_more = True
+                pool.expect()
                 raise
             if pool.suspects and not taken:
                 pool.paused_until = self._clock.monotonic() + SUSPECTS_EVERY_S
             if not pool.has_more:
-                idle.append(pool)
-        return idle, left_out
+                done.idle.append(pool)
+        return done
 
-    async def _claim(self, pool: SlotPool, limit: int) -> int:
+    async def _claim(self, pool: SlotPool, limit: int, queues: Sequence[str] | None) -> int:
         """Claim batch after batch while more tasks are due than one claim takes. Return how many tasks were claimed.
+
+        The first claim searches these queues, or all if `queues` is None. It is for an idle worker, which has searched the others before.
 
         The server searches for the next batch while the code of the current batch is starting. A claim for free slots takes tasks of
         any function. If it returned only tasks of fast functions, the next claim prefetches more tasks of these functions.
         """
-        batch = await self._ask(pool, limit)
+        batch = await self._ask(pool, limit, queues=queues)
         taken, is_prefetch = len(batch), False
         for _ in range(CLAIMS_IN_A_ROW):
             is_prefetch = pool.free - len(batch) < MANY_FREE and not (is_prefetch and pool.is_check_due)
@@ -342,11 +366,18 @@ class Claimer:
             )  # fmt: skip
             taken += len(batch)
         self._take_in(pool, batch)
-        pool.has_more |= batch.has_more
+        if batch.has_more:
+            pool.expect()
         return taken
 
     async def _ask(
-        self, pool: SlotPool, limit: int, *, before: Batch | None = None, is_prefetch: bool = False
+        self,
+        pool: SlotPool,
+        limit: int,
+        *,
+        before: Batch | None = None,
+        is_prefetch: bool = False,
+        queues: Sequence[str] | None = None,
     ) -> Batch:
         """Claim once and return the batch. `before` is an earlier batch that has not been added to the pool yet."""
         starts = (
@@ -357,7 +388,7 @@ class Claimer:
         if is_prefetch:
             return await self._query.ask(pool, limit, names=sorted(pool.served), starts=starts)
         pool.asked_at = self._clock.monotonic()
-        batch = await self._query.ask(pool, limit, names=pool.names, starts=starts)
+        batch = await self._query.ask(pool, limit, names=pool.names, starts=starts, queues=queues)
         if batch:
             pool.served = frozenset(task.name for task in batch.claimed)
         return batch
@@ -396,18 +427,18 @@ class Claimer:
             for pool in self._slots
         )  # fmt: skip
 
-    async def _ask_next_due(
-        self, idle: Sequence[SlotPool], left_out: Sequence[SlotPool], asked_at: float
-    ) -> None:
-        names = sorted({name for pool in (*idle, *left_out) for name in pool.names})
+    async def _ask_next_due(self, done: _Round, asked_at: float) -> None:
+        names = sorted({name for pool in (*done.idle, *done.left_out) for name in pool.names})
         # The claim missed tasks that became due while it was running. Their due times are in the past by now.
         margin_ms = math.ceil((self._clock.monotonic() - asked_at) * 1_000) + 1
-        next_due = await self._query.next_due(names, margin_ms=margin_ms)
+        queues = None if done.queues is None else sorted(done.queues)
+        next_due = await self._query.next_due(names, margin_ms=margin_ms, queues=queues)
         if next_due.due_in_ms is not None:
             self._timer.expect(next_due.due_in_ms)
-        for pool in left_out:
-            pool.has_more |= next_due.suspects
-        self._look_at_lines_again(idle, next_due.lines_changed)
+        for pool in done.left_out:
+            if next_due.suspects:
+                pool.expect()
+        self._look_at_lines_again(done.idle, next_due.lines_changed)
         self._advancer.asked(next_due.happened)
 
     def _look_at_lines_again(self, idle: Sequence[SlotPool], lines_changed: bool) -> None:
@@ -418,7 +449,8 @@ class Claimer:
                 _LINE_PAUSES.delay(self._fruitless) if self._fruitless > 1 else 0.0
             )
             for pool in idle:
-                pool.has_more, pool.paused_until = True, max(pool.paused_until, until)
+                pool.expect()
+                pool.paused_until = max(pool.paused_until, until)
 
     def _rest_s(self) -> float:
         now = self._clock.monotonic()

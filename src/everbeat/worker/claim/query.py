@@ -16,9 +16,9 @@ from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable, EverbeatError
 from everbeat.runtime.clock import Clock
 from everbeat.store import claims, lines
 from everbeat.store.claims import CLAIM_BYTES, NO_FLOORS, Claimed, ClaimPlace
-from everbeat.store.tasks import BEGINNING, MarkedGroup, NextDue, marked, next_due, suspects_wait
+from everbeat.store.tasks import BEGINNING, MarkedGroup, NextDue, marked, next_due, set_aside, suspects_wait
 from everbeat.worker.attempt import ALONE, ExecutorName
-from everbeat.worker.claim.slots import SlotPool
+from everbeat.worker.claim.slots import MOST_SEARCHED, SlotPool
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.leases import LeaseTable
 
@@ -27,7 +27,7 @@ _SHARE: Final = 0.05
 """The share of time to spend on claims from the start of a lane. Such claims are slow if there are many dead index entries."""
 LONGEST_S: Final = 4.0
 """The longest time that a task inserted before a cursor waits for a claim from the start, in seconds. It overrides `_SHARE`."""
-_MOST: Final = 100
+_MOST: Final = 1_000
 _LINE_FLOORS_S: Final = 1.0
 """How long claims continue from the first ready line that a claim from the start has found, in seconds."""
 WITHOUT_LINES_S: Final = 0.1
@@ -42,6 +42,7 @@ class ClaimCursor:
         self._places: Mapping[tuple[str, int], ClaimPlace] = NO_FLOORS
         self._until = 0.0
         self._looked_s = 0.0
+        self._due_queues: list[str] = []
         self._line_floors: str | None = None
         self._lines_until = 0.0
         self._lines_asked_at = -math.inf
@@ -49,8 +50,17 @@ class ClaimCursor:
     def now(self) -> Mapping[tuple[str, int], ClaimPlace]:
         """Return the position of the last task taken from each (queue, priority), or no positions if a claim from the start is due."""
         if self._clock.monotonic() >= self._until:
-            self._places = NO_FLOORS
+            self._places, self._due_queues = NO_FLOORS, []
         return self._places
+
+    @property
+    def queues(self) -> Sequence[str] | None:
+        """Return the queues that the next claim searches, or None for all.
+
+        A search of all queues takes long if thousands of lanes have tasks. Until the next search from the start, claims take turns with
+        the queues that had the most urgent tasks.
+        """
+        return self._due_queues[:MOST_SEARCHED] or None
 
     def includes_lines(self) -> bool:
         """Return whether the next claim includes tasks of lines: each claim from the start does, and one every `WITHOUT_LINES_S`."""
@@ -79,10 +89,19 @@ class ClaimCursor:
         `is_full`: whether the claim took as many tasks as it could. `used`: whether the claim continued from a position.
         `looked_s`: how many seconds the server searched.
         """
+        if self._due_queues and used:
+            served, self._due_queues = self._due_queues[:MOST_SEARCHED], self._due_queues[MOST_SEARCHED:]
+            if is_full:
+                self._due_queues += served
+            elif self._due_queues:
+                return
         if not is_full:
-            self._places = NO_FLOORS
+            self._places, self._due_queues = NO_FLOORS, []
             return
         if not used:
+            taken_from = {task.queue for task in claimed}
+            due = next((task.due_queues for task in claimed if task.due_queues), [])
+            self._due_queues = sorted(due, key=lambda queue: (queue in taken_from, queue))
             # A claim might have waited for a lock, so use the smaller of this search time and the previous one.
             costs_s, self._looked_s = min(looked_s, self._looked_s), looked_s
             self._until = self._clock.monotonic() + min(LONGEST_S, max(TRUSTED_S, costs_s / _SHARE))
@@ -228,6 +247,10 @@ class ClaimSize:
         self.rows = max(1, min(most, int(MOST_CLAIMED * self._share), self.most_bytes // (self._mean + 1)))
 
 
+SLOW_S: Final = 0.01
+"""A search from the start that takes longer than this may have passed over many tasks of functions that this worker does not have."""
+ASIDE_APART_S: Final = 10.0
+"""How long the worker waits after it has looked for such tasks and found none, in seconds."""
 TOO_LONG_S: Final = 10.0
 """A failed claim is repeated only if it failed within this many seconds. A slower claim would take just as long again."""
 
@@ -278,13 +301,26 @@ class ClaimQuery:
         self._queues = environment.plan.queues
         self._queue_priorities = dict(environment.plan.queue_priorities)
         self._marks = marks
+        self._names = sorted(environment.plan.definitions)
+        self._is_slow = False
+        self._aside_at = -math.inf
         self._lines_seen_at = -math.inf
         self._after_queue: str | None = None
         self._cursors: dict[ExecutorName, ClaimCursor] = {}
         self._prefetch_cursors: dict[ExecutorName, tuple[Sequence[str], ClaimCursor]] = {}
 
-    async def ask(self, pool: SlotPool, limit: int, *, names: Sequence[str], starts: int) -> Batch:
+    async def ask(
+        self,
+        pool: SlotPool,
+        limit: int,
+        *,
+        names: Sequence[str],
+        starts: int,
+        queues: Sequence[str] | None = None,
+    ) -> Batch:
         """Claim up to `limit` tasks of these functions, start the first `starts` of them, and return the batch.
+
+        The claim searches `queues`, or all queues of the worker if it is None.
 
         The claim is repeated after a reconnect. Raises DatabaseUnreachable or DatabaseReadOnly if the connection failed and the
         claim took too long or the worker is shutting down. The failed claim might have taken tasks, which the caller must release.
@@ -297,13 +333,16 @@ class ClaimQuery:
         with_lines = cursor.includes_lines()
         has_lines = asked_at - self._lines_seen_at < (LINES_FOR_S if with_lines else BUSY_LINES_FOR_S)
         if has_lines:
-            is_busy = await self._apply_line_changes(names, marked)
+            # The changes can concern any queue.
+            is_busy, queues = await self._apply_line_changes(names, marked), None
+        if queues is None:
+            queues = cursor.queues or self._queues
         statement = claims.claim(
             worker_id=worker_id,
             claim_call=uuid4(),
             names=names,
             limit=limit,
-            queues=self._queues,
+            queues=queues,
             queue_priorities=self._queue_priorities,
             channel=self._session.target.channel,
             after_queue=self._after_queue,
@@ -311,7 +350,7 @@ class ClaimQuery:
             starts=starts,
             policies=self._policies,
             alone=pool.name in ALONE,
-            floors=places,
+            floors=places if queues is None else {lane: places[lane] for lane in places if lane[0] in queues},
             line_floors=cursor.line_floors(),
             most_bytes=self.size.most_bytes,
             marked=marked,
@@ -328,19 +367,27 @@ class ClaimQuery:
             raise
         finally:
             self._is_running = False
-        self.size.answered(claimed, took_s=self._clock.monotonic() - asked_at)
+        took_s = self._clock.monotonic() - asked_at
+        self.size.answered(claimed, took_s=took_s)
+        self._is_slow |= took_s > SLOW_S and not places
+        # A repeated claim does not report whether more tasks are due.
+        is_busy |= self._session.tries > tries + 1
+        has_more = self._learn(cursor, claimed, limit, used=bool(places))
+        return Batch(claimed, worker_id, has_more=has_more or is_busy)
+
+    def _learn(self, cursor: ClaimCursor, claimed: Sequence[Claimed], limit: int, *, used: bool) -> bool:
+        """Remember where the next claim continues. Return whether it might find more tasks. `used`: this claim continued from a place."""
         is_cut, looked_s = (claimed[-1].is_cut, claimed[-1].looked_s) if claimed else (None, None)
-        is_full, used = is_cut is True or len(claimed) >= limit, bool(places)
+        is_full = is_cut is True or len(claimed) >= limit
         cursor.learn_lines(claimed)
         cursor.learn(claimed, is_full=is_full, used=used, looked_s=looked_s or 0.0)
-        if claimed:
-            self._after_queue = claimed[-1].queue
-            if claimed[-1].lines_changed or any(task.in_line for task in claimed):
-                self._lines_seen_at = self._clock.monotonic()
-                is_busy |= claimed[-1].lines_changed is True
-        # A repeated claim does not report whether more tasks are due.
-        has_more = is_full or used or is_busy or self._session.tries > tries + 1
-        return Batch(claimed, worker_id, has_more=has_more)
+        if not claimed:
+            return is_full or used
+        self._after_queue = claimed[-1].queue
+        lines_changed = claimed[-1].lines_changed is True
+        if lines_changed or any(task.in_line for task in claimed):
+            self._lines_seen_at = self._clock.monotonic()
+        return is_full or used or lines_changed
 
     def reset_cursors(self) -> None:
         """Discard the cursors, because released tasks are waiting again before the positions that claims have reached."""
@@ -364,15 +411,48 @@ class ClaimQuery:
             lines.ready_limits(readers=readers, queues=self._queues, suspects=pool.suspects)
         )
 
-    async def next_due(self, names: Sequence[str], *, margin_ms: int) -> NextDue:
-        """Return when the next task is due, and what else is waiting. Include tasks that became due in the last `margin_ms` ms."""
+    async def next_due(
+        self, names: Sequence[str], *, margin_ms: int, queues: Sequence[str] | None
+    ) -> NextDue:
+        """Return when the next task is due, and what else is waiting.
+
+        Read these queues, or all queues of the worker if `queues` is None. Include tasks that became due in the last `margin_ms` ms.
+        """
         marked = self._marks.known(names)
         found = await self._session.run(
-            next_due(names=names, queues=self._queues, margin_ms=margin_ms, marked=marked)
+            next_due(
+                names=names,
+                queues=self._queues if queues is None else queues,
+                margin_ms=margin_ms,
+                marked=marked,
+            )
         )
         if found.lines_changed:
             self._lines_seen_at = self._clock.monotonic()
         return found
+
+    async def set_aside(self) -> float | None:
+        """Mark tasks of unknown functions in front of a lane, if claims are slow. Return when to call again, in seconds, or None.
+
+        Claims would pass over these tasks again and again. Half of the time is left for claims.
+        """
+        began_at = self._clock.monotonic()
+        if not self._is_slow or began_at < self._aside_at:
+            return None
+        self._is_slow = False
+        channel = self._session.target.channel
+        try:
+            count = await self._session.run(
+                set_aside(names=self._names, queues=self._queues, channel=channel)
+            )
+        except EverbeatError as problem:
+            # Claims find the same tasks without the marks, but later.
+            count = 0
+            _log.error("foreign_tasks_not_marked problem=%s", problem)
+        now = self._clock.monotonic()
+        pause_s = now - began_at if count else ASIDE_APART_S
+        self._aside_at = now + pause_s
+        return pause_s if count else None
 
     async def _apply_line_changes(self, names: Sequence[str], marked: Sequence[MarkedGroup]) -> bool:
         """Bring the lines up to date, so that the next claim finds the tasks that are ready. Return whether changes are left.

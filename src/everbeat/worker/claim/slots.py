@@ -32,6 +32,8 @@ GIVE_BACK_AFTER_S: Final = PREFETCH_WITHIN_S + 0.1
 """How long a claimed task can wait for a slot before it is released, in seconds. The extra 0.1 s allows for a busy machine."""
 CHECK_EVERY_S: Final = 0.05
 """The delay of the next claim while more than half of the prefetched tasks wait, in seconds. More would hold up urgent tasks."""
+MOST_SEARCHED: Final = 64
+"""The maximum number of queues that a claim searches if it need not search all of them."""
 _RESTS: Final = Backoff(first_s=0.5, longest_s=30.0)
 
 
@@ -43,8 +45,8 @@ class SlotPool(Struct, kw_only=True):
     `waiting`: attempts that are claimed but not started. `started`: attempts that the database has started and that will get a slot
     almost at once.
 
-    `has_more`: whether tasks might be due that no claim has searched for yet. `served`: the functions of the last claim. Their run
-    durations determine how many more tasks can wait.
+    `unsearched`: the queues in which tasks might be due that no claim has searched for yet, or None for any queue. `served`: the functions
+    of the last claim. Their run durations determine how many more tasks can wait.
 
     `unsettled`: the number of outcomes per executor that have not been written yet. `suspects`: True to claim only suspects, False to
     leave them to the solo executor, None to claim all tasks.
@@ -62,10 +64,27 @@ class SlotPool(Struct, kw_only=True):
     started: list[Attempt] = []
     served: frozenset[str] = frozenset()
     asked_at: float = 0.0
-    has_more: bool = True
+    unsearched: set[str] | None = None
     is_broken: bool = False
     paused_until: float = 0.0
     failures: int = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether tasks might be due that no claim has searched for yet."""
+        return self.unsearched is None or bool(self.unsearched)
+
+    def expect(self, queue: str | None = None) -> None:
+        """Record that tasks might be due in this queue, or in any queue if it is None."""
+        if queue is None or self.unsearched is None or len(self.unsearched) >= MOST_SEARCHED:
+            self.unsearched = None
+        else:
+            self.unsearched.add(queue)
+
+    def take_unsearched(self) -> Sequence[str] | None:
+        """Return the queues that the next claim has to search, or None for all. From now on, they count as searched."""
+        queues, self.unsearched = self.unsearched, set()
+        return None if queues is None else sorted(queues)
 
     @property
     def wanted(self) -> int:
@@ -129,7 +148,8 @@ class SlotPool(Struct, kw_only=True):
 
         Each further failure makes the pause longer.
         """
-        self.is_broken, self.has_more = False, True
+        self.is_broken = False
+        self.expect()
         self.failures += 1
         self.paused_until = now + _RESTS.delay(self.failures)
         return self.clear()
@@ -184,7 +204,7 @@ class SlotPool(Struct, kw_only=True):
             gone = set(late)
             self.started = [attempt for attempt in self.started if attempt not in gone]
             self.waiting = [attempt for attempt in self.waiting if attempt not in gone]
-            self.has_more = True
+            self.expect()
         return late
 
     @property
@@ -330,10 +350,10 @@ class Slots:
         """Return how many more tasks to claim now, not counting suspects."""
         return 0 if self.is_quiet else sum(pool.wanted for pool in self if not pool.suspects)
 
-    def expect_work(self) -> None:
-        """Record that tasks might be due for any executor."""
+    def expect_work(self, queue: str | None = None) -> None:
+        """Record that tasks might be due for any executor, in this queue, or in any queue if it is None."""
         for pool in self:
-            pool.has_more = True
+            pool.expect(queue)
 
     def freed(self, name: ExecutorName) -> None:
         """Reset the failure count of this executor if it has a free slot, because it is working again."""
