@@ -286,7 +286,7 @@ class WorkerConfig(PortableSettings):
     async_concurrency: int = field(default=100, metadata=by(whole(0, 100_000)))
     thread_concurrency: int = field(default=32, metadata=by(whole(0, 10_000)))
     process_concurrency: int = field(default_factory=processors, metadata=by(whole(0, 1_024)))
-    prefetch: int = field(default=500, metadata=by(whole(0, 10_000)))
+    prefetch: int = field(default=1_000, metadata=by(whole(0, 10_000)))
     queues: Sequence[str] | None = field(
         default=None,
         metadata=by(optional(sequence_of(queue_name, shortest=1, longest=1_000), none="serves all queues")),

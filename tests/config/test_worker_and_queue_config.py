@@ -58,7 +58,7 @@ def test_worker_config_has_the_documented_defaults() -> None:
     config = WorkerConfig()
     assert (config.processes, config.async_concurrency, config.thread_concurrency) == (1, 100, 32)
     assert config.process_concurrency == len(os.sched_getaffinity(0))
-    assert (config.prefetch, config.queues) == (500, None)
+    assert (config.prefetch, config.queues) == (1_000, None)
     assert (config.grace_s, config.poll_interval_s) == (25.0, 5.0)
 
 
