@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from everbeat.store import claims
 from everbeat.store import tasks as stored
+from everbeat.store.statement import Statement
 from everbeat.testing.clock import ManualClock
 from everbeat.worker.claim import query
 from everbeat.worker.claim.query import ClaimCursor
@@ -161,3 +162,44 @@ async def test_tasks_of_unknown_functions_in_front_are_marked_and_other_code_run
         await other.until(lambda: harness.states().get("COMPLETED") == 1 + len(foreign))
     rows = harness.query("select distinct attempt, fence from {schema}.tasks where name = 'foreign'")
     assert rows == [{"attempt": 1, "fence": 1}]
+
+
+async def test_an_idle_poll_is_one_statement(
+    harness: WorkerHarness, searched: list[Sequence[str] | None]
+) -> None:
+    asked: list[str] = []
+    async with harness.worker(poll_interval="100ms", process_concurrency=0) as running:
+        await running.finished(harness.send("double", x=1))
+        session = running.worker._claimer._session
+        run = session.run
+
+        async def watched(statement: Statement[Any], **options: Any) -> Any:
+            asked.append(statement.name)
+            return await run(statement, **options)
+
+        session.run = watched  # type: ignore[method-assign]
+        claimer = running.worker._claimer
+        await running.until(
+            lambda: not claimer._timer._again_at and asked[-3:] == ["task/find_next_due"] * 3, timeout_s=30
+        )
+        searched.clear()
+        asked.clear()
+        await running.until(lambda: len(asked) >= 5)
+        assert set(asked) == {"task/find_next_due"}
+        assert searched == []
+
+
+@pytest.mark.parametrize("sent", [{}, {"serial": "line"}, {"delay_ms": 300}, {"suspect": True}])
+async def test_an_idle_poll_finds_a_task_without_a_hint(harness: WorkerHarness, sent: dict[str, Any]) -> None:
+    is_suspect = sent.pop("suspect", False)
+    async with harness.worker(hints=harness.silent_hints, poll_interval="200ms") as running:
+        await running.finished(harness.send("double", x=1))
+        claimer = running.worker._claimer
+        await running.until(
+            lambda: not claimer._busy.locked() and not any(pool.has_more for pool in claimer._slots)
+        )
+        late = harness.send_with("double", {"x": 2}, **sent)
+        if is_suspect:
+            harness.query("update {schema}.tasks set suspect = true where state = 'PENDING' returning id")
+        row = await running.finished(late)
+        assert (row["state"], row["result"]) == ("COMPLETED", 4)

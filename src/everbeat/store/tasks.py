@@ -434,13 +434,16 @@ class NextDue(Struct, frozen=True):
     """How long an idle worker can wait.
 
     `due_in_ms` is the time until the next task becomes due (negative: a task has just become due; None: no task is scheduled). `happened`:
-    workflows can be advanced. `suspects`: a suspect is due. `lines_changed`: `lines.apply_changes` has something to apply.
+    workflows can be advanced. `suspects`: a suspect is due. `lines_changed`: `lines.apply_changes` has something to apply. `lines_ready`:
+    a claim might find tasks of lines. `has_marked`: marked tasks are waiting.
     """
 
     due_in_ms: float | None
     happened: bool
     suspects: bool
     lines_changed: bool = False
+    lines_ready: bool = False
+    has_marked: bool = False
 
 
 def next_due(

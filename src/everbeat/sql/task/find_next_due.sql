@@ -1,6 +1,7 @@
 -- Return how long an idle worker can wait: the milliseconds until the next task with these names and queues is due. The result is at most a
--- day, or null if no task is scheduled. Also return whether workflows can be advanced, and whether a suspect is due. The margin includes
--- tasks that became due after the claim that found nothing; in that case the result is negative. A line counts in any queue: its worker
+-- day, or null if no task is scheduled. Also return whether workflows can be advanced, whether a suspect is due, whether lines have changed
+-- or are ready, and whether there are marked tasks. The margin includes tasks that became due after the claim that found nothing; in that
+-- case the result is negative. With a margin of years, the statement returns whether a claim can find anything. A line counts in any queue: its worker
 -- only wakes up once for nothing. Marked tasks (needs_id) count only if they belong to the groups in `marked`, which this worker's code understands.
 with recursive marked as materialized (
     select m.needs_id, m.queue, m.priority
@@ -61,5 +62,17 @@ select
     extract(epoch from min(least(soon.at, statement_timestamp() + interval '1 day')) - statement_timestamp()) * 1000 as due_in_ms,
     exists (select from {schema}.outbox) as happened,
     {fragment/is_suspect_due} as suspects,
-    {fragment/have_lines_changed} as lines_changed
+    {fragment/have_lines_changed} as lines_changed,
+    exists (select from {schema}.lines l where l.state = 'R') as lines_ready,
+    -- With `exists`, the planner would ignore the order, and could read the whole table.
+    coalesce(
+        (
+            select t.needs_id from {schema}.tasks t where t.state = 'PENDING' and t.serial is null and t.needs_id is not null
+            order by t.needs_id, t.queue, t.priority limit 1
+        ),
+        (
+            select t.needs_id from {schema}.tasks t where t.state = 'PENDING' and t.serial is not null and t.needs_id is not null
+            order by t.needs_id limit 1
+        )
+    ) is not null as has_marked
 from soon

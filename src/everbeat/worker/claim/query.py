@@ -137,7 +137,7 @@ class _Seen(Struct):
 class Marks:
     """The groups of marked tasks that this worker's code can run. Usually there are none.
 
-    The worker reads the groups at startup, at each poll, and after a hint. Groups are matched by the same rule that declines
+    The worker reads the groups at startup, at each poll that finds marked tasks, and after a hint. Groups are matched by the same rule that declines
     arguments (`domain.task.signature`), so a worker never claims a task again that it has declined.
     """
 
@@ -163,9 +163,8 @@ class Marks:
             return ()
         return [seen.group for seen in self._known.values() if seen.group.name in names]
 
-    async def learn(self, *, is_poll: bool) -> bool:
-        """Read the groups, if this is a poll or `ask` was called. Return whether a claim can take any of them."""
-        self._is_asked |= is_poll
+    async def learn(self) -> bool:
+        """Read the groups, if `ask` was called. Return whether a claim can take any of them."""
         self.again_in_s = None
         goes_on = self._after != BEGINNING
         if not (self._is_asked or goes_on):

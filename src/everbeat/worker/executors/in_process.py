@@ -113,7 +113,9 @@ class AsyncExecutor(_InProcessExecutor):
     async def _run(self, attempt: Attempt) -> None:
         definition = attempt.definition
         context = ContextSource(partial(attempt.context, worker_id=self._identity.worker_id))
-        task = self._running[attempt]  # known, unless this is the first step of an eager task; then the search is fast
+        task = self._running[
+            attempt
+        ]  # known, unless this is the first step of an eager task; then the search is fast
         context.begin(strand() if task is None else id(task))
         enter(context)  # no reset is needed: this asyncio task has its own context
         try:
