@@ -14,11 +14,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from everbeat.domain.workflow.graph import Graph
 from everbeat.domain.workflow.states import plan_retry
 from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseError
-from everbeat.store import leases, limits, messages, migrating, schedules, statement, tasks
+from everbeat.store import leases, limits, messages, migrating, schedules, statement, tasks, workflows
 from everbeat.store import workflow_control as control
+from everbeat.store.announcer import announcement
 from everbeat.store.database import Database
 from everbeat.store.leases import decline
 from everbeat.store.refusals import is_refused_data, is_refused_hint, is_repeatable
@@ -85,12 +87,20 @@ def crowded(migrated: StoreHarness) -> StoreHarness:
 
 
 def send_one(db: StoreHarness) -> Act:
-    return db.send
+    def act() -> object:
+        task = tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}")
+        return db.run(tasks.insert_task(task, channel=db.target.channel, joined=True))
+
+    return act
+
+
+def announce(db: StoreHarness) -> Act:
+    return lambda: db.run(announcement(["t:default"], channel=db.target.channel))
 
 
 def send_many(db: StoreHarness) -> Act:
     task = tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}")
-    return lambda: db.run(tasks.insert_tasks([task], channel=db.target.channel))
+    return lambda: db.run(tasks.insert_tasks([task], channel=db.target.channel, joined=True))
 
 
 def start_late(db: StoreHarness) -> Act:
@@ -169,7 +179,8 @@ def signal(db: StoreHarness) -> Act:
 
 
 def start_workflow(db: StoreHarness) -> Act:
-    return lambda: Flow.start(db, [task("a")])
+    graph = Graph(name="flow", nodes=(task("a"),))
+    return lambda: db.run(workflows.insert(uuid4(), graph, channel=db.target.channel, joined=True))
 
 
 def enqueue_node(db: StoreHarness) -> Act:
@@ -265,7 +276,7 @@ def send_unique(db: StoreHarness) -> Act:
         task = tasks.NewTask(id=uuid4(), name="work", queue="default", priority=0, args=b"{}", key="k")
         unique = UniqueTask(task=task, unique_for="kept", on_duplicate="existing")
         db.connection.execute(db.plain("truncate {schema}.unique_keys"))
-        return db.run(insert_unique_tasks([unique], channel=db.target.channel))
+        return db.run(insert_unique_tasks([unique], channel=db.target.channel, joined=True))
 
     return act
 
@@ -275,7 +286,7 @@ def send_unless_full(db: StoreHarness) -> Act:
         task = tasks.NewTask(
             id=uuid4(), name="work", queue="default", priority=0, args=b"{}", gates='{"narrow"}'
         )
-        return db.run(tasks.insert_unless_full(task, channel=db.target.channel))
+        return db.run(tasks.insert_unless_full(task, channel=db.target.channel, joined=True))
 
     return act
 
@@ -301,6 +312,7 @@ def restore_limit(db: StoreHarness) -> Act:
 
 
 ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
+    "task/announce_hints": announce,
     "task/insert_task": send_one,
     "task/insert_tasks": send_many,
     "task/insert_unique_tasks": send_unique,
@@ -423,7 +435,7 @@ async def test_a_session_repeats_a_commit_that_failed_because_the_queue_had_just
         nonlocal tries
         tries += 1
         new = tasks.NewTask(id=sent, name="work", queue="default", priority=0, args=b"{}")
-        found = await run(tasks.insert_task(new, channel=crowded.target.channel))
+        found = await run(tasks.insert_task(new, channel=crowded.target.channel, joined=True))
         if tries == 1:
             fill(crowded.target.url)
         assert isinstance(found, UUID)

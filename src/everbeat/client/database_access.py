@@ -30,7 +30,7 @@ from everbeat.store.database import Database
 from everbeat.store.migrating import DEFAULT_LOCK_PATIENCE_S, Report, report_nothing
 from everbeat.store.migrations import SchemaStatus
 from everbeat.store.patience import DEFAULT_PATIENCE_S, SignsOfLife, unreachable
-from everbeat.store.plan import Plan, arun_plan, run_plan
+from everbeat.store.plan import Plan, announced, arun_plan, run_plan
 from everbeat.store.target import Target
 from everbeat.store.tasks import StoredOutcome, outcomes
 
@@ -255,6 +255,11 @@ class DatabaseAccess:
             if self._waiter is None:
                 self._waiter = Waiter(look_up=self._look_up, make_hint_source=self._make_hint_source)
             return self._waiter
+
+    def announced(self) -> Plan[None]:
+        """Announce the sends of this process now, if any are not announced yet, because the caller waits for a result."""
+        if self._database is not None:
+            yield from announced(self._database)
 
     def _look_up(self, ids: Sequence[UUID]) -> dict[UUID, StoredOutcome]:
         return self.database().run(outcomes(ids))

@@ -254,6 +254,7 @@ class OutcomeHandle(DatabaseMethods, ABC, Generic[R_co]):
         return await self._arun(self._end(until), within_s=until.within_s)
 
     def _end(self, until: Deadline) -> Plan[Completed[R_co] | Failed]:
+        yield from self._database.announced()
         found = yield from ends_of(self._database.waiter, [self.id], until=until)
         return self._remember(found[self.id])
 
@@ -377,8 +378,9 @@ def outcomes_of(handles: Sequence[Handle[R]], *, until: Deadline) -> Plan[list[C
     the deadline passes first, and TaskNotFound if a task does not exist.
     """
     unseen = {handle.id: handle for handle in handles if handle._seen is None}
-    waiter = next(iter(unseen.values()))._database.waiter
-    found = yield from ends_of(waiter, unseen, until=until)
+    database = next(iter(unseen.values()))._database
+    yield from database.announced()
+    found = yield from ends_of(database.waiter, unseen, until=until)
     return [handle._seen or _told(handle, found[handle.id]) for handle in handles]
 
 

@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary, finalize
 import psycopg
 from psycopg import AsyncConnection, Connection
 
-from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
+from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable
+from everbeat.store.announcer import FLUSH_S, Announcer, announcement
 from everbeat.store.connection import EndsAt, WatchedAsyncConnection, WatchedConnection
 from everbeat.store.patience import (
     DEFAULT_PATIENCE_S,
@@ -100,6 +101,8 @@ class Database:
         self._left = LeftSessions()
         self._idle: list[WatchedConnection] = []
         finalize(self, _close_all, self._idle, self._pid)
+        self.announcer = Announcer()
+        finalize(self, self.announcer.flush)
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
 
@@ -191,7 +194,13 @@ class Database:
 
     def _once(self, statement: Statement[T], patience: Patience) -> T:
         with self._connection(patience) as connection:
-            return statement.read(self._rows(connection, statement))
+            found = self._rows(connection, statement)
+            if statement.hints and (due := self.announcer.take(statement.hints, self._announce)):
+                try:
+                    self._rows(connection, announcement(due, channel=self.target.channel))
+                except psycopg.Error as problem:
+                    self.announcer.failed(problem)
+            return statement.read(found)
 
     def _transacted(self, body: Callable[[Callable[[Statement[Any]], Any]], T], patience: Patience) -> T:
         with self._connection(patience) as connection, transaction(connection):
@@ -226,7 +235,8 @@ class Database:
                     raise refused from problem
                 raise
             patience.answered()
-            self._idle.append(connection)
+            if not connection.closed:
+                self._idle.append(connection)
         finally:
             self._free.release()
 
@@ -265,7 +275,13 @@ class Database:
 
     async def _aonce(self, statement: Statement[T], patience: Patience) -> T:
         async with self._aconnection(patience) as connection:
-            return statement.read(await self._arows(connection, statement))
+            found = await self._arows(connection, statement)
+            if statement.hints and (due := self.announcer.take(statement.hints, self._announce)):
+                try:
+                    await self._arows(connection, announcement(due, channel=self.target.channel))
+                except psycopg.Error as problem:
+                    self.announcer.failed(problem)
+            return statement.read(found)
 
     async def _atransacted(self, body: Callable[[RunStatement], Awaitable[T]], patience: Patience) -> T:
         async with self._aconnection(patience) as connection:
@@ -360,12 +376,21 @@ class Database:
             if self._pid == os.getpid():
                 await pool.close()
 
+    def _announce(self, hints: Sequence[str]) -> None:
+        try:
+            self.run(announcement(hints, channel=self.target.channel), patience_s=FLUSH_S, is_final=True)
+        except DatabaseError as problem:
+            self.announcer.failed(problem)
+
     def close(self) -> None:
-        """Close the connections that no thread is currently using."""
+        """Announce the last sends, and close the connections that no thread is currently using."""
+        self.announcer.flush()
         _close_all(self._idle, self._pid)
 
     async def aclose(self) -> None:
-        """Close the connections of the running event loop and the idle connections of threads."""
+        """Announce the last sends, and close the connections of the running event loop and the idle connections of threads."""
+        if not self.announcer.is_idle:
+            await asyncio.to_thread(self.announcer.flush)
         pool = self._loops.get(asyncio.get_running_loop())
         if pool is not None and pool.until_loop_ends is not None:
             await pool.until_loop_ends.aclose()

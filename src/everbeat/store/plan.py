@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec import Struct
 
 from everbeat.domain.plan import aperform, perform
+from everbeat.errors import DatabaseError
+from everbeat.store.announcer import FLUSH_S, announcement
 from everbeat.store.database import Database
 from everbeat.store.statement import Statement
 
@@ -90,6 +92,15 @@ def done(action: Action[T]) -> Plan[T]:
 def _asked(step: Statement[T] | Bounded[T]) -> Plan[T]:
     answer: T = yield step
     return answer
+
+
+def announced(database: Database) -> Plan[None]:
+    """Announce the waiting hints of earlier sends now, because the caller waits for a result."""
+    if hints := database.announcer.take_waiting():
+        try:
+            yield Bounded(announcement(hints, channel=database.target.channel), FLUSH_S)
+        except DatabaseError as problem:
+            database.announcer.failed(problem)
 
 
 def run_plan(database: Database, plan: Plan[T], *, patience_s: float | None = None) -> T:

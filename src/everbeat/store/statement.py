@@ -26,13 +26,15 @@ class Statement(Struct, Generic[T], frozen=True):
     """One SQL statement. It is idempotent: if it is repeated after a lost reply, it returns the same result.
 
     `of_sessions`: the statement acts on sessions. Behind a transaction pooler, a client has no dedicated session, so the statement is not
-    run and returns no rows.
+    run and returns no rows. `hints` are the payloads that `Database.run` announces after the statement's commit. A statement inside a
+    transaction notifies by itself and has none.
     """
 
     name: str
     parameters: Mapping[str, Any]
     read: Callable[[Sequence[Row]], T]
     of_sessions: bool = False
+    hints: Sequence[str] = ()
 
 
 _FRAGMENT: Final = re.compile(r"\{(fragment/\w+)\}")

@@ -264,6 +264,7 @@ def start_by_task(
             key=workflow.key,
             parent_task=task_id,
             largest=workflow.largest,
+            joined=True,
         )
     )
     if started is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
@@ -19,6 +19,8 @@ from everbeat.store.statement import Statement, integers, json_array, uuids
 
 KEY_TRIES: Final = 20
 """The maximum number of tries to send a task or workflow with a key, if the key's owner ends between two statements."""
+_QUEUE_CHARACTERS: Final = 1_000
+"""The maximum number of characters of a queue's name in a hint, as in the statements that notify: a payload takes less than 8,000 bytes."""
 
 
 class NewTask(Struct, frozen=True, kw_only=True):
@@ -116,10 +118,13 @@ def send_unless_full(
 
 
 def insert_task(task: NewTask, *, channel: str, joined: bool = False) -> Statement[UUID | None]:
-    """Send one task and return its id. Return None if the task was sent before, or if a live task has its key."""
+    """Send one task and return its id. Return None if the task was sent before, or if a live task has its key.
+
+    If `joined` is set, the statement itself notifies the workers, because it is part of the user's transaction.
+    """
     texts = {"args": _text(task.args), "policy": _text(task.policy), "flags": _text(task.flags)}
     parameters = structs.asdict(task) | texts | {"channel": channel, "joined": joined}
-    return Statement("task/insert_task", parameters, _first_id)
+    return Statement("task/insert_task", parameters, _first_id, hints=hints_of([task.queue], joined=joined))
 
 
 def insert_unless_full(
@@ -138,12 +143,17 @@ def insert_unless_full(
         task_id, name, gate, concurrency, cost, *_ = found[0]
         return FullGate(gate, concurrency, cost) if task_id is None else SentTask(rows.as_uuid(task_id), name)
 
-    return Statement("task/insert_unless_full", parameters, read)
+    return Statement("task/insert_unless_full", parameters, read, hints=hints_of([task.queue], joined=joined))
 
 
 def sent_before(task: NewTask) -> Statement[UUID | None]:
     """Return the id of the task that prevented this one from being inserted."""
     return Statement("task/find_sent_task", {"id": task.id, "name": task.name, "key": task.key}, _first_id)
+
+
+def hints_of(queues: Iterable[str], *, joined: bool) -> Sequence[str]:
+    """Return the hints to announce after a send to these queues. A send in the user's transaction has none: its statement notifies."""
+    return () if joined else [f"t:{queue[:_QUEUE_CHARACTERS]}" for queue in dict.fromkeys(queues)]
 
 
 def _first_id(found: Sequence[Row]) -> UUID | None:
@@ -178,7 +188,7 @@ def insert_tasks(
             return [task.id for task in tasks]
         return [others.get(task.id, task.id) for task in tasks]
 
-    return Statement("task/insert_tasks", parameters, read)
+    return Statement("task/insert_tasks", parameters, read, hints=hints_of(queues, joined=joined))
 
 
 def _kind(task: NewTask) -> _Kind:

@@ -11,7 +11,7 @@ from everbeat.domain.task.uniqueness import OnDuplicate
 from everbeat.store import rows
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement, integers, json_array, uuids
-from everbeat.store.tasks import NewTask
+from everbeat.store.tasks import NewTask, hints_of
 
 
 class UniqueTask(Struct, frozen=True, kw_only=True):
@@ -53,7 +53,8 @@ def insert_unique_tasks(
         }
         return [others.get(task.id, task.id) for task in tasks]
 
-    return Statement("task/insert_unique_tasks", parameters, read)
+    hints = hints_of([task.queue for task in tasks], joined=joined)
+    return Statement("task/insert_unique_tasks", parameters, read, hints=hints)
 
 
 def task_with_key(name: str, key: str) -> Statement[UUID | None]:

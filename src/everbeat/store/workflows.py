@@ -85,11 +85,13 @@ def insert(
     parent: NodePlace | None = None,
     parent_task: UUID | None = None,
     largest: int | None = None,
+    joined: bool = False,
 ) -> Statement[StartedWorkflow | None]:
     """Start a workflow. Return None if a workflow with the same key has just ended; in that case, repeat the statement.
 
     `given` is the workflow's input as JSON text. `parent_task` is the task that starts the workflow. `largest` is the maximum size of one
-    node's arguments in bytes of JSON, including the results that the node receives.
+    node's arguments in bytes of JSON, including the results that the node receives. If `joined` is set, the statement is part of a larger
+    transaction and itself notifies the workers. The start of a child needs no hint.
     """
     kinds: dict[TaskSpec, int] = {}
     specs = [
@@ -103,7 +105,7 @@ def insert(
         "success": msgspec.json.encode(graph.success).decode() if graph.success else None,
         "output": graph.output, "node_count": len(graph.nodes), "input": None if given is None else given.decode(),
         "parent_id": None if parent is None else parent[0], "parent_node": None if parent is None else parent[1],
-        "parent_task_id": parent_task, "largest": largest,
+        "parent_task_id": parent_task, "largest": largest, "joined": joined,
         "tasks": [kind.name for kind in kinds], "queues": [kind.queue for kind in kinds],
         "priorities": [kind.priority for kind in kinds], "options": json_array([_options(kind) for kind in kinds]),
         "node_names": [node.name for node in graph.nodes], "node_kinds": [node.kind for node in graph.nodes],
@@ -125,7 +127,8 @@ def insert(
     def read(found: Sequence[Row]) -> StartedWorkflow | None:
         return None if found[0][0] is None else StartedWorkflow(rows.as_uuid(found[0][0]), bool(found[0][1]))
 
-    return Statement("workflow/insert_workflow", parameters, read)
+    hints = () if joined or parent is not None else ("w",)
+    return Statement("workflow/insert_workflow", parameters, read, hints=hints)
 
 
 def _first_state(node: GraphNode, waits: bool) -> str:

@@ -20,9 +20,8 @@ from everbeat.domain.workflow.graph import Graph, TaskSpec, encode
 from everbeat.errors import PayloadError, SendError
 from everbeat.errors.wording import amount
 from everbeat.store.plan import Plan, ask
-from everbeat.store.statement import Statement
 from everbeat.store.tasks import KEY_TRIES
-from everbeat.store.workflows import StartedWorkflow, insert
+from everbeat.store.workflows import insert
 
 MOST_NODES_OF_TASK: Final = 10_000
 """The maximum number of nodes in a workflow that a task starts.
@@ -52,7 +51,7 @@ class WorkflowSender:
 
         `decode` decodes the workflow's result. Raises BlockingCallInLoop on an event loop, and DatabaseError if the database fails.
         """
-        plan = self._stored(graph, options.key)
+        plan = self._stored(graph, options)
         started = self._sender.run(
             plan, options.connection, calls=None, name="start", twin="astart", patience_s=options.patience_s
         )
@@ -62,7 +61,7 @@ class WorkflowSender:
         self, graph: Graph, options: StartSettings, *, decode: Callable[[str], Any]
     ) -> WorkflowHandle[Any]:
         """Async version of `start` that does not block the running event loop."""
-        plan = self._stored(graph, options.key)
+        plan = self._stored(graph, options)
         started = await self._sender.arun(
             plan, options.connection, calls=None, twin="start", patience_s=options.patience_s
         )
@@ -114,14 +113,18 @@ class WorkflowSender:
         """Return a handle for a started workflow. `decode` decodes the workflow's result."""
         return WorkflowHandle(workflow_id, operations=self._operations, decode=decode)
 
-    def _insert(self, workflow_id: UUID, graph: Graph, key: str | None) -> Statement[StartedWorkflow | None]:
-        channel, largest = self._operations.database.channel, self._sender.payload_limit
-        return insert(workflow_id, graph, channel=channel, key=key, largest=largest)
-
-    def _stored(self, graph: Graph, key: str | None) -> Plan[UUID]:
-        workflow_id = self._sender.ids.next()
+    def _stored(self, graph: Graph, options: StartSettings) -> Plan[UUID]:
+        workflow_id, key = self._sender.ids.next(), options.key
+        statement = insert(
+            workflow_id,
+            graph,
+            channel=self._operations.database.channel,
+            key=key,
+            largest=self._sender.payload_limit,
+            joined=options.connection is not None,
+        )
         for _ in range(KEY_TRIES):
-            started = yield from ask(self._insert(workflow_id, graph, key))
+            started = yield from ask(statement)
             if started is not None:
                 return started.id
         raise SendError(

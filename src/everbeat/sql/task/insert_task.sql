@@ -1,7 +1,7 @@
 -- Send one task: nothing -> PENDING. The client generates the id, so the call is idempotent. Return no row if the task already exists, or
 -- if a live task with the same name has its key; task/find_sent_task then returns the existing task. The statement is a single insert,
--- because the insert accounts for most of the cost of a send. No notification is sent while every worker is busy. A send in the user's own
--- transaction (`joined`) always notifies, because a worker can become idle before the transaction commits and not see the task.
+-- because the insert accounts for most of the cost of a send. The statement itself notifies only in the user's own transaction (`joined`).
+-- Otherwise task/announce_hints follows the commit, so that sends do not commit one after another.
 insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, gates, costs)
 values (
     %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::text::json, %(key)s, %(policy)s::text::json, %(flags)s::text::json, %(good_until)s, %(serial)s,
@@ -12,5 +12,4 @@ values (
     %(gates)s::text::text[], %(costs)s::text::integer[]
 )
 on conflict do nothing
-returning id, case when (%(joined)s or exists (select from {schema}.workers w where w.listens and w.ended_at is null))
-    and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 't:' || left(queue, 1000)) end
+returning id, case when %(joined)s and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 't:' || left(queue, 1000)) end

@@ -1,7 +1,6 @@
 -- Send many tasks at once, all or none: nothing -> PENDING. The client's ids make the call idempotent. Keys are inserted in a fixed order,
 -- so that two such statements cannot deadlock. Values that many tasks share are sent once. Return only the tasks that were not inserted as
--- given, after one row for the notifications. Workers are notified of many tasks even while none of them is listening. The statement can
--- take a long time, and workers can become idle before it commits.
+-- given, after one row for the notifications. They are sent only in the user's own transaction (`joined`; see task/insert_task).
 with kinds as (
     select k.*, k.delay_ms * interval '1 millisecond' as delay
     from unnest(
@@ -28,7 +27,7 @@ with kinds as (
     returning id, queue
 ), hint as materialized (
     select count(pg_notify(%(channel)s, 't:' || left(queue, 1000))) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (select distinct queue from inserted) queues
-    where %(joined)s or (select count(*) from inserted) >= 100 or exists (select from {schema}.workers w where w.listens and w.ended_at is null)
+    where %(joined)s
 )
 select null::uuid as id, null::uuid as asked, hints from hint
 union all

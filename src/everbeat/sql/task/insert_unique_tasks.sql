@@ -97,7 +97,7 @@ with kinds as (
 ), hint as materialized (
     select count(pg_notify(%(channel)s, 't:' || left(queue, 1000))) filter (where (select pg_notification_queue_usage()) < 0.5) as hints
     from (select queue from inserted union select queue from changed) queues
-    where %(joined)s or (select count(*) from inserted) >= 100 or exists (select from {schema}.workers w where w.listens and w.ended_at is null)
+    where %(joined)s
 )
 select null::uuid as id, null::uuid as asked, hints from hint
 union all

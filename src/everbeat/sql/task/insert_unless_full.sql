@@ -62,8 +62,8 @@ with place as materialized (
     returning id, queue
 )
 select i.id, %(name)s::text as name, null as gate, null::integer as concurrency, null::integer as cost,
-    case when (%(joined)s or exists (select from {schema}.workers w where w.listens and w.ended_at is null))
-    and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 't:' || left(i.queue, 1000)) end
+    case when %(joined)s and (select pg_notification_queue_usage()) < 0.5
+        then pg_notify(%(channel)s, 't:' || left(i.queue, 1000)) end
 from inserted i
 union all
 select t.id, t.name, null, null, null, null from {schema}.tasks t where t.id = %(id)s

@@ -1,5 +1,6 @@
 -- Start a workflow: nothing -> RUNNING. The workflow's id makes the call idempotent; there is at most one live workflow per name and key.
--- Nodes without dependencies are READY. A child's input is known when the child starts, and its end is reported to its parent.
+-- Nodes without dependencies are READY. A child's input is known when the child starts, and its end is reported to its parent. The statement
+-- itself notifies only as part of a larger transaction (`joined`). Otherwise task/announce_hints follows the commit.
 with asked as (
     select %(id)s::uuid as id
 ), inserted as (
@@ -63,5 +64,5 @@ select
         )
     ) as id,
     exists (select from inserted) as inserted,
-    case when exists (select from inserted) and %(parent_id)s::uuid is null and (select pg_notification_queue_usage()) < 0.5
+    case when exists (select from inserted) and %(joined)s and %(parent_id)s::uuid is null and (select pg_notification_queue_usage()) < 0.5
         then pg_notify(%(channel)s, 'w') end
