@@ -292,7 +292,7 @@ class WorkerConfig(PortableSettings):
         metadata=by(optional(sequence_of(queue_name, shortest=1, longest=1_000), none="serves all queues")),
     )
     grace: Duration = field(default=25.0, metadata=by(span(0.0, 86_400.0)))
-    poll_interval: Duration = field(default=5.0, metadata=by(span(0.1, 300.0)))
+    poll_interval: Duration = field(default=2.0, metadata=by(span(0.1, 300.0)))
     slot: str | None = field(
         default=None, metadata=by(optional(slot_name, none="disables this proof of a death"))
     )

@@ -59,7 +59,7 @@ def test_worker_config_has_the_documented_defaults() -> None:
     assert (config.processes, config.async_concurrency, config.thread_concurrency) == (1, 100, 32)
     assert config.process_concurrency == len(os.sched_getaffinity(0))
     assert (config.prefetch, config.queues) == (1_000, None)
-    assert (config.grace_s, config.poll_interval_s) == (25.0, 5.0)
+    assert (config.grace_s, config.poll_interval_s) == (25.0, 2.0)
 
 
 @pytest.mark.parametrize(
