@@ -33,6 +33,7 @@ from everbeat.bench.limits import limit_measurements
 from everbeat.bench.machine import LIMIT_CORES, Meter, machine_document
 from everbeat.bench.report import BenchReport
 from everbeat.bench.sampling import Conditions, MachineBusy, Measurement, MeasurementGroup, take_all
+from everbeat.bench.senders import sender_measurements
 from everbeat.bench.throughput import (
     drain_measurements,
     growth_measurements,
@@ -60,6 +61,8 @@ GROWTH: Final = "growth"
 """Measured only on request, because each round inserts millions of rows."""
 LIMITS: Final = "limits"
 """Measured only on request, because the drains of 100,000 keys take minutes."""
+SENDERS: Final = "senders"
+"""Measured only on request, because it starts 62 processes in each round."""
 NATS: Final = "nats"
 """Measured only with --nats."""
 FEW_TASKS: Final = 5_000
@@ -195,7 +198,7 @@ def one_each(names: Sequence[str], known: Iterable[str], *, subject: str) -> tup
 
 
 @commands.command()
-@measuring((*PARTS, GROWTH, LIMITS, NATS), usual=PARTS)
+@measuring((*PARTS, GROWTH, LIMITS, SENDERS, NATS), usual=PARTS)
 def bench(
     options: BenchOptions,
     *,
@@ -271,6 +274,7 @@ class BenchRun(Struct, frozen=True, kw_only=True):
             "latency": lambda: latency_measurements(bench),
             GROWTH: lambda: growth_measurements(bench, tasks=options.tasks, rows=options.rows),
             LIMITS: lambda: limit_measurements(bench, tasks=options.tasks, keys=options.rows // 10),
+            SENDERS: lambda: sender_measurements(bench),
             "workflows": lambda: workflow_measurements(bench, widest=options.tasks),
             "deaths": lambda: death_measurements(bench),
             NATS: lambda: import_module(_NATS_MODULE).nats_measurements(

@@ -6,8 +6,6 @@ This module is loaded only with `--nats`, because it needs the extra `nats`.
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -20,11 +18,12 @@ from everbeat.bench.environment import APPLICATION, Bench, lock_schema_name, pau
 from everbeat.bench.latency import ROUNDS, latencies_ms
 from everbeat.bench.program import BenchProgram
 from everbeat.bench.sampling import Measurement, Sample, percentile
+from everbeat.bench.senders import IDLE_QUEUE, QUIET_S, send_rate
 from everbeat.bench.throughput import drained, verified, wait_for_all
 from everbeat.cli.output import say
 from everbeat.cli.own_tree import own_schema
 from everbeat.client.database_access import database_of
-from everbeat.errors import NatsError, WorkerError
+from everbeat.errors import NatsError
 from everbeat.nats.inspection import ask_once
 from everbeat.nats.link import NatsLink
 from everbeat.nats.problems import NO_STREAM, ApiProblem
@@ -35,11 +34,9 @@ from everbeat.store.statement import compose
 
 _CLIENTS: Final = 8
 _MOST_SENDS: Final = 8_000
-_IDLE_QUEUE: Final = "elsewhere"
 _TURN: Final = 20
 _WARM_UP: Final = 10
 _RELAY_S: Final = 60.0
-_QUIET_S: Final = 1.0
 _ANY_WAIT_S: Final = 60.0  # the stream's name does not depend on it
 
 
@@ -67,7 +64,7 @@ class Transport(NamedTuple):
             return bool(row and row[0])
 
         wait_until(is_relayed, within_s=_RELAY_S, what="a worker that publishes", every_s=0.05)
-        pause(_QUIET_S)  # the worker still has to record that it needs no notifications from PostgreSQL
+        pause(QUIET_S)  # the worker still has to record that it needs no notifications from PostgreSQL
 
 
 @contextmanager
@@ -120,7 +117,7 @@ def _samples(transports: Sequence[Transport], *, tasks: int) -> Iterator[Sample]
         found = [percentile(waits, percent) for waits in waits_ms]
         yield from _beside(transports, found, f"idle, send to code: p{percent}", "ms")
     for what, send, count in (
-        (f"{_CLIENTS} clients send", _send_from_clients, sends),
+        (f"{_CLIENTS} clients send", partial(send_rate, senders=_CLIENTS), sends),
         (f"{_CLIENTS} sessions send inside the server", _send_in_server, 5 * sends),
     ):
         rates = [_send_rate(transport, send, count) for transport in transports]
@@ -158,24 +155,24 @@ def _latencies(transports: Sequence[Transport]) -> list[list[float]]:
     return waits_ms
 
 
-def _send_rate(transport: Transport, send: Callable[[Bench, int], float], count: int) -> float:
+def _send_rate(transport: Transport, send: Callable[..., float], count: int) -> float:
     """Return the rate of concurrent single sends while an idle worker serves another queue. Then run and verify all tasks."""
     each = count // _CLIENTS
     transport.clear()
-    with workers(transport.bench, "--queues", _IDLE_QUEUE):
+    with workers(transport.bench, "--queues", IDLE_QUEUE):
         transport.wait_until_used()
-        pause(_QUIET_S)
-        took_s = send(transport.bench, each)
+        pause(QUIET_S)
+        rate = send(transport.bench, each=each)
     with workers(transport.bench):
         wait_for_all(transport.bench)
     verified(transport.bench, tasks=each * _CLIENTS, name=transport.bench.program.nothing.name)
-    return each * _CLIENTS / took_s
+    return rate
 
 
-def _send_in_server(bench: Bench, each: int) -> float:
+def _send_in_server(bench: Bench, *, each: int) -> float:
     """Send from loops inside the server. This measures how much concurrent senders slow each other down when no client is involved."""
     target, clock = bench.target, SystemClock()
-    parameters = {"sends": each, "task": bench.program.nothing.name, "channel": target.channel}
+    parameters = {"sends": each, "task": bench.program.nothing.name}
     loop = compose("bench/send_in_server", target.schema)
     with ExitStack() as stack:
         sessions = [stack.enter_context(target.connect(APPLICATION)) for _ in range(_CLIENTS)]
@@ -185,36 +182,4 @@ def _send_in_server(bench: Bench, each: int) -> float:
         with ThreadPoolExecutor(_CLIENTS) as threads:
             for _ in threads.map(lambda session: session.execute(loop), sessions):
                 pass
-        return clock.monotonic() - started_at
-
-
-def _send_from_clients(bench: Bench, each: int) -> float:
-    """Send from several processes. Return the seconds from the first send to the last reply."""
-    with ExitStack() as stack:
-        senders = [stack.enter_context(_sender(bench, each)) for _ in range(_CLIENTS)]
-        if any(_line(sender) != "ready\n" for sender in senders):
-            raise WorkerError("A benchmark sender did not start.", fix="see its messages above.")
-        for sender in senders:
-            assert sender.stdin is not None
-            sender.stdin.write("begin\n")
-            sender.stdin.flush()
-        moments = [tuple(map(float, _line(sender).split())) for sender in senders]
-    if not all(len(pair) == 2 for pair in moments):
-        raise WorkerError("A benchmark sender failed.", fix="see its messages above.")
-    return max(ended for _, ended in moments) - min(started for started, _ in moments)
-
-
-@contextmanager
-def _sender(bench: Bench, count: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "everbeat.bench.program", bench.program.name, str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        except BaseException:
-            process.kill()
-            raise
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
+        return each * _CLIENTS / (clock.monotonic() - started_at)

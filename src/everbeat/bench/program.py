@@ -1,7 +1,8 @@
 """The task functions that the benchmark measures, and its workers' apps, which are configured by environment variables.
 
-`python -m everbeat.bench.program NAME COUNT` runs one sender. The sender prints "ready", and sends COUNT tasks once it has read a line from
-stdin. Finally, it prints the times at which it started and finished, by the machine's monotonic clock.
+`python -m everbeat.bench.program NAME COUNT SECONDS` runs one sender. The sender prints "ready", and sends tasks once it has read a line
+from stdin, until it has sent COUNT tasks or SECONDS have passed. Finally, it prints the times at which it started and finished, by the
+machine's monotonic clock, and how many tasks it sent.
 """
 
 from __future__ import annotations
@@ -98,16 +99,17 @@ if NATS_VARIABLE in os.environ:
 
 def main() -> None:
     """Send tasks to a queue without workers."""
-    name, count = sys.argv[1:]
+    name, count, seconds = sys.argv[1:]
     program: BenchProgram = globals()[name]
     for _ in range(_WARM_UP):  # connects
         program.app.queues()
     print("ready", flush=True)
     sys.stdin.readline()
-    started = time.monotonic()
-    for number in range(int(count)):
-        program.nothing.send(number)
-    print(started, time.monotonic(), flush=True)
+    started, sent = time.monotonic(), 0
+    while sent < int(count) and time.monotonic() < started + float(seconds):
+        program.nothing.send(sent)
+        sent += 1
+    print(started, time.monotonic(), sent, flush=True)
     program.app.close()
 
 
