@@ -1,4 +1,4 @@
-"""Test that sends commit before their hints are announced, and that a process announces at most 20 times per second."""
+"""Test that sends commit before their hints are announced, and that a process announces at most 20 times per second on average."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ def heard(db: StoreHarness) -> Iterator[Listener]:
             return [each.payload for each in connection.notifies(timeout=within, stop_after=count)]
 
         yield listened
+
+
+@pytest.fixture(autouse=True)
+def one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each announcement wait for the end of the pause after the one before."""
+    monkeypatch.setattr(announcer, "AT_ONCE", 1)
 
 
 @pytest.fixture
@@ -213,6 +219,19 @@ def test_the_first_send_after_a_pause_is_announced_at_once_and_the_next_after_50
     assert min(after_s for payload, after_s in arrived if payload == "t:third") >= announcer.APART_S * 0.9
 
 
+def test_a_few_sends_after_a_pause_are_announced_at_once(
+    db: StoreHarness, heard: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcer, "AT_ONCE", 3)
+    monkeypatch.setattr(announcer, "APART_S", LONG_S)
+    for queue in ("a", "b", "c", "d"):
+        db.run(insert(queue))
+    assert heard(3) == ["t:a", "t:b", "t:c"]
+    assert heard(within=0.2) == []
+    db.database.announcer.flush()
+    assert heard(1) == ["t:d"]
+
+
 @pytest.mark.usefixtures("slow")
 def test_a_caller_that_waits_for_a_result_announces_the_waiting_sends(
     app: App, db: StoreHarness, heard: Listener
@@ -333,7 +352,7 @@ from everbeat.store.database import Database
 from everbeat.store.target import Target
 from uuid import uuid4
 
-announcer.APART_S = 600.0
+announcer.APART_S, announcer.AT_ONCE = 600.0, 1
 database = Database(Target(sys.argv[1], schema=sys.argv[2]))
 
 def send(queue):

@@ -137,6 +137,16 @@ def hand_back(db: StoreHarness) -> Act:
     return lambda: db.run(decline([(held.id, held.claim_id)], channel=db.target.channel))
 
 
+def put_aside(db: StoreHarness) -> Act:
+    db.connection.execute(
+        db.plain(
+            "insert into {schema}.tasks (id, name, queue, priority, args)"
+            " select gen_random_uuid(), 'other', 'default', 0, '{{}}' from generate_series(1, 1000)"
+        )
+    )
+    return lambda: db.run(tasks.set_aside(names=["work"], queues=None, channel=db.target.channel))
+
+
 def expire(db: StoreHarness) -> Act:
     db.send()
     db.connection.execute(db.plain("update {schema}.tasks set good_until = now() - interval '1 second'"))
@@ -326,6 +336,7 @@ ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
     "task/recover_leases": recover,
     "task/release_leases": release,
     "task/decline_tasks": hand_back,
+    "task/set_aside": put_aside,
     "task/expire_tasks": expire,
     "task/cancel_task": cancel,
     "task/retry_task": retry,

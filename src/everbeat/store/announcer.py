@@ -16,7 +16,9 @@ from everbeat.store.statement import Statement, texts
 _log = logging.getLogger("everbeat.store")
 
 APART_S: Final = 0.05
-"""The shortest time between two announcements of a process, in seconds."""
+"""The mean time between two announcements of a busy process, in seconds."""
+AT_ONCE: Final = 5
+"""How many announcements can follow one another at once after a pause. A program that sends a few tasks does not wait for `APART_S`."""
 AFTER_FAILURE_S: Final = 1.0
 """How long no announcement follows one that failed, in seconds, because a caller of a send might have waited for it."""
 FLUSH_S: Final = 1.0
@@ -29,9 +31,9 @@ def announcement(hints: Iterable[str], *, channel: str) -> Statement[None]:
 
 
 class Announcer:
-    """Collects hints, and hands them out at most every `APART_S` seconds.
+    """Collects hints, and hands them out every `APART_S` seconds on average.
 
-    The sender that comes first after a pause announces its own hints. The hints of later senders are announced together by a thread, which
+    The first `AT_ONCE` senders after a pause announce their own hints. The hints of later senders are announced together by a thread, which
     ends when no hints are left. After a fork, the child makes a new announcer, so that it does not announce its parent's sends.
     """
 
@@ -51,8 +53,8 @@ class Announcer:
     def take(self, hints: Sequence[str], announce: Callable[[Sequence[str]], None]) -> Sequence[str]:
         """Return the hints that the caller must announce now. If there are none, a thread soon calls `announce` with the given hints."""
         with self._changed:
-            if not self._waiting and monotonic() >= self._next_at:
-                self._next_at = monotonic() + APART_S
+            if not self._waiting and self._pause_s() <= 0:
+                self._count()
                 return hints
             self._waiting.update(dict.fromkeys(hints))
             return () if self._thread is not None or self._start(announce) else self._taken()
@@ -68,7 +70,7 @@ class Announcer:
         """Postpone the next announcement, because the last one failed. An idle worker finds the tasks when it polls."""
         _log.debug("hints_not_announced problem=%s", problem)
         with self._changed:
-            self._next_at = monotonic() + AFTER_FAILURE_S
+            self._next_at = monotonic() + AFTER_FAILURE_S + AT_ONCE * APART_S
 
     def flush(self, within_s: float = FLUSH_S) -> None:
         """Have the waiting hints announced at once, and wait up to `within_s` seconds for the announcement."""
@@ -103,7 +105,7 @@ class Announcer:
     def _due(self) -> Sequence[str]:
         """Wait until the next announcement is due, and return its hints. If there are none, the thread ends."""
         with self._changed:
-            while not self._must_end and (wait_s := self._next_at - monotonic()) > 0:
+            while not self._must_end and (wait_s := self._pause_s()) > 0:
                 self._changed.wait(wait_s)
             if not self._waiting:
                 self._thread, self._must_end = None, False
@@ -112,5 +114,12 @@ class Announcer:
     def _taken(self) -> Sequence[str]:
         due, self._waiting = tuple(self._waiting), {}
         if due:
-            self._next_at = monotonic() + APART_S
+            self._count()
         return due
+
+    def _pause_s(self) -> float:
+        """Return how many seconds to wait before the next announcement."""
+        return self._next_at - (AT_ONCE - 1) * APART_S - monotonic()
+
+    def _count(self) -> None:
+        self._next_at = max(monotonic(), self._next_at) + APART_S
