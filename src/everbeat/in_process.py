@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from everbeat.errors import WorkerError
@@ -21,6 +20,7 @@ from everbeat.protocol import AskBeat, Drain, FromSupervisor, FromWorker, Held, 
 from everbeat.recovering.hooks import LocalHooks
 from everbeat.runtime.blocking import LastingExecutor
 from everbeat.runtime.environment import ProcessEnvironment
+from everbeat.runtime.identity import take_tree_lock
 from everbeat.runtime.main_loop import (
     EXIT_CODE_RUNS,
     EXIT_SLOTS_LEAKED,
@@ -30,10 +30,11 @@ from everbeat.runtime.main_loop import (
 )
 from everbeat.runtime.task_scope import CriticalCancelled, TaskScope
 from everbeat.store import leases
-from everbeat.supervisor.registration import Supervision, take_tree_lock
+from everbeat.supervisor.registration import Supervision
 from everbeat.supervisor.workers import SupervisedWorker
 from everbeat.worker.attempt import Attempt
 from everbeat.worker.environment import WorkerPlan
+from everbeat.worker.process import PreparedWorker
 from everbeat.worker.settlement import cancel_what_it_started, cancels_its_children, settlement_of
 from everbeat.worker.worker import Worker
 
@@ -44,18 +45,6 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 Result = TypeVar("Result")
 
 _log = logging.getLogger("everbeat.worker")
-
-
-class PreparedWorker(Struct, frozen=True, kw_only=True):
-    """The parts of a worker that exist before the worker itself: its plan, its environment and its open, migrated database.
-
-    `make(plan, ...)` creates the worker. Call it on the worker's event loop. `close` closes the database.
-    """
-
-    plan: WorkerPlan
-    environment: ProcessEnvironment
-    make: Callable[..., Worker]
-    close: Callable[[], None]
 
 
 class InProcessSupervision:

@@ -13,10 +13,10 @@ from psycopg.rows import dict_row
 
 from everbeat.config import RecoveryConfig
 from everbeat.runtime.environment import logging_environment
-from everbeat.runtime.identity import TreeLock, TreeVerdict, verdict_on
+from everbeat.runtime.identity import TreeLock, TreeVerdict, take_tree_lock, verdict_on
 from everbeat.store import migrating
 from everbeat.store.target import Target
-from everbeat.supervisor.registration import Supervision, take_tree_lock
+from everbeat.supervisor.registration import Supervision
 
 FAST = RecoveryConfig(
     claimer_heartbeat_interval_ms=1_000,

@@ -15,7 +15,7 @@ import pytest
 
 from everbeat import App
 
-SUPERVISE = "import sys; from everbeat.assembly.workers import supervise; supervise(sys.argv[1], overrides=eval(sys.argv[2]))"
+SUPERVISE = "import sys; from everbeat.assembly.tree import supervise; supervise(sys.argv[1], overrides=eval(sys.argv[2]))"
 SHOP = """
 import os
 from everbeat import App, QueueConfig, WorkerConfig

@@ -168,7 +168,7 @@ def test_a_log_pump_that_dies_or_is_stopped_is_replaced_without_losing_a_task(
 def test_a_process_can_write_after_the_reader_of_the_log_has_ended() -> None:  # J10
     program = """
 import os
-from everbeat.cli.worker import stderr_as_json
+from everbeat.cli.json_stderr import stderr_as_json
 with stderr_as_json():
     for _ in range(1_000):
         os.write(2, b"x" * 5_000 + b"\\n")

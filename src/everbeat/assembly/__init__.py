@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 from everbeat.errors import NatsNotInstalled
 
 if TYPE_CHECKING:
+    from everbeat.assembly.in_process import in_process_worker as in_process_worker
     from everbeat.assembly.nats import inspect_nats as inspect_nats
     from everbeat.assembly.nats import prepare_nats as prepare_nats
     from everbeat.assembly.operations import prune_plan as prune_plan
     from everbeat.assembly.operations import release_plan as release_plan
     from everbeat.assembly.operations import sweep_plan as sweep_plan
-    from everbeat.assembly.workers import in_process_worker as in_process_worker
+    from everbeat.assembly.supervision import run_supervisor as run_supervisor
 
 _MODULES: Final = {
-    "in_process_worker": "workers",
+    "in_process_worker": "in_process",
     "inspect_nats": "nats",
     "prepare_nats": "nats",
     "prune_plan": "operations",
     "release_plan": "operations",
+    "run_supervisor": "supervision",
     "sweep_plan": "operations",
 }
 

@@ -8,9 +8,9 @@ from dataclasses import fields
 from pathlib import PurePath
 from typing import Final, TypeVar
 
-import msgspec
 from msgspec import Struct, field
 
+from everbeat.assembly.programs import program
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig
 from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.schedule.model import Declared
@@ -121,16 +121,6 @@ def owner_of(app: object, module_name: str) -> str:
         return module_name
     place, _, name = locator.rpartition(":")
     return f"{PurePath(place).stem if place.endswith('.py') else place}:{name}"
-
-
-def worker_process_argv(locator: str, overrides: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the command that starts a worker process of the app at `locator`. `overrides` replace some of the app's worker settings."""
-    return program("worker_process", locator, msgspec.json.encode(overrides).decode())
-
-
-def program(name: str, *arguments: str) -> tuple[str, ...]:
-    """Return the command that runs the module `name` of `everbeat.cli` with the current Python interpreter."""
-    return (sys.executable, "-m", f"everbeat.cli.{name}", *arguments)
 
 
 S = TypeVar("S", RecoveryConfig, WorkerConfig)

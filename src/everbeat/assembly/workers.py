@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
 from everbeat import assembly
-from everbeat.assembly.app_definition import AppDefinition, worker_process_argv
-from everbeat.config import RecoveryConfig, WorkerConfig
+from everbeat.assembly.app_definition import AppDefinition
 from everbeat.hints import HintSource
 from everbeat.hints.postgres import PostgresHintSource
-from everbeat.in_process import InProcessWorker, PreparedWorker
 from everbeat.protocol import Hello, Welcome
 from everbeat.recovering.hooks import LocalHooks
 from everbeat.runtime.environment import ProcessEnvironment, logging_environment
 from everbeat.runtime.main_loop import leave
 from everbeat.runtime.task_scope import end_process
-from everbeat.store.address import DatabaseAddress, OpenDatabase
 from everbeat.store.target import Target
-from everbeat.supervisor.registration import Supervision, take_tree_lock
-from everbeat.supervisor.remote_hooks import RemoteHooks
-from everbeat.supervisor.supervisor import Supervisor
 from everbeat.worker.attempt_recovery import AttemptRecovery
 from everbeat.worker.environment import SupervisorLink, WorkerPlan
 from everbeat.worker.executors.task_process import run_task_process as run_attempts
+from everbeat.worker.process import PreparedWorker
 from everbeat.worker.process import run_worker_process as serve
 from everbeat.worker.worker import MakeMessenger, Worker, no_messages
 
@@ -104,54 +98,6 @@ def make_worker(
         on_fatal=on_fatal,
         make_messenger=make_messenger,
     )
-
-
-def in_process_worker(definition: AppDefinition) -> InProcessWorker:
-    """Return a worker that will run inside the calling program. The worker's `run` method opens the database."""
-    return InProcessWorker(partial(prepare, definition))
-
-
-def supervise(locator: str, *, overrides: Mapping[str, Any] | None = None) -> None:
-    """Start and supervise workers of the app at `locator` until SIGTERM or SIGINT arrives. Call this function in the main thread.
-
-    `overrides` replace settings of the app's WorkerConfig. Raises ConfigurationError if they are invalid, and WorkerError or
-    DatabaseError if the workers cannot run.
-    """
-    changed = dict(overrides or {})
-    WorkerConfig(**changed)  # reject invalid settings before any process is started
-    environment = logging_environment()
-    opened: list[OpenDatabase] = []
-    hooks = RemoteHooks(environment)
-    lock = take_tree_lock()  # acquired before any process starts, because each process inherits it
-
-    def supervision(hello: Hello) -> Supervision:
-        address = DatabaseAddress.parse(hello.url, schema=hello.schema, environment={})
-        opened.append(address.open())
-        recovery = RecoveryConfig.from_dict(hello.recovery)
-        slot = WorkerConfig.from_dict(hello.worker).slot
-        hooks.open(hello.hooks, timeout_s=recovery.hook_timeout_ms / 1_000)
-        return Supervision(
-            opened[-1].target, recovery, environment=environment, lock=lock, slot=slot, hooks=hooks
-        )
-
-    async def run() -> None:
-        supervisor = Supervisor(
-            worker_process_argv(locator, changed),
-            supervise=supervision,
-            environment=environment,
-            hooks=hooks,
-        )
-        await supervisor.run()
-
-    try:
-        asyncio.run(run())
-    finally:
-        if lock is not None:
-            # If a database was opened, the supervision has already released the lock, or its row still needs the lock file
-            # as proof.
-            lock.release(remove=not opened)
-        for each in opened:
-            each.close()
 
 
 def run_worker_process(

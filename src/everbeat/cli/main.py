@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -146,17 +146,22 @@ def _run(arguments: Sequence[str] | None) -> None:
     command = typer.main.get_command(application)
     try:
         code = command.main(args=given, prog_name="everbeat", standalone_mode=False)
-    except EverbeatError as error:
-        if wants_traceback():
-            raise
-        show_failure(error, form=form)
-        sys.exit(exit_code_of(error))
-    except typer.Abort:
-        sys.exit(ExitCode.INTERRUPTED)
+    except (EverbeatError, typer.Abort) as problem:
+        fail(problem, given)
     except _USAGE_ERROR as problem:
         _show_wrong_usage(problem, given, form=form)
         sys.exit(ExitCode.USAGE)
     sys.exit(code)
+
+
+def fail(problem: BaseException, given: Sequence[str]) -> NoReturn:
+    """Report an error of a command, or its interruption, and exit. `given` is the command line."""
+    if not isinstance(problem, EverbeatError):
+        sys.exit(ExitCode.INTERRUPTED)
+    if wants_traceback():
+        raise problem
+    show_failure(problem, form=Form.of(given))
+    sys.exit(exit_code_of(problem))
 
 
 def _show_wrong_usage(problem: Any, given: Sequence[str], *, form: Form) -> None:

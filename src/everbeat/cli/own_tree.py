@@ -10,10 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from everbeat.app import App
-from everbeat.cli.main import main
 from everbeat.client.database_access import database_of
 from everbeat.errors import DatabaseUnreachable, SchemaForbidden
-from everbeat.runtime.processes import die_with_parent
 
 
 @contextmanager
@@ -52,7 +50,7 @@ def start_own_tree(
     On Linux, the kernel kills the supervisor if the command dies. Must be called in the main thread. `output` receives
     stdout and stderr. By default, the supervisor inherits the command's streams.
     """
-    own = [sys.executable, "-m", "everbeat.cli.own_tree", str(os.getpid())]
+    own = [sys.executable, "-m", "everbeat.cli.tree_process", str(os.getpid())]
     return subprocess.Popen(
         [*own, locator, *options],
         env=None if environment is None else dict(environment),
@@ -61,12 +59,3 @@ def start_own_tree(
         stderr=None if output is None else subprocess.STDOUT,
         start_new_session=True,
     )
-
-
-def _run() -> None:
-    die_with_parent(int(sys.argv[1]))
-    main(["worker", *sys.argv[2:]])
-
-
-if __name__ == "__main__":
-    _run()

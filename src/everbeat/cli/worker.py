@@ -6,12 +6,9 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import cache_from_source
 from pathlib import Path
 from time import monotonic, sleep
@@ -20,16 +17,14 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 from msgspec.structs import replace
 
-from everbeat.assembly.workers import supervise
-from everbeat.cli.logs import FORMAT_VARIABLE, LOG_LEVEL_VARIABLE, is_json, show_logs
+from everbeat.cli.logs import FORMAT_VARIABLE, LOG_LEVEL_VARIABLE, show_logs
 from everbeat.cli.own_tree import start_own_tree
 from everbeat.cli.selection import LocatorArgument
+from everbeat.cli.worker_tree import LOG_FORMATS, SLOT_VARIABLE, WorkerCall, names_in
 from everbeat.config import WorkerConfig
 from everbeat.errors import ConfigurationError, Problem
 from everbeat.errors.wording import some
-from everbeat.runtime import log_pump
 from everbeat.runtime.main_loop import take_signal
-from everbeat.runtime.processes import ExitReport
 
 GRACE: Final = "2s"
 """The grace period for running tasks during a reload, unless --grace is given."""
@@ -160,8 +155,6 @@ def _after_a_moment(folders: Sequence[Path]) -> Seen:
     return seen_in(folders)
 
 
-SLOT_VARIABLE: Final = "EVERBEAT_SLOT"
-
 SlotOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -270,14 +263,13 @@ def worker(
         max_rss=max_rss,
         slot=slot,
     )
-    number = _checked_log_level(log_level, log_format)
+    _require_log_options(log_level, log_format)
+    call = WorkerCall(locator=locator, overrides=overrides, log_level=log_level, log_format=log_format)
     if folders := checked_folders(reload_dir, reload=reload):
-        show_logs(number)
+        show_logs(call.share_log_options())
         run_reloading(locator, options=_as_options({"grace": GRACE} | overrides), folders=folders)
         return
-    with stderr_as_json() if is_json() else nullcontext():
-        show_logs(number)
-        supervise(locator, overrides=overrides)
+    call.run()
 
 
 def _overrides(**given: Any) -> dict[str, Any]:
@@ -304,92 +296,11 @@ def _as_option(problem: Problem) -> Problem:
 
 
 def _names(given: list[str] | None) -> list[str] | None:
-    return [name.strip() for names in given for name in names.split(",") if name.strip()] if given else None
+    return [name for names in given for name in names_in(names)] if given else None
 
 
-def _checked_log_level(level: str, form: str) -> int:
-    """Return the numeric log level. The processes of the tree inherit the level and the format."""
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
+def _require_log_options(level: str, form: str) -> None:
+    if level.upper() not in logging.getLevelNamesMapping():
         raise typer.BadParameter(f"{level!r} is not a --log-level: use debug, info, warning or error.")
-    if form.lower() not in ("text", "json"):
+    if form.lower() not in LOG_FORMATS:
         raise typer.BadParameter(f"{form!r} is not a --log-format: use text or json.")
-    os.environ[LOG_LEVEL_VARIABLE], os.environ[FORMAT_VARIABLE] = level, form
-    return number
-
-
-_BETWEEN_STARTS_S: Final = 1.0
-_END_PATIENCE_S: Final = 2.0
-
-
-@contextmanager
-def stderr_as_json() -> Iterator[None]:
-    """Convert everything that this process and its children write to stderr, even from C code, to JSON lines.
-
-    On exit, waits up to 2 s for the last lines, because a container stops when its first process exits.
-    """
-    ours, theirs = socket.socketpair()
-    if hasattr(socket, "SO_PASSCRED"):
-        theirs.setsockopt(
-            socket.SOL_SOCKET, socket.SO_PASSCRED, 1
-        )  # each read then identifies the process that wrote the data
-    sys.stderr.flush()
-    before = os.dup(2)
-    pump = _start(theirs, before)
-    os.dup2(ours.fileno(), 2)
-    ours.close()
-    keeper = threading.Thread(target=_keep, args=(pump, theirs, before), name="log pump", daemon=True)
-    keeper.start()
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            sys.stderr.flush()
-        os.dup2(before, 2)
-        keeper.join(_END_PATIENCE_S)
-
-
-def _start(source: socket.socket, out: int, *, instead_of: str = "") -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(log_pump.__file__), instead_of],
-        stdin=source.fileno(),
-        stdout=out,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # only the tree receives Ctrl-C
-    )
-
-
-def _keep(pump: subprocess.Popen[bytes], source: socket.socket, out: int) -> None:
-    """Restart the pump whenever it exits, until a pump has read to the end of the stream, which the last writer closes.
-
-    This process keeps `source` open. Without a reader, each write to stderr in the tree would raise BrokenPipeError.
-    This thread must not log: it would wait for a pump that only it can start. The new pump logs the replacement.
-    """
-    started = monotonic()
-    while (cause := _cause_of_end(pump)) is not None:
-        if monotonic() - started < _BETWEEN_STARTS_S:
-            sleep(_BETWEEN_STARTS_S)  # do not restart in a tight loop a pump that cannot run
-        started = monotonic()
-        while True:
-            try:
-                pump = _start(source, out, instead_of=cause)
-                break
-            except OSError:  # out of processes or memory
-                sleep(_BETWEEN_STARTS_S)
-    source.close()
-    os.close(out)
-
-
-def _cause_of_end(pump: subprocess.Popen[bytes]) -> str | None:
-    """Wait until the pump exits. Return the cause, or None if the pump read to the end.
-
-    A suspended pump is killed, because writers would block.
-    """
-    _, status = os.waitpid(pump.pid, os.WUNTRACED)
-    if stopped := os.WIFSTOPPED(status):
-        os.kill(pump.pid, signal.SIGKILL)
-        _, status = os.waitpid(pump.pid, 0)
-    pump.returncode = os.waitstatus_to_exitcode(status)
-    if pump.returncode == 0:
-        return None
-    return "stopped" if stopped else ExitReport.from_wait_status(pump.pid, status).cause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -192,6 +193,7 @@ if sys.platform != "win32":
     import fcntl
 
 TREE_LOCK_VARIABLE: Final = "EVERBEAT_TREE_LOCK"
+_log = logging.getLogger("everbeat.supervisor")
 _SUFFIX: Final = ".lock"
 _NAME = re.compile(r"everbeat-[0-9a-f]{16}")
 _READ_BYTES: Final = 64
@@ -242,6 +244,15 @@ class TreeLock:
                 self.path.unlink()
         _all_held.remove(held)
         os.close(held.descriptor)
+
+
+def take_tree_lock() -> TreeLock | None:
+    """Return the lock file for a process tree that starts in this process, or None if the operating system refuses the lock."""
+    try:
+        return TreeLock.take()
+    except OSError as problem:
+        _log.warning("no_lock_file problem=%r", str(problem))
+        return None
 
 
 class _Held:

@@ -338,7 +338,7 @@ class ChildProcess:
         self.pid = popen.pid
         self.channel_socket = channel_socket
         self._popen = popen
-        self._out_of_memory = out_of_memory
+        self.out_of_memory = out_of_memory
         self._own_group = own_group
         self._lock = threading.Lock()
         self._report: ExitReport | None = None
@@ -418,7 +418,7 @@ class ChildProcess:
         if pid == 0:
             return None
         by_sigkill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        memory = by_sigkill and self._out_of_memory.explains_a_death()
+        memory = by_sigkill and self.out_of_memory.explains_a_death()
         return self._finish(
             ExitReport.from_wait_status(pid, status, max_rss=usage.ru_maxrss, out_of_memory=memory)
         )

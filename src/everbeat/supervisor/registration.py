@@ -121,15 +121,6 @@ async def _until_readable(descriptor: int, is_due: asyncio.Event) -> None:
         loop.remove_reader(descriptor)
 
 
-def take_tree_lock() -> TreeLock | None:
-    """Return the lock file for a process tree that starts in this process, or None if the operating system refuses the lock."""
-    try:
-        return TreeLock.take()
-    except OSError as problem:
-        _log.warning("no_lock_file problem=%r", str(problem))
-        return None
-
-
 START_PATIENCE_S: Final = 10.0
 _END_PATIENCE_S: Final = 5.0
 _LONGEST_REPLY_S: Final = 10.0

@@ -51,6 +51,7 @@ class Supervisor:
 
     `argv` is the command that starts a worker process, and `env` replaces its environment. `supervise` creates the supervision from
     the first message of the first process. `processes` overrides the number of processes in the app's configuration.
+    `first` is a worker process that `argv` has already started.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Supervisor:
         env: Mapping[str, str] | None = None,
         processes: int | None = None,
         hooks: RemoteHooks | None = None,
+        first: ChildProcess | None = None,
     ) -> None:
         self.environment = environment
         self.scope = TaskScope(name="supervisor")
@@ -75,7 +77,8 @@ class Supervisor:
         self._process_count = processes
         self._hooks = hooks or RemoteHooks(environment)
         self._config = WorkerConfig()
-        self._out_of_memory = OutOfMemoryCounter()
+        self._first = first
+        self._out_of_memory = OutOfMemoryCounter() if first is None else first.out_of_memory
         self._children: list[WorkerChild] = []
         self._supervision: Supervision | None = None
         self._opening = asyncio.Lock()
@@ -148,7 +151,10 @@ class Supervisor:
             child.kill(because=GRACE_OVER)
 
     def spawn(self) -> ChildProcess:
-        """Start a worker process. Raises OSError if the operating system refuses."""
+        """Start a worker process, or return the one that is already running. Raises OSError if the operating system refuses."""
+        first, self._first = self._first, None
+        if first is not None:
+            return first
         argv = [*self._argv, "again"] if self.restart_policy.was_ever_ready else self._argv
         return spawn(argv, env=self._env, out_of_memory=self._out_of_memory)
 
@@ -299,6 +305,8 @@ class Supervisor:
 
     async def _end(self) -> None:
         """Kill the processes, wait for the cleanup after them, and close the supervision, whose heartbeats stop last."""
+        if self._first is not None:
+            self._first.kill()
         for child in self._children:
             child.process.kill()
         if self._burials:

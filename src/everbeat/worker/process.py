@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from msgspec import Struct
+
 from everbeat.domain.recovery.hooks import HookRunner, NoHooks
 from everbeat.protocol import (
     AskHooks,
@@ -23,11 +25,12 @@ from everbeat.protocol import (
     word_of,
 )
 from everbeat.runtime.channel import AsyncChannel, BlockingChannel, ChannelClosed, ChannelError
+from everbeat.runtime.environment import ProcessEnvironment
 from everbeat.runtime.inherited import correct_inherited
 from everbeat.runtime.main_loop import run_through, take_signal
 from everbeat.runtime.processes import adopt_channel, exit_orphaned, offer_stack_dumps
 from everbeat.runtime.task_scope import TaskScope
-from everbeat.worker.environment import SupervisorLink
+from everbeat.worker.environment import SupervisorLink, WorkerPlan
 from everbeat.worker.worker import Worker
 
 
@@ -41,6 +44,18 @@ class ChannelLink:
         """Queue a message to the supervisor. If the supervisor is gone, drop the message, because this process is about to exit."""
         with contextlib.suppress(ChannelClosed):
             self._channel.send_nowait(message)
+
+
+class PreparedWorker(Struct, frozen=True, kw_only=True):
+    """The parts of a worker that exist before the worker itself: its plan, its environment and its open, migrated database.
+
+    `make(plan, ...)` creates the worker. Call it on the worker's event loop. `close` closes the database.
+    """
+
+    plan: WorkerPlan
+    environment: ProcessEnvironment
+    make: Callable[..., Worker]
+    close: Callable[[], None]
 
 
 class HookRequests:

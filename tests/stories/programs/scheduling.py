@@ -9,9 +9,10 @@ import os
 
 from everbeat import RecoveryConfig
 from everbeat.runtime.environment import logging_environment
+from everbeat.runtime.identity import take_tree_lock
 from everbeat.runtime.main_loop import run_through
 from everbeat.store.target import Target
-from everbeat.supervisor.registration import Supervision, take_tree_lock
+from everbeat.supervisor.registration import Supervision
 
 
 async def supervise() -> None:
