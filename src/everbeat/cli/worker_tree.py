@@ -84,7 +84,7 @@ def call_of(arguments: Sequence[str], environment: Mapping[str, str]) -> WorkerC
     for option, text in options.items():
         if option in TEXTS:
             overrides[TEXTS[option]] = text
-        elif text.isascii() and text.isdecimal() and int(text):
+        elif text.isascii() and text.isdecimal():
             overrides[NUMBERS[option]] = int(text)
         else:
             return None
