@@ -135,7 +135,7 @@ def test_a_worker_definition_contains_the_settings_of_workers() -> None:
     assert (definition.worker.prefetch, definition.worker.async_concurrency) == (9, 7)
     assert (definition.recovery.self_fence, definition.queue_priorities) == (True, {"mail": 3})
     assert (definition.address.portable, definition.address.schema) == (URL, "shop")
-    assert definition.task_process_argv()[-2:] == ("everbeat.cli.task_process", "shop:app")
+    assert definition.task_process_argv()[-3:] == ("everbeat.cli.program", "task_process", "shop:app")
     with pytest.raises(ConfigurationError, match="use async_concurrency"):
         definition_of(app, async_concurency=7)  # type: ignore[call-arg]
 

@@ -1,4 +1,4 @@
-"""What an idle tree of one worker process costs: statements and memory."""
+"""The statements that an idle tree of one worker process sends, and its memory."""
 
 from __future__ import annotations
 

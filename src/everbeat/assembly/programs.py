@@ -14,5 +14,5 @@ def worker_process_argv(locator: str, overrides: Mapping[str, object]) -> tuple[
 
 
 def program(name: str, *arguments: str) -> tuple[str, ...]:
-    """Return the command that runs the module `name` of `everbeat.cli` with the current Python interpreter."""
-    return (sys.executable, "-m", f"everbeat.cli.{name}", *arguments)
+    """Return the command that runs the program `name` of `everbeat.cli` with the current Python interpreter."""
+    return (sys.executable, "-m", "everbeat.cli.program", name, *arguments)

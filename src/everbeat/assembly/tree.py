@@ -12,6 +12,7 @@ from everbeat import assembly
 from everbeat.assembly.programs import worker_process_argv
 from everbeat.config import WorkerConfig
 from everbeat.runtime.identity import take_tree_lock
+from everbeat.runtime.loading import no_collection
 from everbeat.runtime.processes import ChildProcess, spawn
 
 
@@ -25,7 +26,10 @@ def supervise(locator: str, *, overrides: Mapping[str, Any] | None = None) -> No
     WorkerConfig(**changed)  # reject invalid settings before any process is started
     argv = worker_process_argv(locator, changed)
     lock = take_tree_lock()  # acquired before any process starts, because each process inherits it
-    assembly.run_supervisor(argv, lock=lock, first=_first_process(argv))
+    first = _first_process(argv)
+    with no_collection():
+        run_supervisor = assembly.run_supervisor
+    run_supervisor(argv, lock=lock, first=first)
 
 
 def _first_process(argv: tuple[str, ...]) -> ChildProcess | None:

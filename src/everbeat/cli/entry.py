@@ -9,9 +9,12 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from everbeat.runtime.loading import no_collection
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with an `ExitCode`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    runs_workers = given[:1] == ["worker"]
-    import_module("everbeat.cli.worker_tree" if runs_workers else "everbeat.cli.main").main(given)
+    with no_collection():
+        command = import_module(f"everbeat.cli.{'worker_tree' if given[:1] == ['worker'] else 'main'}")
+    command.main(given)

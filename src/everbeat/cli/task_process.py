@@ -1,4 +1,4 @@
-"""The program that a worker starts as a task process: `python -m everbeat.cli.task_process LOCATOR [MODULE...]`.
+"""The program that a worker starts as a task process: `python -m everbeat.cli.program task_process LOCATOR [MODULE...]`.
 
 Each `MODULE` registers tasks of the app, but the app's own module does not import it.
 """
@@ -31,7 +31,3 @@ def main() -> NoReturn:
     except EverbeatError as error:
         refuse_to_start(sock, code=error.code, message=error.message, fix=error.fix)
         leave(EXIT_REFUSED)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The program that a supervisor starts as a worker process: `python -m everbeat.cli.worker_process LOCATOR OVERRIDES [again]`.
+"""The program that a supervisor starts as a worker process: `python -m everbeat.cli.program worker_process LOCATOR OVERRIDES [again]`.
 
 `again` means that an earlier worker of this supervisor has already been ready.
 """
@@ -34,7 +34,3 @@ def main() -> NoReturn:
     except EverbeatError as error:
         refuse_to_start(sock, code=error.code, message=error.message, fix=error.fix)
         leave(EXIT_REFUSED)
-
-
-if __name__ == "__main__":
-    main()
