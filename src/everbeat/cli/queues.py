@@ -12,7 +12,7 @@ from everbeat.cli.help_page import ListByDefault
 from everbeat.cli.output import Column, duration, moment, say, show_json, show_rows
 from everbeat.cli.pause_all import shown_since
 from everbeat.cli.selection import Done, NamesArgument, for_each, with_app
-from everbeat.domain.inspection import Pause, PauseKind
+from everbeat.domain.inspection import Pause, PauseKind, QueueInfo
 from everbeat.errors import NotPaused, UnknownName
 
 _PLURAL = {"task": "task functions", "queue": "queues"}
@@ -100,6 +100,11 @@ def _number(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
+def _count(queue: QueueInfo, state: str) -> str:
+    number: int = getattr(queue, state)
+    return f"{number:,}+" if state in queue.at_least else str(number)
+
+
 commands = typer.Typer(
     cls=ListByDefault,
     rich_markup_mode=None,
@@ -114,6 +119,7 @@ def list_queues(app: App, *, as_json: bool) -> None:
     """Show queues and how many tasks wait in them.
 
     PENDING counts due tasks, SCHEDULED counts later ones. WAITING is how long the oldest due task has waited.
+    Counting stops at 10,000, so 10,000+ means at least 10,000.
     Priorities are shown only with --app, because code declares them.
     """
     found = app.queues()
@@ -124,10 +130,10 @@ def list_queues(app: App, *, as_json: bool) -> None:
         (
             Column("QUEUE", queue.name),
             Column("PRIORITY", _number(queue.priority), drop=3, is_number=True),
-            Column("PENDING", str(queue.pending), is_number=True),
-            Column("SCHEDULED", str(queue.scheduled), drop=2, is_number=True),
-            Column("CLAIMED", str(queue.claimed), drop=1, is_number=True),
-            Column("RUNNING", str(queue.running), is_number=True),
+            Column("PENDING", _count(queue, "pending"), is_number=True),
+            Column("SCHEDULED", _count(queue, "scheduled"), drop=2, is_number=True),
+            Column("CLAIMED", _count(queue, "claimed"), drop=1, is_number=True),
+            Column("RUNNING", _count(queue, "running"), is_number=True),
             Column("WAITING", duration(queue.oldest_due_s), is_number=True),
         )
         for queue in found

@@ -266,7 +266,10 @@ class WorkerStateInfo(msgspec.Struct, frozen=True):
 
 
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue and its task counts. `pending` counts only tasks that are due. `priority` is None if the app does not declare the queue."""
+    """A queue and its task counts. `pending` counts only tasks that are due. `priority` is None if the app does not declare the queue.
+
+    Counting stops at 10,000 tasks of each state. `at_least` names the counts that can be too low, for example `("pending",)`.
+    """
 
     name: str
     priority: int | None = None
@@ -275,6 +278,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     claimed: int = 0
     running: int = 0
     oldest_due_s: float | None = None
+    at_least: tuple[str, ...] = ()
 
 
 class SweptTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,8 @@ from everbeat.store.statement import Statement
 _SUMMARY_COLUMNS = 35
 MOST_SORTED = 50_000
 """The number of newest tasks that are read for a list in order of the last event. No index provides that order."""
+MOST_COUNTED: Final = 10_000
+"""How many tasks of a queue and state are counted."""
 _LAST_ID = UUID(int=2**128 - 1)
 
 
@@ -195,10 +197,14 @@ def worker_states(worker_id: str | None, *, limit: int) -> Statement[list[Worker
     )
 
 
-def queues() -> Statement[list[QueueInfo]]:
-    """List the queues that have live tasks, ordered by name."""
-    names = ("name", "pending", "scheduled", "claimed", "running", "oldest_due_s")
-    return Statement("inspect/list_queues", {}, rows.each(rows.by_name(QueueInfo, names)))
+def queues(*, most: int = MOST_COUNTED) -> Statement[list[QueueInfo]]:
+    """List the queues that have live tasks, ordered by name. Count at most `most` tasks of a queue and state."""
+
+    def read(*row: Any) -> QueueInfo:
+        names = ("name", "pending", "scheduled", "claimed", "running", "oldest_due_s")
+        return QueueInfo(**dict(zip(names, row[:-1], strict=True)), at_least=tuple(row[-1]))
+
+    return Statement("inspect/list_queues", {"most": most}, rows.each(read))
 
 
 def _summary(row: Row) -> TaskSummary:

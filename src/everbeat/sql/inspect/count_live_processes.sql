@@ -1,6 +1,6 @@
 -- Count the live workers and supervisors, and return whether there is any work. A tree without a session in PostgreSQL does not count as
--- live.
-with lost as materialized (
+-- live. At most 100,000 tasks of lines and 10,000 groups of marked tasks are read.
+with recursive {fragment/lanes}, {fragment/marked_lanes}, lost as materialized (
     select x.id from {schema}.trees_without_session() x
 )
 select
@@ -23,17 +23,14 @@ select
         left join {schema}.workers w on w.supervisor_id = s.id
     ) as last_beat_at,
     exists (select from {schema}.tasks t where t.state in ('CLAIMED', 'RUNNING'))
+        or exists (select from lane l where l.first_at <= statement_timestamp())
+        or exists (select from (select l.first_at from marked_lane l limit 10000) l where l.first_at <= statement_timestamp())
         or exists (
-            select from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and t.enqueued_at <= statement_timestamp()
-        )
-        or exists (
-            select from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id is not null and t.enqueued_at <= statement_timestamp()
-        )
-        or exists (
-            select from {schema}.tasks t
-            where t.serial is not null and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.enqueued_at <= statement_timestamp()
+            select from (
+                select t.enqueued_at from {schema}.tasks t
+                where t.state = 'PENDING' and t.serial is not null order by t.serial, t.serial_at, t.id limit 100000
+            ) t
+            where t.enqueued_at <= statement_timestamp()
         ) as has_work,
     (select count(*) from lost) as lost,
     array(

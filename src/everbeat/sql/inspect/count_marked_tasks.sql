@@ -1,16 +1,18 @@
 -- Count the waiting marked tasks by their needs and queue. Return at most 200 groups, the largest first. Only the first 100,000 tasks of
--- each type are read. The name and `needs` of a group come from a row whose hash is needs_id, provided that one of the first 100 rows
+-- each type are read. The order makes the planner read an index even if most rows match. The name and `needs` of a group come from a row whose hash is needs_id, provided that one of the first 100 rows
 -- matches. So a forged row cannot hide the other rows of its group. A mark that is larger than any that everbeat writes is returned as '',
 -- because the reply must stay small.
 with seen as materialized (
     (
         select t.needs_id, t.queue, t.id from {schema}.tasks t
-        where t.state = 'PENDING' and t.serial is null and t.needs_id is not null limit 100000
+        where t.state = 'PENDING' and t.serial is null and t.needs_id is not null
+        order by t.needs_id, t.queue, t.priority, t.enqueued_at, t.id limit 100000
     )
     union all
     (
         select t.needs_id, t.queue, t.id from {schema}.tasks t
-        where t.state = 'PENDING' and t.serial is not null and t.needs_id is not null and {schema}.is_marked(t.needs) limit 100000
+        where t.state = 'PENDING' and t.serial is not null and t.needs_id is not null and {schema}.is_marked(t.needs)
+        order by t.needs_id limit 100000
     )
 ), grouped as materialized (
     select s.needs_id, s.queue, count(*) as waiting, (array_agg(s.id))[1] as id

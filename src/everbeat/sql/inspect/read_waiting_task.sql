@@ -1,8 +1,9 @@
 -- Return the facts about a PENDING task: the live workers that serve its queue and know its name, their load, and the pauses. Also return
--- the tasks ahead of this task, which are earlier tasks of its serial line or its queue. A worker that registered no names is assumed to
+-- the tasks ahead of this task, which are earlier tasks of its serial line or its queue. Scheduled tasks of the queue are not read: the
+-- statement counts one priority (lane) after the other. A worker that registered no names is assumed to
 -- know all names. Counts stop at 1,001. `unfit` workers know the task's name but cannot run it with its arguments; the caller determines
 -- them from the column `registered`.
-with mine as materialized (
+with recursive mine as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s
 ), lost as materialized (
     select x.id from {schema}.trees_without_session() x
@@ -49,32 +50,66 @@ with mine as materialized (
 ), line as (
     select other.* from mine
     cross join lateral (
-        select t.id, t.state, t.name, t.enqueued_at, t.serial_at
-        from {schema}.tasks t
-        where t.serial = mine.serial and t.serial is not null and not starts_with(t.serial, 'limit:') and t.state in ('PENDING', 'CLAIMED', 'RUNNING') and t.id <> mine.id
-          and ((t.serial_at, t.id) < (mine.serial_at, mine.id) or t.state in ('CLAIMED', 'RUNNING'))
-          and (t.state <> 'PENDING' or (t.fence < 9223372036854775807 and t.attempt < 2147483647))
-        order by t.state = 'PENDING', t.serial_at, t.id
-        limit 1001
+        (
+            select t.id, t.state, t.name, t.enqueued_at, t.serial_at from {schema}.tasks t
+            where t.serial = mine.serial and t.serial is not null and not starts_with(t.serial, 'limit:') and t.state in ('CLAIMED', 'RUNNING')
+            limit 1001
+        )
+        union all
+        (
+            select t.id, t.state, t.name, t.enqueued_at, t.serial_at from {schema}.tasks t
+            where t.serial = mine.serial and t.serial is not null and not starts_with(t.serial, 'limit:') and t.state = 'PENDING'
+              and (t.serial_at, t.id) < (mine.serial_at, mine.id) and t.fence < 9223372036854775807 and t.attempt < 2147483647
+            order by t.serial_at, t.id
+            limit 1001
+        )
     ) other
+    where other.id <> mine.id
+    limit 1001
+), lane (priority) as (
+    select -32769 from mine where mine.serial is null
+    union all
+    select next_lane.priority::integer
+    from lane
+    cross join mine
+    cross join lateral (
+        (
+            select t.priority from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id is null
+              and t.queue = mine.queue and t.priority > lane.priority and t.priority <= mine.priority
+            order by t.priority limit 1
+        )
+        union all
+        (
+            select t.priority from {schema}.tasks t
+            where t.state = 'PENDING' and t.serial is null and t.needs_id = mine.needs_id
+              and t.queue = mine.queue and t.priority > lane.priority and t.priority <= mine.priority
+            order by t.priority limit 1
+        )
+        order by priority limit 1
+    ) next_lane
 ), ahead as (
-    select due.id from mine
+    select due.id
+    from lane
+    cross join lateral (
+        select mine.*, case when lane.priority < mine.priority then 'infinity' else mine.enqueued_at end as before from mine
+    ) mine
     cross join lateral (
         (
             select t.id from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id is null and mine.serial is null
-              and t.queue = mine.queue and t.enqueued_at <= statement_timestamp()
-              and (t.priority, t.enqueued_at, t.id) < (mine.priority, mine.enqueued_at, mine.id)
-            order by t.priority, t.enqueued_at, t.id
+            where t.state = 'PENDING' and t.serial is null and t.needs_id is null
+              and t.queue = mine.queue and t.priority = lane.priority and t.enqueued_at <= statement_timestamp()
+              and (t.enqueued_at, t.id) < (mine.before, mine.id)
+            order by t.enqueued_at, t.id
             limit 1001
         )
         union all
         (
             select t.id from {schema}.tasks t
-            where t.state = 'PENDING' and t.serial is null and t.needs_id is not null and mine.serial is null
-              and t.needs_id = mine.needs_id and t.queue = mine.queue and t.enqueued_at <= statement_timestamp()
-              and (t.priority, t.enqueued_at, t.id) < (mine.priority, mine.enqueued_at, mine.id)
-            order by t.priority, t.enqueued_at, t.id
+            where t.state = 'PENDING' and t.serial is null and t.needs_id = mine.needs_id
+              and t.queue = mine.queue and t.priority = lane.priority and t.enqueued_at <= statement_timestamp()
+              and (t.enqueued_at, t.id) < (mine.before, mine.id)
+            order by t.enqueued_at, t.id
             limit 1001
         )
     ) due
@@ -123,7 +158,7 @@ select
         from (select parameters, array_agg(id order by id) as workers from crew where serves and knows group by parameters) alike
     ) as registered
 from mine
-left join (select * from line limit 1) first on true
+left join (select * from line l order by l.state = 'PENDING', l.serial_at, l.id limit 1) first on true
 left join {schema}.pauses all_pause on all_pause.kind = 'all' and all_pause.name = '*'
 left join {schema}.pauses task_pause on task_pause.kind = 'task' and task_pause.name = mine.name
     and (all_pause.call is null or task_pause.call is distinct from all_pause.call)

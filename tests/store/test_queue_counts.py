@@ -1,0 +1,116 @@
+"""The list of queues counts all kinds of live tasks, and stops counting at a bound."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+from everbeat.domain.inspection import QueueInfo
+from everbeat.store import inspection
+from tests.store.conftest import StoreHarness
+from tests.store.test_plans import check_plan
+
+SEND = """
+insert into {schema}.tasks (id, name, queue, priority, args, serial, enqueued_at, serial_at, needs, needs_id)
+select gen_random_uuid(), 'work', %(queue)s, n %% %(priorities)s, '{{}}', %(serial)s::text || n %% %(lines)s, now() + %(after)s, now() + %(after)s,
+    %(needs)s::text::json, case when %(needs)s::text is not null then {schema}.mark_of('work', %(needs)s::text::json) end
+from generate_series(1, %(count)s) n
+"""
+NOW, LATER = timedelta(minutes=-5), timedelta(hours=1)
+
+
+def fill(
+    db: StoreHarness,
+    count: int,
+    queue: str,
+    *,
+    after: timedelta = NOW,
+    serial: str | None = None,
+    needs: str | None = None,
+    priorities: int = 1,
+    lines: int = 1,
+) -> None:
+    parameters = {
+        "count": count, "queue": queue, "after": after, "serial": serial, "needs": needs, "priorities": priorities, "lines": lines,
+    }  # fmt: skip
+    db.connection.execute(db.plain(SEND), parameters)
+
+
+def counts(db: StoreHarness, *, most: int = 100) -> dict[str, tuple[int, int, int, int]]:
+    return {each.name: numbers(each) for each in db.run(inspection.queues(most=most))}
+
+
+def numbers(each: QueueInfo) -> tuple[int, int, int, int]:
+    return each.pending, each.scheduled, each.claimed, each.running
+
+
+def test_plain_marked_and_serial_tasks_are_counted_together(db: StoreHarness) -> None:  # R4
+    for queue, after in (("mail", NOW), ("mail", LATER), ("films", LATER)):
+        fill(db, 5, queue, after=after, priorities=3)
+        fill(db, 3, queue, after=after, needs='{"arguments": ["a"]}')
+        fill(db, 4, queue, after=after, serial="key:", lines=2)
+    assert counts(db) == {"films": (0, 12, 0, 0), "mail": (12, 12, 0, 0)}
+    assert [(each.at_least, each.oldest_due_s is None) for each in db.run(inspection.queues())] == [
+        ((), True),
+        ((), False),
+    ]
+
+
+def test_a_queue_with_tasks_in_flight_only_is_listed(db: StoreHarness) -> None:  # R4
+    for _ in range(3):
+        db.send(queue="mail")
+    first, *_ = db.claim(limit=3)
+    db.start(first)
+    assert counts(db) == {"mail": (0, 0, 2, 1)}
+
+
+def test_counts_stop_at_the_bound_in_each_queue_and_state(db: StoreHarness) -> None:  # R4
+    fill(db, 3, "exact")
+    fill(db, 9, "many", priorities=3)
+    fill(db, 4, "later", after=LATER, needs='{"arguments": ["a"]}')
+    found = {each.name: each for each in db.run(inspection.queues(most=3))}
+    assert {name: (numbers(each), each.at_least) for name, each in found.items()} == {
+        "exact": ((3, 0, 0, 0), ()),
+        "many": ((3, 0, 0, 0), ("pending",)),
+        "later": ((0, 3, 0, 0), ("scheduled",)),
+    }
+
+
+def test_more_lines_than_are_read_make_the_counts_of_all_queues_uncertain(db: StoreHarness) -> None:  # R4
+    fill(db, 1, "other")
+    fill(db, 50, "mail", serial="key:a")
+    fill(db, 1, "films", serial="key:b")
+    (films, mail, other) = db.run(inspection.queues(most=2))
+    assert numbers(films) == (1, 0, 0, 0)
+    assert (numbers(mail), numbers(other)) == ((2, 0, 0, 0), (1, 0, 0, 0))
+    assert (films.at_least, other.at_least) == ((), ())  # the first line is cut, and the others are complete
+    fill(db, 3, "more", serial="key:c", lines=3)
+    assert {each.at_least for each in db.run(inspection.queues(most=2))} == {("pending", "scheduled")}
+
+
+def test_more_tasks_in_flight_than_are_read_make_their_counts_uncertain(db: StoreHarness) -> None:  # R4
+    for _ in range(11):
+        db.send(queue="mail")
+    assert len(db.claim(limit=11)) == 11
+    (mail,) = db.run(inspection.queues(most=1))
+    assert numbers(mail) == (0, 0, 1, 0)
+    assert mail.at_least == ("claimed", "running")
+
+
+def test_an_unusable_due_time_does_not_hide_the_wait_of_the_others(db: StoreHarness) -> None:  # R4
+    fill(db, 2, "mail")
+    db.connection.execute(
+        db.plain(
+            "insert into {schema}.tasks (id, name, queue, args, enqueued_at) values (%s, 'work', 'mail', '{{}}', '-infinity')"
+        ),
+        [uuid4()],
+    )
+    (mail,) = db.run(inspection.queues())
+    assert mail.oldest_due_s is not None
+    assert 300 <= mail.oldest_due_s < 900
+    db.connection.execute(db.plain("truncate {schema}.tasks cascade"))  # the row breaks the invariants
+
+
+def test_the_lines_of_many_keys_are_found_one_by_one_without_statistics(db: StoreHarness) -> None:  # R4
+    fill(db, 20_000, "mail", serial="key:", lines=10_000)
+    check_plan(db, inspection.queues(), pages=200_000)
