@@ -25,4 +25,4 @@ def test_more_than_10_000_waiting_tasks_are_shown_as_at_least_10_000(
         ("mail", 10_000, ["pending"]),
     ]
     lines = everbeat("queues").assert_code(0).out.splitlines()
-    assert [line.split()[1] for line in lines] == ["PENDING", "3", "10,000+"]
+    assert [line.split()[1] for line in lines[1:]] == ["3", "10,000+"]

@@ -21,6 +21,7 @@ from tests.worker.test_claim_cursor import task
 from tests.worker.test_declining import NEW_CODE
 from tests.worker.test_slot_pool import pool_of
 
+LEAST = query.LEAST_SEARCHED
 QUEUES = [f"queue-{n:03}" for n in range(3 * MOST_SEARCHED)]
 
 
@@ -65,17 +66,28 @@ def test_claims_take_turns_with_the_due_queues_until_the_next_search_of_all() ->
     known = ClaimCursor(ManualClock())
     full(known, queue="queue-000", due=QUEUES, used=False)
     turns = [*QUEUES[1:], QUEUES[0]]  # the first was served before
-    assert known.queues == turns[:MOST_SEARCHED]
+    assert known.queues == turns[:LEAST]
     full(known, queue=turns[0])
-    assert known.queues == turns[MOST_SEARCHED : 2 * MOST_SEARCHED]
+    assert known.queues == turns[LEAST : 2 * LEAST]
     known.learn([], is_full=False, used=True, looked_s=0.0)  # these have no more
-    assert known.queues == turns[2 * MOST_SEARCHED :]
-    full(known, queue="queue-130")
-    assert known.queues == turns[:MOST_SEARCHED]
-    for _ in range(2):
+    assert known.queues == turns[2 * LEAST : 4 * LEAST]
+    full(known, queue="queue-020")
+    turns = [*turns[:LEAST], *turns[2 * LEAST : 4 * LEAST]]
+    left = len(QUEUES) - 4 * LEAST
+    sizes = []
+    while known.queues is not None and len(sizes) < 99:
+        sizes.append(len(known.queues))
         known.learn([], is_full=False, used=True, looked_s=0.0)
+    assert sum(sizes) == left + len(turns)
+    assert max(sizes) == MOST_SEARCHED
     assert known.queues is None
     assert known.now() == {}
+
+
+def test_turns_continue_after_the_last_queue_that_was_served() -> None:  # R4
+    known = ClaimCursor(ManualClock())
+    full(known, queue="queue-100", due=QUEUES, used=False)
+    assert known.queues == QUEUES[101 : 101 + LEAST]
 
 
 async def test_a_search_of_all_queues_is_due_again_after_a_second() -> None:  # R4

@@ -30,6 +30,8 @@ LONGEST_S: Final = 4.0
 _MOST: Final = 1_000
 _LINE_FLOORS_S: Final = 1.0
 """How long claims continue from the first ready line that a claim from the start has found, in seconds."""
+LEAST_SEARCHED: Final = 8
+"""How many queues a claim searches if the claims before it were full. A claim that is not full doubles the number, up to `MOST_SEARCHED`."""
 WITHOUT_LINES_S: Final = 0.1
 """How long a busy worker claims no tasks of lines, in seconds, if it has seen no line for `BUSY_LINES_FOR_S`."""
 
@@ -43,6 +45,7 @@ class ClaimCursor:
         self._until = 0.0
         self._looked_s = 0.0
         self._due_queues: list[str] = []
+        self._turn = LEAST_SEARCHED
         self._line_floors: str | None = None
         self._lines_until = 0.0
         self._lines_asked_at = -math.inf
@@ -58,9 +61,9 @@ class ClaimCursor:
         """Return the queues that the next claim searches, or None for all.
 
         A search of all queues takes long if thousands of lanes have tasks. Until the next search from the start, claims take turns with
-        the queues that had the most urgent tasks.
+        the queues that had the most urgent tasks. A claim of few queues takes as long as a claim of one queue.
         """
-        return self._due_queues[:MOST_SEARCHED] or None
+        return self._due_queues[: self._turn] or None
 
     def includes_lines(self) -> bool:
         """Return whether the next claim includes tasks of lines: each claim from the start does, and one every `WITHOUT_LINES_S`."""
@@ -90,18 +93,22 @@ class ClaimCursor:
         `looked_s`: how many seconds the server searched.
         """
         if self._due_queues and used:
-            served, self._due_queues = self._due_queues[:MOST_SEARCHED], self._due_queues[MOST_SEARCHED:]
+            served, self._due_queues = self._due_queues[: self._turn], self._due_queues[self._turn :]
             if is_full:
                 self._due_queues += served
-            elif self._due_queues:
-                return
+                self._turn = max(LEAST_SEARCHED, self._turn // 2)
+            else:
+                self._turn = min(MOST_SEARCHED, self._turn * 2)
+                if self._due_queues:
+                    return
         if not is_full:
             self._places, self._due_queues = NO_FLOORS, []
             return
         if not used:
-            taken_from = {task.queue for task in claimed}
+            # The first turn follows the last queue served. Otherwise the first queues would get the most turns.
+            last = claimed[-1].queue
             due = next((task.due_queues for task in claimed if task.due_queues), [])
-            self._due_queues = sorted(due, key=lambda queue: (queue in taken_from, queue))
+            self._due_queues = sorted(due, key=lambda queue: (queue <= last, queue))
             # A claim might have waited for a lock, so use the smaller of this search time and the previous one.
             costs_s, self._looked_s = min(looked_s, self._looked_s), looked_s
             self._until = self._clock.monotonic() + min(LONGEST_S, max(TRUSTED_S, costs_s / _SHARE))

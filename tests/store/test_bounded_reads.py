@@ -1,4 +1,4 @@
-"""The list of queues counts all kinds of live tasks, and stops counting at a bound."""
+"""Lists, `explain` and the doctor read a bounded number of waiting tasks. The list of queues says where it stopped counting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 from everbeat.domain.inspection import QueueInfo
-from everbeat.store import inspection
+from everbeat.store import diagnosis, inspection, tasks
 from tests.store.conftest import StoreHarness
 from tests.store.test_plans import check_plan
 
@@ -114,3 +114,50 @@ def test_an_unusable_due_time_does_not_hide_the_wait_of_the_others(db: StoreHarn
 def test_the_lines_of_many_keys_are_found_one_by_one_without_statistics(db: StoreHarness) -> None:  # R4
     fill(db, 20_000, "mail", serial="key:", lines=10_000)
     check_plan(db, inspection.queues(), pages=200_000)
+
+
+def test_explain_does_not_read_scheduled_tasks_of_higher_priority(db: StoreHarness) -> None:  # R4
+    fill(db, 20_000, "mail", after=LATER)
+    db.send(queue="mail", priority=1)
+    second = db.send(queue="mail", priority=1)
+    db.connection.execute(db.plain("vacuum analyze {schema}.tasks"))
+    found = db.run(diagnosis.waiting(second, stale_ms=60_000))
+    assert found is not None
+    assert found.ahead == 1
+    check_plan(db, diagnosis.waiting(second, stale_ms=60_000), pages=100)
+
+
+def test_explain_reads_a_bounded_part_of_a_serial_line(db: StoreHarness) -> None:  # R4
+    fill(db, 20_000, "mail", serial="key:")
+    mine = db.send(serial="key:0")
+    db.connection.execute(db.plain("vacuum analyze {schema}.tasks"))
+    found = db.run(diagnosis.waiting(mine, stale_ms=60_000))
+    assert found is not None
+    assert found.before == 1_001
+    check_plan(db, diagnosis.waiting(mine, stale_ms=60_000), pages=1_300)
+
+
+def test_the_doctor_finds_no_work_without_reading_all_scheduled_tasks(db: StoreHarness) -> None:  # R4
+    fill(db, 20_000, "mail", after=LATER, priorities=3)
+    fill(db, 1, "mail", after=LATER, serial="key:")
+    fill(db, 5_000, "mail", after=LATER, needs='{"arguments": ["a"]}')
+    db.connection.execute(db.plain("vacuum analyze {schema}.tasks"))
+    assert not db.run(diagnosis.crew(stale_ms=60_000)).has_work
+    check_plan(db, diagnosis.crew(stale_ms=60_000), pages=60)
+    for more in ({}, {"serial": "key:"}, {"needs": '{"arguments": ["a"]}'}):
+        with db.connection.transaction(force_rollback=True):
+            fill(db, 1, "films", **more)
+            crew = diagnosis.crew(stale_ms=60_000)
+            (row,) = db.connection.execute(db.text(crew.name), crew.parameters).fetchall()
+            assert crew.read([row]).has_work, more
+
+
+def test_names_to_pause_are_found_in_the_front_of_each_lane(db: StoreHarness) -> None:  # R4
+    fill(db, 20_000, "mail", priorities=3)
+    db.send("later", queue="mail")
+    db.send("first", queue="films")
+    db.send("serial", queue="lines", serial="key:a")
+    db.connection.execute(db.plain("vacuum analyze {schema}.tasks"))
+    assert set(db.run(tasks.known_names("task"))) == {"work", "first", "serial"}
+    assert set(db.run(tasks.known_names("queue"))) == {"mail", "films", "lines"}
+    check_plan(db, tasks.known_names("task"), pages=500)
