@@ -161,3 +161,12 @@ def test_names_to_pause_are_found_in_the_front_of_each_lane(db: StoreHarness) ->
     assert set(db.run(tasks.known_names("task"))) == {"work", "first", "serial"}
     assert set(db.run(tasks.known_names("queue"))) == {"mail", "films", "lines"}
     check_plan(db, tasks.known_names("task"), pages=500)
+
+
+def test_the_doctor_finds_due_tasks_behind_many_ended_ones_in_the_table(db: StoreHarness) -> None:  # R4
+    fill(db, 30_000, "mail")
+    db.connection.execute(db.plain("update {schema}.tasks set state = 'EXPIRED', expired_at = now()"))
+    fill(db, 10_000, "mail")
+    db.connection.execute(db.plain("vacuum analyze {schema}.tasks"))
+    assert db.run(diagnosis.crew(stale_ms=60_000)).has_work
+    check_plan(db, diagnosis.crew(stale_ms=60_000), pages=60)

@@ -1,7 +1,7 @@
 -- Lines of limits that are in use, also those whose first tasks are noted in `line_changes` only, because no worker has applied the changes
--- yet. Of these changes, at most 100,000 are read.
+-- yet. Of the lines and of these changes, at most 100,000 are read.
 line as materialized (
-    select l.line, l.name, l.gates, l.costs from {schema}.lines l where l.gates is not null and l.state <> 'I'
+    (select l.line, l.name, l.gates, l.costs from {schema}.lines l where l.gates is not null and l.state <> 'I' limit 100000)
     union all
     select c.line, head.name, head.gates, head.costs
     from (select distinct n.line from (select x.line from {schema}.line_changes x where x.line is not null limit 100000) n) c

@@ -1,4 +1,4 @@
--- Find the problems of limits for the doctor. The statement reads all lines.
+-- Find the problems of limits for the doctor. The statement reads the lines of fragment/waiting_lines.
 -- The kind "undeclared" is a gate in use without a limit. The kind "set" is a limit that an operator set more than `set_ms` ago, without an
 -- end. The kind "cost" is waiting tasks that need more permits than the `bounds` of their limit. The kind "changes" counts the noted changes that are
 -- not applied yet.
