@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any, Final
 from uuid import uuid4
 
@@ -108,7 +110,10 @@ def fill(db: StoreHarness, shape: Shape) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """The median time and the median number of pages of warm executions, and a plan."""
+    """The median time and the median number of pages of warm executions, and a plan.
+
+    `ms`: the processor time of the server in milliseconds, which other processes affect little. Where it is unknown, the elapsed time.
+    """
 
     ms: float
     pages: int
@@ -120,30 +125,45 @@ class Execution:
 
     def __init__(self, db: StoreHarness, statement: Statement[Any], *, keyed: bool = True) -> None:
         text, names = numbered(statement.name, db.target.schema)
-        self._db = db
+        self._connection = db.connection
         self._name = sql.Identifier(f"as_a_session_does_{uuid4().hex[:8]}")
         self._settings = KEYED.replace(b"set ", b"set local ") if keyed else _FOR_VALUES
         given = sql.SQL(", ").join(sql.Literal(statement.parameters[name]) for name in names)
         asked = sql.SQL("execute {} ({})") if names else sql.SQL("execute {}")
-        explain = sql.SQL("explain (analyze, buffers, timing off, format json) ")
-        self._explain = explain + asked.format(self._name, given)
-        db.connection.execute(sql.SQL("prepare {} as ").format(self._name) + sql.SQL(text))  # type: ignore[arg-type]
+        self._asked = asked.format(self._name, given)
+        self._explain = sql.SQL("explain (analyze, buffers, timing off, format json) ") + self._asked
+        self._connection.execute(sql.SQL("prepare {} as ").format(self._name) + sql.SQL(text))  # type: ignore[arg-type]
 
-    def run(self) -> dict[str, Any]:
-        """Execute the statement, undo its changes, and return what the server reports."""
-        with self._db.connection.transaction(force_rollback=True):
-            self._db.connection.execute(self._settings)
-            row = self._db.connection.execute(self._explain).fetchone()
+    def explained(self) -> dict[str, Any]:
+        """Execute the statement, undo its changes, and return its plan."""
+        with self._connection.transaction(force_rollback=True):
+            self._connection.execute(self._settings)
+            row = self._connection.execute(self._explain).fetchone()
         assert row is not None
-        return dict(row[0][0])
+        return dict(row[0][0]["Plan"])
+
+    def took_ms(self) -> float:
+        """Execute the statement, undo its changes, and return how long it took."""
+        with self._connection.transaction(force_rollback=True):
+            self._connection.execute(self._settings)
+            began = self._used_ms()
+            self._connection.execute(self._asked).fetchall()
+            return self._used_ms() - began
+
+    def _used_ms(self) -> float:
+        file = Path(f"/proc/{self._connection.info.backend_pid}/schedstat")
+        return int(file.read_text().split()[0]) / 1e6 if file.exists() else perf_counter() * 1_000
 
 
-def compared(one: Execution, other: Execution, *, runs: int) -> tuple[Measured, Measured]:
-    """Measure two statements. They take turns, so that the load of the machine affects both alike."""
-    found = [(one.run(), other.run()) for _ in range(runs + WARM)][WARM:]
-    return _measured([each[0] for each in found]), _measured([each[1] for each in found])
-
-
-def _measured(found: list[dict[str, Any]]) -> Measured:
-    pages = [each["Plan"]["Shared Hit Blocks"] + each["Plan"]["Shared Read Blocks"] for each in found]
-    return Measured(median(each["Execution Time"] for each in found), round(median(pages)), found[-1]["Plan"])
+def compared(*executions: Execution, runs: int) -> list[Measured]:
+    """Measure statements. They take turns, so that the load of the machine affects all alike."""
+    plans = [[each.explained() for _ in range(3)] for each in executions]
+    times = [[each.took_ms() for each in executions] for _ in range(runs + WARM)][WARM:]
+    return [
+        Measured(
+            median(took[place] for took in times),
+            round(median(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans[place])),
+            plans[place][-1],
+        )
+        for place in range(len(executions))
+    ]

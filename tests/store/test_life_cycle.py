@@ -130,6 +130,23 @@ def test_a_claim_skips_scheduled_tasks_and_next_due_returns_their_time(db: Store
     assert 20_000 < due <= 30_000
 
 
+def test_next_due_returns_a_time_for_each_of_the_queues_that_come_first(
+    db: StoreHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R4
+    for delay_ms, queue in ((90_000, "a"), (40_000, "b"), (30_000, "a"), (20_000, "c")):
+        db.send(delay_ms=delay_ms, queue=queue, priority=delay_ms // 10_000)
+    found = db.run(tasks.next_due(names=["work"], queues=None))
+    assert (list(found.by_queue), found.others_in_ms) == (["c", "a", "b"], None)
+    assert [round(ms, -4) for ms in found.by_queue.values()] == [20_000, 30_000, 40_000]
+    monkeypatch.setattr(tasks, "MOST_DUE", 2)
+    found = db.run(tasks.next_due(names=["work"], queues=None))
+    assert list(found.by_queue) == ["c", "a"]
+    assert found.others_in_ms is not None
+    assert 30_000 < found.others_in_ms <= 40_000
+    of_one = db.run(tasks.next_due(names=["work"], queues=["a"]))
+    assert (list(of_one.by_queue), of_one.others_in_ms) == (["a"], None)
+
+
 def test_only_the_holder_can_start_a_task_and_a_repeated_start_returns_the_same(db: StoreHarness) -> None:
     db.send()
     (claimed,) = db.claim()

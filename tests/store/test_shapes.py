@@ -29,6 +29,8 @@ PRUNED = 500
 MOST_RATIO = 1.25
 MOST_EXTRA_MS = 0.3
 """The accepted difference of short statements, for which a hundredth of a millisecond matters."""
+MOST_EXTRA_MS_EACH = 0.01
+"""The accepted difference for each claimed task. Beside many others, each task of a queue lies in another page of the table."""
 MOST_EXTRA_PAGES = 30
 """The accepted difference of short statements: an index of a large table is up to two levels higher."""
 SHARE = 0.05
@@ -146,12 +148,17 @@ def table(pair: Pair, *, runs: int) -> dict[str, tuple[Measured, Measured]]:
     found = {}
     for name, (make, keyed) in made.items():
         both = (Execution(db, make(db), keyed=keyed) for db in (pair.empty, pair.full))
-        found[name] = compared(*both, runs=runs)
+        empty, full = compared(*both, runs=runs)
+        found[name] = empty, full
     for name, (empty, full) in found.items():
         print(
             f"| {name} | {empty.ms:.2f} ms | {full.ms:.2f} ms | {full.ms / empty.ms:.2f} | {empty.pages} | {full.pages} |"
         )
     return found
+
+
+def most_extra_ms(name: str, *, due: int) -> float:
+    return MOST_EXTRA_MS + (MOST_EXTRA_MS_EACH * due if name.startswith(f"claim of {due} ") else 0.0)
 
 
 def scans(measured: Measured) -> list[str]:
@@ -177,13 +184,11 @@ def test_statements_read_no_more_pages_beside_300_000_tasks_in_1_000_queues(quic
 def test_a_walk_through_all_lanes_reads_a_few_pages_for_each(quick: Pair) -> None:  # R4
     lanes = QUICK.queues * QUICK.priorities
     for name, statement in walks().items():
-        execution = Execution(quick.full, statement)
-        found, _ = compared(execution, execution, runs=1)
+        (found,) = compared(Execution(quick.full, statement), runs=1)
         print(f"{name}: {found.ms:.1f} ms, {found.pages} pages")
         assert scans(found) == [], name
         assert found.pages <= 12 * lanes, name
-    execution = Execution(quick.full, inspection.queues(), keyed=False)
-    found, _ = compared(execution, execution, runs=1)
+    (found,) = compared(Execution(quick.full, inspection.queues(), keyed=False), runs=1)
     print(f"queues: {found.ms:.1f} ms, {found.pages} pages")
     assert scans(found) == []
     assert found.pages <= 25 * lanes
@@ -198,7 +203,7 @@ def test_statements_take_no_longer_beside_10_000_000_tasks_in_1_000_queues(long:
         slower = {
             name: (empty.ms, full.ms)
             for name, (empty, full) in table(long, runs=RUNS).items()
-            if full.ms > MOST_RATIO * empty.ms and full.ms > empty.ms + MOST_EXTRA_MS
+            if full.ms > MOST_RATIO * empty.ms and full.ms > empty.ms + most_extra_ms(name, due=long.due)
         }
         if not slower:
             break

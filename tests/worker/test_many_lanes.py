@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -11,10 +12,14 @@ from msgspec.structs import replace
 from everbeat.store import claims
 from everbeat.store import tasks as stored
 from everbeat.store.statement import Statement
+from everbeat.store.tasks import MOST_DUE
 from everbeat.testing.clock import ManualClock
+from everbeat.worker.claim import claimer as claimer_module
 from everbeat.worker.claim import query
+from everbeat.worker.claim.claimer import PollTimer
 from everbeat.worker.claim.query import ClaimCursor
 from everbeat.worker.claim.slots import MOST_SEARCHED
+from everbeat.worker.environment import WorkerEnvironment
 from tests.worker.harness import WorkerHarness
 from tests.worker.sample_tasks import gate
 from tests.worker.test_claim_cursor import task
@@ -215,3 +220,54 @@ async def test_an_idle_poll_finds_a_task_without_a_hint(harness: WorkerHarness, 
             harness.query("update {schema}.tasks set suspect = true where state = 'PENDING' returning id")
         row = await running.finished(late)
         assert (row["state"], row["result"]) == ("COMPLETED", 4)
+
+
+async def test_a_task_that_becomes_due_makes_an_idle_worker_search_only_its_queue(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch, searched: list[Sequence[str] | None]
+) -> None:  # R4
+    monkeypatch.setattr(claimer_module, "POLL_WITHOUT_HINTS_S", 300.0)
+    async with harness.worker(hints=harness.silent_hints, poll_interval="5m") as running:
+        claimer = running.worker._claimer
+        await running.until(
+            lambda: (
+                not claimer._busy.locked()
+                and not any(pool.has_more for pool in claimer._slots)
+                and not claimer._timer._again_at
+            )
+        )
+        soon = harness.send_with("double", {"x": 2}, queue="mail", delay_ms=1_500)
+        later = harness.send_with("double", {"x": 1}, queue="films", delay_ms=2_000)
+        claimer.claim_soon()
+        await running.until(lambda: len(claimer._timer._due_at) == 2 and not claimer._busy.locked())
+        searched.clear()
+        await running.finished(soon)
+        await running.finished(later)
+        assert {tuple(queues or ()) for queues in searched} == {("mail",), ("films",)}
+
+
+async def test_a_timer_returns_the_queues_that_are_due_and_all_for_other_reasons() -> None:  # R4
+    clock = ManualClock()
+    timer = PollTimer(environment_of(clock))
+    timer.hints_arrive = True
+    assert timer.take_due() is None  # the first poll
+    timer.expect(1_000, "mail")
+    timer.expect(2_000, "films")
+    assert timer.take_due() == set()
+    await clock.advance(1.1)
+    assert timer.take_due() == {"mail"}
+    assert timer.take_due() == set()
+    timer.expect(500)
+    await clock.advance(1.0)
+    assert timer.take_due() is None
+    assert timer.take_due() == set()
+    for n in range(1_000):
+        timer.expect(1_000 + n, f"queue-{n}")
+    assert len(timer._due_at) <= 4 * MOST_DUE + 1
+    await clock.advance(1.0015)
+    assert timer.take_due() == {"queue-0"}
+
+
+def environment_of(clock: ManualClock) -> WorkerEnvironment:
+    config = SimpleNamespace(poll_interval_s=300.0)
+    found = SimpleNamespace(clock=clock, plan=SimpleNamespace(config=config))
+    return cast(WorkerEnvironment, found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
@@ -445,7 +445,8 @@ class NextDue(Struct, frozen=True):
 
     `due_in_ms` is the time until the next task becomes due (negative: a task has just become due; None: no task is scheduled). `happened`:
     workflows can be advanced. `suspects`: a suspect is due. `lines_changed`: `lines.apply_changes` has something to apply. `lines_ready`:
-    a claim might find tasks of lines. `has_marked`: marked tasks are waiting.
+    a claim might find tasks of lines. `has_marked`: marked tasks are waiting. `by_queue`: the time until the next task of a queue becomes
+    due, for the queues that come first. `others_in_ms`: the same for everything else.
     """
 
     due_in_ms: float | None
@@ -454,6 +455,12 @@ class NextDue(Struct, frozen=True):
     lines_changed: bool = False
     lines_ready: bool = False
     has_marked: bool = False
+    others_in_ms: float | None = None
+    by_queue: Mapping[str, float] = {}
+
+
+MOST_DUE: Final = 64
+"""The number of queues for which an idle worker remembers when their next task becomes due."""
 
 
 def next_due(
@@ -469,10 +476,16 @@ def next_due(
         "queues": None if queues is None else list(queues),
         "margin_ms": margin_ms,
         "marked": marked_json(marked),
+        "most": MOST_DUE,
     }
 
     def read(found: Sequence[Row]) -> NextDue:
-        due_in_ms, *others = found[0]
-        return NextDue(None if due_in_ms is None else float(due_in_ms), *others)
+        due_in_ms, *others, others_in_ms, by_queue = found[0]
+        return NextDue(
+            None if due_in_ms is None else float(due_in_ms),
+            *others,
+            others_in_ms=None if others_in_ms is None else float(others_in_ms),
+            by_queue={} if by_queue is None else msgspec.json.decode(by_queue, type=dict[str, float]),
+        )
 
     return Statement("task/find_next_due", parameters, read)

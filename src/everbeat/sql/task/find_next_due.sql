@@ -1,8 +1,10 @@
 -- Return how long an idle worker can wait: the milliseconds until the next task with these names and queues is due. The result is at most a
 -- day, or null if no task is scheduled. Also return whether workflows can be advanced, whether a suspect is due, whether lines have changed
 -- or are ready, and whether there are marked tasks. The margin includes tasks that became due after the claim that found nothing; in that
--- case the result is negative. With a margin of years, the statement returns whether a claim can find anything. A line counts in any queue: its worker
--- only wakes up once for nothing. Marked tasks (needs_id) count only if they belong to the groups in `marked`, which this worker's code understands.
+-- case the result is negative. With a margin of years, the statement returns whether a claim can find anything. `by_queue` has the
+-- milliseconds for the `most` queues whose tasks are due first, and `others_in_ms` those for everything else. So an idle worker searches only
+-- the queue whose task becomes due. A line counts in any queue: its worker only wakes up once for nothing. Marked tasks (needs_id) count only
+-- if they belong to the groups in `marked`, which this worker's code understands.
 with recursive marked as materialized (
     select m.needs_id, m.queue, m.priority
     from json_to_recordset(%(marked)s::json) as m (needs_id uuid, name text, queue text, priority smallint)
@@ -28,8 +30,8 @@ with recursive marked as materialized (
             order by t.priority limit 1
         )
     ) next_lane
-), soon (at) as (
-    select first.enqueued_at
+), soon (queue, at) as (
+    select lane.queue, first.enqueued_at
     from lane
     cross join lateral (
         select t.enqueued_at from {schema}.tasks t
@@ -38,7 +40,7 @@ with recursive marked as materialized (
         order by t.enqueued_at limit 1
     ) first
     union all
-    select first.enqueued_at
+    select m.queue, first.enqueued_at
     from marked m
     cross join lateral (
         select t.enqueued_at from {schema}.tasks t
@@ -48,18 +50,22 @@ with recursive marked as materialized (
     ) first
     where %(queues)s::text[] is null or m.queue = any(%(queues)s::text[])
     union all
-    select first.at
+    select null, first.at
     from (select unnest(%(names)s::text[]) as reader union all select distinct m.needs_id::text from marked m) r
     cross join lateral (
         select l.at from {schema}.lines l where l.state = 'W' and l.reader = r.reader order by l.at limit 1
     ) first
     union all
-    (select g.opens_at from {schema}.gates g where g.opens_at is not null order by g.opens_at limit 1)
+    (select null, g.opens_at from {schema}.gates g where g.opens_at is not null order by g.opens_at limit 1)
     union all
-    (select m.until from {schema}.limits m where m.until is not null order by m.until limit 1)
+    (select null, m.until from {schema}.limits m where m.until is not null order by m.until limit 1)
+), next_of as materialized (
+    select soon.queue, min(soon.at) as at from soon group by soon.queue
+), few as materialized (
+    select n.queue, n.at from next_of n where n.queue is not null order by n.at limit %(most)s
 )
 select
-    extract(epoch from min(least(soon.at, statement_timestamp() + interval '1 day')) - statement_timestamp()) * 1000 as due_in_ms,
+    extract(epoch from min(least(n.at, statement_timestamp() + interval '1 day')) - statement_timestamp()) * 1000 as due_in_ms,
     exists (select from {schema}.outbox) as happened,
     {fragment/is_suspect_due} as suspects,
     {fragment/have_lines_changed} as lines_changed,
@@ -74,5 +80,12 @@ select
             select t.needs_id from {schema}.tasks t where t.state = 'PENDING' and t.serial is not null and t.needs_id is not null
             order by t.needs_id limit 1
         )
-    ) is not null as has_marked
-from soon
+    ) is not null as has_marked,
+    extract(epoch from min(least(n.at, statement_timestamp() + interval '1 day')) filter (where n.queue is null or not exists (
+        select from few f where f.queue = n.queue
+    )) - statement_timestamp()) * 1000 as others_in_ms,
+    (
+        select json_object_agg(f.queue, extract(epoch from least(f.at, statement_timestamp() + interval '1 day') - statement_timestamp()) * 1000)::text
+        from few f
+    ) as by_queue
+from next_of n

@@ -14,6 +14,7 @@ from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.hints.delivery import HintRate
 from everbeat.protocol import LeaseKey
 from everbeat.runtime.clock import Backoff
+from everbeat.store.tasks import MOST_DUE, NextDue
 from everbeat.store.workers import listen
 from everbeat.worker.attempt import Attempt, RequestHandler, attempt_of
 from everbeat.worker.claim.query import Batch, ClaimQuery, Marks
@@ -31,6 +32,8 @@ age of that sender's transaction.
 _SLACK_S: Final = 0.001
 EVER_MS: Final = 100 * 365 * 86_400_000
 """A margin that includes all tasks that are due, in milliseconds."""
+_MOST_DUE: Final = 4 * MOST_DUE
+"""For how many queues the timer keeps a due time. The due times of further queues count for all queues."""
 
 
 class PollTimer:
@@ -43,7 +46,7 @@ class PollTimer:
         """Whether hints are arriving. If not, the poll interval is at most `POLL_WITHOUT_HINTS_S`."""
         self.is_poll = False
         """Whether the poll interval had elapsed at the last call of `take_due`."""
-        self._due_at = math.inf
+        self._due_at: dict[str | None, float] = {}
         self._poll_at = 0.0
         self._again_at: list[float] = []
 
@@ -53,21 +56,24 @@ class PollTimer:
         limit_s = math.inf if self.hints_arrive else POLL_WITHOUT_HINTS_S
         return min(self._poll_interval_s, limit_s)
 
-    def take_due(self) -> bool:
-        """Return whether it is time to poll. Each due time counts only once."""
+    def take_due(self) -> Collection[str] | None:
+        """Return the queues in which tasks have become due, or None if it is time to search all. Each due time counts only once."""
         now = self._clock.monotonic()
-        is_due, is_poll = now >= self.next_at, now >= self._poll_at
-        self.is_poll = is_poll
-        if now >= self._due_at:
-            self._due_at = math.inf
+        due = {queue for queue, at in self._due_at.items() if now >= at}
+        self._due_at = {queue: at for queue, at in self._due_at.items() if queue not in due}
+        self.is_poll = is_poll = now >= self._poll_at
+        is_for_all = is_poll or None in due or any(now >= at for at in self._again_at)
         self._again_at = [at for at in self._again_at if at > now]
         if is_poll or self._poll_at - now > self.interval_s:
             self._poll_at = now + self.interval_s
-        return is_due
+        return None if is_for_all else {queue for queue in due if queue is not None}
 
-    def expect(self, due_in_ms: float) -> None:
-        """Schedule a poll in `due_in_ms` milliseconds, when a task becomes due. A negative value means at once."""
-        self._due_at = min(self._due_at, self._clock.monotonic() + max(0.0, due_in_ms) / 1_000 + _SLACK_S)
+    def expect(self, due_in_ms: float, queue: str | None = None) -> None:
+        """Schedule a poll in `due_in_ms` milliseconds, when a task of this queue, or of any queue, becomes due. A negative value means at once."""
+        if queue not in self._due_at and len(self._due_at) >= _MOST_DUE:
+            queue = None
+        due_at = self._clock.monotonic() + max(0.0, due_in_ms) / 1_000 + _SLACK_S
+        self._due_at[queue] = min(self._due_at.get(queue, math.inf), due_at)
 
     def poll_again_soon(self) -> None:
         """Schedule a few extra polls, because senders that sent no hint might still be about to commit."""
@@ -77,7 +83,7 @@ class PollTimer:
     @property
     def next_at(self) -> float:
         """Return when to poll next, on the monotonic clock."""
-        return min(self._due_at, self._poll_at, *self._again_at)
+        return min([self._poll_at, *self._due_at.values(), *self._again_at])
 
 
 BUSY_AFTER_S: Final = 0.25
@@ -297,7 +303,10 @@ class Claimer:
 
         An idle worker first checks whether a claim can find anything: this check is a single cheap statement, and usually finds nothing.
         """
-        if not (self._timer.take_due() or self._demand.must_poll):
+        due = self._timer.take_due()
+        if due is not None and not self._demand.must_poll:
+            for queue in due:
+                self._slots.expect_work(queue)
             return
         pools = list(self._slots)
         is_idle = not any(pool.has_more for pool in pools) and any(pool.wanted > 0 for pool in pools)
@@ -315,12 +324,15 @@ class Claimer:
         self._advancer.asked(found.happened)
         if found.has_marked:
             self._marks.ask()
-        due_in_ms = found.due_in_ms
-        is_due = due_in_ms is not None and due_in_ms <= 0
-        if is_due or found.suspects or found.lines_changed or found.lines_ready:
+        if found.suspects or found.lines_changed or found.lines_ready:
             self._slots.expect_work()
-        elif due_in_ms is not None:
-            self._timer.expect(due_in_ms)
+        self._expect(found)
+
+    def _expect(self, found: NextDue) -> None:
+        for queue, due_in_ms in found.by_queue.items():
+            self._timer.expect(due_in_ms, queue)
+        if found.others_in_ms is not None:
+            self._timer.expect(found.others_in_ms)
 
     async def _claim_all(self, hinted: Collection[SlotPool]) -> _Round:
         """Claim tasks for each executor that has free capacity.
@@ -464,8 +476,7 @@ class Claimer:
         margin_ms = math.ceil((self._clock.monotonic() - asked_at) * 1_000) + 1
         queues = None if done.queues is None else sorted(done.queues)
         next_due = await self._query.next_due(names, margin_ms=margin_ms, queues=queues)
-        if next_due.due_in_ms is not None:
-            self._timer.expect(next_due.due_in_ms)
+        self._expect(next_due)
         for pool in done.left_out:
             if next_due.suspects:
                 pool.expect()
