@@ -1,4 +1,4 @@
-"""What workers and operators execute costs as much beside 10,000,000 tasks in 1,000 queues as with nearly empty tables.
+"""The statements of workers and operators cost as much beside 10,000,000 tasks in 1,000 queues as with nearly empty tables.
 
 Each statement is compared with itself in a schema that has only the tasks that it handles.
 """
