@@ -191,7 +191,7 @@ def test_a_walk_through_all_lanes_reads_a_few_pages_for_each(quick: Pair) -> Non
     (found,) = compared(Execution(quick.full, inspection.queues(), keyed=False), runs=1)
     print(f"queues: {found.ms:.1f} ms, {found.pages} pages")
     assert scans(found) == []
-    assert found.pages <= 25 * lanes
+    assert found.pages <= 40 * lanes  # a table that could not be vacuumed whole costs a row for each entry
 
 
 @pytest.mark.long

@@ -480,10 +480,15 @@ def next_due(
     }
 
     def read(found: Sequence[Row]) -> NextDue:
-        due_in_ms, *others, others_in_ms, by_queue = found[0]
+        *most, others_in_ms, by_queue = found[0]
+        due_in_ms, happened, suspects, lines_changed, lines_ready, has_marked = most
         return NextDue(
-            None if due_in_ms is None else float(due_in_ms),
-            *others,
+            due_in_ms=None if due_in_ms is None else float(due_in_ms),
+            happened=happened,
+            suspects=suspects,
+            lines_changed=lines_changed,
+            lines_ready=lines_ready,
+            has_marked=has_marked,
             others_in_ms=None if others_in_ms is None else float(others_in_ms),
             by_queue={} if by_queue is None else msgspec.json.decode(by_queue, type=dict[str, float]),
         )

@@ -230,7 +230,7 @@ class Claimer:
 
     def ask_for_marked(self) -> None:
         """Schedule a read of the groups of marked tasks, followed by a claim."""
-        self._marks.ask()
+        self._marks.is_asked = True
         self.wake.set()
 
     def slot_freed(self) -> None:
@@ -310,10 +310,9 @@ class Claimer:
             return
         pools = list(self._slots)
         is_idle = not any(pool.has_more for pool in pools) and any(pool.wanted > 0 for pool in pools)
-        if not is_idle or not self._timer.is_poll or self._demand.must_poll:
+        if not (is_idle and self._timer.is_poll) or self._demand.must_poll:
+            self._marks.is_asked |= self._timer.is_poll
             self._slots.expect_work()
-            if self._timer.is_poll:
-                self._marks.ask()
             return
         names = sorted({name for pool in pools for name in pool.names})
         try:
@@ -323,7 +322,7 @@ class Claimer:
             raise
         self._advancer.asked(found.happened)
         if found.has_marked:
-            self._marks.ask()
+            self._marks.is_asked = True
         if found.suspects or found.lines_changed or found.lines_ready:
             self._slots.expect_work()
         self._expect(found)

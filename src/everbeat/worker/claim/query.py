@@ -156,13 +156,10 @@ class Marks:
         self._known: dict[tuple[UUID, str | None, int | None], _Seen] = {}
         self._after = BEGINNING
         self._asked_at = -math.inf
-        self._is_asked = True
+        self.is_asked = True
+        """Whether to read the groups at the next tick, because marked tasks might be waiting."""
         self.again_in_s: float | None = None
         """How many seconds to wait before calling `learn` again, or None if the next poll or hint is soon enough."""
-
-    def ask(self) -> None:
-        """Read the groups at the next tick, because marked tasks might be waiting."""
-        self._is_asked = True
 
     def known(self, names: Collection[str]) -> Sequence[MarkedGroup]:
         """Return the groups of tasks with these names that a claim can take."""
@@ -171,10 +168,10 @@ class Marks:
         return [seen.group for seen in self._known.values() if seen.group.name in names]
 
     async def learn(self) -> bool:
-        """Read the groups, if `ask` was called. Return whether a claim can take any of them."""
+        """Read the groups, if `is_asked` is set. Return whether a claim can take any of them."""
         self.again_in_s = None
         goes_on = self._after != BEGINNING
-        if not (self._is_asked or goes_on):
+        if not (self.is_asked or goes_on):
             return False
         now = self._clock.monotonic()
         early_s = self._asked_at + (PAGES_APART_S if goes_on else APART_S) - now
@@ -186,11 +183,11 @@ class Marks:
             page = await self._session.run(marked(self._after, most=PAGE))
         except EverbeatError as problem:
             # Claims of unmarked tasks can continue without the groups.
-            self._after, self._is_asked = BEGINNING, False
+            self._after, self.is_asked = BEGINNING, False
             _log.error("marked_tasks_not_read problem=%s", problem)
             return False
         if not goes_on:
-            self._is_asked = False
+            self.is_asked = False
         if page.after is not None:
             self.again_in_s = PAGES_APART_S
         self._after = page.after or BEGINNING
