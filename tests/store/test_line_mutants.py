@@ -22,7 +22,7 @@ from tests.store.test_mutants import Mutant, half_of_each_promise, notices, scen
 __all__ = ["scenario"]
 
 FOLDER = "schema/0015_changed_limits"
-OFFER, APPLY = f"{FOLDER}/24_offer_lines", f"{FOLDER}/23_apply_line_changes"
+OFFER, APPLY = f"{FOLDER}/24_offer_lines", "schema/0016_fleets/22_apply_line_changes"
 UNPARK, CHANGED = f"{FOLDER}/21_unpark_lines", f"{FOLDER}/20_note_line_change"
 RETURN = "schema/0014_limits/33_return_permits"
 GATE_LOCK = "order by a.gate for no key update skip locked"
@@ -398,7 +398,7 @@ MUTANTS = [
         for what, name, before, after in [
             ("its gates keep their version", UNPARK, "set version = m.version,", "set version = g.version,"),
             ("its gates are not judged again", APPLY, "where m.has_old_gates\n        limit", "where false\n        limit"),
-            ("its version does not grow", f"{FOLDER}/14_number_limit", "new.version := 1 + greatest(", "new.version := 0 * greatest("),
+            ("its version does not grow", "schema/0016_fleets/21_number_limit", "new.version := 1 + greatest(", "new.version := 0 * greatest("),
         ]
     ),
     Mutant(

@@ -80,12 +80,12 @@ MUTANTS = [
         marked.test_a_claim_takes_a_marked_task_only_if_it_names_its_group,
     ),
     Mutant(
-        "a claim of any marked head", "schema/0015_changed_limits/23_apply_line_changes",
+        "a claim of any marked head", "schema/0016_fleets/22_apply_line_changes",
         "else h.needs_id::text end as reader", "else h.name end as reader",
         marked.test_a_marked_head_keeps_its_serial_line_in_order,
     ),
     Mutant(
-        "a line that skips its marked head", "schema/0015_changed_limits/23_apply_line_changes",
+        "a line that skips its marked head", "schema/0016_fleets/22_apply_line_changes",
         "and h.fence < 9223372036854775807", "and h.needs_id is null and h.fence < 9223372036854775807",
         marked.test_a_marked_head_keeps_its_serial_line_in_order,
     ),

@@ -44,7 +44,7 @@ class Mutant:
 
 CLAIM_ID = "claim_id = encode(substr(sha256(uuid_send(%(claim_call)s) || uuid_send(t.id) || int8send(t.fence)), 17), 'hex')::uuid"
 COMPLETED = "where t.id = a.id and t.claim_id = a.claim_id and t.state || '' = 'RUNNING'"
-LOST_TREES = "schema/0009_liveness/70_trees_without_session"
+LOST_TREES = "schema/0016_fleets/10_trees_without_session"
 
 MUTANTS = [
     Mutant(
@@ -477,19 +477,19 @@ MUTANTS = [
         lost_trees.test_a_tree_is_lost_without_its_lock_and_without_a_session_of_its_role_on_this_server,
     ),
     Mutant(
-        "lost trees: the session lock is ignored", LOST_TREES, "l.key = s.lock_key", "false",
+        "lost trees: the session lock is ignored", LOST_TREES, "k.by_key -> s.lock_key::text", "null::jsonb",
         lost_trees.test_a_tree_is_lost_without_its_lock_and_without_a_session_of_its_role_on_this_server,
     ),
     Mutant(
-        "lost trees: the sessions of a tree are ignored", LOST_TREES, "c.tree = s.session_name", "false",
+        "lost trees: the sessions of a tree are ignored", LOST_TREES, "t.by_name -> s.session_name", "null::jsonb",
         lost_trees.test_a_tree_is_lost_without_its_lock_and_without_a_session_of_its_role_on_this_server,
     ),
     Mutant(
-        "lost trees: a lock of any role revives a tree", LOST_TREES, "l.role = coalesce(s.session_role, l.role)", "true",
+        "lost trees: a lock of any role revives a tree", LOST_TREES, "l.role::oid = coalesce(s.session_role, l.role::oid)", "true",
         lost_trees.test_sessions_of_another_role_do_not_revive_a_lost_tree_and_need_no_rights_to_see_it,
     ),
     Mutant(
-        "lost trees: a session of any role revives a tree", LOST_TREES, "c.role = coalesce(s.session_role, c.role)", "true",
+        "lost trees: a session of any role revives a tree", LOST_TREES, "c.role::oid = coalesce(s.session_role, c.role::oid)", "true",
         lost_trees.test_sessions_of_another_role_do_not_revive_a_lost_tree_and_need_no_rights_to_see_it,
     ),
     *(

@@ -475,3 +475,24 @@ def test_the_page_about_the_claim_shows_the_nodes_and_indexes_of_its_plan(loaded
     for part, nodes in shown.items():
         assert nodes <= real[part], part
         assert {index for _, index in nodes} == {index for _, index in real[part]}, part
+
+
+def test_a_claim_reads_no_leases_of_its_worker_to_recognise_a_repetition(loaded: StoreHarness) -> None:
+    """An old snapshot keeps the index entries of all leases that the worker has ended."""
+    found = [
+        node
+        for node in nodes(plan(loaded, a_claim(10))["Plan"])
+        if node.get("Subplan Name") == "CTE again" and node.get("Index Name") == "tasks_leased"
+    ]
+    assert [("claim_call" in node["Index Cond"], node["Shared Hit Blocks"] < 10) for node in found] == [
+        (True, True)
+    ]
+
+
+def test_older_statements_read_leases_through_the_wider_index(loaded: StoreHarness) -> None:  # J3
+    check_plan(loaded, leases.leases_of_worker("w1", limit=100), pages=3_000)
+    names = {
+        node.get("Index Name")
+        for node in nodes(plan(loaded, leases.leases_of_worker("w1", limit=100))["Plan"])
+    }
+    assert "tasks_leased" in names

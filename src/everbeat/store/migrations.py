@@ -180,7 +180,8 @@ own transactions are far shorter, so the first try gets the lock unless other pr
 """
 
 _INDEX: Final = re.compile(
-    r"^(?P<verb>create(?: unique)?|drop) index \{concurrently\} (?:\{schema\}\.)?(?P<name>\w+)", re.MULTILINE
+    r"^(?P<verb>create(?: unique)?|drop) index \{concurrently\} (?:if not exists )?(?:\{schema\}\.)?(?P<name>\w+)",
+    re.MULTILINE,
 )
 
 
