@@ -19,6 +19,7 @@ from everbeat.recovering.notice.startup import Witness
 from everbeat.recovering.observer import RecoveryEnvironment, Statements
 from everbeat.recovering.recoverer import Recoverer
 from everbeat.recovering.sweep import Sweep
+from everbeat.recovering.watch_turn import WatchTurn
 from everbeat.runtime.events import Event, EventBus
 from everbeat.runtime.identity import ProcessIdentity
 from everbeat.store import workers
@@ -79,8 +80,8 @@ class ManualObserver:
         """Return a reaper. `witness` runs the statements of its witness. If it is None, the witness proves no deaths."""
         return Reaper(self.recoverer(**settings), witness=self.witness(witness, **settings))
 
-    def session_watch(self, **settings: Any) -> SessionWatch:
-        return SessionWatch(self.recoverer(**settings), witness=self.witness(**settings))
+    def session_watch(self, *, turn: WatchTurn | None = None, **settings: Any) -> SessionWatch:
+        return SessionWatch(self.recoverer(**settings), witness=self.witness(**settings), turn=turn)
 
     def beat(self, *supervisors: str) -> None:
         for supervisor in supervisors:

@@ -336,6 +336,8 @@ def test_beats_and_watches_read_a_bounded_number_of_pages(loaded: StoreHarness) 
     check_plan(loaded, retention.silent_supervisors(silent_ms=0), pages=3_000)
     check_plan(loaded, workers.watch_beats(), pages=50)
     check_plan(loaded, workers.watch_sessions(), pages=100)
+    turn = workers.take_watch_turn("s1", kind="", turn_ms=1_000, by_lock=True)
+    check_plan(loaded, turn, pages=100)
 
 
 def test_lists_of_leases_and_recoveries_read_a_bounded_number_of_pages(loaded: StoreHarness) -> None:

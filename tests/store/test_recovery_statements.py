@@ -321,13 +321,15 @@ def test_a_role_that_sees_only_its_own_sessions_sees_which_trees_are_connected(
         f"create role {role} login",
         f"grant usage on schema {{schema}} to {role}",
         f"grant select on {{schema}}.supervisors to {role}",
+        f"grant select, update on {{schema}}.turns to {role}",
     ):
         db.connection.execute(db.plain(text))
     db.connection.execute("select pg_stat_reset_shared('bgwriter'), pg_stat_reset_shared('archiver')")
     try:
         url = conninfo.make_conninfo(db.target.url, user=role)
         with psycopg.connect(url, autocommit=True) as restricted:
-            ask, parameters = db.text("worker/watch_sessions"), {"silence_kept_ms": 1}
+            ask = db.text("worker/watch_sessions")
+            parameters = workers.watch_sessions().parameters
 
             def seen() -> workers.WatchedSession:
                 return workers.WatchedSession(*restricted.execute(ask, parameters).fetchall()[0])

@@ -97,14 +97,22 @@ class Scheduler:
     """A service in every supervisor that sends the tasks of due schedules. It needs no user code.
 
     All supervisors do the work, and the statement that stores a decision lets only one of them succeed. To avoid useless work, a supervisor
-    whose decisions were not the first waits a little longer than the others.
+    whose decisions were not the first waits a little longer than the others. `pace_s` returns the least time between two passes: in a
+    large cluster, most supervisors check only in case that the others fail.
     """
 
     name = "scheduler"
     interval_s = IDLE_S
 
-    def __init__(self, environment: RecoveryEnvironment, *, page: int = PAGE) -> None:
+    def __init__(
+        self,
+        environment: RecoveryEnvironment,
+        *,
+        page: int = PAGE,
+        pace_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._environment = environment
+        self._pace_s = pace_s
         self._clock = environment.clock
         self._emit = environment.events.emit
         self._page = page
@@ -144,10 +152,11 @@ class Scheduler:
         return self._pause_s(min(waits) - (self._clock.monotonic() - listed_at))
 
     def _pause_s(self, wait_s: float) -> float:
+        pace_s = self._pace_s()
         if wait_s >= IDLE_S:
-            return IDLE_S
+            return max(IDLE_S, pace_s)
         behind_s = 0.0 if self._is_first else self._environment.random.uniform(*_BEHIND_S)
-        return max(wait_s, _LEAST_PAUSE_S) + behind_s
+        return max(max(wait_s, _LEAST_PAUSE_S) + behind_s, pace_s)
 
     def _knows_zone(self, due: DueSchedule) -> bool:
         """Return whether this machine knows the schedule's time zone. Report an unknown zone once."""

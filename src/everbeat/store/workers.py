@@ -233,9 +233,46 @@ def end_supervisor(
     return Statement("worker/end_supervisor", parameters, rows.any_row)
 
 
-def watch_sessions() -> Statement[list[WatchedSession]]:
-    """Return the sessions of all supervisors that have not ended."""
-    parameters = {"silence_kept_ms": SILENCE_KEPT_MS}
+class WatchTurnState(Struct, frozen=True):
+    """The turn to watch that a supervisor has, or None. `supervisors` is the number of supervisors that have not ended, at most 101.
+
+    `is_locked`: whether this session holds the lock that keeps the turn. `suspects`: turns whose holder's session has ended. `is_mass`: a
+    watching supervisor has found that many trees fell silent or lost their sessions together.
+    """
+
+    turn: str | None
+    is_locked: bool
+    suspects: Sequence[str]
+    supervisors: int
+    is_mass: bool
+
+
+def take_watch_turn(
+    taken_by: str, *, kind: str, turn_ms: int, by_lock: bool, suspects: Sequence[str] = (), mass_ms: int = 0
+) -> Statement[WatchTurnState]:
+    """Take or renew one of the turns to watch for observers of this kind, for `turn_ms`.
+
+    `by_lock` is whether session locks work. `suspects` are those that an earlier call returned: these turns can be taken now. If `mass_ms`
+    is positive, all supervisors learn for this time that many trees were lost.
+    """
+    parameters = {
+        "taken_by": taken_by, "kind": kind, "by_lock": by_lock, "turn_ms": turn_ms, "mass_ms": mass_ms,
+        "suspects": list(suspects),
+    }  # fmt: skip
+    return Statement("worker/take_watch_turn", parameters, lambda found: WatchTurnState(*found[0]))
+
+
+def watch_sessions(
+    *, turn: str | None = None, taken_by: str | None = None, turn_ms: int = 0
+) -> Statement[list[WatchedSession]]:
+    """Return the sessions of all supervisors that have not ended, and renew the caller's turn to watch if it ends soon.
+
+    The list is empty if another supervisor has taken this turn.
+    """
+    parameters = {
+        "silence_kept_ms": SILENCE_KEPT_MS, "turn": turn, "taken_by": taken_by, "turn_ms": turn_ms,
+        "renewed_ms": round(turn_ms * 0.7),
+    }  # fmt: skip
     return Statement("worker/watch_sessions", parameters, rows.each(WatchedSession))
 
 

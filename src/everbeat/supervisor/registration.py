@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -18,14 +19,23 @@ from everbeat.maintenance.reconciler import Reconciler
 from everbeat.maintenance.scheduler import Declarations, Scheduler
 from everbeat.protocol import Adopt, Welcome
 from everbeat.recovering.notice.age import Reaper
-from everbeat.recovering.notice.session import SessionWatch
+from everbeat.recovering.notice.session import MassSessionLoss, SessionWatch
 from everbeat.recovering.notice.stall import BlockedLoopWatch
 from everbeat.recovering.notice.startup import Reconciliation, SlotKeeper, Witness
 from everbeat.recovering.observer import RecoveryEnvironment
+from everbeat.recovering.orders import SESSION
 from everbeat.recovering.recoverer import Recoverer
+from everbeat.recovering.watch_turn import Watching, WatchTurn
 from everbeat.runtime.clock import Backoff, Clock
 from everbeat.runtime.environment import ProcessEnvironment
-from everbeat.runtime.events import DatabaseBack, DatabaseUnreachable, EventBus, SupervisorRegistered
+from everbeat.runtime.events import (
+    DatabaseBack,
+    DatabaseUnreachable,
+    Event,
+    EventBus,
+    MassSilence,
+    SupervisorRegistered,
+)
 from everbeat.runtime.identity import ProcessIdentity, TreeLock, new_id, new_tree_name
 from everbeat.runtime.task_scope import Service, ServiceRunner, TaskScope, end_process
 from everbeat.store import leases, workers
@@ -131,7 +141,8 @@ class Supervision:
     """One supervisor's presence in the database. It is the `Observer` for the services that detect deaths and recover leases.
 
     `lock`: the lock file that all processes of the tree hold. It is released on close, and removed if it is not needed as proof.
-    `slot`: a name that at most one living supervisor has at a time. `hooks` calls the app's recovery hooks.
+    `slot`: a name that at most one living supervisor has at a time. `hooks` calls the app's recovery hooks. `identity`: the process in
+    whose name the supervisor registers, by default this one.
     """
 
     def __init__(
@@ -143,12 +154,13 @@ class Supervision:
         lock: TreeLock | None = None,
         slot: str | None = None,
         hooks: HookRunner | None = None,
+        identity: ProcessIdentity | None = None,
         on_fatal: Callable[[str, BaseException], None] = end_process,
     ) -> None:
         self.target = target
         self.config = config
         self.environment = environment
-        self.identity = ProcessIdentity.current()
+        self.identity = identity or ProcessIdentity.current()
         self.supervisor_id = new_id()
         # The lock and the session name identify the process tree, so they are kept when the supervisor registers again
         # under a new id.
@@ -183,22 +195,31 @@ class Supervision:
         recoverer = Recoverer(self.recovery)
         self.burial = WorkerBurial(recoverer)
         self._reconciliation = Reconciliation(recoverer, identity=self.identity)
-        self._scheduler = self._runner(Scheduler(self.recovery))
+        self._witness = Witness(recoverer, identity=self.identity, proves_deaths=self._is_reconciling)
+        self._turn = WatchTurn(
+            self.recovery,
+            on_taken=self._watch_now,
+            prove_deaths=partial(self._witness.bury_all_proven, noticed_by=SESSION),
+        )
+        self._turn_runner = self._runner(self._turn)
+        self._unsubscribe = environment.events.subscribe(self._report_mass, listens=_is_mass)
+        self._watches: list[ServiceRunner] = []
+        self._scheduler = self._runner(Scheduler(self.recovery, pace_s=self._pace_s))
         self._declarations = Declarations(self.recovery, on_change=self._scheduler.wake_now)
         self._declarations_runner = self._runner(self._declarations)
         self.services = self._services_with(recoverer, slot=slot)
 
     def _services_with(self, recoverer: Recoverer, *, slot: str | None) -> list[Service]:
         """Return the periodic services that the settings require."""
-        config, recovery = self.config, self.recovery
-        witness = Witness(recoverer, identity=self.identity, proves_deaths=self._is_reconciling)
+        config, recovery, witness, turn = self.config, self.recovery, self._witness, self._turn
         command = sweep_command(beat_interval_ms=config.beat_interval_ms, schema=self.target.schema)
         services: list[Service] = []
         if self._is_recovering and config.detect_session_loss:
-            services.append(SessionWatch(recoverer, witness=witness, command=command))
+            watch = partial(SessionWatch, recoverer, witness=witness, command=command, turn=turn)
+            services.append(Watching(watch, turn))
         if self._is_recovering:
-            services.append(Reaper(recoverer, witness=witness, command=command))
-            services.append(UselessSessionWatch(recovery))
+            services.append(Watching(partial(Reaper, recoverer, witness=witness, command=command), turn))
+            services.append(Watching(partial(UselessSessionWatch, recovery), turn))
         if config.auto_fail_stale_running:
             services.append(BlockedLoopWatch(recoverer, supervisor=self))
         if self._is_reconciling and slot is not None:
@@ -227,6 +248,11 @@ class Supervision:
         return self.session.pooled
 
     @property
+    def is_watching(self) -> bool:
+        """Return whether this supervisor has a turn to watch the other supervisors."""
+        return self._turn.is_held
+
+    @property
     def disturbances(self) -> int:
         """Return the number of failed heartbeats plus the number of lost sessions since the start."""
         return self._losses + self._heartbeat.failures
@@ -240,9 +266,17 @@ class Supervision:
         self._is_open = True
         self._registered()
         self._scope.start(self._heartbeat_runner.run(), name="heartbeat", critical=True)
+        with suppress(DatabaseError):  # the service tries again
+            await self._turn.tick()
         if self._is_reconciling:
             self._services_scope.start(self._reconciliation.run(), name="start-up")
-        runners = [self._scheduler, self._declarations_runner, *map(self._runner, self.services)]
+        runners = [
+            self._turn_runner,
+            self._scheduler,
+            self._declarations_runner,
+            *map(self._runner, self.services),
+        ]
+        self._watches = [each for each in runners if isinstance(each.service, Watching | Scheduler)]
         for runner in runners:
             self._services_scope.start(runner.run(), name=runner.service.name, critical=True)
 
@@ -305,8 +339,7 @@ class Supervision:
 
     async def close(self) -> None:
         """Stop the services and then the heartbeats, and record that the supervisor has left. Safe to call even if `open` failed."""
-        await self._services_scope.close()
-        await self._scope.close()
+        await self._stop()
         is_known_to_end = not self._is_open
         try:
             if self._is_open:
@@ -317,11 +350,24 @@ class Supervision:
             _log.warning(
                 "supervisor_end_not_recorded supervisor_id=%s problem=%s", self.supervisor_id, problem
             )
+        await self._disconnect()
+        if self._tree_lock is not None:
+            self._tree_lock.release(remove=is_known_to_end)
+
+    async def abandon(self) -> None:
+        """Stop without a trace in the database, as if the process had been killed. Used by simulations."""
+        await self._stop()
+        await self._disconnect()
+
+    async def _stop(self) -> None:
+        self._unsubscribe()
+        await self._services_scope.close()
+        await self._scope.close()
+
+    async def _disconnect(self) -> None:
         await self._lock.close()
         await self._beats.drop()
         await self.session.drop()
-        if self._tree_lock is not None:
-            self._tree_lock.release(remove=is_known_to_end)
 
     async def come_back(self, ended_id: str) -> None:
         """Register this supervisor and all its workers under new ids after it was declared dead. The workers' leases are lost."""
@@ -417,9 +463,25 @@ class Supervision:
         elif self._losses:
             self.reconnected_at = self.environment.clock.monotonic()
             self._lock.renew()
+            self._turn_runner.wake_now()  # others might take the turn, because its lock was released
+
+    def _pace_s(self) -> float:
+        return 0.0 if self._turn.is_held else self._turn.pace_s
+
+    def _watch_now(self) -> None:
+        for runner in self._watches:
+            runner.wake_now()
+
+    def _report_mass(self, event: Event) -> None:
+        if _is_mass(type(event)):
+            self._turn.report_mass()
 
     def _runner(self, service: Service) -> ServiceRunner:
         environment = self.environment
         return ServiceRunner(
             service, clock=environment.clock, random=environment.random, emit=environment.events.emit
         )
+
+
+def _is_mass(kind: type[Event]) -> bool:
+    return issubclass(kind, MassSilence | MassSessionLoss)

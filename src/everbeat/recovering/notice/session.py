@@ -15,8 +15,10 @@ from everbeat.recovering.notice.startup import Witness
 from everbeat.recovering.observer import CALM_S, ONE_TRY, Calm, Thresholds, collected
 from everbeat.recovering.orders import SESSION, Death
 from everbeat.recovering.recoverer import Recoverer
+from everbeat.recovering.watch_turn import WatchTurn
 from everbeat.runtime.events import Event
 from everbeat.store import workers
+from everbeat.store.statement import Statement
 from everbeat.store.workers import WatchedSession
 
 CHECK_EVERY_S: Final = 1.0
@@ -160,14 +162,22 @@ class SessionWatch:
     """A service in every supervisor that declares other supervisors dead when their session lock has been released.
 
     `witness` proves that a tree is alive or, in a mass loss, that it is dead. `command` is the command for an operator who knows that the
-    silent trees are dead.
+    silent trees are dead. `turn` is the turn that its checks renew.
     """
 
     name = "session_watch"
 
-    def __init__(self, recoverer: Recoverer, *, witness: Witness, command: str = SWEEP) -> None:
+    def __init__(
+        self,
+        recoverer: Recoverer,
+        *,
+        witness: Witness,
+        command: str = SWEEP,
+        turn: WatchTurn | None = None,
+    ) -> None:
         environment = recoverer.environment
         config = environment.config
+        self._turn = turn
         self._environment = environment
         self._recoverer = recoverer
         self._observer = environment.observer
@@ -196,8 +206,13 @@ class SessionWatch:
             self._is_refused = True
             return None  # a living tree could not reconnect either, so its grace period restarts when it can
         asked_at = self._clock.monotonic()
-        sessions = await self._environment.run_once(workers.watch_sessions())
+        sessions = await self._environment.run_once(self._question())
         answered_at = self._clock.monotonic()
+        if self._turn is not None:
+            if not sessions:
+                self._turn.lose()
+                return None
+            self._turn.confirm(asked_at=asked_at)
         held_until = asked_at if self._looked_at is None else self._looked_at
         self._calm.record(answered_at)
         if self._is_refused or self._observer.disturbances != self._disturbances:
@@ -225,6 +240,15 @@ class SessionWatch:
         if problems:
             raise problems[0]
         return self._next_check()
+
+    def _question(self) -> Statement[list[WatchedSession]]:
+        if self._turn is None:
+            return workers.watch_sessions()
+        return workers.watch_sessions(
+            turn=self._turn.turn,
+            taken_by=self._observer.supervisor_id,
+            turn_ms=round(self._turn.turn_s * 1_000),
+        )
 
     def _see(self, sessions: Iterable[WatchedSession], *, held_until: float, at: float) -> None:
         suspects: dict[str, LostSession] = {}

@@ -222,6 +222,18 @@ class Witness:
                 buried.add(each.id)
         return buried
 
+    async def bury_all_proven(self, *, noticed_by: str) -> None:
+        """Declare all supervisors of this machine dead that are provably dead, and recover their leases.
+
+        The caller has not observed their silence. So after a restart of the server, only the processes on this machine are proof.
+        """
+        if not self._proves_deaths:
+            return
+        for each in await self._of_this_machine(None):
+            found = finding_on(each, identity=self._identity, uptime_ms=uptime_ms(), watched_s=0.0)
+            if isinstance(found, Proven):
+                await _bury(self._recoverer, each, found, noticed_by=noticed_by)
+
     async def living(self, ids: Collection[str]) -> set[str]:
         """Return the subset of `ids` whose supervisors this machine proves to be alive or frozen.
 
@@ -233,10 +245,10 @@ class Witness:
         """Return whether this machine proves that `candidate` is alive or frozen."""
         return lives_here(candidate, identity=self._identity)
 
-    async def _of_this_machine(self, ids: Collection[str]) -> list[Predecessor]:
+    async def _of_this_machine(self, ids: Collection[str] | None) -> list[Predecessor]:
         me = self._environment.observer.supervisor_id
         query = predecessors(me, boot_id=self._identity.boot_id, machine_id=self._identity.machine_id)
-        return [each for each in await self._environment.run_once(query) if each.id in ids]
+        return [each for each in await self._environment.run_once(query) if ids is None or each.id in ids]
 
 
 async def _bury(

@@ -5,8 +5,17 @@
 -- which every role can see. An operator can reset the statistics of one view, so the older of two times is used. The times are read only if
 -- needed. `beats_here`: a backend that is working on a statement might have lost its client. Other roles cannot see the backend's state:
 -- for them, it counts as connected. The sessions and locks of a tree are looked up in JSON objects, because nested loops would
--- compare each tree with each session.
-with connected as materialized (
+-- compare each tree with each session. `turn` is the observer's turn to watch, which the statement renews if it ends soon (see
+-- take_watch_turn). If another supervisor has taken this turn, the result is empty. An observer without a turn passes null.
+with relaxed as materialized (
+    select set_config('synchronous_commit', 'off', true) where %(turn)s::text is not null
+), renewed as (
+    update {schema}.turns t
+    set taken_at = statement_timestamp(), taken_until = statement_timestamp() + %(turn_ms)s * interval '1 millisecond'
+    from relaxed
+    where t.service = %(turn)s and t.taken_by = %(taken_by)s
+      and t.taken_until < statement_timestamp() + %(renewed_ms)s * interval '1 millisecond'
+), connected as materialized (
     select
         a.pid, a.usesysid as role, split_part(a.application_name, ' ', 1) as tree,
         split_part(a.application_name, ' ', 3) = 'beats'
@@ -47,3 +56,4 @@ cross join lateral (
     where c.role = coalesce(s.session_role, c.role)
 ) tree
 where s.ended_at is null
+  and (%(turn)s::text is null or exists (select from {schema}.turns t where t.service = %(turn)s and t.taken_by = %(taken_by)s))
