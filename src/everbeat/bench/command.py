@@ -28,6 +28,7 @@ from everbeat.bench.environment import (
     require_durable,
     server_name,
 )
+from everbeat.bench.fleet import fleet_measurements
 from everbeat.bench.latency import death_measurements, idle_measurements, latency_measurements
 from everbeat.bench.limits import limit_measurements
 from everbeat.bench.machine import LIMIT_CORES, Meter, machine_document
@@ -63,12 +64,14 @@ LIMITS: Final = "limits"
 """Measured only on request, because the drains of 100,000 keys take minutes."""
 SENDERS: Final = "senders"
 """Measured only on request, because it starts 62 processes in each round."""
+FLEET: Final = "fleet"
+"""Measured only on request, because it needs many connections."""
 NATS: Final = "nats"
 """Measured only with --nats."""
 FEW_TASKS: Final = 5_000
 _PROGRAM: Final = "everbeat.bench.program"
 _NATS_MODULE: Final = "everbeat.bench.nats"
-_ONCE: Final = {"idle", "deaths"}
+_ONCE: Final = {"idle", "deaths", FLEET}
 """The parts that compare nothing and therefore need no pairs."""
 _NEED_MANY_TASKS: Final = {"send", "drain", GROWTH, LIMITS}
 
@@ -139,6 +142,7 @@ class BenchOptions(Struct, frozen=True, kw_only=True):
     as_json: bool
     rows: int = 0
     watch_s: float = 0.0
+    supervisors: int = 0
     nats: str | None = None
 
 
@@ -198,7 +202,7 @@ def one_each(names: Sequence[str], known: Iterable[str], *, subject: str) -> tup
 
 
 @commands.command()
-@measuring((*PARTS, GROWTH, LIMITS, SENDERS, NATS), usual=PARTS)
+@measuring((*PARTS, GROWTH, LIMITS, SENDERS, FLEET, NATS), usual=PARTS)
 def bench(
     options: BenchOptions,
     *,
@@ -216,6 +220,14 @@ def bench(
             "--watch", min=1.0, max=600.0, metavar="SECONDS", help="How long to watch the idle cost."
         ),
     ] = 10.0,
+    supervisors: Annotated[
+        int,
+        typer.Option(
+            min=8,
+            max=1_000,
+            help="How many supervisors the part 'fleet' simulates. Each takes three connections.",
+        ),
+    ] = 200,
     nats: Annotated[
         str | None,
         typer.Option(
@@ -236,7 +248,9 @@ def bench(
     _require_nats(nats, parts)
     if nats is not None and NATS not in parts:
         parts = (*parts, NATS)
-    with running(replace(options, parts=parts, rows=rows, watch_s=watch_s, nats=nats)) as run:
+    with running(
+        replace(options, parts=parts, rows=rows, watch_s=watch_s, supervisors=supervisors, nats=nats)
+    ) as run:
         report = run.measured(run.groups())
     report.publish(as_json=options.as_json)
 
@@ -275,6 +289,9 @@ class BenchRun(Struct, frozen=True, kw_only=True):
             GROWTH: lambda: growth_measurements(bench, tasks=options.tasks, rows=options.rows),
             LIMITS: lambda: limit_measurements(bench, tasks=options.tasks, keys=options.rows // 10),
             SENDERS: lambda: sender_measurements(bench),
+            FLEET: lambda: fleet_measurements(
+                bench, supervisors=options.supervisors, watch_s=options.watch_s
+            ),
             "workflows": lambda: workflow_measurements(bench, widest=options.tasks),
             "deaths": lambda: death_measurements(bench),
             NATS: lambda: import_module(_NATS_MODULE).nats_measurements(
