@@ -16,7 +16,7 @@ NewWatcher = Callable[..., Awaitable["Watcher"]]
 
 
 class Watcher:
-    """A supervisor that asks for turns, with a session of its own."""
+    """A supervisor that asks for turns in its own session."""
 
     def __init__(self, db: StoreHarness, name: str, **settings: Any) -> None:
         self.observer = ManualObserver(db, Session(db.target, f"everbeat test {name}"), supervisor_id=name)
@@ -133,7 +133,7 @@ async def test_a_check_of_sessions_renews_a_turn_that_ends_soon(
     assert db.table("turns", left)[0][0] > 9
 
 
-async def test_observers_that_could_judge_differently_have_turns_of_their_own(watcher: NewWatcher) -> None:
+async def test_observers_that_could_judge_differently_have_their_own_turns(watcher: NewWatcher) -> None:
     await four(watcher)
     assert await (await watcher("e", session_grace_ms=2_000)).asks()
     pooled = await watcher("f")
