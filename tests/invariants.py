@@ -22,7 +22,10 @@ create table {schema}.limit_audit (
 );
 create function {schema}.audit_task() returns trigger language plpgsql as $$
 begin
-    if tg_op = 'INSERT' then
+    if tg_op = 'INSERT' and new.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+        and new.state = (select a.new from {schema}.audit a where a.task_id = new.id order by a.seq desc limit 1) then
+        return null;  -- it came back from the history as it was
+    elsif tg_op = 'INSERT' then
         insert into {schema}.audit (task_id, old, new, fence, claim_id, attempt)
         values (new.id, null, new.state, new.fence, new.claim_id, new.attempt);
     elsif old.state is distinct from new.state or old.fence <> new.fence or old.claim_id is distinct from new.claim_id then
@@ -66,7 +69,7 @@ LINE_FACTS = """
            ), grant_at as (
                select u.gate, split_part(u.gate, '/', 1) as limit_name, a.started_at as at, u.cost
                from (
-                   select task_id, started_at from {schema}.attempts
+                   select a.task_id, a.started_at from {schema}.attempts a
                    union all
                    select id, started_at from {schema}.tasks where state = 'RUNNING'
                ) a
@@ -225,7 +228,7 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
         "I4",
         "fences of a task strictly grow",
         """select task_id, fence from (
-               select task_id, fence, lag(fence) over (partition by task_id order by attempt) as before from {schema}.attempts) a
+               select task_id, fence, lag(fence) over (partition by task_id order by attempt) as before from {schema}.attempts a) a
            where fence <= before""",
     ),
     (
@@ -426,6 +429,25 @@ _ROWS: Final = {
 }
 
 
+_HISTORY: Final = (
+    "I34",
+    "a task is in one of the tables, and its records are with it",
+    """select h.id, t.state from {schema}.history h left join {schema}.tasks t on t.id = h.id
+       where t.id is not null or exists (select from {schema}.attempts a where a.task_id = h.id)
+          or exists (select from {schema}.steps s where s.task_id = h.id)
+          or exists (select from {schema}.signals s where s.target = h.id)
+          or exists (select from {schema}.recoveries r where r.task_id = h.id)
+          or h.ended_at is distinct from greatest(h.completed_at, h.failed_at, h.cancelled_at, h.expired_at)""",
+)
+_RECORDS: Final = "(select x.* from {{schema}}.{0} x union all select x.* from {{schema}}.history h cross join lateral unnest(h.{0}) x)"
+_BOTH: Final = {
+    "{schema}.tasks": "{schema}.all_tasks",
+    "{schema}.attempts": _RECORDS.format("attempts"),
+    "{schema}.recoveries": _RECORDS.format("recoveries"),
+}
+"""What the queries read if tasks have moved to the history."""
+
+
 @dataclass(frozen=True, slots=True)
 class Breach:
     """A row that an invariant forbids."""
@@ -447,8 +469,10 @@ def line_breaches(connection: Connection[Any], schema: str, *, history: bool = T
         return []  # the schema is older
     if not _present(connection, schema, [_LINES])[0]:
         return []
+    has_moved = _has_moved(connection, schema)
     for number, rule, query in (*LINE_QUERIES, *(HISTORY_QUERIES if history else ())):
-        rows = connection.execute(sql.SQL(query).format(schema=sql.Identifier(schema))).fetchall()
+        text = _of_both(query) if has_moved else query
+        rows = connection.execute(sql.SQL(text).format(schema=sql.Identifier(schema))).fetchall()
         if rows:
             found.append(Breach(number, rule, tuple(rows[:5])))
     return found
@@ -477,10 +501,12 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     """Return the broken invariants of this schema, including the audit. No task may be in flight."""
     found = line_breaches(connection, schema)
     present = dict(zip(_ROWS, _present(connection, schema, [*_ROWS.values()]), strict=True))
-    for number, rule, query in QUERIES:
+    has_moved = _has_moved(connection, schema)
+    for number, rule, query in (*QUERIES, *([_HISTORY] if has_moved else [])):
         if any(pattern.search(query) and not there for pattern, there in present.items()):
             continue
-        rows = connection.execute(sql.SQL(query).format(schema=sql.Identifier(schema))).fetchall()
+        text = _of_both(query) if has_moved and query is not _HISTORY[2] else query
+        rows = connection.execute(sql.SQL(text).format(schema=sql.Identifier(schema))).fetchall()
         if rows:
             found.append(Breach(number, rule, tuple(rows[:5])))
     legal = {(move.old.value if move.old else None, move.new.value) for move in TRANSITIONS}
@@ -493,6 +519,17 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     if illegal:
         found.append(Breach("I6", "only legal transitions", illegal[:5]))
     return found
+
+
+def _has_moved(connection: Connection[Any], schema: str) -> bool:
+    if connection.execute("select to_regclass(%s)", [f'"{schema}".history']).fetchone() == (None,):
+        return False  # the schema is older
+    return _present(connection, schema, ["exists (select from {schema}.history)"])[0]
+
+
+def _of_both(query: str) -> str:
+    """Return the query so that it reads the history, too."""
+    return re.sub("|".join(map(re.escape, _BOTH)), lambda found: _BOTH[found[0]], query)
 
 
 def _present(connection: Connection[Any], schema: str, conditions: list[str]) -> tuple[bool, ...]:
@@ -513,7 +550,7 @@ def check_invariants(
             there = {
                 row[0]
                 for row in connection.execute(
-                    sql.SQL("select id from {}.tasks").format(sql.Identifier(schema))
+                    sql.SQL("select id from {}.all_tasks").format(sql.Identifier(schema))
                 )
             }
             assert sent - there == set(), "I1: acknowledged tasks are missing"

@@ -25,7 +25,7 @@ from tests.store.hostile_scenario import Scenario, Step
 
 __all__ = ["everbeat", "forks"]
 
-NOT_READ = {"schema_versions", "schema_steps", "installation"}
+NOT_READ = {"schema_versions", "schema_steps", "installation", "history_parts"}
 """Tables that no claim, beat, sweep or list reads."""
 HOLDS = {"id", "claim_id", "state"}
 """A change of these columns takes the lease."""

@@ -418,17 +418,11 @@ class TestCancel:
 def test_an_operator_retry_runs_the_task_again_with_fresh_retries(db: StoreHarness) -> None:
     claimed = db.running()
     db.settle(claimed, "FAILED", error=b'{"code": "X"}')
-    assert db.run(tasks.retry(claimed.id, channel=db.target.channel, call=uuid4())) == (
-        None,
-        TaskState.FAILED,
-        True,
-        None,
+    assert db.run(tasks.retry(claimed.id, channel=db.target.channel, call=uuid4())) == tasks.RetryVerdict(
+        None, TaskState.FAILED, retried=True, other=None
     )
-    assert db.run(tasks.retry(claimed.id, channel=db.target.channel, call=uuid4())) == (
-        None,
-        TaskState.PENDING,
-        False,
-        None,
+    assert db.run(tasks.retry(claimed.id, channel=db.target.channel, call=uuid4())) == tasks.RetryVerdict(
+        None, TaskState.PENDING, retried=False, other=None
     )
     (again,) = db.claim()
     db.start(again)
@@ -446,9 +440,9 @@ def test_a_key_of_a_live_task_prevents_an_operator_retry_and_the_reply_names_tha
     def retried() -> object:
         return db.run(tasks.retry(ended, channel=db.target.channel, call=uuid4()))
 
-    assert retried() == (None, TaskState.CANCELLED, False, live)
+    assert retried() == tasks.RetryVerdict(None, TaskState.CANCELLED, retried=False, other=live)
     db.cancel(live)
-    assert retried() == (None, TaskState.CANCELLED, True, None)
+    assert retried() == tasks.RetryVerdict(None, TaskState.CANCELLED, retried=True, other=None)
 
 
 def test_a_repeated_cancel_returns_the_same_and_does_not_cancel_a_retried_task(db: StoreHarness) -> None:
@@ -476,7 +470,7 @@ def test_a_repeated_operator_retry_does_not_run_the_task_twice(db: StoreHarness)
     (again,) = db.claim()
     db.start(again)
     db.settle(again, "FAILED", error=b'{"code": "X", "message": "failed again"}')
-    assert db.run(retry) == (None, TaskState.FAILED, True, None)
+    assert db.run(retry) == tasks.RetryVerdict(None, TaskState.FAILED, retried=True, other=None)
     assert db.row(running.id, "state") == "FAILED"
 
 

@@ -25,6 +25,7 @@ from everbeat.hints import SyncHintSource
 from everbeat.hints.postgres import SyncPostgresHintSource
 from everbeat.runtime.blocking import refuse_in_loop as refuse_in_loop
 from everbeat.runtime.fork import call_in_forked_child
+from everbeat.store import history
 from everbeat.store.address import AutoMigrate, DatabaseAddress, OpenDatabase
 from everbeat.store.database import Database
 from everbeat.store.migrating import DEFAULT_LOCK_PATIENCE_S, Report, report_nothing
@@ -262,7 +263,10 @@ class DatabaseAccess:
             yield from announced(self._database)
 
     def _look_up(self, ids: Sequence[UUID]) -> dict[UUID, StoredOutcome]:
-        return self.database().run(outcomes(ids))
+        found = self.database().run(outcomes(ids))
+        # The tasks that ended long ago are in `history`. Nearly all waits are for other tasks, so it is searched only for the rest.
+        missing = [each for each in ids if each not in found]
+        return found | self.database().run(history.outcomes(missing)) if missing else found
 
     def _make_hint_source(self) -> SyncHintSource:
         target = self.target

@@ -42,10 +42,10 @@ from everbeat.errors import (
     TaskNotFound,
     TaskNotRetryable,
 )
-from everbeat.store import inspection, tasks
-from everbeat.store.plan import Plan, ask
+from everbeat.store import history, inspection, tasks
+from everbeat.store.plan import Plan, ask, together
 from everbeat.store.steps import cancel_started
-from everbeat.store.tasks import StoredOutcome
+from everbeat.store.tasks import RetryVerdict, StoredOutcome
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -100,7 +100,10 @@ class TaskOperations:
 
         Raises TaskNotFound if the task does not exist.
         """
-        found = yield from ask(tasks.cancel(task_id, channel=self.database.channel, call=uuid4()))
+        call = uuid4()
+        found = yield from ask(tasks.cancel(task_id, channel=self.database.channel, call=call))
+        if found is None:  # the task might have moved to `history` at that moment
+            found = yield from ask(tasks.cancel(task_id, channel=self.database.channel, call=call))
         match found:
             case None:
                 raise TaskNotFound(task_id)
@@ -134,12 +137,19 @@ class TaskOperations:
 
         Raises TaskNotFound if the task does not exist, and TaskNotRetryable if it cannot be retried.
         """
-        found = yield from ask(tasks.retry(task_id, channel=self.database.channel, call=uuid4()))
+        call = uuid4()
+
+        def make() -> Plan[RetryVerdict | None]:
+            yield from ask(history.recall_task(task_id))
+            return (yield from ask(tasks.retry(task_id, channel=self.database.channel, call=call)))
+
+        found = yield from ask(tasks.retry(task_id, channel=self.database.channel, call=call))
+        if found is None or found.may_move:
+            found = yield from together(make)
         if found is None:
             raise TaskNotFound(task_id)
-        workflow_id, was, retried, other = found
-        if not retried:
-            raise TaskNotRetryable(task_id, state=was, workflow_id=workflow_id, other=other)
+        if not found.retried:
+            raise TaskNotRetryable(task_id, state=found.was, workflow_id=found.workflow_id, other=found.other)
 
     def signal(self, target: UUID, name: str, value: object, *, signal_id: UUID) -> Plan[None]:
         """Store a signal for a task or a workflow.

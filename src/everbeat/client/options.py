@@ -27,6 +27,7 @@ from everbeat.domain.task.uniqueness import (
     unique_for,
 )
 from everbeat.errors import Problem
+from everbeat.store.patience import LONGEST_PATIENCE_S
 
 _LONGEST_KEY_BYTES = 500
 _ELSEWHERE: Final[Mapping[str, str]] = {
@@ -73,7 +74,7 @@ class SendOptions(TypedDict, total=False):
     """How long to wait for a database that does not respond. Ignored if `connection` is set."""
 
 
-call_patience = span(0.1, 86_400)
+call_patience = span(0.1, LONGEST_PATIENCE_S)
 """Validates how long a call may wait for a database that does not respond. Returns the duration in seconds."""
 
 

@@ -28,8 +28,9 @@ from everbeat.hints.delivery import HintRate
 from everbeat.hints.topics import Everything, Hint, TaskEnded
 from everbeat.runtime.clock import Backoff
 from everbeat.runtime.fork import call_in_forked_child
+from everbeat.store import history
 from everbeat.store.plan import Action, Bounded, Plan
-from everbeat.store.tasks import StoredOutcome, outcomes
+from everbeat.store.tasks import StoredOutcome
 
 LookUp: TypeAlias = Callable[[Sequence[UUID]], dict[UUID, StoredOutcome]]
 IDLE_S: Final = 30.0
@@ -252,7 +253,7 @@ def ends_of(waiter: Waiter, ids: Iterable[UUID], *, until: Deadline) -> Plan[dic
     # A wait for a single task trusts the last state that the waiter read. Of several tasks, some may have finished since then.
     asked = [task_id for task_id in late if len(ended) > 1 or seen[task_id] is None]
     if asked:
-        last: dict[UUID, StoredOutcome] = yield Bounded(outcomes(asked), _LAST_CHECK_S)
+        last: dict[UUID, StoredOutcome] = yield Bounded(history.outcomes(asked), _LAST_CHECK_S)
         found |= {task_id: outcome for task_id, outcome in last.items() if outcome.state.is_terminal}
         seen |= {task_id: last[task_id].state if task_id in last else None for task_id in asked}
     missing = [task_id for task_id in late if task_id not in found]

@@ -318,6 +318,7 @@ class PruneResult(Struct, frozen=True):
     """The number of rows that pruning deleted from each table or, in a dry run, would delete.
 
     `results` counts the results that were removed from completed tasks whose `keep_result_for` had passed.
+    `history_parts` counts the partitions of `history` that were dropped as a whole. Their tasks are not counted.
     """
 
     tasks: int = 0
@@ -335,6 +336,7 @@ class PruneResult(Struct, frozen=True):
     ticks: int = 0
     schedule_versions: int = 0
     results: int = 0
+    history_parts: int = 0
 
     def by_table(self) -> dict[str, int]:
         """Return the number of rows by table name."""

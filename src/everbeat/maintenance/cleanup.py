@@ -18,7 +18,7 @@ from everbeat.errors import DatabaseError
 from everbeat.recovering.observer import ONE_TRY, RecoveryEnvironment, Statements
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event
-from everbeat.store import retention, tasks, workers
+from everbeat.store import history, retention, tasks, workers
 from everbeat.store.retention import PruneStep, RemainingSession, TaskIdBounds
 from everbeat.store.statement import Statement
 
@@ -48,11 +48,11 @@ class Expirer:
 
 STEP_ROWS: Final = 1_000
 TURN: Final = "retention"
-_LEAST_REST_S: Final = 0.02
+LEAST_REST_S: Final = 0.02
 _REST_PER_STEP: Final = 2.0
 _LONG_AGO: Final = datetime(1, 1, 1, tzinfo=UTC)
-_LOWEST_ID: Final = UUID(int=0)
-_HIGHEST_ID: Final = UUID(int=(1 << 128) - 1)
+LOWEST_ID: Final = UUID(int=0)
+HIGHEST_ID: Final = UUID(int=(1 << 128) - 1)
 
 Rest = Callable[[float], Awaitable[bool]]
 """A function that waits for the given number of seconds after a step. It returns False to stop the pass."""
@@ -77,13 +77,22 @@ class Pruned(Event, frozen=True, kw_only=True):
     ticks: int
     schedule_versions: int
     results: int
+    history_parts: int
     statements: int
     duration_s: float
 
     @property
     def loudness(self) -> int:
         """Return the log level of the event: DEBUG if the pass deleted nothing, else the usual level."""
-        found = self.tasks or self.attempts or self.recoveries or self.beats or self.ticks or self.results
+        found = (
+            self.tasks
+            or self.attempts
+            or self.recoveries
+            or self.beats
+            or self.ticks
+            or self.results
+            or self.history_parts
+        )
         return (
             self.level if found or self.worker_states or self.workers or self.supervisors else logging.DEBUG
         )
@@ -123,6 +132,11 @@ class PrunePass:
                     break
             except DatabaseError as problem:
                 failure = failure or problem
+        else:
+            try:
+                await self._drop_parts()
+            except DatabaseError as problem:
+                failure = failure or problem
         if failure is not None:
             raise failure
 
@@ -131,6 +145,21 @@ class PrunePass:
         if hours is None:
             return None
         return await self._statements.run(retention.task_id_bounds(hours=hours), patience_s=ONE_TRY)
+
+    async def _drop_parts(self) -> None:
+        """Drop the partitions of `history` whose tasks are all old enough. Tasks of existing workflows are kept."""
+        hours = self._config.terminal_record_retention_hours
+        if hours is None:
+            return
+        for part in await self._statements.run(history.old_parts(hours=hours), patience_s=ONE_TRY):
+            end = await self._statements.run(history.drop_part(part.name, hours=hours), patience_s=ONE_TRY)
+            self.statements += 1
+            if end == "dropped":
+                self._deleted["history_parts"] += 1
+            elif end == "needed":
+                walk = _Walk(LOWEST_ID, partial(history.prune_part, part, limit=self._step_rows))
+                if not await self._finish(walk):
+                    return
 
     async def _finish(self, walk: _Walk) -> bool:
         """Run every step of one table. Return False if the pass must stop."""
@@ -142,7 +171,7 @@ class PrunePass:
             self._deleted.update(step.deleted)
             key = step.next_after
             # A step takes longer on a busy database, which therefore gets a longer rest.
-            rest_s = max(_LEAST_REST_S, _REST_PER_STEP * (self._clock.monotonic() - began))
+            rest_s = max(LEAST_REST_S, _REST_PER_STEP * (self._clock.monotonic() - began))
             if key is not None and not await self._rest(rest_s):
                 return False
         return True
@@ -165,7 +194,7 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
     if (hours := config.terminal_record_retention_hours) is not None and bounds is not None:
         # A task that finished before the cutoff was also sent before it, so tasks that were sent later are not read. An id from the future
         # does not show when its task was sent: the sender's clock was wrong, or the id is not a UUIDv7.
-        for first, until in ((_LOWEST_ID, bounds.old), (bounds.now, _HIGHEST_ID)):
+        for first, until in ((LOWEST_ID, bounds.old), (bounds.now, HIGHEST_ID)):
             # Workflows first: as long as a workflow exists, its tasks are kept.
             yield _Walk(first, partial(retention.prune_workflows, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_tasks, hours=hours, limit=rows, until=until))

@@ -32,6 +32,11 @@ _SHARE: Final = 4
 _SHORTEST_CHECK_S: Final = 0.25
 _SECOND_CHECK_S: Final = 0.5
 DEFAULT_PATIENCE_S: Final = 5.0
+LONGEST_PATIENCE_S: Final = 1_800.0
+"""The longest patience of a call, in seconds.
+
+A send that is repeated after a lost reply must find its task in `tasks`. A task stays there for an hour after its end (`SHORTEST_AGE_S`).
+"""
 LONGEST_PAUSE_S: Final = 1.0
 
 

@@ -36,7 +36,7 @@ class TaskIdBounds(Struct, frozen=True):
     now: UUID
 
 
-def task_id_bounds(*, hours: int) -> Statement[TaskIdBounds]:
+def task_id_bounds(*, hours: float) -> Statement[TaskIdBounds]:
     """Return the id bounds to use in a search for tasks that ended more than `hours` ago.
 
     Such tasks were sent before that time, and ids sort by the time when a task was sent.

@@ -204,11 +204,13 @@ def count_waiting(queue: str, *, limit: int) -> Statement[int]:
 
 
 def outcomes(ids: Sequence[UUID]) -> Statement[dict[UUID, StoredOutcome]]:
-    """Return the states and outcomes of these tasks. Unknown ids are omitted."""
-    return Statement(
-        "task/list_outcomes", {"ids": uuids(ids)},
-        lambda found: {row[0]: StoredOutcome(row[0], row[1], TaskState(row[2]), *row[3:]) for row in found},
-    )  # fmt: skip
+    """Return the states and outcomes of these tasks, except those in `history`. Unknown ids are omitted."""
+    return Statement("task/list_outcomes", {"ids": uuids(ids)}, read_outcomes)
+
+
+def read_outcomes(found: Sequence[Row]) -> dict[UUID, StoredOutcome]:
+    """Return the outcomes by the ids of their tasks."""
+    return {row[0]: StoredOutcome(row[0], row[1], TaskState(row[2]), *row[3:]) for row in found}
 
 
 def cancel(task_id: UUID, *, channel: str, call: UUID) -> Statement[tuple[str, TaskState, bool] | None]:
@@ -233,21 +235,34 @@ def cancel_children(task_id: UUID, *, channel: str, claim_id: UUID | None = None
     return Statement("task/cancel_children", parameters, lambda found: int(found[0][0]))
 
 
-def retry(
-    task_id: UUID, *, channel: str, call: UUID
-) -> Statement[tuple[UUID | None, TaskState, bool, UUID | None] | None]:
-    """Retry a task on behalf of an operator. `call` is the id of this call and makes it idempotent. Return None if the task does not exist.
+class RetryVerdict(Struct, frozen=True):
+    """The result of a retry: the task's workflow, its previous state, whether it was retried, and the live task that has its key.
 
-    Otherwise, return the workflow that contains the task, the previous state, whether the task was retried, and the live task that has its
-    key.
+    `is_moved`: the task is in `history`, so it must be moved back before it can be retried.
     """
-    return Statement(
-        "task/retry_task",
-        {"id": task_id, "call": call, "channel": channel},
-        lambda found: (
-            (found[0][0], TaskState(found[0][1]), bool(found[0][2]), found[0][3]) if found else None
-        ),
-    )
+
+    workflow_id: UUID | None
+    was: TaskState
+    retried: bool
+    other: UUID | None
+    is_moved: bool = False
+
+    @property
+    def may_move(self) -> bool:
+        """Return whether the task can be retried after it was moved back."""
+        return self.is_moved and self.workflow_id is None and self.was is not TaskState.COMPLETED
+
+
+def retry(task_id: UUID, *, channel: str, call: UUID) -> Statement[RetryVerdict | None]:
+    """Retry a task on behalf of an operator. `call` is the id of this call and makes it idempotent. Return None if the task does not exist."""
+
+    def read(found: Sequence[Row]) -> RetryVerdict | None:
+        if not found:
+            return None
+        workflow_id, was, retried, other, is_moved, *_ = found[0]
+        return RetryVerdict(workflow_id, TaskState(was), retried, other, is_moved)
+
+    return Statement("task/retry_task", {"id": task_id, "call": call, "channel": channel}, read)
 
 
 def expire(*, channel: str, limit: int = 200) -> Statement[list[UUID]]:

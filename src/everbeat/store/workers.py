@@ -14,6 +14,7 @@ from everbeat.domain.schedule.model import Declared
 from everbeat.errors import DatabaseError
 from everbeat.store import rows
 from everbeat.store.connection import SILENCE_KEPT_MS
+from everbeat.store.migrations import known_migrations
 from everbeat.store.rows import Row
 from everbeat.store.schedules import declared_parameters
 from everbeat.store.statement import Statement
@@ -129,7 +130,8 @@ class WorkerState(Struct, frozen=True, kw_only=True):
 
 def register_supervisor(row: SupervisorRow) -> Statement[bool]:
     """Insert a supervisor's row."""
-    return Statement("worker/register_supervisor", structs.asdict(row), rows.any_row)
+    parameters = structs.asdict(row) | {"code": known_migrations()[-1].version}
+    return Statement("worker/register_supervisor", parameters, rows.any_row)
 
 
 def record_starts(

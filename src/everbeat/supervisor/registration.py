@@ -15,6 +15,7 @@ from everbeat.domain.recovery.hooks import HookRunner, NoHooks
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import DatabaseError
 from everbeat.maintenance.cleanup import Expirer, Pruner, UselessSessionWatch
+from everbeat.maintenance.history import HistoryKeeper
 from everbeat.maintenance.reconciler import Reconciler
 from everbeat.maintenance.scheduler import Declarations, Scheduler
 from everbeat.protocol import Adopt, Welcome
@@ -228,6 +229,7 @@ class Supervision:
             Expirer(recovery),
             Reconciler(recovery, transactions=self.session),
             Snapshots(recovery, self),
+            HistoryKeeper(recovery, open_spare=self._open_spare),
             Pruner(recovery, open_spare=self._open_spare),
         ]
         return services

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from uuid import uuid4
 
+from everbeat.domain.task.states import TaskState
 from everbeat.store import tasks
 from tests.protocol.stateful.database import FaultyDatabase
 from tests.protocol.stateful.holder_actions import HolderActions
@@ -72,8 +73,9 @@ class SimulationState:
     def retry(self, entry: Entry) -> None:
         """Retry a task as an operator."""
         answer = self.database.run(tasks.retry(entry.id, channel=self.database.target.channel, call=uuid4()))
-        assert answer == (None, entry.state, entry.state in ("FAILED", "CANCELLED", "EXPIRED"), None)
-        if answer[2]:
+        retryable = entry.state in ("FAILED", "CANCELLED", "EXPIRED")
+        assert answer == tasks.RetryVerdict(None, TaskState(entry.state), retried=retryable, other=None)
+        if answer.retried:
             self.ledger.retried(entry)
 
     def deadline(self, entry: Entry) -> None:

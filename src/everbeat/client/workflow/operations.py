@@ -35,6 +35,7 @@ from everbeat.errors import (
     WorkflowNotRetryable,
 )
 from everbeat.errors.wording import some
+from everbeat.store import history
 from everbeat.store import workflow_control as store
 from everbeat.store.advance import StepTimedOut, step
 from everbeat.store.plan import Plan, ask, together
@@ -318,6 +319,7 @@ def retry(
         decided = yield from _decided(workflow_id, keep=completed == "keep", from_node=from_node)
         decisions.append(decided)
         if not dry_run:
+            yield from ask(history.recall_workflows(decided.plans))
             yield from ask(
                 store.retry(workflow_id, decided.plans, call=call, channel=channel, largest=largest)
             )

@@ -7,7 +7,7 @@ owner (id) as materialized (
     select p.id
     from {schema}.tasks o
     join {schema}.steps s on s.task_id = o.id and s.kind = 'child'
-    left join {schema}.tasks c on c.id = (s.result #>> '{{}}')::uuid
+    left join {schema}.all_tasks c on c.id = (s.result #>> '{{}}')::uuid
     left join {schema}.workflows f on f.id = (s.result #>> '{{}}')::uuid
     join {schema}.tasks p on p.id = coalesce(c.parent_id, f.parent_task_id) and p.workflow_id = o.workflow_id and p.node = o.node
     where o.id = %(id)s and o.workflow_id is not null

@@ -10,4 +10,6 @@
     s.timing::text as timing, s.missed, s.most, s.catchup_ms, s.overlap, s.jitter_ms, s.starts_at, s.ends_at, s.most_runs,
     s.pause_after_failures, s.expires_ms,
     k.schedule, k.at, k.outcome, k.task_id, k.reason, k.detail, k.last_at, k.missed as missed_ticks, k.decided_at, k.decided_by,
-    (select t.state from {schema}.tasks t where t.id = k.task_id) as task_state
+    coalesce(
+        (select t.state from {schema}.tasks t where t.id = k.task_id), (select h.state from {schema}.history h where h.id = k.task_id)
+    ) as task_state

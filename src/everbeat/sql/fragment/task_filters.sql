@@ -11,8 +11,9 @@
       {schema}.object_of(t.error) ->> 'code' = %(error)s or {schema}.object_of(t.error) ->> 'type' = %(error)s
       or right({schema}.object_of(t.error) ->> 'type', length(%(error)s) + 1) = '.' || %(error)s
   )))
-  and (%(worker)s::text is null or t.claimed_by_worker_id = %(worker)s or ((t.attempt > 1 or t.state = 'PENDING') and exists (
-      select from {schema}.attempts a where a.task_id = t.id and a.worker_id = %(worker)s
+  and (%(worker)s::text is null or t.claimed_by_worker_id = %(worker)s or ((t.attempt > 1 or t.state = 'PENDING') and (
+      exists (select from {schema}.attempts a where a.task_id = t.id and a.worker_id = %(worker)s)
+      or exists (select from unnest(t.attempts) a where a.worker_id = %(worker)s)
   )))
   and (%(since)s::timestamptz is null or event.at >= %(since)s)
   and (%(within_ms)s::bigint is null or event.at >= statement_timestamp() - %(within_ms)s * interval '1 millisecond')

@@ -1,5 +1,5 @@
--- Each task `t` with the time of its last event, `event.at`.
-{schema}.tasks t
+-- Each task `t`, also those in `history`, with the time of its last event, `event.at`.
+{schema}.all_tasks t
 cross join lateral (
     select
         greatest(

@@ -2,7 +2,7 @@
 -- newest first. An escaped NUL or surrogate that was stored by hand cannot be read as text.
 with recent as materialized (
     select t.name, t.failed_at, case when t.error::text !~* E'\\\\u(0000|d[89a-f])' then t.error end as error
-    from {schema}.tasks t
+    from {schema}.all_tasks t
     where t.state = 'FAILED' and t.failed_at > statement_timestamp() - %(within_ms)s * interval '1 millisecond'
       and t.failed_at <= statement_timestamp()
     order by t.failed_at desc

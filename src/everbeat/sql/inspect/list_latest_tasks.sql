@@ -22,5 +22,5 @@ with events as not materialized (
 )
 select {fragment/task_columns}
 from page event
-join {schema}.tasks t on t.id = event.id
+join {schema}.all_tasks t on t.id = event.id
 order by event.at desc, event.id desc

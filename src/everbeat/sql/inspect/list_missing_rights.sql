@@ -5,7 +5,7 @@ where not has_schema_privilege(%(schema)s, 'USAGE')
 union all
 select
     c.relname, lacks.missing,
-    (select count(*) from pg_class every where every.relnamespace = n.oid and every.relkind = 'r' and every.relname <> 'schema_steps') as tables
+    (select count(*) from pg_class every where every.relnamespace = n.oid and every.relkind in ('r', 'p') and not every.relispartition and every.relname <> 'schema_steps') as tables
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 cross join lateral (
@@ -13,5 +13,5 @@ cross join lateral (
         select p from unnest(array['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p where not has_table_privilege(c.oid, p)
     ) as missing
 ) lacks
-where n.nspname = %(schema)s and c.relkind = 'r' and c.relname <> 'schema_steps' and lacks.missing <> '{{}}'
+where n.nspname = %(schema)s and c.relkind in ('r', 'p') and not c.relispartition and c.relname <> 'schema_steps' and lacks.missing <> '{{}}'
 order by 1 nulls first

@@ -78,4 +78,5 @@ select
           and t.completed_at < statement_timestamp() - case
               when {schema}.kept_ms(t.policy) ~ '^[0-9]{{1,12}}$' then {schema}.kept_ms(t.policy)::bigint
           end * interval '1 millisecond'
-    ) as results
+    ) as results,
+    (select count(*) from {schema}.history_parts p where p.until <= (select terminal from age)) as history_parts

@@ -86,7 +86,7 @@ with recursive decided as materialized (
     select t.id from {schema}.tasks t
     where t.schedule = any(array(select k.schedule from tick k where k.cancels)) and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
     union
-    select t.id from family f join {schema}.tasks t on t.parent_id = f.id
+    select t.id from family f join {schema}.all_tasks t on t.parent_id = f.id
 ), doomed as materialized (
     select t.id, t.state from {schema}.tasks t
     where t.id = any(array(select f.id from family f)) and t.state in ('PENDING', 'CLAIMED', 'RUNNING')

@@ -46,7 +46,11 @@ left join lateral (
             order by k.at desc
             limit 1000
         ) k
-        join {schema}.tasks t on t.id = k.task_id
+        cross join lateral (
+            select coalesce(
+                (select t.state from {schema}.tasks t where t.id = k.task_id), (select h.state from {schema}.history h where h.id = k.task_id)
+            ) as state
+        ) t
         where t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
         order by k.at desc
         limit greatest(d.pause_after_failures, 0)

@@ -5,9 +5,9 @@
 -- retried, its nodes get new tasks. If a node's earlier task did not complete, the new task continues from the earlier task's steps and
 -- owns its children. An earlier task is therefore an owner too if the steps of this task name one of its children.
 with recursive {fragment/owners_of_children}, family (id) as (
-    select t.id from owner o join {schema}.tasks t on t.parent_id = o.id
+    select t.id from owner o join {schema}.all_tasks t on t.parent_id = o.id
     union
-    select t.id from family f join {schema}.tasks t on t.parent_id = f.id
+    select t.id from family f join {schema}.all_tasks t on t.parent_id = f.id
 ), fenced as materialized (
     select t.id from {schema}.tasks t
     where t.id = %(id)s and t.claim_id = %(claim_id)s::uuid and t.state = 'RUNNING'

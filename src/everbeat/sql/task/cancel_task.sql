@@ -1,5 +1,5 @@
 -- Cancel a task: PENDING | CLAIMED -> CANCELLED at once; for a RUNNING task, request a cancel and notify the holder. A terminal task stays
--- unchanged. A repeated call finds its id in the row that it cancelled, and returns the same result.
+-- unchanged. A task in `history` has ended. A repeated call finds its id in the row that it cancelled, and returns the same result.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = %(id)s for no key update
 ), ended as (
@@ -30,3 +30,7 @@ from held h
 cross join (select pg_notification_queue_usage() < 0.5 as has_room) n
 left join ended e on e.id = h.id
 left join asked a on a.id = h.id
+union all
+select m.state, m.state, false, null, null, null, null, null
+from {schema}.history m
+where m.id = %(id)s and not exists (select from held)

@@ -1,12 +1,8 @@
 -- Return the state, result and error of these tasks and workflows. Every workflow state that is not terminal is returned as RUNNING.
--- Unknown ids have no row. `missing` says why a completed task has no result: its policy ignores results, or the result was removed.
+-- Unknown ids, and those of tasks in `history`, have no row: see history/list_outcomes. `missing` says why a completed task has no result: its policy ignores results, or the result was removed.
 select
     t.id, t.name, t.state, t.result::text, t.error::text,
-    case
-        when t.state <> 'COMPLETED' or t.policy is null then null
-        when t.policy ->> 'ignore_result' = 'true' then 'ignored'
-        when t.result is null and position('"keep_result_ms"' in t.policy::text) > 0 then 'removed'
-    end as missing
+    {fragment/missing_result} as missing
 from {schema}.tasks t
 where t.id = any(%(ids)s::uuid[])
 union all

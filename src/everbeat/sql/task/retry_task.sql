@@ -44,6 +44,10 @@ with held as materialized (
       )
 )
 select
-    h.workflow_id, h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, (select r.id from rival r) as other,
+    h.workflow_id, h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, (select r.id from rival r) as other, false as is_moved,
     case when a.id is not null and (select pg_notification_queue_usage()) < 0.5 then pg_notify(%(channel)s, 't:' || left(a.queue, 1000)) end
 from held h left join again a on a.id = h.id
+union all
+select m.workflow_id, m.state, false, null, true, null
+from {schema}.history m
+where m.id = %(id)s and not exists (select from held)

@@ -6,7 +6,7 @@
 with recursive {fragment/owners_of_children}, family (id) as (
     select o.id from owner o
     union
-    select t.id from family f join {schema}.tasks t on t.parent_id = f.id
+    select t.id from family f join {schema}.all_tasks t on t.parent_id = f.id
 ), held as materialized (
     select w.id from {schema}.workflows w
     where w.parent_task_id = any(array(select f.id from family f)) and w.state in ('RUNNING', 'PAUSED')

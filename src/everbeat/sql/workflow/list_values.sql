@@ -13,10 +13,13 @@ with asked as materialized (
     join {schema}.nodes m on m.workflow_id = n.workflow_id and m.number >= n.first_member and m.number < n.first_member::bigint + n.members
 )
 select
-    n.workflow_id, n.of, n.place, n.state, coalesce(t.result, w.result)::text as result,
-    coalesce(n.error, t.error, case when w.result is null then w.error end)::text as error, n.kind = 'map' as is_map
+    n.workflow_id, n.of, n.place, n.state, coalesce(t.result, m.result, w.result)::text as result,
+    coalesce(n.error, t.error, m.error, case when w.result is null then w.error end)::text as error, n.kind = 'map' as is_map
 from node n
 left join {schema}.tasks t on n.kind = 'task' and t.id = n.task_id
+left join lateral (
+    select h.result, h.error from {schema}.history h where t.id is null and n.kind = 'task' and h.id = n.task_id offset 0
+) m on true
 left join {schema}.workflows w on n.kind = 'workflow' and w.id = n.task_id
 union all
 select w.id, -1, null, 'COMPLETED', w.input::text, null, false

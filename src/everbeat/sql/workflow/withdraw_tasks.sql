@@ -22,14 +22,14 @@ with recursive node as materialized (
     select p.id, o.workflow_id
     from owned o
     join {schema}.steps s on s.task_id = o.id and s.kind = 'child'
-    left join {schema}.tasks c on c.id = (s.result #>> '{{}}')::uuid
+    left join {schema}.all_tasks c on c.id = (s.result #>> '{{}}')::uuid
     left join {schema}.workflows f on f.id = (s.result #>> '{{}}')::uuid
     join {schema}.tasks p on p.id = coalesce(c.parent_id, f.parent_task_id) and p.workflow_id = o.workflow_id and p.node = o.number
     where o.iteration > 1
 ), family (id, workflow_id) as (
-    select t.id, o.workflow_id from owner o join {schema}.tasks t on t.parent_id = o.id
+    select t.id, o.workflow_id from owner o join {schema}.all_tasks t on t.parent_id = o.id
     union
-    select t.id, f.workflow_id from family f join {schema}.tasks t on t.parent_id = f.id
+    select t.id, f.workflow_id from family f join {schema}.all_tasks t on t.parent_id = f.id
 ), concerned (id, workflow_id, number, doing) as materialized (
     select n.task_id, n.workflow_id, n.number, n.doing from node n where n.kind = 'task' and n.state = 'ENQUEUED'
     union all
