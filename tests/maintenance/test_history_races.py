@@ -1,4 +1,4 @@
-"""Test that a task moves once, even if other sessions act at the same time: a retry, a cancel, a second caretaker, the pruner, a kill."""
+"""Test that a task moves once, even if another session retries, cancels, signals or moves it at the same time, or is killed."""
 
 from __future__ import annotations
 

@@ -17,10 +17,6 @@ MOVE, RECALL = "schema/0017_history/18_move_to_history", "schema/0017_history/19
 
 MUTANTS = [
     Mutant(
-        "a live task that moves", MOVE, "where t.id = any(v_ids) and t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')",
-        "where t.id = any(v_ids)", races.test_a_task_that_is_retried_before_the_lock_stays,
-    ),
-    Mutant(
         "a task that moves at once", MOVE, "<= statement_timestamp() - p_age", "<= statement_timestamp()",
         moves.test_a_task_moves_an_hour_after_its_end_with_all_its_records,
     ),

@@ -24,7 +24,8 @@ FILL = """
 insert into {schema}.history (id, name, queue, priority, state, args, policy, sent_at, enqueued_at, fence, attempt, counted_from, retry_count,
     crash_count, loss_count, claimed_at, claimed_by_worker_id, started_at, completed_at, failed_at, result, error, suspect, alone,
     checkpoint_number, ended_at, attempts)
-select x.id, 'task' || n %% 20, 'default', 0, case when n %% 100 = 0 then 'FAILED' else 'COMPLETED' end, '{{"customer": 12345678, "kind": "invoice"}}', '{{}}',
+select x.id, 'task' || n %% 20, 'default', 0, case when n %% 100 = 0 then 'FAILED' else 'COMPLETED' end,
+    '{{"customer": 12345678, "kind": "invoice"}}', '{{}}',
     x.at - interval '3 s', x.at - interval '3 s', 1, 1, 0, 0, 0, 0, x.at - interval '2 s', 'host-1-worker-1', x.at - interval '1 s',
     case when n %% 100 > 0 then x.at end, case when n %% 100 = 0 then x.at end, '{{"total": 12345.67}}',
     case when n %% 100 = 0 then '{{"code": "BROKEN", "message": "no"}}'::json end, false, false, 0, x.at,
