@@ -7,7 +7,7 @@ from uuid import UUID
 
 from everbeat import App, TaskState
 from everbeat.store import retention, tasks
-from everbeat.store.tasks import suspects_wait
+from everbeat.store.claims import suspects_wait
 from tests.client.test_explaining import change, codes, end_workers, join
 from tests.client.test_explaining_needs import NEW, OLD, mark, marked, registers
 from tests.store.conftest import StoreHarness

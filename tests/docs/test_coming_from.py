@@ -24,7 +24,8 @@ from everbeat.store import migrating
 from everbeat.store.target import Target
 from everbeat.workflows import WorkflowState
 from tests.docs.tables import text_of
-from tests.docs.test_reference import SOURCE, options_of, subclasses
+from tests.docs.test_reference import SOURCE, options_of
+from tests.surface.source import subclasses
 
 PAGE = "coming-from.md"
 CODE = re.compile(r"`([^`]+)`")
@@ -76,8 +77,8 @@ def codes() -> set[str]:
 
 def events() -> set[str]:
     """The names of all events, each from an object that has the name of its class and nothing else."""
-    assert {messenger.TaskSkippedActiveElsewhere, relay.TaskReenqueued} <= set(subclasses(Event))  # type: ignore[type-var]
-    return {event_name(type(kind.__name__, (), {})()) for kind in subclasses(Event)}  # type: ignore[type-var]
+    assert {messenger.TaskSkippedActiveElsewhere, relay.TaskReenqueued} <= set(subclasses(Event))
+    return {event_name(type(kind.__name__, (), {})()) for kind in subclasses(Event)}
 
 
 def is_literal(token: str) -> bool:

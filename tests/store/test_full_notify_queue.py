@@ -21,6 +21,7 @@ from everbeat.errors import DatabaseError
 from everbeat.store import leases, limits, messages, migrating, schedules, statement, tasks, workflows
 from everbeat.store import workflow_control as control
 from everbeat.store.announcer import announcement
+from everbeat.store.claims import set_aside
 from everbeat.store.database import Database
 from everbeat.store.leases import decline
 from everbeat.store.refusals import is_refused_data, is_refused_hint, is_repeatable
@@ -144,7 +145,7 @@ def put_aside(db: StoreHarness) -> Act:
             " select gen_random_uuid(), 'other', 'default', 0, '{{}}' from generate_series(1, 1000)"
         )
     )
-    return lambda: db.run(tasks.set_aside(names=["work"], queues=None, channel=db.target.channel))
+    return lambda: db.run(set_aside(names=["work"], queues=None, channel=db.target.channel))
 
 
 def expire(db: StoreHarness) -> Act:

@@ -12,9 +12,9 @@ import pytest
 
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.store import claims, leases, lines, tasks
-from everbeat.store.claims import Claimed
+from everbeat.store.claims import Claimed, suspects_wait
 from everbeat.store.leases import decline
-from everbeat.store.tasks import BEGINNING, MarkedGroup, marked, suspects_wait
+from everbeat.store.tasks import BEGINNING, MarkedGroup, marked
 from tests.store.conftest import StoreHarness
 
 DEFAULTS = StoredPolicy(max_retries=3)

@@ -90,7 +90,7 @@ def test_every_repeated_statement_takes_the_server_less_than_100_ms(million: Sto
     }
     of_others: dict[str, Statement[Any]] = {
         "next due": tasks.next_due(names=["work"], queues=None),
-        "suspects": tasks.suspects_wait(names=["work"], queues=None),
+        "suspects": claims.suspects_wait(names=["work"], queues=None),
         f"send of {BATCH}": tasks.insert_tasks(new, channel="c"),
         "send": tasks.insert_task(new[0], channel="c"),
         "cancel": tasks.cancel(leased[0][0], channel="c", call=uuid4()),

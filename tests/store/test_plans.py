@@ -16,10 +16,11 @@ from everbeat.domain.identifiers import bounds
 from everbeat.domain.task.signature import MarkedTasks
 from everbeat.domain.task.states import TaskState
 from everbeat.store import claims, diagnosis, inspection, leases, lines, migrating, retention, tasks, workers
+from everbeat.store.claims import suspects_wait
 from everbeat.store.leases import decline
 from everbeat.store.statement import Statement, compose
 from everbeat.store.target import Target
-from everbeat.store.tasks import MarkedPlace, marked, suspects_wait
+from everbeat.store.tasks import MarkedPlace, marked
 from tests.store import claim_page
 from tests.store.conftest import StoreHarness
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from everbeat.store.tasks import set_aside
+from everbeat.store.claims import set_aside
 from tests.store.conftest import StoreHarness
 from tests.store.test_marked_tasks import groups
 from tests.store.test_plans import loaded, nodes, plan

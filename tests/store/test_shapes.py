@@ -57,7 +57,7 @@ def pair_of(database_url: str, shape: Shape) -> Iterator[Pair]:
     only = Shape(ended=4 * PRUNED, due=due * queues, queues=queues, priorities=shape.priorities)
     with shaped(database_url, shape) as full, shaped(database_url, only) as empty:
         portions = 0
-        while full.run(tasks.set_aside(names=["work"], queues=None, channel=full.target.channel)):
+        while full.run(claims.set_aside(names=["work"], queues=None, channel=full.target.channel)):
             portions += 1
         assert portions == FRONT // 1_000
         full.connection.execute(full.plain("vacuum (index_cleanup on) {schema}.tasks"))  # as autovacuum does
@@ -137,7 +137,7 @@ def walks() -> dict[str, Statement[Any]]:
     return {
         "claim from the start": a_claim(100, queues=None),
         "idle check of all queues": tasks.next_due(names=["work"], queues=None, margin_ms=5),
-        "search for tasks to set aside": tasks.set_aside(names=["work"], queues=None, channel="c"),
+        "search for tasks to set aside": claims.set_aside(names=["work"], queues=None, channel="c"),
     }
 
 

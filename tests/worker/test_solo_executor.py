@@ -16,9 +16,9 @@ from everbeat.domain.task.policy import StoredPolicy
 from everbeat.protocol import DropLeases, Tick
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import ProcessRecycled
+from everbeat.store.claims import suspects_wait
 from everbeat.store.session import Session
 from everbeat.store.target import Target
-from everbeat.store.tasks import suspects_wait
 from everbeat.worker.claim.slots import make_pools
 from everbeat.worker.environment import WorkerPlan
 from everbeat.worker.worker import make_executors

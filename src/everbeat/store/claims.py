@@ -1,4 +1,4 @@
-"""The statement that claims tasks, and the tasks that it returns."""
+"""The statement that claims tasks, the tasks that it returns, and two statements that keep claims cheap."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from everbeat.store import rows
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement, integers, uuids, without
 from everbeat.store.tasks import MarkedGroup, marked_json
@@ -122,3 +123,25 @@ def claim(
     # Even if there is nothing to find, each of these parts takes a tenth of a claim's time.
     omitted = [part for part, is_needed in (("marked", bool(marked)), ("lines", with_lines)) if not is_needed]
     return Statement(without(*omitted, name="task/claim_tasks"), parameters, read)
+
+
+def suspects_wait(
+    *, names: Sequence[str], queues: Sequence[str] | None, marked: Sequence[MarkedGroup] = ()
+) -> Statement[bool]:
+    """Return whether a suspect with one of these names in one of these queues is due. The check is almost free if there are no suspects."""
+    parameters = {
+        "names": list(names),
+        "queues": None if queues is None else list(queues),
+        "marked": marked_json(marked),
+    }
+    return Statement("task/check_suspects", parameters, rows.only(bool))
+
+
+def set_aside(*, names: Sequence[str], queues: Sequence[str] | None, channel: str) -> Statement[int]:
+    """Mark up to 1,000 due tasks in front of a lane whose names are not among `names`, and return how many were marked."""
+    parameters = {
+        "names": list(names),
+        "queues": None if queues is None else list(queues),
+        "channel": channel,
+    }
+    return Statement("task/set_aside", parameters, rows.only(lambda tasks, _: int(tasks)))

@@ -426,28 +426,6 @@ def _number(row: Row) -> int:
     return int(row[5])
 
 
-def suspects_wait(
-    *, names: Sequence[str], queues: Sequence[str] | None, marked: Sequence[MarkedGroup] = ()
-) -> Statement[bool]:
-    """Return whether a suspect with one of these names in one of these queues is due. The check is almost free if there are no suspects."""
-    parameters = {
-        "names": list(names),
-        "queues": None if queues is None else list(queues),
-        "marked": marked_json(marked),
-    }
-    return Statement("task/check_suspects", parameters, rows.only(bool))
-
-
-def set_aside(*, names: Sequence[str], queues: Sequence[str] | None, channel: str) -> Statement[int]:
-    """Mark up to 1,000 due tasks in front of a lane whose names are not among `names`, and return how many were marked."""
-    parameters = {
-        "names": list(names),
-        "queues": None if queues is None else list(queues),
-        "channel": channel,
-    }
-    return Statement("task/set_aside", parameters, rows.only(lambda tasks, _: int(tasks)))
-
-
 def process_ends(ids: Sequence[UUID]) -> Statement[list[tuple[UUID, str]]]:
     """Return (task id, cause) for each process that exited earlier while running any of these tasks."""
     return Statement(

@@ -15,8 +15,8 @@ from everbeat.domain.task.policy import StoredPolicy
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable, EverbeatError
 from everbeat.runtime.clock import Clock
 from everbeat.store import claims, lines
-from everbeat.store.claims import CLAIM_BYTES, NO_FLOORS, Claimed, ClaimPlace
-from everbeat.store.tasks import BEGINNING, MarkedGroup, NextDue, marked, next_due, set_aside, suspects_wait
+from everbeat.store.claims import CLAIM_BYTES, NO_FLOORS, Claimed, ClaimPlace, set_aside, suspects_wait
+from everbeat.store.tasks import BEGINNING, MarkedGroup, NextDue, marked, next_due
 from everbeat.worker.attempt import ALONE, ExecutorName
 from everbeat.worker.claim.slots import MOST_SEARCHED, SlotPool
 from everbeat.worker.environment import WorkerEnvironment
