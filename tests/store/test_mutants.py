@@ -210,7 +210,11 @@ MUTANTS = [
     ),
     Mutant(
         "a turn that every supervisor gets", "worker/take_turn", "where t.taken_until <= statement_timestamp()", "where true",
-        recovery.test_a_turn_belongs_to_one_supervisor_until_it_ends,
+        recovery.test_one_of_two_supervisors_that_ask_at_once_gets_a_turn,
+    ),
+    Mutant(
+        "a turn to watch that every supervisor gets", "worker/take_watch_turn", "where t.taken_by = (select f.taken_by from free f)", "where true",
+        recovery.test_one_of_two_supervisors_that_ask_at_once_gets_a_turn_to_watch,
     ),
     Mutant(
         "a retry that ignores a live task with its key", "task/retry_task", " and not exists (select from rival)", "",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 from uuid import uuid4
 
 import psycopg
@@ -14,8 +16,12 @@ from psycopg import conninfo
 
 from everbeat.store import claims, leases, retention, tasks, workers
 from everbeat.store.database import Database
+from everbeat.store.statement import Statement
 from everbeat.store.workers import predecessors
 from tests.store.conftest import StoreHarness
+from tests.store.test_frozen_claims import frozen
+
+T = TypeVar("T")
 
 
 def test_a_claimed_task_of_a_dead_worker_returns_to_its_old_place(db: StoreHarness) -> None:
@@ -347,6 +353,31 @@ def test_a_turn_belongs_to_one_supervisor_until_it_ends(db: StoreHarness) -> Non
     assert db.run(workers.take_turn("expirer", interval_ms=60_000, taken_by="s2")) is False
     assert db.run(workers.take_turn("reaper", interval_ms=0, taken_by="s2")) is True
     assert db.run(workers.take_turn("reaper", interval_ms=60_000, taken_by="s1")) is True
+
+
+def at_once(db: StoreHarness, first: Statement[T], second: Statement[T]) -> T:
+    """Run the second statement while the first one has not committed, and return its result."""
+    with ThreadPoolExecutor(1) as pool:
+        with frozen(db, first):
+            answer = pool.submit(db.run, second)
+            ends_at = time.monotonic() + 30
+            while not db.connection.execute("select 1 from pg_locks where not granted").fetchone():
+                assert time.monotonic() < ends_at, "the second statement does not wait for the first"
+                time.sleep(0.01)  # polls from outside
+        return answer.result()
+
+
+def test_one_of_two_supervisors_that_ask_at_once_gets_a_turn(db: StoreHarness) -> None:
+    one, other = (workers.take_turn("expirer", interval_ms=60_000, taken_by=name) for name in ("s1", "s2"))
+    assert at_once(db, one, other) is False
+
+
+def test_one_of_two_supervisors_that_ask_at_once_gets_a_turn_to_watch(db: StoreHarness) -> None:  # R3
+    one, other = (
+        workers.take_watch_turn(name, kind="k", turn_ms=60_000, by_lock=True) for name in ("s1", "s2")
+    )
+    assert at_once(db, one, other).turn is None
+    assert db.run(other).turn is not None, "there are two more turns"
 
 
 def test_a_turn_is_free_after_the_clock_was_set_back(db: StoreHarness) -> None:  # I13
