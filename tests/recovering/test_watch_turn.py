@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from everbeat.store.session import Session
 from tests.recovering.conftest import ManualObserver
 from tests.store.conftest import StoreHarness
 
+CONNECTED = "select 1 from pg_stat_activity where application_name like %s"
 NewWatcher = Callable[..., Awaitable["Watcher"]]
 
 
@@ -38,7 +41,13 @@ class Watcher:
         return self.turn.is_held
 
     async def dies(self) -> None:
+        """Close the session, and wait until the server has released its lock."""
         await self.observer.session.drop()
+        name = f"everbeat test {self.observer.supervisor_id}%"
+        ends_at = time.monotonic() + 30
+        while self.observer.db.connection.execute(CONNECTED, [name]).fetchone():
+            assert time.monotonic() < ends_at, "the session does not end"
+            await asyncio.sleep(0.005)  # polls from outside
 
 
 @pytest.fixture
