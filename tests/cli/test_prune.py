@@ -45,7 +45,7 @@ def test_prune_deletes_by_the_settings_of_an_app(
 ) -> None:
     old = {
         "tasks": 50, "attempts": 50, "recoveries": 10, "steps": 25, "signals": 10, "beats": 30, "worker_states": 40, "workers": 3, "supervisors": 3,
-        "workflows": 0, "nodes": 0, "edges": 0, "ticks": 0, "schedule_versions": 0, "results": 0,
+        "workflows": 0, "nodes": 0, "edges": 0, "ticks": 0, "schedule_versions": 0, "results": 0, "history_parts": 0,
     }  # fmt: skip
     counted = everbeat("prune", "--dry-run", "--app", "shop:app", "--json").assert_code(0).document
     assert (counted["dry_run"], counted["total"], rows_of(counted)) == (True, sum(old.values()), old)

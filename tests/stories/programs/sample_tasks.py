@@ -54,7 +54,7 @@ async def async_gate(name: str) -> None:
         await asyncio.sleep(0.01)
 
 
-if Path(sys.argv[0]).stem == "task_process":
+if "task_process" in sys.orig_argv:
     while (Path(os.environ["STORY_GATES"]) / "no processes").exists():
         time.sleep(0.01)  # the import of a program can take long
 

@@ -92,7 +92,7 @@ with recursive mine as materialized (
     select due.id
     from lane
     cross join lateral (
-        select mine.*, case when lane.priority < mine.priority then 'infinity' else mine.enqueued_at end as before from mine
+        select m.id, m.queue, m.needs_id, case when lane.priority < m.priority then 'infinity' else m.enqueued_at end as before from mine m
     ) mine
     cross join lateral (
         (
