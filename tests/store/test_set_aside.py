@@ -1,4 +1,4 @@
-"""Tasks of unknown functions in front of a lane are marked, so that claims no longer pass over them. Workers that know them claim them."""
+"""Tasks of unknown functions in front of a lane are marked, so that claims do not pass over them. Workers that know them claim them."""
 
 from __future__ import annotations
 

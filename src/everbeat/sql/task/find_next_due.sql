@@ -9,28 +9,7 @@ with recursive marked as materialized (
     select m.needs_id, m.queue, m.priority
     from json_to_recordset(%(marked)s::json) as m (needs_id uuid, name text, queue text, priority smallint)
     where m.name = any(%(names)s::text[])
-), lane (queue, priority) as (
-    select coalesce(q.name, ''), -32769
-    from (select null::text where %(queues)s::text[] is null union all select distinct unnest(%(queues)s::text[])) q (name)
-    union all
-    select next_lane.queue, next_lane.priority::integer
-    from lane
-    cross join lateral (
-        (
-            select t.queue, t.priority from {schema}.tasks t
-            where %(queues)s::text[] is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
-              and (t.queue, t.priority) > (lane.queue, lane.priority)
-            order by t.queue, t.priority limit 1
-        )
-        union all
-        (
-            select t.queue, t.priority from {schema}.tasks t
-            where %(queues)s::text[] is not null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
-              and t.queue = lane.queue and t.priority > lane.priority
-            order by t.priority limit 1
-        )
-    ) next_lane
-), soon (queue, at) as (
+), {fragment/lanes_of_queues}, soon (queue, at) as (
     select lane.queue, first.enqueued_at
     from lane
     cross join lateral (

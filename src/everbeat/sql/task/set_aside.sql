@@ -1,28 +1,8 @@
--- Mark due tasks of functions that this worker does not have, in front of one lane: at most 1,000. After that, claims do not pass over them. The mark is the one that a decline sets (task/decline_tasks), so each worker whose code accepts the arguments
--- claims them as marked tasks. None of the lane's first 1,000 due tasks may have a name of the worker: then the mark
--- costs less than the claims would. A task is left in its place if its arguments cannot be marked. Return the number of marked tasks.
-with recursive lane (queue, priority) as (
-    select coalesce(q.name, ''), -32769
-    from (select null::text where %(queues)s::text[] is null union all select distinct unnest(%(queues)s::text[])) q (name)
-    union all
-    select next_lane.queue, next_lane.priority::integer
-    from lane
-    cross join lateral (
-        (
-            select t.queue, t.priority from {schema}.tasks t
-            where %(queues)s::text[] is null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
-              and (t.queue, t.priority) > (lane.queue, lane.priority)
-            order by t.queue, t.priority limit 1
-        )
-        union all
-        (
-            select t.queue, t.priority from {schema}.tasks t
-            where %(queues)s::text[] is not null and t.state = 'PENDING' and t.serial is null and t.needs_id is null
-              and t.queue = lane.queue and t.priority > lane.priority
-            order by t.priority limit 1
-        )
-    ) next_lane
-), foreign_lane as materialized (
+-- Mark due tasks of functions that this worker does not have, in front of one lane: at most 1,000. After that, claims do not pass over them.
+-- The mark is the one that a decline sets (task/decline_tasks). So each worker whose code accepts the arguments claims them as marked tasks.
+-- None of the lane's first 1,000 due tasks may have a name of the worker: then the mark costs less than the claims would. A task is left in
+-- its place if its arguments cannot be marked. Return the number of marked tasks.
+with recursive {fragment/lanes_of_queues}, foreign_lane as materialized (
     select lane.queue, lane.priority
     from lane
     where lane.priority > -32769

@@ -5,7 +5,7 @@
 -- reconnects in between. `is_locked` is false while an earlier session of the caller still holds its lock. The lock of another holder is
 -- tried in shared mode and only for this statement. `by_lock` is false behind a transaction pooler. Roles differ in what
 -- they see of other sessions, so the roles are a part of the kind. Losing a turn in a server crash does no harm, so the statement does not
--- wait for the disk. The turns of kinds that no longer exist are deleted after a day.
+-- wait for the disk. The turns of kinds without supervisors are deleted after a day.
 with relaxed as materialized (
     select set_config('synchronous_commit', 'off', true)
 ), kind as materialized (
