@@ -48,7 +48,7 @@ def test_a_long_wait_for_a_step_retry_shows_the_step_the_retry_and_the_error(  #
     everbeat: Command, bank: None, shop_worker: RunningWorker
 ) -> None:
     task_id = everbeat("send", "shop:app", "order", "every=1h").assert_code(0).out.strip()
-    line = awaited(lambda: everbeat("tasks", "list").assert_code(0).out, r"charge")
+    line = awaited(lambda: everbeat("tasks", "list").assert_code(0).out, r"PENDING .*charge")
     assert re.search(rf"PENDING .*retry 1 of 3 of step 'charge' in [\d.]+ \w+: {re.escape(ERROR)}", line)
     for page in ("explain", task_id), ("tasks", "show", task_id):
         assert re.search(

@@ -226,9 +226,15 @@ def test_a_change_between_the_choice_of_a_task_and_its_lock_keeps_the_gates_righ
     send(db, "a", serial=serial)
     apply(db)
     with interrupted_claim(db) as (other, proceed):
-        other.execute(db.plain(f"update {{schema}}.tasks set {change}"))
+        free = "select id from {schema}.tasks for no key update skip locked"
+        changed = other.execute(
+            db.plain(f"update {{schema}}.tasks set {change} where id in ({free})")
+        ).rowcount
         taken = proceed()
-    if not change.startswith(("priority", "queue", "suspect")):
+    assert changed == (serial is not None), "only the head of a strict line is chosen without a lock"
+    if not changed:
+        assert len(taken) == 1
+    elif not change.startswith(("priority", "queue", "suspect")):
         assert taken == [], "the task must not start as it is now"
     no_breach(db)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from psycopg import sql
 
 from everbeat.client.options import StartSettings
 from everbeat.client.workflow.handle import WorkflowHandle
@@ -84,17 +85,24 @@ def join_of(parents: int) -> Graph:
 
 @contextmanager
 def kills(scenario: Scenario, *, every_s: float, seed: int) -> Iterator[list[int]]:
-    """Kill a random worker process repeatedly; yield the list of killed processes."""
+    """Kill a random worker process repeatedly; yield the list of killed processes.
+
+    Only workers that have started are killed. On a slow machine, no worker would start between two kills of others.
+    """
     dice, over = random.Random(seed), threading.Event()
     killed: list[int] = []
+    live = sql.SQL("select pid from {}.workers where ended_at is null order by pid")
 
     def kill() -> None:
-        while not over.wait(every_s):
-            workers = [child for tree in scenario.trees for child in psutil.Process(tree.pid).children()]
-            if workers:
-                victim = dice.choice(workers)
-                killed.append(victim.pid)
-                victim.send_signal(signal.SIGKILL)
+        with scenario.target.connect("everbeat test kills") as connection:
+            while not over.wait(every_s):
+                rows = connection.execute(live.format(sql.Identifier(scenario.schema)))
+                started = {pid for (pid,) in rows.fetchall()} - {*killed}
+                workers = [child for tree in scenario.trees for child in psutil.Process(tree.pid).children()]
+                if victims := [child for child in workers if child.pid in started]:
+                    victim = dice.choice(victims)
+                    killed.append(victim.pid)
+                    victim.send_signal(signal.SIGKILL)
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
