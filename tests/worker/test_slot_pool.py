@@ -18,11 +18,13 @@ from everbeat.worker.executors.in_process import AsyncExecutor
 from tests.worker.environments import environment_of
 
 
-def pool_of(*, slots: int, prefetch: int, unsettled: int = 0) -> SlotPool:
+def pool_of(
+    *, slots: int, prefetch: int, unsettled: int = 0, names: tuple[str, ...] = ("work", "other")
+) -> SlotPool:
     session = Session(Target.parse("postgresql:///nowhere"), "everbeat test")
     executor = AsyncExecutor(environment_of(session), slots=slots)
     return SlotPool(
-        name="async", names=("work",), executor=executor, prefetch=prefetch, queue_priorities={}, unsettled=Counter({"async": unsettled}),
+        name="async", names=names, executor=executor, prefetch=prefetch, queue_priorities={}, unsettled=Counter({"async": unsettled}),
         pace=RunDurations(SystemClock()),
     )  # fmt: skip
 
@@ -90,6 +92,15 @@ def test_a_claim_that_follows_another_one_ahead_takes_half_of_what_can_wait(
     pool = pool_of(slots=1, prefetch=prefetch)
     measured(pool, "work", seconds)
     assert pool.least_prefetched == least
+
+
+@pytest.mark.parametrize(("names", "wanted"), [(("work",), 501), (("work", "other"), 1)])
+def test_if_all_functions_are_fast_a_claim_for_all_of_them_can_take_as_many_as_can_wait(
+    names: tuple[str, ...], wanted: int
+) -> None:
+    pool = pool_of(slots=1, prefetch=500, names=names)
+    measured(pool, "work", 0.0001)
+    assert (pool.serves_all, pool.wanted) == (len(names) == 1, wanted)
 
 
 def test_a_pool_learns_the_duration_of_a_run_when_its_slot_is_free() -> None:

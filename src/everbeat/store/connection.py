@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import psycopg
 from msgspec import Struct
 from psycopg import AsyncConnection, BaseConnection, Connection
-from psycopg.waiting import READY_R
+from psycopg.waiting import READY_R, WAIT_R
 
 from everbeat.runtime.blocking import hang_up
 from everbeat.runtime.fork import close_in_forked_child
@@ -232,10 +232,11 @@ class WatchedAsyncConnection(_Watched, OwnAsyncConnection):
     async def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait as psycopg does, and call the watch in the meantime."""
         if self.watch is None:
-            return await super().wait(gen, *args, **kwargs)
+            return await super().wait(_unbroken(gen, self.pgconn.socket), *args, **kwargs)
         self.watch.begin()
         try:
-            return await super().wait(_interrupted(gen, self.watch.silent, self.watch), *args, **kwargs)
+            watched = _interrupted(gen, self.watch.silent, self.watch)
+            return await super().wait(_unbroken(watched, self.pgconn.socket), *args, **kwargs)
         finally:
             self.watch.end()
 
@@ -275,6 +276,28 @@ def has_news(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
         found.register(connection.fileno(), select.POLLIN)
         return bool(found.poll(0))
     return False
+
+
+def _unbroken(gen: Generator[Any, Any, T], fileno: int) -> Generator[Any, Any, T]:
+    """Wrap a connection's generator. Read the parts of a reply that have arrived without a wait for each.
+
+    libpq returns a reply of 500 tasks in about nine parts, and each wait takes two turns of the event loop, in which other code runs.
+    """
+    ready: Any = None
+    arrived: select.poll | None = None
+    while True:
+        try:
+            wanted = gen.send(ready)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        if wanted == WAIT_R and ready and ready & READY_R:
+            if arrived is None:
+                arrived = select.poll()
+                arrived.register(fileno, select.POLLIN)
+            if arrived.poll(0):
+                continue
+        ready = yield wanted
 
 
 def _in_time(gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:

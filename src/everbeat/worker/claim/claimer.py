@@ -386,8 +386,9 @@ class Claimer:
         The server searches for the next batch while the code of the current batch is starting. A claim for free slots takes tasks of
         any function. If it returned only tasks of fast functions, the next claim prefetches more tasks of these functions.
         """
-        batch = await self._ask(pool, limit, queues=queues)
-        taken, is_prefetch = len(batch), False
+        is_prefetch = pool.serves_all and pool.free < MANY_FREE
+        batch = await self._ask(pool, limit, is_prefetch=is_prefetch, queues=queues)
+        taken = len(batch)
         for _ in range(CLAIMS_IN_A_ROW):
             is_prefetch = pool.free - len(batch) < MANY_FREE and not (is_prefetch and pool.is_check_due)
             room = (
@@ -427,7 +428,7 @@ class Claimer:
             if before and not before.is_started
             else pool.starts(not_added=len(before or ()), is_prefetch=is_prefetch)
         )
-        if is_prefetch:
+        if is_prefetch and not pool.serves_all:
             return await self._query.ask(pool, limit, names=sorted(pool.served), starts=starts)
         pool.asked_at = self._clock.monotonic()
         batch = await self._query.ask(pool, limit, names=pool.names, starts=starts, queues=queues)
@@ -486,9 +487,8 @@ class Claimer:
         """Claim again if lines have changed. The pause grows while another worker holds the locks that the change needs."""
         self._fruitless = self._fruitless + 1 if lines_changed else 0
         if lines_changed:
-            until = self._clock.monotonic() + (
-                _LINE_PAUSES.delay(self._fruitless) if self._fruitless > 1 else 0.0
-            )
+            pause_s = _LINE_PAUSES.delay(self._fruitless) if self._fruitless > 1 else 0.0
+            until = self._clock.monotonic() + pause_s
             for pool in idle:
                 pool.expect()
                 pool.paused_until = max(pool.paused_until, until)

@@ -102,6 +102,8 @@ class SlotPool(Struct, kw_only=True):
         most, ahead = self._most_prefetched, self.prefetch_room(not_added=not_added)
         if free <= 0 and 2 * ahead < most and not self.is_check_due:
             return 0
+        if self.serves_all:
+            return ahead
         is_fast = self.pace.is_fast
         slow = sum(not is_fast(attempt.task.name) for attempt in self.waiting)
         return max(0, free, min(ahead, self._soon - slow))
@@ -125,6 +127,11 @@ class SlotPool(Struct, kw_only=True):
     def is_check_due(self) -> bool:
         """Return whether a claim for all functions is due, because more urgent tasks might have arrived since the last one."""
         return self.pace.now() - self.asked_at >= CHECK_EVERY_S
+
+    @property
+    def serves_all(self) -> bool:
+        """Return whether the last claim returned tasks of every function, so that a claim that prefetches can be for all of them."""
+        return bool(self.served) and len(self.served) == len(self.names)
 
     @property
     def startable(self) -> int:
