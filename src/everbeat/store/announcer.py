@@ -15,7 +15,7 @@ from everbeat.store.statement import Statement, texts
 
 _log = logging.getLogger("everbeat.store")
 
-APART_S: Final = 0.05
+APART_S: Final = 0.02
 """The mean time between two announcements of a busy process, in seconds."""
 AT_ONCE: Final = 5
 """How many announcements can follow one another at once after a pause. A program that sends a few tasks does not wait for `APART_S`."""
