@@ -67,7 +67,7 @@ def test_the_output_of_a_bench_names_the_server(database_url: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("leaves_no_schema")
 def test_a_bench_measures_idle_cost_growth_limits_and_recovery(database_url: str) -> None:
-    chosen = ("growth", "limits", "idle", "latency", "workflows", "deaths")
+    chosen = ("growth", "limits", "idle", "latency", "load", "workflows", "deaths")
     parts = [word for part in chosen for word in ("--only", part)]
     small = ("--tasks", "300", "--rows", "5000", "--watch", "1", *ONE_PAIR)
     figures = figures_of(run_bench(*small, "--json", "--not-durable", "--url", database_url, *parts))
@@ -77,6 +77,11 @@ def test_a_bench_measures_idle_cost_growth_limits_and_recovery(database_url: str
     assert figures["10 workflows of 100 nodes and a join"]["value"] > 0
     assert figures["chain of 100 nodes: time per node"]["value"] > 0
     assert figures["idle, send to code: p50"]["value"] < 1_000
+    assert (
+        figures["at half load, send to code: p50"]["value"]
+        <= figures["at half load, send to code: p99"]["value"]
+    )
+    assert figures["at half load: tasks sent"]["value"] > 1
     assert figures["idle: memory of both"]["value"] > 10
     assert 0 < figures["kill -9 of a worker process, to the next start"]["value"] < 60
 

@@ -31,6 +31,7 @@ from everbeat.bench.environment import (
 from everbeat.bench.fleet import fleet_measurements
 from everbeat.bench.latency import death_measurements, idle_measurements, latency_measurements
 from everbeat.bench.limits import limit_measurements
+from everbeat.bench.load import load_measurements
 from everbeat.bench.machine import LIMIT_CORES, Meter, machine_document
 from everbeat.bench.report import BenchReport
 from everbeat.bench.sampling import Conditions, MachineBusy, Measurement, MeasurementGroup, take_all
@@ -62,6 +63,8 @@ GROWTH: Final = "growth"
 """Measured only on request, because each round inserts millions of rows."""
 LIMITS: Final = "limits"
 """Measured only on request, because the drains of 100,000 keys take minutes."""
+LOAD: Final = "load"
+"""Measured only on request, because it first drains as many tasks as the part `drain`."""
 SENDERS: Final = "senders"
 """Measured only on request, because it starts 62 processes in each round."""
 FLEET: Final = "fleet"
@@ -202,7 +205,7 @@ def one_each(names: Sequence[str], known: Iterable[str], *, subject: str) -> tup
 
 
 @commands.command()
-@measuring((*PARTS, GROWTH, LIMITS, SENDERS, FLEET, NATS), usual=PARTS)
+@measuring((*PARTS, LOAD, GROWTH, LIMITS, SENDERS, FLEET, NATS), usual=PARTS)
 def bench(
     options: BenchOptions,
     *,
@@ -286,6 +289,7 @@ class BenchRun(Struct, frozen=True, kw_only=True):
             "send": lambda: send_measurements(bench, tasks=options.tasks),
             "drain": lambda: drain_measurements(bench, tasks=options.tasks),
             "latency": lambda: latency_measurements(bench),
+            LOAD: lambda: load_measurements(bench, tasks=options.tasks),
             GROWTH: lambda: growth_measurements(bench, tasks=options.tasks, rows=options.rows),
             LIMITS: lambda: limit_measurements(bench, tasks=options.tasks, keys=options.rows // 10),
             SENDERS: lambda: sender_measurements(bench),
