@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,9 +13,10 @@ import pytest
 
 from everbeat.store import claims
 from everbeat.store.claims import Claimed
+from everbeat.store.tasks import NextDue, next_due
 from everbeat.testing.clock import ManualClock
 from everbeat.worker.claim import query
-from everbeat.worker.claim.query import LONGEST_S, TRUSTED_S, WITHOUT_LINES_S, ClaimCursor
+from everbeat.worker.claim.query import LONGEST_S, TRUSTED_S, WITHOUT_LINES_S, ClaimCursor, ClaimQuery
 from tests.worker.harness import WorkerHarness
 from tests.worker.sample_tasks import gate
 
@@ -101,6 +103,52 @@ async def test_a_busy_cursor_includes_lines_in_one_claim_every_tenth_of_a_second
     assert [known.includes_lines(), known.includes_lines()] == [True, False]
     known.learn([task(2)], is_full=False, used=True, looked_s=0.0)
     assert known.includes_lines()
+
+
+SEND_SERIAL = """
+    insert into {schema}.tasks (id, name, queue, priority, state, args, sent_at, enqueued_at, serial, serial_at)
+    values (gen_random_uuid(), 'note', 'default', 0, 'PENDING', '{{"word": "line"}}', now(), now(), 'key:s', now())
+    returning id"""
+
+
+async def test_an_idle_worker_leaves_lines_out_of_its_claims_until_it_finds_one(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool | None] = []
+    claim, check = claims.claim, ClaimQuery.next_due
+
+    def watched(**options: Any) -> object:
+        asked.append(options["with_lines"])
+        return claim(**options)
+
+    async def checking(self: ClaimQuery, names: Sequence[str], **options: Any) -> NextDue:
+        found = await check(self, names, **options)
+        asked.append(None)
+        return found
+
+    monkeypatch.setattr(query.claims, "claim", watched)
+    monkeypatch.setattr(ClaimQuery, "next_due", checking)
+    async with harness.worker(poll_interval="30s") as running:
+
+        async def used(task_id: UUID) -> set[bool]:
+            """Return whether the claims for a task included lines, once the worker has checked that it is idle."""
+            await running.finished(task_id, timeout_s=10)
+            await running.until(lambda: bool(asked) and asked[-1] is None)
+            kinds = {each for each in asked if each is not None}
+            asked.clear()
+            return kinds
+
+        timer = running.worker._claimer._timer
+        await running.until(lambda: timer.next_at > monotonic() + 15)  # polls do not find the tasks
+        await used(harness.send("note", word="first"))
+        assert await used(harness.send("note", word="second")) == {False}
+        # Another worker has applied the change of a line, and left the line to this one.
+        (sent,) = harness.query(SEND_SERIAL)
+        harness.query("select {schema}.apply_line_changes(10, array['note'], null, null)")
+        assert not harness.run(next_due(names=["note"], queues=None)).lines_changed
+        harness.send("note", word="third")
+        assert await used(sent["id"]) == {False, True}
+        assert await used(harness.send("note", word="fourth")) == {True}
 
 
 async def test_a_busy_worker_starts_a_serial_task_before_the_queue_is_empty(

@@ -9,7 +9,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable, EverbeatError
@@ -308,6 +308,9 @@ class ClaimQuery:
         self._is_slow = False
         self._aside_at = -math.inf
         self._lines_seen_at = -math.inf
+        self._lines_absent = False
+        """Whether the last idle check has found no lines, so that claims leave them out. A full claim ends this: no check follows it."""
+        self._lines_left_out = False
         self._after_queue: str | None = None
         self._cursors: dict[ExecutorName, ClaimCursor] = {}
         self._prefetch_cursors: dict[ExecutorName, tuple[Sequence[str], ClaimCursor]] = {}
@@ -328,12 +331,14 @@ class ClaimQuery:
         The claim is repeated after a reconnect. Raises DatabaseUnreachable or DatabaseReadOnly if the connection failed and the
         claim took too long or the worker is shutting down. The failed claim might have taken tasks, which the caller must release.
         """
-        worker_id, asked_at, tries = self._identity.worker_id, self._clock.monotonic(), self._session.tries
+        worker_id, asked_at = self._identity.worker_id, self._clock.monotonic()
         cursor = self._cursor_of(pool, names)
         places = cursor.now()
         marked = self._marks.known(names)
         is_busy = False
         with_lines = cursor.includes_lines()
+        if self._lines_absent and asked_at - self._lines_seen_at >= LINES_FOR_S:
+            with_lines, self._lines_left_out = False, True
         has_lines = asked_at - self._lines_seen_at < (LINES_FOR_S if with_lines else BUSY_LINES_FOR_S)
         if has_lines:
             # The changes can concern any queue.
@@ -360,7 +365,7 @@ class ClaimQuery:
             with_lines=with_lines or has_lines,
         )
         self._table.claims_sent += 1
-        self._is_running = True
+        self._is_running, tries = True, self._session.tries
         try:
             claimed = await self._session.run(statement, goes_on=self._goes_on)
         except BaseException as problem:
@@ -382,12 +387,12 @@ class ClaimQuery:
         """Remember where the next claim continues. Return whether it might find more tasks. `used`: this claim continued from a place."""
         is_cut, looked_s = (claimed[-1].is_cut, claimed[-1].looked_s) if claimed else (None, None)
         is_full = is_cut is True or len(claimed) >= limit
+        self._lines_absent &= not is_full
         cursor.learn_lines(claimed)
         cursor.learn(claimed, is_full=is_full, used=used, looked_s=looked_s or 0.0)
         if not claimed:
             return is_full or used
-        self._after_queue = claimed[-1].queue
-        lines_changed = claimed[-1].lines_changed is True
+        self._after_queue, lines_changed = claimed[-1].queue, claimed[-1].lines_changed is True
         if lines_changed or any(task.in_line for task in claimed):
             self._lines_seen_at = self._clock.monotonic()
         return is_full or used or lines_changed
@@ -419,7 +424,8 @@ class ClaimQuery:
     ) -> NextDue:
         """Return when the next task is due, and what else is waiting.
 
-        Read these queues, or all queues of the worker if `queues` is None. Include tasks that became due in the last `margin_ms` ms.
+        Read these queues, or all queues of the worker if `queues` is None. Include tasks that became due in the last `margin_ms` ms. Lines
+        that are ready count as changed if the last claim has left lines out.
         """
         marked = self._marks.known(names)
         found = await self._session.run(
@@ -430,8 +436,10 @@ class ClaimQuery:
                 marked=marked,
             )
         )
-        if found.lines_changed:
+        if found.lines_changed or (found.lines_ready and self._lines_left_out):
+            found = structs.replace(found, lines_changed=True)
             self._lines_seen_at = self._clock.monotonic()
+        self._lines_absent, self._lines_left_out = not (found.lines_changed or found.lines_ready), False
         return found
 
     async def set_aside(self) -> float | None:
