@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from everbeat.recovering.watch_turn import AGAIN_S, TURN_S, Watching, WatchTurn
+from everbeat.recovering.notice.session import REFUSED_S
+from everbeat.recovering.watch_turn import AGAIN_S, PASSED_ON_S, TURN_S, Watching, WatchTurn
 from everbeat.store.session import Session
 from tests.recovering.conftest import ManualObserver
+from tests.recovering.notice.test_session import end, session_of
 from tests.store.conftest import StoreHarness
 
 CONNECTED = "select 1 from pg_stat_activity where application_name like %s"
@@ -140,6 +142,40 @@ async def test_a_check_of_sessions_renews_a_turn_that_ends_soon(
     db.connection.execute(db.plain("update {schema}.turns set taken_until = now() + interval '5 s'"))
     await watch.tick()
     assert db.table("turns", left)[0][0] > 9
+
+
+@pytest.mark.parametrize("others", [(), ("b", "c", "d")])
+async def test_a_watcher_that_cannot_connect_for_long_leaves_its_turn_to_another_supervisor(
+    watcher: NewWatcher, db: StoreHarness, others: tuple[str, ...]
+) -> None:  # E4
+    found = [await watcher(name) for name in ("a", *others)]
+    for each in found:
+        await each.asks()
+    first = found[0]
+    watch = first.observer.session_watch(turn=first.turn)
+    with session_of(db, "s1") as session:
+        await watch.tick()
+        end(session, db)
+
+    async def look(seconds: float) -> None:
+        await first.observer.clock.advance(seconds)
+        await first.turn.tick()
+        await watch.tick()
+
+    await look(0.5)
+    first.observer.is_served = False
+    for _ in range(int(REFUSED_S)):
+        await look(1.0)
+        assert first.turn.is_held
+    await look(1.0)
+    if not others:
+        assert first.turn.is_held, "nobody else could take the turn"
+        return
+    assert not first.turn.is_held
+    db.connection.execute(db.plain("update {schema}.turns set taken_until = now() where taken_by = 'a'"))
+    await look(PASSED_ON_S - 1.0)
+    assert not first.turn.is_held
+    assert await found[3].asks()
 
 
 async def test_observers_that_could_judge_differently_have_their_own_turns(watcher: NewWatcher) -> None:

@@ -25,6 +25,8 @@ CHECK_EVERY_S: Final = 1.0
 """The longest interval between two checks, in seconds. Checks are more frequent if the stale thresholds are short."""
 TOGETHER_S: Final = 5.0
 _CAUSE: Final = "its database session ended: the whole tree is gone"
+REFUSED_S: Final = 30.0
+"""After how many seconds in which the server refuses new connections a watcher passes its turn on. Others might be able to connect."""
 _SOONEST_S: Final = 0.02
 _CHECKS_PER_THRESHOLD: Final = 5
 _CHECKS_MISSED: Final = 4
@@ -195,6 +197,7 @@ class SessionWatch:
         self._mass = MassLoss(wait_s=None if wait_ms is None else wait_ms / 1_000)
         self._disturbances = 0
         self._is_refused = False
+        self._refused_since: float | None = None
         self._calm = Calm(environment.observer)
         self._looked_at: float | None = None
 
@@ -203,8 +206,10 @@ class SessionWatch:
         if self._observer.is_pooled:
             return None
         if (self._gone or self._mass) and not await self._observer.can_connect():
-            self._is_refused = True
-            return None  # a living tree could not reconnect either, so its grace period restarts when it can
+            # A living tree could not reconnect either, so its grace period restarts when it can.
+            self._refused(at=self._clock.monotonic())
+            return None
+        self._refused_since = None
         asked_at = self._clock.monotonic()
         sessions = await self._environment.run_once(self._question())
         answered_at = self._clock.monotonic()
@@ -240,6 +245,12 @@ class SessionWatch:
         if problems:
             raise problems[0]
         return self._next_check()
+
+    def _refused(self, *, at: float) -> None:
+        self._is_refused = True
+        self._refused_since = at if self._refused_since is None else self._refused_since
+        if self._turn is not None and at - self._refused_since >= REFUSED_S:
+            self._turn.pass_on()
 
     def _question(self) -> Statement[list[WatchedSession]]:
         if self._turn is None:
