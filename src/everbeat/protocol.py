@@ -214,13 +214,15 @@ class Leaving(ProcessMessage, frozen=True):
 class Welcome(ProcessMessage, frozen=True):
     """The worker is registered. The application names of all its database sessions begin with `session_name`.
 
-    If `quiet` is true, an operator has made the tree quiet, so the worker must not claim tasks.
+    If `quiet` is true, an operator has made the tree quiet, so the worker must not claim tasks. If `relays_hints` is true, the
+    supervisor passes hints on, so the worker must not listen itself.
     """
 
     worker_id: str
     supervisor_id: str
     session_name: str
     quiet: bool = False
+    relays_hints: bool = False
 
 
 class Beaten(ProcessMessage, frozen=True):
@@ -237,6 +239,18 @@ class Quiet(ProcessMessage, frozen=True):
     """
 
     on: bool
+
+
+class Hints(ProcessMessage, frozen=True):
+    """Hints that arrived at the supervisor's LISTEN session, as payloads of `hints/topics.py`."""
+
+    payloads: list[str]
+
+
+class HintsArrive(ProcessMessage, frozen=True):
+    """Whether hints arrive at the supervisor's LISTEN session. Until the first message, they do not."""
+
+    arrive: bool
 
 
 class DropLeases(ProcessMessage, frozen=True):
@@ -421,7 +435,19 @@ class NotUnderstood(ProcessMessage, frozen=True):
 
 AttemptReport = Returned | AttemptSuspended | AttemptPostponed | AttemptCancelled | Raised | NotUnderstood
 FromWorker = Hello | Ready | Held | Tick | Refused | Retiring | AskBeat | Leaving
-FromSupervisor = Welcome | Beaten | DropLeases | CancelAttempts | Phantoms | Adopt | Quiet | Drain | Stop
+FromSupervisor = (
+    Welcome
+    | Beaten
+    | Hints
+    | HintsArrive
+    | DropLeases
+    | CancelAttempts
+    | Phantoms
+    | Adopt
+    | Quiet
+    | Drain
+    | Stop
+)
 FromWorkerProcess = FromWorker | HookAnswers
 ToWorkerProcess = FromSupervisor | AskHooks | TellHooks
 FromTaskProcess = ProcessReady | ProgressReport | AttemptReport | Refused | Request

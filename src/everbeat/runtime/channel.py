@@ -165,6 +165,8 @@ class AsyncChannel(asyncio.Protocol):
         self._bodies: deque[bytes] = deque()
         self._unread_bytes = 0
         self._transport: asyncio.Transport | None = None
+        self.queued_bytes = 0
+        """The size of all messages that were ever queued."""
         self._error: ChannelError | None = None
         self._receiver: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
@@ -192,20 +194,25 @@ class AsyncChannel(asyncio.Protocol):
         """Return whether sending is no longer possible. Messages that were received earlier can still be read."""
         return self._error is not None
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Return how many of the queued bytes still wait in this process, because the peer is not reading."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def send_nowait(self, message: object) -> None:
         """Queue a message. If ChannelClosed, ChannelFull or FrameTooLarge is raised, nothing was sent."""
         transport = self._sendable()
         waiting = transport.get_write_buffer_size()
         if waiting > SEND_BUFFER_BYTES:
             raise ChannelFull(f"The peer leaves {waiting:,} bytes unread, of {SEND_BUFFER_BYTES:,} allowed.")
-        transport.write(self._format.encode(message))
+        self._write(transport, message)
 
     async def send(self, message: object) -> None:
         """Queue a message, waiting while the peer is too slow. Raises ChannelClosed or FrameTooLarge if it cannot be sent."""
         # Wait first: a cancellation could not withdraw a message that is already written.
         while not self._writable.is_set():
             await self._writable.wait()
-        self._sendable().write(self._format.encode(message))
+        self._write(self._sendable(), message)
 
     async def receive(self) -> Any:
         """Return the next message. Raises ChannelClosed after the last message, and FrameInvalid if a frame is invalid.
@@ -302,6 +309,11 @@ class AsyncChannel(asyncio.Protocol):
         if self._transport is None:
             raise RuntimeError("AsyncChannel is made by `await AsyncChannel.open(...)`.")
         return self._transport
+
+    def _write(self, transport: asyncio.Transport, message: object) -> None:
+        frame = self._format.encode(message)
+        self.queued_bytes += len(frame)
+        transport.write(frame)
 
     def _fail(self, error: ChannelError) -> None:
         if self._error is None:

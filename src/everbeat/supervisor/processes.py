@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from everbeat.domain.doctor.work import StartProblem, start_problem_text
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable, EverbeatError, WorkerError, WorkerRefused
-from everbeat.protocol import Drain, FromWorkerProcess, Refused, Stop, ToWorkerProcess
+from everbeat.hints.topics import Everything, encode
+from everbeat.protocol import Drain, FromWorkerProcess, Hints, Refused, Stop, ToWorkerProcess
 from everbeat.runtime.channel import AsyncChannel, ChannelError
 from everbeat.runtime.clock import Backoff, Clock
 from everbeat.runtime.environment import ProcessEnvironment
@@ -26,6 +27,8 @@ from everbeat.supervisor.registration import Supervision
 from everbeat.supervisor.workers import SupervisedWorker
 
 GRACE_OVER: Final = "its grace period was over"
+MOST_UNSENT_BYTES: Final = 64 * 1024
+"""Once more bytes than this wait for a process that does not read, one `Everything` replaces all further hints."""
 
 
 class WorkerChild:
@@ -45,6 +48,7 @@ class WorkerChild:
         self.leaves_code = False
         self.is_told_to_leave = False
         self.killed_because: str | None = None
+        self._everything_ends_at = 0
         self.retired = asyncio.Event()
         self.fell_silent = asyncio.Event()
 
@@ -64,6 +68,20 @@ class WorkerChild:
         self.is_told_to_leave |= isinstance(message, Drain | Stop)
         with contextlib.suppress(ChannelError):
             self.channel.send_nowait(message)
+
+    def send_hints(self, payloads: Sequence[str]) -> None:
+        """Queue hints to the process. While it does not read, a bounded number of bytes wait, and no hint is lost.
+
+        A hint is dropped only while an `Everything` waits in this process. The worker reads that one later, when the rows of the
+        dropped hint are visible.
+        """
+        channel = self.channel
+        if channel.unsent_bytes <= MOST_UNSENT_BYTES:
+            self.send(Hints(list(payloads)))
+        elif channel.queued_bytes - channel.unsent_bytes >= self._everything_ends_at:
+            with contextlib.suppress(ChannelError):
+                channel.send_nowait(Hints(list(encode(Everything()))))
+                self._everything_ends_at = channel.queued_bytes
 
     def kill(self, *, because: str) -> None:
         """Kill the process at once. `because` is the cause that its exit report will give."""

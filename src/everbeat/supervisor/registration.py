@@ -299,6 +299,7 @@ class Supervision:
             supervisor_id=self.supervisor_id,
             session_name=self.session_name,
             quiet=worker.is_quiet,
+            relays_hints=worker.relays_hints,
         )
 
     def dismiss(self, worker: SupervisedWorker) -> None:

@@ -30,6 +30,7 @@ from everbeat.runtime.events import ProcessRecycled, WorkerExited
 from everbeat.runtime.main_loop import signals_call
 from everbeat.runtime.processes import ChildProcess, ExitReport, OutOfMemoryCounter, spawn
 from everbeat.runtime.task_scope import ServiceRunner, TaskScope
+from everbeat.supervisor.hint_relay import HintRelay
 from everbeat.supervisor.liveness import watches_of
 from everbeat.supervisor.processes import GRACE_OVER, ManagedProcess, RestartPolicy, WorkerChild
 from everbeat.supervisor.registration import Supervision
@@ -81,6 +82,7 @@ class Supervisor:
         self._out_of_memory = OutOfMemoryCounter() if first is None else first.out_of_memory
         self._children: list[WorkerChild] = []
         self._supervision: Supervision | None = None
+        self._hint_relay: HintRelay | None = None
         self._opening = asyncio.Lock()
         self._processes: list[ManagedProcess] = []
         self._keeping: list[asyncio.Task[None]] = []
@@ -266,10 +268,13 @@ class Supervisor:
             clock=self._clock,
             on_loop=hello.on_loop,
             declared=hello.schedules,
+            relays_hints=self._hint_relay is not None,
         )
         welcome = await supervision.register(child.worker)
         child.is_welcome = True
         child.send(welcome)
+        if self._hint_relay is not None:
+            self._hint_relay.join(child)
         if self._stops:
             self._ask_to_leave(child)
 
@@ -287,7 +292,18 @@ class Supervisor:
             self.fail(problem)
             return None
         self._config, self._supervision = config, supervision
-        for _ in range(1, self._process_count or config.processes):
+        count = self._process_count or config.processes
+        if (
+            count > 1
+        ):  # a single worker process listens itself, because the way through this process would delay its hints
+            self._hint_relay = HintRelay.from_database(
+                supervision.target,
+                session_name=f"{supervision.session_name} listen",
+                children=self._children,
+                random=self.environment.random,
+            )
+            self.scope.start(self._hint_relay.run(), name="hint relay")
+        for _ in range(1, count):
             self._add_process()
         for watch in watches_of(supervision, self._children, self._processes, scope=self.scope):
             runner = ServiceRunner(

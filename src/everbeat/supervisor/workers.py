@@ -48,6 +48,7 @@ class SupervisedWorker:
     `on_loop`: the task functions whose code runs on the worker's event loop, and stands still while the loop is blocked. `heard_at`:
     when the worker last sent a message, on the supervisor's monotonic clock. `ticked_at`: when it last sent a `Tick`. `declared`: the
     schedules that the worker's code declares. `starts_version`: the worker is not just the successor of another one with this declaration.
+    `relays_hints`: the supervisor passes hints on to the worker.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class SupervisedWorker:
         clock: Clock,
         on_loop: Collection[str] = (),
         declared: Declared | None = None,
+        relays_hints: bool = False,
     ) -> None:
         self.pid = pid
+        self.relays_hints = relays_hints
         self.declared = declared
         self.starts_version = True
         self.on_loop = frozenset(on_loop)

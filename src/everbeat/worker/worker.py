@@ -13,6 +13,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from everbeat.hints import HintSource
+from everbeat.hints.relayed import RelayedHintSource
 from everbeat.protocol import (
     Adopt,
     Beaten,
@@ -20,6 +21,8 @@ from everbeat.protocol import (
     Drain,
     DropLeases,
     FromSupervisor,
+    Hints,
+    HintsArrive,
     Leaving,
     Phantoms,
     Quiet,
@@ -52,7 +55,7 @@ from everbeat.worker.executors.process_executor import ProcessExecutor
 from everbeat.worker.hint_listener import HintListener
 from everbeat.worker.leases import LeaseTable, LeaseWatch
 from everbeat.worker.lifecycle import AttemptLifecycle, RecoverAttempt
-from everbeat.worker.liveness import DatabaseProbe, FenceWatch, Liveness, Reporter
+from everbeat.worker.liveness import DatabaseProbe, FenceWatch, Liveness, Reporter, SilenceLimits
 from everbeat.worker.messages import (
     AttemptEnded,
     AttemptLost,
@@ -92,8 +95,8 @@ def no_messages(environment: WorkerEnvironment, table: LeaseTable, slots: Slots)
 class Worker:
     """A worker, which claims, runs and settles tasks. Create and run it in an event loop, and call `obey` in that loop's thread.
 
-    `make_hint_source` receives an `application_name` and returns a source of hints. `recover` settles an attempt whose task process
-    exited or whose code stalled. `on_fatal` ends the process after a part of the worker has crashed.
+    `make_hint_source` receives an `application_name` and returns a source of hints. It is not called if the supervisor passes hints on.
+    `recover` settles an attempt whose task process exited or whose code stalled. `on_fatal` ends the process after a part of the worker has crashed.
     """
 
     _is_closed = False
@@ -155,9 +158,11 @@ class Worker:
         self._slots = self._make_slots(is_quiet=welcome.quiet)
         self._messenger = make_messenger(environment, self._table, self._slots)
         self._claimer = self._make_claimer()
+        silent_s = SilenceLimits.allowed_by(plan.recovery).supervisor_silent_s
+        self._relayed_hints = RelayedHintSource(plan.target.channel, silent_s=silent_s)
         self._listener = HintListener(
             environment,
-            make_hint_source=make_hint_source,
+            make_hint_source=(lambda _: self._relayed_hints) if welcome.relays_hints else make_hint_source,
             claimer=self._claimer,
             leases=self._leases,
             advancer=self._advancer,
@@ -186,7 +191,7 @@ class Worker:
         finally:
             await self._close()
 
-    def obey(self, message: FromSupervisor) -> None:
+    def obey(self, message: FromSupervisor) -> None:  # noqa: C901 - one case for each message
         """Handle a message from the supervisor. A worker that has shut down ignores it."""
         if self._is_closed:
             return
@@ -205,6 +210,10 @@ class Worker:
             case Quiet(on):
                 self._claimer.quieten(on)
                 self._messenger.room_changed()
+            case Hints(payloads):
+                self._relayed_hints.deliver(payloads)
+            case HintsArrive(arrive):
+                self._relayed_hints.told(arrive=arrive)
             case Drain(grace_ms):
                 self._shutdown.drain(grace_s=grace_ms / 1_000)
             case Stop():
@@ -251,6 +260,7 @@ class Worker:
     def _beaten(self, sent_at: float) -> None:
         was_silent = not self._liveness.may_claim
         self._liveness.beaten(sent_at)
+        self._relayed_hints.heard()
         self._messenger.beaten()
         if was_silent:
             self._claimer.claim_soon()
