@@ -57,13 +57,21 @@ def test_the_pages_give_the_connection_numbers_of_the_table(page: str) -> None:
     assert {name: int(number) for name, number in written.groupdict().items()} == in_the_table()
 
 
-def test_a_worker_tree_opens_the_documented_connections(own_database: str, tmp_path: Path) -> None:
-    processes = 2
-    with running(["-m", "everbeat", "worker", "shop:app", "--processes", "2"], own_database, tmp_path):
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_worker_tree_opens_the_documented_connections(
+    own_database: str, tmp_path: Path, processes: int
+) -> None:
+    options = ["--processes", str(processes)]
+    with running(["-m", "everbeat", "worker", "shop:app", *options], own_database, tmp_path):
         names = steady_connections(own_database, workers=processes, folder=tmp_path)
+    listen = [name for name in names if name.endswith(" listen")]
     supervisor = [name for name in names if " supervisor" in name]
+    assert len(listen) == 1
     assert len(supervisor) == in_the_table()["supervisor"]
-    assert len(names) - len(supervisor) == processes * in_the_table()["worker"]
+    assert len(names) - len(supervisor) - len(listen) == processes * in_the_table()["worker"]
+    most = re.search(r"at most (\d+) \+ (\d+) P connections", text_of("internals.md"))
+    assert most is not None
+    assert len(names) == int(most[1]) + int(most[2]) * processes
 
 
 def test_an_in_process_worker_opens_the_documented_connections(own_database: str, tmp_path: Path) -> None:
@@ -128,7 +136,7 @@ def running(arguments: Sequence[str], url: str, folder: Path) -> Iterator[None]:
 
 
 def steady_connections(url: str, *, workers: int, folder: Path) -> list[str]:
-    """The names of all sessions of the tree, once each worker listens and they stay the same for a second."""
+    """The names of all sessions of the tree, once it listens, each worker has a session, and they stay the same for a second."""
     deadline = time.monotonic() + WITHIN_S
     found: list[str] = []
     since = time.monotonic()
@@ -141,8 +149,11 @@ def steady_connections(url: str, *, workers: int, folder: Path) -> list[str]:
             now = [name for (name,) in rows]
             if now != found:
                 found, since = now, time.monotonic()
-            listens = sum(" listen" in name for name in found)
-            if listens == workers and time.monotonic() - since > STEADY_S:
+            listens = any(" listen" in name for name in found)
+            at_work = {
+                name.partition(" worker ")[2].partition(".")[0] for name in found if " worker " in name
+            }
+            if listens and len(at_work) == workers and time.monotonic() - since > STEADY_S:
                 return found
             time.sleep(0.1)  # PostgreSQL has no event for the sessions of others
     raise AssertionError(f"no steady state: {found}\n{(folder / 'log').read_text()}")
