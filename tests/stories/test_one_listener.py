@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from everbeat.hints.topics import TasksReady, encode
+from everbeat.supervisor.hint_relay import MOST_AT_ONCE
 from tests.stories.scenario import FAST, SLACK, Scenario, Tree
 
 pytestmark = [pytest.mark.story, pytest.mark.timeout(240)]
@@ -53,11 +54,13 @@ def processes_of(scenario: Scenario, *handles: Any) -> set[int]:
 
 
 def notify(scenario: Scenario, count: int) -> None:
-    """Send this many different hints of 2,000 bytes."""
+    """Send this many different hints of 2,000 bytes, too few at once for the supervisor to replace them by `Everything`."""
     (prefix,) = encode(TasksReady("q" * 1_990))
     statement = "select count(pg_notify(%s, %s::text || n)) from generate_series(%s::int, %s::int) n"
-    for first in range(0, count, 1_000):
-        scenario.query(statement, scenario.target.channel, prefix, first, min(first + 1_000, count) - 1)
+    for first in range(0, count, MOST_AT_ONCE // 2):
+        scenario.query(
+            statement, scenario.target.channel, prefix, first, min(first + MOST_AT_ONCE // 2, count) - 1
+        )
 
 
 def test_three_worker_processes_share_one_listen_session_and_all_get_a_hint(

@@ -293,9 +293,7 @@ class Supervisor:
             return None
         self._config, self._supervision = config, supervision
         count = self._process_count or config.processes
-        if (
-            count > 1
-        ):  # a single worker process listens itself, because the way through this process would delay its hints
+        if count > 1:  # a single worker process listens itself, because this way is longer
             self._hint_relay = HintRelay.from_database(
                 supervision.target,
                 session_name=f"{supervision.session_name} listen",
