@@ -22,19 +22,20 @@ MOST_GROWTH_MB = 8.0
 """Of the supervisor's memory. 20,000 hints of 2,000 bytes have 40 MB."""
 
 
-def listeners(scenario: Scenario, tree: Tree) -> list[int]:
-    """Return the backends in which a tree has executed LISTEN. The names of these sessions end in " listen"."""
-    found = """select a.pid, a.query from pg_stat_activity a
-        join {schema}.supervisors s on s.session_name || ' listen' = a.application_name where s.pid = %s"""
-    rows = scenario.query(found, tree.pid)
-    assert all(row["query"].startswith(("LISTEN", "SELECT pg_backend_pid")) for row in rows)
-    return [row["pid"] for row in rows if row["query"].startswith("LISTEN")]
+def listeners(scenario: Scenario, tree: Tree, *, executed: str = "%") -> list[int]:
+    """Return the backends in which a tree listens, by their names and statements, if their last statement is `executed`."""
+    found = """select a.pid from pg_stat_activity a
+        join {schema}.supervisors s on s.session_name = split_part(a.application_name, ' ', 1)
+        where s.pid = %s and (a.application_name like '%% listen' or a.query like 'LISTEN%%') and a.query like %s"""
+    return [row["pid"] for row in scenario.query(found, tree.pid, executed)]
 
 
 def listening_tree(scenario: Scenario, **options: Any) -> Tree:
     """Start a tree, and wait until it listens and its workers are idle."""
     tree = scenario.ready_tree(**options)
-    scenario.until(lambda: listeners(scenario, tree), within=30, what="it listens", tree=tree)
+    scenario.until(
+        lambda: listeners(scenario, tree, executed="LISTEN%"), within=30, what="it listens", tree=tree
+    )
     for row in scenario.workers(tree):
         until_idle(scenario, tree, row["pid"])
     return tree
@@ -92,7 +93,10 @@ def test_hints_arrive_again_after_the_listen_session_was_terminated(
     (before,) = listeners(scenario, tree)
     scenario.query("select pg_terminate_backend(%s)", before)
     scenario.until(
-        lambda: listeners(scenario, tree) not in ([], [before]), within=30, what="it listens again", tree=tree
+        lambda: listeners(scenario, tree, executed="LISTEN%") not in ([], [before]),
+        within=30,
+        what="it listens again",
+        tree=tree,
     )
     scenario.until(lambda: tree.output().count("hints_heard_again") == 4, within=SOON_S, what="all know it")
     assert tree.output().count("hints_not_heard") == 4  # of the supervisor and of its workers
