@@ -21,7 +21,7 @@ from everbeat.runtime.events import Event
 from everbeat.store import history, retention
 from everbeat.store.history import SHORTEST_AGE_S, PartUnit
 
-INTERVAL_S: Final = 600.0
+LONGEST_INTERVAL_S: Final = 600.0
 SHORTEST_RETENTION_HOURS: Final = 48
 """With a shorter retention, tasks are deleted from `tasks`.
 
@@ -118,7 +118,8 @@ class HistoryKeeper:
         age_s: float = SHORTEST_AGE_S,
         step_rows: int = STEP_ROWS,
     ) -> None:
-        self.interval_s = INTERVAL_S
+        # A shorter interval of retention also applies here: tasks that are still in `tasks` do not leave with their partition.
+        self.interval_s = min(LONGEST_INTERVAL_S, environment.config.retention_interval_ms / 1_000)
         self._environment = environment
         self._open_spare = open_spare
         self._age_s = age_s

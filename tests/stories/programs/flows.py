@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from everbeat import App, RecoveryConfig, TaskError
@@ -29,3 +30,11 @@ async def work(
     if fails:
         raise TaskError("BROKEN", f"{name} was told to")
     return value
+
+
+@app.task(name="picky")
+async def picky(gate: str) -> str:
+    """Fail until the story opens the gate."""
+    if not (Path(os.environ["STORY_GATES"]) / gate).exists():
+        raise TaskError("CLOSED", f"{gate} is closed")
+    return gate
