@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from psycopg import sql
 from everbeat.cli.failures import ExitCode
 from tests.cli.conftest import Command
 from tests.store.aged import Aged
+from tests.store.test_history_plans import FILL
 
 
 @pytest.fixture
@@ -79,3 +81,26 @@ def test_prune_without_an_app_or_a_retention_is_refused(everbeat: Command, aged:
     counted = everbeat("prune", "--dry-run", "--terminal-records", "720").assert_code(0)
     assert "forever" in counted.out
     assert "Dry run: 145 rows would be deleted." in counted.err
+
+
+def test_prune_marks_the_count_of_a_big_partition_as_incomplete(
+    everbeat: Command, aged: Aged, database_url: str, schema: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        since = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=4)
+        names = {"schema": sql.Identifier(schema)}
+        connection.execute(sql.SQL("select {schema}.add_history_part(%s, 'day')").format(**names), [since])
+        connection.execute(sql.SQL(FILL).format(**names), {"rows": 10_500, "since": since})
+    options = ("--terminal-records", "48")
+    counted = everbeat("prune", "--dry-run", *options, "--json").assert_code(0).document
+    assert rows_of(counted)["tasks"] == 70 + 10_000
+    assert "tasks" in counted["at_least"]
+    shown = everbeat("prune", "--dry-run", *options).assert_code(0)
+    assert "10,070+" in shown.out
+    assert "Dry run: at least 20,204 rows would be deleted." in shown.err
+    done = everbeat("prune", *options, "--json").assert_code(0).document
+    assert (done["total"], done["tables"], done["at_least"]) == (
+        counted["total"],
+        counted["tables"],
+        counted["at_least"],
+    )

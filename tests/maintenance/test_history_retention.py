@@ -7,7 +7,8 @@ from uuid import uuid4
 
 from msgspec.structs import replace
 
-from everbeat.maintenance.cleanup import Pruned, count_old
+from everbeat.maintenance.cleanup import Pruned
+from everbeat.maintenance.counting import count_old
 from everbeat.maintenance.history import HistoryKeeper, TasksMoved
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import event_text
@@ -37,13 +38,13 @@ async def test_a_partition_is_dropped_once_the_retention_of_its_last_task_is_ove
         observer.environment().statements,
         observer.environment(terminal_record_retention_hours=6 * DAYS - 1).config,
     )
-    assert counted.history_parts == 1
+    assert (counted.history_parts, counted.tasks, counted.attempts) == (1, 1, 2)
     await a_pruner(observer, terminal_record_retention_hours=6 * DAYS - 1).tick()
     assert ids_in(db, "history") == {young}
     assert len(db.table("history_parts", "name")) == 1
     last = observer.told(Pruned)[-1]
     assert isinstance(last, Pruned)
-    assert (last.history_parts, last.tasks) == (1, 0)
+    assert (last.history_parts, last.tasks, last.attempts) == (1, 1, 2)
 
 
 async def test_a_partition_with_tasks_of_an_existing_workflow_stays_and_the_others_are_deleted(

@@ -11,7 +11,8 @@ from psycopg import sql
 
 from everbeat.config import RecoveryConfig
 from everbeat.errors import DatabaseError
-from everbeat.maintenance.cleanup import Pruned, PrunePass, count_old, prune
+from everbeat.maintenance.cleanup import Pruned, PrunePass, prune
+from everbeat.maintenance.counting import count_old
 from everbeat.runtime.clock import Backoff, SystemClock
 from everbeat.runtime.events import EventBus, ServiceFailed, event_text
 from everbeat.runtime.task_scope import ServiceRunner

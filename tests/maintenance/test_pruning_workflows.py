@@ -6,7 +6,8 @@ from uuid import UUID
 
 from everbeat.config import RecoveryConfig
 from everbeat.domain.workflow.graph import Edge, Graph, GraphNode
-from everbeat.maintenance.cleanup import count_old, prune
+from everbeat.maintenance.cleanup import prune
+from everbeat.maintenance.counting import count_old
 from tests.recovering.conftest import ManualObserver
 from tests.store.conftest import StoreHarness
 from tests.store.flows import Flow, after, task

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import sql
 
-from everbeat.store import diagnosis, history, inspection, migrating
+from everbeat.store import diagnosis, history, inspection, migrating, retention
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from tests.store.conftest import StoreHarness
@@ -129,6 +129,17 @@ def test_the_newest_failures_are_read_by_their_index(filled: StoreHarness) -> No
 def test_recoveries_are_read_by_their_index(filled: StoreHarness) -> None:
     assert touched(filled, inspection.recoveries(limit=50)) <= 5 * PARTS
     assert touched(filled, inspection.recoveries(old_id(filled), limit=50)) <= 5 * PARTS
+
+
+def test_before_a_drop_at_most_10000_tasks_of_the_partition_are_read(filled: StoreHarness) -> None:
+    first, *_ = filled.run(history.old_parts(hours=25 * 24))
+    bounds = filled.run(retention.task_id_bounds(hours=25 * 24))
+    sample = history.count_part(first, hours=25 * 24, bounds=bounds, limit=10_000, after=LOWEST)
+    assert touched(filled, sample) <= 3_000
+    counted = filled.run(sample)
+    assert (counted.deleted["tasks"], counted.deleted["attempts"]) == (10_000, 10_000)
+    assert counted.next_after is not None
+    assert touched(filled, history.is_part_needed(first, hours=25 * 24, bounds=bounds)) <= 20
 
 
 def test_a_step_of_the_caretaker_reads_only_its_portion(filled: StoreHarness) -> None:

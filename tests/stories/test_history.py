@@ -43,7 +43,7 @@ class LateClock(SystemClock):
 
 @dataclass(frozen=True)
 class Sent:
-    """What the story sent: tasks that completed, a task that failed, and a workflow that completed."""
+    """Tasks that completed, a task that failed, and a workflow that completed."""
 
     done: list[Handle[Any]]
     failed: Handle[Any]

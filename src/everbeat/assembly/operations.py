@@ -10,7 +10,8 @@ from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.settings.checks import sequence_of, sought, switch
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, spelled_duration, to_milliseconds
-from everbeat.maintenance.cleanup import count_old, prune
+from everbeat.maintenance.cleanup import prune
+from everbeat.maintenance.counting import count_old
 from everbeat.recovering.hooks import PlannedHooks
 from everbeat.recovering.observer import NoObserver, RecoveryEnvironment
 from everbeat.recovering.recoverer import Recoverer

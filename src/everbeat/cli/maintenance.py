@@ -226,9 +226,17 @@ def _show_pruned(found: PruneResult, config: RecoveryConfig, *, dry_run: bool, a
     kept = {table: getattr(config, _RETENTION.get(table, _RECORDS)) for table in counts} | {"results": None}
     if as_json:
         tables = {table: {"rows": rows, "kept_hours": kept[table]} for table, rows in counts.items()}
-        show_json({"dry_run": dry_run, "total": found.total, "tables": tables})
+        document = {"dry_run": dry_run, "total": found.total, "at_least": found.at_least, "tables": tables}
+        show_json(document)
         return
-    rows = [(table, _shown_age(table, kept[table]), f"{number:,}") for table, number in counts.items()]
+    rows = [
+        (table, _shown_age(table, kept[table]), f"{number:,}{'+' if table in found.at_least else ''}")
+        for table, number in counts.items()
+    ]
     show_table(("TABLE", "KEPT", "OLD ROWS"), rows, numbers=("KEPT", "OLD ROWS"), empty="")
-    deleted = amount(found.total, "row")
+    deleted = f"{'at least ' if found.at_least else ''}{amount(found.total, 'row')}"
+    if found.at_least:
+        say(
+            "A plus sign marks a count that can be too low: of a dropped partition, at most 10,000 tasks are counted."
+        )
     say(f"Dry run: {deleted} would be deleted." if dry_run else f"Deleted {deleted}.")

@@ -318,7 +318,9 @@ class PruneResult(Struct, frozen=True):
     """The number of rows that pruning deleted from each table or, in a dry run, would delete.
 
     `results` counts the results that were removed from completed tasks whose `keep_result_for` had passed.
-    `history_parts` counts the partitions of `history` that were dropped as a whole. Their tasks are not counted.
+    `history_parts` counts the partitions of `history` that were dropped as a whole. Of each one, up to 10,000 tasks and their
+    records are counted in `tasks`, `attempts`, `recoveries`, `steps` and `signals`. `at_least` names the counts that can be too
+    low because a partition contained more, for example `("tasks", "attempts")`.
     """
 
     tasks: int = 0
@@ -337,10 +339,11 @@ class PruneResult(Struct, frozen=True):
     schedule_versions: int = 0
     results: int = 0
     history_parts: int = 0
+    at_least: tuple[str, ...] = ()
 
     def by_table(self) -> dict[str, int]:
         """Return the number of rows by table name."""
-        return asdict(self)
+        return {table: number for table, number in asdict(self).items() if table != "at_least"}
 
     @property
     def total(self) -> int:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from everbeat.config import RecoveryConfig
 from everbeat.domain.inspection import PruneResult
 from everbeat.errors import DatabaseError
+from everbeat.maintenance.counting import LOWEST_ID, MOST_COUNTED, pruned, unsure
 from everbeat.recovering.observer import ONE_TRY, RecoveryEnvironment, Statements
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event
@@ -51,7 +52,6 @@ TURN: Final = "retention"
 LEAST_REST_S: Final = 0.02
 _REST_PER_STEP: Final = 2.0
 _LONG_AGO: Final = datetime(1, 1, 1, tzinfo=UTC)
-LOWEST_ID: Final = UUID(int=0)
 HIGHEST_ID: Final = UUID(int=(1 << 128) - 1)
 
 Rest = Callable[[float], Awaitable[bool]]
@@ -117,16 +117,18 @@ class PrunePass:
         self._clock = clock
         self._step_rows = step_rows
         self._deleted: Counter[str] = Counter()
+        self._at_least: frozenset[str] = frozenset()
 
     @property
     def result(self) -> PruneResult:
         """Return the number of rows deleted so far from each table."""
-        return PruneResult(**self._deleted)
+        return pruned(self._deleted, at_least=self._at_least)
 
     async def run(self) -> None:
         """Process all tables, one at a time. If a table fails, the others are still processed, and the first error is raised at the end."""
         failure: DatabaseError | None = None
-        for walk in _walks(self._config, await self._bounds(), rows=self._step_rows):
+        bounds = await self._bounds()
+        for walk in _walks(self._config, bounds, rows=self._step_rows):
             try:
                 if not await self._finish(walk):
                     break
@@ -134,7 +136,7 @@ class PrunePass:
                 failure = failure or problem
         else:
             try:
-                await self._drop_parts()
+                await self._drop_parts(bounds)
             except DatabaseError as problem:
                 failure = failure or problem
         if failure is not None:
@@ -146,16 +148,19 @@ class PrunePass:
             return None
         return await self._statements.run(retention.task_id_bounds(hours=hours), patience_s=ONE_TRY)
 
-    async def _drop_parts(self) -> None:
+    async def _drop_parts(self, bounds: TaskIdBounds | None) -> None:
         """Drop the partitions of `history` whose tasks are all old enough. Tasks of existing workflows are kept."""
         hours = self._config.terminal_record_retention_hours
-        if hours is None:
+        if hours is None or bounds is None:
             return
         for part in await self._statements.run(history.old_parts(hours=hours), patience_s=ONE_TRY):
+            sample = history.count_part(part, hours=hours, bounds=bounds, limit=MOST_COUNTED, after=LOWEST_ID)
+            counted = await self._statements.run(sample, patience_s=ONE_TRY)
             end = await self._statements.run(history.drop_part(part.name, hours=hours), patience_s=ONE_TRY)
-            self.statements += 1
+            self.statements += 2
             if end == "dropped":
-                self._deleted["history_parts"] += 1
+                self._deleted.update({"history_parts": 1, **counted.deleted})
+                self._at_least |= unsure(counted)
             elif end == "needed":
                 walk = _Walk(LOWEST_ID, partial(history.prune_part, part, limit=self._step_rows))
                 if not await self._finish(walk):
@@ -292,20 +297,6 @@ async def prune(statements: Statements, config: RecoveryConfig, *, clock: Clock)
     one = PrunePass(statements, config, rest=rest, clock=clock)
     await one.run()
     return one.result
-
-
-async def count_old(statements: Statements, config: RecoveryConfig) -> PruneResult:
-    """Return how many rows a retention pass would delete now, without deleting them."""
-    hours = config.terminal_record_retention_hours
-    bounds = await statements.run(retention.task_id_bounds(hours=hours or 0))
-    return await statements.run(
-        retention.count(
-            terminal_hours=hours,
-            worker_hours=config.worker_state_retention_hours,
-            beat_hours=config.heartbeat_retention_hours,
-            bounds=bounds,
-        )
-    )
 
 
 _LONGEST_SESSION_INTERVAL_S: Final = 5.0

@@ -7,14 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from everbeat.config import RecoveryConfig
-from everbeat.maintenance.cleanup import (
-    HIGHEST_ID,
-    LEAST_REST_S,
-    LOWEST_ID,
-    STEP_ROWS,
-    Rest,
-    SpareStatements,
-)
+from everbeat.maintenance.cleanup import HIGHEST_ID, LEAST_REST_S, STEP_ROWS, Rest, SpareStatements
+from everbeat.maintenance.counting import LOWEST_ID
 from everbeat.recovering.observer import ONE_TRY, RecoveryEnvironment, Statements
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 
 from msgspec import Struct
 
 from everbeat.store import rows
-from everbeat.store.retention import PruneStep
+from everbeat.store.retention import PruneStep, TaskIdBounds
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement, uuids
 from everbeat.store.tasks import StoredOutcome, read_outcomes
@@ -71,16 +71,36 @@ def drop_part(name: str, *, hours: int) -> Statement[str]:
     return Statement("history/drop_part", {"name": name, "hours": hours}, rows.only(str))
 
 
+def is_part_needed(part: HistoryPart, *, hours: int, bounds: TaskIdBounds) -> Statement[bool]:
+    """Return whether a partition contains tasks of a workflow that a pass with a retention of `hours` keeps."""
+    return Statement("history/check_part", _of_part(part) | _kept(hours, bounds), rows.only(bool))
+
+
+def count_part(
+    part: HistoryPart, *, hours: int, bounds: TaskIdBounds, limit: int, after: UUID
+) -> Statement[PruneStep[UUID]]:
+    """Count the tasks of a partition that a pass with a retention of `hours` deletes. Examine at most the next `limit` tasks."""
+    parameters = _of_part(part) | _kept(hours, bounds) | {"limit": limit, "after": after}
+    return Statement("history/count_part", parameters, _deleted)
+
+
 def prune_part(part: HistoryPart, *, limit: int, after: UUID) -> Statement[PruneStep[UUID]]:
     """Delete the tasks of a partition that belong to no existing workflow. Examine at most the next `limit` tasks."""
-    parameters = {"since": part.since, "until": part.until, "limit": limit, "after": after}
+    return Statement("history/prune_part", _of_part(part) | {"limit": limit, "after": after}, _deleted)
 
-    def read(found: Sequence[Row]) -> PruneStep[UUID]:
-        next_after, *counts = found[0]
-        tables = ("tasks", "attempts", "recoveries", "steps", "signals")
-        return PruneStep(dict(zip(tables, counts, strict=True)), next_after)
 
-    return Statement("history/prune_part", parameters, read)
+def _of_part(part: HistoryPart) -> dict[str, Any]:
+    return {"since": part.since, "until": part.until}
+
+
+def _kept(hours: int, bounds: TaskIdBounds) -> dict[str, Any]:
+    return {"hours": hours, "old_id": bounds.old, "now_id": bounds.now}
+
+
+def _deleted(found: Sequence[Row]) -> PruneStep[UUID]:
+    next_after, *counts = found[0]
+    tables = ("tasks", "attempts", "recoveries", "steps", "signals")
+    return PruneStep(dict(zip(tables, counts, strict=True)), next_after)
 
 
 def recall_task(task_id: UUID) -> Statement[int]:

@@ -160,7 +160,7 @@ def prune_supervisors(*, hours: int, limit: int, after: str) -> Statement[PruneS
 def count(
     *, terminal_hours: int | None, worker_hours: int | None, beat_hours: int | None, bounds: TaskIdBounds
 ) -> Statement[PruneResult]:
-    """Count the rows that a retention pass would delete now. If an age is None, all rows of that type are kept."""
+    """Count the rows that a retention pass would delete now, without those of `history`. If an age is None, all rows of that type are kept."""
     parameters = {
         "terminal_hours": terminal_hours, "worker_hours": worker_hours, "beat_hours": beat_hours, "old_id": bounds.old, "now_id": bounds.now,
     }  # fmt: skip

@@ -1,4 +1,4 @@
--- Count the rows that a retention pass would delete now, by table. A null age deletes nothing. The statement reads whole tables and is
+-- Count the rows that a retention pass would delete now, by table, without those of `history`. A null age deletes nothing. The statement reads whole tables and is
 -- meant for an operator's dry run.
 with age as materialized (
     select
@@ -78,5 +78,4 @@ select
           and t.completed_at < statement_timestamp() - case
               when {schema}.kept_ms(t.policy) ~ '^[0-9]{{1,12}}$' then {schema}.kept_ms(t.policy)::bigint
           end * interval '1 millisecond'
-    ) as results,
-    (select count(*) from {schema}.history_parts p where p.until <= (select terminal from age)) as history_parts
+    ) as results
