@@ -20,6 +20,7 @@ from everbeat.domain.inspection import SweepResult as SweepResult
 from everbeat.domain.inspection import SweptTask as SweptTask
 from everbeat.domain.inspection import TaskFilters as TaskFilters
 from everbeat.domain.inspection import TaskInfo as TaskInfo
+from everbeat.domain.inspection import TaskPage as TaskPage
 from everbeat.domain.inspection import TaskSummary as TaskSummary
 from everbeat.domain.inspection import WorkerInfo as WorkerInfo
 from everbeat.domain.inspection import WorkerStateInfo as WorkerStateInfo

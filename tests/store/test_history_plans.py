@@ -10,6 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import sql
 
+from everbeat import App
+from everbeat.domain.task.states import TaskState
 from everbeat.store import diagnosis, history, inspection, migrating, retention
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
@@ -115,6 +117,46 @@ def test_a_page_of_a_list_touches_a_few_pages_of_each_partition(filled: StoreHar
     assert touched(filled, inspection.tasks(limit=50, before=old_id(filled))) <= 10 * PARTS
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"name": "rare"},
+        {"name": "rare", "latest": True},
+        {"name": "rare", "latest": True, "states": [TaskState.FAILED]},
+        {"error": "RARE", "states": [TaskState.FAILED]},
+        {"queue": "rare", "since": timedelta(days=29)},
+        {"worker": "rare"},
+    ],
+)
+def test_a_list_that_finds_nothing_examines_a_limited_number_of_tasks(
+    filled: StoreHarness, filters: dict[str, Any]
+) -> None:
+    """Among a million tasks, it touches at most two pages for each task that it examines."""
+    most = inspection.MOST_EXAMINED
+    assert touched(filled, inspection.tasks(limit=50, **filters)) <= 2 * most
+    query = inspection.TaskQuery(**filters)
+    assert touched(filled, inspection.last_examined(query, most=most)) <= 2 * most
+    last = filled.run(inspection.last_examined(query, most=most))
+    assert touched(filled, inspection.list_tasks(query, limit=50, most=None, oldest=last)) <= 2 * most
+
+
+def test_a_list_of_failures_examines_only_failures(filled: StoreHarness) -> None:
+    """One of 100 tasks failed. The search reads each failure once."""
+    query = inspection.TaskQuery(states=[TaskState.FAILED], name="rare", latest=True)
+    assert query.is_of_failures
+    assert touched(filled, inspection.list_tasks(query, limit=50, most=0)) <= 2 * PARTS * ROWS // 100
+    assert (
+        touched(filled, inspection.has_more_failures(query, most=inspection.MOST_EXAMINED))
+        <= 2 * PARTS * ROWS // 100
+    )
+    assert touched(filled, inspection.has_more_failures(query, most=1_000)) <= 2_000
+
+
+def test_a_list_of_live_tasks_does_not_read_the_history(filled: StoreHarness) -> None:
+    running = inspection.tasks(limit=50, states=[TaskState.RUNNING], name="rare")
+    assert touched(filled, running) <= 20
+
+
 def test_the_children_of_a_task_and_the_tasks_of_a_workflow_are_found_by_their_indexes(
     filled: StoreHarness,
 ) -> None:
@@ -150,3 +192,29 @@ def test_a_step_of_the_caretaker_reads_only_its_portion(filled: StoreHarness) ->
     beyond = UUID(int=1 << 100)
     idle = history.move_tasks(age_ms=3_600_000, hours=None, limit=1_000, after=beyond, until=HIGHEST)
     assert touched(filled, idle) <= 4 * 1_000
+
+
+def test_a_search_with_a_rare_filter_finds_all_tasks_if_it_is_continued(filled: StoreHarness) -> None:
+    rare = set()
+    for days in (2, 15, 29):
+        rare |= {
+            row[0]
+            for row in filled.connection.execute(
+                filled.plain(
+                    "update {schema}.history set name = 'rare' where (id, ended_at) in ("
+                    " select h.id, h.ended_at from {schema}.history h where h.ended_at < now() - %s limit 1) returning id"
+                ),
+                [timedelta(days=days)],
+            )
+        }
+    app = App(filled.target.url, schema=filled.target.schema)
+    page, pages = app.list_tasks(name="rare", order="happened"), 1
+    found = [task.id for task in page]
+    while page.continue_before is not None:
+        assert page.examined == inspection.MOST_EXAMINED
+        page, pages = app.list_tasks(name="rare", before=page.continue_before), pages + 1
+        found += [task.id for task in page]
+    app.close()
+    assert len(rare) == 3
+    assert sorted(found) == sorted(rare)
+    assert pages <= (PARTS * ROWS + LIVE + 5_000) // inspection.MOST_EXAMINED + 1

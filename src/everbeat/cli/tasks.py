@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, inf
 from time import monotonic
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -52,7 +52,7 @@ from everbeat.cli.selection import (
     with_app,
 )
 from everbeat.domain.explain.reasons import retry_of_step
-from everbeat.domain.inspection import AttemptInfo, CancelVerdict, TaskInfo, TaskSummary
+from everbeat.domain.inspection import AttemptInfo, CancelVerdict, TaskInfo, TaskPage, TaskSummary
 from everbeat.domain.settings.units import Duration, to_seconds
 from everbeat.domain.task.signature import Needs
 from everbeat.domain.task.states import TaskState
@@ -221,12 +221,17 @@ def list_tasks(
     before: Annotated[
         str | None, typer.Option("--before", metavar="ID", help="The page after this task in the list.")
     ] = None,
+    order: Annotated[
+        Literal["happened", "sent"],
+        typer.Option("--order", help="Sort by the last change, or by the time of the send."),
+    ] = "happened",
     limit: LimitOption = 50,
     as_json: bool,
 ) -> None:
     """List tasks, the most recently changed first.
 
-    The list covers tasks that have not ended, failed tasks, and the 50,000 newest others.
+    The list covers tasks in flight, the 50,000 latest failures, and the 50,000 newest others. Older tasks are listed
+    with --order sent.
     """
     with named_as_options({"workflow_id": "--workflow", "since": "--since"}):
         found = app.list_tasks(
@@ -240,12 +245,18 @@ def list_tasks(
             since=to_past(since),
             worker=full_worker_id(app, worker),
             error=error,
-            order="happened",
+            order=order,
             limit=limit,
         )
     if as_json:
-        show_json({"tasks": [task_document(task) for task in found]})
+        tasks = [task_document(task) for task in found]
+        show_json({"tasks": tasks, "examined": found.examined, "continue_before": found.continue_before})
         return
+    _show_page(app, found, limit=limit)
+
+
+def _show_page(app: App, found: TaskPage, *, limit: int) -> None:
+    """Print a table of tasks, and how to continue if there might be more."""
     ids = short_ids(app, uuids=[task.id for task in found])
     rows = [
         (
@@ -263,6 +274,11 @@ def list_tasks(
     show_rows(rows, empty="No matching tasks.")
     if len(found) == limit:
         say(f"There might be more: --before {found[-1].id}")
+    elif found.continue_before is not None:
+        say(
+            f"The search stopped after the {found.examined:,} newest tasks. Continue with older tasks:"
+            f" --order sent --before {found.continue_before}"
+        )
 
 
 def _remark(task: TaskSummary) -> str:

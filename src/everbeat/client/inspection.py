@@ -18,7 +18,7 @@ from everbeat.domain.inspection import (
     RecoveryInfo,
     SupervisorInfo,
     TaskFilters,
-    TaskSummary,
+    TaskPage,
     WorkerInfo,
     WorkerStateInfo,
     WorkflowFilters,
@@ -62,12 +62,16 @@ class InspectionMethods(DatabaseMethods):
         order: TaskOrder = "sent",
         limit: int = 100,
         **filters: Unpack[TaskFilters],
-    ) -> list[TaskSummary]:
+    ) -> TaskPage:
         """Return the tasks that match all the given filters (see `TaskFilters`), newest first.
 
         `order="sent"` sorts by the time at which a task was sent. `order="happened"` sorts by a task's last change, and reads only
-        tasks in flight, failed tasks, and the 50,000 newest other tasks. To get the next page, pass the last id of the previous page as
-        `before`. Raises ConfigurationError if a filter is invalid.
+        tasks in flight, the 50,000 latest failures, and the 50,000 newest other tasks. To get the next page, pass the last id of the
+        previous page as `before`.
+
+        A call examines at most 50,000 tasks, or `limit` if that is more. If older tasks might match, `continue_before` of the result
+        is not None (see `TaskPage`). A call that lists only live states examines all live tasks. Raises ConfigurationError if a filter
+        is invalid.
 
         app.list_tasks(state="FAILED", queue="mail", since=timedelta(hours=1), order="happened")
         """
@@ -80,7 +84,7 @@ class InspectionMethods(DatabaseMethods):
         order: TaskOrder = "sent",
         limit: int = 100,
         **filters: Unpack[TaskFilters],
-    ) -> list[TaskSummary]:
+    ) -> TaskPage:
         """Async version of `list_tasks` that does not block the running event loop."""
         return await self._arun(_tasks(before=before, order=order, limit=limit, **filters))
 
@@ -243,9 +247,9 @@ def _tasks(
     before: UUID | str | None,
     order: TaskOrder,
     limit: int,
-) -> Plan[list[TaskSummary]]:
-    return ask(
-        inspection.tasks(
+) -> Plan[TaskPage]:
+    return _task_page(
+        inspection.TaskQuery(
             states=None if state is None else _states(state),
             name=sought_or_none(name, subject="name"),
             queue=sought_or_none(queue, subject="queue"),
@@ -257,9 +261,31 @@ def _tasks(
             worker=sought_or_none(worker, subject="worker"),
             error=sought_or_none(error, subject="error"),
             latest=_order(order, subject="order") == "happened",
-            limit=_limit(limit, subject="limit"),
-        )
+        ),
+        limit=_limit(limit, subject="limit"),
     )
+
+
+def _task_page(query: inspection.TaskQuery, *, limit: int) -> Plan[TaskPage]:
+    """Return a plan that lists tasks and reports whether it has examined all of them.
+
+    If the page is not full because the search stopped early, the plan searches again down to a fixed id. So no task is skipped if other
+    tasks were deleted in the meantime.
+    """
+    most = max(inspection.MOST_EXAMINED, limit)
+    if query.is_of_failures:
+        found = yield from ask(inspection.list_tasks(query, limit=limit, most=0))
+        more = inspection.has_more_failures(query, most=inspection.MOST_EXAMINED)
+        if len(found) == limit or not (yield from ask(more)):
+            return TaskPage(found)
+    found = yield from ask(inspection.list_tasks(query, limit=limit, most=most))
+    if len(found) == limit or query.is_live:
+        return TaskPage(found)
+    last = yield from ask(inspection.last_examined(query, most=most))
+    if last is None:
+        return TaskPage(found)
+    found = yield from ask(inspection.list_tasks(query, limit=limit, most=None, oldest=last))
+    return TaskPage(found) if len(found) == limit else TaskPage(found, examined=most, continue_before=last)
 
 
 def _heartbeats(task_id: UUID | str | None, limit: int) -> Plan[list[HeartbeatInfo]]:

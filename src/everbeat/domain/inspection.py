@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias, TypedDict
@@ -149,6 +149,25 @@ class TaskSummary(msgspec.Struct, frozen=True):
     def ended_at(self) -> datetime | None:
         """Return when the task reached a terminal state, or None if it has not reached one."""
         return self.completed_at or self.failed_at or self.cancelled_at or self.expired_at
+
+
+class TaskPage(list[TaskSummary]):
+    """A list of tasks. If it is shorter than the limit because the search stopped early, `continue_before` is not None.
+
+    `examined` is then the number of the newest tasks that the search examined. To search the older tasks, pass `continue_before`
+    as `before` together with `order="sent"`.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[TaskSummary] = (),
+        *,
+        examined: int | None = None,
+        continue_before: UUID | None = None,
+    ) -> None:
+        super().__init__(tasks)
+        self.examined = examined
+        self.continue_before = continue_before
 
 
 class TaskInfo(TaskSummary, frozen=True):

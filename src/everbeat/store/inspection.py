@@ -23,15 +23,15 @@ from everbeat.domain.settings.units import When, milliseconds
 from everbeat.domain.task.outcome import error_from_json
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.signature import Needs, read_needs
-from everbeat.domain.task.states import TaskState
+from everbeat.domain.task.states import TASK_TERMINAL_STATES, TaskState
 from everbeat.errors import TaskError
 from everbeat.store import rows
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
 
 _SUMMARY_COLUMNS = 35
-MOST_SORTED = 50_000
-"""The number of newest tasks that are read for a list in order of the last event. No index provides that order."""
+MOST_EXAMINED: Final = 50_000
+"""How many tasks a list examines. For most filters, there is no index. Without this limit, a list would read all tasks to find none."""
 MOST_COUNTED: Final = 10_000
 """How many tasks of a queue and state are counted."""
 _LAST_ID = UUID(int=2**128 - 1)
@@ -78,34 +78,88 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
     return Statement("inspect/read_task", {"id": task_id}, read)
 
 
-def tasks(
-    *,
-    states: Sequence[TaskState] | None = None,
-    name: str | None = None,
-    queue: str | None = None,
-    key: str | None = None,
-    workflow: UUID | None = None,
-    before: UUID | None = None,
-    parent: UUID | None = None,
-    since: When | None = None,
-    worker: str | None = None,
-    error: str | None = None,
-    latest: bool = False,
-    limit: int,
-) -> Statement[list[TaskSummary]]:
-    """List tasks in descending order of id or, if `latest` is set, of their last event.
+class TaskQuery(Struct, frozen=True, kw_only=True):
+    """The filters of a list of tasks. None matches all tasks. `before` is the last id of the previous page.
 
-    A filter of None matches all tasks. `before` is the last id of the previous page.
+    `latest` sorts by the last event instead of by id.
     """
-    chosen = None if states is None else [state.value for state in states]
-    first, last = (UUID(int=0), _LAST_ID) if workflow is None else _ids_in(workflow)
-    parameters = {
-        "states": chosen, "name": name, "queue": queue, "key": key, "before": before, "parent": parent, "limit": limit,
-        "workflow": workflow, "first_id": first, "last_id": last, "worker": worker, "error": error,
-    } | moment_or_age(since)  # fmt: skip
-    if latest:
-        return Statement("inspect/list_latest_tasks", parameters | {"most": MOST_SORTED}, _summaries)
+
+    states: Sequence[TaskState] | None = None
+    name: str | None = None
+    queue: str | None = None
+    key: str | None = None
+    workflow: UUID | None = None
+    before: UUID | None = None
+    parent: UUID | None = None
+    since: When | None = None
+    worker: str | None = None
+    error: str | None = None
+    latest: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether only tasks that have not ended match. Such tasks are never in `history`."""
+        return self.states is not None and not TASK_TERMINAL_STATES.intersection(self.states)
+
+    @property
+    def is_of_failures(self) -> bool:
+        """Return whether the list consists of the latest failures. An index has their order."""
+        return self.latest and self.states is not None and {*self.states} == {TaskState.FAILED}
+
+    def scope(self) -> dict[str, Any]:
+        """Return the parameters of the filters that an index serves."""
+        first, last = (UUID(int=0), _LAST_ID) if self.workflow is None else _ids_in(self.workflow)
+        if self.before is not None and not self.latest:
+            last = min(last, UUID(int=max(self.before.int - 1, 0)))
+        return {"parent": self.parent, "workflow": self.workflow, "first_id": first, "last_id": last}
+
+    def filters(self) -> dict[str, Any]:
+        """Return the parameters of all filters."""
+        chosen = None if self.states is None else [state.value for state in self.states]
+        return {
+            "states": chosen, "is_live": self.is_live, "name": self.name, "queue": self.queue, "key": self.key, "worker": self.worker,
+            "error": self.error,
+        } | self.scope() | moment_or_age(self.since)  # fmt: skip
+
+
+def tasks(
+    *, limit: int, most: int | None = MOST_EXAMINED, oldest: UUID | None = None, **filters: Any
+) -> Statement[list[TaskSummary]]:
+    """List the tasks of a `TaskQuery` with these filters, in descending order of id or of their last event. See `list_tasks`."""
+    return list_tasks(TaskQuery(**filters), limit=limit, most=most, oldest=oldest)
+
+
+def list_tasks(
+    query: TaskQuery, *, limit: int, most: int | None = MOST_EXAMINED, oldest: UUID | None = None
+) -> Statement[list[TaskSummary]]:
+    """List tasks in descending order of id or of their last event.
+
+    Of the newest tasks, at most `most` are examined (None: all; 0: only tasks in flight and failures). If `oldest` is given,
+    tasks with smaller ids are not among the newest.
+    """
+    if query.is_live:
+        most = None
+    parameters = query.filters() | {"limit": limit, "most": most}
+    if query.latest:
+        more = {"before": query.before, "oldest": oldest or UUID(int=0), "most_sorted": MOST_EXAMINED}
+        return Statement("inspect/list_latest_tasks", parameters | more, _summaries)
+    if oldest is not None:
+        parameters["first_id"] = max(oldest, parameters["first_id"])
     return Statement("inspect/list_tasks", parameters, _summaries)
+
+
+def has_more_failures(query: TaskQuery, *, most: int) -> Statement[bool]:
+    """Return whether there are more than `most` failed tasks, which is the number that a list by the last event examines."""
+    return Statement("inspect/check_more_failures", query.scope() | {"most": most}, rows.only(bool))
+
+
+def last_examined(query: TaskQuery, *, most: int) -> Statement[UUID | None]:
+    """Return the id of the last task that a list examines, or None if it examines all tasks. A list examines at most `most` tasks."""
+    return Statement(
+        "inspect/find_last_examined",
+        query.scope() | {"most": most},
+        lambda found: found[0][0] if len(found) == 2 else None,
+    )
 
 
 def _summaries(found: Sequence[Row]) -> list[TaskSummary]:

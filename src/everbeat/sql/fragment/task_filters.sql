@@ -1,12 +1,9 @@
--- The filters of `everbeat tasks`. A worker matches if it holds or has held the task, or if it ran one of the task's attempts. An error can
+-- The filters of `everbeat tasks` that no index serves. A worker matches if it holds or has held the task, or if it ran one of the task's attempts. An error can
 -- be given as a code, a class, or a class without its module.
 (%(states)s::text[] is null or t.state = any(%(states)s::text[]))
   and (%(name)s::text is null or t.name = %(name)s)
   and (%(queue)s::text is null or t.queue = %(queue)s)
   and (%(key)s::text is null or t.key = %(key)s or t.unique_key = %(key)s)
-  and (%(parent)s::uuid is null or t.parent_id = %(parent)s)
-  and (%(workflow)s::uuid is null or t.workflow_id = %(workflow)s)
-  and t.id >= %(first_id)s and t.id <= %(last_id)s
   and (%(error)s::text is null or (t.error is not null and (
       {schema}.object_of(t.error) ->> 'code' = %(error)s or {schema}.object_of(t.error) ->> 'type' = %(error)s
       or right({schema}.object_of(t.error) ->> 'type', length(%(error)s) + 1) = '.' || %(error)s

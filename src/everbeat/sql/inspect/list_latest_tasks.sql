@@ -1,16 +1,39 @@
 -- List tasks by their latest event, newest first. A page ends where the next one begins (`before`). The filters are those of
 -- inspect/list_tasks. No index has this order, because it would slow down every claim, start and end of a task. Instead, the statement
--- sorts a limited number of rows: the newest matching tasks, all tasks in flight, and the latest failures.
-with events as not materialized (
-    select t.id, t.state, t.failed_at, event.at
-    from {fragment/tasks_with_last_event}
-    where {fragment/task_filters}
-), looked as materialized (
-    (select e.id, e.at from events e order by e.id desc limit %(most)s)
+-- sorts a limited number of rows: the newest tasks, all tasks in flight, and the latest failures. Of the newest tasks and of the failures, it
+-- examines at most `most` each (null: all).
+with looked as materialized (
+    (
+        select t.id, event.at
+        from (
+            select t.* from {schema}.all_tasks t
+            where {fragment/task_scope} and ({fragment/live_states}) and t.id >= %(oldest)s
+            order by t.id desc
+            limit %(most)s
+        ) t
+        {fragment/last_event}
+        where {fragment/task_filters}
+        order by t.id desc
+        limit %(most_sorted)s
+    )
     union
-    (select e.id, e.at from events e where e.state in ('CLAIMED', 'RUNNING'))
+    (
+        select t.id, event.at
+        from {fragment/tasks_with_last_event}
+        where t.state in ('CLAIMED', 'RUNNING') and {fragment/task_scope} and {fragment/task_filters}
+    )
     union
-    (select e.id, e.at from events e where e.state = 'FAILED' order by e.failed_at desc limit %(most)s)
+    (
+        select t.id, event.at
+        from (
+            select t.* from {schema}.all_tasks t
+            where t.state = 'FAILED' and {fragment/task_scope} and ({fragment/live_states})
+            order by t.failed_at desc
+            limit %(most_sorted)s
+        ) t
+        {fragment/last_event}
+        where {fragment/task_filters}
+    )
 ), page as materialized (
     select l.id, l.at
     from looked l
