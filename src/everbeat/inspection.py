@@ -15,6 +15,7 @@ from everbeat.domain.inspection import QueueInfo as QueueInfo
 from everbeat.domain.inspection import QuietTree as QuietTree
 from everbeat.domain.inspection import RecoveryFilters as RecoveryFilters
 from everbeat.domain.inspection import RecoveryInfo as RecoveryInfo
+from everbeat.domain.inspection import RecoveryPage as RecoveryPage
 from everbeat.domain.inspection import SupervisorInfo as SupervisorInfo
 from everbeat.domain.inspection import SweepResult as SweepResult
 from everbeat.domain.inspection import SweptTask as SweptTask

@@ -12,7 +12,7 @@ import pytest
 from everbeat import App
 from everbeat.inspection import TaskPage
 from everbeat.store import history
-from everbeat.store.inspection import MOST_EXAMINED
+from everbeat.store.inspection import MOST_EXAMINED, MOST_RECOVERED
 from tests.cli.conftest import Command, everbeat, forks
 from tests.store.conftest import StoreHarness, db
 from tests.store.test_history_plans import FILL
@@ -21,6 +21,15 @@ __all__ = ["db", "everbeat", "forks"]
 
 MORE = 200
 """How many tasks are older than the last task that a list examines."""
+
+RECOVERED = """
+update {schema}.history h set recoveries = array[jsonb_populate_record(null::{schema}.history_recovery, jsonb_build_object(
+    'id', x.number, 'task_id', h.id, 'name', h.name, 'queue', h.queue, 'fence', 1, 'claim_id', h.id, 'attempt', 1, 'worker_id', 'w1',
+    'was', 'RUNNING', 'cause', case when x.number = 1 then 'rare' else 'vanished' end, 'noticed_by', 'age', 'suspect', false,
+    'noticed_at', h.ended_at - interval '1 s', 'action', 'requeue'))]
+from (select h.id, h.ended_at, row_number() over (order by h.ended_at) as number from {schema}.history h) x
+where h.id = x.id and h.ended_at = x.ended_at
+"""
 
 
 @pytest.fixture
@@ -94,3 +103,31 @@ def test_the_command_says_where_to_continue(db: StoreHarness, everbeat: Command,
     assert [task["id"] for task in more["tasks"]] == [str(rare)]
     assert (more["examined"], more["continue_before"]) == (None, None)
     everbeat(*options, "--order", "ended").assert_code(2)
+
+
+def test_a_list_of_recoveries_that_stopped_early_says_where_to_continue(
+    app: App, db: StoreHarness, everbeat: Command
+) -> None:
+    since = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=3)
+    db.run(history.add_part(since, unit="day"))
+    db.connection.execute(db.plain(FILL), {"rows": MOST_RECOVERED + 5, "since": since})
+    db.connection.execute(db.plain(RECOVERED))
+    page = app.recoveries(cause="rare")
+    assert (page, page.examined) == ([], MOST_RECOVERED)
+    assert page.continue_before is not None
+    older = app.recoveries(ended_before=page.continue_before)
+    assert [each.id for each in older] == [5, 4, 3, 2, 1], "the page before ended exactly there"
+    assert (older.examined, older.continue_before) == (None, None)
+    full = app.recoveries(limit=3)
+    assert ([each.id for each in full], full.continue_before) == (
+        [MOST_RECOVERED + 5, MOST_RECOVERED + 4, MOST_RECOVERED + 3], None,
+    )  # fmt: skip
+    assert [each.cause for each in app.recoveries(number=1, limit=1)] == ["rare"]
+    assert app.recoveries(number=MOST_RECOVERED + 6, limit=1) == []
+    options = ("recoveries", "list", "--cause", "rare", "--url", db.target.url, "--schema", db.target.schema)
+    shown = everbeat(*options).assert_code(0)
+    assert "The search stopped after the 10,000 recovered tasks that ended last." in shown.err
+    again = shown.err.split("older tasks: ")[-1].split()
+    document = everbeat(*options, *again, "--json").assert_code(0).document
+    assert [each["id"] for each in document["recoveries"]] == [1]
+    assert (document["examined"], document["continue_before"]) == (None, None)

@@ -218,3 +218,21 @@ def test_a_search_with_a_rare_filter_finds_all_tasks_if_it_is_continued(filled: 
     assert len(rare) == 3
     assert sorted(found) == sorted(rare)
     assert pages <= (PARTS * ROWS + LIVE + 5_000) // inspection.MOST_EXAMINED + 1
+
+
+def test_a_list_of_recoveries_examines_a_limited_number_of_recovered_tasks(filled: StoreHarness) -> None:
+    filled.connection.execute(
+        filled.plain(
+            "update {schema}.history h set recoveries = array[jsonb_populate_record(null::{schema}.history_recovery,"
+            " jsonb_build_object('id', 1, 'cause', 'vanished', 'noticed_by', 'age', 'noticed_at', h.ended_at))]"
+            " where h.ended_at > now() - interval '2 days'"
+        )
+    )
+    filled.connection.execute(filled.plain("vacuum analyze {schema}.history"))
+    query, most = inspection.RecoveryQuery(cause="rare"), inspection.MOST_RECOVERED
+    assert touched(filled, inspection.list_recoveries(query, limit=50)) <= 2 * most
+    assert touched(filled, inspection.last_recovered(query, most=most)) <= 2 * most
+    last = filled.run(inspection.last_recovered(query, most=most))
+    assert last is not None
+    assert touched(filled, inspection.list_recoveries(query, limit=50, most=None, oldest=last)) <= 2 * most
+    assert touched(filled, inspection.recoveries(old_id(filled), limit=50)) <= 5 * PARTS

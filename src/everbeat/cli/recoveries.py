@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,6 +19,7 @@ from everbeat.cli.output import (
     duration,
     moment,
     optional_moment,
+    say,
     show_heading,
     show_json,
     show_pairs,
@@ -31,6 +33,7 @@ from everbeat.cli.selection import (
     full_task_id,
     full_worker_id,
     short_ids,
+    to_moment,
     to_past,
     with_app,
 )
@@ -156,6 +159,12 @@ def list_recoveries(
             help="Only recoveries whose cause contains this text, or whose death was noticed in this way.",
         ),
     ] = None,
+    ended_before: Annotated[
+        str | None,
+        typer.Option(
+            "--ended-before", metavar="TIME", help="Of tasks that ended before 2030-01-31T12:00:00Z."
+        ),
+    ] = None,
     limit: LimitOption = 50,
     as_json: bool,
 ) -> None:
@@ -169,12 +178,14 @@ def list_recoveries(
             worker=full_worker_id(app, worker),
             since=to_past(since),
             cause=cause,
+            ended_before=None if ended_before is None else to_moment(ended_before, option="--ended-before"),
             limit=limit,
         )
     if as_json:
-        show_json({"recoveries": found})
+        more = {"examined": found.examined, "continue_before": found.continue_before}
+        show_json({"recoveries": found, **more})
         return
-    is_all = (task, worker, since, cause) == (None,) * 4
+    is_all = (task, worker, since, cause, ended_before) == (None,) * 5
     show_recoveries(
         found,
         ids=short_ids(
@@ -182,6 +193,11 @@ def list_recoveries(
         ),
         empty="No recoveries." if is_all else "No matching recoveries.",
     )
+    if found.continue_before is not None:
+        say(
+            f"The search stopped after the {found.examined:,} recovered tasks that ended last. Continue with older tasks:"
+            f" --ended-before {found.continue_before.astimezone(UTC).isoformat()}"
+        )
 
 
 @commands.command()

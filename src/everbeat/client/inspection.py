@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final, Literal, TypeAlias, Unpack
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from everbeat.domain.inspection import (
     HeartbeatInfo,
     QueueInfo,
     RecoveryFilters,
-    RecoveryInfo,
+    RecoveryPage,
     SupervisorInfo,
     TaskFilters,
     TaskPage,
@@ -32,7 +33,7 @@ from everbeat.domain.settings.checks import (
     whole,
 )
 from everbeat.domain.settings.settings import refused
-from everbeat.domain.settings.units import Duration, When, to_milliseconds, to_when
+from everbeat.domain.settings.units import Duration, When, to_milliseconds, to_utc, to_when
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.states import WorkflowInfo, WorkflowState
 from everbeat.errors.wording import nearest
@@ -191,8 +192,11 @@ class InspectionMethods(DatabaseMethods):
         *,
         limit: int = 100,
         **filters: Unpack[RecoveryFilters],
-    ) -> list[RecoveryInfo]:
+    ) -> RecoveryPage:
         """Return the recoveries of one task, or of all tasks, that match all the given filters (see `RecoveryFilters`).
+
+        Of the recovered tasks that have moved to `history`, a call examines the 10,000 that ended last, or `limit` if that is more. If
+        others might match, `continue_before` of the result is not None (see `RecoveryPage`).
 
         app.recoveries(since=timedelta(hours=1), cause="SIGKILL")
         """
@@ -204,7 +208,7 @@ class InspectionMethods(DatabaseMethods):
         *,
         limit: int = 100,
         **filters: Unpack[RecoveryFilters],
-    ) -> list[RecoveryInfo]:
+    ) -> RecoveryPage:
         """Async version of `recoveries` that does not block the running event loop."""
         return await self._arun(_recoveries(task_id, limit=limit, **filters))
 
@@ -301,18 +305,38 @@ def _recoveries(
     worker: str | None = None,
     since: When | None = None,
     cause: str | None = None,
+    ended_before: datetime | None = None,
     limit: int,
-) -> Plan[list[RecoveryInfo]]:
-    return ask(
-        inspection.recoveries(
-            None if task_id is None else to_task_id(task_id),
+) -> Plan[RecoveryPage]:
+    return _recovery_page(
+        inspection.RecoveryQuery(
+            task_id=None if task_id is None else to_task_id(task_id),
             number=None if number is None else _number(number, subject="number"),
             worker=sought_or_none(worker, subject="worker"),
             since=None if since is None else to_when(since, subject="since"),
             cause=None if cause is None else remark(cause, subject="cause"),
-            limit=_limit(limit, subject="limit"),
-        )
+            ended_before=None if ended_before is None else to_utc(ended_before, subject="ended_before"),
+        ),
+        limit=_limit(limit, subject="limit"),
     )
+
+
+def _recovery_page(query: inspection.RecoveryQuery, *, limit: int) -> Plan[RecoveryPage]:
+    """Return a plan that lists recoveries, as `_task_page`. A search for one recovery by its number continues until it is found."""
+    most = max(inspection.MOST_RECOVERED, limit)
+    while True:
+        found = yield from ask(inspection.list_recoveries(query, limit=limit, most=most))
+        if len(found) == limit:
+            return RecoveryPage(found)
+        last = yield from ask(inspection.last_recovered(query, most=most))
+        if last is None:
+            return RecoveryPage(found)
+        found = yield from ask(inspection.list_recoveries(query, limit=limit, most=None, oldest=last))
+        if len(found) == limit:
+            return RecoveryPage(found)
+        if query.number is None or found:
+            return RecoveryPage(found, examined=most, continue_before=last)
+        query = structs.replace(query, ended_before=last)
 
 
 def _worker_states(worker_id: str | None, limit: int) -> Plan[list[WorkerStateInfo]]:

@@ -94,6 +94,25 @@ class RecoveryInfo(msgspec.Struct, frozen=True):
     became: TaskState | None = None
 
 
+class RecoveryPage(list[RecoveryInfo]):
+    """A list of recoveries. If it is shorter than the limit because the search stopped early, `continue_before` is not None.
+
+    `examined` is then the number of recovered tasks in `history` that the search examined. To search the tasks that ended
+    earlier, pass `continue_before` as `ended_before`.
+    """
+
+    def __init__(
+        self,
+        recoveries: Iterable[RecoveryInfo] = (),
+        *,
+        examined: int | None = None,
+        continue_before: datetime | None = None,
+    ) -> None:
+        super().__init__(recoveries)
+        self.examined = examined
+        self.continue_before = continue_before
+
+
 class TaskSummary(msgspec.Struct, frozen=True):
     """A summary of one task, as shown in lists. All times come from the database's clock. `attempt` counts the attempts that have started.
 
@@ -436,6 +455,8 @@ class RecoveryFilters(TypedDict, total=False):
     since: When | None
     cause: str | None
     """Select recoveries by part of the cause, or by how the death was noticed, such as "age"."""
+    ended_before: datetime | None
+    """Select recoveries of tasks that ended before this time."""
 
 
 class WorkflowFilters(TypedDict, total=False):

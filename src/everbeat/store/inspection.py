@@ -32,6 +32,8 @@ from everbeat.store.statement import Statement
 _SUMMARY_COLUMNS = 35
 MOST_EXAMINED: Final = 50_000
 """How many tasks a list examines. For most filters, there is no index. Without this limit, a list would read all tasks to find none."""
+MOST_RECOVERED: Final = 10_000
+"""How many recovered tasks in `history` a list of recoveries examines."""
 MOST_COUNTED: Final = 10_000
 """How many tasks of a queue and state are counted."""
 _LAST_ID = UUID(int=2**128 - 1)
@@ -199,24 +201,55 @@ def heartbeats(task_id: UUID | None, *, limit: int) -> Statement[list[HeartbeatI
     return Statement("inspect/list_task_heartbeats", {"id": task_id, "limit": limit}, _heartbeats)
 
 
-def recoveries(
-    task_id: UUID | None = None,
-    *,
-    number: int | None = None,
-    worker: str | None = None,
-    since: When | None = None,
-    cause: str | None = None,
-    limit: int,
-) -> Statement[list[RecoveryInfo]]:
-    """List recoveries, newest first. A filter of None matches all recoveries.
+class RecoveryQuery(Struct, frozen=True, kw_only=True):
+    """The filters of a list of recoveries. None matches all recoveries.
 
     `since` is a time, or an age relative to the database's current time. `cause` is either a part of the cause, in upper or lower case, or
-    the name of a way to detect deaths.
+    the name of a way to detect deaths. With `ended_before`, only tasks that ended before this time match.
     """
-    parameters = {
-        "task_id": task_id, "number": number, "worker": worker, "cause": cause, "limit": limit,
-    } | moment_or_age(since)  # fmt: skip
+
+    task_id: UUID | None = None
+    number: int | None = None
+    worker: str | None = None
+    since: When | None = None
+    cause: str | None = None
+    ended_before: datetime | None = None
+
+    def scope(self) -> dict[str, Any]:
+        """Return the parameters of the filters that an index serves."""
+        return {"task_id": self.task_id, "ended_before": self.ended_before} | moment_or_age(self.since)
+
+    def filters(self) -> dict[str, Any]:
+        """Return the parameters of all filters."""
+        return {"number": self.number, "worker": self.worker, "cause": self.cause} | self.scope()
+
+
+def recoveries(task_id: UUID | None = None, *, limit: int, **filters: Any) -> Statement[list[RecoveryInfo]]:
+    """List the recoveries of a `RecoveryQuery` with these filters, newest first. See `list_recoveries`."""
+    return list_recoveries(RecoveryQuery(task_id=task_id, **filters), limit=limit)
+
+
+def list_recoveries(
+    query: RecoveryQuery, *, limit: int, most: int | None = MOST_RECOVERED, oldest: datetime | None = None
+) -> Statement[list[RecoveryInfo]]:
+    """List recoveries, newest first.
+
+    Of the recovered tasks in `history`, at most `most` are examined (None: all), and only those that ended at `oldest` or later.
+    """
+    parameters = query.filters() | {"limit": limit, "most": most, "oldest": oldest}
     return Statement("inspect/list_recoveries", parameters, _recoveries)
+
+
+def last_recovered(query: RecoveryQuery, *, most: int) -> Statement[datetime | None]:
+    """Return when the last recovered task ended that a list examines, or None if it examines all of them.
+
+    A list examines at most `most` tasks.
+    """
+    return Statement(
+        "inspect/find_last_recovered",
+        query.scope() | {"most": most},
+        lambda found: found[0][0] if len(found) == 2 else None,
+    )
 
 
 def workers(

@@ -1,5 +1,7 @@
 -- List recoveries, newest first. Each row shows when and where the task ran next (its first later claim whose code started), and the task's
--- present state. A recovery is noticed before the task ends, so a search since a time reads only the later partitions of `history`.
+-- present state. A recovery is noticed before the task ends, so a search since a time reads only later partitions.
+-- No index serves the other filters. So at most `most` recovered tasks in `history` are examined (null: all). The tasks that ended last come
+-- first.
 with found as materialized (
     (
         select
@@ -14,6 +16,8 @@ with found as materialized (
           and (%(since)s::timestamptz is null or r.noticed_at >= %(since)s)
           and (%(within_ms)s::bigint is null or r.noticed_at >= statement_timestamp() - %(within_ms)s * interval '1 millisecond')
           and (%(cause)s::text is null or strpos(lower(r.cause), lower(%(cause)s)) > 0 or r.noticed_by = %(cause)s)
+          and (%(ended_before)s::timestamptz is null
+              or greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) < %(ended_before)s)
         order by r.id desc
         limit %(limit)s
     )
@@ -23,12 +27,14 @@ with found as materialized (
             r.id, r.task_id, r.name, r.queue, r.attempt, r.fence, r.worker_id, r.supervisor_id, r.hostname, r.pid, r.was, r.cause, r.noticed_by,
             r.last_beat_at, r.noticed_at, r.noticed_after_ms, r.action, r.next_retry_at, r.recovered_by, r.certificate, r.charge, r.suspect, r.hook,
             h.state, h.fence, h.started_at, h.claimed_by_worker_id, h.attempts
-        from {schema}.history h
+        from (
+            select h.* from {schema}.history h
+            where {fragment/recovered_scope} and (%(oldest)s::timestamptz is null or h.ended_at >= %(oldest)s)
+            order by h.ended_at desc
+            limit %(most)s
+        ) h
         cross join lateral unnest(h.recoveries) r
-        where h.recoveries is not null and (%(task_id)s::uuid is null or h.id = %(task_id)s)
-          and (%(since)s::timestamptz is null or h.ended_at >= %(since)s)
-          and (%(within_ms)s::bigint is null or h.ended_at >= statement_timestamp() - %(within_ms)s * interval '1 millisecond')
-          and (%(task_id)s::uuid is null or r.task_id = %(task_id)s)
+        where (%(task_id)s::uuid is null or r.task_id = %(task_id)s)
           and (%(number)s::bigint is null or r.id = %(number)s)
           and (%(worker)s::text is null or r.worker_id = %(worker)s)
           and (%(since)s::timestamptz is null or r.noticed_at >= %(since)s)
