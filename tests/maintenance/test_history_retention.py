@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from everbeat.maintenance.cleanup import Pruned
 from everbeat.maintenance.counting import count_old
-from everbeat.maintenance.history import HistoryKeeper, TasksMoved
+from everbeat.maintenance.history import PASSES_PER_SCAN, HistoryKeeper, TasksMoved
 from everbeat.runtime.clock import SystemClock
 from everbeat.runtime.events import event_text
 from everbeat.store.session import Session
@@ -92,6 +92,48 @@ async def test_a_locked_partition_is_dropped_by_a_later_pass(
     db.connection.execute(db.plain("delete from {schema}.turns"))
     await a_pruner(observer, terminal_record_retention_hours=5 * DAYS).tick()
     assert ids_in(db, "history") == set()
+
+
+async def test_a_task_that_could_not_move_is_read_again_in_each_sixth_pass(
+    observer: ManualObserver, db: StoreHarness
+) -> None:
+    """The child of a live task stays. When its parent has ended, it moves with the next pass that scans all tasks."""
+    parent, child = db.running(), ended(db, hours=2)
+    db.connection.execute(
+        db.plain("update {schema}.tasks set parent_id = %s where id = %s"), [parent.id, child]
+    )
+    environment = replace(observer.environment(), clock=SystemClock())
+    keeper = HistoryKeeper(environment, open_spare=lambda: Session(db.target, "everbeat test"), age_s=0)
+    await keeper.tick()
+    assert ids_in(db, "history") == set()
+    assert db.complete(parent)
+    moved = {parent.id}  # its id is random, so it does not show when the task was sent
+    for _ in range(PASSES_PER_SCAN - 1):
+        moved.add(ended(db, hours=1e-9, sent_hours=1e-9))
+        await keeper.tick()
+        assert ids_in(db, "history") == moved, "these passes read only later tasks"
+    await keeper.tick()
+    assert ids_in(db, "history") == {*moved, child}
+
+
+async def test_an_interrupted_scan_is_repeated(observer: ManualObserver, db: StoreHarness) -> None:
+    """If the turn is lost after the first step, the next pass must not begin after tasks that were not read."""
+    old = {ended(db, hours=hours) for hours in (5, 4, 3)}
+    environment = replace(observer.environment(), clock=SystemClock())
+    keeper = HistoryKeeper(environment, open_spare=lambda: Session(db.target, "everbeat test"), step_rows=1)
+    rests = 0
+
+    async def lose_the_turn(seconds: float) -> bool:
+        nonlocal rests
+        rests += 1
+        return rests < 3
+
+    session = Session(db.target, "everbeat test")
+    await keeper._run_pass(session, lose_the_turn)
+    await session.drop()
+    assert 0 < len(ids_in(db, "history")) < 3
+    await keeper.tick()
+    assert ids_in(db, "history") == old
 
 
 async def test_with_a_short_retention_nothing_moves(observer: ManualObserver, db: StoreHarness) -> None:

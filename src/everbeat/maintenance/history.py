@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Final
+from uuid import UUID
 
 from everbeat.config import RecoveryConfig
 from everbeat.maintenance.cleanup import HIGHEST_ID, LEAST_REST_S, STEP_ROWS, Rest, SpareStatements
@@ -23,6 +24,8 @@ A partition is dropped when the last of its tasks is old enough. That would keep
 """
 LONGEST_BY_DAYS_HOURS: Final = 62 * 24
 """With a longer retention, a partition is a month. A search by id looks into every partition, so there must not be too many."""
+PASSES_PER_SCAN: Final = 6
+"""Every this many passes, a supervisor scans all tasks again. The other passes begin where the last one ended."""
 _REST_PER_STEP: Final = 1.0
 
 
@@ -46,7 +49,10 @@ def unit_of(hours: int | None) -> PartUnit:
 
 
 class MovePass:
-    """One pass over `tasks`. `moved` is available at any time. If a pass is interrupted, the next one continues its work."""
+    """One pass over `tasks`. `moved` is available at any time. If a pass is interrupted, the next one continues its work.
+
+    Tasks with ids up to `start` are not read. `reached` is the id up to which a finished pass has read all tasks.
+    """
 
     def __init__(
         self,
@@ -57,8 +63,10 @@ class MovePass:
         clock: Clock,
         age_s: float = SHORTEST_AGE_S,
         step_rows: int = STEP_ROWS,
+        start: UUID = LOWEST_ID,
     ) -> None:
         self.moved = 0
+        self.reached: UUID | None = None
         self.statements = 0
         self._statements = statements
         self._hours = config.terminal_record_retention_hours
@@ -66,6 +74,7 @@ class MovePass:
         self._clock = clock
         self._age_s = age_s
         self._step_rows = step_rows
+        self._start = start
 
     async def run(self) -> None:
         """Move all tasks that ended long enough ago.
@@ -75,7 +84,7 @@ class MovePass:
         """
         bounds = retention.task_id_bounds(hours=self._age_s / 3_600)
         found = await self._statements.run(bounds, patience_s=ONE_TRY)
-        for first, until in ((LOWEST_ID, found.old), (found.now, HIGHEST_ID)):
+        for first, until in ((self._start, found.old), (found.now, HIGHEST_ID)):
             key = first
             while True:
                 began = self._clock.monotonic()
@@ -97,6 +106,7 @@ class MovePass:
                 rest_s = max(LEAST_REST_S, _REST_PER_STEP * (self._clock.monotonic() - began))
                 if not await self._rest(rest_s):
                     return
+        self.reached = found.old
 
 
 class HistoryKeeper:
@@ -118,6 +128,8 @@ class HistoryKeeper:
         self._open_spare = open_spare
         self._age_s = age_s
         self._step_rows = step_rows
+        self._reached = LOWEST_ID
+        self._passes = 0
 
     async def tick(self) -> float | None:
         """Run one pass, unless another supervisor has already run one within the interval, or the retention is too short."""
@@ -140,11 +152,16 @@ class HistoryKeeper:
     async def _run_pass(self, spare: Statements, rest: Rest) -> None:
         environment = self._environment
         began = environment.clock.monotonic()
+        # Tasks that cannot move yet, such as those of live workflows, are not read again in each pass.
+        start = LOWEST_ID if self._passes % PASSES_PER_SCAN == 0 else self._reached
         one = MovePass(
-            spare, environment.config, rest=rest, clock=environment.clock, age_s=self._age_s, step_rows=self._step_rows
+            spare, environment.config, rest=rest, clock=environment.clock, age_s=self._age_s, step_rows=self._step_rows, start=start
         )  # fmt: skip
         try:
             await one.run()
+            if one.reached is not None:
+                self._reached = one.reached
+                self._passes += 1
         finally:
             duration_s = environment.clock.monotonic() - began
             environment.events.emit(
