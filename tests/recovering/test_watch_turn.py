@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from everbeat.recovering.notice.session import REFUSED_S
 from everbeat.recovering.watch_turn import AGAIN_S, PASSED_ON_S, TURN_S, Watching, WatchTurn
 from everbeat.store.session import Session
 from tests.recovering.conftest import ManualObserver
@@ -145,7 +144,7 @@ async def test_a_check_of_sessions_renews_a_turn_that_ends_soon(
 
 
 @pytest.mark.parametrize("others", [(), ("b", "c", "d")])
-async def test_a_watcher_that_cannot_connect_for_long_leaves_its_turn_to_another_supervisor(
+async def test_a_watcher_that_cannot_connect_leaves_its_turn_to_another_supervisor(
     watcher: NewWatcher, db: StoreHarness, others: tuple[str, ...]
 ) -> None:  # E4
     found = [await watcher(name) for name in ("a", *others)]
@@ -163,17 +162,41 @@ async def test_a_watcher_that_cannot_connect_for_long_leaves_its_turn_to_another
         await watch.tick()
 
     await look(0.5)
+    assert first.turn.is_held
     first.observer.is_served = False
-    for _ in range(int(REFUSED_S)):
-        await look(1.0)
-        assert first.turn.is_held
     await look(1.0)
     if not others:
         assert first.turn.is_held, "nobody else could take the turn"
         return
     assert not first.turn.is_held
-    db.connection.execute(db.plain("update {schema}.turns set taken_until = now() where taken_by = 'a'"))
-    await look(PASSED_ON_S - 1.0)
+    for _ in range(3):
+        await look(PASSED_ON_S)
+        assert not first.turn.is_held, "it still cannot connect"
+    assert await found[3].asks(), "the turn has ended"
+    await found[3].dies()
+    first.observer.is_served = True
+    await look(PASSED_ON_S)
+    await look(PASSED_ON_S)
+    assert first.turn.is_held
+
+
+async def test_a_watcher_that_was_suspended_while_it_should_judge_leaves_its_turn_to_another_supervisor(
+    watcher: NewWatcher, db: StoreHarness
+) -> None:  # E4
+    found = await four(watcher)
+    first = found[0]
+    watch = first.observer.session_watch(turn=first.turn)
+    with session_of(db, "s1") as session:
+        await watch.tick()
+        await first.observer.clock.advance(60.0)
+        await first.turn.tick()
+        await watch.tick()
+        assert first.turn.is_held, "nothing was to be judged"
+        end(session, db)
+    await first.observer.clock.advance(1.0)
+    await watch.tick()
+    await first.observer.clock.advance(8.0)
+    await watch.tick()
     assert not first.turn.is_held
     assert await found[3].asks()
 

@@ -14,6 +14,7 @@ from everbeat.store import workers
 from everbeat.store.workers import WatchTurnState
 
 TURNS: Final = 3
+"""The number of supervisors that watch. `take_watch_turn` contains the same number."""
 TURN_S: Final = (3.0, 10.0)
 """The shortest and the longest time that a turn lasts without a renewal, in seconds.
 
@@ -29,8 +30,8 @@ _LONGEST_PACE_S: Final = 10.0
 _SUPERVISORS_PER_ASK: Final = 10
 """How many supervisors ask for a free turn in each second, if at least this many exist."""
 _MASS_MS: Final = 60_000
-PASSED_ON_S: Final = 30.0
-"""How long a supervisor that has passed its turn on does not ask for another one, in seconds."""
+PASSED_ON_S: Final = 5.0
+"""How long a supervisor that has passed its turn on does not ask for another one, in seconds. After that, it first tries to connect."""
 
 
 class WatchTurn:
@@ -66,8 +67,8 @@ class WatchTurn:
         self._losses = 0
         self._pace_s = _ASK_S
         self._mass_ms = 0
+        self._has_passed = False
         self._passed_until = 0.0
-        self._supervisors = 0
         self._suspects: Sequence[str] = ()
 
     @property
@@ -93,17 +94,27 @@ class WatchTurn:
         """Record that another supervisor has the turn."""
         self.turn = None
 
-    def pass_on(self) -> None:
-        """Leave the turn to a supervisor without one, if there is any, because this one cannot judge what it observes."""
-        if self._supervisors > TURNS:
-            self.lose()
-            self._passed_until = self._clock.monotonic() + PASSED_ON_S
+    async def pass_on(self, *, known: int) -> None:
+        """Leave the turn to another supervisor, because this one cannot judge what it observes.
+
+        It keeps the turn if it knows only as many supervisors as there are turns.
+        """
+        turn = self.turn
+        if turn is None or known <= TURNS:
+            return
+        self.lose()
+        self._has_passed, self._passed_until = True, self._clock.monotonic() + PASSED_ON_S
+        end = workers.end_watch_turn(turn, taken_by=self._observer.supervisor_id)
+        await self._environment.run_once(end)
 
     async def tick(self) -> float | None:
         """Ask for a turn, unless this supervisor has one and has confirmed it lately. Return the seconds until the next request."""
         asked_at = self._clock.monotonic()
         if asked_at < self._passed_until:
             return self._passed_until - asked_at
+        if self._has_passed and not await self._observer.can_connect():
+            return self._pace_s
+        self._has_passed = False
         holder = self._observer.supervisor_id, self._observer.is_pooled
         losses = self._observer.disturbances
         is_new = holder != self._holder or losses != self._losses
@@ -137,7 +148,7 @@ class WatchTurn:
     def _record(self, found: WatchTurnState, holder: tuple[str, bool], *, asked_at: float) -> None:
         self._pace_s = min(_LONGEST_PACE_S, max(_ASK_S, found.supervisors / _SUPERVISORS_PER_ASK))
         continues = found.turn == self.turn and holder == self._holder
-        self._suspects, self._supervisors = found.suspects, found.supervisors
+        self._suspects = found.suspects
         self.turn, self._holder, self._confirmed_at = found.turn, holder, asked_at
         if found.turn is not None and not continues:
             self.episode += 1

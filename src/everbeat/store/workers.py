@@ -264,6 +264,11 @@ def take_watch_turn(
     return Statement("worker/take_watch_turn", parameters, lambda found: WatchTurnState(*found[0]))
 
 
+def end_watch_turn(turn: str, *, taken_by: str) -> Statement[bool]:
+    """End a supervisor's turn to watch. Return whether it still had the turn."""
+    return Statement("worker/end_watch_turn", {"turn": turn, "taken_by": taken_by}, rows.any_row)
+
+
 def watch_sessions(
     *, turn: str | None = None, taken_by: str | None = None, turn_ms: int = 0
 ) -> Statement[list[WatchedSession]]:

@@ -219,7 +219,9 @@ class Supervision:
             watch = partial(SessionWatch, recoverer, witness=witness, command=command, turn=turn)
             services.append(Watching(watch, turn))
         if self._is_recovering:
-            services.append(Watching(partial(Reaper, recoverer, witness=witness, command=command), turn))
+            services.append(
+                Watching(partial(Reaper, recoverer, witness=witness, command=command, turn=turn), turn)
+            )
             services.append(Watching(partial(UselessSessionWatch, recovery), turn))
         if config.auto_fail_stale_running:
             services.append(BlockedLoopWatch(recoverer, supervisor=self))

@@ -24,6 +24,7 @@ from everbeat.recovering.observer import (
 )
 from everbeat.recovering.orders import AGE, Death, LostLease
 from everbeat.recovering.recoverer import Recoverer, Recovery
+from everbeat.recovering.watch_turn import WatchTurn
 from everbeat.runtime.events import Event, JudgementDelayed, MassSilence
 from everbeat.store import leases, workers
 from everbeat.store.leases import Lease
@@ -156,12 +157,20 @@ class Reaper:
     """A service in every supervisor that declares other silent supervisors dead and recovers the leases of silent trees.
 
     `witness` proves deaths on this host during a mass silence. `command` is the command for an operator who knows that the silent trees
-    are dead.
+    are dead. `turn` is the turn to watch, which a supervisor passes on if it must not judge a silence.
     """
 
     name = "reaper"
 
-    def __init__(self, recoverer: Recoverer, *, witness: Witness, command: str = SWEEP) -> None:
+    def __init__(
+        self,
+        recoverer: Recoverer,
+        *,
+        witness: Witness,
+        command: str = SWEEP,
+        turn: WatchTurn | None = None,
+    ) -> None:
+        self._turn = turn
         environment = recoverer.environment
         config = environment.config
         self.interval_s = config.check_interval_ms / 1_000
@@ -204,6 +213,8 @@ class Reaper:
         others = [beat for beat in beats if beat.supervisor_id != self._observer.supervisor_id]
         is_silent = any(self._silence_s(beat, at=asked_at) > self._beat_s for beat in others)
         excused = await self._excuses.find(others, is_silent=is_silent, at=asked_at)
+        if excused and self._turn is not None:
+            await self._turn.pass_on(known=len(beats))
         for beat in others:
             if beat.supervisor_id in excused:
                 self._windows.forget_some((beat.supervisor_id, *beat.worker_seqs))

@@ -25,8 +25,6 @@ CHECK_EVERY_S: Final = 1.0
 """The longest interval between two checks, in seconds. Checks are more frequent if the stale thresholds are short."""
 TOGETHER_S: Final = 5.0
 _CAUSE: Final = "its database session ended: the whole tree is gone"
-REFUSED_S: Final = 30.0
-"""After how many seconds in which the server refuses new connections a watcher passes its turn on. Others might be able to connect."""
 _SOONEST_S: Final = 0.02
 _CHECKS_PER_THRESHOLD: Final = 5
 _CHECKS_MISSED: Final = 4
@@ -197,19 +195,19 @@ class SessionWatch:
         self._mass = MassLoss(wait_s=None if wait_ms is None else wait_ms / 1_000)
         self._disturbances = 0
         self._is_refused = False
-        self._refused_since: float | None = None
         self._calm = Calm(environment.observer)
         self._looked_at: float | None = None
+        self._known = 0
 
     async def tick(self) -> float | None:
         """Judge all lost sessions once. Return the seconds until the next grace period is over, if that is soon."""
         if self._observer.is_pooled:
             return None
         if (self._gone or self._mass) and not await self._observer.can_connect():
-            # A living tree could not reconnect either, so its grace period restarts when it can.
-            self._refused(at=self._clock.monotonic())
+            # A living tree could not reconnect either, so its grace period restarts when it can. Others might be able to connect.
+            self._is_refused = True
+            await self._pass_on()
             return None
-        self._refused_since = None
         asked_at = self._clock.monotonic()
         sessions = await self._environment.run_once(self._question())
         answered_at = self._clock.monotonic()
@@ -220,15 +218,8 @@ class SessionWatch:
             self._turn.confirm(asked_at=asked_at)
         held_until = asked_at if self._looked_at is None else self._looked_at
         self._calm.record(answered_at)
-        if self._is_refused or self._observer.disturbances != self._disturbances:
-            self._is_refused, self._disturbances = False, self._observer.disturbances
-            self._seen_held.clear()
-            self._gone.clear()
-            self._mass.disturbed(answered_at + CALM_S)
-        elif asked_at - held_until > _CHECKS_MISSED * self.interval_s + self._grace_s:
-            self._gone.clear()  # this observer was suspended or busy
-            self._mass.disturbed(answered_at)
-        self._looked_at = answered_at
+        await self._discard_doubtful(asked_at=asked_at, answered_at=answered_at, held_until=held_until)
+        self._looked_at, self._known = answered_at, len(sessions)
         self._see(sessions, held_until=held_until, at=answered_at)
         living = await self._living(at=asked_at)
         problems: list[Exception] = []
@@ -246,11 +237,22 @@ class SessionWatch:
             raise problems[0]
         return self._next_check()
 
-    def _refused(self, *, at: float) -> None:
-        self._is_refused = True
-        self._refused_since = at if self._refused_since is None else self._refused_since
-        if self._turn is not None and at - self._refused_since >= REFUSED_S:
-            self._turn.pass_on()
+    async def _discard_doubtful(self, *, asked_at: float, answered_at: float, held_until: float) -> None:
+        """Discard earlier observations if this observer or its connection was disturbed since then."""
+        if self._is_refused or self._observer.disturbances != self._disturbances:
+            self._is_refused, self._disturbances = False, self._observer.disturbances
+            self._seen_held.clear()
+            self._gone.clear()
+            self._mass.disturbed(answered_at + CALM_S)
+        elif asked_at - held_until > _CHECKS_MISSED * self.interval_s + self._grace_s:
+            if self._gone:
+                await self._pass_on()  # this observer was suspended or busy, and others might not be
+            self._gone.clear()
+            self._mass.disturbed(answered_at)
+
+    async def _pass_on(self) -> None:
+        if self._turn is not None:
+            await self._turn.pass_on(known=self._known)
 
     def _question(self) -> Statement[list[WatchedSession]]:
         if self._turn is None:
