@@ -103,6 +103,14 @@ def test_if_all_functions_are_fast_a_claim_for_all_of_them_can_take_as_many_as_c
     assert (pool.serves_all, pool.wanted) == (len(names) == 1, wanted)
 
 
+@pytest.mark.parametrize(("slots", "most"), [(1, 1 + 10), (3, 3 + 30), (100, 100 + 500)])
+def test_a_claim_starts_at_most_ten_tasks_ahead_for_each_slot(slots: int, most: int) -> None:
+    """If the process dies, they all count as running, although the code of most of them has not begun."""
+    pool = pool_of(slots=slots, prefetch=500)
+    measured(pool, "work", 0.0001)
+    assert pool.starts(is_prefetch=True) == most
+
+
 def test_a_pool_learns_the_duration_of_a_run_when_its_slot_is_free() -> None:
     pool = pool_of(slots=1, prefetch=500)
     for _ in range(FEWEST_RUNS):

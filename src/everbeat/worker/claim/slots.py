@@ -25,6 +25,8 @@ from everbeat.worker.shutdown import Recycling
 _log = logging.getLogger("everbeat.worker")
 START_WITHIN_S: Final = 0.05
 """The claim itself starts tasks that will get a slot within this many seconds. A separate start would cost as much as the run."""
+STARTED_PER_SLOT: Final = 10
+"""How many tasks the claim itself can start for each slot, ahead of those that run."""
 LOWEST_QUEUE_PRIORITY = 100
 MANY_FREE: Final = 50
 """A worker with at least this many free slots does not prefetch. A claim for that many tasks is efficient and starts all of them."""
@@ -264,9 +266,9 @@ class SlotPool(Struct, kw_only=True):
 
     @property
     def _most_started(self) -> int:
-        """Return how many of the prefetched attempts the claim itself can start."""
+        """Return how many of the prefetched attempts the claim itself can start. If the process dies, all of these count as running."""
         each = self.prefetch and self.pace.runs_within(self.served, START_WITHIN_S)
-        return each and min(self.prefetch, self._soon * each)
+        return each and min(self.prefetch, self._soon * each, STARTED_PER_SLOT * self.executor.slots)
 
     @property
     def _lag(self) -> int:
