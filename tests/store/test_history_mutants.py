@@ -8,12 +8,13 @@ import pytest
 
 from tests.maintenance import test_history as moves
 from tests.maintenance import test_history_races as races
+from tests.maintenance import test_history_sizes as sizes
 from tests.store.conftest import StoreHarness
 from tests.store.test_mutants import Mutant, notices, scenario
 
 __all__ = ["scenario"]
 
-MOVE, RECALL = "schema/0017_history/18_move_to_history", "schema/0017_history/19_recall_from_history"
+MOVE, RECALL = "schema/0018_bounded_moves/10_move_to_history", "schema/0017_history/19_recall_from_history"
 
 MUTANTS = [
     Mutant(
@@ -51,6 +52,34 @@ MUTANTS = [
     Mutant(
         "a move that waits for a lock", MOVE, "for update of t skip locked", "for update of t nowait",
         moves.test_a_locked_task_stays_and_no_session_waits,
+    ),
+    Mutant(
+        "a step without a limit in bytes", MOVE, "s.bytes <= 33554432", "true",
+        sizes.test_a_step_moves_a_limited_number_of_bytes,
+    ),
+    Mutant(
+        "a step that goes on behind tasks that it has not decided on", MOVE, "next_after := v_last;", "null;",
+        sizes.test_a_step_moves_a_limited_number_of_bytes,
+    ),
+    Mutant(
+        "a step that moves nothing if its first task is large", MOVE, "s.number <= 1 or ", "",
+        sizes.test_a_task_larger_than_a_step_moves_alone,
+    ),
+    Mutant(
+        "a step without a limit for uncompressed records", MOVE, "s.in_records <= 134217728", "true",
+        sizes.test_a_step_moves_a_limited_number_of_uncompressed_bytes,
+    ),
+    Mutant(
+        "a measure of the compressed sizes only", MOVE, "array[false, true]", "array[false, false]",
+        sizes.test_a_step_moves_a_limited_number_of_uncompressed_bytes,
+    ),
+    Mutant(
+        "a second round that is left out too often", MOVE, "v_in_records * 255", "v_in_records",
+        sizes.test_a_step_moves_a_limited_number_of_uncompressed_bytes,
+    ),
+    Mutant(
+        "a task that moves although its records are too large", MOVE, " > 268435456 as stays", " > 1e12 as stays",
+        sizes.test_a_task_whose_records_are_too_large_stays_and_those_behind_it_move,
     ),
     Mutant(
         "a recall that leaves the recoveries behind", RECALL, "cross join lateral unnest(b.recoveries) x",

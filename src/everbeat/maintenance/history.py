@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from everbeat.config import RecoveryConfig
@@ -15,6 +15,9 @@ from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import Event
 from everbeat.store import history, retention
 from everbeat.store.history import SHORTEST_AGE_S, PartUnit
+from everbeat.store.statement import Statement
+
+T = TypeVar("T")
 
 LONGEST_INTERVAL_S: Final = 600.0
 SHORTEST_RETENTION_HOURS: Final = 48
@@ -43,6 +46,21 @@ class TasksMoved(Event, frozen=True, kw_only=True):
         return self.level if self.tasks else logging.DEBUG
 
 
+class TasksNotMoved(Event, frozen=True, kw_only=True):
+    """A pass failed and has ended. The next pass is due after `retry_in_s` seconds.
+
+    `statement` is the latest statement of the pass, which read the tasks with ids after `after`. `tasks` is how many tasks had moved.
+    """
+
+    component = "maintenance"
+    level = logging.WARNING
+    statement: str
+    after: UUID
+    tasks: int
+    error: BaseException
+    retry_in_s: float
+
+
 def unit_of(hours: int | None) -> PartUnit:
     """Return the length of a partition for a retention of `hours`."""
     return "month" if hours is None or hours > LONGEST_BY_DAYS_HOURS else "day"
@@ -51,7 +69,8 @@ def unit_of(hours: int | None) -> PartUnit:
 class MovePass:
     """One pass over `tasks`. `moved` is available at any time. If a pass is interrupted, the next one continues its work.
 
-    Tasks with ids up to `start` are not read. `reached` is the id up to which a finished pass has read all tasks.
+    Tasks with ids up to `start` are not read. `reached` is the id up to which a finished pass has read all tasks. `statement` and `after`
+    name the latest statement, and the position at which it began.
     """
 
     def __init__(
@@ -68,6 +87,8 @@ class MovePass:
         self.moved = 0
         self.reached: UUID | None = None
         self.statements = 0
+        self.statement = ""
+        self.after = start
         self._statements = statements
         self._hours = config.terminal_record_retention_hours
         self._rest = rest
@@ -83,30 +104,34 @@ class MovePass:
         sent.
         """
         bounds = retention.task_id_bounds(hours=self._age_s / 3_600)
-        found = await self._statements.run(bounds, patience_s=ONE_TRY)
+        found = await self._run(bounds)
         for first, until in ((self._start, found.old), (found.now, HIGHEST_ID)):
-            key = first
+            self.after = first
             while True:
                 began = self._clock.monotonic()
                 step = history.move_tasks(
-                    age_ms=round(self._age_s * 1_000), hours=self._hours, limit=self._step_rows, after=key, until=until
+                    age_ms=round(self._age_s * 1_000), hours=self._hours, limit=self._step_rows, after=self.after, until=until
                 )  # fmt: skip
-                done = await self._statements.run(step, patience_s=ONE_TRY)
+                done = await self._run(step)
                 self.statements += 1
                 self.moved += done.moved
                 if done.lacks is not None:
                     part = history.add_part(done.lacks, unit=unit_of(self._hours))
-                    if not await self._statements.run(part, patience_s=ONE_TRY):
+                    if not await self._run(part):
                         return  # another session has locked `history`; the next pass tries again
                 elif done.next_after is None:
                     break
                 else:
-                    key = done.next_after
+                    self.after = done.next_after
                 # A step takes longer on a busy database, which therefore gets a longer rest.
                 rest_s = max(LEAST_REST_S, _REST_PER_STEP * (self._clock.monotonic() - began))
                 if not await self._rest(rest_s):
                     return
         self.reached = found.old
+
+    async def _run(self, statement: Statement[T]) -> T:
+        self.statement = statement.name
+        return await self._statements.run(statement, patience_s=ONE_TRY)
 
 
 class HistoryKeeper:
@@ -132,7 +157,10 @@ class HistoryKeeper:
         self._passes = 0
 
     async def tick(self) -> float | None:
-        """Run one pass, unless another supervisor has already run one within the interval, or the retention is too short."""
+        """Run one pass, unless another supervisor has already run one within the interval, or the retention is too short.
+
+        A pass that fails is not repeated before the next interval, because each try of a step can take until the statement timeout.
+        """
         hours = self._environment.config.terminal_record_retention_hours
         if hours is not None and hours < SHORTEST_RETENTION_HOURS:
             return None
@@ -162,6 +190,12 @@ class HistoryKeeper:
             if one.reached is not None:
                 self._reached = one.reached
                 self._passes += 1
+        except Exception as problem:  # noqa: BLE001 - the runner would repeat the pass at once, and a long statement could fail in the same way
+            environment.events.emit(
+                TasksNotMoved(
+                    statement=one.statement, after=one.after, tasks=one.moved, error=problem, retry_in_s=self.interval_s
+                )
+            )  # fmt: skip
         finally:
             duration_s = environment.clock.monotonic() - began
             environment.events.emit(

@@ -291,6 +291,11 @@ class Target(Struct, frozen=True):
                     f"The database at {self.shown!r} did not commit, because its queue of notifications is full: {text}.",
                     fix="try again, which sends no notification; 'everbeat doctor' reports what keeps the queue full.",
                 )
+            case "57014":
+                return DatabaseUnreachable(
+                    f"The database at {self.shown!r} did not finish a statement: {text}.",
+                    fix="see what it waits for: 'everbeat doctor'.",
+                )
             case _ if is_repeatable(problem):
                 return DatabaseUnreachable(
                     f"The database at {self.shown!r} cannot be reached: {text}.",
