@@ -161,8 +161,8 @@ class TaskSummary(msgspec.Struct, frozen=True):
 
     @property
     def claimed(self) -> bool:
-        """Return whether a worker holds the task, or held it when the task finished."""
-        return self.claimed_at is not None
+        """Return whether a worker holds the task."""
+        return self.state in (TaskState.CLAIMED, TaskState.RUNNING)
 
     @property
     def ended_at(self) -> datetime | None:

@@ -107,7 +107,7 @@ def judge_trees(found: SilentTrees, *, command: str, is_watched: bool) -> Check:
 
 def _judge_lost(found: SilentTrees, *, command: str | None, is_watched: bool) -> Check:
     text = (
-        f"{len(found.lost)} of {counted(found.known, 'tree')} have lost their session in PostgreSQL, so they are dead or cut off, with"
+        f"without a session in PostgreSQL, so dead or cut off: {len(found.lost)} of {counted(found.known, 'tree')}, with"
         f" {counted(found.held_by_lost, 'task')}: {some(found.lost)}"
     )
     at_once = (

@@ -265,14 +265,14 @@ def _trouble(
 
 def _without_session(holding: Holding) -> Reason:
     coming = (
-        " Unless the tree reconnects, a live supervisor recovers the task, usually within seconds"
+        "; unless the tree reconnects, a live supervisor recovers the task, usually within seconds"
         if holding.observers
         else ""
     )
     return Reason(
         code=ReasonCode.HOLDER_WITHOUT_SESSION,
         text=f"the tree of worker {_shown(holding)}, which holds it, has no session in PostgreSQL, so it is dead or cut off; its last"
-        f" heartbeat came {_spelled(holding.silent_ms)} ago.{coming}",
+        f" heartbeat came {_spelled(holding.silent_ms)} ago{coming}",
         since=holding.last_beat_at,
         blocked_by=holding.worker_id,
         command="everbeat workers" if holding.observers else "everbeat worker MODULE:APP",
