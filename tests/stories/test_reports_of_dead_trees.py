@@ -73,7 +73,7 @@ class TestEveryTreeIsKilled:
         assert held["HOLDER_WITHOUT_SESSION"].command == "everbeat worker MODULE:APP"
         found = examine(app)
         assert [found[code].verdict for code in ("WORKERS", "TREES", "SWEEPER")] == [CheckVerdict.FAIL] * 3
-        assert "2 of 2 trees have lost their session" in found["TREES"].text
+        assert "without a session in PostgreSQL, so dead or cut off: 2 of 2 trees" in found["TREES"].text
         assert f"pid {trees[0].pid} on " in found["TREES"].text
         assert found["TREES"].fix == "start a worker, which recovers them: everbeat worker MODULE:APP."
 

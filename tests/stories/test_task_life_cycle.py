@@ -37,6 +37,7 @@ def test_the_timestamps_of_a_completed_task_are_in_order(
     info = handle.info()
     assert info.state == "COMPLETED"
     assert info.sent_at <= info.enqueued_at <= info.claimed_at <= info.started_at <= info.completed_at
+    assert not info.claimed, "no worker holds it"
     (attempt,) = info.attempts
     assert (attempt.attempt, attempt.outcome) == (1, "COMPLETED")
 
@@ -105,7 +106,7 @@ def test_options_of_a_send_override_those_of_the_function(
     unlimited = sample_tasks.too_slow.with_options(timeout=None).send()
     scenario.until(scenario.started(unlimited.id), within=20, what="it runs")
     time.sleep(1.5)  # longer than the function's timeout
-    assert unlimited.info().state == "RUNNING"
+    assert (unlimited.info().state, unlimited.info().claimed) == ("RUNNING", True)
     unlimited.cancel()
     assert unlimited.outcome(timeout=20).error.code == "TASK_CANCELLED"
 
