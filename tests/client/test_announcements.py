@@ -53,6 +53,7 @@ def heard(db: StoreHarness) -> Iterator[Listener]:
 def one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each announcement wait for the end of the pause after the one before."""
     monkeypatch.setattr(announcer, "AT_ONCE", 1)
+    monkeypatch.setattr(announcer, "APART_S", 0.05)  # longer than a send takes on a busy machine
 
 
 @pytest.fixture
@@ -217,6 +218,17 @@ def test_the_first_send_after_a_pause_is_announced_at_once_and_the_next_after_50
     assert min(after_s for payload, after_s in arrived if payload == "t:first") < announcer.APART_S
     assert max(after_s for payload, after_s in arrived if payload == "t:third") < SOON_S
     assert min(after_s for payload, after_s in arrived if payload == "t:third") >= announcer.APART_S * 0.9
+
+
+def test_announcements_that_take_long_follow_one_another_less_often() -> None:  # R5
+    one, announced = announcer.Announcer(), list[str]()
+    assert one.take(["t:a"], announced.extend) == ["t:a"]
+    one.done(1.0)
+    time.sleep(1.5 * announcer.APART_S)  # by now, another one would be due after a short one
+    assert one.take(["t:b"], announced.extend) == ()
+    assert announced == []
+    one.flush(SOON_S)
+    assert announced == ["t:b"]
 
 
 def test_a_few_sends_after_a_pause_are_announced_at_once(

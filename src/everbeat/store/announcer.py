@@ -15,8 +15,12 @@ from everbeat.store.statement import Statement, texts
 
 _log = logging.getLogger("everbeat.store")
 
-APART_S: Final = 0.02
-"""The mean time between two announcements of a busy process, in seconds."""
+APART_S: Final = 0.01
+"""The shortest mean time between two announcements of a busy process, in seconds."""
+LONGEST_APART_S: Final = 0.1
+"""The longest time between two announcements while hints are waiting, in seconds."""
+_SHARE: Final = 0.05
+"""The largest share of a process's time that announcements take. Between two of them, the server of many senders does other work."""
 AT_ONCE: Final = 5
 """How many announcements can follow one another at once after a pause. A program that sends a few tasks does not wait for `APART_S`."""
 AFTER_FAILURE_S: Final = 1.0
@@ -31,7 +35,7 @@ def announcement(hints: Iterable[str], *, channel: str) -> Statement[None]:
 
 
 class Announcer:
-    """Collects hints, and hands them out every `APART_S` seconds on average.
+    """Collects hints, and hands them out every `APART_S` seconds on average, or less often if the server is busy.
 
     The first `AT_ONCE` senders after a pause announce their own hints. The hints of later senders are announced together by a thread, which
     ends when no hints are left. After a fork, the child makes a new announcer, so that it does not announce its parent's sends.
@@ -65,6 +69,13 @@ class Announcer:
             return ()
         with self._changed:
             return self._taken()
+
+    def done(self, took_s: float) -> None:
+        """Postpone the next announcement if the last one took long, because the server is busy."""
+        apart_s = min(LONGEST_APART_S, took_s / _SHARE)
+        if apart_s > APART_S:
+            with self._changed:
+                self._next_at += apart_s - APART_S
 
     def failed(self, problem: Exception) -> None:
         """Postpone the next announcement, because the last one failed. An idle worker finds the tasks when it polls."""

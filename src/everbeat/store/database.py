@@ -196,8 +196,10 @@ class Database:
         with self._connection(patience) as connection:
             found = self._rows(connection, statement)
             if statement.hints and (due := self.announcer.take(statement.hints, self._announce)):
+                began_at = time.monotonic()
                 try:
                     self._rows(connection, announcement(due, channel=self.target.channel))
+                    self.announcer.done(time.monotonic() - began_at)
                 except psycopg.Error as problem:
                     self.announcer.failed(problem)
             return statement.read(found)
@@ -277,8 +279,10 @@ class Database:
         async with self._aconnection(patience) as connection:
             found = await self._arows(connection, statement)
             if statement.hints and (due := self.announcer.take(statement.hints, self._announce)):
+                began_at = time.monotonic()
                 try:
                     await self._arows(connection, announcement(due, channel=self.target.channel))
+                    self.announcer.done(time.monotonic() - began_at)
                 except psycopg.Error as problem:
                     self.announcer.failed(problem)
             return statement.read(found)
@@ -377,8 +381,10 @@ class Database:
                 await pool.close()
 
     def _announce(self, hints: Sequence[str]) -> None:
+        began_at = time.monotonic()
         try:
             self.run(announcement(hints, channel=self.target.channel), patience_s=FLUSH_S, is_final=True)
+            self.announcer.done(time.monotonic() - began_at)
         except DatabaseError as problem:
             self.announcer.failed(problem)
 
