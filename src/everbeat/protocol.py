@@ -357,7 +357,7 @@ class RunAttempt(ProcessMessage, frozen=True):
 
 
 class LeaveIdle(ProcessMessage, frozen=True):
-    """Exit when no attempt is running. The task process is no longer needed, for example because it has reached its limit of attempts."""
+    """Exit when no attempt is running. The task process has become unnecessary, for example because it has reached its limit of attempts."""
 
 
 class CancelRun(ProcessMessage, frozen=True):

@@ -58,7 +58,7 @@ def one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the pause between two announcements so long that a waiting hint leaves only for another reason."""
+    """Make the pause between two announcements longer than a test, so that a waiting hint leaves only for another reason."""
     monkeypatch.setattr(announcer, "APART_S", LONG_S)
 
 

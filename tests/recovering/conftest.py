@@ -76,9 +76,11 @@ class ManualObserver:
             Recoverer(environment), identity=ProcessIdentity.current(), proves_deaths=statements is not None
         )
 
-    def reaper(self, *, witness: Statements | None = None, **settings: Any) -> Reaper:
+    def reaper(
+        self, *, witness: Statements | None = None, turn: WatchTurn | None = None, **settings: Any
+    ) -> Reaper:
         """Return a reaper. `witness` runs the statements of its witness. If it is None, the witness proves no deaths."""
-        return Reaper(self.recoverer(**settings), witness=self.witness(witness, **settings))
+        return Reaper(self.recoverer(**settings), witness=self.witness(witness, **settings), turn=turn)
 
     def session_watch(self, *, turn: WatchTurn | None = None, **settings: Any) -> SessionWatch:
         return SessionWatch(self.recoverer(**settings), witness=self.witness(**settings), turn=turn)

@@ -180,6 +180,25 @@ async def test_a_watcher_that_cannot_connect_leaves_its_turn_to_another_supervis
     assert first.turn.is_held
 
 
+async def test_a_watcher_that_excuses_a_silence_leaves_its_turn_to_another_supervisor(
+    watcher: NewWatcher, db: StoreHarness
+) -> None:  # E4
+    """This also works if the loss of sessions is not watched."""
+    found = await four(watcher)
+    first = found[0]
+    reaper = first.observer.reaper(turn=first.turn)
+    with session_of(db, "s1") as session:
+        end(session, db)
+    await reaper.tick()
+    first.observer.is_served = False
+    for _ in range(3):
+        await first.observer.clock.advance(40.0)  # longer than the interval of beats
+        await first.turn.tick()
+        await reaper.tick()
+    assert not first.turn.is_held
+    assert await found[3].asks()
+
+
 async def test_a_watcher_that_was_suspended_while_it_should_judge_leaves_its_turn_to_another_supervisor(
     watcher: NewWatcher, db: StoreHarness
 ) -> None:  # E4

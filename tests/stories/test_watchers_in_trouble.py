@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from psycopg import conninfo
 
-from everbeat.recovering.watch_turn import TURNS
+from everbeat.store.workers import WATCH_TURNS
 from tests.conftest import NewServer
 from tests.stories.scenario import SLACK, Scenario, Tree, new_scenario
 from tests.stories.test_outages import ROLE, server_with_a_password, set_password
@@ -34,7 +34,7 @@ def watching(scenario: Scenario) -> set[int]:
 
 def watchers(scenario: Scenario) -> list[Tree]:
     """Start trees that have all turns to watch."""
-    trees = [scenario.ready_tree() for _ in range(TURNS)]
+    trees = [scenario.ready_tree() for _ in range(WATCH_TURNS)]
     scenario.until(lambda: watching(scenario) == {tree.pid for tree in trees}, within=30, what="all watch")
     return trees
 

@@ -186,7 +186,7 @@ class SendSettings(Settings):
 
     @property
     def timeout_ms(self) -> int | None:
-        """Return the timeout in milliseconds, or None if there is no limit."""
+        """Return the timeout in milliseconds, or None if it is unlimited."""
         return None if self.timeout is None else milliseconds(cast(float, self.timeout))
 
 

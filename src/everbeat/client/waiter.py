@@ -223,7 +223,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float | None:
-        """Return the number of seconds until the deadline, or None if there is no deadline."""
+        """Return the number of seconds until the deadline, or None without a deadline."""
         return None if self.within_s == inf else max(0.0, self.within_s - self.waited_s)
 
     @property

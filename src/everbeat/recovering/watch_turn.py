@@ -13,8 +13,6 @@ from everbeat.runtime.task_scope import Service
 from everbeat.store import workers
 from everbeat.store.workers import WatchTurnState
 
-TURNS: Final = 3
-"""The number of supervisors that watch. `take_watch_turn` contains the same number."""
 TURN_S: Final = (3.0, 10.0)
 """The shortest and the longest time that a turn lasts without a renewal, in seconds.
 
@@ -100,7 +98,7 @@ class WatchTurn:
         It keeps the turn if it knows only as many supervisors as there are turns.
         """
         turn = self.turn
-        if turn is None or known <= TURNS:
+        if turn is None or known <= workers.WATCH_TURNS:
             return
         self.lose()
         self._has_passed, self._passed_until = True, self._clock.monotonic() + PASSED_ON_S

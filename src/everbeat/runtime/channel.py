@@ -191,7 +191,7 @@ class AsyncChannel(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Return whether sending is no longer possible. Messages that were received earlier can still be read."""
+        """Return whether sending has become impossible. Messages that were received earlier can still be read."""
         return self._error is not None
 
     @property

@@ -128,7 +128,7 @@ def claim(
 def suspects_wait(
     *, names: Sequence[str], queues: Sequence[str] | None, marked: Sequence[MarkedGroup] = ()
 ) -> Statement[bool]:
-    """Return whether a suspect with one of these names in one of these queues is due. The check is almost free if there are no suspects."""
+    """Return whether a suspect with one of these names in one of these queues is due. The check is almost free without suspects."""
     parameters = {
         "names": list(names),
         "queues": None if queues is None else list(queues),

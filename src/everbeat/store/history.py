@@ -26,7 +26,7 @@ PartUnit = Literal["day", "month"]
 class MoveStep(Struct, frozen=True):
     """The result of one step: how many tasks moved, and the id after which the next step starts (None: nothing is left).
 
-    If `lacks` is not None, the step moved nothing, because there is no partition for tasks that ended at this time.
+    If `lacks` is not None, the step moved nothing, because a partition is missing for tasks that ended at this time.
     """
 
     next_after: UUID | None

@@ -31,7 +31,7 @@ from everbeat.store.statement import Statement
 
 _SUMMARY_COLUMNS = 35
 MOST_EXAMINED: Final = 50_000
-"""How many tasks a list examines. For most filters, there is no index. Without this limit, a list would read all tasks to find none."""
+"""How many tasks a list examines. Most filters have no index. Without this limit, a list would read all tasks to find none."""
 MOST_RECOVERED: Final = 10_000
 """How many recovered tasks in `history` a list of recoveries examines."""
 MOST_COUNTED: Final = 10_000

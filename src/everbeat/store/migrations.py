@@ -37,7 +37,7 @@ class Migration(Struct, frozen=True):
 
 
 class SchemaStatus(Struct, frozen=True):
-    """The versions that are applied in a schema, and the versions that this code knows. `applied` is empty if there is no schema yet.
+    """The versions that are applied in a schema, and the versions that this code knows. `applied` is empty if the schema does not exist yet.
 
     `oldest_code` is the version of the oldest code that works with the schema. `made_as` is the name under which the schema was created, if
     it has another name now. `moved_to` is the schema's current name, if it was renamed and no other schema has taken the old name.
@@ -52,7 +52,7 @@ class SchemaStatus(Struct, frozen=True):
 
     @property
     def version(self) -> int | None:
-        """Return the version of the schema, or None if there is no schema yet."""
+        """Return the version of the schema, or None if it does not exist yet."""
         return max(self.applied, default=None)
 
     @property

@@ -48,7 +48,7 @@ class SessionSight(Enum):
     STALLED = "stalled"
     """The statement is waiting for a synchronous standby."""
     IDLE = "idle"
-    """The session is no longer running a statement, so its reply was lost."""
+    """The session has stopped running a statement, so its reply was lost."""
     SILENT = "silent"
     """The server did not reply to the inspection either."""
     UNSURE = "unsure"
@@ -161,7 +161,7 @@ class Judgement:
 
     @property
     def check_s(self) -> float:
-        """Return how many seconds the next inspection may take. If there is no other host to try, it may use all the remaining time."""
+        """Return how many seconds the next inspection may take. If no other host is left to try, it can use all the remaining time."""
         remaining = max(self._ends_at - monotonic(), 0.0)
         return max(
             min(self._patience.step_s, remaining) if self._other_hosts else remaining, _SHORTEST_CHECK_S

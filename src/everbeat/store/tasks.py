@@ -107,8 +107,8 @@ def send_unless_full(
 ) -> Plan[SentTask | FullGate | None]:
     """Send one task, unless a limit of it that drops tasks is full. Otherwise works like `send_task`.
 
-    If a limit is full, return the task that has the key, or else the task that holds the oldest permit. Return the gate if there is no
-    such task.
+    If a limit is full, return the task that has the key, or else the task that holds the oldest permit. Return the gate if there
+    is neither.
     """
     found = yield from ask(insert_unless_full(task, channel=channel, joined=joined))
     if isinstance(found, SentTask) and (found.id == task.id or task.key is None):

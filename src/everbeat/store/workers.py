@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Final
 from uuid import UUID
 
 import psycopg
@@ -249,6 +250,10 @@ class WatchTurnState(Struct, frozen=True):
     is_mass: bool
 
 
+WATCH_TURNS: Final = 3
+"""How many supervisors of a kind watch the others."""
+
+
 def take_watch_turn(
     taken_by: str, *, kind: str, turn_ms: int, by_lock: bool, suspects: Sequence[str] = (), mass_ms: int = 0
 ) -> Statement[WatchTurnState]:
@@ -258,7 +263,7 @@ def take_watch_turn(
     is positive, all supervisors learn for this time that many trees were lost.
     """
     parameters = {
-        "taken_by": taken_by, "kind": kind, "by_lock": by_lock, "turn_ms": turn_ms, "mass_ms": mass_ms,
+        "turns": WATCH_TURNS, "taken_by": taken_by, "kind": kind, "by_lock": by_lock, "turn_ms": turn_ms, "mass_ms": mass_ms,
         "suspects": list(suspects),
     }  # fmt: skip
     return Statement("worker/take_watch_turn", parameters, lambda found: WatchTurnState(*found[0]))

@@ -115,7 +115,7 @@ _LONG_ENOUGH_S: Final = 10.0
 class RestartBackoff:
     """Computes the pause before each replacement process.
 
-    There is no pause before the first replacement. Further pauses double from 0.5 s to 30 s, plus up to 25 % jitter.
+    The first replacement starts at once. Further pauses double from 0.5 s to 30 s, plus up to 25 % jitter.
     """
 
     def __init__(self, *, random: Random) -> None:
@@ -243,7 +243,7 @@ class ManagedProcess:
 
     @property
     def start_problem(self) -> StartProblem | None:
-        """Return why no worker process is ready, or None if there is no problem.
+        """Return why no worker process is ready, or None without a problem.
 
         A problem is kept from the first failed start until a process is ready.
         """
@@ -279,7 +279,7 @@ class ManagedProcess:
                 self._start_problem = None
             if (
                 has_retired
-            ):  # not a death, so there is no pause: its tasks finish while its replacement is already running
+            ):  # not a death, so it needs no pause: its tasks finish while its replacement is already running
                 backoff = RestartBackoff(random=owner.environment.random)
                 await self._until_few_finish(life)
                 continue

@@ -252,7 +252,7 @@ def _conditions(
 
 
 def _named(names: Mapping[int, str], number: int) -> str:
-    """Return the name of the node with this number, or the number itself if there is no such node."""
+    """Return the name of the node with this number, or the number itself if no node has it."""
     return names.get(number, f"#{number}")
 
 
@@ -359,7 +359,7 @@ def _decided(root: UUID, *, keep: bool, from_node: str | None) -> Plan[_Decided]
 
 
 def _numbered(nodes: list[EndedNode], name: str) -> int:
-    """Return the number of the node with this name. Raises UnknownName if there is no such node."""
+    """Return the number of the node with this name. Raises UnknownName if no node has it."""
     for node in nodes:
         if node.name == name:
             return node.number

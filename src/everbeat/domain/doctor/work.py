@@ -100,7 +100,7 @@ def judge_trees(found: SilentTrees, *, command: str, is_watched: bool) -> Check:
         return _judge_lost(found, command=command if is_silent else None, is_watched=is_watched)
     if not is_silent:
         return CheckCode.TREES.ok(text)
-    text += f", with {counted(found.held, 'task')}: so many that the network is suspected, which delays their recovery"
+    text += f", with {counted(found.held, 'task')}. The network is suspected because they are many, which delays their recovery"
     fix = f"if you know that they are dead, recover their tasks now: {command}."
     return CheckCode.TREES.warn(text, fix)
 

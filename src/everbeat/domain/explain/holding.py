@@ -193,7 +193,7 @@ def _death(
     if holding.observers == 0 and not holding.is_standby:
         yield Reason(
             code=ReasonCode.NOBODY_SWEEPS,
-            text="there is no live supervisor to recover it",
+            text="no live supervisor can recover it",
             since=holding.last_beat_at,
             command="everbeat sweep --dry-run",
         )

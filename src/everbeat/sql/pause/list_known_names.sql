@@ -1,5 +1,5 @@
 -- List the names of task functions or queues from registered workers, live tasks and the recoveries of the last day. An operator can pause
--- only names from this list. There is no index by name. So the statement reads the first 100 tasks of each lane. It reads the first
+-- only names from this list. No index has the order of names. So the statement reads the first 100 tasks of each lane. It reads the first
 -- task of up to 10,000 lines and groups of marked tasks. It also reads up to 100,000 tasks in flight and recoveries.
 with recursive {fragment/lanes}, {fragment/marked_lanes}, {fragment/serial_lines}
 select distinct known.name from (

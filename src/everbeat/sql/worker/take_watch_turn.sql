@@ -1,4 +1,4 @@
--- Take or renew one of the three turns to watch for the observers of one kind. Return no turn if other supervisors have all of them.
+-- Take or renew one of the `turns` turns to watch for the observers of one kind. Return no turn if other supervisors have all of them.
 -- `supervisors`: how many supervisors have not ended, at most 101. `is_mass`: a watcher has found a mass silence or a mass loss of sessions.
 -- A turn is free if its holder has not renewed it in time. A holder also has its own session lock, which PostgreSQL releases when the
 -- holder's session ends. Such a turn is returned in `suspects`. A caller that finds it there twice takes it, because a live holder
@@ -17,7 +17,7 @@ with relaxed as materialized (
                 or t.taken_until > statement_timestamp() + interval '1 day', true
         ) as is_free
     from kind k
-    cross join generate_series(0, 2) n (place)
+    cross join generate_series(0, %(turns)s - 1) n (place)
     left join {schema}.turns t on t.service = k.name || ':' || n.place
 ), unlocked as materialized (
     select t.service, t.service || ' ' || t.taken_by as suspect

@@ -405,7 +405,7 @@ class ClaimQuery:
     async def is_worth_it(self, pool: SlotPool) -> bool:
         """Return whether a claim for this pool can find tasks.
 
-        A claim for suspects reads all waiting tasks if there is no suspect, so this cheaper check comes first.
+        A claim for suspects reads all waiting tasks if none is a suspect, so this cheaper check comes first.
         """
         if not pool.suspects:
             return True
