@@ -469,9 +469,9 @@ def line_breaches(connection: Connection[Any], schema: str, *, history: bool = T
         return []  # the schema is older
     if not _present(connection, schema, [_LINES])[0]:
         return []
-    has_moved = _has_moved(connection, schema)
+    moved = has_moved(connection, schema)
     for number, rule, query in (*LINE_QUERIES, *(HISTORY_QUERIES if history else ())):
-        text = _of_both(query) if has_moved else query
+        text = of_both(query) if moved else query
         rows = connection.execute(sql.SQL(text).format(schema=sql.Identifier(schema))).fetchall()
         if rows:
             found.append(Breach(number, rule, tuple(rows[:5])))
@@ -501,11 +501,11 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     """Return the broken invariants of this schema, including the audit. No task may be in flight."""
     found = line_breaches(connection, schema)
     present = dict(zip(_ROWS, _present(connection, schema, [*_ROWS.values()]), strict=True))
-    has_moved = _has_moved(connection, schema)
-    for number, rule, query in (*QUERIES, *([_HISTORY] if has_moved else [])):
+    moved = has_moved(connection, schema)
+    for number, rule, query in (*QUERIES, *([_HISTORY] if moved else [])):
         if any(pattern.search(query) and not there for pattern, there in present.items()):
             continue
-        text = _of_both(query) if has_moved and query is not _HISTORY[2] else query
+        text = of_both(query) if moved and query is not _HISTORY[2] else query
         rows = connection.execute(sql.SQL(text).format(schema=sql.Identifier(schema))).fetchall()
         if rows:
             found.append(Breach(number, rule, tuple(rows[:5])))
@@ -521,13 +521,14 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     return found
 
 
-def _has_moved(connection: Connection[Any], schema: str) -> bool:
+def has_moved(connection: Connection[Any], schema: str) -> bool:
+    """Return whether tasks have moved to the history."""
     if connection.execute("select to_regclass(%s)", [f'"{schema}".history']).fetchone() == (None,):
         return False  # the schema is older
     return _present(connection, schema, ["exists (select from {schema}.history)"])[0]
 
 
-def _of_both(query: str) -> str:
+def of_both(query: str) -> str:
     """Return the query so that it reads the history, too."""
     return re.sub("|".join(map(re.escape, _BOTH)), lambda found: _BOTH[found[0]], query)
 

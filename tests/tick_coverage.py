@@ -16,7 +16,7 @@ _TICKS = """
            outcome, task_id, missed
     from {schema}.ticks order by schedule, at"""
 _TASKS = """
-    select id, schedule, (extract(epoch from tick) * 1000)::bigint as tick from {schema}.tasks where tick is not null"""
+    select id, schedule, (extract(epoch from tick) * 1000)::bigint as tick from {schema}.all_tasks where tick is not null"""
 _SCHEDULES = """
     select name, (timing ->> 'every_ms')::bigint as every, coalesce((timing ->> 'offset_ms')::bigint, 0) as "offset",
            floor(extract(epoch from created_at) * 1000)::bigint as since,

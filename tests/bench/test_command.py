@@ -67,12 +67,13 @@ def test_the_output_of_a_bench_names_the_server(database_url: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("leaves_no_schema")
 def test_a_bench_measures_idle_cost_growth_limits_and_recovery(database_url: str) -> None:
-    chosen = ("growth", "limits", "idle", "latency", "load", "workflows", "deaths")
+    chosen = ("growth", "limits", "workers", "idle", "latency", "load", "workflows", "deaths")
     parts = [word for part in chosen for word in ("--only", part)]
     small = ("--tasks", "300", "--rows", "5000", "--watch", "1", *ONE_PAIR)
     figures = figures_of(run_bench(*small, "--json", "--not-durable", "--url", database_url, *parts))
     print({name: one["value"] for name, one in figures.items()})
     assert figures["drain, one limit with room"]["ratio"] > 0
+    assert figures["16 worker processes, beside the best"]["ratio"] > 0
     assert figures["drain, 1,000 serial keys, beside 500 waiting keys"]["value"] > 0
     assert figures["10 workflows of 100 nodes and a join"]["value"] > 0
     assert figures["chain of 100 nodes: time per node"]["value"] > 0

@@ -175,7 +175,7 @@ class Evidence:
     """The input of all oracles.
 
     `ledger`: task and claim of each row that user code wrote. `breaches`: the findings of the invariant queries. `sessions`: the remaining
-    database sessions of workers that have stopped.
+    database sessions of workers that have stopped. `moved`: how many tasks were in the history.
     """
 
     plan: Plan
@@ -196,6 +196,7 @@ class Evidence:
     sessions: Sequence[str]
     logs: str
     server_log: str
+    moved: int = 0
 
     def tree_of(self, supervisor: int | None) -> int | None:
         """Return the tree to which the supervisor with this pid belongs, or None if the pid is unknown."""

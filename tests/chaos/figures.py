@@ -41,6 +41,7 @@ class Figures:
     sent: int
     in_doubt: int
     states: dict[str, int]
+    moved: int
     starts: int
     run_again: int
     recovered_running: int
@@ -105,6 +106,7 @@ def figures(evidence: Evidence, found: Sequence[Breach]) -> Figures:
         sent=len(evidence.sends.acknowledged),
         in_doubt=len(evidence.sends.intended) - len(evidence.sends.acknowledged),
         states=dict(Counter(task.state for task in evidence.tasks)),
+        moved=evidence.moved,
         starts=len(starts),
         run_again=len(starts) - len({effect.task for effect in starts}),
         recovered_running=sum(row.was == "RUNNING" for row in evidence.recoveries),

@@ -30,7 +30,7 @@ from tests.chaos.evidence import (
     WorkflowRow,
 )
 from tests.chaos.plan import Kind, Plan
-from tests.invariants import breaches
+from tests.invariants import breaches, has_moved, of_both
 from tests.tick_coverage import coverage
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def gather(director: Director, plan: Plan, timeline: Timeline, folder: Path) -> 
             workflows=tables.read(WorkflowRow, "select id::text, state from {schema}.workflows"),
             attempts=tables.read(
                 AttemptRow,
-                "select task_id::text, attempt, claim_id::text, fence, outcome, will_retry from {schema}.attempts",
+                "select task_id::text, attempt, claim_id::text, fence, outcome, will_retry from {schema}.attempts a",
             ),
             recoveries=tables.read(RecoveryRow, _RECOVERIES),
             ends=tables.read(EndRow, _ENDS),
@@ -91,6 +91,7 @@ def gather(director: Director, plan: Plan, timeline: Timeline, folder: Path) -> 
             sessions=[row[0] for row in connection.execute(SESSIONS, [APPLICATION]).fetchall()],
             logs="".join(_log(folder, tree) for tree in range(plan.trees)),
             server_log=server_log,
+            moved=tables.moved(),
         )
 
 
@@ -105,11 +106,18 @@ def _tick_problems(connection: Connection[Any]) -> Iterator[tuple[str, str]]:
 class _Tables:
     def __init__(self, connection: Connection[Any]) -> None:
         self._connection = connection
+        self._has_moved = has_moved(connection, SCHEMA)
 
     def read(self, make: Callable[..., T], query: str) -> list[T]:
         with self._connection.cursor(row_factory=kwargs_row(make)) as cursor:
-            text = sql.SQL(query).format(schema=sql.Identifier(SCHEMA))
+            both = of_both(query) if self._has_moved else query
+            text = sql.SQL(both).format(schema=sql.Identifier(SCHEMA))
             return cursor.execute(text).fetchall()
+
+    def moved(self) -> int:
+        if not self._has_moved:
+            return 0
+        return len(self.read(lambda name: name, "select name from {schema}.history"))
 
     def beats(self) -> dict[str, list[float]]:
         found = defaultdict[str, list[float]](list)

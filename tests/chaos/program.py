@@ -38,9 +38,6 @@ app = App(
     os.environ["CHAOS_URL"],
     schema=os.environ["CHAOS_SCHEMA"],
     recovery=RecoveryConfig(
-        # With a shorter retention than two days, ended tasks stay in `tasks`, where the oracles read them. Otherwise, they would move to
-        # `history` when a fault sets the clock an hour ahead.
-        terminal_record_retention_hours=24,
         claimer_heartbeat_interval_ms=round(BEAT_S * 1_000),
         runner_heartbeat_interval_ms=round(BEAT_S * 1_000),
         claimed_stale_threshold_ms=round(THRESHOLD_S * 1_000),

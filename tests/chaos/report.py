@@ -49,7 +49,7 @@ def _totals(evidence: Evidence, figures: Figures) -> Iterator[str]:
     states = ", ".join(f"{count} {state}" for state, count in sorted(figures.states.items()))
     ways = ", ".join(f"{count} by {way}" for way, count in sorted(figures.noticed_by.items()))
     replies = ", ".join(f"{count} of {verb}" for verb, count in sorted(figures.replies_lost.items()))
-    yield f"tasks: {figures.sent} acknowledged, {figures.in_doubt} in doubt; {states}"
+    yield f"tasks: {figures.sent} acknowledged, {figures.in_doubt} in doubt; {states}; {figures.moved} of them in the history"
     yield f"code: {figures.starts} starts, {figures.run_again} of them again"
     yield f"recovered: {figures.recovered_running} running, {figures.recovered_claimed} claimed; {ways or 'none'}"
     yield f"refused late attempts: {figures.refused}; false deaths: {figures.false_deaths}"

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from everbeat.bench import NATS_SCHEMA_VARIABLE, NATS_VARIABLE
+from everbeat.bench.concurrency import sender_measurements, worker_measurements
 from everbeat.bench.environment import (
     APPLICATION,
     PREFIX,
@@ -35,7 +36,6 @@ from everbeat.bench.load import load_measurements
 from everbeat.bench.machine import LIMIT_CORES, Meter, machine_document
 from everbeat.bench.report import BenchReport
 from everbeat.bench.sampling import Conditions, MachineBusy, Measurement, MeasurementGroup, take_all
-from everbeat.bench.senders import sender_measurements
 from everbeat.bench.throughput import (
     drain_measurements,
     growth_measurements,
@@ -67,6 +67,8 @@ LOAD: Final = "load"
 """Measured only on request, because it first drains as many tasks as the part `drain`."""
 SENDERS: Final = "senders"
 """Measured only on request, because it starts 62 processes in each round."""
+WORKERS: Final = "workers"
+"""Measured only on request, because it starts 31 worker processes in each round."""
 FLEET: Final = "fleet"
 """Measured only on request, because it needs many connections."""
 NATS: Final = "nats"
@@ -76,7 +78,7 @@ _PROGRAM: Final = "everbeat.bench.program"
 _NATS_MODULE: Final = "everbeat.bench.nats"
 _ONCE: Final = {"idle", "deaths", FLEET}
 """The parts that compare nothing and therefore need no pairs."""
-_NEED_MANY_TASKS: Final = {"send", "drain", GROWTH, LIMITS}
+_NEED_MANY_TASKS: Final = {"send", "drain", GROWTH, LIMITS, WORKERS}
 
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "tasks": (
@@ -205,7 +207,7 @@ def one_each(names: Sequence[str], known: Iterable[str], *, subject: str) -> tup
 
 
 @commands.command()
-@measuring((*PARTS, LOAD, GROWTH, LIMITS, SENDERS, FLEET, NATS), usual=PARTS)
+@measuring((*PARTS, LOAD, GROWTH, LIMITS, SENDERS, WORKERS, FLEET, NATS), usual=PARTS)
 def bench(
     options: BenchOptions,
     *,
@@ -293,6 +295,7 @@ class BenchRun(Struct, frozen=True, kw_only=True):
             GROWTH: lambda: growth_measurements(bench, tasks=options.tasks, rows=options.rows),
             LIMITS: lambda: limit_measurements(bench, tasks=options.tasks, keys=options.rows // 10),
             SENDERS: lambda: sender_measurements(bench),
+            WORKERS: lambda: worker_measurements(bench, tasks=options.tasks),
             FLEET: lambda: fleet_measurements(
                 bench, supervisors=options.supervisors, watch_s=options.watch_s
             ),

@@ -14,11 +14,11 @@ from random import Random
 from typing import Final, NamedTuple
 
 from everbeat import App
+from everbeat.bench.concurrency import IDLE_QUEUE, QUIET_S, send_rate
 from everbeat.bench.environment import APPLICATION, Bench, lock_schema_name, pause, wait_until, workers
 from everbeat.bench.latency import ROUNDS, latencies_ms
 from everbeat.bench.program import BenchProgram
 from everbeat.bench.sampling import Measurement, Sample, percentile
-from everbeat.bench.senders import IDLE_QUEUE, QUIET_S, send_rate
 from everbeat.bench.throughput import drained, verified, wait_for_all
 from everbeat.cli.output import say
 from everbeat.cli.own_tree import own_schema

@@ -1,60 +1,72 @@
-"""Measure how many tasks several processes send at the same time, without a worker and next to an idle worker."""
+"""Measure how many tasks 1 to 16 processes send or run at the same time."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from math import inf
 from typing import Final
 
-from everbeat.bench.environment import Bench, pause, workers
+from everbeat.bench.environment import DEFAULTS, Bench, pause, workers
 from everbeat.bench.sampling import FigureBound, Measurement, Sample
+from everbeat.bench.throughput import drain_name, drained
 from everbeat.errors import WorkerError
 
 IDLE_QUEUE: Final = "elsewhere"
 """The queue of a worker that stays idle while others send. It listens all the time."""
 QUIET_S: Final = 1.0
-_SENDERS: Final = (1, 2, 4, 8, 16)
+_PROCESSES: Final = (1, 2, 4, 8, 16)
 _SEND_S: Final = 2.0
 
 
 def sender_measurements(bench: Bench) -> Iterator[Measurement]:
-    """Yield the measurement of concurrent senders, each of which sends one task at a time."""
+    """Yield the measurements of 1 to 16 processes that each send one task at a time, alone and next to an idle worker."""
     for is_listening in (False, True):
         name = "senders next to an idle worker" if is_listening else "senders"
-        yield Measurement(name=name, take=partial(_samples, bench, is_listening=is_listening))
+        yield Measurement(name=name, take=partial(_sender_samples, bench, is_listening=is_listening))
 
 
-def _samples(bench: Bench, *, is_listening: bool) -> Iterator[Sample]:
+def _sender_samples(bench: Bench, *, is_listening: bool) -> Iterator[Sample]:
     rates: dict[int, float] = {}
     with workers(bench, "--queues", IDLE_QUEUE) if is_listening else nullcontext():
-        for senders in _SENDERS:
+        for senders in _PROCESSES:
             bench.execute("truncate_tasks")
             pause(QUIET_S)
             rates[senders] = send_rate(bench, senders=senders, seconds=_SEND_S)
-    best = max(rate for senders, rate in rates.items() if senders < _SENDERS[-1])
+    where = ", next to an idle worker" if is_listening else ""
     for senders, rate in rates.items():
         alone = f"{senders} sender{'' if senders == 1 else 's'}"
-        name = f"{alone}, next to an idle worker" if is_listening else alone
-        target = FigureBound(at_least=0.8)
-        yield Sample(
-            name=name,
-            value=rate,
-            unit="tasks/s",
-            beside=alone if is_listening else None,
-            target=target if is_listening else None,
-        )
-    where = ", next to an idle worker" if is_listening else ""
-    most, others = _SENDERS[-1], f"best of 1 to {_SENDERS[-2]} senders{where}"
-    yield Sample(name=others, value=best, unit="tasks/s")
+        target = FigureBound(at_least=0.8) if is_listening else None
+        beside = alone if is_listening else None
+        yield Sample(name=f"{alone}{where}", value=rate, unit="tasks/s", beside=beside, target=target)
+    yield from _most_beside_best(rates, f"senders{where}")
+
+
+def worker_measurements(bench: Bench, *, tasks: int) -> Iterator[Measurement]:
+    """Yield the measurement of drains with 1 to 16 worker processes."""
+    yield Measurement(name="workers", take=partial(_worker_samples, bench, tasks=tasks))
+
+
+def _worker_samples(bench: Bench, *, tasks: int) -> Iterator[Sample]:
+    rates = {number: drained(bench, tasks=tasks, processes=number) for number in _PROCESSES}
+    for number, rate in rates.items():
+        yield Sample(name=drain_name(DEFAULTS, number), value=rate, unit="tasks/s")
+    yield from _most_beside_best(rates, "worker processes")
+
+
+def _most_beside_best(rates: Mapping[int, float], what: str) -> Iterator[Sample]:
+    """Compare the rate of the most processes with the best rate of fewer processes."""
+    most, fewer = _PROCESSES[-1], _PROCESSES[:-1]
+    best = f"best of 1 to {fewer[-1]} {what}"
+    yield Sample(name=best, value=max(rates[number] for number in fewer), unit="tasks/s")
     yield Sample(
-        name=f"{most} senders{where}, beside the best",
+        name=f"{most} {what}, beside the best",
         value=rates[most],
         unit="tasks/s",
-        beside=others,
+        beside=best,
         target=FigureBound(at_least=0.9),
     )
 
