@@ -2,6 +2,7 @@
 
 from everbeat.client.workflow.definition import WorkflowDefinition as WorkflowDefinition
 from everbeat.client.workflow.node import Nodes as Nodes
+from everbeat.client.workflow.node import first as first
 from everbeat.client.workflow.node import outcomes as outcomes
 from everbeat.client.workflow.node import results as results
 from everbeat.client.workflow.sender import WorkflowCall as WorkflowCall

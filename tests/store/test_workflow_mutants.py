@@ -11,6 +11,7 @@ from tests.store import test_advance as advance
 from tests.store import test_begun_nodes as begun
 from tests.store import test_maps_of_workflows as maps_of_workflows
 from tests.store import test_started_by_tasks as started
+from tests.store import test_workflow_branches as branches
 from tests.store import test_workflow_control as control
 from tests.store import test_workflow_resilience as resilience
 from tests.store import test_workflow_retries as retries
@@ -59,6 +60,24 @@ def stuck() -> Iterator[Mutant]:
 
 
 MUTANTS = [
+    Mutant(
+        "a failure branch that runs after a success", "workflow/record_ended_nodes", "when e.if_failed then", "when false then",
+        lambda db: branches.test_a_node_that_handles_two_failures_runs_if_one_of_them_happens(db, (), "SKIPPED"),
+    ),
+    Mutant(
+        "a failure branch that takes a skipped node for a failed one", "workflow/record_ended_nodes",
+        "('FAILED', 'CANCELLED', 'EXPIRED') then 'MET'", "('FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED') then 'MET'",
+        branches.test_the_failure_of_a_skipped_node_is_not_handled,
+    ),
+    Mutant(
+        "a delay that begins again after a pause", "workflow/enqueue_nodes", "when b.task_id is not null then", "when false then",
+        branches.test_a_pause_does_not_begin_a_delay_again,
+    ),
+    Mutant(
+        "a first result that does not know what ended first", "workflow/list_result_sizes",
+        "coalesce(t.completed_at, n.ended_at)", "null::timestamptz",
+        branches.test_of_two_results_the_one_that_came_first_is_passed_on,
+    ),
     Mutant(
         "a start by a task that lost its lease", "step/hold_parent", "t.claim_id = %(claim_id)s and t.state = 'RUNNING'", "t.state = 'RUNNING'",
         started.test_a_task_that_lost_its_lease_starts_no_workflow,

@@ -28,7 +28,7 @@ from everbeat import (
 from everbeat.domain.workflow.graph import Graph
 from everbeat.inspection import Pause, QuietTree, ScheduleInfo, SweepResult, TickInfo
 from everbeat.recovery import Default, FailWithBackoff, RecoveryContext, Reschedule, Skip, SweepSummary
-from everbeat.workflows import Nodes, WorkflowCall, WorkflowDefinition, results
+from everbeat.workflows import Nodes, WorkflowCall, WorkflowDefinition, first, results
 from everbeat.workflows import outcomes as outcomes_of
 from tests.typing.declared import (
     Order,
@@ -298,6 +298,8 @@ def workflows() -> None:
     assert_type(wf.add(sum_all, results(nodes)), Node[int])
     assert_type(wf.add(sum_all, [each.result for each in nodes]), Node[int])
     assert_type(wf.add(read_all, outcomes_of(nodes)), Node[int])
+    assert_type(first(nodes), Payment)
+    assert_type(wf.add(pack, first([paid, nodes[0]])).when_failed(packed, *nodes).delayed("1h"), Node[str])
     fragile = wf.add(is_fragile, Order(1))
     packed.named("pack").allow_failed().when(fragile.result).unless(fragile.result)
     wf.succeeds_when(packed, mapped)

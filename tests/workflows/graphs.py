@@ -12,6 +12,7 @@ _EDGES: dict[str, dict[str, Any]] = {
     "value": {},
     "ended": {"tolerates": True},
     "outcome": {"tolerates": True},
+    "failed": {"if_failed": True},
     "if": {"path": (), "expects": True},
     "unless": {"path": (), "expects": False},
 }

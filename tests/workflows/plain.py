@@ -1,6 +1,6 @@
 """Random workflows as plain data, and their expected ends by a plain evaluation that shares no code with everbeat.
 
-A node is a dict: `name`; `needs`, a list of (parent, mode), mode one of "done", "ended", "value", "outcome", "if", "unless"; `joins` and
+A node is a dict: `name`; `needs`, a list of (parent, mode), mode one of "done", "ended", "value", "outcome", "failed", "if", "unless"; `joins` and
 `quorum`; `kind` "task", "map" (with `members`, each a node), "child" (with `nodes`) or "flows" (a map of workflows: each of its `members`
 has `nodes`). The field `fails` of a task sets how it ends. A workflow that is `silent` has no output. A map that is `made` gets its
 members when it runs; it has one at most, because all members share one graph and so the names of its nodes.
@@ -49,7 +49,7 @@ def _draw_parents(random: Random, node: dict[str, Any], before: list[dict[str, A
         return
     parents = random.sample(range(len(before)), k=min(len(before), random.choice([0, 1, 1, 2, 3])))
     for parent in parents:
-        modes = ["done", "ended", "value", "outcome"]
+        modes = ["done", "ended", "value", "outcome", "failed"]
         if before[parent]["kind"] == "task":
             modes += ["if", "unless"]
         node["needs"].append((parent, random.choice(modes)))
@@ -128,6 +128,8 @@ class Ends:
         for parent, mode in node["needs"]:
             state, value = self.states[nodes[parent]["name"]], self.values[nodes[parent]["name"]]
             if mode in ("done", "value") and state != "COMPLETED":
+                return False
+            if mode == "failed" and state != "FAILED":
                 return False
             if mode == "if" and not (state == "COMPLETED" and value is True):
                 return False

@@ -79,10 +79,10 @@ class NodeInputs:
 
         Raises InputsTooLarge if the values are too large, if possible before reading any of them.
         """
-        whole = {hole.source for hole in holes if not hole.path}
+        whole = {source for hole in holes if not hole.path for source in hole.sources}
         sources = {
             of: self._sources.get((workflow_id, of), [])
-            for of in dict.fromkeys(hole.source for hole in holes)
+            for of in dict.fromkeys(source for hole in holes for source in hole.sources)
         }
         stored = {of: sum(each.stored for each in found) for of, found in sources.items()}
         _require(sum(stored[of] for of in whole), sum(stored.values()), largest)
@@ -125,7 +125,9 @@ class NodeInputs:
     def _values(self, sources: Iterable[Source]) -> Iterable[Value]:
         for one in sources:
             result, error = self._texts.get(one.place, (None, None))
-            yield Value(one.workflow_id, one.of, one.place_in_map, one.state, result, error, one.is_map)
+            yield Value(
+                one.workflow_id, one.of, one.place_in_map, one.state, result, error, one.is_map, one.ended_at
+            )
 
 
 def _require(given: int, taken: int, largest: int) -> None:
@@ -147,7 +149,7 @@ def known_of(found: Iterable[Iterable[Value]]) -> dict[UUID, dict[int, Known]]:
     members: dict[NodePlace, list[tuple[int, Known]]] = {}
     maps: list[Value] = []
     for value in (value for some in found for value in some):
-        one = Known(value.state, value.result, value.error)
+        one = Known(value.state, value.result, value.error, ended_at=value.ended_at)
         if value.place is not None:
             members.setdefault((value.workflow_id, value.number), []).append((value.place, one))
         elif value.is_map:
@@ -332,7 +334,9 @@ def _portion(ready: Sequence[ReadyNode]) -> tuple[Sequence[ReadyNode], Sequence[
 
 def _handing(parts: Iterable[Composition]) -> Plan[NodeInputs]:
     """Return the sources of all template holes, with the small values already read."""
-    wanted = {(part.workflow_id, hole.source) for part in parts for hole in _sources(part)}
+    wanted = {
+        (part.workflow_id, source) for part in parts for hole in _sources(part) for source in hole.sources
+    }
     if not wanted:
         return NodeInputs(())
     handing = NodeInputs((yield from ask(sources(wanted))))

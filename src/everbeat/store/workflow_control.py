@@ -79,6 +79,7 @@ class EdgeRow(Struct, frozen=True):
     path: Sequence[str]
     expects: bool | None
     state: str
+    if_failed: bool
 
 
 class StuckNode(Struct, frozen=True):

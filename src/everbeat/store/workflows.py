@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -121,6 +122,7 @@ def insert(
         "numbers": integers([number for _, number in edges]), "joins": booleans([edge.joins for edge, _ in edges]),
         "tolerates": booleans([edge.tolerates for edge, _ in edges]),
         "expects": "{" + ",".join("NULL" if edge.expects is None else str(edge.expects) for edge, _ in edges) + "}",
+        "if_failed": booleans([edge.if_failed for edge, _ in edges]),
         "paths": json_array([msgspec.json.encode(edge.path or ()) for edge, _ in edges]),
     }  # fmt: skip
 
@@ -140,7 +142,7 @@ def _first_state(node: GraphNode, waits: bool) -> str:
 def _options(kind: TaskSpec) -> bytes | None:
     options = {
         name: value
-        for name in ("policy", "flags", "good_until", "serial", "gates", "costs")
+        for name in ("policy", "flags", "good_until", "serial", "delay_ms", "gates", "costs")
         if (value := getattr(kind, name)) is not None
     }
     return msgspec.json.encode(options) if options else None
@@ -321,6 +323,7 @@ class Source(Struct, frozen=True):
     state: str
     is_map: bool
     stored: int
+    ended_at: datetime | None
 
     @property
     def place(self) -> NodePlace:
@@ -337,6 +340,7 @@ class Value(Struct, frozen=True):
     result: str | None
     error: str | None
     is_map: bool
+    ended_at: datetime | None = None
 
 
 def sources(places: Iterable[NodePlace]) -> Statement[list[Source]]:

@@ -18,7 +18,7 @@ from everbeat.client.workflow.node import Node, Nodes, draft_of
 from everbeat.client.workflow.sender import WorkflowSender
 from everbeat.domain.settings.settings import place_of_caller, refused, shown
 from everbeat.domain.task.definition import CallCodec
-from everbeat.domain.workflow.graph import INPUT, ITEM, Hole, NodeKind, TaskSpec
+from everbeat.domain.workflow.graph import INPUT, ITEM, NodeKind, TaskSpec
 from everbeat.domain.workflow.graph import items_of as texts_of
 from everbeat.domain.workflow.placeholders import (
     Composed,
@@ -227,7 +227,7 @@ def place_items(node: NodeDraft, items: Promise | None, composed: Composed) -> N
     if items is None:
         node.items = ("[]",)
     else:
-        node.items = (Hole(items.origin.source, items.wants, items.path),)
+        node.items = (items.hole(),)
         placed.insert(0, Placed(promise=items, parameter="items", place="items", expected=ANY))
         if items_of(items.shape) is None:
             rule = f"is {items.type_name}, and only a list has items"

@@ -59,6 +59,7 @@ class NodeDraft(Struct, kw_only=True, eq=False):
     quorum: int | None = None
     tolerates: bool = False
     conditions: list[Condition] = field(default_factory=list)
+    handles: dict[int, None] = field(default_factory=dict)
     where: str | None = field(default_factory=place_of_caller)
     is_broken: bool = False
     ignores_result: bool = False
@@ -78,15 +79,38 @@ class NodeDraft(Struct, kw_only=True, eq=False):
         subject = f"{what}{' of ' if what else ''}{self.title}"
         self.owner.note(code, subject, value, rule, fix, where=place_of_caller())
 
+    def join(self, parents: Iterable[int], count: int, *, what: str = "join") -> None:
+        """Make this node wait for `count` of these nodes. Records a problem if it already waits for some nodes of another group."""
+        group = dict.fromkeys(parents)
+        if self.quorum is None or (group, count) == (self.joining, self.quorum):
+            self.joining, self.quorum = group, count
+        else:
+            self._second_group(str(count), what=what)
+
+    def handle(self, parents: Iterable[int]) -> None:
+        """Run this node only if one of these nodes fails. Records a problem if it already handles failures."""
+        group = dict.fromkeys(parents)
+        if self.handles or (len(group) > 1 and self.quorum is not None):
+            self._second_group(str(len(group)), what="when_failed")
+            return
+        self.handles = group
+        if len(group) > 1:
+            self.quorum = 1
+
+    def _second_group(self, value: str, *, what: str) -> None:
+        rule = "is the second group with a join; a node can have only one"
+        fix = "name all of them in one .after(..., join=...) or .when_failed(...), or put a node between"
+        self.problem("DUPLICATE", value, rule, fix, what=what)
+
     def edges(self) -> Iterator[Edge]:
         """Yield the edges to this node from the nodes that it waits for.
 
-        There is one edge for each required parent, each parent in a join, and each condition.
+        There is one edge for each required parent, each parent in a join, each condition, and each node whose failure this node handles.
         """
         tolerates: dict[int, bool] = {}
         for placed in self.placed:
             parent = placed.promise.origin.source
-            if parent >= 0:
+            if parent >= 0 and not placed.promise.among:
                 tolerates[parent] = tolerates.get(parent, True) and placed.promise.wants == "outcome"
         for parent in self.required:
             tolerates[parent] = tolerates.get(parent, True) and self.tolerates
@@ -96,6 +120,8 @@ class NodeDraft(Struct, kw_only=True, eq=False):
             yield Edge(parent, self.source, tolerates=self.tolerates, joins=True)
         for condition in dict.fromkeys(self.conditions):
             yield Edge(condition.parent, self.source, path=condition.path, expects=condition.expects)
+        for parent in self.handles:
+            yield Edge(parent, self.source, joins=len(self.handles) > 1, if_failed=True)
 
     def node(self, name: str) -> GraphNode:
         """Return the node in its stored form."""
@@ -156,6 +182,8 @@ class Draft:
                 node.is_broken = True
                 continue
             node.placed.append(each)
+            if each.promise.among:
+                node.join(each.promise.among, 1, what=f"argument {each.place!r}")
             if not fits(each.promise.shape, each.expected):
                 rule = f"is {spelled(each.promise.shape)}, but must be {spelled(each.expected)}"
                 fix = _fix_of_type(each)
@@ -220,10 +248,15 @@ class Draft:
     def _ignored(self, output: NodeDraft | None) -> Iterator[Problem]:
         """Yield a problem for each use of a result that its node does not store."""
         for node in self.nodes:
-            used = [each.promise.origin for each in node.placed if each.promise.wants == "value"]
-            for origin in dict.fromkeys([*used, *(self.nodes[each.parent] for each in node.conditions)]):
-                if origin.source >= 0 and self.nodes[origin.source].ignores_result:
-                    yield _result_ignored(self.nodes[origin.source], user=node.title, where=node.where)
+            used = [
+                source
+                for each in node.placed
+                if each.promise.wants == "value"
+                for source in each.promise.sources
+            ]
+            for source in dict.fromkeys([*used, *(each.parent for each in node.conditions)]):
+                if source >= 0 and self.nodes[source].ignores_result:
+                    yield _result_ignored(self.nodes[source], user=node.title, where=node.where)
         if output is not None and output.ignores_result:
             yield _result_ignored(output, user=f"the output of workflow {self.name!r}", where=output.where)
 
@@ -239,6 +272,16 @@ class Draft:
                     value=repr(lost.promise),
                     rule=f"would not exist if {lost.promise.origin.title} failed, and argument {lost.place!r} needs it",
                     fix="take .outcome instead of .result there, or leave out .allow_failed()",
+                    where=node.where,
+                )
+            failed = next((each for each in values if each.promise.origin.source in node.handles), None)
+            if failed is not None:
+                yield Problem(
+                    code="CONTRADICTION",
+                    subject=f"when_failed of {node.title}",
+                    value=repr(failed.promise),
+                    rule=f"does not exist if {failed.promise.origin.title} failed, and argument {failed.place!r} needs it",
+                    fix="take .outcome instead of .result there",
                     where=node.where,
                 )
             expected = {(each.parent, each.path): each.expects for each in node.conditions}

@@ -9,8 +9,9 @@ from msgspec import inspect as types
 from msgspec.structs import replace
 
 from everbeat.client.workflow.draft import Condition, Draft, NodeDraft
-from everbeat.domain.settings.checks import public
-from everbeat.domain.settings.settings import place_of_caller, shown
+from everbeat.domain.settings.checks import public, whole
+from everbeat.domain.settings.settings import place_of_caller, refused, shown
+from everbeat.domain.settings.units import Duration, to_milliseconds
 from everbeat.domain.task.outcome import Completed, Failed
 from everbeat.domain.workflow.graph import Wanted, is_node_name, wrong_name
 from everbeat.domain.workflow.placeholders import Placeholder, Promise, promise_of
@@ -23,6 +24,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 Join: TypeAlias = Literal["all", "any"] | int
 
+_delay_ms: Final = whole(0, 100 * 365 * 86_400_000)
 _WHOLE_LIST: Final = (
     "it is built when all members have ended; pass nodes[0].result of one of them, or the whole list"
 )
@@ -87,6 +89,42 @@ class _Waiting:
         """Run this node only if `condition`, a bool result of another node, is False. Otherwise, skip it."""
         return self._depend(condition, expects=False, what="unless")
 
+    def when_failed(self, *nodes: Node[Any] | Nodes[Any]) -> Self:
+        """Run this node only if at least one of these nodes ends FAILED, EXPIRED or CANCELLED. Otherwise, skip it.
+
+        Use it to handle a failure, and to undo what other nodes have done. The workflow still fails, unless success cases say otherwise.
+
+        wf.add(refund, paid.result).when_failed(packed, shipped)
+        """
+        parents = [
+            parent.source for each in nodes if (parent := self._parent(each, what="when_failed")) is not None
+        ]
+        if not nodes:
+            rule, fix = (
+                "names no node, so the node would never run",
+                "name the nodes whose failure it handles",
+            )
+            self._draft.problem("EMPTY", "()", rule, fix, what="when_failed")
+        elif parents:
+            for draft in self._waiting():
+                draft.handle(parents)
+        return self
+
+    def delayed(self, by: Duration, /) -> Self:
+        """Start this node's task at the earliest `by` after the node became ready: after the nodes that it waits for have ended.
+
+        wf.add(remind, order).after(shipped).delayed("3d")
+        """
+        delay_ms = _delay_ms(to_milliseconds(by, subject="delayed"), subject="delayed")
+        for draft in self._waiting():
+            if draft.task is None:
+                rule = "delays a node that runs a workflow, and only tasks can be delayed"
+                fix = "delay the first nodes of the inner workflow"
+                draft.problem("NOT_A_TASK", shown(by), rule, fix, what="delayed")
+            else:
+                draft.task = replace(draft.task, delay_ms=delay_ms)
+        return self
+
     def named(self, name: str, /) -> Self:
         """Set the node's name in the workflow. The members of a map are named `name[0]`, `name[1]` and so on."""
         if is_node_name(name):
@@ -100,33 +138,28 @@ class _Waiting:
         """Return the drafts to which conditions and parents are added."""
         return [self._draft]
 
-    def _parent(self, given: object) -> NodeDraft | None:
+    def _parent(self, given: object, *, what: str = "after") -> NodeDraft | None:
         if not isinstance(given, _Waiting):
             rule = f"must be a node, not a {type(given).__name__}"
             fix = "pass the result of wf.add(...) or wf.map(...)"
-            self._draft.problem("WRONG_TYPE", shown(given), rule, fix, what="after")
+            self._draft.problem("WRONG_TYPE", shown(given), rule, fix, what=what)
             return None
         other = given._draft
         if other.owner is not self._draft.owner:
             rule = f"is of another workflow, not of {self._draft.owner.name!r}"
             fix = "add both to the same workflow"
-            self._draft.problem("OTHER_WORKFLOW", shown(given), rule, fix, what="after")
+            self._draft.problem("OTHER_WORKFLOW", shown(given), rule, fix, what=what)
             return None
         return other
 
     def _join(self, given: tuple[object, ...], parents: dict[int, None], count: int) -> None:
-        if self._draft.joining or self._draft.quorum is not None:
-            rule = "is the second group with a join; a node can have only one"
-            fix = "name all of them in one .after(..., join=...), or put a node between"
-            self._draft.problem("DUPLICATE", shown(count), rule, fix, what="join")
-        elif len(given) == 1 and isinstance(given[0], Nodes):
+        if len(given) == 1 and isinstance(given[0], Nodes):
             rule = "counts the map as one node, so there is no choice"
             fix = "write .after(*nodes, join=...) to count its members"
             self._draft.problem("IMPOSSIBLE_QUORUM", shown(count), rule, fix, what="join")
         else:
             for draft in self._waiting():
-                draft.joining |= parents
-                draft.quorum = count
+                draft.join(parents, count)
 
     def _depend(self, condition: object, *, expects: bool, what: str) -> Self:
         promise = promise_of(condition)
@@ -249,6 +282,38 @@ def outcomes(nodes: Iterable[Node[R]], /) -> list[Completed[R] | Failed]:
     return nodes.outcomes if isinstance(nodes, Nodes) else [node.outcome for node in nodes]
 
 
+def first(nodes: Iterable[Node[R]], /) -> R:
+    """Return a placeholder for the result of the node that completes first. A node that takes it waits until one of them completes.
+
+    The other nodes continue. If none of them completes, the node that takes the placeholder is skipped. Raises ConfigurationError if
+    `nodes` is empty or contains something other than nodes of one workflow with the same type of result.
+
+    shown = wf.add(show, first([from_cache, from_source]))
+    """
+    given = [*nodes]
+    drafts = [each._draft for each in given if isinstance(each, Node)]
+    odd = next((each for each in given if not isinstance(each, Node)), None)
+    if odd is not None or not drafts:
+        rule = (
+            "names no node"
+            if odd is None
+            else f"contains a {type(odd).__name__}, and only nodes have results"
+        )
+        fix = "pass nodes that wf.add(...) returned; of a map over a known list, pass [*nodes]"
+        raise refused(
+            odd if odd is not None else given, subject="first", code="WRONG_TYPE", rule=rule, fix=fix
+        )
+    shapes = [draft.shape for draft in drafts]
+    if any(shape != shapes[0] for shape in shapes) or any(
+        draft.owner is not drafts[0].owner for draft in drafts
+    ):
+        rule = "are nodes of different workflows, or have results of different types"
+        fix = "name nodes of one workflow whose tasks return the same type"
+        raise refused(given, subject="first", code="WRONG_TYPE", rule=rule, fix=fix)
+    among = tuple(dict.fromkeys(draft.source for draft in drafts))
+    return cast(R, Placeholder(Promise(origin=drafts[0], among=among, shape=shapes[0])))
+
+
 def draft_of(given: object, owner: Draft) -> NodeDraft | None:
     """Return the draft of `given` if it is a node of this workflow, else None."""
     return given._draft if isinstance(given, _Waiting) and given._draft.owner is owner else None
@@ -272,6 +337,9 @@ def _unfit_condition(promise: Promise) -> tuple[str, str] | None:
     if not is_bool:
         fix = "annotate it bool where it is returned, or add a task that returns a bool"
         return f"is {promise.type_name}, and a condition must be annotated bool", fix
+    if promise.among:
+        fix = "add a task that takes it and returns a bool"
+        return "is the first of several results, and a condition must be the result of one node", fix
     if promise.origin.source < 0:
         fix = "add a task that takes it and returns a bool, or decide where the workflow is added"
         return "is an argument of the workflow, and a condition must be the result of a node", fix

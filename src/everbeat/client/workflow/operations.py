@@ -239,7 +239,10 @@ def _conditions(
 ) -> dict[int, tuple[str, ...]]:
     joined: dict[int, list[str]] = {}
     found: dict[int, list[str]] = {}
+    handled = {edge.child for edge in edges if edge.if_failed}
     for edge in edges:
+        if edge.if_failed and not edge.joins:
+            found.setdefault(edge.child, []).append(f"if {_named(names, edge.parent)} fails")
         if edge.joins:
             joined.setdefault(edge.child, []).append(_named(names, edge.parent))
         if edge.expects is not None:
@@ -247,7 +250,9 @@ def _conditions(
             found.setdefault(edge.child, []).append(f"{'if' if edge.expects else 'unless'} {said}")
     for row in rows:
         if row.quorum is not None and (parents := joined.get(row.number)):
-            found.setdefault(row.number, []).insert(0, f"{row.quorum} of {some(parents, limit=MOST_NAMED)}")
+            shown = some(parents, limit=MOST_NAMED)
+            said = f"if one of {shown} fails" if row.number in handled else f"{row.quorum} of {shown}"
+            found.setdefault(row.number, []).insert(0, said)
     return {number: tuple(said) for number, said in found.items()}
 
 

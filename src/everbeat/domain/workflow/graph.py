@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from math import inf
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -37,14 +39,21 @@ ITEM: Final = -2
 class Hole(Struct, frozen=True, array_like=True):
     """A place in a template for the result of node `source`, or for the part of the result at `path` (field names and list indexes).
 
+    If `source` lists several nodes, the place is for the result of the one that completed first.
+
     If `wants` is "outcome", the whole outcome is inserted: `{"completed": value}` or `{"failed": {"code": ..., "message": ...,
     "data": ...}}`. For a map, a list with one entry per member is inserted, in item order. For `INPUT`, the path starts with
     the name of a parameter.
     """
 
-    source: int
+    source: int | tuple[int, ...]
     wants: Wanted = "value"
     path: tuple[str | int, ...] = ()
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Return all nodes whose result can fill the hole."""
+        return (self.source,) if isinstance(self.source, int) else self.source
 
 
 Template: TypeAlias = tuple[str | Hole, ...]
@@ -63,6 +72,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     flags: str | None = None
     good_until: str | None = None
     serial: str | None = None
+    delay_ms: int | None = None
     gates: tuple[NodeGate, ...] | None = None
     costs: tuple[int, ...] | None = None
 
@@ -71,8 +81,8 @@ class Edge(Struct, frozen=True, omit_defaults=True):
     """A dependency: `child` waits until `parent` has reached a terminal state.
 
     The edge is met if the parent is COMPLETED. If the edge `tolerates` failures, any terminal state of the parent meets it. If
-    `expects` is set, the value at `path` in the parent's result must also equal `expects`. Edges with `joins` count toward the
-    child's quorum. All other edges must be met.
+    `expects` is set, the value at `path` in the parent's result must also equal `expects`. An edge with `if_failed` is met only if the
+    parent is FAILED, EXPIRED or CANCELLED. Edges with `joins` count toward the child's quorum. All other edges must be met.
     """
 
     parent: int
@@ -81,6 +91,7 @@ class Edge(Struct, frozen=True, omit_defaults=True):
     joins: bool = False
     path: tuple[str, ...] | None = None
     expects: bool | None = None
+    if_failed: bool = False
 
 
 class GraphNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,6 +142,7 @@ class Known(Struct, frozen=True):
     result: str | None = None
     error: str | None = None
     parts: Sequence[Known] | None = None
+    ended_at: datetime | None = None
 
 
 def holes(template: Template) -> list[Hole]:
@@ -145,7 +157,23 @@ def fill(template: Template, known: Mapping[int, Known]) -> str:
         LookupError: If a path does not exist in the result.
         ResultMissing: If a completed node has no result.
     """
-    return "".join(part if isinstance(part, str) else _filling(part, known[part.source]) for part in template)
+    return "".join(
+        part if isinstance(part, str) else _filling(part, _given(part, known)) for part in template
+    )
+
+
+def _given(hole: Hole, known: Mapping[int, Known]) -> Known:
+    """Return the value for a hole: that of its node, or of the node that completed first."""
+    if isinstance(hole.source, int):
+        return known[hole.source]
+    completed = [
+        one for each in hole.source if (one := known.get(each)) is not None and one.state == "COMPLETED"
+    ]
+    return min(completed, key=_end, default=Known("SKIPPED"))
+
+
+def _end(known: Known) -> float:
+    return inf if known.ended_at is None else known.ended_at.timestamp()
 
 
 def _filling(hole: Hole, known: Known) -> str:
@@ -323,7 +351,7 @@ def _sources(node: GraphNode) -> Iterator[int]:
     templates: Sequence[Template | None] = (node.template, node.items)
     for template in templates:
         if template is not None:
-            yield from (hole.source for hole in holes(template) if hole.source != INPUT)
+            yield from (each for hole in holes(template) for each in hole.sources if each != INPUT)
 
 
 def _children(graph: Graph) -> list[list[int]]:

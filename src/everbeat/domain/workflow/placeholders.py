@@ -36,10 +36,13 @@ class Origin(Protocol):
 class Promise(Struct, frozen=True, kw_only=True, eq=False):
     """The future value of a placeholder: the part at `path` in the JSON of `origin`, or the whole outcome.
 
+    With `among`, it is the value of the first of these nodes that completes. The origin is then one of them.
+
     `steps` is the path as written in Python. If the parts of the value cannot be accessed, `whole` says why.
     """
 
     origin: Origin
+    among: tuple[int, ...] = ()
     wants: Wanted = "value"
     path: tuple[str | int, ...] = ()
     shape: types.Type
@@ -47,6 +50,8 @@ class Promise(Struct, frozen=True, kw_only=True, eq=False):
     whole: str | None = None
 
     def __repr__(self) -> str:
+        if self.among:
+            return f"<first result{self.steps} of {len(self.among)} nodes>"
         kind = "value" if self.origin.source < 0 else "result" if self.wants == "value" else "outcome"
         return f"<{kind}{self.steps} of {self.origin.title}>"
 
@@ -54,6 +59,15 @@ class Promise(Struct, frozen=True, kw_only=True, eq=False):
     def type_name(self) -> str:
         """Return the type of the value, written as an annotation."""
         return spelled(self.shape)
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Return all nodes whose result can become the value."""
+        return self.among or (self.origin.source,)
+
+    def hole(self) -> Hole:
+        """Return the place of this value in a template."""
+        return Hole(self.among or self.origin.source, self.wants, self.path)
 
     def part(self, find: Callable[[types.Type], Part], step: str) -> Placeholder:
         """Return a placeholder for the part of the value that `find` selects. Raises NoSuchPart if the value has no such part."""
@@ -66,6 +80,7 @@ class Promise(Struct, frozen=True, kw_only=True, eq=False):
         return Placeholder(
             Promise(
                 origin=self.origin,
+                among=self.among,
                 wants=self.wants,
                 path=(*self.path, found.step),
                 shape=found.shape,
@@ -240,7 +255,7 @@ class _Text:
 
     def add_hole(self, placed: Placed) -> None:
         promise = placed.promise
-        self.parts.append(Hole(promise.origin.source, promise.wants, promise.path))
+        self.parts.append(promise.hole())
         self.placed.append(placed)
 
     def template(self) -> Template:

@@ -40,16 +40,17 @@ with asked as (
     left join kind k on k.kind = n.spec
     returning workflow_id, number, members
 ), edge as (
-    insert into {schema}.edges (workflow_id, parent, child, number, joins, tolerates, path, expects)
-    select i.id, e.parent, e.child, e.number, e.joins, e.tolerates, array(select json_array_elements_text(e.path)), e.expects
+    insert into {schema}.edges (workflow_id, parent, child, number, joins, tolerates, path, expects, if_failed)
+    select i.id, e.parent, e.child, e.number, e.joins, e.tolerates, array(select json_array_elements_text(e.path)), e.expects, e.if_failed
     from inserted i
     cross join rows from (
         unnest(
             %(parents)s::text::integer[], %(children)s::text::integer[], %(numbers)s::text::smallint[], %(joins)s::text::boolean[],
-            %(tolerates)s::text::boolean[], %(expects)s::text::boolean[]
+            %(tolerates)s::text::boolean[], %(expects)s::text::boolean[],
+            %(if_failed)s::text::boolean[]
         ),
         json_array_elements(%(paths)s::text::json)
-    ) as e (parent, child, number, joins, tolerates, expects, path)
+    ) as e (parent, child, number, joins, tolerates, expects, if_failed, path)
 ), happened as (
     insert into {schema}.outbox (workflow_id, node)
     select i.id, -1 from inserted i union all select n.workflow_id, n.number from node n where n.members = 0

@@ -40,6 +40,7 @@ with candidate as materialized (
         error = json_build_object('code', 'UPSTREAM_SKIPPED', 'message', 'skipped: ' || case
             when j.fails then coalesce((
                 select case
+                    when e.if_failed then 'it runs only if ' || p.name || ' fails, which ended ' || p.state
                     when e.expects is not null and p.state = 'COMPLETED' then 'its condition on ' || p.name || ' does not hold'
                     else 'it needs ' || p.name || ', which ended ' || p.state
                 end
@@ -48,6 +49,10 @@ with candidate as materialized (
                 where e.workflow_id = n.workflow_id and e.child = n.number and e.state = 'UNMET' and not e.joins
                 order by e.parent limit 1
             ), 'a parent did not complete')
+            when exists (
+                select from {schema}.edges e
+                where e.workflow_id = n.workflow_id and e.child = n.number and e.joins and e.if_failed
+            ) then 'none of the nodes failed whose failure it handles'
             else 'no more than ' || (j.met + j.open) || ' of the ' || j.quorum || ' parents it needs can complete'
         end)
     from judged j
