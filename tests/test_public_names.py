@@ -20,7 +20,14 @@ from everbeat.errors import (
     WaitTimeout,
 )
 
-PLACES = ("everbeat.errors", "everbeat.inspection", "everbeat.recovery", "everbeat.workflows")
+PLACES = (
+    "everbeat.errors",
+    "everbeat.inspection",
+    "everbeat.logging",
+    "everbeat.middleware",
+    "everbeat.recovery",
+    "everbeat.workflows",
+)
 """The public modules beside the top level."""
 IN_TWO_PLACES = {
     each.__name__
@@ -42,7 +49,7 @@ def names_of(place: str) -> set[str]:
     return {
         name
         for name in vars(import_module(place))
-        if not name.startswith("_") and name not in ("tasks", "tree", "wording")
+        if not name.startswith("_") and name not in ("resources", "tasks", "tree", "wording")
     }
 
 
@@ -84,7 +91,7 @@ def test_an_unknown_name_raises_the_usual_import_error() -> None:
 def test_importing_the_package_or_its_errors_loads_no_client() -> None:
     assert loaded_by("import everbeat", of=("everbeat",)) == ["everbeat"]
     assert loaded_by("from everbeat import errors", of=CLIENT) == []
-    assert loaded_by("import everbeat.recovery, everbeat.inspection", of=CLIENT) == []
+    assert loaded_by("import everbeat.recovery, everbeat.inspection, everbeat.logging", of=CLIENT) == []
 
 
 def test_a_sending_program_loads_no_worker_code() -> None:

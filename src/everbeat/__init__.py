@@ -22,7 +22,9 @@ def __getattr__(name: str) -> Any:
     globals()["__all__"] = sorted(each for each in listed if not each.startswith("_"))
     if name in globals():
         return globals()[name]
-    for place in ("everbeat.errors", "everbeat.inspection", "everbeat.recovery", "everbeat.workflows"):
+    for place in map(
+        "everbeat.{}".format, ("errors", "inspection", "logging", "middleware", "recovery", "workflows")
+    ):
         if hasattr(import_module(place), name):
             raise AttributeError(f"{name!r} is not in everbeat. Fix: from {place} import {name}.")
     raise AttributeError(f"module 'everbeat' has no attribute {name!r}")

@@ -31,19 +31,11 @@ from everbeat.client.inspection import InspectionMethods
 from everbeat.client.limit_methods import LimitMethods
 from everbeat.client.limits import LimitBook
 from everbeat.client.options import SendOptions, call_patience
-from everbeat.client.registry import (
-    DecidingHook,
-    HookRegistry,
-    InterruptedHook,
-    OpenFirst,
-    RecoveredHook,
-    Registry,
-    TaskDecorator,
-    call_by_name,
-)
+from everbeat.client.registry import HookRegistry, OpenFirst, Registry, TaskDecorator, call_by_name
 from everbeat.client.schedule_methods import ScheduleMethods
 from everbeat.client.schedules import ScheduleRegistry
 from everbeat.client.sender import CallSender
+from everbeat.client.surrounding_methods import SurroundingMethods, Surroundings
 from everbeat.client.task import AsyncTask, Call, SyncTask
 from everbeat.client.workflow.definition import (
     Workflow,
@@ -78,13 +70,10 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-DecidingT = TypeVar("DecidingT", bound=DecidingHook)
-InterruptedT = TypeVar("InterruptedT", bound=InterruptedHook)
-RecoveredT = TypeVar("RecoveredT", bound=RecoveredHook)
 
 
 @public
-class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, OperatorMethods):
+class App(TaskMethods, ScheduleMethods, LimitMethods, SurroundingMethods, InspectionMethods, OperatorMethods):
     """A set of tasks and the database that stores them. An app can be shared by threads and event loops, and can be used after a fork.
 
     Most blocking methods have an async counterpart whose name begins with `a`. The app opens no connection before its first use.
@@ -150,6 +139,7 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, Operato
         )
         self._workers_in_process: WeakSet[InProcessWorker] = WeakSet()
         self._hooks = HookRegistry()
+        self._surroundings = Surroundings()
         self._alive_within_ms = self.recovery.claimed_stale_threshold_ms
         self._queue_priorities = {queue.name: queue.priority for queue in self.queue_configs}
         self._database = DatabaseAccess(address, auto_migrate=self.auto_migrate, patience_s=patience_s)
@@ -380,29 +370,6 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, InspectionMethods, Operato
         channel, hooks = self._database.channel, self._hooks.hooks()
         return assembly.release_plan(self.recovery, worker_ids, channel=channel, hooks=hooks)
 
-    @overload
-    def on_recovery(self, function: DecidingT, /) -> DecidingT: ...
-    @overload
-    def on_recovery(self, /, *, task: str | None = None) -> Callable[[DecidingT], DecidingT]: ...
-    def on_recovery(self, function: DecidingT | None = None, /, *, task: str | None = None) -> Any:
-        """Register the function that decides how to recover a dead worker's task. Use this method as a decorator.
-
-        If `task` is set, the function decides only on tasks with that name, and takes precedence over the function for all tasks.
-
-        @app.on_recovery(task="render")
-        def later(context: RecoveryContext) -> Reschedule:
-            return Reschedule(run_at=timedelta(minutes=10))
-        """
-        return self._hooks.deciding(function, task=task)
-
-    def on_interrupted(self, function: InterruptedT, /) -> InterruptedT:
-        """Register a function that is called for each recovered task, after its recovery is committed. Use this method as a decorator."""
-        return self._hooks.other("on_interrupted", function)
-
-    def on_recovered(self, function: RecoveredT, /) -> RecoveredT:
-        """Register a function that is called after each recovery pass that recovered tasks. Use this method as a decorator."""
-        return self._hooks.other("on_recovered", function)
-
     def run_worker(self, **settings: Unpack[WorkerSettings]) -> None:
         """Run a worker in this thread until `stop_worker` is called or, in the main thread, SIGTERM or SIGINT arrives.
 
@@ -488,6 +455,8 @@ def definition_of(
         modules=() if locator else modules_of(app.tasks, apart_from=app._module),
         hooks=app._hooks.hooks(),
         nats=app.nats,
+        middleware=app._surroundings.middleware,
+        resources=app._surroundings.resources,
         schedules=app._schedules.declared(app.name if app._has_name else owner_of(app, app._module)),
     )
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from everbeat.errors import WorkerError
 from everbeat.protocol import AskBeat, Drain, FromSupervisor, FromWorker, Held, Leaving, Stop, Tick, Welcome
 from everbeat.recovering.hooks import LocalHooks
-from everbeat.runtime.blocking import LastingExecutor
+from everbeat.runtime.blocking import LastingExecutor, unbroken
 from everbeat.runtime.environment import ProcessEnvironment
 from everbeat.runtime.identity import take_tree_lock
 from everbeat.runtime.main_loop import (
@@ -28,6 +28,7 @@ from everbeat.runtime.main_loop import (
     run_through,
     signals_call,
 )
+from everbeat.runtime.resources import CLOSE_WITHIN_S
 from everbeat.runtime.task_scope import CriticalCancelled, TaskScope
 from everbeat.store import leases
 from everbeat.supervisor.registration import Supervision
@@ -36,6 +37,7 @@ from everbeat.worker.attempt import Attempt
 from everbeat.worker.environment import WorkerPlan
 from everbeat.worker.process import PreparedWorker
 from everbeat.worker.settlement import cancel_what_it_started, cancels_its_children, settlement_of
+from everbeat.worker.shutdown import LAST_S
 from everbeat.worker.worker import Worker
 
 _JOIN_S: Final = 30.0
@@ -234,7 +236,7 @@ class InProcessWorker:
         supervision = InProcessSupervision(prepared.plan, self, environment=prepared.environment)
         try:
             if not self._is_cancelled:
-                await self._work_on(prepared, supervision)
+                await self._work_with_resources(prepared, supervision)
         finally:
             # Not asyncio.to_thread: once the main thread has exited, the default executor accepts no more calls.
             await self._loop.run_in_executor(self._threads, supervision.call_at_end, prepared.close)
@@ -257,6 +259,25 @@ class InProcessWorker:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call)
+
+    async def _work_with_resources(self, prepared: PreparedWorker, supervision: InProcessSupervision) -> None:
+        resources = prepared.plan.resources
+        if not resources:
+            await self._work_on(prepared, supervision)
+            return
+        # `asyncio.run` cancels all tasks when it ends, but the resources must stay open until the worker has drained.
+        await resources.aopen(on_loop_ending=_keep_on)
+        close_within_s = LAST_S
+        try:
+            await self._work_on(prepared, supervision)
+        finally:
+            worker = self._worker
+            if worker is not None:
+                close_within_s = worker.grace_left_s(at_most=CLOSE_WITHIN_S)
+            if worker is not None and worker.code_left:  # running code might use the resources
+                resources.leave_open()
+            else:
+                await unbroken(resources.aclose(within_s=close_within_s))
 
     async def _work_on(self, prepared: PreparedWorker, supervision: InProcessSupervision) -> None:
         plan = replace(prepared.plan, on_loop_ending=self._note_loop_ending)
@@ -348,3 +369,7 @@ class InProcessWorker:
     def _abandon(self) -> None:
         if self._work is not None:
             self._work.cancel()
+
+
+def _keep_on() -> None:
+    """Do nothing when the loop ends, because the worker closes the resources itself."""

@@ -251,3 +251,59 @@ def test_check_warns_about_policies_that_another_setting_overrides(everbeat: Com
     assert "after 4 retries" in told["by_itself"]["message"]
     assert "TASK_STALLED" in told["stalls"]["message"]
     assert all(each["fix"] and each["where"] for each in told.values())
+
+
+def test_check_reports_unsuitable_resources_and_middleware_and_names_the_tasks_that_async_middleware_skips(
+    everbeat: Command,
+) -> None:
+    module = everbeat.write(
+        "around.py",
+        """
+        from everbeat import App
+
+        app = App("postgresql://localhost/shop")
+
+        @app.around_run
+        async def trace(ctx):
+            yield
+
+        @app.around_run
+        def everywhere(ctx):
+            yield
+
+        @app.task
+        def pack() -> None: ...
+
+        @app.task
+        async def send() -> None: ...
+        """,
+    )
+    (found,) = everbeat("check", "around:app", "--json").assert_code(ExitCode.OK).document["warnings"]
+    assert found["code"] == "MIDDLEWARE_SKIPS"
+    assert "middleware 'trace' is async, so it does not run around 1 sync task: pack." in found["message"]
+    assert found["where"] == f"{module}:6"
+
+    everbeat.write(
+        "wrong.py",
+        """
+        from everbeat import App
+
+        app = App("postgresql://localhost/shop")
+
+        @app.resource
+        def pool() -> int:
+            return 1
+
+        @app.around_run
+        def without_context():
+            yield
+
+        @app.around_send
+        async def waits(call): ...
+
+        print(pool.value)
+        """,
+    )
+    problems = everbeat("check", "wrong:app", "--json").assert_code(ExitCode.FAILED).document["problems"]
+    assert [each["code"] for each in problems] == ["REGISTRATION_INVALID"] * 3
+    assert all(each["where"] for each in problems)

@@ -21,6 +21,8 @@ MODULES = (
     "everbeat",
     "everbeat.errors",
     "everbeat.inspection",
+    "everbeat.logging",
+    "everbeat.middleware",
     "everbeat.recovery",
     "everbeat.workflows",
     "everbeat.testing",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID, uuid4
@@ -27,6 +27,7 @@ from everbeat import (
 )
 from everbeat.domain.workflow.graph import Graph
 from everbeat.inspection import Pause, QuietTree, ScheduleInfo, SweepResult, TickInfo
+from everbeat.middleware import Resource
 from everbeat.recovery import Default, FailWithBackoff, RecoveryContext, Reschedule, Skip, SweepSummary
 from everbeat.workflows import Nodes, WorkflowCall, WorkflowDefinition, first, results
 from everbeat.workflows import outcomes as outcomes_of
@@ -47,6 +48,8 @@ from tests.typing.declared import (
     floating,
     is_fragile,
     list_orders,
+    managed,
+    managed_async,
     many,
     named_like_options,
     nothing,
@@ -57,6 +60,7 @@ from tests.typing.declared import (
     perhaps,
     plain,
     positional_only,
+    price_list,
     read_all,
     render,
     report,
@@ -64,7 +68,11 @@ from tests.typing.declared import (
     scheduled_async,
     ship,
     silent,
+    sockets,
     sum_all,
+    surround,
+    surround_async,
+    surround_managed,
     two,
     variadic,
     variadic_any,
@@ -383,3 +391,26 @@ def schedules() -> None:
 async def schedules_to_await() -> None:
     assert_type(await app.aput_schedule(Schedule("digest", welcome.call(1), every="1h")), ScheduleInfo)
     assert_type(await app.arun_schedule("digest"), Handle[Any])
+
+
+def resources() -> None:
+    assert_type(price_list, Resource[dict[str, int]])
+    assert_type(price_list.value["pear"], int)
+    assert_type(sockets.value, list[int])
+    assert_type(managed.value, str)
+    assert_type(managed_async.value, bytes)
+    wider: Resource[object] = price_list
+    with app.resources():
+        print(wider.value)
+
+
+async def resources_to_await() -> None:
+    async with app.aresources():
+        assert_type(sockets.value[0], int)
+
+
+def middleware(ctx: Context) -> None:
+    assert_type(surround(ctx), Iterator[None])
+    assert_type(surround_async(ctx), AsyncIterator[None])
+    with surround_managed(ctx):
+        pass

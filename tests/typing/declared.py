@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 from everbeat import WORKER_CRASHED, App, Context, Node, RetryPolicy, TaskResult, Workflow
+from everbeat.middleware import SendCall
 from everbeat.workflows import Nodes
 
 P = ParamSpec("P")
@@ -16,6 +18,53 @@ R = TypeVar("R")
 
 
 app = App()
+
+
+@app.resource
+def price_list() -> Iterator[dict[str, int]]:
+    yield {"pear": 1}
+
+
+@app.resource
+async def sockets() -> AsyncIterator[list[int]]:
+    yield [1]
+
+
+@app.resource
+@contextmanager
+def managed() -> Generator[str, None, None]:
+    yield "managed"
+
+
+@app.resource
+@asynccontextmanager
+async def managed_async() -> AsyncGenerator[bytes, None]:
+    yield b"managed"
+
+
+@app.around_run
+def surround(ctx: Context) -> Iterator[None]:
+    yield
+
+
+@app.around_run
+async def surround_async(ctx: Context) -> AsyncIterator[None]:
+    yield
+
+
+@app.around_run
+@contextmanager
+def surround_managed(ctx: Context) -> Generator[None, None, None]:
+    yield
+
+
+@app.around_send
+def route(call: SendCall) -> SendCall | None:
+    return call.with_options(queue="eu", priority=call.priority - 1) if call.arguments else None
+
+
+@app.around_send
+def observe(call: SendCall) -> None: ...
 
 
 @dataclass

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from uuid import uuid4
 
 from everbeat import Completed, Context, Failed, RetryPolicy, Schedule, Task, Workflow
+from everbeat.middleware import SendCall
 from everbeat.recovery import RecoveryContext, Reschedule, Skip
 from tests.typing.declared import (
     Order,
@@ -18,10 +20,12 @@ from tests.typing.declared import (
     parcel,
     plain,
     positional_only,
+    price_list,
     render,
     report,
     ship,
     silent,
+    sockets,
     two,
     welcome,
 )
@@ -194,3 +198,32 @@ def schedules() -> None:
 
 @app.schedule("late", every="1h")  # mistake 92: a function is not a task
 def late() -> None: ...
+
+
+def resources() -> None:
+    text: str = price_list.value  # mistake 93: wrong type of the value
+    sockets.value = [2]  # mistake 94: the value is read only
+    print(text, price_list.vlaue)  # mistake 95: misspelt
+
+
+@app.resource  # mistake 96: a resource is yielded, not returned
+def returned() -> int:
+    return 1
+
+
+@app.around_run  # mistake 97: it gets the Context
+def without_context() -> Iterator[None]:
+    yield
+
+
+@app.around_run  # mistake 98: it has to yield
+def without_yield(ctx: Context) -> None: ...
+
+
+@app.around_send  # mistake 99: it is not awaited
+async def waiting(call: SendCall) -> None: ...
+
+
+def sends(call: SendCall) -> None:
+    call.with_options(prioriti=1)  # mistake 100: misspelt option
+    call.queue = "eu"  # mistake 101: a copy is changed, not the call

@@ -18,10 +18,12 @@ from everbeat.domain.settings.checks import instance_of, optional, sequence_of
 from everbeat.domain.settings.settings import make_or_gather, refused
 from everbeat.domain.settings.units import Duration, milliseconds, span
 from everbeat.domain.task.definition import TaskDefinition
+from everbeat.domain.task.middleware import Middleware
 from everbeat.domain.task.policy import LONGEST_TIMEOUT_S, SHORTEST_STALL_S, OnCrash
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.errors import ConfigurationError, WorkerError
 from everbeat.nats.options import NatsConfig
+from everbeat.runtime.resources import ResourceSet
 from everbeat.store.address import AutoMigrate, DatabaseAddress
 
 _PROGRAM: Final = "__main__"
@@ -50,6 +52,8 @@ class AppDefinition(Struct, frozen=True, kw_only=True):
     hooks: HookSet = field(default_factory=HookSet)
     nats: NatsConfig | None = None
     schedules: Declared | None = None
+    middleware: Middleware = Middleware()
+    resources: ResourceSet = field(default_factory=ResourceSet)
 
     def check(self) -> None:
         """Raise WorkerError if the app has no tasks, or has process tasks that a worker of the app cannot run."""

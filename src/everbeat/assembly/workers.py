@@ -39,6 +39,8 @@ def plan_of(definition: AppDefinition, target: Target) -> WorkerPlan:
         task_process_argv=definition.task_process_argv(),
         hooks=definition.hooks,
         schedules=definition.schedules,
+        middleware=definition.middleware,
+        resources=definition.resources,
     )
 
 
@@ -117,6 +119,7 @@ def run_worker_process(
         sock,
         hello=hello_of(definition, plan),
         make_worker=worker,
+        resources=plan.resources,
         hooks=LocalHooks(
             plan.hooks,
             timeout_s=plan.recovery.hook_timeout_ms / 1_000,
@@ -129,7 +132,13 @@ def run_worker_process(
 
 def run_task_process(sock: socket.socket, definition: AppDefinition) -> NoReturn:
     """Run attempts in this task process, one at a time, until the worker stops the process."""
-    run_attempts(sock, definitions=definition.definitions, exception_codes=definition.exception_codes)
+    run_attempts(
+        sock,
+        definitions=definition.definitions,
+        exception_codes=definition.exception_codes,
+        middleware=definition.middleware,
+        resources=definition.resources,
+    )
 
 
 def hello_of(definition: AppDefinition, plan: WorkerPlan) -> Hello:

@@ -37,7 +37,7 @@ from everbeat.errors import (
     SchemaMissing,
     SchemaOutdated,
 )
-from everbeat.errors.wording import amount, nearest
+from everbeat.errors.wording import amount, nearest, some
 from everbeat.nats.options import NatsConfig
 from everbeat.store.migrations import require_fit
 
@@ -299,6 +299,7 @@ def _warnings(apps: dict[str, App]) -> Iterator[Finding]:
             yield Finding(
                 code="NO_TASKS", message=f"App {name!r} has no tasks.", fix="decorate a function: @app.task."
             )
+        yield from _middleware_that_skips(name, app)
         hooked = definition_of(app).hooks.scopes.tasks
         for unknown in sorted(set(hooked) - set(app.tasks)):
             guess = nearest(unknown, app.tasks)
@@ -333,6 +334,20 @@ def _warnings(apps: dict[str, App]) -> Iterator[Finding]:
                     fix="run other workers for it (everbeat worker --queues), or add it to WorkerConfig(queues=...).",
                     where=task.where,
                 )
+
+
+def _middleware_that_skips(name: str, app: App) -> Iterator[Finding]:
+    """Yield findings for async middleware, which does not run around the sync tasks of the app."""
+    skipped = [task.name for task in app.tasks.values() if not task.is_async]
+    for each in definition_of(app).middleware.around_run if skipped else ():
+        if each.is_async:
+            yield Finding(
+                code="MIDDLEWARE_SKIPS",
+                message=f"App {name!r}: middleware {each.name!r} is async, so it does not run around {amount(len(skipped), 'sync task')}: "
+                f"{some(skipped, limit=3)}.",
+                fix="write it as a sync generator function, which runs around every task, or make the tasks async.",
+                where=each.where or None,
+            )
 
 
 def _ask_databases(report: CheckReport) -> None:

@@ -18,13 +18,16 @@ from msgspec.structs import asdict
 from everbeat.errors.wording import visible, visible_json
 from everbeat.runtime import log_pump
 from everbeat.runtime.events import Event, event_name
+from everbeat.runtime.task_logging import TASK_FIELDS, TaskFilter, fields_of
 
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
     "asctime",
     "taskName",
     "everbeat_event",
+    *TASK_FIELDS,
 }
+_EVERBEAT: Final = "everbeat."
 _NAMED: Final = re.compile(r"(\w+)=%[^%\s]*?[a-zA-Z]")
 _PLACES: Final = re.compile(r"%[^%\s]*?[a-zA-Z]")
 
@@ -34,7 +37,7 @@ _log = logging.getLogger("everbeat.process")
 class JsonFormatter(logging.Formatter):
     """Formats a record as a JSON object with `time`, `level`, `logger`, `message`, `pid`, and optionally `event`, `fields`, `exception`.
 
-    The `fields` come from the event, from `name=value` pairs in everbeat's messages, and from `extra`.
+    The `fields` come from the event, from `name=value` pairs in everbeat's messages, from `extra`, and from the running attempt.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -49,6 +52,7 @@ class JsonFormatter(logging.Formatter):
         name, fields = _structure(record)
         if name is not None:
             document["event"] = name
+        fields = fields_of(record) | fields
         fields |= {key: value for key, value in vars(record).items() if key not in _OWN}
         if fields:
             document["fields"] = fields
@@ -65,7 +69,7 @@ def _structure(record: logging.LogRecord) -> tuple[str | None, dict[str, Any]]:
     if isinstance(event, Event):
         shown = {name: value for name, value in asdict(event).items() if name not in event.unshown}
         return event_name(event), shown
-    if not record.name.startswith("everbeat.") or not isinstance(record.msg, str):
+    if not record.name.startswith(_EVERBEAT) or not isinstance(record.msg, str):
         return None, {}
     name, _, rest = record.msg.partition(" ")
     names, args = _NAMED.findall(rest), record.args
@@ -148,11 +152,18 @@ LOG_FORMAT: Final = "%(asctime)s %(process)d %(levelname)-7s %(name)s: %(message
 
 
 class VisibleFormatter(logging.Formatter):
-    """Formats records with control characters escaped, because people read logs in terminals."""
+    """Formats records with control characters escaped, because people read logs in terminals. Adds the task of running code."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the formatted record and its traceback, with control characters escaped."""
         return visible(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in the base class
+        """Return the line without its traceback. The task of the code that wrote it follows the message."""
+        line = super().formatMessage(record)
+        if record.name.startswith(_EVERBEAT):
+            return line  # these messages name their task themselves
+        return " ".join([line, *(f"{name}={value}" for name, value in fields_of(record).items())])
 
 
 def is_json() -> bool:
@@ -171,6 +182,7 @@ def log_to_stderr() -> None:
 def show_logs(level: int) -> None:
     """Write logs of `level` and above to stderr, unless logging is already configured."""
     handler = logging.StreamHandler()
+    handler.addFilter(TaskFilter())
     if is_json():
         log_warnings_and_exceptions()
         handler.setFormatter(JsonFormatter())

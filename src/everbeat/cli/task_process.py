@@ -12,10 +12,9 @@ from everbeat.app import definition_of
 from everbeat.assembly.workers import run_task_process
 from everbeat.cli.locate import load, locate
 from everbeat.cli.logs import log_to_stderr
-from everbeat.cli.worker_process import EXIT_REFUSED
 from everbeat.errors import EverbeatError
 from everbeat.runtime.main_loop import leave
-from everbeat.worker.process import prepare_process, refuse_to_start
+from everbeat.worker.process import EXIT_REFUSED, prepare_process, refuse_to_start
 
 
 def main() -> NoReturn:

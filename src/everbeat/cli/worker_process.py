@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -16,9 +16,7 @@ from everbeat.cli.locate import locate
 from everbeat.cli.logs import log_to_stderr
 from everbeat.errors import EverbeatError
 from everbeat.runtime.main_loop import leave
-from everbeat.worker.process import prepare_process, refuse_to_start
-
-EXIT_REFUSED: Final = 1
+from everbeat.worker.process import EXIT_REFUSED, prepare_process, refuse_to_start
 
 
 def main() -> NoReturn:

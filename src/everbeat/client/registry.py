@@ -286,7 +286,7 @@ class HookRegistry:
 
 def _hook(kind: HookKind, function: Callable[..., Any], *, task: str | None = None) -> Hook | None:
     where = location_of(function) if callable(function) else None
-    problem = _problem(function)
+    problem = callback_problem(function)
     if problem is not None:
         raise_or_gather(
             RegistrationError(
@@ -301,7 +301,8 @@ def _hook(kind: HookKind, function: Callable[..., Any], *, task: str | None = No
     return Hook(kind=kind, function=function, is_async=is_async_function(function), task=task, where=where)
 
 
-def _problem(function: Callable[..., Any]) -> str | None:
+def callback_problem(function: object) -> str | None:
+    """Return why the function cannot be called back with one argument, or None if it can."""
     if not callable(function):
         return "it is not a function"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

@@ -18,6 +18,7 @@ from everbeat.client.handle import Handle, TaskOperations
 from everbeat.client.limit_declarations import LimitDeclarations
 from everbeat.client.limits import LimitBook
 from everbeat.client.queue_limits import QueueLimits
+from everbeat.client.send_call import AroundSend, outgoing, require_room
 from everbeat.client.task import Call, Task
 from everbeat.client.task_ids import TaskIds
 from everbeat.client.unique_sending import key_moves, require_key, require_plain, send_unique
@@ -30,7 +31,6 @@ from everbeat.domain.settings.units import milliseconds
 from everbeat.domain.task.argument_digest import digest_of_values
 from everbeat.domain.task.context_backend import NewChild
 from everbeat.domain.task.policy import OnCrash, TaskOptions
-from everbeat.domain.typed_json import LARGEST_BYTES
 from everbeat.domain.workflow.graph import TaskSpec
 from everbeat.errors import LimitFull, PayloadError
 from everbeat.errors.wording import nearest
@@ -162,6 +162,7 @@ class CallSender:
         self.limits = LimitBook() if limits is None else limits
         self.declarations = LimitDeclarations(operations.database, self.limits)
         self.payload_limit = operations.payload_limit
+        self.around_send: list[AroundSend] = []
         self._operations = operations
         self._database = operations.database
         self._ids = TaskIds(SystemClock())
@@ -184,6 +185,7 @@ class CallSender:
 
         Raises BlockingCallInLoop on an event loop, ConfigurationError if an option is invalid, and DatabaseError if the database fails.
         """
+        call = self._outgoing(call)
         return self.run(
             self._send(call),
             call.connection,
@@ -195,6 +197,7 @@ class CallSender:
 
     async def asend(self, call: Call[R], /) -> Handle[R]:
         """Async version of `send` that does not block the running event loop."""
+        call = self._outgoing(call)
         return await self.arun(
             self._send(call), call.connection, calls=[call], twin="send", patience_s=call.patience_s
         )
@@ -203,7 +206,7 @@ class CallSender:
         self, calls: Iterable[Call[R]], /, *, connection: object = None, patience_s: float | None = None
     ) -> list[Handle[R]]:
         """Store many tasks atomically, in one statement, and return their handles."""
-        given = calls_of(calls, name="send_many")
+        given = [self._outgoing(call) for call in calls_of(calls, name="send_many")]
         joined = one_connection(given, connection)
         return self.run(
             self._send_many(given, joined is not None),
@@ -223,7 +226,7 @@ class CallSender:
         patience_s: float | None = None,
     ) -> list[Handle[R]]:
         """Async version of `send_many` that does not block the running event loop."""
-        given = await acalls_of(calls, name="asend_many")
+        given = [self._outgoing(call) for call in await acalls_of(calls, name="asend_many")]
         joined = one_connection(given, connection)
         return await self.arun(
             self._send_many(given, joined is not None),
@@ -235,6 +238,7 @@ class CallSender:
 
     def new_child(self, call: Call[Any], /) -> NewChild:
         """Convert a call into a child task that a running task can send. Raises PayloadError if the call has a connection."""
+        call = self._outgoing(call)
         require_plain(call.name, call.settings, what="a child task")
         if call.connection is not None:
             raise PayloadError(
@@ -337,6 +341,9 @@ class CallSender:
         schema = self._database.address.schema
         return await aperform(plan, lambda step: arun_joined(connection, step, schema=schema, twin=twin))
 
+    def _outgoing(self, call: Call[R]) -> Call[R]:
+        return outgoing(call, self.around_send) if self.around_send else call
+
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:
         task = self._new_task(call)
         joined = call.connection is not None
@@ -382,7 +389,7 @@ class CallSender:
     def _send_many(self, calls: Sequence[Call[R]], is_joined: bool, /) -> Plan[list[Handle[R]]]:
         if not calls:
             return []
-        _require_room(calls)
+        require_room(calls)
         for call in calls:
             self.limits.require_waiting(call, what="a send of many tasks")
         new = [self._new_task(call) for call in calls]
@@ -485,14 +492,3 @@ class CallSender:
         if call.task is not None:
             self._stored[call.task] = stored
         return stored
-
-
-def _require_room(calls: Sequence[Call[Any]]) -> None:
-    size = sum(len(call.payload) for call in calls)
-    if size > LARGEST_BYTES:
-        raise PayloadError(
-            f"The arguments of the {len(calls):,} calls of a send_many would take {size:,} bytes of JSON;"
-            f" one statement takes {LARGEST_BYTES:,}.",
-            parameter="calls",
-            fix="send them in several batches.",
-        )

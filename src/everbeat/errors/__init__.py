@@ -4,8 +4,11 @@ Each everbeat error has a `code` for programs, a `message` for people, and usual
 everbeat.
 """
 
+from everbeat.errors.resources import ResourceFailed as ResourceFailed
+from everbeat.errors.resources import ResourceNotOpen as ResourceNotOpen
 from everbeat.errors.tasks import ARGUMENTS_INVALID as ARGUMENTS_INVALID
 from everbeat.errors.tasks import EVENT_TIMEOUT as EVENT_TIMEOUT
+from everbeat.errors.tasks import MIDDLEWARE_FAILED as MIDDLEWARE_FAILED
 from everbeat.errors.tasks import NON_DETERMINISTIC as NON_DETERMINISTIC
 from everbeat.errors.tasks import RATE_LIMITED as RATE_LIMITED
 from everbeat.errors.tasks import RESULT_NOT_AVAILABLE as RESULT_NOT_AVAILABLE

@@ -39,6 +39,8 @@ RATE_LIMITED: Final = "RATE_LIMITED"
 """The code raised RateLimited, so the task runs again later, and other tasks of the limit wait, too."""
 RETRY_LATER_EXHAUSTED: Final = "RETRY_LATER_EXHAUSTED"
 """The code raised RetryLater, but the task cannot run again: its limit of such attempts or its `good_until` prevents it."""
+MIDDLEWARE_FAILED: Final = "MIDDLEWARE_FAILED"
+"""A middleware of the app raised an exception before the task's code began, or after the code had succeeded."""
 UNKNOWN_LIMIT: Final = "UNKNOWN_LIMIT"
 """The code raised RateLimited for a limit that the task does not have."""
 BUILT_IN_CODES: Final = frozenset(
@@ -59,6 +61,7 @@ BUILT_IN_CODES: Final = frozenset(
         RESULT_NOT_AVAILABLE,
         ARGUMENTS_INVALID,
         UNKNOWN_LIMIT,
+        MIDDLEWARE_FAILED,
     }
 )
 

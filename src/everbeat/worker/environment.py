@@ -13,11 +13,13 @@ from everbeat.config import RecoveryConfig, WorkerConfig, processors
 from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.schedule.model import Declared
 from everbeat.domain.task.definition import TaskDefinition
+from everbeat.domain.task.middleware import Middleware
 from everbeat.domain.task.policy import OnCrash, RunIn, StoredPolicy
 from everbeat.hints.topics import MessagesWritten
 from everbeat.protocol import FromWorker, Welcome
 from everbeat.runtime.clock import Clock
 from everbeat.runtime.events import EventBus
+from everbeat.runtime.resources import ResourceSet
 from everbeat.runtime.task_scope import Service, TaskScope
 from everbeat.store.session import Session
 from everbeat.store.target import Target
@@ -47,6 +49,8 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
     hooks: HookSet = field(default_factory=HookSet)
     on_loop_ending: Callable[[], None] | None = None
     schedules: Declared | None = None
+    middleware: Middleware = Middleware()
+    resources: ResourceSet = field(default_factory=ResourceSet)
 
     @property
     def queues(self) -> Sequence[str] | None:

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from everbeat.domain.recovery.hooks import HookRunner, NoHooks
+from everbeat.errors import ResourceFailed
 from everbeat.protocol import (
     AskHooks,
     FromTaskProcess,
@@ -29,6 +30,7 @@ from everbeat.runtime.environment import ProcessEnvironment
 from everbeat.runtime.inherited import correct_inherited
 from everbeat.runtime.main_loop import run_through, take_signal
 from everbeat.runtime.processes import adopt_channel, exit_orphaned, offer_stack_dumps
+from everbeat.runtime.resources import CLOSE_WITHIN_S, ResourceSet
 from everbeat.runtime.task_scope import TaskScope
 from everbeat.worker.environment import SupervisorLink, WorkerPlan
 from everbeat.worker.worker import Worker
@@ -89,6 +91,8 @@ class HookRequests:
             self._channel.send_nowait(HookAnswers(news.call, []))
 
 
+EXIT_REFUSED: Final = 1
+"""The exit code of a process that has reported to its parent why it cannot start."""
 _DEFAULT_THRESHOLDS: Final = (700, 2_000)
 """How many new objects trigger a garbage collection by default: 700 up to Python 3.12, and 2000 from Python 3.13."""
 _THRESHOLD: Final = 20_000
@@ -120,14 +124,15 @@ def run_worker_process(
     *,
     hello: Hello,
     make_worker: Callable[[Welcome, SupervisorLink], Worker],
+    resources: ResourceSet | None = None,
     hooks: HookRunner | None = None,
 ) -> int:
     """Run a worker process until it shuts down, and return the exit code to pass to `leave`.
 
-    `make_worker` is called in the running event loop.
+    `make_worker` is called in the running event loop, after the `resources` are open.
     """
     _collect_garbage_rarely()
-    return run_through(_serve(sock, hello, make_worker, hooks or NoHooks()))
+    return run_through(_serve(sock, hello, make_worker, resources or ResourceSet(), hooks or NoHooks()))
 
 
 def _collect_garbage_rarely() -> None:
@@ -146,18 +151,32 @@ async def _serve(
     sock: socket.socket,
     hello: Hello,
     make_worker: Callable[[Welcome, SupervisorLink], Worker],
+    resources: ResourceSet,
     hooks: HookRunner,
 ) -> int:
     channel = await AsyncChannel.open(sock, messages=ToWorkerProcess, on_eof=exit_orphaned)
-    await channel.send(hello)
-    welcome = await channel.receive()
-    if not isinstance(welcome, Welcome):
-        return 0  # the supervisor stopped this process before any work began
-    worker = make_worker(welcome, ChannelLink(channel))
-    async with TaskScope(name="worker process") as scope:
-        hook_requests = HookRequests(hooks, channel=channel, scope=scope)
-        scope.start(_obey(worker, hook_requests, channel), name="supervisor's orders", critical=True)
-        code = await worker.run()
+    try:
+        await resources.aopen()
+    except ResourceFailed as error:
+        await channel.send(Refused(error.code, error.message, error.fix))
+        await channel.aclose()
+        return EXIT_REFUSED
+    close_within_s: float | None = CLOSE_WITHIN_S
+    try:
+        await channel.send(hello)
+        welcome = await channel.receive()
+        if not isinstance(welcome, Welcome):
+            return 0  # the supervisor stopped this process before any work began
+        worker = make_worker(welcome, ChannelLink(channel))
+        async with TaskScope(name="worker process") as scope:
+            hook_requests = HookRequests(hooks, channel=channel, scope=scope)
+            scope.start(_obey(worker, hook_requests, channel), name="supervisor's orders", critical=True)
+            code = await worker.run()
+        # Code that is still running might use the resources until the process has exited.
+        close_within_s = None if worker.code_left else worker.grace_left_s(at_most=CLOSE_WITHIN_S)
+    finally:
+        if close_within_s is not None:
+            await resources.aclose(within_s=close_within_s)
     await channel.aclose()
     return code
 

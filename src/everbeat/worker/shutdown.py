@@ -30,6 +30,8 @@ LEAK_PATIENCE_S: Final = 5.0
 """How long abandoned code can occupy all slots of an executor before the process is replaced, in seconds."""
 STOP_PATIENCE_S: Final = 5.0
 """How long a worker that must exit immediately keeps trying to settle its attempts, in seconds."""
+LAST_S: Final = 1.0
+"""How long the resources of a worker can take to close if no grace period is left, in seconds."""
 _CHECK_EVERY_S: Final = 1.0
 
 _log = logging.getLogger("everbeat.worker")
@@ -100,6 +102,10 @@ class Shutdown:
     def is_urgent(self) -> bool:
         """Return whether the worker must exit within a grace period, even if code has not finished."""
         return math.isfinite(self._leave_at)
+
+    def left_s(self, *, at_most: float) -> float:
+        """Return how many seconds of the grace period are left, but at least `LAST_S` and at most this many."""
+        return min(at_most, max(LAST_S, self._leave_at - self._clock.monotonic()))
 
     def retire(self) -> None:
         """Begin to shut down, and exit when running code has finished, however long that takes."""

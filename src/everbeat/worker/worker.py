@@ -191,6 +191,10 @@ class Worker:
         finally:
             await self._close()
 
+    def grace_left_s(self, *, at_most: float) -> float:
+        """Return how many seconds of the grace period are left, but at least a second and at most this many."""
+        return self._shutdown.left_s(at_most=at_most)
+
     def obey(self, message: FromSupervisor) -> None:  # noqa: C901 - one case for each message
         """Handle a message from the supervisor. A worker that has shut down ignores it."""
         if self._is_closed:

@@ -19,6 +19,7 @@ from everbeat.domain.workflow.states import WorkflowState
 from everbeat.errors import (
     ARGUMENTS_INVALID,
     EVENT_TIMEOUT,
+    MIDDLEWARE_FAILED,
     NON_DETERMINISTIC,
     RATE_LIMITED,
     RESULT_NOT_AVAILABLE,
@@ -372,6 +373,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     WORKER_STOPPED: _PLAIN,
     UNHANDLED_EXCEPTION: _PLAIN,
     UNKNOWN_LIMIT: Advice("Deploy code that names a limit of the task, then run: {again}", same_again=True),
+    MIDDLEWARE_FAILED: Advice("The error names the middleware and what it raised: remove the cause first"),
     TASK_CANCELLED: _PLAIN,
     TASK_EXPIRED: _PLAIN,
 }

@@ -36,7 +36,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 H_co = TypeVar("H_co", covariant=True)
 
-_current: ContextVar[Context | ContextSource] = ContextVar("everbeat_context")
+_current: ContextVar[Context | ContextSource | None] = ContextVar("everbeat_context", default=None)
 
 
 class ChildCall(Protocol[H_co]):
@@ -100,7 +100,7 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     @staticmethod
     def current_or_none() -> Context | None:
         """Return the Context of the current task, or None if the code does not run in a task."""
-        current = _current.get(None)
+        current = _current.get()
         return current.get() if isinstance(current, ContextSource) else current
 
     def progress(self, stage: str, fraction: float | None = None, message: str = "") -> None:
@@ -460,6 +460,11 @@ def entered(context: Context | ContextSource) -> Iterator[None]:
 def enter(context: ContextSource) -> None:
     """Make `context` the current Context for the rest of the current `contextvars` context."""
     _current.set(context)
+
+
+def leave() -> None:
+    """Let the current `contextvars` context have no current Context from here on."""
+    _current.set(None)
 
 
 async def _remaining(items: Iterable[T] | AsyncIterable[T], done: int) -> AsyncIterator[T]:

@@ -14,6 +14,7 @@ from everbeat.domain.task.context import ContextSource, entered
 from everbeat.domain.task.context_backend import RESULT, is_suspension
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.ending import Cancel, RetryLater, ending_of, terms_of
+from everbeat.domain.task.middleware import AsyncSurrounded, Middleware, MiddlewareFailed, Surrounded
 from everbeat.domain.task.outcome import error_from_exception, error_to_json, is_cut
 from everbeat.domain.task.retry import reasons_of
 from everbeat.domain.task.signature import given_names
@@ -99,10 +100,13 @@ class PreparedCall(Struct, frozen=True):
 class Invoker(Struct, frozen=True):
     """Calls task functions and determines how their attempts ended.
 
-    `exception_codes` are the app's error codes for exceptions. A task's own codes take precedence.
+    `exception_codes` are the app's error codes for exceptions. A task's own codes take precedence. `run_coroutine` runs the coroutine
+    of an async function in a thread without a running loop.
     """
 
     exception_codes: Mapping[type[BaseException], str]
+    middleware: Middleware = Middleware()
+    run_coroutine: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run
 
     def call(
         self, definition: TaskDefinition, args: str, context: ContextSource
@@ -119,7 +123,12 @@ class Invoker(Struct, frozen=True):
         context.exception_codes = self._codes(definition)
         if definition.codec.takes_context:
             positional = (context.get(), *positional)
-        return PreparedCall(definition.function, positional, named)
+        call = PreparedCall(definition.function, positional, named)
+        if not self.middleware.around_run:
+            return call
+        applied = self.middleware.applied_to(is_async=definition.is_async)
+        surround = AsyncSurrounded if definition.is_async else Surrounded
+        return PreparedCall(surround(applied, context.get(), call), (), {})
 
     def returned(self, definition: TaskDefinition, value: Any) -> AttemptEnd:
         """Return how the attempt ended after the function returned `value`. A value that cannot be stored is a failure."""
@@ -189,7 +198,7 @@ class Invoker(Struct, frozen=True):
                     case (CodeFailed() | Declined()) as refused:
                         return refused
                     case call if definition.is_async:
-                        return self.returned(definition, asyncio.run(awaited(call, context)))
+                        return self.returned(definition, self.run_coroutine(awaited(call, context)))
                     case call:
                         context.begin(strand())
                         with UserCode():
@@ -207,15 +216,20 @@ class Invoker(Struct, frozen=True):
         self, definition: TaskDefinition, exception: BaseException, *, code: str | None
     ) -> CodeFailed:
         logged: BaseException | None = None
+        reasons: tuple[str, ...] = ()
         try:
             error = error_from_exception(exception, codes=self._codes(definition))
             if code is not None:
                 error = TaskError(code, error.message, error.data, type=error.type, traceback=error.traceback)
+            if type(exception) is MiddlewareFailed:
+                # A policy can list the code, and also the class that the middleware raised or the code of that class.
+                cause = error_from_exception(exception.cause, codes=self._codes(definition))
+                error.type, reasons = cause.type, (error.code, *_reasons(cause.code, exception.cause))
             logged = None if is_cut(error) else exception
         except BaseException as problem:  # noqa: BLE001 - the exception's own class may break isinstance and more
             message = f"The error could not be read: {class_name(type(problem))}."
             error = TaskError(code or UNHANDLED_EXCEPTION, message, type=class_name(type(exception)))
-        return CodeFailed(error_to_json(error), _reasons(error.code, exception), logged)
+        return CodeFailed(error_to_json(error), reasons or _reasons(error.code, exception), logged)
 
 
 def _chosen_by(ending: RetryLater | Cancel) -> CodePostponed | CodeCancelled:

@@ -10,7 +10,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
-from everbeat.domain.task.context import ContextSource, enter
+from everbeat.domain.task.context import ContextSource, enter, leave
 from everbeat.runtime.blocking import strand
 from everbeat.runtime.fork import UserCode
 from everbeat.runtime.main_loop import coroutine_stack, thread_stack
@@ -29,7 +29,7 @@ class _InProcessExecutor:
 
     def __init__(self, environment: WorkerEnvironment, *, slots: int) -> None:
         self.slots = slots
-        self._invoker = Invoker(environment.plan.exception_codes)
+        self._invoker = Invoker(environment.plan.exception_codes, environment.plan.middleware)
         self._identity = environment.identity
         self._send = environment.send
 
@@ -128,6 +128,7 @@ class AsyncExecutor(_InProcessExecutor):
                 ended = self._invoker.returned(definition, value)
         except BaseException as exception:  # noqa: BLE001 - any exception from user code ends its attempt, and nothing else
             ended = self._invoker.ended_by(definition, exception)
+        leave()  # what the worker starts from here on does not belong to the attempt, and its log lines do not either
         self._over(attempt, self._invoker.judged(definition, context, ended))
 
     def _over(self, attempt: Attempt, ended: AttemptEnd) -> None:

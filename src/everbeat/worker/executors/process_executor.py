@@ -104,6 +104,8 @@ class TaskChild:
 
 START_PATIENCE_S: Final = 60.0
 CLOSE_PATIENCE_S: Final = 0.5
+RESOURCES_PATIENCE_S: Final = 1.5
+"""How long the idle task processes of a worker that shuts down can take to close their resources, in seconds."""
 SOLO_LINGER_S: Final = 60.0
 """How long the solo executor keeps an idle process ready for the next suspect, in seconds."""
 
@@ -202,6 +204,8 @@ class ProcessExecutor:
     async def close(self) -> None:
         """Shut down all processes: close their channels, and kill those that do not exit in time."""
         self._closing = True
+        if self._environment.plan.resources:
+            await self._retire_idle()
         for process in tuple(self._alive):
             process.is_doomed = True
             process.channel.close()
@@ -217,6 +221,16 @@ class ProcessExecutor:
         for process in tuple(self._alive):
             await process.child.wait_exit()
         await self._scope.close()
+
+    async def _retire_idle(self) -> None:
+        """Let the idle processes close their resources. A process that takes longer than `RESOURCES_PATIENCE_S` is killed later."""
+        idle = tuple(self._idle)
+        for process in idle:
+            process.retire()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RESOURCES_PATIENCE_S):
+                for process in idle:
+                    await process.child.wait_exit()
 
     def _idle_or_starting(self) -> list[TaskChild]:
         busy = set(self._busy.values())

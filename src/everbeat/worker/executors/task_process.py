@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Final, NoReturn
@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 from everbeat.domain.task.checkpoint import PartialWork
 from everbeat.domain.task.context import Context, ContextSource
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
+from everbeat.domain.task.middleware import Middleware
 from everbeat.errors import StopReason, TaskStopped
 from everbeat.protocol import (
     Answer,
@@ -40,12 +41,15 @@ from everbeat.runtime.channel import BlockingChannel, ChannelClosed, FrameTooLar
 from everbeat.runtime.fork import UserCode
 from everbeat.runtime.main_loop import coroutine_stack, leave, take_signal
 from everbeat.runtime.processes import exit_orphaned
+from everbeat.runtime.resources import ResourceSet
 from everbeat.worker import attempt as ended_as
 from everbeat.worker.attempt import AttemptEnd, CodeFailed, Declined, Succeeded, progress_json
 from everbeat.worker.context_backend import RequestingBackend
 from everbeat.worker.executors.executor import Invoker, PreparedCall
 
 PROGRESS_EVERY_S: Final = 0.2
+CLOSE_WITHIN_S: Final = 1.0
+"""How long the resources of a task process can take to close, in seconds. Its worker kills it soon afterwards."""
 
 _log = logging.getLogger("everbeat.worker")
 
@@ -55,14 +59,37 @@ def run_task_process(
     *,
     definitions: Mapping[str, TaskDefinition],
     exception_codes: Mapping[type[BaseException], str],
+    middleware: Middleware | None = None,
+    resources: ResourceSet | None = None,
 ) -> NoReturn:
     """Run attempts until the worker closes the channel or an attempt has been stopped.
 
-    Call this function in the main thread, after `prepare_process`.
+    Call this function in the main thread, after `prepare_process`. Raises ResourceFailed if a resource cannot be opened.
     """
-    channel = BlockingChannel(sock, messages=ToTaskProcess)
-    TaskProgram(channel, definitions=definitions, invoker=Invoker(exception_codes)).run()
+    with _opened(resources) as run_coroutine:
+        channel = BlockingChannel(sock, messages=ToTaskProcess)
+        invoker = Invoker(exception_codes, middleware or Middleware(), run_coroutine)
+        TaskProgram(channel, definitions=definitions, invoker=invoker).run()
     leave(0)
+
+
+@contextlib.contextmanager
+def _opened(resources: ResourceSet | None) -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+    """Open the resources of this process, and yield the function that runs the coroutine of an attempt.
+
+    Without resources, each attempt has its own loop. Async resources belong to one loop, so all attempts then share that loop, as they do
+    in a worker process. Between attempts, the loop stands still.
+    """
+    if not resources:
+        yield asyncio.run
+        return
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(resources.aopen())
+    try:
+        yield loop.run_until_complete
+    finally:
+        loop.run_until_complete(resources.aclose(within_s=CLOSE_WITHIN_S))
+        loop.close()
 
 
 class TaskProgram:

@@ -1,0 +1,48 @@
+"""Log records of running attempts: which task, attempt and worker a record belongs to."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from everbeat.domain.task.context import Context
+
+TASK_FIELDS: Final = ("task_id", "task_name", "attempt", "worker_id")
+"""The attributes of a log record that `TaskFilter` sets."""
+
+
+def task_fields() -> dict[str, Any]:
+    """Return the task id, task name, attempt number and worker id of the running attempt, or an empty dict outside an attempt."""
+    context = Context.current_or_none()
+    if context is None:
+        return {}
+    return {
+        "task_id": str(context.task_id),
+        "task_name": context.name,
+        "attempt": context.attempt,
+        "worker_id": context.worker_id,
+    }
+
+
+class TaskFilter(logging.Filter):
+    """Sets the attributes `task_id`, `task_name`, `attempt` and `worker_id` of log records. It drops no record.
+
+    Add the filter to a handler, so that it sees the records of all loggers. Outside an attempt, the attributes are empty strings.
+    Attributes that the record already has, for example from `extra`, are kept.
+
+        handler.addFilter(TaskFilter())
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Set the attributes and return True."""
+        fields = task_fields()
+        for name in TASK_FIELDS:
+            if not hasattr(record, name):
+                setattr(record, name, fields.get(name, ""))
+        return True
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the attributes of a record that `TaskFilter` has set, without those that are empty."""
+    given = {name: getattr(record, name, "") for name in TASK_FIELDS}
+    return {name: value for name, value in given.items() if value != ""}
