@@ -403,6 +403,23 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
                  + case when a.unique_for not in ('waiting', 'kept') then a.unique_for::interval end""",
     ),
     (
+        "I35",
+        "each final failure of a task with a failure handler sent exactly one task",
+        """with failed as (
+               select a.task_id, count(*) as times from {schema}.audit a
+               where a.new in ('FAILED', 'EXPIRED') and a.old is distinct from a.new and a.old is not null
+               group by a.task_id
+           ), handled as materialized (
+               select t.id, t.policy -> 'on_failure' ->> 'name' as name, t.policy -> 'on_failure' ->> 'parameter' as parameter
+               from {schema}.tasks t where position('"on_failure"' in t.policy::text) > 0
+           )
+           select h.id, coalesce(f.times, 0), count(s.id) from handled h
+           left join failed f on f.task_id = h.id
+           left join {schema}.tasks s on s.name = h.name and s.args -> h.parameter ->> 'task_id' = h.id::text
+           where h.name is not null
+           group by h.id, f.times having count(s.id) <> coalesce(f.times, 0)""",
+    ),
+    (
         "I26",
         "no lease of an ended worker",
         """select t.id, t.claimed_by_worker_id from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id
@@ -423,6 +440,9 @@ _ROWS: Final = {
     re.compile(r"\{schema\}\.ticks\b"): (
         "exists (select from {schema}.ticks) or exists (select from {schema}.tasks where tick is not null)"
     ),
+    re.compile(
+        r"\bon_failure\b"
+    ): "exists (select from {schema}.tasks where position('\"on_failure\"' in policy::text) > 0)",
     re.compile(r"\bunique_keys?\b"): (
         "exists (select from {schema}.unique_keys) or exists (select from {schema}.tasks where unique_key is not null)"
     ),

@@ -20,6 +20,7 @@ from everbeat.domain.task.context_backend import Completion as Completion
 from everbeat.domain.task.ending import Cancel as Cancel
 from everbeat.domain.task.ending import RateLimited as RateLimited
 from everbeat.domain.task.ending import RetryLater as RetryLater
+from everbeat.domain.task.failure_handler import FinalFailure as FinalFailure
 from everbeat.domain.task.outcome import Completed as Completed
 from everbeat.domain.task.outcome import Failed as Failed
 from everbeat.domain.task.outcome import TaskResult as TaskResult

@@ -214,6 +214,7 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, SurroundingMethods, Inspec
         costs: Mapping[str, int] = ...,
         concurrency: int | None = None,
         exception_codes: Mapping[type[BaseException], str] = ...,
+        on_failure: SyncTask[..., Any] | AsyncTask[..., Any] | str | None = ...,
         unique_for: UniqueFor = "live",
         on_duplicate: OnDuplicate = "existing",
         at_latest: Duration | None = None,
@@ -457,6 +458,7 @@ def definition_of(
         nats=app.nats,
         middleware=app._surroundings.middleware,
         resources=app._surroundings.resources,
+        failure_handlers=app._registry.failure_handlers(),
         schedules=app._schedules.declared(app.name if app._has_name else owner_of(app, app._module)),
     )
 

@@ -8,6 +8,8 @@ from everbeat.domain.explain.schedules import ScheduleExplanation as ScheduleExp
 from everbeat.domain.inspection import AttemptInfo as AttemptInfo
 from everbeat.domain.inspection import CancelResult as CancelResult
 from everbeat.domain.inspection import CancelVerdict as CancelVerdict
+from everbeat.domain.inspection import FailureGroup as FailureGroup
+from everbeat.domain.inspection import FailurePage as FailurePage
 from everbeat.domain.inspection import HeartbeatInfo as HeartbeatInfo
 from everbeat.domain.inspection import Pause as Pause
 from everbeat.domain.inspection import Progress as Progress

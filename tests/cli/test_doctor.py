@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
@@ -521,6 +522,24 @@ class TestWork:
         assert "work: ? 3 times" in check.text
         change(db, "update {schema}.tasks set failed_at = 'infinity' where id = %s", old.id)
         assert examine(app)["FAILURES"].text.startswith("7 tasks failed")
+
+    def test_doctor_reports_failure_handlers_that_were_not_sent(self, app: App, db: StoreHarness) -> None:
+        def fail(name: str) -> UUID:
+            handler = f'{{"on_failure": {{"name": {name}, "parameter": "failure", "queue": "default"}}}}'
+            claimed = db.running(policy=handler.encode())
+            assert db.settle(claimed, "FAILED", error=b'{"code": "BROKEN"}') == "FAILED"
+            return claimed.id
+
+        fail('"alert"')
+        assert examine(app)["HANDLERS"].verdict is CheckVerdict.OK
+        unsent = fail("null")
+        check = examine(app)["HANDLERS"]
+        assert check.verdict is CheckVerdict.WARN
+        assert check.text.endswith(f"1 task that failed in the last hour were not sent: {unsent}")
+        change(
+            db, "update {schema}.tasks set failed_at = now() - interval '61 minutes' where id = %s", unsent
+        )
+        assert examine(app)["HANDLERS"].verdict is CheckVerdict.OK
 
     def test_doctor_reports_overdue_retention(self, app: App, db: StoreHarness) -> None:
         claimed = db.running()

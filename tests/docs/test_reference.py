@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UnsetType
 
 import everbeat
 from everbeat import App, Context, EverbeatError, NatsConfig, TaskFailed, errors
@@ -229,7 +230,7 @@ def bound(text: str) -> int | float:
 
 def written(value: object) -> str:
     match value:
-        case bool() | None:
+        case bool() | None | UnsetType():
             return str(value)
         case int():
             return f"{value:,}"

@@ -407,6 +407,7 @@ def test_functions_and_triggers_of_the_schema_check_the_queue_before_they_notify
         "send_signal": 0,
         "unpark_lines": 0,
         "cancel_waiting": 0,
+        "send_failure_handler": 0,
     }
 
 

@@ -13,6 +13,7 @@ from psycopg import sql
 from everbeat import App
 from everbeat.domain.task.states import TaskState
 from everbeat.store import diagnosis, history, inspection, migrating, retention
+from everbeat.store.failures import MOST_GROUPED, failure_groups
 from everbeat.store.statement import Statement
 from everbeat.store.target import Target
 from tests.store.conftest import StoreHarness
@@ -166,6 +167,19 @@ def test_the_children_of_a_task_and_the_tasks_of_a_workflow_are_found_by_their_i
 
 def test_the_newest_failures_are_read_by_their_index(filled: StoreHarness) -> None:
     assert touched(filled, diagnosis.failures(within_s=3 * 86_400, most=100)) <= 20 * PARTS
+
+
+def test_groups_of_failures_examine_a_limited_number_of_tasks(filled: StoreHarness) -> None:  # K12
+    """They touch at most two pages for each task that they examine."""
+    assert touched(filled, failure_groups(limit=50)) <= 4 * MOST_GROUPED
+    assert touched(filled, failure_groups(limit=50, name="rare")) <= 4 * MOST_GROUPED
+    assert touched(filled, failure_groups(limit=50, most=100)) <= 4 * 100 + 20 * PARTS
+    assert touched(filled, diagnosis.unsent_handlers(within_s=29 * 86_400, most=1_000)) <= 2_000
+
+
+def test_dead_tasks_are_found_like_other_tasks(filled: StoreHarness) -> None:  # K12
+    dead = inspection.tasks(limit=50, states=[TaskState.FAILED, TaskState.EXPIRED], latest=True)
+    assert touched(filled, dead) <= 2 * inspection.MOST_EXAMINED
 
 
 def test_recoveries_are_read_by_their_index(filled: StoreHarness) -> None:

@@ -15,6 +15,7 @@ from tests.invariants import breaches, install_audit
 from tests.migrated import MigratedSchemas, new_name
 from tests.store import test_able_workers as able
 from tests.store import test_begun_nodes as begun_nodes
+from tests.store import test_failure_handlers as handlers
 from tests.store import test_forged_marks as forged
 from tests.store import test_grown_tables as grown
 from tests.store import test_hostile_rows as hostile
@@ -44,6 +45,7 @@ class Mutant:
 
 CLAIM_ID = "claim_id = encode(substr(sha256(uuid_send(%(claim_call)s) || uuid_send(t.id) || int8send(t.fence)), 17), 'hex')::uuid"
 COMPLETED = "where t.id = a.id and t.claim_id = a.claim_id and t.state || '' = 'RUNNING'"
+HANDLERS = "schema/0019_around_the_work/"
 LOST_TREES = "schema/0016_fleets/10_trees_without_session"
 
 MUTANTS = [
@@ -592,6 +594,55 @@ MUTANTS = [
             ("a worker that NATS does not reach serves it", " and s.messages ->> 'up' is distinct from 'false'", ""),
             ("a worker that has just started does not serve it", "s.is_known is null or", ""),
         ]
+    ),
+    Mutant(
+        "a completed task sends its failure handler", HANDLERS + "32_tasks_failure_handled", "new.state in ('FAILED', 'EXPIRED') and ",
+        "new.state in ('FAILED', 'EXPIRED', 'COMPLETED') and ", handlers.test_only_final_failures_send_a_handler,
+    ),
+    Mutant(
+        "a cancelled task sends its failure handler", HANDLERS + "32_tasks_failure_handled", "new.state in ('FAILED', 'EXPIRED') and ",
+        "new.state in ('FAILED', 'EXPIRED', 'CANCELLED') and ", handlers.test_only_final_failures_send_a_handler,
+    ),
+    Mutant(
+        "an attempt that is retried sends a failure handler", HANDLERS + "32_tasks_failure_handled",
+        "new.state in ('FAILED', 'EXPIRED') and ", "new.error is not null and ", handlers.test_only_final_failures_send_a_handler,
+    ),
+    Mutant(
+        "an expired task sends no failure handler", HANDLERS + "32_tasks_failure_handled", "in ('FAILED', 'EXPIRED')", "in ('FAILED')",
+        handlers.test_each_task_of_an_expired_batch_sends_its_handler,
+    ),
+    Mutant(
+        "a failure that is written again sends a second handler", HANDLERS + "32_tasks_failure_handled",
+        "old.state is distinct from new.state and ", "", handlers.test_a_failure_that_is_written_again_sends_no_second_handler,
+    ),
+    Mutant(
+        "all failures of a task send the same handler", HANDLERS + "30_handler_id", "int8send(p_fence)",
+        "int8send(p_fence * 0)", handlers.test_the_failures_of_one_millisecond_have_handlers_with_different_ids,
+    ),
+    Mutant(
+        "a broken handler prevents a failure", HANDLERS + "31_send_failure_handler", "when data_exception or", "when",
+        lambda db: handlers.test_a_broken_handler_prevents_no_failure_and_is_reported(db, {"priority": "high"}),
+    ),
+    Mutant(
+        "a handler is left out because of a deadlock", HANDLERS + "31_send_failure_handler", "when data_exception or",
+        "when transaction_rollback or data_exception or", handlers.test_an_error_that_a_repetition_can_avoid_aborts_the_failure,
+    ),
+    Mutant(
+        "large arguments are copied to the handler", HANDLERS + "31_send_failure_handler", "<= 100000 then", "> 0 then",
+        handlers.test_large_arguments_are_left_out,
+    ),
+    Mutant(
+        "the data of a large error is copied to the handler", HANDLERS + "31_send_failure_handler", "octet_length(new.error::text) <= 100000",
+        "octet_length(new.error::text) > 0", handlers.test_the_data_of_a_large_error_is_left_out,
+    ),
+    Mutant(
+        "a handler in a serial line has no place in it", HANDLERS + "31_send_failure_handler",
+        "(v_handler ->> 'flags')::json, v_handler ->> 'serial'",
+        "(v_handler ->> 'flags')::json, null", handlers.test_a_handler_waits_in_its_serial_line_and_for_its_limits,
+    ),
+    Mutant(
+        "no worker is notified of a handler", HANDLERS + "31_send_failure_handler", "found and", "false and",
+        handlers.test_the_workers_are_notified_of_a_handler,
     ),
     Mutant(
         "a stalled task is reported as a worker that stopped responding", "message/list_due_messages", "in ('session', 'age')",

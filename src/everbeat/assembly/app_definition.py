@@ -18,6 +18,7 @@ from everbeat.domain.settings.checks import instance_of, optional, sequence_of
 from everbeat.domain.settings.settings import make_or_gather, refused
 from everbeat.domain.settings.units import Duration, milliseconds, span
 from everbeat.domain.task.definition import TaskDefinition
+from everbeat.domain.task.failure_handler import StoredHandler
 from everbeat.domain.task.middleware import Middleware
 from everbeat.domain.task.policy import LONGEST_TIMEOUT_S, SHORTEST_STALL_S, OnCrash
 from everbeat.domain.task.retry import RetryPolicy
@@ -35,7 +36,7 @@ class AppDefinition(Struct, frozen=True, kw_only=True):
     `locator` specifies where a new process finds the app. If None, a new process cannot find the app, so process tasks cannot run.
     `modules` are the other modules that register tasks; a new task process imports them too. A worker process does not need them,
     because it knows only the tasks that are registered when the app is imported. `schedules` are those that the app's code declares, or
-    None if it declares none.
+    None if it declares none. `failure_handlers` are those of the task functions, by the function's name.
     """
 
     address: DatabaseAddress
@@ -54,6 +55,7 @@ class AppDefinition(Struct, frozen=True, kw_only=True):
     schedules: Declared | None = None
     middleware: Middleware = Middleware()
     resources: ResourceSet = field(default_factory=ResourceSet)
+    failure_handlers: Mapping[str, StoredHandler] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise WorkerError if the app has no tasks, or has process tasks that a worker of the app cannot run."""

@@ -41,6 +41,7 @@ def plan_of(definition: AppDefinition, target: Target) -> WorkerPlan:
         schedules=definition.schedules,
         middleware=definition.middleware,
         resources=definition.resources,
+        failure_handlers=definition.failure_handlers,
     )
 
 

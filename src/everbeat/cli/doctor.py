@@ -26,7 +26,13 @@ from everbeat.domain.doctor.limits import SET_MS, judge_limits
 from everbeat.domain.doctor.nats import NatsConnections, NatsTrouble, Outbox, StreamFacts
 from everbeat.domain.doctor.schedules import OVERDUE_MS, judge_schedules
 from everbeat.domain.doctor.server import ReadOnly, judge_locks, judge_upgrade
-from everbeat.domain.doctor.work import MOST_FAILURES, WINDOW_S, judge_failures, judge_starts
+from everbeat.domain.doctor.work import (
+    HANDLERS_WINDOW_S,
+    MOST_FAILURES,
+    WINDOW_S,
+    judge_failures,
+    judge_starts,
+)
 from everbeat.domain.explain.waiting import judge_needs
 from everbeat.domain.schedule.timing import zone_is_known
 from everbeat.domain.settings.units import spelled_duration, to_seconds
@@ -188,6 +194,8 @@ class Examination:
         yield CheckCode.SUSPECTS, judged(diagnosis.suspects(), work.judge_suspects)
         failures = diagnosis.failures(within_s=WINDOW_S, most=MOST_FAILURES)
         yield CheckCode.FAILURES, judged(failures, judge_failures)
+        unsent = diagnosis.unsent_handlers(within_s=HANDLERS_WINDOW_S, most=MOST_FAILURES)
+        yield CheckCode.HANDLERS, judged(unsent, work.judge_handlers)
         yield from self._records(database)
 
     def _records(self, database: Database) -> Iterator[tuple[CheckCode, Callable[[], Check]]]:

@@ -34,6 +34,8 @@ COMMANDS: Final = {
     "worker": ("everbeat.cli.worker", "Run the tasks of an app until a signal stops it."),
     "send": ("everbeat.cli.send", "Send one task by name."),
     "tasks": ("everbeat.cli.tasks", "List, show, cancel and retry tasks."),
+    "failures": ("everbeat.cli.failed", "Count failures by task, error code and exception class."),
+    "dead": ("everbeat.cli.failed", "List tasks that FAILED or EXPIRED, and run them again."),
     "workflows": ("everbeat.cli.workflows", "List, show, pause, resume, cancel and retry workflows."),
     "workers": ("everbeat.cli.workers", "Show workers, the tasks they hold and whether they beat."),
     "queues": ("everbeat.cli.queues", "Show queues and how many tasks wait in them."),

@@ -252,11 +252,11 @@ def list_tasks(
         tasks = [task_document(task) for task in found]
         show_json({"tasks": tasks, "examined": found.examined, "continue_before": found.continue_before})
         return
-    _show_page(app, found, limit=limit)
+    show_page(app, found, limit=limit, again="--order sent")
 
 
-def _show_page(app: App, found: TaskPage, *, limit: int) -> None:
-    """Print a table of tasks, and how to continue if there might be more."""
+def show_page(app: App, found: TaskPage, *, limit: int, again: str) -> None:
+    """Print a table of tasks, and how to continue if there might be more. `again` lists the older tasks."""
     ids = short_ids(app, uuids=[task.id for task in found])
     rows = [
         (
@@ -277,7 +277,7 @@ def _show_page(app: App, found: TaskPage, *, limit: int) -> None:
     elif found.continue_before is not None:
         say(
             f"The search stopped after the {found.examined:,} newest tasks. Continue with older tasks:"
-            f" --order sent --before {found.continue_before}"
+            f" {again} --before {found.continue_before}"
         )
 
 
@@ -333,6 +333,11 @@ def cancel(app: App, task_ids: TaskIdsArgument, *, as_json: bool) -> None:
 @with_app
 def retry(app: App, task_ids: TaskIdsArgument, *, as_json: bool) -> None:
     """Run FAILED, CANCELLED or EXPIRED tasks again, now and with all their retries."""
+    retry_tasks(app, task_ids, as_json=as_json)
+
+
+def retry_tasks(app: App, task_ids: list[str], *, as_json: bool) -> None:
+    """Retry tasks, and print the result for each."""
 
     def one(task_id: str) -> Done:
         task_id = full_task_id(app, task_id)

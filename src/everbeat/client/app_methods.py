@@ -37,6 +37,7 @@ from everbeat.store.unique_tasks import task_with_key
 from everbeat.store.workers import quiet
 
 R = TypeVar("R")
+HandlerT = TypeVar("HandlerT", bound=Task[..., Any])
 
 
 class TaskMethods(DatabaseMethods):
@@ -60,6 +61,18 @@ class TaskMethods(DatabaseMethods):
             return Handle(known, name=None, operations=self._operations)
         decode: Callable[[str], Any] = task._definition.codec.decode_result
         return Handle(known, name=task.name, operations=self._operations, decode=decode)
+
+    def on_failure(self, handler: HandlerT, /) -> HandlerT:
+        """Make a task the failure handler of all tasks that are registered without `on_failure`. Use this method as a decorator.
+
+        If a task fails for good, or expires, its handler is sent with a `FinalFailure` as its only argument. A failure of the handler sends
+        nothing. Raises RegistrationError or ConfigurationError if the task is unsuitable, or the app already has a default handler.
+
+        @app.on_failure
+        @app.task(queue="alerts")
+        async def alert(failure: FinalFailure) -> None: ...
+        """
+        return self._sender.handlers.set_default(handler)
 
     @overload
     def find(self, task: Task[..., R], /, *, key: str) -> Handle[R] | None: ...

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from msgspec import structs
 
-from everbeat.client.database_access import DatabaseMethods
+from everbeat.client.failures import FailureMethods
 from everbeat.client.handle import to_task_id, to_workflow_id
 from everbeat.client.workflow import operations as workflow_operations
 from everbeat.domain.inspection import (
@@ -44,10 +44,11 @@ _limit: Final = whole(1, 100_000)
 _limit_of_workflows: Final = whole(1, 10_000)
 _number: Final = whole(1, 2**63 - 1)
 _order: Final = one_of("sent", "happened")
+_DEAD: Final = frozenset((TaskState.FAILED, TaskState.EXPIRED))
 TaskOrder: TypeAlias = Literal["sent", "happened"]
 
 
-class InspectionMethods(DatabaseMethods):
+class InspectionMethods(FailureMethods):
     """The `App` methods that only read from the database.
 
     Unless stated otherwise, lists are sorted newest first. The age of a heartbeat is measured by the database's clock.
@@ -88,6 +89,25 @@ class InspectionMethods(DatabaseMethods):
     ) -> TaskPage:
         """Async version of `list_tasks` that does not block the running event loop."""
         return await self._arun(_tasks(before=before, order=order, limit=limit, **filters))
+
+    def dead(
+        self, *, before: UUID | str | None = None, limit: int = 100, **filters: Unpack[TaskFilters]
+    ) -> TaskPage:
+        """Return the tasks that FAILED or EXPIRED and were not retried since, the latest failure first.
+
+        The filters are those of `list_tasks`; `state` can be one of the two states. As with `order="happened"`, the call reads only the
+        50,000 latest failures and the 50,000 newest other tasks. `retry` runs a task again. Raises ConfigurationError if a filter is invalid.
+
+        for task in app.dead(queue="mail", error="SMTP_DOWN"):
+            app.retry(task.id)
+        """
+        return self._run("dead", _dead(before=before, limit=limit, **filters))
+
+    async def adead(
+        self, *, before: UUID | str | None = None, limit: int = 100, **filters: Unpack[TaskFilters]
+    ) -> TaskPage:
+        """Async version of `dead` that does not block the running event loop."""
+        return await self._arun(_dead(before=before, limit=limit, **filters))
 
     def list_workers(self, *, ended: bool = True, limit: int = 1_000) -> list[WorkerInfo]:
         """Return up to `limit` workers. Workers that have ended are included unless `ended` is False."""
@@ -268,6 +288,16 @@ def _tasks(
         ),
         limit=_limit(limit, subject="limit"),
     )
+
+
+def _dead(*, before: UUID | str | None, limit: int, **filters: Unpack[TaskFilters]) -> Plan[TaskPage]:
+    given = filters.get("state")
+    states = [*_DEAD] if given is None else _states(given)
+    if not _DEAD.issuperset(states):
+        rule, fix = "must be FAILED or EXPIRED", "use list_tasks for tasks in other states"
+        raise refused(given, subject="state of dead", code="UNKNOWN_CHOICE", rule=rule, fix=fix)
+    filters["state"] = states
+    return _tasks(before=before, order="happened", limit=limit, **filters)
 
 
 def _task_page(query: inspection.TaskQuery, *, limit: int) -> Plan[TaskPage]:

@@ -15,6 +15,7 @@ from everbeat.domain.settings.settings import StandIn, make_or_gather, raise_or_
 from everbeat.domain.settings.units import When, to_when
 from everbeat.domain.task.context import Context
 from everbeat.domain.task.definition import CallCodec, TaskDefinition, encode_any
+from everbeat.domain.task.failure_handler import StoredHandler
 from everbeat.domain.task.policy import TaskOptions
 from everbeat.domain.task.signature import is_async_function, location_of
 from everbeat.domain.typed_json import LARGEST_BYTES, encode_json
@@ -104,7 +105,7 @@ class Registry(Mapping[str, TaskDefinition]):
 
     def __init__(self, sender: CallSender) -> None:
         self._sender = sender
-        self._tasks: dict[str, Task[..., Any]] = {}
+        self._tasks = sender.handlers.tasks
         self.payload_limit = sender.payload_limit
 
     def register(
@@ -127,9 +128,16 @@ class Registry(Mapping[str, TaskDefinition]):
             )
         if options.queue != "default":
             self._sender.require_queue(options.queue, subject=f"queue of task {task.name!r}")
+        if isinstance(options.on_failure, Task):
+            self._sender.handlers.of(task.name, options)
         self._sender.limits.register(task._definition)
         self._tasks[task.name] = task
         return task
+
+    def failure_handlers(self) -> dict[str, StoredHandler]:
+        """Return the failure handlers by the names of their tasks. Raises ConfigurationError if a handler is not registered."""
+        found = {name: self._sender.handlers.of(name, each.options) for name, each in self.items()}
+        return {name: handler for name, handler in found.items() if handler is not None}
 
     def task(self, name: str) -> Task[..., Any] | None:
         """Return the task with this name, or None if the name is not registered."""

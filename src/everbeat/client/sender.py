@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
-import msgspec
 from msgspec import UNSET
 
 from everbeat.client.database_access import refuse_in_loop
+from everbeat.client.failure_handlers import FailureHandlers
 from everbeat.client.handle import Handle, TaskOperations
 from everbeat.client.limit_declarations import LimitDeclarations
 from everbeat.client.limits import LimitBook
 from everbeat.client.queue_limits import QueueLimits
 from everbeat.client.send_call import AroundSend, outgoing, require_room
+from everbeat.client.stored_options import StoredOptions, StoredOptionsOfTasks
 from everbeat.client.task import Call, Task
 from everbeat.client.task_ids import TaskIds
 from everbeat.client.unique_sending import key_moves, require_key, require_plain, send_unique
@@ -30,7 +30,8 @@ from everbeat.domain.settings.settings import refused, shown
 from everbeat.domain.settings.units import milliseconds
 from everbeat.domain.task.argument_digest import digest_of_values
 from everbeat.domain.task.context_backend import NewChild
-from everbeat.domain.task.policy import OnCrash, TaskOptions
+from everbeat.domain.task.failure_handler import StoredHandler
+from everbeat.domain.task.policy import OnCrash
 from everbeat.domain.workflow.graph import TaskSpec
 from everbeat.errors import LimitFull, PayloadError
 from everbeat.errors.wording import nearest
@@ -161,19 +162,18 @@ class CallSender:
     ) -> None:
         self.limits = LimitBook() if limits is None else limits
         self.declarations = LimitDeclarations(operations.database, self.limits)
+        self.handlers = FailureHandlers(self._node_spec)
         self.payload_limit = operations.payload_limit
         self.around_send: list[AroundSend] = []
         self._operations = operations
         self._database = operations.database
         self._ids = TaskIds(SystemClock())
-        self._on_crash: OnCrash = on_crash
-        self._stall_timeout_ms = stall_timeout_ms
+        self._stored = StoredOptionsOfTasks(
+            self.handlers, on_crash=on_crash, stall_timeout_ms=stall_timeout_ms
+        )
         self._queues = frozenset({"default", *(queue.name for queue in queues)} if queues else ())
         self._serial_queues = frozenset(queue.name for queue in queues if queue.serial)
         self._queue_limits = QueueLimits(queues, clock=SystemClock())
-        self._stored: WeakKeyDictionary[Task[..., Any], tuple[bytes | None, bytes | None]] = (
-            WeakKeyDictionary()
-        )
 
     @property
     def ids(self) -> TaskIds:
@@ -288,8 +288,14 @@ class CallSender:
         """Return the specification of the task that a workflow node sends. Raises ConfigurationError in the same cases as a send."""
         call = Call(name=task.name, payload=b"", settings=task._settings, task=task)
         require_plain(task.name, task._settings, what="a workflow node")
-        self.limits.require_waiting(call, what="a workflow node")
-        new = self._new_task(call, is_node=True)
+        return self._node_spec(
+            call, what="a workflow node", handler=self.handlers.of(call.name, task._definition.options)
+        )
+
+    def _node_spec(self, call: Call[Any], *, what: str, handler: StoredHandler | None) -> TaskSpec:
+        """Return the specification of a task whose arguments are not known yet."""
+        self.limits.require_waiting(call, what=what)
+        new = self._new_task(call, options=self._stored.with_handler(handler, call), is_node=True)
         gates, costs = self.limits.node_gates(call)
         return TaskSpec(
             name=new.name,
@@ -420,11 +426,13 @@ class CallSender:
         decode: Callable[[str], Any] = call.task._definition.codec.decode_result
         return Handle(task_id, name=call.name, operations=self._operations, decode=decode, existed=existed)
 
-    def _new_task(self, call: Call[Any], *, is_node: bool = False) -> NewTask:
+    def _new_task(
+        self, call: Call[Any], *, options: StoredOptions | None = None, is_node: bool = False
+    ) -> NewTask:
         settings = call.settings
         self.require_queue(settings.queue, subject=f"queue of task {call.name!r}")
         require_key(call.name, settings)
-        policy, flags = self._stored_options(call)
+        policy, flags = options or self._stored.of(call)
         gates = NO_GATES if is_node else self.limits.gates(call)
         return NewTask(
             id=self._ids.next(),
@@ -470,25 +478,3 @@ class CallSender:
         rule = f"is not one of the queues that this app declares: {', '.join(sorted(self._queues))}"
         fix = f"use {guess!r}" if guess else f"add QueueConfig({name!r}) to App(queues=...)"
         raise refused(name, subject=subject, code="UNKNOWN_QUEUE", rule=rule, fix=fix)
-
-    def _stored_options(self, call: Call[Any]) -> tuple[bytes | None, bytes | None]:
-        """Return the policy and flags to store with a task, so that recovery does not need the user's code."""
-        if call.task is not None and (known := self._stored.get(call.task)) is not None:
-            return known
-        plain = TaskOptions() if call.task is None else call.task._definition.options
-        options = plain.given(timeout=call.settings.timeout, retry=call.settings.retry)
-        if options == plain:
-            options = plain  # nothing is stored, so the worker uses the options of its own definition
-        flags: Mapping[str, bool] = options.flag_values
-        # A send by name without options must not replace the registered policy with one that contains only the app's stall_timeout.
-        decides = call.task is not None or options is not plain or self._on_crash != "fail"
-        policy = options.stored(
-            on_crash=self._on_crash, stall_timeout_ms=self._stall_timeout_ms if decides else None
-        )
-        stored = (
-            policy.to_json() or (None if options is plain else b"{}"),
-            msgspec.json.encode(dict(flags)) if flags else None,
-        )
-        if call.task is not None:
-            self._stored[call.task] = stored
-        return stored

@@ -189,6 +189,42 @@ class TaskPage(list[TaskSummary]):
         self.continue_before = continue_before
 
 
+class FailureGroup(msgspec.Struct, frozen=True):
+    """The FAILED and EXPIRED tasks with the same name, error code and exception class (`type`).
+
+    `count` is their number, and `expired` how many of them are EXPIRED. The failures happened from `first_at` to `last_at`. `message` is
+    the start of the message of the latest failure, whose task is `example_id`.
+    """
+
+    name: str
+    code: str
+    type: str
+    count: int
+    expired: int
+    first_at: datetime
+    last_at: datetime
+    example_id: UUID
+    message: str
+
+
+class FailurePage(list[FailureGroup]):
+    """A list of groups of failures. If more tasks failed than were examined, `continue_before` is not None.
+
+    `examined` is then the number of the latest failures that were examined. To group the earlier ones, pass `continue_before` as `before`.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[FailureGroup] = (),
+        *,
+        examined: int | None = None,
+        continue_before: datetime | None = None,
+    ) -> None:
+        super().__init__(groups)
+        self.examined = examined
+        self.continue_before = continue_before
+
+
 class TaskInfo(TaskSummary, frozen=True):
     """All details of one task. `arguments` and `result` are plain JSON values.
 

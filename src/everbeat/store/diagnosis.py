@@ -195,6 +195,15 @@ def failures(*, within_s: int, most: int) -> Statement[list[RecentFailures]]:
     return Statement("inspect/list_failures", parameters, rows.each(RecentFailures))
 
 
+def unsent_handlers(*, within_s: int, most: int) -> Statement[list[UUID]]:
+    """Return the tasks that failed in the last `within_s` seconds, at most an hour, and whose failure handler was not sent.
+
+    Only the newest `most` failed tasks are examined.
+    """
+    parameters = {"within_ms": within_s * 1_000, "most": most}
+    return Statement("inspect/list_unsent_handlers", parameters, rows.first_column)
+
+
 def oldest_records() -> Statement[Oldest]:
     """Return the age of the oldest records that retention can delete."""
 

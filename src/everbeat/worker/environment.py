@@ -13,6 +13,7 @@ from everbeat.config import RecoveryConfig, WorkerConfig, processors
 from everbeat.domain.recovery.hooks import HookSet
 from everbeat.domain.schedule.model import Declared
 from everbeat.domain.task.definition import TaskDefinition
+from everbeat.domain.task.failure_handler import StoredHandler
 from everbeat.domain.task.middleware import Middleware
 from everbeat.domain.task.policy import OnCrash, RunIn, StoredPolicy
 from everbeat.hints.topics import MessagesWritten
@@ -33,7 +34,8 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
 
     `task_process_argv` is the command that starts a task process. `stop_grace_s` is how many seconds the code in a task process
     gets between a stop request and SIGKILL. `on_loop_ending` is called when the program ends the worker's event loop. It is set
-    only for a worker that must keep running until its owner stops it (see `TaskScope`). `schedules` are those that the app's code declares.
+    only for a worker that must keep running until its owner stops it (see `TaskScope`). `schedules` are those that the app's code declares,
+    and `failure_handlers` those of the task functions, by the function's name.
     """
 
     target: Target
@@ -51,6 +53,7 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
     schedules: Declared | None = None
     middleware: Middleware = Middleware()
     resources: ResourceSet = field(default_factory=ResourceSet)
+    failure_handlers: Mapping[str, StoredHandler] = field(default_factory=dict)
 
     @property
     def queues(self) -> Sequence[str] | None:
@@ -78,7 +81,11 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
     def policies(self) -> dict[str, StoredPolicy]:
         """Return, by task name, the policy for tasks without a stored policy. Programs that do not know the function send such tasks."""
         return {
-            name: each.options.stored(on_crash=self.on_crash, stall_timeout_ms=self.stall_timeout_ms)
+            name: each.options.stored(
+                on_crash=self.on_crash,
+                stall_timeout_ms=self.stall_timeout_ms,
+                handler=self.failure_handlers.get(name),
+            )
             for name, each in self.definitions.items()
         }
 

@@ -51,6 +51,7 @@ class CheckCode(StrEnum):
     LIMITS = "LIMITS"
     SUSPECTS = "SUSPECTS"
     FAILURES = "FAILURES"
+    HANDLERS = "HANDLERS"
     RETENTION = "RETENTION"
     STUCK = "STUCK"
     BAD_ROWS = "BAD_ROWS"

@@ -324,6 +324,21 @@ def judge_failures(found: Sequence[RecentFailures]) -> Check:
     return CheckCode.FAILURES.warn(f"{head} failed in the last {window} ({rate}): {'; '.join(kinds)}", fix)
 
 
+HANDLERS_WINDOW_S: Final = 3_600
+"""Retention keeps records for at least this long. So a handler that was sent for a failure within this time still has its row."""
+
+
+def judge_handlers(found: Sequence[UUID]) -> Check:
+    """Judge whether the failure handlers of the tasks that failed in the last hour were sent."""
+    if not found:
+        return CheckCode.HANDLERS.ok(
+            "the failure handlers of all tasks that failed in the last hour were sent"
+        )
+    text = f"the failure handlers of {counted(len(found), 'task')} that failed in the last hour were not sent: {some([*map(str, found)])}"
+    fix = "the stored policies of these tasks are unusable, as after a change by hand; see the reasons in PostgreSQL's log."
+    return CheckCode.HANDLERS.warn(text, fix)
+
+
 def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 import msgspec.structs
+from msgspec import UNSET
 
 from everbeat.domain.limit.options import concurrency, costs, limit_names
 from everbeat.domain.settings.checks import (
@@ -32,6 +33,7 @@ from everbeat.domain.settings.units import (
     span_or_never,
     spelled_duration,
 )
+from everbeat.domain.task.failure_handler import OnFailure, StoredHandler, on_failure
 from everbeat.domain.task.retry import BackoffStrategy, RetryPolicy, delay_seconds
 from everbeat.domain.task.uniqueness import (
     OnDuplicate,
@@ -76,7 +78,8 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The policy that is stored with a task, so that any process can recover the task.
 
     If `max_crashes` or `max_losses` is None, the limit of the recovering app applies. `retries_bound` means that `on_crash` is the
-    app's default. A failure that `retry_for` lists is then retried at most `max_retries` times.
+    app's default. A failure that `retry_for` lists is then retried at most `max_retries` times. `on_failure` is the task that PostgreSQL
+    sends when this task fails for good.
     """
 
     max_retries: int = 0
@@ -95,6 +98,7 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_retry_later: int = 100
     ignore_result: bool = False
     keep_result_ms: int | None = None
+    on_failure: StoredHandler | None = None
 
     def lists(self, reasons: Iterable[str]) -> bool:
         """Return whether the policy retries a failure with one of these reasons."""
@@ -175,6 +179,8 @@ class TaskOptions(Settings):
     - `ignore_result`: do not store the function's return value.
     - `keep_result_for`: how long to store the result after the task completed. None keeps it as long as the task's record.
     - `exception_codes`: a mapping from exception classes to error codes.
+    - `on_failure`: the task, or the name of a task, that runs when a task of this function fails for good. Its only argument is a
+      `FinalFailure`. None sends no such task. If omitted, the handler of `App.on_failure` applies.
     - `unique_for`, `on_duplicate` and `at_latest`: apply to sends with a key. See `SendSettings`.
     """
 
@@ -223,6 +229,7 @@ class TaskOptions(Settings):
     exception_codes: Mapping[type[BaseException], str] = field(
         default_factory=dict, metadata=by(exception_codes), hash=False
     )
+    on_failure: OnFailure = field(default=UNSET, metadata=by(on_failure), hash=False)
     unique_for: UniqueFor = field(default="live", metadata=by(unique_for))
     on_duplicate: OnDuplicate = field(default="existing", metadata=by(on_duplicate))
     at_latest: Duration | None = field(default=None, metadata=by(optional(at_latest, none="sets no limit")))
@@ -261,8 +268,14 @@ class TaskOptions(Settings):
         listed = () if self.retry is None else self.retry.reasons
         return tuple(code for code in (WORKER_CRASHED, TASK_STALLED) if code in listed)
 
-    def stored(self, *, on_crash: OnCrash, stall_timeout_ms: int | None = None) -> StoredPolicy:
-        """Return the policy to store with each task. The arguments are the app's defaults."""
+    def stored(
+        self,
+        *,
+        on_crash: OnCrash,
+        stall_timeout_ms: int | None = None,
+        handler: StoredHandler | None = None,
+    ) -> StoredPolicy:
+        """Return the policy to store with each task, with its failure handler. The other arguments are the app's defaults."""
         retry = self.retry
         chosen = self.on_crash or on_crash
         caps = {
@@ -276,6 +289,7 @@ class TaskOptions(Settings):
             "keep_result_ms": _milliseconds(self.keep_result_for),
             "timeout_ms": self.timeout_ms,
             "stall_timeout_ms": stall_timeout_ms if self.stall_timeout is None else self.stall_timeout_ms,
+            "on_failure": handler,
         }
         if retry is None:
             return StoredPolicy(**caps)  # type: ignore[arg-type]

@@ -1,0 +1,39 @@
+"""Statements that group failed tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from everbeat.domain.inspection import FailureGroup, FailurePage
+from everbeat.domain.settings.units import When
+from everbeat.store.inspection import moment_or_age
+from everbeat.store.rows import Row
+from everbeat.store.statement import Statement
+
+MOST_GROUPED: Final = 10_000
+"""How many FAILED tasks, and how many of the newest tasks, a list of groups examines. Their errors with tracebacks take some kilobytes each."""
+
+
+def failure_groups(
+    *,
+    name: str | None = None,
+    queue: str | None = None,
+    since: When | None = None,
+    before: datetime | None = None,
+    limit: int,
+    most: int = MOST_GROUPED,
+) -> Statement[FailurePage]:
+    """Group the tasks that FAILED or EXPIRED by name, error code and class, the latest group first.
+
+    At most `most` FAILED tasks are examined, and the EXPIRED tasks among the `most` newest tasks.
+    """
+    parameters = {"name": name, "queue": queue, "before": before, "limit": limit, "most": most}
+
+    def read(found: Sequence[Row]) -> FailurePage:
+        groups = [FailureGroup(*row[:9]) for row in found if row[0] is not None]
+        before = found[0][9]
+        return FailurePage(groups, examined=None if before is None else most, continue_before=before)
+
+    return Statement("inspect/group_failures", parameters | moment_or_age(since), read)
