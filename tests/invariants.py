@@ -459,6 +459,25 @@ _HISTORY: Final = (
           or exists (select from {schema}.recoveries r where r.task_id = h.id)
           or h.ended_at is distinct from greatest(h.completed_at, h.failed_at, h.cancelled_at, h.expired_at)""",
 )
+_LABELS: Final = (
+    "I36",
+    "each task and workflow has exactly its labels in the search index",
+    """with labelled as (
+           select id, labels from {schema}.all_tasks where jsonb_typeof(labels) = 'object'
+           union all
+           select id, labels from {schema}.workflows where jsonb_typeof(labels) = 'object'
+       ), due as (
+           select l.id, e.key, e.value from labelled l cross join lateral jsonb_each_text(l.labels) e
+       )
+       select coalesce(d.id, l.id), coalesce(d.key, l.key), d.id is null as is_surplus
+       from due d
+       full join {schema}.labels l on l.id = d.id and l.key = d.key and l.value = d.value
+       where l.id is null or d.id is null and (
+           exists (select from {schema}.all_tasks t where t.id = l.id) or exists (select from {schema}.workflows w where w.id = l.id)
+       )""",
+)
+_HAS_LABELS: Final = """exists (select from {schema}.labels) or exists (select from {schema}.tasks where labels is not null)
+    or exists (select from {schema}.history where labels is not null) or exists (select from {schema}.workflows where labels is not null)"""
 _RECORDS: Final = "(select x.* from {{schema}}.{0} x union all select x.* from {{schema}}.history h cross join lateral unnest(h.{0}) x)"
 _BOTH: Final = {
     "{schema}.tasks": "{schema}.all_tasks",
@@ -498,6 +517,17 @@ def line_breaches(connection: Connection[Any], schema: str, *, history: bool = T
     return found
 
 
+def label_breaches(connection: Connection[Any], schema: str) -> list[Breach]:
+    """Return the labels that are missing in the search index, or that are there although their task does not have them."""
+    if connection.execute("select to_regclass(%s)", [f'"{schema}".labels']).fetchone() == (None,):
+        return []  # the schema is older
+    if not _present(connection, schema, [_HAS_LABELS])[0]:
+        return []
+    number, rule, query = _LABELS
+    rows = connection.execute(sql.SQL(query).format(schema=sql.Identifier(schema))).fetchall()
+    return [Breach(number, rule, tuple(rows[:5]))] if rows else []
+
+
 def settled_line_breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     """Apply all noted changes, and return the broken invariants of lines and gates, including permits that no lease holds.
 
@@ -529,6 +559,7 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
         rows = connection.execute(sql.SQL(text).format(schema=sql.Identifier(schema))).fetchall()
         if rows:
             found.append(Breach(number, rule, tuple(rows[:5])))
+    found += label_breaches(connection, schema)
     legal = {(move.old.value if move.old else None, move.new.value) for move in TRANSITIONS}
     moves = connection.execute(
         sql.SQL("select task_id, old, new from {}.audit where old is distinct from new").format(

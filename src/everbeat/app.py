@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 from weakref import WeakSet
 
@@ -38,14 +37,13 @@ from everbeat.client.sender import CallSender
 from everbeat.client.surrounding_methods import SurroundingMethods, Surroundings
 from everbeat.client.task import AsyncTask, Call, SyncTask
 from everbeat.client.workflow.definition import (
-    Workflow,
-    WorkflowDecorator,
     WorkflowDefinition,
-    definition_decorator,
 )
 from everbeat.client.workflow.sender import WorkflowSender
+from everbeat.client.workflow_methods import WorkflowMethods
 from everbeat.config import QueueConfig, RecoveryConfig, WorkerConfig, WorkerSettings
 from everbeat.domain.inspection import SweepResult
+from everbeat.domain.labels import Labels
 from everbeat.domain.limit.options import Limit
 from everbeat.domain.settings.checks import exception_codes as checked_codes
 from everbeat.domain.settings.checks import one_of, public, reporting_wrong_calls, switch_or
@@ -57,7 +55,6 @@ from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.policy import OnCrash, TaskOptions, with_retry_of_app
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.uniqueness import OnDuplicate, UniqueFor
-from everbeat.domain.workflow.graph import OnError
 from everbeat.errors.wording import amount
 from everbeat.nats.options import NatsConfig
 from everbeat.store.address import NOWHERE, AutoMigrate, DatabaseAddress
@@ -73,7 +70,15 @@ R = TypeVar("R")
 
 
 @public
-class App(TaskMethods, ScheduleMethods, LimitMethods, SurroundingMethods, InspectionMethods, OperatorMethods):
+class App(
+    TaskMethods,
+    WorkflowMethods,
+    ScheduleMethods,
+    LimitMethods,
+    SurroundingMethods,
+    InspectionMethods,
+    OperatorMethods,
+):
     """A set of tasks and the database that stores them. An app can be shared by threads and event loops, and can be used after a fork.
 
     Most blocking methods have an async counterpart whose name begins with `a`. The app opens no connection before its first use.
@@ -171,11 +176,6 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, SurroundingMethods, Inspec
         """Return a mapping from the names of the registered tasks to their definitions."""
         return self._registry
 
-    @property
-    def workflows(self) -> Mapping[str, WorkflowDefinition[..., Any]]:
-        """Return a mapping from the names of the defined workflows to their definitions."""
-        return MappingProxyType(self._workflows)
-
     @overload
     def task(self, function: OpenFirst[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
@@ -213,6 +213,7 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, SurroundingMethods, Inspec
         limits: Sequence[str] = (),
         costs: Mapping[str, int] = ...,
         concurrency: int | None = None,
+        labels: Labels = ...,
         exception_codes: Mapping[type[BaseException], str] = ...,
         on_failure: SyncTask[..., Any] | AsyncTask[..., Any] | str | None = ...,
         unique_for: UniqueFor = "live",
@@ -279,30 +280,6 @@ class App(TaskMethods, ScheduleMethods, LimitMethods, SurroundingMethods, Inspec
         """Async version of `send_by_name` that does not block the running event loop."""
         call = call_by_name(self._registry, name, arguments, when=when, options=options)
         return await self._sender.asend(call)
-
-    def workflow(self, name: str, *, on_error: OnError = "fail") -> Workflow:
-        """Return an empty workflow to which you can add nodes. Raises ConfigurationError if an argument is invalid.
-
-        `on_error` determines how the workflow reacts to a failed node. With "fail", the nodes that do not depend on the failed node still
-        run, and then the workflow fails. With "pause", no further node starts. With "continue", the workflow ignores failures.
-
-        wf = app.workflow("order")
-        wf.add(pack, wf.add(charge, order).result)
-        """
-        return Workflow(name, on_error=on_error, backend=self._workflow_sender)
-
-    def define_workflow(self, name: str, *, on_error: OnError = "fail") -> WorkflowDecorator:
-        """Register a function that adds the nodes of a workflow. Use this method as a decorator.
-
-        Raises RegistrationError if the function is unsuitable or the name is taken, and ConfigurationError if an argument is invalid.
-
-        @app.define_workflow("order")
-        def order(wf: Workflow, order_id: int) -> Node[str]:
-            return wf.add(pack, wf.add(charge, order_id).result)
-        """
-        return definition_decorator(
-            name, on_error=on_error, backend=self._workflow_sender, known=self._workflows
-        )
 
     def sweep_stale_workers(
         self,

@@ -37,3 +37,4 @@ from everbeat.domain.schedule.inspection import ScheduleFilters as ScheduleFilte
 from everbeat.domain.schedule.inspection import ScheduleInfo as ScheduleInfo
 from everbeat.domain.schedule.inspection import TickInfo as TickInfo
 from everbeat.domain.task.states import TASK_TERMINAL_STATES as TASK_TERMINAL_STATES
+from everbeat.domain.task.states import VirtualState as VirtualState

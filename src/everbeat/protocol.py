@@ -340,7 +340,7 @@ class TellHooks(ProcessMessage, frozen=True):
 
 
 class RunAttempt(ProcessMessage, frozen=True):
-    """Run this attempt. `args` are the task's arguments as JSON text."""
+    """Run this attempt. `args` and `labels` are the task's arguments and labels as JSON text."""
 
     task_id: UUID
     claim_id: UUID
@@ -354,6 +354,7 @@ class RunAttempt(ProcessMessage, frozen=True):
     checkpoint: str | None = None
     tick: datetime | None = None
     retries_left: int | None = None
+    labels: str | None = None
 
 
 class LeaveIdle(ProcessMessage, frozen=True):

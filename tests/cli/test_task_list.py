@@ -9,8 +9,10 @@ from datetime import timedelta
 
 import pytest
 
-from everbeat import App
+from everbeat import App, TaskState
+from everbeat.cli.tasks import ListedState
 from everbeat.errors import ConfigurationError
+from everbeat.inspection import VirtualState
 from everbeat.store import leases
 from everbeat.store.target import Target
 from tests.cli.conftest import Command
@@ -145,3 +147,50 @@ def test_a_time_without_a_time_zone_is_refused_with_a_valid_form(db: StoreHarnes
     answer = everbeat("tasks", "list", "--since", "2030-01-31").assert_code(2)
     assert "2030-01-31T00:00:00Z" in answer.err
     assert listed(everbeat, "--since", "2030-01-31T00:00:00Z") == []
+
+
+def test_tasks_are_sent_found_and_shown_with_their_labels(
+    app: App, db: StoreHarness, everbeat: Command
+) -> None:
+    sent = [
+        everbeat("send", "--url", db.target.url, "--schema", app.schema, "charge", "n=1", *labels, "--json")
+        .assert_code(0).document["id"]
+        for labels in (("--label", "tenant=42", "--label", "team=billing"), ("--label", "tenant=a=b"), ())
+    ]  # fmt: skip
+    assert listed(everbeat, "--label", "tenant=42") == [sent[0]]
+    assert listed(everbeat, "--label", "tenant=42", "--label", "team=sales") == []
+    assert listed(everbeat, "--label", "tenant=a=b") == [sent[1]]
+    assert {*listed(everbeat, "--label", "tenant")} == {sent[0], sent[1]}
+    assert len(listed(everbeat, "--arguments-contain", '"n":1')) == 3
+    assert listed(everbeat, "--until", "1h") == []
+    assert listed(everbeat, "--state", "retrying", "--state", "OVERDUE") == []
+    assert "labels       team=billing, tenant=42" in re.sub(
+        r"labels +", "labels       ", everbeat("tasks", "show", sent[0]).assert_code(0).out
+    )
+    shown = everbeat("tasks", "show", sent[0], "--json").assert_code(0).document
+    assert shown["labels"] == {"team": "billing", "tenant": "42"}
+    page = everbeat("tasks", "list", "--label", "tenant", "--json").assert_code(0).document
+    assert page["unindexed"] == ["labels"]
+    assert everbeat("workflows", "list", "--label", "tenant=42", "--json").document == {"workflows": []}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("tasks", "list", "--label", "a=1", "--label", "a=2"), "twice"),
+        (("tasks", "list", "--label", "a b=1"), "--label"),
+        (("tasks", "list", "--state", "retryin"), "retrying"),
+        (("send", "charge", "--label", "tenant"), "no value"),
+        (("send", "charge", "--label", "_tenant=1"), "--label"),
+    ],
+)
+def test_invalid_labels_of_a_command_are_refused(
+    app: App, db: StoreHarness, everbeat: Command, words: tuple[str, ...], said: str
+) -> None:
+    answer = everbeat(*words, "--url", db.target.url, "--schema", app.schema)
+    answer.assert_code(2)
+    assert said in answer.err
+
+
+def test_the_state_filter_offers_each_state_and_virtual_state() -> None:
+    assert [each.value for each in ListedState] == [*TaskState, *VirtualState]

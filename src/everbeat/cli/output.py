@@ -439,6 +439,11 @@ def brief(text: str, *, limit: int = 100) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
+def shown_labels(labels: Mapping[str, str]) -> str | None:
+    """Return the labels on one line, such as `team=billing, tenant=42`, or None if there are none."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or None
+
+
 def compact_json(value: object) -> str:
     """Return a value as JSON on one line."""
     return visible_json(msgspec.json.encode(value, enc_hook=_plain).decode())

@@ -94,6 +94,14 @@ SinceOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--since", metavar="WHEN", help="Since 2030-01-31T12:00:00Z, or within the last 10m."),
 ]
+UntilOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--until", metavar="WHEN", help="Before 2030-01-31T12:00:00Z, or earlier than 10m ago."),
+]
+LabelFilterOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY[=VALUE]", help="With this label; can be repeated."),
+]
 TaskIdArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)
 ]
@@ -219,8 +227,8 @@ def moment_or_length(text: str, *, option: str) -> datetime | timedelta:
         raise ConfigurationError([replace(error.problems[0], fix=fix, shell_fix=None)]) from None
 
 
-def to_past(text: str | None) -> When | None:
-    """Parse the value of --since: a point in time, or a duration that ends now.
+def to_past(text: str | None, *, option: str = "--since") -> When | None:
+    """Parse the value of --since or --until: a point in time, or a duration that ends now.
 
     Raises:
         typer.BadParameter: The text is not a valid time.
@@ -229,13 +237,24 @@ def to_past(text: str | None) -> When | None:
     if text is None:
         return None
     if len(text) >= len("2030-01-31") and "-" in text:
-        return to_moment(text, option="--since")
+        return to_moment(text, option=option)
     try:
-        return timedelta(seconds=to_seconds(text, subject="--since"))
+        return timedelta(seconds=to_seconds(text, subject=option))
     except ConfigurationError as error:
         raise ConfigurationError(
             [replace(problem, fix=_FORMS, shell_fix=None) for problem in error.problems]
         ) from None
+
+
+def labels_sought(given: Sequence[str] | None) -> dict[str, str | None]:
+    """Parse the values of --label: KEY=VALUE, or KEY for any value. Raises typer.BadParameter if a key is given twice."""
+    found: dict[str, str | None] = {}
+    for each in given or ():
+        key, equals, value = each.partition("=")
+        if key in found:
+            raise typer.BadParameter(f"--label gives the key {key!r} twice: a task has one value for a key.")
+        found[key] = value if equals else None
+    return found
 
 
 T = TypeVar("T")

@@ -15,7 +15,15 @@ from msgspec.structs import replace
 from everbeat.app import App
 from everbeat.cli.failures import ExitCode, Form, show_failure
 from everbeat.cli.output import say, show_json
-from everbeat.cli.selection import AppOption, JsonOption, SchemaOption, UrlOption, selected_app, to_moment
+from everbeat.cli.selection import (
+    AppOption,
+    JsonOption,
+    SchemaOption,
+    UrlOption,
+    labels_sought,
+    selected_app,
+    to_moment,
+)
 from everbeat.cli.tasks import task_document, wait_for
 from everbeat.client.handle import Handle
 from everbeat.client.options import SendOptions
@@ -45,7 +53,7 @@ _EXAMPLES: Final = {
     "array": "'[1, 2]'",
     "object": "'{\"a\": 1}'",
 }
-_OPTIONS: Final = {"limits": "limit", "costs": "cost"}
+_OPTIONS: Final = {"limits": "limit", "costs": "cost", "labels": "label"}
 _MOST_DIGITS: Final = 18
 """More digits than any valid cost has. Python refuses to read thousands of digits."""
 _WORDS_HELP: Final = "[LOCATOR] NAME, then arguments as parameter=value. A value that is not JSON is text."
@@ -87,6 +95,11 @@ CostsOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("--cost", metavar="NAME=N", help="The permits that it takes of a limit.")
 ]
 
+LabelsOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY=VALUE", help="A label of the task; can be repeated."),
+]
+
 
 @commands.command()
 def send(
@@ -107,6 +120,7 @@ def send(
     serial: SerialOption = None,
     limits: LimitsOption = None,
     costs: CostsOption = None,
+    labels: LabelsOption = None,
     delay: DelayOption = None,
     good_until: GoodUntilOption = None,
     timeout: Annotated[
@@ -135,6 +149,7 @@ def send(
     options = _options(
         queue=queue, priority=priority, key=key, unique_for=unique_for, on_duplicate=on_duplicate, at_latest=at_latest,
         serial=serial, good_until=good_until, timeout=timeout, limits=_limits(limits or []), costs=_costs(costs or []),
+        labels=_labels(labels),
     )  # fmt: skip
     wait_s = None if wait_timeout is None else to_seconds(wait_timeout, subject="--wait-timeout")
     when = None if delay is None else timedelta(seconds=to_seconds(delay, subject="--delay"))
@@ -219,6 +234,15 @@ def _costs(given: list[str]) -> dict[str, int]:
             raise typer.BadParameter(f"--cost {each!r} has no number: write it as {name or 'NAME'}=2.")
         _require_once(name, found, option="--cost")
         found[name] = int(number[:_MOST_DIGITS])
+    return found
+
+
+def _labels(given: list[str] | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in labels_sought(given).items():
+        if value is None:
+            raise typer.BadParameter(f"--label {key!r} has no value: write it as {key or 'KEY'}=42.")
+        found[key] = value
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from math import ceil, inf
 from time import monotonic
 from typing import Annotated, Final, Literal, TypeAlias
@@ -31,6 +32,7 @@ from everbeat.cli.output import (
     show_json,
     show_pairs,
     show_rows,
+    shown_labels,
     state,
     stderr_console,
 )
@@ -38,24 +40,33 @@ from everbeat.cli.queues import add_listing, add_pausing
 from everbeat.cli.recoveries import show_recoveries
 from everbeat.cli.selection import (
     Done,
+    LabelFilterOption,
     LimitOption,
     ShortIds,
     SinceOption,
     TaskIdArgument,
+    UntilOption,
     for_each,
     full_target_id,
     full_task_id,
     full_worker_id,
     full_workflow_id,
+    labels_sought,
     short_ids,
     to_past,
     with_app,
 )
 from everbeat.domain.explain.reasons import retry_of_step
-from everbeat.domain.inspection import AttemptInfo, CancelVerdict, TaskInfo, TaskPage, TaskSummary
+from everbeat.domain.inspection import (
+    AttemptInfo,
+    CancelVerdict,
+    TaskInfo,
+    TaskPage,
+    TaskSummary,
+)
 from everbeat.domain.settings.units import Duration, to_seconds
 from everbeat.domain.task.signature import Needs
-from everbeat.domain.task.states import TaskState
+from everbeat.domain.task.states import TaskState, VirtualState
 from everbeat.errors import TaskError, TaskNotFound, TaskNotRetryable, WaitTimeout
 from everbeat.errors.wording import amount, on_one_line
 from everbeat.runtime.clock import SystemClock
@@ -101,6 +112,7 @@ def _facts(task: TaskInfo) -> Iterator[tuple[str, str | Text | None]]:
     yield "priority", str(task.priority)
     yield "key", task.key
     yield "flags", compact_json(task.flags) if task.flags else None
+    yield "labels", shown_labels(task.labels)
     yield "attempt", str(task.attempt)
     counted = (
         (task.retry_count, "retry", "retries"),
@@ -186,6 +198,36 @@ ErrorFilterOption: TypeAlias = Annotated[
     str | None, typer.Option("--error", metavar="CODE", help="Failed with this code or exception class.")
 ]
 
+ArgumentsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--arguments-contain", metavar="TEXT", help="With this text in the JSON of its arguments."),
+]
+_FILTERS: Final = {
+    "workflow_id": "--workflow",
+    "since": "--since",
+    "until": "--until",
+    "labels": "--label",
+    "arguments_contain": "--arguments-contain",
+}
+
+
+class ListedState(StrEnum):
+    """The states and virtual states by which a list can be filtered."""
+
+    PENDING = TaskState.PENDING
+    CLAIMED = TaskState.CLAIMED
+    RUNNING = TaskState.RUNNING
+    COMPLETED = TaskState.COMPLETED
+    FAILED = TaskState.FAILED
+    CANCELLED = TaskState.CANCELLED
+    EXPIRED = TaskState.EXPIRED
+    RETRYING = VirtualState.RETRYING
+    SCHEDULED = VirtualState.SCHEDULED
+    SUSPENDED = VirtualState.SUSPENDED
+    SUSPECT = VirtualState.SUSPECT
+    OVERDUE = VirtualState.OVERDUE
+
+
 _COUNTDOWN_S: Final = 120
 _CANCELLED: Final = {
     CancelVerdict.CANCELLED: "cancelled",
@@ -200,12 +242,12 @@ def list_tasks(
     app: App,
     *,
     states: Annotated[
-        list[TaskState] | None,
+        list[ListedState] | None,
         typer.Option(
             "--state",
             metavar="STATE",
             case_sensitive=False,
-            help=f"In this state; can be repeated: {', '.join(TaskState).lower()}.",
+            help=f"In this state; can be repeated: {', '.join(ListedState).lower()}.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="TASK", help="With this name.")] = None,
@@ -216,8 +258,11 @@ def list_tasks(
     ] = None,
     parent: Annotated[str | None, typer.Option("--parent", metavar="ID", help="Sent by this task.")] = None,
     since: SinceOption = None,
+    until: UntilOption = None,
+    labels: LabelFilterOption = None,
     worker: WorkerFilterOption = None,
     error: ErrorFilterOption = None,
+    arguments_contain: ArgumentsOption = None,
     before: Annotated[
         str | None, typer.Option("--before", metavar="ID", help="The page after this task in the list.")
     ] = None,
@@ -233,7 +278,7 @@ def list_tasks(
     The list covers tasks in flight, the 50,000 latest failures, and the 50,000 newest others. Older tasks are listed
     with --order sent.
     """
-    with named_as_options({"workflow_id": "--workflow", "since": "--since"}):
+    with named_as_options(_FILTERS):
         found = app.list_tasks(
             state=states or None,
             name=name,
@@ -243,6 +288,9 @@ def list_tasks(
             parent=full_task_id(app, parent),
             before=full_task_id(app, before),
             since=to_past(since),
+            until=to_past(until, option="--until"),
+            labels=labels_sought(labels),
+            arguments_contain=arguments_contain,
             worker=full_worker_id(app, worker),
             error=error,
             order=order,
@@ -250,7 +298,14 @@ def list_tasks(
         )
     if as_json:
         tasks = [task_document(task) for task in found]
-        show_json({"tasks": tasks, "examined": found.examined, "continue_before": found.continue_before})
+        show_json(
+            {
+                "tasks": tasks,
+                "examined": found.examined,
+                "continue_before": found.continue_before,
+                "unindexed": found.unindexed,
+            }
+        )
         return
     show_page(app, found, limit=limit, again="--order sent")
 

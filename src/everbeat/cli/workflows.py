@@ -30,18 +30,22 @@ from everbeat.cli.output import (
     show_json,
     show_pairs,
     show_rows,
+    shown_labels,
     state,
     state_style,
     stdout_console,
 )
 from everbeat.cli.selection import (
     Done,
+    LabelFilterOption,
     LimitOption,
     ShortIds,
     SinceOption,
+    UntilOption,
     for_each,
     full_task_id,
     full_workflow_id,
+    labels_sought,
     short_ids,
     to_past,
     with_app,
@@ -135,6 +139,7 @@ def _facts(seen: _Snapshot) -> Iterator[tuple[str, str | Text | None]]:
     yield "on error", info.on_error
     yield "parent", None if info.parent_id is None else str(info.parent_id)
     yield "started by task", None if info.parent_task_id is None else str(info.parent_task_id)
+    yield "labels", shown_labels(info.labels)
     yield "output", info.output
     yield (
         "result",
@@ -202,7 +207,12 @@ WorkflowIdsArgument: TypeAlias = Annotated[
 ]
 _MOST_NAMED: Final = 20
 _NOT_LISTED: Final = ("output", "result")
-_OPTIONS: Final = {"list_workflows.limit": "--limit", "list_workflows.state": "--state"}
+_OPTIONS: Final = {
+    "list_workflows.limit": "--limit",
+    "list_workflows.state": "--state",
+    "list_workflows.labels": "--label",
+    "until": "--until",
+}
 
 
 @commands.command("list")
@@ -228,6 +238,8 @@ def list_workflows(
         bool, typer.Option("--children", help="Include workflows that are nodes of others.")
     ] = False,
     since: SinceOption = None,
+    until: UntilOption = None,
+    labels: LabelFilterOption = None,
     limit: LimitOption = 50,
     as_json: bool,
 ) -> None:
@@ -240,6 +252,8 @@ def list_workflows(
             parent=full_task_id(app, parent),
             children=children,
             since=to_past(since),
+            until=to_past(until, option="--until"),
+            labels=labels_sought(labels),
             limit=limit,
         )
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final, Literal, TypeAlias, Unpack
 from uuid import UUID
 
@@ -20,10 +21,12 @@ from everbeat.domain.inspection import (
     SupervisorInfo,
     TaskFilters,
     TaskPage,
+    TaskSummary,
     WorkerInfo,
     WorkerStateInfo,
     WorkflowFilters,
 )
+from everbeat.domain.labels import sought_labels
 from everbeat.domain.settings.checks import (
     one_of,
     remark,
@@ -34,7 +37,7 @@ from everbeat.domain.settings.checks import (
 )
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, When, to_milliseconds, to_utc, to_when
-from everbeat.domain.task.states import TaskState
+from everbeat.domain.task.states import TaskState, VirtualState
 from everbeat.domain.workflow.states import WorkflowInfo, WorkflowState
 from everbeat.errors.wording import nearest
 from everbeat.store import inspection
@@ -71,9 +74,9 @@ class InspectionMethods(FailureMethods):
         tasks in flight, the 50,000 latest failures, and the 50,000 newest other tasks. To get the next page, pass the last id of the
         previous page as `before`.
 
-        A call examines at most 50,000 tasks, or `limit` if that is more. If older tasks might match, `continue_before` of the result
-        is not None (see `TaskPage`). A call that lists only live states examines all live tasks. Raises ConfigurationError if a filter
-        is invalid.
+        A call examines at most 50,000 tasks, or `limit` if that is more; with `arguments_contain`, 10,000. If older tasks might match,
+        `continue_before` of the result is not None (see `TaskPage`). A call that lists only live states examines all live tasks. With
+        `labels`, only the tasks with the rarest of these labels are examined. Raises ConfigurationError if a filter is invalid.
 
         app.list_tasks(state="FAILED", queue="mail", since=timedelta(hours=1), order="happened")
         """
@@ -268,13 +271,19 @@ def _tasks(
     since: When | None = None,
     worker: str | None = None,
     error: str | None = None,
+    until: When | None = None,
+    labels: Mapping[str, str | None] | None = None,
+    arguments_contain: str | None = None,
     before: UUID | str | None,
     order: TaskOrder,
     limit: int,
 ) -> Plan[TaskPage]:
+    states, virtual = (None, []) if state is None else _states(state)
+    with_value, keys = _sought(labels, subject="labels")
     return _task_page(
         inspection.TaskQuery(
-            states=None if state is None else _states(state),
+            states=states,
+            virtual=virtual,
             name=sought_or_none(name, subject="name"),
             queue=sought_or_none(queue, subject="queue"),
             key=sought_or_none(key, subject="key"),
@@ -284,6 +293,10 @@ def _tasks(
             since=None if since is None else to_when(since, subject="since"),
             worker=sought_or_none(worker, subject="worker"),
             error=sought_or_none(error, subject="error"),
+            until=None if until is None else to_when(until, subject="until"),
+            labels=with_value,
+            label_keys=keys,
+            arguments_contain=sought_or_none(arguments_contain, subject="arguments_contain"),
             latest=_order(order, subject="order") == "happened",
         ),
         limit=_limit(limit, subject="limit"),
@@ -292,8 +305,8 @@ def _tasks(
 
 def _dead(*, before: UUID | str | None, limit: int, **filters: Unpack[TaskFilters]) -> Plan[TaskPage]:
     given = filters.get("state")
-    states = [*_DEAD] if given is None else _states(given)
-    if not _DEAD.issuperset(states):
+    states, virtual = ([*_DEAD], []) if given is None else _states(given)
+    if virtual or not _DEAD.issuperset(states or ()):
         rule, fix = "must be FAILED or EXPIRED", "use list_tasks for tasks in other states"
         raise refused(given, subject="state of dead", code="UNKNOWN_CHOICE", rule=rule, fix=fix)
     filters["state"] = states
@@ -306,20 +319,50 @@ def _task_page(query: inspection.TaskQuery, *, limit: int) -> Plan[TaskPage]:
     If the page is not full because the search stopped early, the plan searches again down to a fixed id. So no task is skipped if other
     tasks were deleted in the meantime.
     """
-    most = max(inspection.MOST_EXAMINED, limit)
+    page = partial(TaskPage, unindexed=query.unindexed)
+    most = max(query.most_examined or 0, limit)
+    if query.labels:
+        return (yield from _labelled_page(query, limit=limit, most=most))
     if query.is_of_failures:
         found = yield from ask(inspection.list_tasks(query, limit=limit, most=0))
         more = inspection.has_more_failures(query, most=inspection.MOST_EXAMINED)
         if len(found) == limit or not (yield from ask(more)):
-            return TaskPage(found)
+            return page(found)
     found = yield from ask(inspection.list_tasks(query, limit=limit, most=most))
-    if len(found) == limit or query.is_live:
-        return TaskPage(found)
+    if len(found) == limit or query.most_examined is None:
+        return page(found)
     last = yield from ask(inspection.last_examined(query, most=most))
     if last is None:
-        return TaskPage(found)
+        return page(found)
     found = yield from ask(inspection.list_tasks(query, limit=limit, most=None, oldest=last))
-    return TaskPage(found) if len(found) == limit else TaskPage(found, examined=most, continue_before=last)
+    return page(found) if len(found) == limit else page(found, examined=most, continue_before=last)
+
+
+def _labelled_page(query: inspection.TaskQuery, *, limit: int, most: int) -> Plan[TaskPage]:
+    """Return a plan that lists tasks with labels, as `_task_page`, in steps.
+
+    Each step reads the tasks with the rarest label down to a fixed id. A list by the last event reads all of them at once, and the steps
+    only find out where it stopped.
+    """
+    rarest = yield from ask(inspection.rarest_label(query.labels))
+    query = structs.replace(query, rarest=rarest)
+    found: list[TaskSummary] = []
+    if query.latest:
+        found = yield from ask(inspection.list_tasks(query, limit=limit, most=most))
+    by_id = structs.replace(query, latest=False, before=None if query.latest else query.before)
+    examined, step = 0, min(inspection.STEP_OF_LABEL, most)
+    while examined < most and len(found) < limit:
+        last = yield from ask(inspection.last_examined(by_id, most=step))
+        if not query.latest:
+            rows = inspection.list_tasks(by_id, limit=limit - len(found), most=2 * step, oldest=last)
+            found += yield from ask(rows)
+        if last is None:
+            return TaskPage(found, unindexed=query.unindexed)
+        examined += step
+        by_id = structs.replace(by_id, before=last)
+    if len(found) == limit:
+        return TaskPage(found, unindexed=query.unindexed)
+    return TaskPage(found, unindexed=query.unindexed, examined=examined, continue_before=by_id.before)
 
 
 def _heartbeats(task_id: UUID | str | None, limit: int) -> Plan[list[HeartbeatInfo]]:
@@ -383,8 +426,11 @@ def _workflows(
     parent: UUID | str | None = None,
     children: bool = False,
     since: When | None = None,
+    until: When | None = None,
+    labels: Mapping[str, str | None] | None = None,
     limit: int,
 ) -> Plan[list[WorkflowInfo]]:
+    with_value, keys = _sought(labels, subject="list_workflows.labels")
     states = one_of(*WorkflowState)
     return workflow_operations.listing(
         name=sought_or_none(name, subject="list_workflows.name"),
@@ -393,18 +439,38 @@ def _workflows(
         parent=None if parent is None else to_task_id(parent),
         children=switch(children, subject="list_workflows.children"),
         since=None if since is None else to_when(since, subject="since"),
+        until=None if until is None else to_when(until, subject="until"),
+        labels=with_value,
+        label_keys=keys,
         limit=_limit_of_workflows(limit, subject="list_workflows.limit"),
     )
 
 
-def _states(given: str | Sequence[str]) -> list[TaskState]:
-    found = []
-    for state in [given] if isinstance(given, str) else given:
+def _sought(labels: Mapping[str, str | None] | None, *, subject: str) -> tuple[dict[str, str], Sequence[str]]:
+    """Return the labels of a search that have a value, and the keys of the others."""
+    given = {} if labels is None else sought_labels(labels, subject=subject)
+    with_value = {key: value for key, value in given.items() if value is not None}
+    return with_value, [key for key in given if key not in with_value]
+
+
+def _states(given: str | Sequence[str]) -> tuple[list[TaskState] | None, list[VirtualState]]:
+    """Return the states and the virtual states that are given. The states are None if only virtual ones are."""
+    states: list[TaskState] = []
+    virtual: list[VirtualState] = []
+    asked = [given] if isinstance(given, str) else given
+    for state in asked:
+        if state in _VIRTUAL:
+            virtual.append(VirtualState(state))
+            continue
         try:
-            found.append(TaskState(state))
+            states.append(TaskState(state))
         except ValueError:
-            guess = nearest(str(state), [known.value for known in TaskState])
-            rule = f"must be one of {', '.join(TaskState)}"
+            names = [*TaskState, *VirtualState]
+            guess = nearest(str(state), [known.value for known in names])
+            rule = f"must be one of {', '.join(names)}"
             fix = f"use {guess!r}" if guess else "use 'FAILED', for example"
             raise refused(state, subject="state", code="UNKNOWN_CHOICE", rule=rule, fix=fix) from None
-    return found
+    return (None if virtual and not states else states), virtual
+
+
+_VIRTUAL: Final = frozenset(VirtualState)

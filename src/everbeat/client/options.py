@@ -9,6 +9,7 @@ from typing import Final, TypedDict, cast
 
 from msgspec import Struct
 
+from everbeat.domain.labels import NO_LABELS, checked_labels
 from everbeat.domain.limit.options import costs as limit_costs
 from everbeat.domain.limit.options import keys as limit_keys
 from everbeat.domain.settings.checks import instance_of, optional, queue_name, whole
@@ -65,6 +66,8 @@ class SendOptions(TypedDict, total=False):
     limits: Mapping[str, str | int | None]
     """The keys of limits with `key`, by the names of the limits, instead of the arguments. See docs/limits.md."""
     costs: Mapping[str, int]
+    labels: Mapping[str, str]
+    """Labels of the tasks, in addition to those of the task function. A label with the same key is replaced. See docs/labels.md."""
     unique_for: UniqueFor
     on_duplicate: OnDuplicate
     at_latest: Duration | None
@@ -123,6 +126,7 @@ class SendSettings(Settings):
       function.
     - `limits`: the keys of limits, by name.
     - `costs`: the permits that the task takes, by limit.
+    - `labels`: texts by key, by which the task can be found.
     """
 
     queue: str = field(default="default", metadata=by(queue_name))
@@ -138,6 +142,7 @@ class SendSettings(Settings):
     serial: str | bool = field(default=False, metadata=by(_serial))
     limits: Mapping[str, str | int | None] = field(default_factory=dict, metadata=by(limit_keys), hash=False)
     costs: Mapping[str, int] = field(default_factory=dict, metadata=by(limit_costs), hash=False)
+    labels: Mapping[str, str] = field(default_factory=dict, metadata=by(checked_labels), hash=False)
     unique_for: UniqueFor = field(default=LIVE, metadata=by(unique_for))
     on_duplicate: OnDuplicate = field(default=EXISTING, metadata=by(on_duplicate))
     at_latest: Duration | None = field(default=None, metadata=by(optional(at_latest, none="sets no limit")))
@@ -151,6 +156,7 @@ class SendSettings(Settings):
             timeout=options.timeout,
             retry=options.retry,
             serial=options.serial,
+            labels=options.labels,
             unique_for=options.unique_for,
             on_duplicate=options.on_duplicate,
             at_latest=options.at_latest,
@@ -163,6 +169,8 @@ class SendSettings(Settings):
             require_connection(options["connection"])
         patience_of(options)
         own = {name: value for name, value in options.items() if name not in ("connection", "patience")}
+        if isinstance(given := own.get("labels"), Mapping):
+            own["labels"] = {**registered.labels, **given}
         if own.get("on_duplicate", "debounce") != "debounce":
             own.setdefault("at_latest", None)  # the limit of the registered debounce
         return registered.replace(**own) if own else registered
@@ -203,6 +211,8 @@ class StartOptions(TypedDict, total=False):
     """Start the workflow inside the transaction of this connection, which must not be None."""
     patience: Duration | None
     """How long to wait for a database that does not respond. Ignored if `connection` is set."""
+    labels: Mapping[str, str]
+    """Labels of this workflow, in addition to those of its definition. A label with the same key is replaced."""
 
 
 class StartSettings(Struct, frozen=True, kw_only=True):
@@ -214,9 +224,17 @@ class StartSettings(Struct, frozen=True, kw_only=True):
     key: str | None = None
     connection: object = None
     patience_s: float | None = None
+    labels: Mapping[str, str] = NO_LABELS
 
     @classmethod
-    def checked(cls, *, key: str | None, connection: object, patience: Duration | None) -> StartSettings:
+    def checked(
+        cls,
+        *,
+        key: str | None,
+        connection: object,
+        patience: Duration | None,
+        labels: Mapping[str, str] = NO_LABELS,
+    ) -> StartSettings:
         """Return the validated options for a start. Raises ConfigurationError if an option is invalid, or if `connection` is None."""
         if connection is not OWN_TRANSACTION:
             require_connection(connection)
@@ -224,4 +242,5 @@ class StartSettings(Struct, frozen=True, kw_only=True):
             key=None if key is None else key_of(key, subject="key of the workflow"),
             connection=None if connection is OWN_TRANSACTION else connection,
             patience_s=None if patience is None else call_patience(patience, subject="patience of the start"),
+            labels=checked_labels(labels, subject="Workflow.labels"),
         )

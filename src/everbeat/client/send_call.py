@@ -12,8 +12,6 @@ from everbeat.client.options import SendOptions, SendSettings
 from everbeat.client.task import Call
 from everbeat.domain.settings.checks import public
 from everbeat.domain.settings.settings import refused
-from everbeat.domain.typed_json import LARGEST_BYTES
-from everbeat.errors import PayloadError
 
 _NOT_HERE: Final = ("connection", "patience")
 """Options that say how a send reaches the database. The code that sends has already chosen them."""
@@ -48,6 +46,11 @@ class SendCall(Struct, frozen=True):
     def key(self) -> str | None:
         """Return the key of the task, or None if it has no key."""
         return self._call.settings.key
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Return the labels of the task, without those that it inherits."""
+        return self._call.settings.labels
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -102,15 +105,3 @@ def outgoing(call: Call[Any], functions: Sequence[AroundSend]) -> Call[Any]:
                 fix="return call.with_options(...), or None to leave the call unchanged",
             )
     return sent._call
-
-
-def require_room(calls: Sequence[Call[Any]]) -> None:
-    """Raise PayloadError if the arguments of all calls together are too large for one statement."""
-    size = sum(len(call.payload) for call in calls)
-    if size > LARGEST_BYTES:
-        raise PayloadError(
-            f"The arguments of the {len(calls):,} calls of a send_many would take {size:,} bytes of JSON;"
-            f" one statement takes {LARGEST_BYTES:,}.",
-            parameter="calls",
-            fix="send them in several batches.",
-        )

@@ -17,12 +17,14 @@ from everbeat.client.handle import Handle, TaskOperations
 from everbeat.client.limit_declarations import LimitDeclarations
 from everbeat.client.limits import LimitBook
 from everbeat.client.queue_limits import QueueLimits
-from everbeat.client.send_call import AroundSend, outgoing, require_room
+from everbeat.client.send_call import AroundSend, outgoing
+from everbeat.client.sent_together import longest_patience_s, one_connection, require_room
 from everbeat.client.stored_options import StoredOptions, StoredOptionsOfTasks
 from everbeat.client.task import Call, Task
 from everbeat.client.task_ids import TaskIds
 from everbeat.client.unique_sending import key_moves, require_key, require_plain, send_unique
 from everbeat.config import QueueConfig
+from everbeat.domain.labels import encode_labels
 from everbeat.domain.limit.model import NO_GATES, limit_of
 from everbeat.domain.plan import aperform, perform
 from everbeat.domain.schedule.model import ScheduledCall
@@ -119,27 +121,6 @@ def _require_handle(place: int, handle: Any) -> Handle[Any]:
         rule=f"must be a handle, as send() returns it, not of type {type(handle).__name__}",
         fix="pass the results of send() or send_many(); for the id of a task: app.handle(id)",
     )
-
-
-def one_connection(calls: Sequence[Call[Any]], connection: object) -> object:
-    """Return the connection in whose transaction the calls are stored. Raises ConfigurationError if their connections differ."""
-    own = [call.connection for call in calls]
-    given = own if connection is None else [connection, *(each for each in own if each is not None)]
-    if any(each is not given[0] for each in given):
-        raise refused(
-            len({id(each) for each in given}),
-            subject="connections of a send_many",
-            code="CONTRADICTION",
-            rule="is more than one, but one statement can only be part of one transaction",
-            fix="make all calls by the same with_options(connection=...), or by none",
-        )
-    return given[0] if given else None
-
-
-def longest_patience_s(calls: Sequence[Call[Any]], patience_s: float | None) -> float | None:
-    """Return the patience, in seconds, for storing all calls: `patience_s` if given, else the longest patience of any call."""
-    own = [call.patience_s for call in calls if call.patience_s is not None]
-    return patience_s if patience_s is not None else max(own, default=None)
 
 
 T = TypeVar("T")
@@ -260,6 +241,7 @@ class CallSender:
             serial=task.serial,
             gates=task.gates,
             costs=task.costs,
+            labels=task.labels,
             digest=None
             if call.task is None
             else digest_of_values(*call.task._definition.codec.decode(task.args)),
@@ -282,6 +264,7 @@ class CallSender:
             serial=task.serial,
             gates=gates.names or UNSET,
             costs=UNSET if gates.costs is None else gates.costs,
+            labels=dict(call.settings.labels) or UNSET,
         )
 
     def spec(self, task: Task[..., Any], /) -> TaskSpec:
@@ -307,6 +290,7 @@ class CallSender:
             serial=new.serial,
             gates=gates or None,
             costs=costs,
+            labels=new.labels,
         )
 
     def run(
@@ -449,6 +433,7 @@ class CallSender:
             serial=self._line(call),
             gates=texts(gates.names) if gates.names else None,
             costs=None if gates.costs is None else integers(gates.costs),
+            labels=encode_labels(settings.labels),
         )
 
     def _line(self, call: Call[Any]) -> str | None:

@@ -279,6 +279,8 @@ class Task(Generic[P, R_co]):
         welcome.with_options(connection=connection).send(42)  # part of that connection's transaction
         """
         merged = cast(SendOptions, {**self._options, **options})
+        if isinstance(given := options.get("labels"), Mapping):
+            merged["labels"] = {**self._settings.labels, **given}
         chosen = type(self)(self._definition, sender=self._sender, options=merged)
         if not options.keys().isdisjoint(_OF_LIMITS):
             self._sender.limits.require_valid(chosen._call_of(b"", when=None))

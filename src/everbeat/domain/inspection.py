@@ -120,7 +120,7 @@ class TaskSummary(msgspec.Struct, frozen=True):
     has a `workflow_id` and the name of its `node`. `parent_id` is the id of the task whose code sent this task. A suspended
     task is sleeping until `wake_at`, or is waiting for the event `waits_for` until then. `last_event_at` is when the task was
     last sent, became due, was claimed, started, reported progress or finished. `failed_try` is set while the task is waiting
-    between two tries of a durable step.
+    between two tries of a durable step. `labels` includes the labels that the task has inherited.
     """
 
     id: UUID
@@ -158,6 +158,7 @@ class TaskSummary(msgspec.Struct, frozen=True):
     wake_at: datetime | None
     last_event_at: datetime
     failed_try: FailedTry | None
+    labels: Mapping[str, str]
 
     @property
     def claimed(self) -> bool:
@@ -174,7 +175,8 @@ class TaskPage(list[TaskSummary]):
     """A list of tasks. If it is shorter than the limit because the search stopped early, `continue_before` is not None.
 
     `examined` is then the number of the newest tasks that the search examined. To search the older tasks, pass `continue_before`
-    as `before` together with `order="sent"`.
+    as `before` together with `order="sent"`. `unindexed` names the filters that no index serves: the search compares them with
+    one task after the other.
     """
 
     def __init__(
@@ -183,10 +185,12 @@ class TaskPage(list[TaskSummary]):
         *,
         examined: int | None = None,
         continue_before: UUID | None = None,
+        unindexed: Sequence[str] = (),
     ) -> None:
         super().__init__(tasks)
         self.examined = examined
         self.continue_before = continue_before
+        self.unindexed = tuple(unindexed)
 
 
 class FailureGroup(msgspec.Struct, frozen=True):
@@ -466,6 +470,7 @@ class TaskFilters(TypedDict, total=False):
     """Filters for tasks. A task must match all given filters."""
 
     state: str | Sequence[str] | None
+    """Select tasks in any of these states. Virtual states, such as "retrying", are also valid (see `VirtualState` in `everbeat.inspection`)."""
     name: str | None
     queue: str | None
     key: str | None
@@ -480,6 +485,12 @@ class TaskFilters(TypedDict, total=False):
     """Select tasks that this worker holds, was the last to hold, or has attempted."""
     error: str | None
     """Select tasks by error code, or by the name of the exception class with or without its module."""
+    until: When | None
+    """Select tasks whose last event was before this time, or earlier than this duration before now."""
+    labels: Mapping[str, str | None] | None
+    """Select tasks with all of these labels. None as a value selects tasks that have the key with any value."""
+    arguments_contain: str | None
+    """Select tasks whose arguments contain this text, in their stored form as JSON. Upper and lower case differ."""
 
 
 class RecoveryFilters(TypedDict, total=False):
@@ -507,3 +518,7 @@ class WorkflowFilters(TypedDict, total=False):
     """Include workflows that are nodes of other workflows, which are omitted by default."""
     since: When | None
     """Select workflows that were sent, paused, cancelled or finished since this time, or within this duration before now."""
+    until: When | None
+    """Select workflows whose last such event was before this time, or earlier than this duration before now."""
+    labels: Mapping[str, str | None] | None
+    """Select workflows with all of these labels. None as a value selects workflows that have the key with any value."""

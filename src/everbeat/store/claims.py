@@ -27,7 +27,7 @@ The first task is returned even if it is larger.
 
 
 class Claimed(Struct, frozen=True):
-    """A task that this worker has just claimed. `args`, `policy` and `checkpoint` are JSON text.
+    """A task that this worker has just claimed. `args`, `policy`, `checkpoint` and `labels` are JSON text.
 
     `attempt` is the number of attempts started.
 
@@ -61,6 +61,7 @@ class Claimed(Struct, frozen=True):
     workflow_id: UUID | None = None
     is_marked: bool = False
     tick: datetime | None = None
+    labels: str | None = None
     looked_s: float | None = None
     is_cut: bool | None = None
     due_queues: list[str] | None = None

@@ -19,19 +19,24 @@ from everbeat.domain.inspection import (
     WorkerInfo,
     WorkerStateInfo,
 )
+from everbeat.domain.labels import NO_LABELS, decode_labels, encode_labels
 from everbeat.domain.settings.units import When, milliseconds
 from everbeat.domain.task.outcome import error_from_json
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.signature import Needs, read_needs
-from everbeat.domain.task.states import TASK_TERMINAL_STATES, TaskState
+from everbeat.domain.task.states import OVERDUE_MS, TASK_TERMINAL_STATES, TaskState, VirtualState
 from everbeat.errors import TaskError
 from everbeat.store import rows
 from everbeat.store.rows import Row
 from everbeat.store.statement import Statement
 
-_SUMMARY_COLUMNS = 35
+_SUMMARY_COLUMNS = 36
 MOST_EXAMINED: Final = 50_000
 """How many tasks a list examines. Most filters have no index. Without this limit, a list would read all tasks to find none."""
+STEP_OF_LABEL: Final = 1_000
+"""How many tasks with a label one statement examines. With a larger number, the planner might sort the whole table of labels."""
+MOST_SEARCHED: Final = 10_000
+"""How many tasks a list examines that searches their arguments, which can be large."""
 MOST_RECOVERED: Final = 10_000
 """How many recovered tasks in `history` a list of recoveries examines."""
 MOST_COUNTED: Final = 10_000
@@ -83,10 +88,13 @@ def task(task_id: UUID) -> Statement[StoredTask | None]:
 class TaskQuery(Struct, frozen=True, kw_only=True):
     """The filters of a list of tasks. None matches all tasks. `before` is the last id of the previous page.
 
-    `latest` sorts by the last event instead of by id.
+    A task matches if its state is in `states`, or if it is in one of the `virtual` states. `label_keys` are the keys of labels that can have
+    any value. `rarest` is the one of `labels` by which an index finds the tasks (None: another index does). `latest` sorts by the last
+    event instead of by id.
     """
 
     states: Sequence[TaskState] | None = None
+    virtual: Sequence[VirtualState] = ()
     name: str | None = None
     queue: str | None = None
     key: str | None = None
@@ -96,17 +104,42 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
     since: When | None = None
     worker: str | None = None
     error: str | None = None
+    until: When | None = None
+    labels: Mapping[str, str] = NO_LABELS
+    label_keys: Sequence[str] = ()
+    arguments_contain: str | None = None
+    rarest: tuple[str, str] | None = None
     latest: bool = False
 
     @property
     def is_live(self) -> bool:
         """Return whether only tasks that have not ended match. Such tasks are never in `history`."""
-        return self.states is not None and not TASK_TERMINAL_STATES.intersection(self.states)
+        has_states = self.states is not None or bool(self.virtual)
+        return has_states and not TASK_TERMINAL_STATES.intersection(self.states or ())
 
     @property
     def is_of_failures(self) -> bool:
         """Return whether the list consists of the latest failures. An index has their order."""
-        return self.latest and self.states is not None and {*self.states} == {TaskState.FAILED}
+        is_failed = self.states is not None and {*self.states} == {TaskState.FAILED}
+        return self.latest and is_failed and not (self.virtual or self.labels)
+
+    @property
+    def most_examined(self) -> int | None:
+        """Return how many tasks a list examines, or None if it examines all of them: live tasks are found by their state."""
+        if self.arguments_contain is not None:
+            return MOST_SEARCHED
+        return None if self.is_live and not self.labels else MOST_EXAMINED
+
+    @property
+    def unindexed(self) -> tuple[str, ...]:
+        """Return the names of the filters that no index serves."""
+        given = {
+            "state": bool(self.virtual) or (self.states is not None and not self.is_live and not self.is_of_failures),
+            "name": self.name, "queue": self.queue, "key": self.key, "worker": self.worker, "error": self.error,
+            "since": self.since, "until": self.until, "labels": self.label_keys, "arguments_contain": self.arguments_contain,
+            "workflow": self.labels and self.workflow, "parent": self.labels and self.parent,
+        }  # fmt: skip
+        return tuple(name for name, value in given.items() if value or value == "")
 
     def scope(self) -> dict[str, Any]:
         """Return the parameters of the filters that an index serves."""
@@ -117,11 +150,19 @@ class TaskQuery(Struct, frozen=True, kw_only=True):
 
     def filters(self) -> dict[str, Any]:
         """Return the parameters of all filters."""
-        chosen = None if self.states is None else [state.value for state in self.states]
+        until = moment_or_age(self.until)
         return {
-            "states": chosen, "is_live": self.is_live, "name": self.name, "queue": self.queue, "key": self.key, "worker": self.worker,
-            "error": self.error,
-        } | self.scope() | moment_or_age(self.since)  # fmt: skip
+            "name": self.name, "queue": self.queue, "key": self.key, "worker": self.worker, "error": self.error,
+            "virtual_states": [each.value for each in self.virtual] or None, "plain_states": [state.value for state in self.states or ()],
+            "overdue_ms": OVERDUE_MS, "until": until["since"], "before_ms": until["within_ms"], "labels": encode_labels(self.labels),
+            "label_keys": [*self.label_keys] or None, "arguments_contain": self.arguments_contain,
+        } | self.live_states() | self.scope() | moment_or_age(self.since)  # fmt: skip
+
+    def live_states(self) -> dict[str, Any]:
+        """Return the parameters of the states that tasks can have, which an index serves if tasks in these states have not ended."""
+        possible = {*(self.states or ()), *(state for each in self.virtual for state in each.states)}
+        has_states = self.states is not None or bool(self.virtual)
+        return {"states": sorted(possible) if has_states else None, "is_live": self.is_live}
 
 
 def tasks(
@@ -139,15 +180,28 @@ def list_tasks(
     Of the newest tasks, at most `most` are examined (None: all; 0: only tasks in flight and failures). If `oldest` is given,
     tasks with smaller ids are not among the newest.
     """
-    if query.is_live:
+    if query.most_examined is None:
         most = None
     parameters = query.filters() | {"limit": limit, "most": most}
-    if query.latest:
+    if query.latest and query.rarest is None:
         more = {"before": query.before, "oldest": oldest or UUID(int=0), "most_sorted": MOST_EXAMINED}
         return Statement("inspect/list_latest_tasks", parameters | more, _summaries)
     if oldest is not None:
         parameters["first_id"] = max(oldest, parameters["first_id"])
-    return Statement("inspect/list_tasks", parameters, _summaries)
+    if query.rarest is None:
+        return Statement("inspect/list_tasks", parameters, _summaries)
+    parameters |= {"label": query.rarest[0], "label_value": query.rarest[1], "before": query.before}
+    name = "inspect/list_latest_labelled_tasks" if query.latest else "inspect/list_labelled_tasks"
+    return Statement(name, parameters, _summaries)
+
+
+def rarest_label(labels: Mapping[str, str]) -> Statement[tuple[str, str]]:
+    """Return the one of these labels that the fewest tasks and workflows have. If several are frequent, return any of those."""
+    return Statement(
+        "inspect/find_rarest_label",
+        {"labels": encode_labels(labels)},
+        lambda found: (found[0][0], found[0][1]),
+    )
 
 
 def has_more_failures(query: TaskQuery, *, most: int) -> Statement[bool]:
@@ -157,9 +211,12 @@ def has_more_failures(query: TaskQuery, *, most: int) -> Statement[bool]:
 
 def last_examined(query: TaskQuery, *, most: int) -> Statement[UUID | None]:
     """Return the id of the last task that a list examines, or None if it examines all tasks. A list examines at most `most` tasks."""
+    parameters = query.scope() | query.live_states() | {"most": most}
+    if query.rarest is not None:
+        parameters |= {"label": query.rarest[0], "label_value": query.rarest[1]}
     return Statement(
-        "inspect/find_last_examined",
-        query.scope() | {"most": most},
+        "inspect/find_last_examined" if query.rarest is None else "inspect/find_last_labelled",
+        parameters,
         lambda found: found[0][0] if len(found) == 2 else None,
     )
 
@@ -296,7 +353,10 @@ def queues(*, most: int = MOST_COUNTED) -> Statement[list[QueueInfo]]:
 
 def _summary(row: Row) -> TaskSummary:
     return TaskSummary(
-        *_with(row[:_SUMMARY_COLUMNS], {4: TaskState, 23: rows.progress, 24: _error, 34: rows.failed_try})
+        *_with(
+            row[:_SUMMARY_COLUMNS],
+            {4: TaskState, 23: rows.progress, 24: _error, 34: rows.failed_try, 35: decode_labels},
+        )
     )
 
 

@@ -112,6 +112,15 @@ def prune_stray_signals(*, hours: int, limit: int, after: UUID, until: UUID) -> 
     return Statement("retention/prune_stray_signals", parameters, _step("signals"))
 
 
+def prune_stray_labels(*, limit: int, after: UUID, until: UUID) -> Statement[PruneStep[UUID]]:
+    """Delete labels whose task or workflow no longer exists. Examine at most `limit` labels between the two ids.
+
+    Labels are not counted as records.
+    """
+    parameters = {"limit": limit, "after": after, "until": until}
+    return Statement("retention/prune_stray_labels", parameters, _step())
+
+
 def prune_stray_recoveries(*, hours: int, limit: int, after: int) -> Statement[PruneStep[int]]:
     """Delete recoveries that are older than `hours` and whose task no longer exists. Examine at most the next `limit` recoveries."""
     parameters = {"hours": hours, "limit": limit, "after": after}

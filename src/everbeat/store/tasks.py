@@ -24,7 +24,7 @@ _QUEUE_CHARACTERS: Final = 1_000
 
 
 class NewTask(Struct, frozen=True, kw_only=True):
-    """A task to send. `args`, `policy` and `flags` are JSON text.
+    """A task to send. `args`, `policy`, `flags` and `labels` are JSON text.
 
     The task is due at `run_at`, or `delay_ms` milliseconds after the database's current time. `serial` is the task's serial line. The tasks
     of a line run one at a time. `gates` and `costs` are the texts of arrays: what the task must pass to start, and the permits that it takes.
@@ -44,22 +44,11 @@ class NewTask(Struct, frozen=True, kw_only=True):
     serial: str | None = None
     gates: str | None = None
     costs: str | None = None
+    labels: str | None = None
 
 
-_Kind: TypeAlias = tuple[
-    str,
-    str,
-    int,
-    str | None,
-    bytes | None,
-    bytes | None,
-    datetime | None,
-    datetime | None,
-    int,
-    str | None,
-    str | None,
-    str | None,
-]
+_Kind: TypeAlias = tuple[Any, ...]
+"""The values of a task that many tasks can share."""
 
 
 class StoredOutcome(Struct, frozen=True):
@@ -166,15 +155,27 @@ def insert_tasks(
     """Send many tasks, either all or none. Return their ids in the same order (None: the task with that key has just ended)."""
     kinds: dict[_Kind, int] = {}
     numbers = [kinds.setdefault(_kind(task), len(kinds) + 1) for task in tasks]
-    names, queues, priorities, keys, policies, flags, good_until, run_at, delay_ms, serials, gates, costs = (
-        zip(*kinds, strict=True)
-    )
+    (
+        names,
+        queues,
+        priorities,
+        keys,
+        policies,
+        flags,
+        good_until,
+        run_at,
+        delay_ms,
+        serials,
+        gates,
+        costs,
+        labels,
+    ) = zip(*kinds, strict=True)
     parameters = {
         "ids": uuids([task.id for task in tasks]), "kinds": integers(numbers), "args": json_array([task.args for task in tasks]),
         "names": list(names), "queues": list(queues), "priorities": list(priorities), "keys": list(keys),
         "policies": [_text(each) for each in policies], "flags": [_text(each) for each in flags],
         "good_until": list(good_until), "run_at": list(run_at), "delay_ms": integers(delay_ms), "serials": list(serials),
-        "gates": list(gates), "costs": list(costs),
+        "gates": list(gates), "costs": list(costs), "labels": list(labels),
         "channel": channel, "joined": joined,
     }  # fmt: skip
 
@@ -194,7 +195,7 @@ def insert_tasks(
 def _kind(task: NewTask) -> _Kind:
     return (
         task.name, task.queue, task.priority, task.key, task.policy, task.flags, task.good_until, task.run_at, task.delay_ms, task.serial,
-        task.gates, task.costs,
+        task.gates, task.costs, task.labels,
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ def insert_unique_tasks(
         "unique_for": [each.unique_for for each in asked], "on_duplicate": [each.on_duplicate for each in asked],
         "at_latest_ms": integers([each.at_latest_ms for each in asked]), "channel": channel, "joined": joined,
         "gates": [task.gates for task in tasks], "costs": [task.costs for task in tasks],
+        "labels": [task.labels for task in tasks],
     }  # fmt: skip
 
     def read(found: Sequence[Row]) -> list[UUID | None]:

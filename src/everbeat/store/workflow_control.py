@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from everbeat.domain.labels import NO_LABELS, Labels, encode_labels
 from everbeat.domain.settings.units import When
 from everbeat.domain.workflow.states import EndedNode, WorkflowRetryPlan
 from everbeat.store import rows
@@ -22,7 +23,7 @@ from everbeat.store.workflows import DEFAULT_LARGEST
 
 
 class WorkflowRow(Struct, frozen=True, kw_only=True):
-    """A workflow as it is stored. `result` and `error` are JSON text. `counts` maps each state to the number of nodes in it."""
+    """A workflow as it is stored. `result`, `error` and `labels` are JSON text. `counts` maps each state to the number of nodes in it."""
 
     id: UUID
     name: str
@@ -42,6 +43,7 @@ class WorkflowRow(Struct, frozen=True, kw_only=True):
     error: str | None
     output_name: str | None
     counts: dict[str, int]
+    labels: str | None = None
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
@@ -191,17 +193,17 @@ def listing(
     parent: UUID | None,
     roots: bool,
     since: When | None = None,
+    until: When | None = None,
+    labels: Labels = NO_LABELS,
+    label_keys: Sequence[str] = (),
     limit: int,
 ) -> Statement[list[WorkflowRow]]:
     """List the newest workflows, without their results. If `roots` is set, list only workflows without a parent."""
+    earlier = moment_or_age(until)
     parameters = {
-        "name": name,
-        "state": state,
-        "key": key,
-        "parent": parent,
-        "roots": roots,
-        "limit": limit,
-    } | moment_or_age(since)
+        "name": name, "state": state, "key": key, "parent": parent, "roots": roots, "limit": limit, "until": earlier["since"],
+        "before_ms": earlier["within_ms"], "labels": encode_labels(labels), "label_keys": [*label_keys] or None,
+    } | moment_or_age(since)  # fmt: skip
     return Statement("workflow/list_workflows", parameters, lambda found: [_workflow(row) for row in found])
 
 
@@ -269,7 +271,8 @@ def _first(found: Sequence[Row]) -> str | None:
 
 def _workflow(row: Row) -> WorkflowRow:
     named = dict(zip(WorkflowRow.__struct_fields__, row, strict=True))
-    named["counts"] = {} if row[-1] is None else msgspec.json.decode(row[-1], type=dict[str, int])
+    counts = named["counts"]
+    named["counts"] = {} if counts is None else msgspec.json.decode(counts, type=dict[str, int])
     return WorkflowRow(**named)
 
 

@@ -106,7 +106,7 @@ def insert(
         "success": msgspec.json.encode(graph.success).decode() if graph.success else None,
         "output": graph.output, "node_count": len(graph.nodes), "input": None if given is None else given.decode(),
         "parent_id": None if parent is None else parent[0], "parent_node": None if parent is None else parent[1],
-        "parent_task_id": parent_task, "largest": largest, "joined": joined,
+        "parent_task_id": parent_task, "largest": largest, "joined": joined, "labels": graph.labels,
         "tasks": [kind.name for kind in kinds], "queues": [kind.queue for kind in kinds],
         "priorities": [kind.priority for kind in kinds], "options": json_array([_options(kind) for kind in kinds]),
         "node_names": [node.name for node in graph.nodes], "node_kinds": [node.kind for node in graph.nodes],
@@ -142,7 +142,7 @@ def _first_state(node: GraphNode, waits: bool) -> str:
 def _options(kind: TaskSpec) -> bytes | None:
     options = {
         name: value
-        for name in ("policy", "flags", "good_until", "serial", "delay_ms", "gates", "costs")
+        for name in ("policy", "flags", "good_until", "serial", "delay_ms", "gates", "costs", "labels")
         if (value := getattr(kind, name)) is not None
     }
     return msgspec.json.encode(options) if options else None

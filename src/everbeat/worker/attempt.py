@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from everbeat.domain.labels import decode_labels
 from everbeat.domain.task.checkpoint import PartialWork
 from everbeat.domain.task.context import Context
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
@@ -376,6 +377,7 @@ class Attempt(RequestingBackend):
             deadline=self.deadline,
             tick=self.task.tick,
             retries_left=self.retries_left,
+            labels=decode_labels(self.task.labels),
             _backend=self,
             _work=PartialWork.from_json(self.task.checkpoint),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 from uuid import UUID
@@ -24,6 +24,7 @@ from everbeat.client.workflow.draft import Draft
 from everbeat.client.workflow.handle import WorkflowHandle
 from everbeat.client.workflow.node import Node, Nodes, draft_of
 from everbeat.client.workflow.sender import WorkflowCall, WorkflowSender, digest_of_graph
+from everbeat.domain.labels import NO_LABELS, Labels, checked_labels, encode_labels
 from everbeat.domain.settings.checks import one_of, public, task_name
 from everbeat.domain.settings.settings import StandIn, make_or_gather, place_of_caller, shown
 from everbeat.domain.settings.units import Duration
@@ -83,6 +84,7 @@ class Workflow:
         name: str,
         *,
         on_error: OnError = "fail",
+        labels: Labels = NO_LABELS,
         backend: WorkflowSender,
         within: tuple[WorkflowDefinition[..., Any], ...] = (),
         level: int = 1,
@@ -91,7 +93,8 @@ class Workflow:
         self._backend = backend
         self._within = within
         self._level = level
-        self._draft = Draft(self.name, on_error=self.on_error)
+        self.labels = checked_labels(labels, subject="Workflow.labels")
+        self._draft = Draft(self.name, on_error=self.on_error, labels=encode_labels(self.labels))
 
     def __repr__(self) -> str:
         return f"<Workflow {self.name!r}, {amount(len(self._draft.nodes), 'node')}>"
@@ -177,8 +180,8 @@ class Workflow:
             graph, options=options, decode=read, digest=digest_of_graph(graph), backend=self._backend
         )
 
-    def _as_started_by(self, task_name: str, /) -> NewWorkflow:
-        return self.call()._as_started_by(task_name)
+    def _as_started_by(self, task_name: str, labels: Mapping[str, str], /) -> NewWorkflow:
+        return self.call()._as_started_by(task_name, labels)
 
     def _handle_of(self, workflow_id: UUID, /) -> WorkflowHandle[None]:
         return self._backend.handle(workflow_id, decode=msgspec.json.decode)
@@ -196,18 +199,19 @@ class Workflow:
         key: str | None = None,
         connection: object = OWN_TRANSACTION,
         patience: Duration | None = None,
+        labels: Labels = NO_LABELS,
     ) -> WorkflowHandle[Any]:
         """Start the workflow by storing it in one statement, and return its handle. Without a `key`, each call starts a new workflow.
 
         `output`: the node whose result becomes the result of the workflow. `key`: at most one workflow with this name and key can be live
         at a time; starting another one returns the live workflow. `connection`: start the workflow in the transaction of this connection.
-        `patience`: how long to wait for a database that does not respond; ignored if `connection` is set.
-        Raises ConfigurationError, which lists all problems, if the workflow is invalid. Raises BlockingCallInLoop on an event loop, and
+        `patience`: how long to wait for a database that does not respond; ignored if `connection` is set. `labels`: more labels for the
+        workflow. Raises ConfigurationError, which lists all problems, if the workflow is invalid. Raises BlockingCallInLoop on an event loop, and
         DatabaseError if the database fails.
 
         handle = wf.start(output=packed, key=f"order-{order.id}")
         """
-        options = StartSettings.checked(key=key, connection=connection, patience=patience)
+        options = StartSettings.checked(key=key, connection=connection, patience=patience, labels=labels)
         graph, read = self._made(output)
         return self._backend.start(graph, options, decode=read)
 
@@ -226,9 +230,10 @@ class Workflow:
         key: str | None = None,
         connection: object = OWN_TRANSACTION,
         patience: Duration | None = None,
+        labels: Labels = NO_LABELS,
     ) -> WorkflowHandle[Any]:
         """Async version of `start` that does not block the running event loop."""
-        options = StartSettings.checked(key=key, connection=connection, patience=patience)
+        options = StartSettings.checked(key=key, connection=connection, patience=patience, labels=labels)
         graph, read = self._made(output)
         return await self._backend.astart(graph, options, decode=read)
 
@@ -281,6 +286,7 @@ class Workflow:
         return Workflow(
             definition.name,
             on_error=definition.on_error,
+            labels=definition.labels,
             backend=self._backend,
             within=(*self._within, definition),
             level=self._level + 1,
@@ -292,9 +298,17 @@ class WorkflowDefinition(Generic[P, R_co]):
     """A registered function that builds a workflow. `start` builds and starts the workflow; `wf.add` adds it to another workflow."""
 
     def __init__(
-        self, function: Callable[..., Any], /, *, name: str, on_error: OnError, backend: WorkflowSender
+        self,
+        function: Callable[..., Any],
+        /,
+        *,
+        name: str,
+        on_error: OnError,
+        labels: Labels = NO_LABELS,
+        backend: WorkflowSender,
     ) -> None:
         self.name, self.on_error = _checked(name, on_error)
+        self.labels = checked_labels(labels, subject="Workflow.labels")
         self.function = function
         self.where = location_of(function)
         self.codec = _codec_of(function, self.name, leading=Workflow)
@@ -312,6 +326,7 @@ class WorkflowDefinition(Generic[P, R_co]):
         key: str | None = None,
         connection: object = OWN_TRANSACTION,
         patience: Duration | None = None,
+        labels: Labels = NO_LABELS,
     ) -> WorkflowDefinition[P, R_co]:
         """Return a copy of this definition with different start options. Raises ConfigurationError if an option is invalid.
 
@@ -320,7 +335,9 @@ class WorkflowDefinition(Generic[P, R_co]):
         order.with_options(key="order-17").start(17)
         """
         chosen = copy(self)
-        chosen._options = StartSettings.checked(key=key, connection=connection, patience=patience)
+        chosen._options = StartSettings.checked(
+            key=key, connection=connection, patience=patience, labels=labels
+        )
         return chosen
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R_co]:
@@ -366,7 +383,9 @@ class WorkflowDefinition(Generic[P, R_co]):
             raise PayloadError(
                 text, parameter=min(opened), fix="write wf.add(definition, ...) in that workflow."
             )
-        workflow = Workflow(self.name, on_error=self.on_error, backend=self._backend, within=(self,))
+        workflow = Workflow(
+            self.name, on_error=self.on_error, labels=self.labels, backend=self._backend, within=(self,)
+        )
         positional, named = self.codec.call(bound)
         output = self.function(workflow, *positional, **named)
         require_promised(self.function, self.name, output)
@@ -397,6 +416,7 @@ def definition_decorator(
     name: str,
     *,
     on_error: OnError,
+    labels: Labels = NO_LABELS,
     backend: WorkflowSender,
     known: dict[str, WorkflowDefinition[..., Any]],
 ) -> WorkflowDecorator:
@@ -409,7 +429,9 @@ def definition_decorator(
         raise RegistrationError(reason, fix='write @app.define_workflow("name").', where=location_of(name))
 
     def define(function: Callable[..., Any]) -> WorkflowDefinition[..., Any]:
-        definition = WorkflowDefinition[..., Any](function, name=name, on_error=on_error, backend=backend)
+        definition = WorkflowDefinition[..., Any](
+            function, name=name, on_error=on_error, labels=labels, backend=backend
+        )
         if (other := known.get(definition.name)) is not None:
             reason = f"Workflow {name!r} is already defined, by {other.where}."
             raise RegistrationError(reason, fix="give one of them another name.", where=definition.where)

@@ -143,9 +143,10 @@ class NodeDraft(Struct, kw_only=True, eq=False):
 class Draft:
     """The nodes added to one workflow so far, and all problems found."""
 
-    def __init__(self, name: str, *, on_error: OnError) -> None:
+    def __init__(self, name: str, *, on_error: OnError, labels: str | None = None) -> None:
         self.name = name
         self.on_error = on_error
+        self.labels = labels
         self.nodes: list[NodeDraft] = []
         self.cases: list[tuple[int, ...]] = []
         self._problems: list[Problem] = []
@@ -231,6 +232,7 @@ class Draft:
             on_error=self.on_error,
             success=tuple(self.cases),
             output=None if output is None else output.source,
+            labels=self.labels,
         )
         places = {node.source: node.where for node in self.nodes}
         ignored = self._ignored(output)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from everbeat.domain.drawing.picture import MOST_NAMED
+from everbeat.domain.labels import NO_LABELS, Labels, decode_labels
 from everbeat.domain.settings.checks import one_of
 from everbeat.domain.settings.units import When
 from everbeat.domain.task.outcome import error_from_json
@@ -86,6 +87,9 @@ def listing(
     parent: UUID | None,
     children: bool,
     since: When | None,
+    until: When | None = None,
+    labels: Labels = NO_LABELS,
+    label_keys: Sequence[str] = (),
     limit: int,
 ) -> Plan[list[WorkflowInfo]]:
     """Return the latest workflows, newest first, without their results."""
@@ -97,6 +101,9 @@ def listing(
             parent=parent,
             roots=not children,
             since=since,
+            until=until,
+            labels=labels,
+            label_keys=label_keys,
             limit=limit,
         )
     )
@@ -209,7 +216,7 @@ def _info(row: WorkflowRow) -> WorkflowInfo:
         counts={NodeState(state): count for state, count in row.counts.items()}, output=row.output_name, parent_id=row.parent_id,
         parent_task_id=row.parent_task_id,
         sent_at=row.sent_at, paused_at=row.paused_at, cancel_requested_at=row.cancel_requested_at, ended_at=row.ended_at,
-        result=None if row.result is None else msgspec.json.decode(row.result), error=_error(row.error),
+        result=None if row.result is None else msgspec.json.decode(row.result), error=_error(row.error), labels=decode_labels(row.labels),
     )  # fmt: skip
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
+from msgspec import structs
 
 from everbeat.client.handle import TaskOperations
 from everbeat.client.options import StartSettings
 from everbeat.client.sender import CallSender
 from everbeat.client.task import Task
 from everbeat.client.workflow.handle import WorkflowHandle
+from everbeat.domain.labels import decode_labels, encode_labels
 from everbeat.domain.settings.checks import public
+from everbeat.domain.settings.settings import refused
 from everbeat.domain.task.argument_digest import digest_of_values
 from everbeat.domain.task.context_backend import NewWorkflow
-from everbeat.domain.workflow.graph import Graph, TaskSpec, encode
+from everbeat.domain.workflow.graph import Graph, TaskSpec, crowded_node, encode
 from everbeat.errors import PayloadError, SendError
 from everbeat.errors.wording import amount
 from everbeat.store.plan import Plan, ask
@@ -51,7 +54,7 @@ class WorkflowSender:
 
         `decode` decodes the workflow's result. Raises BlockingCallInLoop on an event loop, and DatabaseError if the database fails.
         """
-        plan = self._stored(graph, options)
+        plan = self._stored(labelled(graph, options.labels), options)
         started = self._sender.run(
             plan, options.connection, calls=None, name="start", twin="astart", patience_s=options.patience_s
         )
@@ -61,21 +64,29 @@ class WorkflowSender:
         self, graph: Graph, options: StartSettings, *, decode: Callable[[str], Any]
     ) -> WorkflowHandle[Any]:
         """Async version of `start` that does not block the running event loop."""
-        plan = self._stored(graph, options)
+        plan = self._stored(labelled(graph, options.labels), options)
         started = await self._sender.arun(
             plan, options.connection, calls=None, twin="start", patience_s=options.patience_s
         )
         return WorkflowHandle(started, operations=self._operations, decode=decode)
 
     def new_workflow(
-        self, graph: Graph, options: StartSettings, *, digest: str, task_name: str
+        self,
+        graph: Graph,
+        options: StartSettings,
+        *,
+        digest: str,
+        task_name: str,
+        inherited: Mapping[str, str],
     ) -> NewWorkflow:
         """Return a workflow in the form in which a running task starts it.
 
-        Raises PayloadError if the workflow has a connection, belongs to another app, or is too large.
+        The workflow inherits the labels of the task. Raises PayloadError if the workflow has a connection, belongs to another app, is too
+        large, or would have too many labels.
         """
+        graph = labelled(graph, options.labels)
         text = encode(graph).decode()
-        problem = self._problem(graph, len(text), options, task_name)
+        problem = self._problem(graph, len(text), options, task_name) or _crowd(graph, inherited)
         if problem is not None:
             rule, fix = problem
             raise PayloadError(
@@ -164,13 +175,32 @@ class WorkflowCall(Generic[R_co]):
     def __repr__(self) -> str:
         return f"<WorkflowCall {self._graph.name!r}, {amount(len(self._graph.nodes), 'node')}>"
 
-    def _as_started_by(self, task_name: str, /) -> NewWorkflow:
+    def _as_started_by(self, task_name: str, labels: Mapping[str, str], /) -> NewWorkflow:
         return self._backend.new_workflow(
-            self._graph, self._options, digest=self._digest, task_name=task_name
+            self._graph, self._options, digest=self._digest, task_name=task_name, inherited=labels
         )
 
     def _handle_of(self, workflow_id: UUID, /) -> WorkflowHandle[R_co]:
         return self._backend.handle(workflow_id, decode=self._decode)
+
+
+def labelled(graph: Graph, labels: Mapping[str, str]) -> Graph:
+    """Return the graph with more labels. Raises ConfigurationError if the workflow or one of its nodes would have too many."""
+    if not labels:
+        return graph
+    chosen = structs.replace(graph, labels=encode_labels({**decode_labels(graph.labels), **labels}))
+    if (crowd := crowded_node(chosen)) is not None:
+        subject, rule = f"labels of workflow {graph.name!r}", f"are too many: {crowd}"
+        raise refused(sorted(labels), subject=subject, code="TOO_MANY_LABELS", rule=rule, fix=_FEWER_LABELS)
+    return chosen
+
+
+def _crowd(graph: Graph, inherited: Mapping[str, str]) -> tuple[str, str] | None:
+    crowd = crowded_node(graph, inherited=inherited) if inherited else None
+    return None if crowd is None else (crowd, _FEWER_LABELS)
+
+
+_FEWER_LABELS: Final = "leave some labels out"
 
 
 def digest_of_graph(graph: Graph) -> str:

@@ -62,7 +62,7 @@ class Rule(Struct, frozen=True, kw_only=True):
 class ScheduledCall(Struct, frozen=True, kw_only=True):
     """The task that each tick sends, as it is stored with a task. `args`, `policy` and `flags` are JSON text.
 
-    `gates` and `costs` are left out of a declaration without limits, so that its hash is the same as in earlier versions.
+    `gates`, `costs` and `labels` are left out of a declaration without them, so that its hash is the same as in earlier versions.
     """
 
     task: str
@@ -75,6 +75,7 @@ class ScheduledCall(Struct, frozen=True, kw_only=True):
     serial: str | None = None
     gates: tuple[str, ...] | UnsetType = UNSET
     costs: tuple[int, ...] | UnsetType = UNSET
+    labels: dict[str, str] | UnsetType = UNSET
 
 
 class Definition(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from uuid import UUID
 
 from msgspec import Struct, field
 
+from everbeat.domain.labels import NO_LABELS, require_room
 from everbeat.domain.settings.checks import public
 from everbeat.domain.settings.settings import shown
 from everbeat.domain.settings.units import Duration
@@ -53,7 +54,7 @@ class StartableWorkflow(Protocol[H_co]):
     It is the result of `definition.call(...)` or `wf.call(...)`, or a `Workflow` without an output.
     """
 
-    def _as_started_by(self, task_name: str, /) -> NewWorkflow: ...
+    def _as_started_by(self, task_name: str, labels: Mapping[str, str], /) -> NewWorkflow: ...
 
     def _handle_of(self, workflow_id: UUID, /) -> H_co: ...
 
@@ -68,8 +69,8 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     `attempt` counts from 1. `fence` increases with every claim of the task, so the condition `WHERE last_fence < fence` on a write to
     another system rejects writes from outdated attempts. `deadline` is the time at which the timeout expires, in UTC by the database's
     clock. `tick` is the moment of the schedule for which the task was sent, in UTC, or None if it was sent otherwise.
-    `retries_left` is the number of retries that are left if this attempt fails, or None without a retry policy. Every blocking method has
-    an async counterpart whose name begins with `a`.
+    `retries_left` is the number of retries that are left if this attempt fails, or None without a retry policy. `labels` are the task's
+    labels, which its child tasks and workflows inherit. Every blocking method has an async counterpart whose name begins with `a`.
     """
 
     task_id: UUID
@@ -82,6 +83,7 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     deadline: datetime | None = None
     tick: datetime | None = None
     retries_left: int | None = None
+    labels: Mapping[str, str] = NO_LABELS
     _backend: ContextBackend
     _work: PartialWork = field(default_factory=PartialWork)
     _book: StepBook = field(default_factory=StepBook)
@@ -318,7 +320,9 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
                 parameter="call",
                 fix="make it with task.call(...).",
             )
-        return call._handle_of((yield from self._steps.send(call._as_child())))
+        child = call._as_child()
+        require_room(self.labels, child.labels, owner=f"Child task {child.name!r} of task {self.name!r}")
+        return call._handle_of((yield from self._steps.send(child)))
 
     def start(self, workflow: StartableWorkflow[H_co], /) -> H_co:
         """Start a workflow and return its handle. The workflow starts only once across all attempts, and is cancelled with this task.
@@ -337,7 +341,7 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     def _started(self, workflow: StartableWorkflow[H_co], *, named: str | None = None) -> StepPlan[H_co]:
         if not hasattr(workflow, "_as_started_by"):
             raise _not_startable(workflow, task_name=self.name)
-        new = workflow._as_started_by(self.name)
+        new = workflow._as_started_by(self.name, self.labels)
         return workflow._handle_of((yield from self._steps.start(new, named=named)))
 
     @property

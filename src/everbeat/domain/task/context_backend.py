@@ -81,7 +81,7 @@ class FailedTry(Struct, frozen=True):
 
 
 class NewChild(Struct, frozen=True, kw_only=True):
-    """A child task to send. `args`, `policy` and `flags` are JSON text. `digest` is the digest of the arguments.
+    """A child task to send. `args`, `policy`, `flags` and `labels` are JSON text. `digest` is the digest of the arguments.
 
     `gates` and `costs` are the texts of arrays.
     """
@@ -98,6 +98,7 @@ class NewChild(Struct, frozen=True, kw_only=True):
     digest: str | None = None
     gates: str | None = None
     costs: str | None = None
+    labels: str | None = None
 
 
 class NewWorkflow(Struct, frozen=True, kw_only=True):

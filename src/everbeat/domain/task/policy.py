@@ -11,6 +11,7 @@ import msgspec
 import msgspec.structs
 from msgspec import UNSET
 
+from everbeat.domain.labels import checked_labels
 from everbeat.domain.limit.options import concurrency, costs, limit_names
 from everbeat.domain.settings.checks import (
     exception_codes,
@@ -178,6 +179,7 @@ class TaskOptions(Settings):
     - `max_retry_later`: how many attempts can raise RetryLater without costing a retry.
     - `ignore_result`: do not store the function's return value.
     - `keep_result_for`: how long to store the result after the task completed. None keeps it as long as the task's record.
+    - `labels`: texts by key, by which the tasks can be found. A send adds its own labels.
     - `exception_codes`: a mapping from exception classes to error codes.
     - `on_failure`: the task, or the name of a task, that runs when a task of this function fails for good. Its only argument is a
       `FinalFailure`. None sends no such task. If omitted, the handler of `App.on_failure` applies.
@@ -226,6 +228,7 @@ class TaskOptions(Settings):
     limits: Sequence[str] = field(default=(), metadata=by(limit_names))
     costs: Mapping[str, int] = field(default_factory=dict, metadata=by(costs), hash=False)
     concurrency: int | None = field(default=None, metadata=by(concurrency))
+    labels: Mapping[str, str] = field(default_factory=dict, metadata=by(checked_labels), hash=False)
     exception_codes: Mapping[type[BaseException], str] = field(
         default_factory=dict, metadata=by(exception_codes), hash=False
     )

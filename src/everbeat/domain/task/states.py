@@ -109,3 +109,29 @@ TRANSITIONS: Final = tuple(
         ("EXPIRED", "PENDING", "task/retry_task", "an operator's retry"),
     )
 )
+
+
+class VirtualState(StrEnum):
+    """A condition of live tasks by which lists can be filtered, as if it were a state."""
+
+    RETRYING = "retrying"
+    """PENDING after a failed attempt, until the retry is claimed."""
+    SCHEDULED = "scheduled"
+    """PENDING and not due yet, and neither retrying nor suspended."""
+    SUSPENDED = "suspended"
+    """PENDING, because the code is sleeping or waiting for an event."""
+    SUSPECT = "suspect"
+    """PENDING, CLAIMED or RUNNING, and suspected of killing its worker, so the task runs alone in a process."""
+    OVERDUE = "overdue"
+    """PENDING, and due for more than a minute."""
+
+    @property
+    def states(self) -> tuple[TaskState, ...]:
+        """Return the states that such tasks can have."""
+        if self is VirtualState.SUSPECT:
+            return (TaskState.PENDING, TaskState.CLAIMED, TaskState.RUNNING)
+        return (TaskState.PENDING,)
+
+
+OVERDUE_MS: Final = 60_000
+"""A task is overdue if it has been due for longer than this."""

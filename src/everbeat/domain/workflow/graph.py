@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from everbeat.domain.labels import MOST_LABELS, NO_LABELS, decode_labels
 from everbeat.domain.limit.model import NodeGate
 from everbeat.domain.settings.units import spelled_size
 from everbeat.domain.typed_json import LARGEST_BYTES
@@ -60,7 +61,7 @@ Template: TypeAlias = tuple[str | Hole, ...]
 
 
 class TaskSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The task of a node, with fields as in `NewTask`. `policy` and `flags` are JSON text, and `good_until` is in ISO 8601 format.
+    """The task of a node, with fields as in `NewTask`. `policy`, `flags` and `labels` are JSON text, and `good_until` is in ISO 8601 format.
 
     The keys of its `gates` are computed when the node is enqueued, because its arguments are not known before.
     """
@@ -75,6 +76,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     delay_ms: int | None = None
     gates: tuple[NodeGate, ...] | None = None
     costs: tuple[int, ...] | None = None
+    labels: str | None = None
 
 
 class Edge(Struct, frozen=True, omit_defaults=True):
@@ -124,7 +126,7 @@ class Graph(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The graph of a workflow to start. `output` is the number of the node whose value becomes the workflow's result.
 
     With `success` cases, the workflow is COMPLETED if all nodes of at least one case are COMPLETED. Without them, it is
-    COMPLETED if no node failed.
+    COMPLETED if no node failed. `labels` are its own labels as JSON text.
     """
 
     name: str
@@ -133,6 +135,7 @@ class Graph(Struct, frozen=True, kw_only=True, omit_defaults=True):
     on_error: OnError = "fail"
     success: tuple[tuple[int, ...], ...] = ()
     output: int | None = None
+    labels: str | None = None
 
 
 class Known(Struct, frozen=True):
@@ -270,6 +273,10 @@ def problems_of(
         rule = f"would take {size:,} bytes of JSON; at most {spelled_size(largest)} are stored"
         fix = "store large data elsewhere and send a reference to it, or start several workflows"
         found.append(checker.problem("TOO_LARGE", rule, fix, value=amount(len(graph.nodes), "node")))
+    if (crowd := crowded_node(graph)) is not None:
+        found.append(
+            checker.problem("TOO_MANY_LABELS", f"has too many labels: {crowd}", "leave some labels out")
+        )
     if depth(graph) > DEEPEST:
         rule = f"has {depth(graph)} levels of workflows within workflows; at most {DEEPEST} are allowed"
         found.append(checker.problem("TOO_DEEP", rule, "use tasks where workflows are not needed"))
@@ -279,6 +286,21 @@ def problems_of(
 def depth(graph: Graph) -> int:
     """Return the number of nested workflow levels in a graph, which is 1 if the graph contains no child workflows."""
     return 1 + max((depth(node.graph) for node in graph.nodes if node.graph is not None), default=0)
+
+
+def crowded_node(graph: Graph, *, inherited: Mapping[str, str] = NO_LABELS) -> str | None:
+    """Return why a node would have more labels than a task can have, or None. A node has its own labels and those that it inherits."""
+    above = {**inherited, **decode_labels(graph.labels)}
+    if len(above) > MOST_LABELS:
+        return f"workflow {graph.name!r} would have {len(above)} labels, including those that it inherits; at most {MOST_LABELS} are allowed"
+    for node in graph.nodes:
+        if node.graph is not None and (deeper := crowded_node(node.graph, inherited=above)) is not None:
+            return deeper
+        if above and node.task is not None and node.task.labels is not None:
+            total = len({**above, **decode_labels(node.task.labels)})
+            if total > MOST_LABELS:
+                return f"node {node.name!r} would have {total} labels, including those of its workflow; at most {MOST_LABELS} are allowed"
+    return None
 
 
 class _Checker:

@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from everbeat.domain.labels import NO_LABELS
 from everbeat.errors import TaskError
 
 
@@ -98,7 +99,7 @@ class WorkflowInfo(Struct, frozen=True, kw_only=True):
 
     `counts` has the number of nodes in each state; RUNNING nodes count as ENQUEUED. `result` is the output's value as plain
     JSON once the workflow is COMPLETED. `parent_id` is the id of the workflow that contains this workflow as a node.
-    `parent_task_id` is the id of the task that started this workflow.
+    `parent_task_id` is the id of the task that started this workflow. `labels` includes the labels that the workflow has inherited.
     """
 
     id: UUID
@@ -116,6 +117,7 @@ class WorkflowInfo(Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
     result: Any
     error: TaskError | None
+    labels: Mapping[str, str] = NO_LABELS
 
     @property
     def nodes(self) -> int:

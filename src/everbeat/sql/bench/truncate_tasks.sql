@@ -1,2 +1,2 @@
 -- Delete all tasks, between two measurements.
-truncate {schema}.tasks, {schema}.attempts, {schema}.recoveries
+truncate {schema}.tasks, {schema}.attempts, {schema}.recoveries, {schema}.labels

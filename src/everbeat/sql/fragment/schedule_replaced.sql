@@ -6,7 +6,7 @@ task = excluded.task, args = excluded.args, queue = excluded.queue, priority = e
     timezone = excluded.timezone, starts_at = excluded.starts_at, ends_at = excluded.ends_at, most_runs = excluded.most_runs,
     missed = excluded.missed, most = excluded.most, catchup_ms = excluded.catchup_ms, overlap = excluded.overlap,
     jitter_ms = excluded.jitter_ms, pause_after_failures = excluded.pause_after_failures, note = excluded.note,
-    gates = excluded.gates, costs = excluded.costs,
+    gates = excluded.gates, costs = excluded.costs, labels = excluded.labels,
     owner = excluded.owner, declaration = excluded.declaration,
     changed_at = greatest(statement_timestamp(), s.changed_at + interval '1 microsecond'),
     decided_to = case

@@ -10,4 +10,5 @@
         select s.result::text from {schema}.steps s
         where s.task_id = t.id and s.kind = 'sleep' and s.due_at = t.wake_at and s.result is not null
         order by s.name limit 1
-    ) end as failed_try
+    ) end as failed_try,
+    t.labels::text as labels

@@ -1,5 +1,6 @@
 -- The filters of `everbeat tasks` that no index serves. A worker matches if it holds or has held the task, or if it ran one of the task's attempts. An error can
--- be given as a code, a class, or a class without its module.
+-- be given as a code, a class, or a class without its module. The virtual states are those of `VirtualState` (domain/task/states.py). With them, `states`
+-- contains all states that such tasks can have. `plain_states` contains the states that match as they are. inspect/list_labelled_tasks finds labels with a value by an index.
 (%(states)s::text[] is null or t.state = any(%(states)s::text[]))
   and (%(name)s::text is null or t.name = %(name)s)
   and (%(queue)s::text is null or t.queue = %(queue)s)
@@ -14,3 +15,18 @@
   )))
   and (%(since)s::timestamptz is null or event.at >= %(since)s)
   and (%(within_ms)s::bigint is null or event.at >= statement_timestamp() - %(within_ms)s * interval '1 millisecond')
+  and (%(until)s::timestamptz is null or event.at < %(until)s)
+  and (%(before_ms)s::bigint is null or event.at < statement_timestamp() - %(before_ms)s * interval '1 millisecond')
+  and (
+      %(virtual_states)s::text[] is null or t.state = any(%(plain_states)s::text[])
+      or t.state = 'PENDING' and (
+          'retrying' = any(%(virtual_states)s::text[]) and t.next_retry_at is not null
+          or 'scheduled' = any(%(virtual_states)s::text[]) and t.enqueued_at > statement_timestamp() and t.next_retry_at is null and t.wake_at is null
+          or 'suspended' = any(%(virtual_states)s::text[]) and t.enqueued_at > statement_timestamp() and t.wake_at > statement_timestamp()
+          or 'overdue' = any(%(virtual_states)s::text[]) and t.enqueued_at < statement_timestamp() - %(overdue_ms)s::bigint * interval '1 millisecond'
+      )
+      or 'suspect' = any(%(virtual_states)s::text[]) and t.suspect and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+  )
+  and (%(labels)s::text is null or t.labels @> %(labels)s::text::jsonb)
+  and (%(label_keys)s::text[] is null or t.labels ?& %(label_keys)s::text[])
+  and (%(arguments_contain)s::text is null or position(%(arguments_contain)s::text in t.args::text) > 0)

@@ -11,8 +11,10 @@ with looked as materialized (
 ), gone as (
     delete from {schema}.history h
     where h.ended_at >= %(since)s and h.ended_at < %(until)s and h.id = any(array(select o.id from old o))
-    returning coalesce(cardinality(h.attempts), 0) as attempts, coalesce(cardinality(h.recoveries), 0) as recoveries,
+    returning h.id, coalesce(cardinality(h.attempts), 0) as attempts, coalesce(cardinality(h.recoveries), 0) as recoveries,
         coalesce(cardinality(h.steps), 0) as steps, coalesce(cardinality(h.signals), 0) as signals
+), gone_labels as (
+    delete from {schema}.labels l where l.id = any(array(select g.id from gone g))
 )
 select
     case when (select count(*) from looked) = %(limit)s then (select l.id from looked l order by l.id desc limit 1) end as next_after,

@@ -1,4 +1,4 @@
--- Delete old ended tasks with their attempts, recoveries, steps and signals: one step of a scan of the primary key. A step reads a limited
+-- Delete old ended tasks with their attempts, recoveries, steps, signals and labels: one step of a scan of the primary key. A step reads a limited
 -- number of rows and skips live, recent and locked tasks. Tasks of an existing workflow are skipped too, because they can still be retried.
 -- Return the position at which the next step begins, or null at the end.
 with looked as materialized (
@@ -24,6 +24,8 @@ with looked as materialized (
     delete from {schema}.recoveries r where r.task_id = any(array(select g.id from gone g)) returning 1
 ), gone_steps as (
     delete from {schema}.steps s where s.task_id = any(array(select g.id from gone g)) returning 1
+), gone_labels as (
+    delete from {schema}.labels l where l.id = any(array(select g.id from gone g))
 ), gone_signals as (
     delete from {schema}.signals s where s.target = any(array(select g.id from gone g)) returning 1
 )

@@ -1,4 +1,4 @@
--- Delete old ended workflows with their nodes, edges and signals: one step of a scan of the primary key. A workflow that is a node of a
+-- Delete old ended workflows with their nodes, edges, signals and labels: one step of a scan of the primary key. A workflow that is a node of a
 -- live workflow is kept. A step deletes old workflows up to a total number of nodes, but at least one workflow if any is old. Return the
 -- position at which the next step begins, or null at the end.
 with looked as materialized (
@@ -23,6 +23,8 @@ with looked as materialized (
     delete from {schema}.nodes n where n.workflow_id = any(array(select g.id from gone g)) returning 1
 ), gone_edges as (
     delete from {schema}.edges e where e.workflow_id = any(array(select g.id from gone g)) returning 1
+), gone_labels as (
+    delete from {schema}.labels l where l.id = any(array(select g.id from gone g))
 ), gone_signals as (
     delete from {schema}.signals s where s.target = any(array(select g.id from gone g)) returning 1
 )

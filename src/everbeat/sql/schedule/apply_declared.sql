@@ -11,6 +11,7 @@ with winner as materialized (
     order by v.owner, v.live_since desc, v.version desc
 ), asked as materialized (
     select w.owner, g.*, s.name is null as is_new, s.owner as stored_owner, s.retired_at, s.declaration as stored_declaration, s.gates as stored_gates,
+        s.labels as stored_labels,
         row_number() over (partition by g.name order by (s.owner = w.owner) is true desc, w.owner) = 1
             and (s.name is null or s.owner = w.owner or s.owner is not null and s.retired_at is not null) is true as is_granted
     from winner w
@@ -25,6 +26,7 @@ with winner as materialized (
     where a.is_granted and (
         a.is_new or a.retired_at is not null or a.stored_owner <> a.owner or a.stored_declaration is distinct from a.declaration
         or a.stored_gates is distinct from a.gates  -- an older version of everbeat stored the schedule
+        or a.stored_labels is distinct from a.labels
     )
 ), stale as materialized (
     select s.name, s.owner, case when w.owner is null then 'NO_WORKER' else 'UNDECLARED' end as because

@@ -1,7 +1,7 @@
 -- Send tasks for ticks of a schedule that were not sent: nothing -> PENDING. A tick that was sent before is left out, so the statement can be
 -- repeated. So is a tick whose key a live task has. A row about a series of missed ticks keeps the rest of the series.
 with held as materialized (
-    select s.name, s.task, s.args, s.queue, s.priority, s.key, s.policy, s.flags, s.serial, s.gates, s.costs
+    select s.name, s.task, s.args, s.queue, s.priority, s.key, s.policy, s.flags, s.serial, s.gates, s.costs, s.labels
     from {schema}.schedules s where s.name = %(name)s for no key update
 ), tick as materialized (
     select k.*
@@ -10,11 +10,11 @@ with held as materialized (
     where k.outcome = 'SENT' and (select o.outcome from {schema}.ticks o where o.schedule = h.name and o.at = k.at) is distinct from 'SENT'
 ), inserted as (
     insert into {schema}.tasks (
-        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, schedule, tick, gates, costs
+        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, schedule, tick, gates, costs, labels
     )
     select
         k.task_id, h.task, h.queue, h.priority, h.args, h.key, h.policy, h.flags, k.good_until, line.serial, statement_timestamp(),
-        statement_timestamp(), case when line.serial is not null then statement_timestamp() end, h.name, k.at, h.gates, h.costs
+        statement_timestamp(), case when line.serial is not null then statement_timestamp() end, h.name, k.at, h.gates, h.costs, h.labels
     from tick k
     cross join held h
     cross join lateral (select coalesce(h.serial, case when k.is_serial then 'schedule:' || h.name end) as serial) line

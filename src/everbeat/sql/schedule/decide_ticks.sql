@@ -14,7 +14,7 @@ with recursive decided as materialized (
     select s.*, d.ticks
     from (select * from decided order by name) d
     cross join lateral (
-        select s.name, s.task, s.args, s.queue, s.priority, s.key, s.policy, s.flags, s.serial, s.gates, s.costs
+        select s.name, s.task, s.args, s.queue, s.priority, s.key, s.policy, s.flags, s.serial, s.gates, s.costs, s.labels
         from {schema}.schedules s
         where s.name = d.name and s.decided_to = d.seen_decided_to and (d.seen_changed_at is null or s.changed_at = d.seen_changed_at)
           and s.retired_at is null and s.ended_at is null
@@ -28,11 +28,11 @@ with recursive decided as materialized (
     where (select o.at from {schema}.ticks o where o.schedule = h.name and o.at = k.at) is null
 ), inserted as (
     insert into {schema}.tasks (
-        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, schedule, tick, gates, costs
+        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, schedule, tick, gates, costs, labels
     )
     select
         k.task_id, h.task, h.queue, h.priority, h.args, h.key, h.policy, h.flags, k.good_until, line.serial, statement_timestamp(),
-        statement_timestamp(), case when line.serial is not null then statement_timestamp() end, h.name, k.at, h.gates, h.costs
+        statement_timestamp(), case when line.serial is not null then statement_timestamp() end, h.name, k.at, h.gates, h.costs, h.labels
     from tick k
     join held h on h.name = k.schedule
     cross join lateral (select coalesce(h.serial, case when k.is_serial then 'schedule:' || h.name end) as serial) line

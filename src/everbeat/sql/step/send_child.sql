@@ -1,9 +1,9 @@
 -- Send a child of a running task; it is sent only once across all the task's attempts. Requires the parent's current claim_id; no row means
 -- a lost lease. The child's id is derived from the parent's id and the name of this step. The id begins with the parent's time, as in a
--- UUIDv7. As with a normal send, a live task with the same name and key is returned instead. Return the id and the verdict: sent, cancelled
+-- UUIDv7. The child inherits the parent's labels. As with a normal send, a live task with the same name and key is returned instead. Return the id and the verdict: sent, cancelled
 -- (the parent has a cancel request), or again. After `again`, repeat the call, because another transaction is changing the same rows.
 with held as materialized (
-    select t.id, t.attempt, t.cancel_requested_at is not null as is_cancelled,
+    select t.id, t.attempt, t.labels, t.cancel_requested_at is not null as is_cancelled,
         encode(
             substr(uuid_send(t.id), 1, 6)
             || set_byte(set_byte(substr(sha256(uuid_send(t.id) || convert_to(%(step)s::text, 'UTF8')), 1, 10), 0, 112), 2, 128),
@@ -17,13 +17,14 @@ with held as materialized (
     from held h join {schema}.steps s on s.task_id = h.id and s.kind = 'child' and s.name = %(step)s::text
 ), sent as (
     insert into {schema}.tasks (
-        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, parent_id, gates, costs
+        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, parent_id, gates, costs, labels
     )
     select
         h.child_id, %(name)s::text, %(queue)s::text, %(priority)s::smallint, %(args)s::text::json, %(key)s::text, %(policy)s::text::json,
         %(flags)s::text::json, %(good_until)s::timestamptz, %(serial)s::text, statement_timestamp(), statement_timestamp(),
         case when %(serial)s::text is not null then statement_timestamp() end, h.id,
-        %(gates)s::text::text[], %(costs)s::text::integer[]
+        %(gates)s::text::text[], %(costs)s::text::integer[],
+        coalesce(h.labels || %(labels)s::text::jsonb, h.labels, %(labels)s::text::jsonb)
     from held h
     where not h.is_cancelled and not exists (select from known)
     on conflict do nothing

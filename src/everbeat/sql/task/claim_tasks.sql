@@ -235,7 +235,7 @@ with recursive caller as materialized (
     where t.id = p.id
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-        {schema}.is_marked(t.needs), t.tick
+        {schema}.is_marked(t.needs), t.tick, t.labels::text
 -- [lines
 ), unused as (
     insert into {schema}.line_changes (line, gates, at)
@@ -262,7 +262,7 @@ from (
     union all
     select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
         t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
-        {schema}.is_marked(t.needs), t.tick, null, null, null
+        {schema}.is_marked(t.needs), t.tick, t.labels::text, null, null, null
         -- [lines
         , null
         -- lines]

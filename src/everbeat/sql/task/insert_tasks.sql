@@ -6,8 +6,8 @@ with kinds as (
     from unnest(
         %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[], %(keys)s::text[], %(policies)s::text[], %(flags)s::text[],
         %(good_until)s::timestamptz[], %(run_at)s::timestamptz[], %(delay_ms)s::text::bigint[], %(serials)s::text[],
-        %(gates)s::text[], %(costs)s::text[]
-    ) with ordinality as k (name, queue, priority, key, policy, flags, good_until, run_at, delay_ms, serial, gates, costs, kind)
+        %(gates)s::text[], %(costs)s::text[], %(labels)s::text[]
+    ) with ordinality as k (name, queue, priority, key, policy, flags, good_until, run_at, delay_ms, serial, gates, costs, labels, kind)
 ), asked as (
     select r.id, r.args, k.*
     from rows from (
@@ -15,12 +15,12 @@ with kinds as (
     ) as r (id, kind, args)
     join kinds k on k.kind = r.kind
 ), inserted as (
-    insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, gates, costs)
+    insert into {schema}.tasks (id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, gates, costs, labels)
     select
         id, name, queue, priority, args, key, policy::json, flags::json, good_until, serial, statement_timestamp(),
         greatest(statement_timestamp(), run_at, statement_timestamp() + delay),
         case when serial is not null then greatest(statement_timestamp(), run_at, statement_timestamp() + delay) end,
-        gates::text[], costs::integer[]
+        gates::text[], costs::integer[], labels::jsonb
     from asked
     order by name, key, id
     on conflict do nothing

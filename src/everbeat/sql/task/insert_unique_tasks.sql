@@ -15,10 +15,11 @@ with kinds as (
     from unnest(
         %(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[], %(keys)s::text[], %(policies)s::text[], %(flags)s::text[],
         %(good_until)s::timestamptz[], %(run_at)s::timestamptz[], %(delay_ms)s::text::bigint[], %(serials)s::text[],
-        %(unique_for)s::text[], %(on_duplicate)s::text[], %(at_latest_ms)s::text::bigint[], %(gates)s::text[], %(costs)s::text[]
+        %(unique_for)s::text[], %(on_duplicate)s::text[], %(at_latest_ms)s::text::bigint[], %(gates)s::text[], %(costs)s::text[],
+        %(labels)s::text[]
     ) with ordinality as k (
         name, queue, priority, key, policy, flags, good_until, run_at, delay_ms, serial, unique_for, on_duplicate, at_latest_ms, gates,
-        costs, kind
+        costs, labels, kind
     )
 ), asked as materialized (
     select r.id, r.args, k.*, greatest(statement_timestamp(), k.run_at, statement_timestamp() + k.delay) as due_at,
@@ -55,12 +56,12 @@ with kinds as (
 ), inserted as (
     insert into {schema}.tasks (
         id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, unique_key, unique_for, gates,
-        costs
+        costs, labels
     )
     select
         a.id, a.name, a.queue, a.priority, a.args, case when a.unique_for is null then a.key end, a.policy::json, a.flags::json, a.good_until,
         a.serial, statement_timestamp(), a.due_at, case when a.serial is not null then a.due_at end,
-        case when a.unique_for is not null then a.key end, a.unique_for, a.gates::text[], a.costs::integer[]
+        case when a.unique_for is not null then a.key end, a.unique_for, a.gates::text[], a.costs::integer[], a.labels::jsonb
     from asked a
     where (a.unique_for is null or exists (select from taken k where k.task_id = a.id))
       and not exists (select from before b where b.asked = a.id) and not exists (select from rejected)

@@ -48,7 +48,7 @@ with place as materialized (
     where b.concurrency < b.cost + (select coalesce(sum(r.cost), 0) from rival r where r.gate = b.gate and r.id <> %(id)s)
 ), inserted as (
     insert into {schema}.tasks (
-        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, gates, costs
+        id, name, queue, priority, args, key, policy, flags, good_until, serial, sent_at, enqueued_at, serial_at, gates, costs, labels
     )
     select
         %(id)s, %(name)s, %(queue)s, %(priority)s, %(args)s::text::json, %(key)s, %(policy)s::text::json, %(flags)s::text::json,
@@ -56,7 +56,7 @@ with place as materialized (
         greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond'),
         case when %(serial)s::text is not null
             then greatest(statement_timestamp(), %(run_at)s::timestamptz, statement_timestamp() + %(delay_ms)s::bigint * interval '1 millisecond') end,
-        %(gates)s::text::text[], %(costs)s::text::integer[]
+        %(gates)s::text::text[], %(costs)s::text::integer[], %(labels)s::text::jsonb
     where not exists (select from full_gate)
     on conflict do nothing
     returning id, queue

@@ -1,14 +1,22 @@
 -- Start a workflow: nothing -> RUNNING. The workflow's id makes the call idempotent; there is at most one live workflow per name and key.
--- Nodes without dependencies are READY. A child's input is known when the child starts, and its end is reported to its parent. The statement
+-- Nodes without dependencies are READY. A child's input is known when the child starts, and its end is reported to its parent. A
+-- workflow inherits the labels of the task that starts it, or of its parent. The statement
 -- itself notifies only as part of a larger transaction (`joined`). Otherwise task/announce_hints follows the commit.
 with asked as (
     select %(id)s::uuid as id
 ), inserted as (
-    insert into {schema}.workflows (id, name, key, on_error, success, output, node_count, input, parent_id, parent_node, largest_arguments, parent_task_id)
+    insert into {schema}.workflows (id, name, key, on_error, success, output, node_count, input, parent_id, parent_node, largest_arguments, parent_task_id, labels)
     select
         a.id, %(name)s, %(key)s::text, %(on_error)s, %(success)s::text::json, %(output)s::integer, %(node_count)s::integer,
-        %(input)s::text::json, %(parent_id)s::uuid, %(parent_node)s::integer, %(largest)s::integer, %(parent_task_id)s::uuid
+        %(input)s::text::json, %(parent_id)s::uuid, %(parent_node)s::integer, %(largest)s::integer, %(parent_task_id)s::uuid,
+        coalesce(above.labels || %(labels)s::text::jsonb, above.labels, %(labels)s::text::jsonb)
     from asked a
+    cross join lateral (
+        select coalesce(
+            (select t.labels from {schema}.tasks t where t.id = %(parent_task_id)s::uuid),
+            (select p.labels from {schema}.workflows p where p.id = %(parent_id)s::uuid)
+        ) as labels
+    ) above
     on conflict do nothing
     returning id
 ), kind as (

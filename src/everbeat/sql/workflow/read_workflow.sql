@@ -5,7 +5,8 @@ select
     (
         select json_object_agg(c.state, c.count)::text
         from (select n.state, count(*) as count from {schema}.nodes n where n.workflow_id = w.id group by n.state) c
-    ) as counts
+    ) as counts,
+    w.labels::text as labels
 from unnest(%(ids)s::text::uuid[]) as a (id)
 join {schema}.workflows w on w.id = a.id
 left join {schema}.nodes o on o.workflow_id = w.id and o.number = w.output

@@ -179,6 +179,7 @@ class ProcessExecutor:
             checkpoint=task.checkpoint,
             tick=task.tick,
             retries_left=attempt.retries_left,
+            labels=task.labels,
         )
         try:
             process.channel.send_nowait(order)

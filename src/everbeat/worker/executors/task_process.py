@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Final, NoReturn
 
+from everbeat.domain.labels import decode_labels
 from everbeat.domain.task.checkpoint import PartialWork
 from everbeat.domain.task.context import Context, ContextSource
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
@@ -230,6 +231,7 @@ class RunningAttempt(RequestingBackend):
             deadline=order.deadline,
             tick=order.tick,
             retries_left=order.retries_left,
+            labels=decode_labels(order.labels),
             _backend=self,
             _work=PartialWork.from_json(order.checkpoint),
         )
