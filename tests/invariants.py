@@ -478,6 +478,16 @@ _LABELS: Final = (
 )
 _HAS_LABELS: Final = """exists (select from {schema}.labels) or exists (select from {schema}.tasks where labels is not null)
     or exists (select from {schema}.history where labels is not null) or exists (select from {schema}.workflows where labels is not null)"""
+_STREAMS: Final = (
+    "I37",
+    "the items of a stream are numbered from 1 without gaps, and no item of an earlier attempt follows one of a later attempt",
+    """select task_id, name, count(*), max(number) from {schema}.stream_items group by task_id, name
+       having min(number) <> 1 or max(number) <> count(*)
+       union all
+       select task_id, name, number, attempt from (
+           select i.*, lag(i.attempt) over (partition by i.task_id, i.name order by i.number) as before from {schema}.stream_items i
+       ) items where before > attempt""",
+)
 _RECORDS: Final = "(select x.* from {{schema}}.{0} x union all select x.* from {{schema}}.history h cross join lateral unnest(h.{0}) x)"
 _BOTH: Final = {
     "{schema}.tasks": "{schema}.all_tasks",
@@ -552,7 +562,11 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     found = line_breaches(connection, schema)
     present = dict(zip(_ROWS, _present(connection, schema, [*_ROWS.values()]), strict=True))
     moved = has_moved(connection, schema)
-    for number, rule, query in (*QUERIES, *([_HISTORY] if moved else [])):
+    others = [
+        *([_HISTORY] if moved else []),
+        *([_STREAMS] if has_table(connection, schema, "stream_items") else []),
+    ]
+    for number, rule, query in (*QUERIES, *others):
         if any(pattern.search(query) and not there for pattern, there in present.items()):
             continue
         text = of_both(query) if moved and query is not _HISTORY[2] else query
@@ -572,10 +586,17 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     return found
 
 
+def has_table(connection: Connection[Any], schema: str, name: str) -> bool:
+    """Return whether the schema has this table. An older schema might not."""
+    row = connection.execute("select to_regclass(%s) is not null as there", [f'"{schema}".{name}']).fetchone()
+    assert row is not None
+    return bool(row["there"] if isinstance(row, dict) else row[0])
+
+
 def has_moved(connection: Connection[Any], schema: str) -> bool:
     """Return whether tasks have moved to the history."""
-    if connection.execute("select to_regclass(%s)", [f'"{schema}".history']).fetchone() == (None,):
-        return False  # the schema is older
+    if not has_table(connection, schema, "history"):
+        return False
     return _present(connection, schema, ["exists (select from {schema}.history)"])[0]
 
 

@@ -36,5 +36,9 @@ from everbeat.domain.schedule.inspection import RunInfo as RunInfo
 from everbeat.domain.schedule.inspection import ScheduleFilters as ScheduleFilters
 from everbeat.domain.schedule.inspection import ScheduleInfo as ScheduleInfo
 from everbeat.domain.schedule.inspection import TickInfo as TickInfo
+from everbeat.domain.task.context_backend import StreamInfo as StreamInfo
+from everbeat.domain.task.questions import AnswerType as AnswerType
+from everbeat.domain.task.questions import OpenQuestion as OpenQuestion
 from everbeat.domain.task.states import TASK_TERMINAL_STATES as TASK_TERMINAL_STATES
 from everbeat.domain.task.states import VirtualState as VirtualState
+from everbeat.domain.task.streams import StreamItem as StreamItem

@@ -20,7 +20,7 @@ from everbeat.domain.recovery.hooks import (
     SweepSummary,
 )
 from everbeat.domain.schedule.model import Declared
-from everbeat.domain.task.context_backend import StepAnswer, StepQuestion
+from everbeat.domain.task.context_backend import EmittedItem, StepAnswer, StepQuestion
 from everbeat.errors import StopReason
 
 LeaseKey = tuple[UUID, UUID]
@@ -379,6 +379,13 @@ class ProgressReport(ProcessMessage, frozen=True):
     progress: str
 
 
+class Emitted(ProcessMessage, frozen=True):
+    """The running attempt has emitted an item of a stream."""
+
+    claim_id: UUID
+    item: EmittedItem
+
+
 class Returned(ProcessMessage, frozen=True):
     """The attempt's code has returned `result` (JSON text)."""
 
@@ -451,7 +458,7 @@ FromSupervisor = (
 )
 FromWorkerProcess = FromWorker | HookAnswers
 ToWorkerProcess = FromSupervisor | AskHooks | TellHooks
-FromTaskProcess = ProcessReady | ProgressReport | AttemptReport | Refused | Request
+FromTaskProcess = ProcessReady | ProgressReport | Emitted | AttemptReport | Refused | Request
 ToTaskProcess = RunAttempt | CancelRun | LeaveIdle | Answer
 
 

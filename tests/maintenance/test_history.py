@@ -12,7 +12,7 @@ from everbeat.client.options import call_patience
 from everbeat.domain.inspection import AttemptInfo
 from everbeat.errors import ConfigurationError
 from everbeat.maintenance.history import unit_of
-from everbeat.store import history, inspection, tasks, workers
+from everbeat.store import history, inspection, retention, tasks, workers
 from everbeat.store.patience import LONGEST_PATIENCE_S
 from tests.maintenance.moving import ids_in, move, records_left, stored
 from tests.maintenance.pruning import ended
@@ -233,3 +233,29 @@ def test_lists_and_lookups_find_moved_tasks(db: StoreHarness) -> None:
     assert {each.id for each in by_worker} == {failed, completed}
     found = db.run(inspection.tasks_between(failed, failed, limit=10))
     assert [each.id for each in found] == [str(failed)]
+
+
+def test_the_items_of_a_task_stay_while_it_moves_to_history_and_back_and_go_after_it(
+    db: StoreHarness,
+) -> None:
+    task_id = ended(db, hours=800, state="FAILED")
+    kept = ended(db, hours=2, state="COMPLETED")
+    insert = "insert into {}.stream_items (task_id, name, number, attempt, value) select %s, 'n', n, 1, '1' from generate_series(1, 3) n"
+    for each in (task_id, kept):
+        db.connection.execute(sql.SQL(insert).format(sql.Identifier(db.target.schema)), [each])
+
+    def left_by_pruning() -> set[UUID]:
+        after: UUID | None = UUID(int=0)
+        while after is not None:
+            step = retention.prune_stray_items(limit=2, after=after, until=UUID(int=(1 << 128) - 1))
+            after = db.run(step).next_after
+        return {row[0] for row in db.table("stream_items", "task_id")}
+
+    assert move(db, terminal_record_retention_hours=None) == 2
+    assert left_by_pruning() == {task_id, kept}
+    assert db.run(history.recall_task(task_id)) == 1
+    assert left_by_pruning() == {task_id, kept}
+    bounds = db.run(retention.task_id_bounds(hours=720))
+    db.run(retention.prune_tasks(hours=720, limit=100, after=UUID(int=0), until=bounds.old))
+    assert left_by_pruning() == {kept}
+    assert db.table("stream_items", "count(*)") == [(3,)]

@@ -41,6 +41,7 @@ from tests.store.test_messages import hold
 from tests.store.test_signals import send, suspension, waiting
 from tests.store.test_started_by_tasks import start
 from tests.store.test_steps import send_child
+from tests.store.test_streams import insertion, items
 
 GUARD: Final = re.compile(r"(\(select )?pg_notification_queue_usage\(\)(?(1)\)) < 0\.5")
 Act = Callable[[], object]
@@ -322,6 +323,11 @@ def restore_limit(db: StoreHarness) -> Act:
     return lambda: db.run(limits.clear_limit("narrow", channel=db.target.channel))
 
 
+def store_items(db: StoreHarness) -> Act:
+    held = db.running()
+    return lambda: db.run(insertion(db, (held, items(1))))
+
+
 ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
     "task/announce_hints": announce,
     "task/insert_task": send_one,
@@ -343,6 +349,7 @@ ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
     "task/retry_task": retry,
     "task/cancel_children": cancel_children,
     "step/send_child": child,
+    "stream/insert_items": store_items,
     "schedule/decide_ticks": decide_tick,
     "schedule/run_schedule": run_by_hand,
     "schedule/backfill_ticks": backfill,

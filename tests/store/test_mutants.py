@@ -29,6 +29,7 @@ from tests.store import test_remaining_sessions as sessions
 from tests.store import test_signals as signals
 from tests.store import test_stale_trees as stale_trees
 from tests.store import test_steps as steps
+from tests.store import test_streams as streams
 from tests.store.conftest import StoreHarness
 
 
@@ -304,6 +305,31 @@ MUTANTS = [
     Mutant(
         "an unfenced wait", "step/wait_for_signal", "and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null",
         steps.TestRecord().test_a_zombie_cannot_record_or_load_steps,
+    ),
+    Mutant(
+        "unfenced items", "stream/insert_items", "select t.id, t.claim_id, t.attempt from {schema}.tasks t\n    where t.id = any(%(ids)s::uuid[]) and"
+        " t.claim_id = any(%(claim_ids)s::uuid[]) and t.state || '' = 'RUNNING'",
+        "select t.id, l.claim_id, t.attempt from {schema}.tasks t"
+        " join unnest(%(ids)s::uuid[], %(claim_ids)s::uuid[]) as l (id, claim_id) on l.id = t.id",
+        streams.test_a_portion_stores_the_items_of_the_attempts_that_hold_their_tasks,
+    ),
+    Mutant(
+        "items of an attempt that has not started", "stream/insert_items", "and t.state || '' = 'RUNNING'", "",
+        streams.test_a_claimed_or_ended_attempt_stores_no_items,
+    ),
+    Mutant(
+        "items that do not wait for a change of the lease", "stream/insert_items", "for share\n", "for key share\n",
+        streams.test_a_portion_waits_for_a_change_of_the_lease_and_then_stores_nothing,
+    ),
+    Mutant(
+        "items that are stored twice", "stream/insert_items", "on conflict do nothing",
+        "on conflict (task_id, name, number) do update set value = excluded.value",
+        streams.test_a_repeated_portion_is_stored_once,
+    ),
+    Mutant(
+        "items of a task that exists are pruned", "retention/prune_stray_items",
+        "not exists (select from {schema}.tasks t where t.id = w.task_id)", "true",
+        streams.test_pruning_walks_past_any_number_of_tasks_that_are_kept,
     ),
     Mutant(
         "an unfenced child", "step/send_child", "and t.claim_id = %(claim_id)s", "and %(claim_id)s::uuid is not null",

@@ -84,6 +84,7 @@ from tests.typing.declared import (
 def sending() -> None:
     handle = welcome.send(42)
     assert_type(handle, Handle[Receipt])
+    assert_type([item.value for item in handle.stream("tokens", type=str)], list[str])
     assert_type(handle.result(timeout=30), Receipt)
     assert_type(handle.outcome(timeout="5s"), Completed[Receipt] | Failed)
     assert_type(welcome.send(42, locale="de"), Handle[Receipt])
@@ -217,6 +218,8 @@ def durable(context: Context, film: UUID) -> None:
     assert_type(context.wait_event("decided", timeout="7d", type=bool), bool)
     assert_type(context.wait_event("decided", type=dict[str, int]), dict[str, int])
     print(context.wait_event("decided")["any"])
+    assert_type(context.ask("Refund?", type=bool, timeout="2d"), bool)
+    assert_type(context.emit("tokens", "a"), int)
     assert_type(context.send(plain.call(1)), Handle[int])
     assert_type(context.send(render.call(film)), Handle[str])
     app.signal(film, "decided")
@@ -233,6 +236,8 @@ async def durable_on_a_loop(context: Context) -> None:
     assert_type(await context.with_options(name="n", timeout=5).astep(abill, 1, "x"), bytes)
     await context.asleep(3)
     assert_type(await context.await_event("decided", type=Payment), Payment)
+    assert_type(await context.aask("Who?", type=str, choices=["ann", "bob"]), str)
+    assert_type(await context.aemit("tokens", "a"), int)
     assert_type(await context.asend(welcome.call(1)), Handle[Receipt])
     assert_type(await app.asignal(UUID(int=1), "decided"), None)
 

@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "pause": ("everbeat.cli.pause_all", "Stop all claims: pause --all."),
     "resume": ("everbeat.cli.pause_all", "Allow claims again: resume --all."),
     "limits": ("everbeat.cli.limits", "List, show, set and clear limits."),
+    "inbox": ("everbeat.cli.inbox", "List the questions of tasks, and answer them."),
     "recoveries": ("everbeat.cli.recoveries", "Show tasks that were recovered from dead workers."),
     "explain": (
         "everbeat.cli.explain",

@@ -56,6 +56,7 @@ from everbeat.cli.selection import (
     to_past,
     with_app,
 )
+from everbeat.cli.task_streams import add_streams
 from everbeat.domain.explain.reasons import retry_of_step
 from everbeat.domain.inspection import (
     AttemptInfo,
@@ -65,6 +66,7 @@ from everbeat.domain.inspection import (
     TaskSummary,
 )
 from everbeat.domain.settings.units import Duration, to_seconds
+from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.signature import Needs
 from everbeat.domain.task.states import TaskState, VirtualState
 from everbeat.errors import TaskError, TaskNotFound, TaskNotRetryable, WaitTimeout
@@ -347,6 +349,8 @@ def _remark(task: TaskSummary) -> str:
         return progress
     if task.error is not None and task.state is not TaskState.COMPLETED:
         return brief(str(task.error))
+    if is_answer(task.waits_for):
+        return "waits for an answer"
     if task.waits_for is not None:
         return f"waits for event {task.waits_for}"
     if task.state is TaskState.PENDING and due_in_s > 0:
@@ -435,6 +439,7 @@ def signal(
 
 add_pausing(commands, "task")
 add_listing(commands)
+add_streams(commands)
 
 _POLL_INTERVAL_S: Final = 0.5
 

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 from everbeat.client.database_access import DatabaseMethods
 from everbeat.client.handle import Handle, TaskOperations, outcomes_of, seen_of, to_task_id, to_workflow_id
 from everbeat.client.options import key_of
+from everbeat.client.question_methods import QuestionMethods
 from everbeat.client.registry import Registry
 from everbeat.client.sender import CallSender, ahandles_of, handles_of
 from everbeat.client.task import Task
@@ -40,7 +41,7 @@ R = TypeVar("R")
 HandlerT = TypeVar("HandlerT", bound=Task[..., Any])
 
 
-class TaskMethods(DatabaseMethods):
+class TaskMethods(QuestionMethods):
     """The `App` methods for individual tasks and workflows."""
 
     _operations: TaskOperations

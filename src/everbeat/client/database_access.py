@@ -270,7 +270,9 @@ class DatabaseAccess:
 
     def _make_hint_source(self) -> SyncHintSource:
         target = self.target
-        return SyncPostgresHintSource(lambda: target.connect("everbeat waiter"), self.channel)
+        return SyncPostgresHintSource(
+            lambda: target.connect("everbeat waiter"), self.channel, also=(target.items_channel,)
+        )
 
     @contextmanager
     def _turn(self, within_s: float) -> Iterator[float]:

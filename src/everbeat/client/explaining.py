@@ -20,11 +20,12 @@ from everbeat.domain.explain.waiting import why_waiting
 from everbeat.domain.explain.workflows import MOST_TASKS, NodeGroup, open_kinds, why_not_ended
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.domain.schedule.timing import zone_is_known
+from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.signature import unfit_workers
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.states import NodeState, WorkflowState
 from everbeat.errors import TaskNotFound, UnknownName, WorkflowNotFound
-from everbeat.store import diagnosis, inspection, limits, schedules, workflow_control
+from everbeat.store import diagnosis, inspection, limits, questions, schedules, workflow_control
 from everbeat.store.inspection import StoredTask
 from everbeat.store.plan import Plan, ask
 
@@ -114,6 +115,9 @@ def reasons_to_wait(
         waiting = structs.replace(waiting, failing_starts=tuple(failing), restarting=restarting)
     if waiting.alive and not waiting.knowing:
         waiting = yield from _with_names(waiting, alive_within_ms=alive_within_ms)
+    if is_answer(stored.summary.waits_for):
+        asked = yield from ask(questions.read_question(stored.summary.id))
+        waiting = structs.replace(waiting, question=asked)
     gates = yield from ask(limits.read_waiting_gates(stored.summary.id))
     return why_waiting(
         stored.summary,

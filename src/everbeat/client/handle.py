@@ -19,6 +19,8 @@ from everbeat.client.explaining import (
     explained_workflow,
     reasons_to_wait,
 )
+from everbeat.client.questions import AnswerMethods
+from everbeat.client.streams import StreamReaders
 from everbeat.client.waiter import Deadline, ends_of
 from everbeat.client.workflow.operations import advanced
 from everbeat.domain.explain.reasons import Explanation, SilenceRules, WorkflowExplanation
@@ -298,7 +300,7 @@ class OutcomeHandle(DatabaseMethods, ABC, Generic[R_co]):
 
 
 @public
-class Handle(OutcomeHandle[R_co]):
+class Handle(StreamReaders, AnswerMethods, OutcomeHandle[R_co]):
     """A reference to one sent task, identified by `id`. Every blocking method has an async counterpart whose name begins with `a`.
 
     `existed` is True if the send stored no task because this task already had its key, and for the handles of `App.find`. It is also True if

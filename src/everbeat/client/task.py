@@ -31,14 +31,17 @@ from everbeat.domain.task.checkpoint import Checkpoint
 from everbeat.domain.task.context import Context, entered
 from everbeat.domain.task.context_backend import (
     Completion,
+    EmittedItem,
     LoadSteps,
     NewChild,
+    OpenStreams,
     RecordStep,
     SendChild,
     Sleep,
     StartWorkflow,
     StepAnswer,
     StepQuestion,
+    StoreItems,
     TaskCommit,
     WaitForEvent,
 )
@@ -64,6 +67,10 @@ class LocalBackend:
     def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None:
         """Discard the report."""
         del stage, fraction, message
+
+    def emit(self, draw: Callable[[], EmittedItem]) -> EmittedItem:
+        """Return the item without storing it."""
+        return draw()
 
     def stop_reason(self) -> StopReason | None:
         """Return None, because nothing stops the code."""
@@ -132,18 +139,18 @@ def local_context(*, task_id: UUID, name: str, queue: str) -> Context:
     )
 
 
-def _answered(question: StepQuestion) -> StepAnswer:
-    match question:
-        case LoadSteps() | RecordStep() | Sleep():
+def _answered(asked: StepQuestion) -> StepAnswer:
+    match asked:
+        case LoadSteps() | RecordStep() | Sleep() | OpenStreams() | StoreItems():
             return StepAnswer()
-        case WaitForEvent():
-            raise OutsideWorker("Context.wait_event")
+        case WaitForEvent(question=question):
+            raise OutsideWorker("Context.wait_event" if question is None else "Context.ask")
         case SendChild():
             raise OutsideWorker("Context.send")
         case StartWorkflow():
             raise OutsideWorker("Context.start")
         case _:
-            assert_never(question)
+            assert_never(asked)
 
 
 class _RowsOnly:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from itertools import chain
 from math import inf
 from time import monotonic, sleep
 from typing import Final, TypeAlias
@@ -25,7 +27,7 @@ from everbeat.errors import (
 )
 from everbeat.hints import SyncHintSource
 from everbeat.hints.delivery import HintRate
-from everbeat.hints.topics import Everything, Hint, TaskEnded
+from everbeat.hints.topics import Everything, Hint, ItemsStored, TaskEnded
 from everbeat.runtime.clock import Backoff
 from everbeat.runtime.fork import call_in_forked_child
 from everbeat.store import history
@@ -48,6 +50,18 @@ class EndedTask(Future[StoredOutcome]):
     """A future that completes when a task finishes. `seen` is the last state that was read before the task finished, if any."""
 
     seen: TaskState | None = None
+    _news: Future[None] | None = None
+
+    def news(self) -> Future[None]:
+        """Return a future that completes when the task might have new items. Call this before reading, so that no hint is missed."""
+        self._news = Future()
+        return self._news
+
+    def hear(self) -> None:
+        """Complete the last future that `news` returned."""
+        if (news := self._news) is not None and not news.done():
+            with suppress(InvalidStateError):  # the reader has just stopped waiting
+                news.set_result(None)
 
 
 class Waiter:
@@ -69,6 +83,11 @@ class Waiter:
         self._hint_rate = HintRate()
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    @property
+    def is_listening(self) -> bool:
+        """Return whether hints are arriving."""
+        return self._listening
 
     def wait(self, task_id: UUID) -> EndedTask:
         """Return a future that completes when the task finishes. It fails with TaskNotFound, or a DatabaseError that a retry cannot fix."""
@@ -97,6 +116,9 @@ class Waiter:
             match hint:
                 case TaskEnded(ids=ids):
                     self._asked.update(task_id for task_id in ids if task_id in self._waiting)
+                case ItemsStored(ids=ids):
+                    for future in chain.from_iterable(self._waiting.get(task_id, ()) for task_id in ids):
+                        future.hear()
                 case Everything():
                     self._ask_all = True
                 case _:

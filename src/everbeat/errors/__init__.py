@@ -4,6 +4,9 @@ Each everbeat error has a `code` for programs, a `message` for people, and usual
 everbeat.
 """
 
+from everbeat.errors.exchange import AlreadyAnswered as AlreadyAnswered
+from everbeat.errors.exchange import NoQuestion as NoQuestion
+from everbeat.errors.exchange import StreamFull as StreamFull
 from everbeat.errors.resources import ResourceFailed as ResourceFailed
 from everbeat.errors.resources import ResourceNotOpen as ResourceNotOpen
 from everbeat.errors.tasks import ARGUMENTS_INVALID as ARGUMENTS_INVALID

@@ -110,12 +110,15 @@ def shown_code(error: TaskError) -> str:
 
 
 class EventTimeout(TaskError):
-    """The event that `Context.wait_event` was waiting for did not arrive within the timeout. A task that does not catch this error
-    fails.
+    """The event that `Context.wait_event` was waiting for, or the answer to `Context.ask`, did not arrive within the timeout.
+
+    A task that does not catch this error fails.
     """
 
-    def __init__(self, event: str, *, timeout_s: float) -> None:
+    def __init__(self, event: str, *, timeout_s: float, question: str | None = None) -> None:
         message = f"Event {event!r} did not arrive within {timeout_s:g} s."
+        if question is not None:
+            message = f"Question {question!r} was not answered within {timeout_s:g} s."
         super().__init__(EVENT_TIMEOUT, message, {"event": event, "timeout_s": timeout_s})
         self.event = event
         self.timeout_s = timeout_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -124,19 +124,21 @@ def _arrived(connection: AsyncConnection[Any]) -> Iterator[str]:
 
 
 class SyncPostgresHintSource:
-    """Hints from one channel, delivered in a daemon thread. `connect` is called in that thread."""
+    """Hints from one channel, and from the channels in `also`, delivered in a daemon thread. `connect` is called in that thread."""
 
     def __init__(
         self,
         connect: Callable[[], Connection[Any]],
         channel: str,
         *,
+        also: Sequence[str] = (),
         random: Random | None = None,
         probe_interval_s: float = PROBE_INTERVAL_S,
         reply_timeout_s: float = REPLY_TIMEOUT_S,
     ) -> None:
         self._connect = connect
         self._channel = channel
+        self._also = also
         self._backoff = reconnect_backoff(random or Random())
         self._probe_interval_s = probe_interval_s
         self._reply_timeout_s = reply_timeout_s
@@ -193,7 +195,8 @@ class SyncPostgresHintSource:
                 self._connection = connection
             connection.autocommit = True
             used = self._probe(connection)
-            connection.execute(_listen(self._channel))
+            for channel in (self._channel, *self._also):
+                connection.execute(_listen(channel))
             while not self._stopping.is_set():
                 _report_room(dispatcher, used)
                 for notification in connection.notifies(timeout=_quiet_s(dispatcher, self._probe_interval_s)):

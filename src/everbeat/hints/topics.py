@@ -2,14 +2,14 @@
 
 The statements that finish, cancel or recover tasks write the same payloads: `t:<queue>`, `d:<id>,<id>`, `c:<id>`, `l:<id>,<id>`, `w`, `q`,
 `m`, and `*` for everything. The triggers of the message outbox write `o:`, `o:<number>:<task id>:<queue>` and, when the relay has stopped,
-`r`.
+`r`. The statement that stores the items of streams writes `e:<id>,<id>` on a separate channel.
 
 Every role that can connect can send any of these payloads. Therefore a hint only makes its receiver query the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -30,6 +30,12 @@ class TasksReady(Struct, frozen=True):
 
 class TaskEnded(Struct, frozen=True):
     """These tasks might have reached a terminal state."""
+
+    ids: tuple[UUID, ...]
+
+
+class ItemsStored(Struct, frozen=True):
+    """These tasks might have new items in their streams."""
 
     ids: tuple[UUID, ...]
 
@@ -75,6 +81,7 @@ class TasksMarked(Struct, frozen=True):
 Hint = (
     TasksReady
     | TaskEnded
+    | ItemsStored
     | CancelAsked
     | LeaseTaken
     | WorkflowsMoved
@@ -97,6 +104,8 @@ def encode(hint: Hint) -> tuple[str, ...]:
             return (payload if len(payload.encode(errors="replace")) <= MAX_PAYLOAD_BYTES else "*",)
         case TaskEnded(ids):
             return tuple(_encode_ids("d", ids))
+        case ItemsStored(ids):
+            return tuple(_encode_ids("e", ids))
         case CancelAsked(task_id):
             return (f"c:{task_id}",)
         case LeaseTaken(ids):
@@ -115,18 +124,19 @@ def encode(hint: Hint) -> tuple[str, ...]:
             return ("*",)
 
 
+_PLAIN: Final[Mapping[str, Hint]] = {
+    "*": Everything(),
+    "w": WorkflowsMoved(),
+    "r": TurnFree(),
+    "q": TreesQuiet(),
+    "m": TasksMarked(),
+}
+
+
 def decode(payload: str) -> Hint | None:
     """Return the hint in a payload, or None for an unknown payload, which is not an error."""
-    if payload == "*":
-        return Everything()
-    if payload == "w":
-        return WorkflowsMoved()
-    if payload == "r":
-        return TurnFree()
-    if payload == "q":
-        return TreesQuiet()
-    if payload == "m":
-        return TasksMarked()
+    if (plain := _PLAIN.get(payload)) is not None:
+        return plain
     kind, _, subject = payload.partition(":")
     if kind == "o":
         return _decode_written(subject)
@@ -137,6 +147,8 @@ def decode(payload: str) -> Hint | None:
             return TasksReady(subject)
         case "d" if ids := tuple(_decode_ids(subject)):
             return TaskEnded(ids)
+        case "e" if ids := tuple(_decode_ids(subject)):
+            return ItemsStored(ids)
         case "c" if ids := tuple(_decode_ids(subject)):
             return CancelAsked(ids[0])
         case "l" if ids := tuple(_decode_ids(subject)):

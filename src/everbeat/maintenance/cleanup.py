@@ -207,6 +207,7 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
             yield _Walk(first, partial(retention.prune_stray_steps, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_signals, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_labels, limit=rows, until=until))
+            yield _Walk(first, partial(retention.prune_stray_items, limit=rows, until=until))
         yield _Walk(0, partial(retention.prune_stray_recoveries, hours=hours, limit=rows))
         yield _Walk(_LONG_AGO, partial(retention.prune_ticks, hours=hours, limit=rows))
     yield _Walk("", partial(retention.prune_lines, limit=rows))

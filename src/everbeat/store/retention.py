@@ -121,6 +121,11 @@ def prune_stray_labels(*, limit: int, after: UUID, until: UUID) -> Statement[Pru
     return Statement("retention/prune_stray_labels", parameters, _step())
 
 
+def prune_stray_items(*, limit: int, after: UUID, until: UUID) -> Statement[PruneStep[UUID]]:
+    """Delete up to `limit` items of streams whose task no longer exists, also not in `history`. Items are not counted as records."""
+    return Statement("retention/prune_stray_items", {"limit": limit, "after": after, "until": until}, _step())
+
+
 def prune_stray_recoveries(*, hours: int, limit: int, after: int) -> Statement[PruneStep[int]]:
     """Delete recoveries that are older than `hours` and whose task no longer exists. Examine at most the next `limit` recoveries."""
     parameters = {"hours": hours, "limit": limit, "after": after}

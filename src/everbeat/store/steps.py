@@ -91,9 +91,15 @@ def begin_sleep(
 
 
 def wait_for_signal(
-    task_id: UUID, claim_id: UUID, *, name: str, event: str, timeout_ms: int | None
+    task_id: UUID,
+    claim_id: UUID,
+    *,
+    name: str,
+    event: str,
+    timeout_ms: int | None,
+    question: str | None = None,
 ) -> Statement[Waited | None]:
-    """Consume a signal, or record that the task is waiting for one.
+    """Consume a signal, or record that the task is waiting for one. `question` is what a person is to answer, as JSON text.
 
     Return None if the lease was lost. Repeat the statement while the state of the result is OPEN.
     """
@@ -103,6 +109,7 @@ def wait_for_signal(
         "name": name,
         "event": event,
         "timeout_ms": timeout_ms,
+        "question": question,
     }
     return Statement("step/wait_for_signal", parameters, rows.first(Waited))
 

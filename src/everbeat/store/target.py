@@ -98,12 +98,18 @@ class Target(Struct, frozen=True):
     @property
     def channel(self) -> str:
         """Return the name of the schema's notification channel."""
-        plain = f"everbeat_{self.schema}"
-        return (
-            plain
-            if len(plain.encode()) <= 63
-            else f"everbeat_{hashlib.blake2b(self.schema.encode(), digest_size=16).hexdigest()}"
-        )
+        return self._channel("everbeat_")
+
+    @property
+    def items_channel(self) -> str:
+        """Return the name of the channel that announces the items of streams. Only readers of streams and results listen to it."""
+        return self._channel("everbeat items ")
+
+    def _channel(self, prefix: str) -> str:
+        plain = f"{prefix}{self.schema}"
+        if len(plain.encode()) <= 63:
+            return plain
+        return f"{prefix}{hashlib.blake2b(self.schema.encode(), digest_size=16).hexdigest()}"
 
     def lock_key(self, subject: str) -> int:
         """Return the 64-bit advisory lock key for a subject in this schema."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import datetime, timedelta
@@ -16,9 +18,10 @@ from msgspec import Struct
 from everbeat.domain.labels import decode_labels
 from everbeat.domain.task.checkpoint import PartialWork
 from everbeat.domain.task.context import Context
+from everbeat.domain.task.context_backend import EmittedItem
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
 from everbeat.domain.task.policy import RunIn, StoredPolicy
-from everbeat.errors import PayloadError, StopReason, TaskStopped
+from everbeat.errors import DatabaseError, PayloadError, StopReason, TaskStopped
 from everbeat.errors.wording import storable
 from everbeat.protocol import Answer, LeaseKey, Request
 from everbeat.runtime.clock import Clock
@@ -139,6 +142,8 @@ ExecutorName: TypeAlias = RunIn | Literal["solo"]
 ALONE: Final[frozenset[ExecutorName]] = frozenset(("process", "solo"))
 """The executors that run each task alone in a process. The process can always be killed, and its death affects no other task."""
 
+_emitting: Final = threading.Lock()
+"""Held while an item is numbered and queued, which takes microseconds. A lock for each attempt would cost more."""
 _TEXT_BYTES: Final = 8_192
 _LONGEST_MS: Final = 100 * 365 * 24 * 3_600 * 1_000
 """The longest limit that is used. A limit that was edited by hand might otherwise exceed the range of datetime."""
@@ -226,6 +231,10 @@ class RequestHandler(Protocol):
         """Write the attempt's pending progress soon. Safe to call from any thread."""
         ...
 
+    def note_items(self, attempt: Attempt) -> None:
+        """Store the items that the attempt has emitted soon. Safe to call from any thread."""
+        ...
+
 
 class StopRequest(Struct):
     """Why an attempt's code should stop. `is_fence` is true if the reason is that the worker might lose its lease soon."""
@@ -255,6 +264,11 @@ class Attempt(RequestingBackend):
     """Why the code should stop. A cancel request sets this value even before the code starts."""
     progress: bytes | None = None
     progress_noted: bool = False
+    items: deque[EmittedItem] | None = None
+    """The items that the code has emitted and that are not stored yet, oldest first. The thread that emits appends to it."""
+    items_noted: bool = False
+    items_refused: str | None = None
+    """Why the database has refused an item. The attempt stores no more items, and cannot complete."""
     reported_at: float = 0.0
     """When the code started or last reported anything, on the worker's monotonic clock."""
     settling_since: float = 0.0
@@ -390,6 +404,27 @@ class Attempt(RequestingBackend):
         """Store the code's latest progress report. Called by the code's Context, from any thread."""
         self.progress = progress_json(stage=stage, fraction=fraction, message=message)
         self.requests.note_progress(self)
+
+    def emit(self, draw: Callable[[], EmittedItem]) -> EmittedItem:
+        """Queue an item that the code emits, and return it. Called by the code's Context, from any thread.
+
+        Raises DatabaseError if the database has refused an earlier item.
+        """
+        if self.items_refused is not None:
+            raise DatabaseError(f"Task {self.id}: {self.items_refused}")
+        with _emitting:
+            item = draw()
+            self.queue_item(item)
+        return item
+
+    def queue_item(self, item: EmittedItem) -> None:
+        """Queue an emitted item to be stored, unless the attempt is over or stores no more items."""
+        if self.stage not in CODE_RUNS or self.items_refused is not None:
+            return
+        if self.items is None:
+            self.items = deque()
+        self.items.append(item)
+        self.requests.note_items(self)
 
     def release_progress(self) -> None:
         """Resume writing progress, beginning with the report that was held back."""

@@ -13,12 +13,14 @@ from uuid import UUID
 from everbeat.domain.plan import aperform
 from everbeat.domain.task.context_backend import (
     LoadSteps,
+    OpenStreams,
     RecordStep,
     SendChild,
     Sleep,
     StartWorkflow,
     StepAnswer,
     StepQuestion,
+    StoreItems,
     WaitForEvent,
 )
 from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable, EverbeatError, StopReason
@@ -33,7 +35,7 @@ from everbeat.protocol import (
     StoreCheckpoint,
 )
 from everbeat.runtime.fork import generation
-from everbeat.store import steps
+from everbeat.store import steps, streams
 from everbeat.store.plan import Plan
 from everbeat.store.refusals import is_refused_data
 from everbeat.store.statement import Statement
@@ -46,6 +48,7 @@ from everbeat.worker.lifecycle import AttemptLifecycle
 from everbeat.worker.messages import AttemptLost
 from everbeat.worker.progress import ProgressRecorder
 from everbeat.worker.shutdown import Shutdown
+from everbeat.worker.streams import StreamRecorder
 
 T = TypeVar("T")
 
@@ -75,16 +78,17 @@ class RequestQuery:
 
     async def ask(self, attempt: Attempt, statement: Statement[T]) -> T:
         """Run the statement and return its result. Raises Stopped if the attempt should no longer be served."""
-        return await self._asked(attempt, lambda: self._session.run(statement, patience_s=PATIENCE_S))
+        return await self.repeat(attempt, lambda: self._session.run(statement, patience_s=PATIENCE_S))
 
     async def transact(self, attempt: Attempt, make: Callable[[], Plan[T]]) -> T:
         """Run a plan in one transaction and return its result. Raises Stopped if the attempt should no longer be served."""
-        return await self._asked(
+        return await self.repeat(
             attempt,
             lambda: self._session.transact(lambda run: aperform(make(), run), patience_s=PATIENCE_S),
         )
 
-    async def _asked(self, attempt: Attempt, once: Callable[[], Awaitable[T]]) -> T:
+    async def repeat(self, attempt: Attempt, once: Callable[[], Awaitable[T]]) -> T:
+        """Call `once` until the database answers, and return its result. Raises Stopped if the attempt should no longer be served."""
         while True:
             self.require_running(attempt)
             try:
@@ -132,7 +136,15 @@ class Suspend(Exception):
 class StepRequests:
     """Answers the requests about durable steps, sleeps, waits and children."""
 
-    def __init__(self, environment: WorkerEnvironment, *, database: RequestQuery, shutdown: Shutdown) -> None:
+    def __init__(
+        self,
+        environment: WorkerEnvironment,
+        *,
+        database: RequestQuery,
+        streams: StreamRecorder,
+        shutdown: Shutdown,
+    ) -> None:
+        self._streams = streams
         self._events = environment.events
         self._clock = environment.clock
         self._database = database
@@ -164,8 +176,19 @@ class StepRequests:
                 return await self._send(attempt, question)
             case StartWorkflow():
                 return await self._start(attempt, question)
+            case OpenStreams():
+                found = await self._database.ask(attempt, streams.list_streams(attempt.id))
+                return StepAnswer(streams=tuple(found))
+            case StoreItems():
+                await self._store_items(attempt)
+                return StepAnswer()
             case _:
                 assert_never(question)
+
+    async def _store_items(self, attempt: Attempt) -> None:
+        await self._database.repeat(attempt, lambda: self._streams.flush(attempt))
+        self._database.require_running(attempt)
+        _require_stored(attempt)
 
     async def _sleep(self, attempt: Attempt, question: Sleep) -> StepAnswer:
         failed = question.failed
@@ -194,7 +217,11 @@ class StepRequests:
 
     async def _wait(self, attempt: Attempt, question: WaitForEvent) -> StepAnswer:
         wait = steps.wait_for_signal(
-            *attempt.lease, name=question.name, event=question.event, timeout_ms=question.timeout_ms
+            *attempt.lease,
+            name=question.name,
+            event=question.event,
+            timeout_ms=question.timeout_ms,
+            question=question.question,
         )
         async with attempt.wait_turn:
             # Read twice. The second read sees a signal that was being stored when the first read began. Any later signal
@@ -253,6 +280,12 @@ class StepRequests:
         )
 
 
+def _require_stored(attempt: Attempt) -> None:
+    """Raise DatabaseError if the database has refused an item of the attempt."""
+    if attempt.items_refused is not None:
+        raise DatabaseError(attempt.items_refused)
+
+
 _OPEN_PAUSE_S: Final = 0.1
 _MOST_UNCLEAR: Final = 5
 
@@ -270,6 +303,7 @@ class ContextRequests:
         environment: WorkerEnvironment,
         *,
         progress: ProgressRecorder,
+        streams: StreamRecorder,
         lifecycle: AttemptLifecycle,
         shutdown: Shutdown,
     ) -> None:
@@ -277,9 +311,10 @@ class ContextRequests:
         self._scope = environment.scope
         self._clock = environment.clock
         self._progress = progress
+        self._streams = streams
         self._lifecycle = lifecycle
         self._database = RequestQuery(environment)
-        self._steps = StepRequests(environment, database=self._database, shutdown=shutdown)
+        self._steps = StepRequests(environment, database=self._database, streams=streams, shutdown=shutdown)
         self._loop = asyncio.get_running_loop()
         self._generation = generation()
         self._installation: UUID | None = None
@@ -287,6 +322,10 @@ class ContextRequests:
     def note_progress(self, attempt: Attempt) -> None:
         """Write the attempt's pending progress soon. Safe to call from any thread."""
         self._progress.note(attempt)
+
+    def note_items(self, attempt: Attempt) -> None:
+        """Store the items that the attempt has emitted soon. Safe to call from any thread."""
+        self._streams.note(attempt)
 
     def submit(self, attempt: Attempt, request: Request) -> Future[Answer]:
         """Start answering a request on the worker's loop, and return a future for the answer.
@@ -388,6 +427,8 @@ class ContextRequests:
         return Answer(request.claim_id, request.ticket, "yes", terms=terms)
 
     async def _committing(self, attempt: Attempt, request: Committing) -> Answer:
+        await self._database.repeat(attempt, lambda: self._streams.flush(attempt))
+        _require_stored(attempt)
         await self._write_progress(attempt)
         self._database.require_running(attempt)
         if attempt.stopped in ("timed_out", "stalled", "lease_lost"):

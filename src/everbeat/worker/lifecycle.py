@@ -42,9 +42,11 @@ from everbeat.worker.settlement import (
     cancel_what_it_started,
     cancels_its_children,
     failed_after_commit,
+    refused_result,
     settlement_of,
     state_after,
 )
+from everbeat.worker.streams import StreamRecorder
 from everbeat.worker.workflow_advancer import Advancer
 
 RecoverAttempt: TypeAlias = Callable[[LeaseKey, ExitReport | Stall, float], Awaitable[bool]]
@@ -76,6 +78,7 @@ class AttemptLifecycle:
         executors: Mapping[ExecutorName, Executor],
         settler: Settler,
         progress: ProgressRecorder,
+        streams: StreamRecorder,
         stalls: StallWatch,
         advancer: Advancer,
         recover: RecoverAttempt,
@@ -97,6 +100,7 @@ class AttemptLifecycle:
         self._executors = executors
         self._settler = settler
         self._progress = progress
+        self._streams = streams
         self._stalls = stalls
         self._advancer = advancer
         self._recover = recover
@@ -340,8 +344,29 @@ class AttemptLifecycle:
         if cancels_its_children(settlement):
             cancelling = self._cancel_and_settle(attempt, settlement)
             self._environment.scope.start(cancelling, name=f"cancel children of {attempt.id}")
+        elif attempt.items or attempt.items_refused is not None:
+            storing = self._store_items_and_settle(attempt, settlement)
+            self._environment.scope.start(storing, name=f"store items of {attempt.id}")
         else:
             self._settler.put(attempt, settlement)
+
+    async def _store_items_and_settle(self, attempt: Attempt, settlement: Settlement) -> None:
+        """Store the last items of the attempt, and then settle it. A task that has ended then has all its items.
+
+        If the database has refused an item, the attempt fails instead of completing.
+        """
+        await self._store_items(attempt)
+        if attempt.items_refused is not None and settlement.outcome == "COMPLETED":
+            settlement = refused_result(settlement, attempt.items_refused)
+        self._settler.put(attempt, settlement)
+
+    async def _store_items(self, attempt: Attempt) -> None:
+        while True:
+            try:
+                return await self._streams.flush(attempt)
+            except EverbeatError as problem:
+                _log.error("storing_items_failed task_id=%s error=%s", attempt.id, problem)
+            await self._clock.sleep(_RETRY_PAUSE_S)
 
     async def _cancel_and_settle(self, attempt: Attempt, settlement: Settlement) -> None:
         """Cancel what the task has started, and then settle it. Retry after an error, so that no child is left."""
@@ -353,6 +378,7 @@ class AttemptLifecycle:
             except EverbeatError as problem:
                 _log.error("cancelling_children_failed task_id=%s error=%s", attempt.id, problem)
             await self._clock.sleep(_RETRY_PAUSE_S)
+        await self._store_items(attempt)
         self._settler.put(attempt, settlement)
 
     def _recover_from(
@@ -380,6 +406,7 @@ class AttemptLifecycle:
     def _forget(self, attempt: Attempt) -> None:
         self._table.remove(attempt)
         self._progress.forget(attempt)
+        self._streams.forget(attempt)
         if attempt.task.workflow_id is not None:
             self._advancer.advance_soon()
         self._note_change(attempt)
@@ -393,6 +420,7 @@ class AttemptLifecycle:
         while True:
             try:
                 await self._progress.write(attempt)  # write the last reported progress first
+                await self._streams.flush(attempt)
                 if await self._recover(attempt.lease, loss, died_at):
                     break
                 self._left(attempt)

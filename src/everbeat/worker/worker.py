@@ -75,6 +75,7 @@ from everbeat.worker.messages import (
 from everbeat.worker.progress import ProgressRecorder, StallWatch
 from everbeat.worker.settlement import Settler
 from everbeat.worker.shutdown import Recycling, Shutdown
+from everbeat.worker.streams import StreamRecorder
 from everbeat.worker.workflow_advancer import Advancer
 
 LOOP_BLOCKED_AFTER_S: Final = 1.0
@@ -136,6 +137,7 @@ class Worker:
         self._leases = LeaseWatch(environment, table=self._table)
         self._advancer = Advancer(environment)
         self._progress = ProgressRecorder(environment)
+        self._streams = StreamRecorder(environment)
         self._stalls = StallWatch(environment)
         self._settler = Settler(environment, progress=self._progress)
         self._probe = DatabaseProbe(environment, table=self._table)
@@ -148,6 +150,7 @@ class Worker:
             executors=self._executors,
             settler=self._settler,
             progress=self._progress,
+            streams=self._streams,
             stalls=self._stalls,
             advancer=self._advancer,
             recover=recover,
@@ -276,6 +279,7 @@ class Worker:
             self._settler,
             self._advancer,
             self._progress,
+            self._streams,
             self._leases,
             self._stalls,
             self._liveness,
@@ -335,7 +339,11 @@ class Worker:
 
     def _make_claimer(self) -> Claimer:
         requests = ContextRequests(
-            self._environment, progress=self._progress, lifecycle=self._lifecycle, shutdown=self._shutdown
+            self._environment,
+            progress=self._progress,
+            streams=self._streams,
+            lifecycle=self._lifecycle,
+            shutdown=self._shutdown,
         )
         return Claimer(
             self._environment,

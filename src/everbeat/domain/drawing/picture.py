@@ -11,6 +11,7 @@ from uuid import UUID
 
 from msgspec import Struct, structs
 
+from everbeat.domain.task.questions import is_answer
 from everbeat.domain.workflow.states import NodeInfo, NodeState
 from everbeat.errors.wording import some
 
@@ -221,6 +222,8 @@ def _suspended(node: NodeInfo) -> str | None:
     """Return a phrase that says why a node's task is suspended, or None if it is not suspended."""
     if node.state is not NodeState.ENQUEUED or node.wake_at is None:
         return None
+    if is_answer(node.waits_for):
+        return "waits for an answer"
     return "sleeps" if node.waits_for is None else f"waits for event {node.waits_for!r}"
 
 

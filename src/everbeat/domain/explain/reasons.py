@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from everbeat.domain.inspection import Pause, RecoveryInfo
 from everbeat.domain.task.context_backend import FailedTry
+from everbeat.domain.task.questions import OpenQuestion
 from everbeat.domain.task.signature import Needs, Registered, UnfitWorkers
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.states import WorkflowState
@@ -51,6 +52,7 @@ class ReasonCode(StrEnum):
     SCHEDULED = "SCHEDULED"
     SLEEPING = "SLEEPING"
     WAITING_FOR_EVENT = "WAITING_FOR_EVENT"
+    WAITING_FOR_ANSWER = "WAITING_FOR_ANSWER"
     RETRY_DUE_LATER = "RETRY_DUE_LATER"
     POSTPONED = "POSTPONED"
     STEP_RETRY_DUE_LATER = "STEP_RETRY_DUE_LATER"
@@ -193,7 +195,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     queue and knows the name was last seen.
 
     Tasks: `ahead` counts the tasks ahead in the queue. `before` counts the tasks ahead in the serial line, and the `first_*`
-    fields describe the first of these tasks. `alone` counts the suspects that are running or held elsewhere.
+    fields describe the first of these tasks. `alone` counts the suspects that are running or held elsewhere. `question` is read only
+    if the task waits for an answer.
     """
 
     alive: int
@@ -226,6 +229,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     registered: tuple[Registered, ...] = ()
     needs: Needs | None = None
     unfit_workers: tuple[UnfitWorkers, ...] = ()
+    question: OpenQuestion | None = None
 
 
 class Holding(msgspec.Struct, frozen=True):

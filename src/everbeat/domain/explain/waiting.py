@@ -21,6 +21,7 @@ from everbeat.domain.explain.reasons import (
 from everbeat.domain.inspection import RecoveryInfo, TaskSummary
 from everbeat.domain.settings.units import shown_moment
 from everbeat.domain.task.policy import StoredPolicy
+from everbeat.domain.task.questions import OpenQuestion
 from everbeat.domain.task.signature import KnowingWorkers, MarkedTasks, Needs, UnfitWorkers, unfit_workers
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import RATE_LIMITED, RETRY_LATER
@@ -171,7 +172,7 @@ def why_waiting(
         *_crew(task, waiting, at=at),
         *why_not_started(waiting.failing_starts),
         *_pauses(task, waiting),
-        *_not_due(task, policy=policy, recoveries=recoveries, at=at),
+        *_not_due(task, policy=policy, recoveries=recoveries, at=at, question=waiting.question),
         *_line(task, waiting, at=at),
         *(limited if task.enqueued_at <= at else ()),
         *_deadline(task, at=at),
@@ -285,7 +286,12 @@ def _pauses(task: TaskSummary, waiting: Waiting) -> Iterator[Reason]:
 
 
 def _not_due(
-    task: TaskSummary, *, policy: StoredPolicy, recoveries: Sequence[RecoveryInfo], at: datetime
+    task: TaskSummary,
+    *,
+    policy: StoredPolicy,
+    recoveries: Sequence[RecoveryInfo],
+    at: datetime,
+    question: OpenQuestion | None,
 ) -> Iterator[Reason]:
     if task.enqueued_at <= at:
         return
@@ -301,7 +307,7 @@ def _not_due(
             command=f"everbeat recoveries show {last.id}",
         )
     elif task.wake_at is not None:
-        yield _suspension(task)
+        yield _suspension(task) if question is None else _asking(task, question)
     elif (
         task.next_retry_at is not None
         and task.error is not None
@@ -350,6 +356,18 @@ def _suspension(task: TaskSummary) -> Reason:
         until=None if endless else task.enqueued_at,
         blocked_by=task.waits_for,
         command=f"everbeat tasks signal {task.id} {shlex.quote(task.waits_for)}",
+    )
+
+
+def _asking(task: TaskSummary, asked: OpenQuestion) -> Reason:
+    until = "" if asked.until is None else f", until {shown_moment(asked.until)}"
+    return Reason(
+        code=ReasonCode.WAITING_FOR_ANSWER,
+        text=f"it is waiting for an answer to {asked.text!r} since {shown_moment(asked.since)}{until}",
+        since=asked.since,
+        until=asked.until,
+        blocked_by=asked.question,
+        command=f"everbeat inbox answer {task.id} VALUE",
     )
 
 

@@ -25,11 +25,13 @@ from everbeat.domain.labels import NO_LABELS, require_room
 from everbeat.domain.settings.checks import public
 from everbeat.domain.settings.settings import shown
 from everbeat.domain.settings.units import Duration
+from everbeat.domain.task.asking import AskMethods
 from everbeat.domain.task.checkpoint import Checkpoint, PartialWork, Steps, require_items, share_of
 from everbeat.domain.task.context_backend import ContextBackend, NewChild, NewWorkflow, TaskCommit
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.step_runner import StepPlan, StepRunner
 from everbeat.domain.task.steps import StepBook, StepOptions, checked_name, name_of, require_callable
+from everbeat.domain.task.streams import StreamBook, StreamMethods
 from everbeat.errors import EverbeatError, NonDeterministic, OutsideTask, PayloadError
 
 P = ParamSpec("P")
@@ -61,7 +63,7 @@ class StartableWorkflow(Protocol[H_co]):
 
 @public
 @final
-class Context(Struct, frozen=True, kw_only=True, eq=False):
+class Context(Struct, StreamMethods, AskMethods, frozen=True, kw_only=True, eq=False):
     """The running attempt of a task.
 
     To get the Context, annotate the task function's first parameter with `Context`, or call `Context.current()`.
@@ -87,6 +89,7 @@ class Context(Struct, frozen=True, kw_only=True, eq=False):
     _backend: ContextBackend
     _work: PartialWork = field(default_factory=PartialWork)
     _book: StepBook = field(default_factory=StepBook)
+    _streams: StreamBook = field(default_factory=StreamBook)
 
     def __repr__(self) -> str:
         return f"<Context of attempt {self.attempt} of task {self.name!r} {self.task_id}, fence {self.fence}>"

@@ -159,11 +159,15 @@ class Sleep(Question, frozen=True):
 
 
 class WaitForEvent(Question, frozen=True):
-    """A request for the next signal of `event`. `name` is the wait's name. The timeout is measured from the first request for the wait."""
+    """A request for the next signal of `event`. `name` is the wait's name. The timeout is measured from the first request for the wait.
+
+    `question` describes, as JSON text, what a person is to answer. It is None for other events.
+    """
 
     name: str
     event: str
     timeout_ms: int | None
+    question: str | None = None
 
 
 class SendChild(Question, frozen=True):
@@ -180,14 +184,39 @@ class StartWorkflow(Question, frozen=True):
     workflow: NewWorkflow
 
 
-StepQuestion: TypeAlias = LoadSteps | RecordStep | Sleep | WaitForEvent | SendChild | StartWorkflow
+class OpenStreams(Question, frozen=True):
+    """A request for the streams that earlier attempts have begun, with the numbers of their last items."""
+
+
+class StoreItems(Question, frozen=True):
+    """A request to store all items that the code has emitted so far. The reply comes once they are stored."""
+
+
+StepQuestion: TypeAlias = (
+    LoadSteps | RecordStep | Sleep | WaitForEvent | SendChild | StartWorkflow | OpenStreams | StoreItems
+)
+
+
+class EmittedItem(Struct, frozen=True, array_like=True):
+    """One item that running code has emitted. `value` is JSON text."""
+
+    name: str
+    number: int
+    value: str
+
+
+class StreamInfo(Struct, frozen=True):
+    """A stream of a task. `items` is the number of its items, which is also the number of the last one."""
+
+    name: str
+    items: int
 
 
 class StepAnswer(Struct, frozen=True, array_like=True):
     """The worker's reply to one request.
 
     The reply contains a page of records and the key of the next page. For a wait, it contains the state, and the value as JSON
-    text. For a child task or a workflow, the reply contains the id.
+    text. For a child task or a workflow, the reply contains the id. For `OpenStreams`, it contains the streams.
     """
 
     records: tuple[Recorded, ...] = ()
@@ -195,12 +224,20 @@ class StepAnswer(Struct, frozen=True, array_like=True):
     state: StepState = "DONE"
     value: str | None = None
     child: UUID | None = None
+    streams: tuple[StreamInfo, ...] = ()
 
 
 class ContextBackend(Protocol):
-    """The interface between a Context and its process. Any thread can call `report_progress` and `stop_reason`, so they must not block."""
+    """The interface between a Context and its process.
+
+    Any thread can call `report_progress`, `emit` and `stop_reason`, so they must not block.
+    """
 
     def report_progress(self, *, stage: str, fraction: float | None, message: str) -> None: ...
+
+    def emit(self, draw: Callable[[], EmittedItem]) -> EmittedItem:
+        """Draw an item, store it soon, and return it. Items of several threads are drawn and stored in the same order."""
+        ...
 
     def stop_reason(self) -> StopReason | None: ...
 

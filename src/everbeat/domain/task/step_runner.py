@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar, final
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.json import decode, encode
 
 from everbeat.domain.plan import aperform, perform
 from everbeat.domain.settings.units import Duration, milliseconds, spelled_duration, to_milliseconds
@@ -32,6 +33,7 @@ from everbeat.domain.task.context_backend import (
 )
 from everbeat.domain.task.ending import ending_of
 from everbeat.domain.task.outcome import code_of, error_from_exception
+from everbeat.domain.task.questions import StoredAnswer, described, question_of
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.steps import (
     StepBook,
@@ -185,15 +187,40 @@ class StepRunner(Struct, frozen=True, eq=False):
         require_carried(annotation, event=event, task_name=self.task_name)
         subject = "timeout of Context.wait_event"
         timeout_ms = None if timeout is None else to_milliseconds(timeout, subject=subject)
-        question = WaitForEvent(self.book.draw("event", event), event, timeout_ms)
+        answer = yield from self._waited(WaitForEvent(self.book.draw("event", event), event, timeout_ms))
+        if answer.state == "TIMED_OUT":
+            raise EventTimeout(event, timeout_s=(timeout_ms or 0) / 1_000)
+        return decode_event(annotation, answer.value or "null", event=event, task_name=self.task_name)
+
+    def ask(
+        self,
+        text: str,
+        annotation: Any,
+        *,
+        choices: Sequence[Any] | None,
+        note: str | None,
+        timeout: Duration | None,
+    ) -> StepPlan[Any]:
+        """Return a person's answer to a question. Raises EventTimeout if the answer does not arrive in time."""
+        asked = described(text, annotation, choices=choices, note=note, task_name=self.task_name)
+        subject = "timeout of Context.ask"
+        timeout_ms = None if timeout is None else to_milliseconds(timeout, subject=subject)
+        name = self.book.draw_question()
+        answer = yield from self._waited(WaitForEvent(name, name, timeout_ms, encode(asked).decode()))
+        if answer.state == "TIMED_OUT":
+            raise EventTimeout(question_of(name), timeout_s=(timeout_ms or 0) / 1_000, question=text)
+        given = decode(answer.value or "null", type=StoredAnswer)
+        return decode_event(
+            annotation, bytes(given.answer), event=question_of(name), task_name=self.task_name
+        )
+
+    def _waited(self, question: WaitForEvent) -> StepPlan[StepAnswer]:
         yield from self._read()
         self.check_cancelled()
         found = self.book.find("event", question.name)
         answer = (yield question) if found is None else StepAnswer(state=found.state, value=found.result)
         self.check_cancelled()
-        if answer.state == "TIMED_OUT":
-            raise EventTimeout(event, timeout_s=(timeout_ms or 0) / 1_000)
-        return decode_event(annotation, answer.value or "null", event=event, task_name=self.task_name)
+        return answer
 
     def send(self, child: NewChild) -> StepPlan[UUID]:
         """Send a child task, unless an earlier attempt sent it, and return its id."""

@@ -25,6 +25,8 @@ from everbeat.domain.typed_json import Misfit, TypedJson, encode_untyped, refusa
 from everbeat.errors import NonDeterministic, PayloadError
 
 NAME_LIMIT: Final = 200
+ANSWER_PREFIX: Final = "answer/"
+"""The events of answers have names that begin with this prefix. No signal of a program can, because names contain no slash."""
 
 _within: ContextVar[str] = ContextVar("everbeat_step", default="")
 _home: ContextVar[int | None] = ContextVar("everbeat_strand", default=None)
@@ -58,6 +60,10 @@ class StepBook:
     def draw(self, kind: StepKind, name: str) -> str:
         """Return the numbered name for this use: `charge`, then `charge#2`. Inside the step `pack`, the name is `pack#1/charge`."""
         return self._numbered(kind, f"{_within.get()}{name}")
+
+    def draw_question(self) -> str:
+        """Return the name of the event that answers this use of `Context.ask`: `answer/ask`, then `answer/ask#2`."""
+        return f"{ANSWER_PREFIX}{self._numbered('asked', f'{_within.get()}ask')}"
 
     def place(self, name: str, *, digest: str, strand: int) -> StepRecord:
         """Return the place of this use of a step.
@@ -296,7 +302,7 @@ def decode_result(codec: TypedJson, recorded: Recorded, *, task_name: str) -> An
         ) from None
 
 
-def decode_event(annotation: Any, value: str, *, event: str, task_name: str) -> Any:
+def decode_event(annotation: Any, value: str | bytes, *, event: str, task_name: str) -> Any:
     """Return the value of a signal. Raises PayloadError if the value does not have the requested type."""
     try:
         return TypedJson(annotation).decode(value)

@@ -3,7 +3,8 @@
 -- finished. After OPEN, the caller repeats the call once before the task is suspended. This statement does not see a signal that was being
 -- stored when the statement began, but the next call does (see schema/0009_liveness/93_send_signal.sql). If a signal has set wake_at in the
 -- meantime, that value is kept. Lock order: workflow, then task. Because of `offset 0`, each signal is looked up by its id, rather than by
--- a scan of all signals that the task has received.
+-- a scan of all signals that the task has received. `question`: what a person is to answer, or null. The wait's row contains it as the
+-- result until the answer arrives.
 with whole as materialized (
     select w.id from {schema}.workflows w
     where w.id = (select t.workflow_id from {schema}.tasks t where t.id = %(id)s)
@@ -30,7 +31,7 @@ with whole as materialized (
     select
         h.id, 'event', %(name)s::text,
         case when f.id is not null then 'DONE' when %(timeout_ms)s::bigint <= 0 then 'TIMED_OUT' else 'OPEN' end,
-        f.value, f.id, statement_timestamp() + %(timeout_ms)s::bigint * interval '1 millisecond', h.attempt
+        coalesce(f.value, %(question)s::text::json), f.id, statement_timestamp() + %(timeout_ms)s::bigint * interval '1 millisecond', h.attempt
     from held h left join found f on true
     on conflict (task_id, kind, name) do update
     set state = case

@@ -12,6 +12,7 @@ from everbeat import protocol
 from everbeat.errors import StopReason
 from everbeat.protocol import (
     CancelRun,
+    Emitted,
     FromTaskProcess,
     LeaveIdle,
     NotUnderstood,
@@ -110,6 +111,17 @@ SOLO_LINGER_S: Final = 60.0
 """How long the solo executor keeps an idle process ready for the next suspect, in seconds."""
 
 _log = logging.getLogger("everbeat.worker")
+
+
+def _take(attempt: Attempt | None, report: ProgressReport | Emitted) -> None:
+    """Pass on what the code has reported, unless it is code of an earlier attempt."""
+    if attempt is None or attempt.claim_id != report.claim_id:
+        return
+    if isinstance(report, Emitted):
+        attempt.queue_item(report.item)
+    else:
+        attempt.progress = report.progress.encode()
+        attempt.requests.note_progress(attempt)
 
 
 class ProcessExecutor:
@@ -293,11 +305,8 @@ class ProcessExecutor:
         try:
             while True:
                 match await process.channel.receive():
-                    case ProgressReport(claim_id, progress) if (
-                        process.attempt and process.attempt.claim_id == claim_id
-                    ):
-                        process.attempt.progress = progress.encode()
-                        process.attempt.requests.note_progress(process.attempt)
+                    case (ProgressReport() | Emitted()) as report:
+                        _take(process.attempt, report)
                     case request if isinstance(request, Request):
                         self._scope.start(self._answer(process, request), name="answer")
                     case Returned(claim_id, result):

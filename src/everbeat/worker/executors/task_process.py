@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 from everbeat.domain.labels import decode_labels
 from everbeat.domain.task.checkpoint import PartialWork
 from everbeat.domain.task.context import Context, ContextSource
+from everbeat.domain.task.context_backend import EmittedItem
 from everbeat.domain.task.definition import CallCodec, TaskDefinition
 from everbeat.domain.task.middleware import Middleware
 from everbeat.errors import StopReason, TaskStopped
@@ -27,6 +28,7 @@ from everbeat.protocol import (
     AttemptReport,
     AttemptSuspended,
     CancelRun,
+    Emitted,
     LeaseKey,
     LeaveIdle,
     NotUnderstood,
@@ -213,6 +215,7 @@ class RunningAttempt(RequestingBackend):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._coroutine: asyncio.Task[Any] | None = None
         self._speaking = threading.Lock()
+        self._emitting = threading.Lock()
         self._unsent: ProgressReport | None = None
         self._is_promised = False
         self._sent_at = 0.0
@@ -253,6 +256,16 @@ class RunningAttempt(RequestingBackend):
             later = threading.Timer(wait_s, self.flush)
             later.daemon = True
             later.start()
+
+    def emit(self, draw: Callable[[], EmittedItem]) -> EmittedItem:
+        """Send an item that the code emits to the worker, and return it."""
+        try:
+            with self._emitting:
+                item = draw()
+                self._channel.send(Emitted(self.order.claim_id, item))
+        except ChannelClosed:
+            raise TaskStopped("shutting_down", task_id=self.order.task_id) from None
+        return item
 
     def flush(self) -> None:
         """Send the progress that was held back."""
