@@ -224,3 +224,22 @@ def test_a_handler_can_be_called_and_sent_like_any_task() -> None:
     assert failure.error == TaskError("BROKEN", "no")
     assert (failure.error.type, failure.fence, failure.labels) == ("OSError", 2, {"tenant": "acme"})
     assert alert._definition.codec.decode(alert.call(failure).payload) == ((failure,), {})
+
+
+def test_children_nodes_and_schedules_carry_the_handler() -> None:
+    app = App(NOWHERE)
+
+    @app.task
+    def alert(failure: FinalFailure) -> None: ...
+
+    @app.task(on_failure=alert)
+    def work() -> None: ...
+
+    sender = work._sender
+    policies = {
+        "child": sender.new_child(work.call()).policy,
+        "node": sender.spec(work).policy,
+        "schedule": sender.scheduled_call(work.call()).policy,
+    }
+    for kind, policy in policies.items():
+        assert json.loads(policy or "{}")["on_failure"]["name"] == "alert", kind

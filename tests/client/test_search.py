@@ -119,6 +119,7 @@ def test_all_labels_of_a_search_must_match(app: App, db: StoreHarness, order: An
     odd = [each.id for each in reversed(sent) if sent.index(each) % 2]
     assert found(labels={"team": "billing", "tenant": "1"}) == odd
     assert found(labels={"team": "billing", "tenant": "2"}) == []
+    assert len(found(labels={"team": "billing", "tenant": "0"})) == 3  # the fourth one has no team
     assert len(found(labels={"tenant": "0"})) == 4
     assert len(found(labels={"tenant": None})) == 7
     assert len(found(labels={"tenant": None, "team": "billing"})) == 6

@@ -20,7 +20,7 @@ PORTION_ITEMS: Final = 500
 PORTION_BYTES: Final = 262_144
 """The maximum number of items, and of bytes of JSON, in one statement. A single larger item is written alone."""
 _COMMIT_PAUSE_S: Final = 0.05
-INSUFFICIENT_PRIVILEGE: Final = "42501"
+_INSUFFICIENT_PRIVILEGE: Final = "42501"
 
 
 class StreamRecorder:
@@ -136,7 +136,7 @@ class StreamRecorder:
 def _is_refused(problem: Exception) -> bool:
     """Return whether the same items would be refused again: because of their data, or because the role lacks a right on the table."""
     cause = problem.__cause__ if isinstance(problem, DatabaseError) else problem
-    return is_refused_data(problem) or getattr(cause, "sqlstate", None) == INSUFFICIENT_PRIVILEGE
+    return is_refused_data(problem) or getattr(cause, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE
 
 
 def _portions(attempts: list[Attempt]) -> dict[Attempt, list[EmittedItem]]:
