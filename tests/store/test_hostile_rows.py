@@ -25,8 +25,8 @@ from tests.store.hostile_scenario import Scenario, Step
 
 __all__ = ["everbeat", "forks"]
 
-NOT_READ = {"schema_versions", "schema_steps", "installation", "history_parts"}
-"""Tables that no claim, beat, sweep or list reads."""
+NOT_READ = {"schema_versions", "schema_steps", "installation", "history_parts", "labels"}
+"""Tables that no claim, beat, sweep or list without a label reads."""
 HOLDS = {"id", "claim_id", "state"}
 """A change of these columns takes the lease."""
 QUOTES = "'"
