@@ -428,6 +428,63 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
 )
 
 
+BATCH_QUERIES: tuple[tuple[str, str, str], ...] = (
+    (
+        "I35",
+        "the numbers and the events of a batch count its tasks",
+        """select b.id, b.name, n.* from {schema}.batches b
+           cross join lateral (
+               select
+                   b.total + coalesce((select sum(e.number) from {schema}.batch_events e where e.batch_id = b.id and e.state is null), 0) as total,
+                   b.completed + b.failed + b.cancelled + b.expired
+                       + coalesce((select sum(e.number) from {schema}.batch_events e where e.batch_id = b.id and e.state is not null), 0) as ended,
+                   (select count(*) from {schema}.tasks t where t.batch_id = b.id) as tasks,
+                   (select count(*) from {schema}.tasks t
+                    where t.batch_id = b.id and t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')) as ended_tasks
+           ) n
+           where n.total <> n.tasks or n.ended <> n.ended_tasks""",
+    ),
+    (
+        "I35",
+        "a batch has ended, or it is open, or a task of it is live, or an event is noted that ends it",
+        """select b.id, b.name from {schema}.batches b
+           where b.ended_at is null and b.sealed_at is not null
+             and not exists (select from {schema}.batch_events e where e.batch_id = b.id)
+             and not exists (select from {schema}.tasks t where t.batch_id = b.id and t.state in ('PENDING', 'CLAIMED', 'RUNNING'))""",
+    ),
+    (
+        "I36",
+        "no batch ends before it is sealed and all its tasks have ended, unless an operator retried one later",
+        """select b.id, b.name, t.id, t.state from {schema}.batches b
+           left join {schema}.tasks t on t.batch_id = b.id and t.retry_call is null
+                and (t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+                     or greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) > b.ended_at)
+           where b.ended_at is not null and (b.sealed_at is null or b.sealed_at > b.ended_at or t.id is not null)""",
+    ),
+    (
+        "I36",
+        "the callbacks of a batch were inserted once when it ended, and not before",
+        """select b.id, b.name, c.call ->> 'id' as callback, count(a.seq) from {schema}.batches b
+           cross join lateral (
+               values (b.on_end, b.ended_at is not null),
+                   (b.on_success, b.ended_at is not null and b.failed + b.cancelled + b.expired = 0 and not exists (
+                       select from {schema}.tasks t where t.batch_id = b.id and t.retry_call is not null
+                   ))
+           ) as c (call, is_due)
+           left join {schema}.audit a on a.task_id = (c.call ->> 'id')::uuid and a.old is null
+           where c.call is not null
+           group by b.id, b.name, c.call ->> 'id', c.is_due
+           having count(a.seq) <> c.is_due::integer""",
+    ),
+    (
+        "I36",
+        "a task that waits for a gather waits for one that has not ended, or is due",
+        """select t.id, t.waits_for, b.ended_at from {schema}.tasks t
+           join {schema}.batches b on b.waiter_id = t.id and t.waits_for = 'gather/' || b.name
+           where b.ended_at is not null and t.state = 'PENDING' and t.wake_at > now() + interval '1 year'""",
+    ),
+)
+
 # Queries that mention these names find nothing unless such rows exist. Most tests have none, and PostgreSQL would plan each
 # query of every test anew.
 _LINES: Final = """exists (select from {schema}.gates) or exists (select from {schema}.lines)
@@ -563,6 +620,7 @@ def breaches(connection: Connection[Any], schema: str) -> list[Breach]:
     present = dict(zip(_ROWS, _present(connection, schema, [*_ROWS.values()]), strict=True))
     moved = has_moved(connection, schema)
     others = [
+        *(BATCH_QUERIES if has_batches(connection, schema) else ()),
         *([_HISTORY] if moved else []),
         *([_STREAMS] if has_table(connection, schema, "stream_items") else []),
     ]
@@ -598,6 +656,13 @@ def has_moved(connection: Connection[Any], schema: str) -> bool:
     if not has_table(connection, schema, "history"):
         return False
     return _present(connection, schema, ["exists (select from {schema}.history)"])[0]
+
+
+def has_batches(connection: Connection[Any], schema: str) -> bool:
+    """Return whether there are batches or gathers."""
+    if connection.execute("select to_regclass(%s)", [f'"{schema}".batches']).fetchone() == (None,):
+        return False  # the schema is older
+    return _present(connection, schema, ["exists (select from {schema}.batches)"])[0]
 
 
 def of_both(query: str) -> str:

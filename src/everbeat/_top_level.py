@@ -1,6 +1,7 @@
 """The public names that can be imported from `everbeat`. `docs/decisions.md` explains which names belong here."""
 
 from everbeat.app import App as App
+from everbeat.client.batches import Batch as Batch
 from everbeat.client.handle import Handle as Handle
 from everbeat.client.schedules import Schedule as Schedule
 from everbeat.client.task import AsyncTask as AsyncTask

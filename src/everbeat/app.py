@@ -23,6 +23,7 @@ from everbeat.assembly.app_definition import (
     stall_timeout_ms_of,
 )
 from everbeat.client.app_methods import OperatorMethods, TaskMethods
+from everbeat.client.batches import BatchMethods
 from everbeat.client.database_access import DatabaseAccess, refuse_in_loop
 from everbeat.client.explaining import silence_rules
 from everbeat.client.handle import Handle, TaskOperations
@@ -72,6 +73,7 @@ R = TypeVar("R")
 @public
 class App(
     TaskMethods,
+    BatchMethods,
     WorkflowMethods,
     ScheduleMethods,
     LimitMethods,

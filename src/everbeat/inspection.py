@@ -1,5 +1,6 @@
 """Result types and filters of the `App` methods that inspect, explain, cancel, pause and recover tasks."""
 
+from everbeat.domain.batch import BatchInfo as BatchInfo
 from everbeat.domain.explain.reasons import Explanation as Explanation
 from everbeat.domain.explain.reasons import Reason as Reason
 from everbeat.domain.explain.reasons import ReasonCode as ReasonCode

@@ -18,7 +18,17 @@ from everbeat.domain.workflow.graph import Graph
 from everbeat.domain.workflow.states import plan_retry
 from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseError
-from everbeat.store import leases, limits, messages, migrating, schedules, statement, tasks, workflows
+from everbeat.store import (
+    batches,
+    leases,
+    limits,
+    messages,
+    migrating,
+    schedules,
+    statement,
+    tasks,
+    workflows,
+)
 from everbeat.store import workflow_control as control
 from everbeat.store.announcer import announcement
 from everbeat.store.claims import set_aside
@@ -37,6 +47,8 @@ from tests.store.conftest import StoreHarness
 from tests.store.flows import Flow, task
 from tests.store.scheduling import decide, decision, make_due, put, sent
 from tests.store.test_advance import failing
+from tests.store.test_batches import fill as fill_batch
+from tests.store.test_batches import open_batch, portion, send_children
 from tests.store.test_messages import hold
 from tests.store.test_signals import send, suspension, waiting
 from tests.store.test_started_by_tasks import start
@@ -73,7 +85,7 @@ def migrated(server: EmbeddedServer) -> Iterator[StoreHarness]:
 @pytest.fixture
 def crowded(migrated: StoreHarness) -> StoreHarness:
     """The harness with an empty schema, on a server whose queue fills quickly."""
-    names = "tasks, workflows, nodes, outbox, pauses, signals, recoveries, message_outbox, schedules, ticks"
+    names = "tasks, batches, batch_events, workflows, nodes, outbox, pauses, signals, recoveries, message_outbox, schedules, ticks"
     migrated.connection.execute(
         migrated.plain(
             "truncate " + ", ".join(f"{{schema}}.{name}" for name in names.split(", ")) + " cascade"
@@ -175,6 +187,23 @@ def cancel_children(db: StoreHarness) -> Act:
 def child(db: StoreHarness) -> Act:
     held = db.running()
     return lambda: send_child(db, held)
+
+
+def gathered_children(db: StoreHarness) -> Act:
+    held = db.running()
+    return lambda: send_children(db, held, portion(held.id))
+
+
+def cancel_batch(db: StoreHarness) -> Act:
+    batch_id = open_batch(db)
+    fill_batch(db, batch_id)
+    return lambda: db.run(batches.cancel_tasks(batch_id, channel=db.target.channel))
+
+
+def end_batch(db: StoreHarness) -> Act:
+    batch_id = open_batch(db)
+    db.run(batches.seal_batch(batch_id))
+    return lambda: db.run(batches.advance_batches(channel=db.target.channel))
 
 
 def resume_queue(db: StoreHarness) -> Act:
@@ -350,6 +379,8 @@ ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
     "task/cancel_children": cancel_children,
     "step/send_child": child,
     "stream/insert_items": store_items,
+    "step/send_children": gathered_children,
+    "batch/cancel_tasks": cancel_batch,
     "schedule/decide_ticks": decide_tick,
     "schedule/run_schedule": run_by_hand,
     "schedule/backfill_ticks": backfill,
@@ -415,7 +446,15 @@ def test_functions_and_triggers_of_the_schema_check_the_queue_before_they_notify
         "unpark_lines": 0,
         "cancel_waiting": 0,
         "send_failure_handler": 0,
+        "advance_batches": 0,
     }
+
+
+def test_a_batch_ends_while_the_queue_is_full(crowded: StoreHarness) -> None:  # J12
+    act = end_batch(crowded)
+    with full_queue(crowded.target.url):
+        act()
+    assert crowded.table("tasks", "name, state") == [("callback", "PENDING")] * 2
 
 
 def test_a_signal_and_a_relayed_send_succeed_while_the_queue_is_full(crowded: StoreHarness) -> None:  # J12

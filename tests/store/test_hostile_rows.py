@@ -25,8 +25,11 @@ from tests.store.hostile_scenario import Scenario, Step
 
 __all__ = ["everbeat", "forks"]
 
-NOT_READ = {"schema_versions", "schema_steps", "installation", "history_parts", "labels"}
-"""Tables that no claim, beat, sweep or list without a label reads."""
+NOT_READ = {
+    "schema_versions", "schema_steps", "installation", "history_parts", "labels", "batches", "batch_events", "stream_items",
+    "bulk_actions", "audit_log",
+}  # fmt: skip
+"""Tables without hostile rows: no claim, beat, sweep or plain list of tasks reads them, or the scenario has no rows of them."""
 HOLDS = {"id", "claim_id", "state"}
 """A change of these columns takes the lease."""
 QUOTES = "'"

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 from everbeat import (
     AsyncTask,
+    Batch,
     Call,
     Completed,
     Completion,
@@ -26,7 +27,7 @@ from everbeat import (
     WorkflowHandle,
 )
 from everbeat.domain.workflow.graph import Graph
-from everbeat.inspection import Pause, QuietTree, ScheduleInfo, SweepResult, TickInfo
+from everbeat.inspection import BatchInfo, Pause, QuietTree, ScheduleInfo, SweepResult, TickInfo
 from everbeat.middleware import Resource
 from everbeat.recovery import Default, FailWithBackoff, RecoveryContext, Reschedule, Skip, SweepSummary
 from everbeat.workflows import Nodes, WorkflowCall, WorkflowDefinition, first, results
@@ -141,6 +142,40 @@ def in_batches() -> None:
     assert_type(app.send_many([welcome.call(1), welcome.call(2, "x")]), list[Handle[Receipt]])
     assert_type(welcome.send_many(welcome.call(n) for n in range(3)), list[Handle[Receipt]])
     assert_type(welcome.send_many([welcome.with_options(priority=3).call(1)]), list[Handle[Receipt]])
+
+
+def gathers(ctx: Context) -> None:
+    assert_type(ctx.gather(welcome.call(1)), tuple[Receipt])
+    assert_type(ctx.gather(welcome.call(1), plain.call(1)), tuple[Receipt, int])
+    assert_type(ctx.gather(plain.call(1), welcome.call(1), plain.call(2)), tuple[int, Receipt, int])
+    assert_type(ctx.gather(*(plain.call(n) for n in range(9))), tuple[int, ...])
+    assert_type(
+        ctx.gather_outcomes(*[welcome.call(n) for n in range(9)]), tuple[Completed[Receipt] | Failed, ...]
+    )
+    assert_type(ctx.batch.send(welcome.call(1)), Handle[Receipt])
+
+
+async def gathers_async(ctx: Context) -> None:
+    assert_type(await ctx.agather(welcome.call(1), plain.call(1)), tuple[Receipt, int])
+    assert_type(await ctx.agather(*[plain.call(n) for n in range(9)]), tuple[int, ...])
+    found = await ctx.agather_outcomes(*[plain.call(n) for n in range(9)])
+    assert_type(found, tuple[Completed[int] | Failed, ...])
+    assert_type(await ctx.batch.asend(welcome.call(1)), Handle[Receipt])
+
+
+def batches() -> None:
+    with app.batch("import", on_end=welcome.call(1), on_success=plain.call(2)) as batch:
+        assert_type(batch, Batch)
+        assert_type(batch.send(welcome.call(1)), Handle[Receipt])
+        assert_type(batch.send_many(plain.call(n) for n in range(9)), list[Handle[int]])
+    assert_type(batch.status(), BatchInfo)
+    assert_type(app.open_batch(batch.id).wait_end(timeout="1m"), BatchInfo)
+
+
+async def batches_async() -> None:
+    async with app.batch("import") as batch:
+        assert_type(await batch.asend(welcome.call(1)), Handle[Receipt])
+    assert_type(await batch.await_end(), BatchInfo)
 
 
 def outcomes(handle: Handle[Receipt]) -> int:

@@ -183,9 +183,13 @@ async def durable(context: Context) -> None:
     flag: bool = context.wait_event("decided", type=int)  # mistake 82: wrong type of the value
     context.send(welcome.send(1))  # mistake 83: a handle is not a call
     context.send(welcome)  # mistake 84: a task is not a call
+    context.gather(welcome)  # mistake 93: a task is not a call
+    few: tuple[str, ...] = context.gather(plain.call(1))  # mistake 94: wrong type of the results
+    context.batch.send(welcome)  # mistake 95: a task is not a call
+    app.batch("import", on_end=welcome)  # mistake 96: a task is not a call
     app.signal(1, "decided")  # mistake 85: a number is not an id
     app.signal(welcome.send(1))  # mistake 86: an event has a name
-    print(text, flag)
+    print(text, flag, few)
 
 
 def schedules() -> None:

@@ -21,6 +21,7 @@ from everbeat.cli.selection import JsonOption, SchemaOption, UrlOption, selected
 from everbeat.client.database_access import database_of
 from everbeat.client.explaining import silence_rules
 from everbeat.domain.doctor import nats, server, work
+from everbeat.domain.doctor.batches import judge_batches
 from everbeat.domain.doctor.findings import Check, CheckCode, CheckVerdict, Crew, sweep_command
 from everbeat.domain.doctor.limits import SET_MS, judge_limits
 from everbeat.domain.doctor.nats import NatsConnections, NatsTrouble, Outbox, StreamFacts
@@ -39,6 +40,7 @@ from everbeat.domain.settings.units import spelled_duration, to_seconds
 from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled, SchemaOutdated
 from everbeat.runtime.clock import SystemClock
 from everbeat.store import (
+    batches,
     diagnosis,
     inspection,
     limits,
@@ -191,6 +193,7 @@ class Examination:
         yield CheckCode.PAUSES, judged(tasks.pauses(), work.judge_pauses)
         yield CheckCode.SCHEDULES, lambda: self._schedules(database)
         yield CheckCode.LIMITS, lambda: self._limits(database)
+        yield CheckCode.BATCHES, judged(batches.find_forgotten(), judge_batches)
         yield CheckCode.SUSPECTS, judged(diagnosis.suspects(), work.judge_suspects)
         failures = diagnosis.failures(within_s=WINDOW_S, most=MOST_FAILURES)
         yield CheckCode.FAILURES, judged(failures, judge_failures)

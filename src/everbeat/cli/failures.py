@@ -25,6 +25,7 @@ from everbeat.cli.streams import hanging, terminal_width
 from everbeat.errors import (
     AmbiguousId,
     AppNotFound,
+    BatchNotFound,
     ConfigurationError,
     DatabaseError,
     EverbeatError,
@@ -259,7 +260,15 @@ MEANINGS: Final = {
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
 }
 
-_NOT_FOUND: Final = (AppNotFound, RecoveryNotFound, TaskNotFound, WorkflowNotFound, UnknownName, UnknownTask)
+_NOT_FOUND: Final = (
+    AppNotFound,
+    BatchNotFound,
+    RecoveryNotFound,
+    TaskNotFound,
+    WorkflowNotFound,
+    UnknownName,
+    UnknownTask,
+)
 _OF_KIND: Final[dict[type[EverbeatError], ExitCode]] = {
     EverbeatError: ExitCode.FAILED,
     ImportFailed: ExitCode.FAILED,

@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "failures": ("everbeat.cli.failed", "Count failures by task, error code and exception class."),
     "dead": ("everbeat.cli.failed", "List tasks that FAILED or EXPIRED, and run them again."),
     "workflows": ("everbeat.cli.workflows", "List, show, pause, resume, cancel and retry workflows."),
+    "batches": ("everbeat.cli.batches", "List, show, seal and cancel batches."),
     "workers": ("everbeat.cli.workers", "Show workers, the tasks they hold and whether they beat."),
     "queues": ("everbeat.cli.queues", "Show queues and how many tasks wait in them."),
     "schedules": (

@@ -34,6 +34,7 @@ from everbeat.domain.settings.checks import sought
 from everbeat.domain.settings.units import When, to_seconds, to_utc
 from everbeat.errors import (
     AmbiguousId,
+    BatchNotFound,
     ConfigurationError,
     EverbeatError,
     TaskNotFound,
@@ -43,6 +44,7 @@ from everbeat.errors import (
 from everbeat.errors.wording import on_one_line
 from everbeat.runtime.clock import SystemClock
 from everbeat.store.address import URL_VARIABLE
+from everbeat.store.batches import batches_between
 from everbeat.store.inspection import (
     LIVE,
     Candidate,
@@ -272,6 +274,11 @@ def full_task_id(app: App, given: Given) -> Given:
 def full_workflow_id(app: App, given: Given) -> Given:
     """Return the id of the workflow whose id begins with `given`, or None if `given` is None. Raises WorkflowNotFound or AmbiguousId."""
     return given and _whole(app, given, among=(workflows_between,), absent=WorkflowNotFound)
+
+
+def full_batch_id(app: App, given: str) -> str:
+    """Return the id of the batch whose id begins with `given`. Raises BatchNotFound or AmbiguousId."""
+    return _whole(app, given, among=(batches_between,), absent=BatchNotFound)
 
 
 def full_target_id(app: App, given: str) -> str:

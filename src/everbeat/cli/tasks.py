@@ -66,6 +66,7 @@ from everbeat.domain.inspection import (
     TaskSummary,
 )
 from everbeat.domain.settings.units import Duration, to_seconds
+from everbeat.domain.task.gathering import awaited
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.signature import Needs
 from everbeat.domain.task.states import TaskState, VirtualState
@@ -352,7 +353,7 @@ def _remark(task: TaskSummary) -> str:
     if is_answer(task.waits_for):
         return "waits for an answer"
     if task.waits_for is not None:
-        return f"waits for event {task.waits_for}"
+        return f"waits for {awaited(task.waits_for)}"
     if task.state is TaskState.PENDING and due_in_s > 0:
         return f"due at {brief_moment(task.enqueued_at)}"
     return ""

@@ -63,6 +63,11 @@ def to_workflow_id(value: object) -> UUID:
     return _to_id(value, "workflow", given_by="start", listed_by="workflows")
 
 
+def to_batch_id(value: object) -> UUID:
+    """Return a batch id from a UUID or its string form. Raises ConfigurationError for any other value."""
+    return _to_id(value, "batch", given_by="batch", listed_by="batches")
+
+
 def _to_id(value: object, kind: str, *, given_by: str, listed_by: str) -> UUID:
     if isinstance(value, UUID):
         return value
@@ -393,10 +398,11 @@ def outcomes_of(handles: Sequence[Handle[R]], *, until: Deadline) -> Plan[list[C
     database = next(iter(unseen.values()))._database
     yield from database.announced()
     found = yield from ends_of(database.waiter, unseen, until=until)
-    return [handle._seen or _told(handle, found[handle.id]) for handle in handles]
+    return [handle._seen or outcome_of(handle, found[handle.id]) for handle in handles]
 
 
-def _told(handle: Handle[R], stored: StoredOutcome) -> Completed[R] | Failed:
+def outcome_of(handle: Handle[R], stored: StoredOutcome) -> Completed[R] | Failed:
+    """Return the outcome that was read for the task of a handle. A removed result is `Failed` with RESULT_NOT_STORED."""
     try:
         return handle._remember(stored)
     except ResultNotStored as problem:

@@ -247,10 +247,10 @@ class CallSender:
             else digest_of_values(*call.task._definition.codec.decode(task.args)),
         )
 
-    def scheduled_call(self, call: Call[Any], /) -> ScheduledCall:
+    def scheduled_call(self, call: Call[Any], /, *, what: str = "a schedule") -> ScheduledCall:
         """Return the task that each tick of a schedule sends. Raises ConfigurationError in the same cases as a send."""
-        require_plain(call.name, call.settings, what="a schedule")
-        self.limits.require_waiting(call, what="a schedule")
+        require_plain(call.name, call.settings, what=what)
+        self.limits.require_waiting(call, what=what)
         task = self._new_task(call)
         gates = self.limits.gates(call)
         return ScheduledCall(
@@ -379,12 +379,7 @@ class CallSender:
     def _send_many(self, calls: Sequence[Call[R]], is_joined: bool, /) -> Plan[list[Handle[R]]]:
         if not calls:
             return []
-        require_room(calls)
-        for call in calls:
-            self.limits.require_waiting(call, what="a send of many tasks")
-        new = [self._new_task(call) for call in calls]
-        if self._queue_limits:
-            yield from self._admitted(new, is_joined=is_joined)
+        new = yield from self.new_tasks(calls, is_joined=is_joined)
         if not all(call.settings.is_plain for call in calls):
             return (yield from self._send_unique(calls, new, is_joined))
         ids: list[UUID | None] = []
@@ -397,6 +392,16 @@ class CallSender:
                     for call, task_id, task in zip(calls, sent, new, strict=True)
                 ]
         raise key_moves([task for task, task_id in zip(new, ids, strict=True) if task_id is None])
+
+    def new_tasks(self, calls: Sequence[Call[Any]], *, is_joined: bool = False) -> Plan[list[NewTask]]:
+        """Return the tasks to store for these calls, once their queues have room for them."""
+        require_room(calls)
+        for call in calls:
+            self.limits.require_waiting(call, what="a send of many tasks")
+        new = [self._new_task(call) for call in calls]
+        if self._queue_limits:
+            yield from self._admitted(new, is_joined=is_joined)
+        return new
 
     def _admitted(self, tasks: Sequence[NewTask], *, is_joined: bool) -> Plan[None]:
         """Return if the queues have room for the tasks. A send in the user's transaction does not wait, because the transaction may hold locks."""

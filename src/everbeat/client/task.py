@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import (
     TYPE_CHECKING,
@@ -23,20 +23,24 @@ from uuid import UUID, uuid4
 
 from msgspec import Struct
 
-from everbeat.client.handle import Handle
+from everbeat.client.handle import Handle, outcome_of
 from everbeat.client.options import SendOptions, SendSettings, patience_of
 from everbeat.domain.settings.checks import public
 from everbeat.domain.settings.units import When, to_when
 from everbeat.domain.task.checkpoint import Checkpoint
 from everbeat.domain.task.context import Context, entered
 from everbeat.domain.task.context_backend import (
+    ChildEnd,
     Completion,
     EmittedItem,
+    JoinChildren,
+    ListChildren,
     LoadSteps,
     NewChild,
     OpenStreams,
     RecordStep,
     SendChild,
+    SendChildren,
     Sleep,
     StartWorkflow,
     StepAnswer,
@@ -46,8 +50,11 @@ from everbeat.domain.task.context_backend import (
     WaitForEvent,
 )
 from everbeat.domain.task.definition import TaskDefinition
+from everbeat.domain.task.outcome import Completed, Failed
+from everbeat.domain.task.states import TaskState
 from everbeat.errors import ConfigurationError, OutsideWorker, PayloadError, Problem, StopReason
 from everbeat.runtime.blocking import in_time, refuse_in_loop, strand
+from everbeat.store.tasks import StoredOutcome
 from everbeat.store.user_connection.connection import DriverPlan, TransactionAction, UserTransaction
 
 if TYPE_CHECKING:
@@ -147,6 +154,8 @@ def _answered(asked: StepQuestion) -> StepAnswer:
             raise OutsideWorker("Context.wait_event" if question is None else "Context.ask")
         case SendChild():
             raise OutsideWorker("Context.send")
+        case SendChildren() | JoinChildren() | ListChildren():
+            raise OutsideWorker("Context.gather")
         case StartWorkflow():
             raise OutsideWorker("Context.start")
         case _:
@@ -199,6 +208,12 @@ class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
     def _handle_of(self, task_id: UUID, /) -> Handle[R_co]:
         return self._sender.handle(self, task_id)
 
+    def _outcome_of(self, task_id: UUID, end: ChildEnd, /) -> Completed[R_co] | Failed:
+        stored = StoredOutcome(
+            task_id, self.name, TaskState(end.state or TaskState.FAILED), end.result, end.error, end.missing
+        )
+        return outcome_of(self._handle_of(task_id), stored)
+
     @property
     def _sender(self) -> CallSender:
         if self.task is None:
@@ -208,6 +223,12 @@ class Call(Struct, Generic[R_co], frozen=True, kw_only=True):
                 fix="make it with task.call(...).",
             )
         return self.task._sender
+
+
+def longest_patience_s(calls: Sequence[Call[Any]], patience_s: float | None) -> float | None:
+    """Return the patience, in seconds, for storing all calls: `patience_s` if given, else the longest patience of any call."""
+    own = [call.patience_s for call in calls if call.patience_s is not None]
+    return patience_s if patience_s is not None else max(own, default=None)
 
 
 @public

@@ -274,10 +274,8 @@ class WaitTimeout(EverbeatError, TimeoutError):
         message = f"{what} {task_id} is still {seen} after {waited_s:.3g} s of waiting."
         if waited_for > 1:
             message = f"{missing} of {amount(waited_for, 'task')} {'has' if missing == 1 else 'have'} not ended. {message}"
-        super().__init__(
-            message,
-            fix=f"wait longer (timeout=...), or see what blocks it: {'app.explain(id)' if what == 'Task' else 'handle.explain()'}.",
-        )
+        look = {"Task": "app.explain(id)", "Batch": "batch.status()"}.get(what, "handle.explain()")
+        super().__init__(message, fix=f"wait longer (timeout=...), or see what blocks it: {look}.")
         self.task_id = task_id
         self.waited_s = waited_s
         self.state = state
@@ -382,6 +380,32 @@ class WorkflowNotFound(EverbeatError):
             fix="check the id, the database and the schema, and terminal_record_retention_hours.",
         )
         self.workflow_id = workflow_id
+
+
+class BatchNotFound(EverbeatError):
+    """No batch with this id exists: it was never opened in this schema, or its record was pruned."""
+
+    code = "BATCH_NOT_FOUND"
+
+    def __init__(self, batch_id: UUID | str) -> None:
+        super().__init__(
+            f"Batch {batch_id} does not exist: it was never opened in this schema, or was pruned since.",
+            fix="open it with Batch.open() or a 'with' block; or check the id, the database and the schema.",
+        )
+        self.batch_id = batch_id
+
+
+class BatchSealed(EverbeatError):
+    """A batch is sealed, so only its own running tasks can add tasks. Nothing was stored."""
+
+    code = "BATCH_SEALED"
+
+    def __init__(self, batch_id: UUID | str) -> None:
+        super().__init__(
+            f"Batch {batch_id} is sealed, so it gets no tasks from outside. Nothing was stored.",
+            fix="open another batch, send before the seal, or add tasks from a running task of the batch: ctx.batch.send(...).",
+        )
+        self.batch_id = batch_id
 
 
 class WorkflowNotRetryable(EverbeatError):

@@ -203,6 +203,7 @@ def _walks(config: RecoveryConfig, bounds: TaskIdBounds | None, *, rows: int) ->
             # Workflows first: as long as a workflow exists, its tasks are kept.
             yield _Walk(first, partial(retention.prune_workflows, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_tasks, hours=hours, limit=rows, until=until))
+            yield _Walk(first, partial(retention.prune_batches, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_attempts, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_steps, hours=hours, limit=rows, until=until))
             yield _Walk(first, partial(retention.prune_stray_signals, hours=hours, limit=rows, until=until))

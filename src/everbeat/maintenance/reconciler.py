@@ -12,6 +12,7 @@ from everbeat.domain.plan import aperform
 from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.recovering.observer import ONE_TRY, RecoveryEnvironment, Statements
 from everbeat.runtime.events import Event
+from everbeat.store.batches import repair_batches
 from everbeat.store.session import RunStatement
 from everbeat.store.workflow_control import (
     GRACE_MS,
@@ -77,6 +78,7 @@ class Reconciler:
         if not await self._environment.take_turn(self.name, interval_s=self.interval_s):
             return None
         await self._environment.run_once(forget(limit=_BATCH))
+        await self._environment.run_once(repair_batches(limit=_BATCH))
         broken_now: set[UUID] = set()
         after: UUID | None = _FIRST
         unstuck: list[StuckNode] = []

@@ -32,7 +32,7 @@ class Claimed(Struct, frozen=True):
     `attempt` is the number of attempts started.
 
     `suspect`: the task may kill its process, so it runs in its own process. `started_at`: when the attempt started, if it started with
-    the claim. `in_line`: the task belongs to a serial line. `workflow_id`: the workflow that the task is a node of. `is_cut`: the claim
+    the claim. `in_line`: the task belongs to a serial line. `whole_id`: the workflow or batch that the task belongs to. `is_cut`: the claim
     omitted further tasks because the reply would have been too large. `looked_s`: the duration of the search in seconds, if the search was
     long. A repeated claim returns None for `is_cut` and `looked_s`. `is_marked`: only workers whose code meets the task's needs can claim
     the task. `tick`: the tick of the schedule that sent the task. `due_queues`: the queues that have the most urgent tasks, if there are more
@@ -58,7 +58,7 @@ class Claimed(Struct, frozen=True):
     checkpoint: str | None = None
     started_at: datetime | None = None
     in_line: bool = False
-    workflow_id: UUID | None = None
+    whole_id: UUID | None = None
     is_marked: bool = False
     tick: datetime | None = None
     labels: str | None = None

@@ -400,7 +400,7 @@ class Candidate(Struct, frozen=True):
 def tasks_between(first: UUID, last: UUID, *, limit: int) -> Statement[list[Candidate]]:
     """List the tasks with ids from `first` to `last`, newest first."""
     parameters = {"first": first, "last": last, "limit": limit}
-    return Statement("inspect/find_tasks_by_id", parameters, lambda found: _candidates("task", found))
+    return Statement("inspect/find_tasks_by_id", parameters, lambda found: candidates("task", found))
 
 
 def read_clock() -> Statement[datetime]:
@@ -411,10 +411,11 @@ def read_clock() -> Statement[datetime]:
 def workflows_between(first: UUID, last: UUID, *, limit: int) -> Statement[list[Candidate]]:
     """List the workflows with ids from `first` to `last`, newest first."""
     parameters = {"first": first, "last": last, "limit": limit}
-    return Statement("inspect/find_workflows_by_id", parameters, lambda found: _candidates("workflow", found))
+    return Statement("inspect/find_workflows_by_id", parameters, lambda found: candidates("workflow", found))
 
 
-def _candidates(kind: str, found: Sequence[Row]) -> list[Candidate]:
+def candidates(kind: str, found: Sequence[Row]) -> list[Candidate]:
+    """Read the rows of a search by id."""
     return [Candidate(kind, str(each), name, state) for each, name, state in found]
 
 

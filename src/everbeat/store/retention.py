@@ -85,6 +85,12 @@ def prune_workflows(*, hours: int, limit: int, after: UUID, until: UUID) -> Stat
     return Statement("retention/prune_workflows", parameters, _step("workflows", "nodes", "edges", "signals"))
 
 
+def prune_batches(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[PruneStep[UUID]]:
+    """Delete batches and gathers that ended more than `hours` ago. Examine at most `limit` of them. They are not counted as records."""
+    parameters = {"hours": hours, "limit": limit, "after": after, "until": until}
+    return Statement("retention/prune_batches", parameters, _step())
+
+
 def prune_stray_attempts(*, hours: int, limit: int, after: UUID, until: UUID) -> Statement[PruneStep[UUID]]:
     """Delete attempts that ended more than `hours` ago and whose task no longer exists.
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct, json, structs
 from psycopg import sql
 
-from everbeat.domain.task.context_backend import FailedTry, NewChild, NewWorkflow, Recorded, StepState
+from everbeat.domain.task.context_backend import (
+    ChildEnd,
+    FailedTry,
+    NewChild,
+    NewWorkflow,
+    Recorded,
+    SendChildren,
+    StepState,
+)
 from everbeat.domain.workflow.graph import decode_graph
 from everbeat.store import rows
 from everbeat.store.plan import Plan, ask
 from everbeat.store.rows import Row
-from everbeat.store.statement import Statement
+from everbeat.store.statement import Statement, integers, json_array, uuids, without
 from everbeat.store.workflows import insert
 
 PAGE_ROWS: Final = 500
@@ -40,9 +48,13 @@ class Waited(Struct, frozen=True):
 
 
 class ChildVerdict(Struct, frozen=True):
-    """The result of sending a child: "sent", "cancelled" (the parent has a cancel request), or "again" (repeat the statement)."""
+    """The result of sending a child.
 
-    verdict: Literal["sent", "cancelled", "again"]
+    The verdict is "sent", "cancelled" (the parent has a cancel request), "again" (repeat the statement), or "no_batch" (the parent belongs to
+    no batch).
+    """
+
+    verdict: Literal["sent", "cancelled", "again", "no_batch"]
     id: UUID | None
 
 
@@ -115,13 +127,72 @@ def wait_for_signal(
 
 
 def send_child(
-    task_id: UUID, claim_id: UUID, *, step: str, child: NewChild, channel: str
+    task_id: UUID, claim_id: UUID, *, step: str, child: NewChild, channel: str, in_batch: bool = False
 ) -> Statement[ChildVerdict | None]:
-    """Send a child task under the name of this step, once across all attempts. Return None if the lease was lost."""
+    """Send a child task under the name of this step, once across all attempts. Return None if the lease was lost.
+
+    If `in_batch` is set, the child belongs to the batch of its parent.
+    """
     parameters = {
         "id": task_id, "claim_id": claim_id, "step": step, "channel": channel, **structs.asdict(child)
     }  # fmt: skip
-    return Statement("step/send_child", parameters, _child)
+    name = "step/send_child" if in_batch else without("batch", name="step/send_child")
+    return Statement(name, parameters, _child)
+
+
+def send_children(
+    task_id: UUID, claim_id: UUID, portion: SendChildren, *, channel: str
+) -> Statement[bool | None]:
+    """Send a portion of a gather's children, each once across all attempts.
+
+    Return whether the parent has a cancel request, so that nothing was sent. Return None if the lease was lost.
+    """
+    kinds: dict[tuple[Any, ...], int] = {}
+    numbers = [kinds.setdefault(_kind(child), len(kinds) + 1) for child in portion.children]
+    columns = [list(column) for column in zip(*kinds, strict=True)] or [[] for _ in _KIND]
+    parameters = {
+        "id": task_id, "claim_id": claim_id, "step": portion.name, "batch_id": portion.batch_id, "digest": portion.digest,
+        "is_last": portion.is_last, "ids": uuids(portion.ids), "kinds": integers(numbers),
+        "args": json_array([child.args.encode() for child in portion.children]), "channel": channel,
+        **dict(zip(_KIND, columns, strict=True)),
+    }  # fmt: skip
+    return Statement("step/send_children", parameters, lambda found: bool(found[0][0]) if found else None)
+
+
+_KIND: Final = (
+    "names",
+    "queues",
+    "priorities",
+    "policies",
+    "flags",
+    "good_until",
+    "serials",
+    "gates",
+    "costs",
+    "labels",
+)
+
+
+def _kind(child: NewChild) -> tuple[Any, ...]:
+    return (
+        child.name, child.queue, child.priority, child.policy, child.flags, child.good_until, child.serial, child.gates,
+        child.costs, child.labels,
+    )  # fmt: skip
+
+
+def join_children(task_id: UUID, claim_id: UUID, *, step: str, batch_id: UUID) -> Statement[bool | None]:
+    """Return whether a gather has ended. If not, record that the task is waiting for its end. Return None if the lease was lost."""
+    parameters = {"id": task_id, "claim_id": claim_id, "step": step, "batch_id": batch_id}
+    return Statement("step/join_children", parameters, lambda found: bool(found[0][0]) if found else None)
+
+
+def list_children(ids: Sequence[UUID]) -> Statement[tuple[ChildEnd, ...]]:
+    """Return the outcomes of the first of these tasks, at least one, in their order."""
+
+    def read(found: Sequence[Row]) -> tuple[ChildEnd, ...]:
+        return tuple(ChildEnd(*row[1:5]) for row in found)
+
+    return Statement("step/list_children", {"ids": uuids(ids), "bytes": PAGE_BYTES}, read)
 
 
 def _page(found: Sequence[Row]) -> StepsPage | None:

@@ -15,7 +15,7 @@ from everbeat.domain.task.states import TaskState
 from everbeat.store import rows
 from everbeat.store.plan import Plan, ask
 from everbeat.store.rows import Row
-from everbeat.store.statement import Statement, integers, json_array, uuids
+from everbeat.store.statement import Statement, integers, json_array, uuids, without
 
 KEY_TRIES: Final = 20
 """The maximum number of tries to send a task or workflow with a key, if the key's owner ends between two statements."""
@@ -189,7 +189,8 @@ def insert_tasks(
             return [task.id for task in tasks]
         return [others.get(task.id, task.id) for task in tasks]
 
-    return Statement("task/insert_tasks", parameters, read, hints=hints_of(queues, joined=joined))
+    name = without("batch", name="task/insert_tasks")
+    return Statement(name, parameters, read, hints=hints_of(queues, joined=joined))
 
 
 def _kind(task: NewTask) -> _Kind:

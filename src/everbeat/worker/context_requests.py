@@ -7,15 +7,17 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Final, NoReturn, TypeVar, assert_never
+from typing import Final, TypeVar, assert_never
 from uuid import UUID
 
-from everbeat.domain.plan import aperform
 from everbeat.domain.task.context_backend import (
+    JoinChildren,
+    ListChildren,
     LoadSteps,
     OpenStreams,
     RecordStep,
     SendChild,
+    SendChildren,
     Sleep,
     StartWorkflow,
     StepAnswer,
@@ -23,7 +25,7 @@ from everbeat.domain.task.context_backend import (
     StoreItems,
     WaitForEvent,
 )
-from everbeat.errors import DatabaseError, DatabaseReadOnly, DatabaseUnreachable, EverbeatError, StopReason
+from everbeat.errors import DatabaseError, EverbeatError, StopReason
 from everbeat.protocol import (
     Answer,
     CommitBegins,
@@ -41,73 +43,16 @@ from everbeat.store.refusals import is_refused_data
 from everbeat.store.statement import Statement
 from everbeat.store.steps import ChildVerdict, commit_outcome, installation, record_checkpoint, start_by_task
 from everbeat.store.tasks import KEY_TRIES
-from everbeat.worker.attempt import CODE_RUNS, Attempt, Stage
+from everbeat.worker.attempt import Attempt, Stage
 from everbeat.worker.attempt_events import emit_failed_try
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.lifecycle import AttemptLifecycle
-from everbeat.worker.messages import AttemptLost
 from everbeat.worker.progress import ProgressRecorder
+from everbeat.worker.request_query import PATIENCE_S, RequestQuery, Stopped
 from everbeat.worker.shutdown import Shutdown
 from everbeat.worker.streams import StreamRecorder
 
 T = TypeVar("T")
-
-PATIENCE_S: Final = 1.0
-"""How often a request that is waiting for the database checks whether its attempt should still be served, in seconds."""
-
-
-class Stopped(Exception):
-    """Raised when an attempt should no longer be served."""
-
-    def __init__(self, reason: StopReason) -> None:
-        super().__init__(reason)
-        self.reason: StopReason = reason
-
-
-class RequestQuery:
-    """Runs the statements for requests while the requesting attempts should still be served."""
-
-    def __init__(self, environment: WorkerEnvironment) -> None:
-        self._session = environment.session
-        self._send = environment.send
-
-    @property
-    def channel(self) -> str:
-        """Return the notification channel of the schema."""
-        return self._session.target.channel
-
-    async def ask(self, attempt: Attempt, statement: Statement[T]) -> T:
-        """Run the statement and return its result. Raises Stopped if the attempt should no longer be served."""
-        return await self.repeat(attempt, lambda: self._session.run(statement, patience_s=PATIENCE_S))
-
-    async def transact(self, attempt: Attempt, make: Callable[[], Plan[T]]) -> T:
-        """Run a plan in one transaction and return its result. Raises Stopped if the attempt should no longer be served."""
-        return await self.repeat(
-            attempt,
-            lambda: self._session.transact(lambda run: aperform(make(), run), patience_s=PATIENCE_S),
-        )
-
-    async def repeat(self, attempt: Attempt, once: Callable[[], Awaitable[T]]) -> T:
-        """Call `once` until the database answers, and return its result. Raises Stopped if the attempt should no longer be served."""
-        while True:
-            self.require_running(attempt)
-            try:
-                return await once()
-            except (DatabaseUnreachable, DatabaseReadOnly):
-                if attempt.stopped is not None:
-                    raise Stopped(attempt.stopped) from None
-
-    def require_running(self, attempt: Attempt) -> None:
-        """Raise Stopped unless the attempt's code is running under a lease of this worker."""
-        if attempt.stage not in CODE_RUNS:
-            raise Stopped(attempt.stopped or "lease_lost")
-
-    def lost(self, attempt: Attempt) -> NoReturn:
-        """Handle the database's report that an attempt lost its lease. Always raises Stopped."""
-        if attempt.stage in CODE_RUNS:
-            self._send(AttemptLost(attempt))
-        raise Stopped("lease_lost")
-
 
 REST_IN_PLACE_S: Final = 5.0
 """A sleep of at most this many seconds keeps its slot. Releasing the slot would cost a settlement, a claim, and a second run of the
@@ -174,6 +119,8 @@ class StepRequests:
                     return await self._wait(attempt, question)
             case SendChild():
                 return await self._send(attempt, question)
+            case SendChildren() | JoinChildren() | ListChildren():
+                return await self._gather(attempt, question)
             case StartWorkflow():
                 return await self._start(attempt, question)
             case OpenStreams():
@@ -240,11 +187,43 @@ class StepRequests:
             step=question.name,
             child=question.child,
             channel=self._database.channel,
+            in_batch=question.in_batch,
         )
         child = question.child
         return await self._sent(
             attempt, lambda: self._database.ask(attempt, send), name=child.name, key=child.key
         )
+
+    async def _gather(
+        self, attempt: Attempt, question: SendChildren | JoinChildren | ListChildren
+    ) -> StepAnswer:
+        match question:
+            case SendChildren():
+                return await self._send_portion(attempt, question)
+            case JoinChildren():
+                with resting(attempt):
+                    return await self._join(attempt, question)
+            case ListChildren(ids):
+                return StepAnswer(ends=await self._database.ask(attempt, steps.list_children(ids)))
+
+    async def _send_portion(self, attempt: Attempt, question: SendChildren) -> StepAnswer:
+        send = steps.send_children(*attempt.lease, question, channel=self._database.channel)
+        is_cancelled = await self._database.ask(attempt, send)
+        if is_cancelled is None:
+            self._database.lost(attempt)
+        if is_cancelled:
+            raise Stopped("cancelled")
+        return StepAnswer()
+
+    async def _join(self, attempt: Attempt, question: JoinChildren) -> StepAnswer:
+        join = steps.join_children(*attempt.lease, step=question.name, batch_id=question.batch_id)
+        async with attempt.wait_turn:
+            has_ended = await self._database.ask(attempt, join)
+        if has_ended is None:
+            self._database.lost(attempt)
+        if not has_ended:
+            raise Suspend
+        return StepAnswer()
 
     async def _start(self, attempt: Attempt, question: StartWorkflow) -> StepAnswer:
         workflow = question.workflow
@@ -272,7 +251,7 @@ class StepRequests:
                 self._database.lost(attempt)
             if found.verdict == "cancelled":
                 raise Stopped("cancelled")
-            if found.id is not None:
+            if found.id is not None or found.verdict == "no_batch":
                 return StepAnswer(child=found.id)
         raise DatabaseError(
             f"The key of {name} ({key!r}) was taken and released again during each of {KEY_TRIES} tries to send.",

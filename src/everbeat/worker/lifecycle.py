@@ -407,7 +407,7 @@ class AttemptLifecycle:
         self._table.remove(attempt)
         self._progress.forget(attempt)
         self._streams.forget(attempt)
-        if attempt.task.workflow_id is not None:
+        if attempt.task.whole_id is not None:
             self._advancer.advance_soon()
         self._note_change(attempt)
 

@@ -1,4 +1,4 @@
-"""Advances workflows: after this worker has settled a node, after a hint, and periodically."""
+"""Advances workflows and batches: after this worker has settled a task of theirs, after a hint, and periodically."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from everbeat.errors import DatabaseReadOnly, DatabaseUnreachable
 from everbeat.hints.delivery import HintRate
 from everbeat.runtime.clock import Backoff
 from everbeat.store.advance import MOST_WORKFLOWS, AdvanceResult, step
+from everbeat.store.batches import advance_batches
 from everbeat.store.workflows import happened
 from everbeat.worker.environment import WorkerEnvironment
 from everbeat.worker.messages import TasksEnqueued
@@ -27,7 +28,7 @@ _log = logging.getLogger("everbeat.worker")
 
 
 class Advancer:
-    """A service that advances workflows."""
+    """A service that advances workflows, and ends batches."""
 
     name = "advancer"
     interval_s = POLL_S
@@ -46,18 +47,18 @@ class Advancer:
         self._failures: dict[UUID, int] = {}
 
     def advance_soon(self) -> None:
-        """Advance workflows soon, because they might have changed."""
+        """Advance workflows and batches soon, because they might have changed."""
         self._is_told = True
         self.wake.set()
 
     def asked(self, happened: bool) -> None:
-        """Record that the claimer has just checked for workflow changes. `happened` is whether there are any."""
+        """Record that the claimer has just checked for changes of workflows and batches. `happened` is whether there are any."""
         self._asked_at = self._clock.monotonic()
         if happened:
             self.advance_soon()
 
     async def tick(self) -> float | None:
-        """Advance workflows until nothing is left to do, except for workflows that another session has locked."""
+        """Advance workflows and batches until nothing is left to do, except for those that another session has locked."""
         now = self._clock.monotonic()
         if not self._is_told:
             # The claimer's last check makes this query unnecessary until that check is as old as the poll interval.
@@ -87,16 +88,27 @@ class Advancer:
             if done.enqueued:
                 self._send(TasksEnqueued())
             if not done.workflows:
+                await self._advance_batches()
                 return await self._left_over()
             for one in self._failures.keys() & self._at:
                 del self._failures[one]
             self._checks.reset()
             self._hint_rate.paid_off()
 
-    async def _left_over(self) -> float | None:
-        """Return how many seconds to wait before trying again, or None if no workflow is left to advance.
+    async def _advance_batches(self) -> None:
+        while True:
+            done = await self._session.run(advance_batches(channel=self._session.target.channel))
+            if done.enqueued:
+                self._send(TasksEnqueued())
+            if not done.advanced:
+                return
+            self._checks.reset()
+            self._hint_rate.paid_off()
 
-        Any workflows that are left are locked by another worker, or briefly by a signal.
+    async def _left_over(self) -> float | None:
+        """Return how many seconds to wait before trying again, or None if no workflow or batch is left to advance.
+
+        Those that are left are locked by another worker, or briefly by a signal or a send.
         """
         if not await self._session.run(happened()):
             self._checks.reset()

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from msgspec import Struct, structs
 
+from everbeat.domain.task.gathering import awaited
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.workflow.states import NodeInfo, NodeState
 from everbeat.errors.wording import some
@@ -224,7 +225,7 @@ def _suspended(node: NodeInfo) -> str | None:
         return None
     if is_answer(node.waits_for):
         return "waits for an answer"
-    return "sleeps" if node.waits_for is None else f"waits for event {node.waits_for!r}"
+    return "sleeps" if node.waits_for is None else f"waits for {awaited(node.waits_for)}"
 
 
 def _label(node: NodeInfo, inner: Sequence[NodeInfo]) -> str:

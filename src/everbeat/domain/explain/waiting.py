@@ -20,6 +20,7 @@ from everbeat.domain.explain.reasons import (
 )
 from everbeat.domain.inspection import RecoveryInfo, TaskSummary
 from everbeat.domain.settings.units import shown_moment
+from everbeat.domain.task.gathering import EVENT_PREFIX, awaited
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.questions import OpenQuestion
 from everbeat.domain.task.signature import KnowingWorkers, MarkedTasks, Needs, UnfitWorkers, unfit_workers
@@ -350,6 +351,12 @@ def _suspension(task: TaskSummary) -> Reason:
     until = "" if endless else f" until {shown_moment(task.enqueued_at)}"
     if task.waits_for is None:
         return Reason(code=ReasonCode.SLEEPING, text=f"it sleeps{until}", until=task.enqueued_at)
+    if task.waits_for.startswith(EVENT_PREFIX):
+        return Reason(
+            code=ReasonCode.WAITING_FOR_CHILDREN,
+            text=f"it is waiting for {awaited(task.waits_for)}",
+            command=f"everbeat tasks list --parent {task.id}",
+        )
     return Reason(
         code=ReasonCode.WAITING_FOR_EVENT,
         text=f"it is waiting for event {task.waits_for!r}{until}",

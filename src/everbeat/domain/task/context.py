@@ -27,11 +27,13 @@ from everbeat.domain.settings.settings import shown
 from everbeat.domain.settings.units import Duration
 from everbeat.domain.task.asking import AskMethods
 from everbeat.domain.task.checkpoint import Checkpoint, PartialWork, Steps, require_items, share_of
-from everbeat.domain.task.context_backend import ContextBackend, NewChild, NewWorkflow, TaskCommit
+from everbeat.domain.task.context_backend import ContextBackend, NewWorkflow, TaskCommit
+from everbeat.domain.task.gather_methods import GatherMethods
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.step_runner import StepPlan, StepRunner
 from everbeat.domain.task.steps import StepBook, StepOptions, checked_name, name_of, require_callable
 from everbeat.domain.task.streams import StreamBook, StreamMethods
+from everbeat.domain.task.task_batch import ChildCall, TaskBatch
 from everbeat.errors import EverbeatError, NonDeterministic, OutsideTask, PayloadError
 
 P = ParamSpec("P")
@@ -40,14 +42,6 @@ T = TypeVar("T")
 H_co = TypeVar("H_co", covariant=True)
 
 _current: ContextVar[Context | ContextSource | None] = ContextVar("everbeat_context", default=None)
-
-
-class ChildCall(Protocol[H_co]):
-    """A call that a running task can send as its child: the result of `task.call(...)`."""
-
-    def _as_child(self) -> NewChild: ...
-
-    def _handle_of(self, task_id: UUID, /) -> H_co: ...
 
 
 class StartableWorkflow(Protocol[H_co]):
@@ -63,7 +57,7 @@ class StartableWorkflow(Protocol[H_co]):
 
 @public
 @final
-class Context(Struct, StreamMethods, AskMethods, frozen=True, kw_only=True, eq=False):
+class Context(Struct, StreamMethods, AskMethods, GatherMethods, frozen=True, kw_only=True, eq=False):
     """The running attempt of a task.
 
     To get the Context, annotate the task function's first parameter with `Context`, or call `Context.current()`.
@@ -316,7 +310,15 @@ class Context(Struct, StreamMethods, AskMethods, frozen=True, kw_only=True, eq=F
         """Async version of `send` that does not block the running event loop."""
         return await self._steps.arun(self._sent(call))
 
-    def _sent(self, call: ChildCall[H_co]) -> StepPlan[H_co]:
+    @property
+    def batch(self) -> TaskBatch:
+        """Return the batch to which this task belongs, so that the task can add tasks to it. Sends no query.
+
+        ctx.batch.send(load.call(row))
+        """
+        return TaskBatch(self._steps, self._sent)
+
+    def _sent(self, call: ChildCall[H_co], *, in_batch: bool = False) -> StepPlan[H_co]:
         if not hasattr(call, "_as_child"):
             raise PayloadError(
                 f"{shown(call)} cannot be sent by task {self.name!r}: it is of type {type(call).__name__}, not a call of a task.",
@@ -325,7 +327,7 @@ class Context(Struct, StreamMethods, AskMethods, frozen=True, kw_only=True, eq=F
             )
         child = call._as_child()
         require_room(self.labels, child.labels, owner=f"Child task {child.name!r} of task {self.name!r}")
-        return call._handle_of((yield from self._steps.send(child)))
+        return call._handle_of((yield from self._steps.send(child, in_batch=in_batch)))
 
     def start(self, workflow: StartableWorkflow[H_co], /) -> H_co:
         """Start a workflow and return its handle. The workflow starts only once across all attempts, and is cancelled with this task.

@@ -101,6 +101,18 @@ class NewChild(Struct, frozen=True, kw_only=True):
     labels: str | None = None
 
 
+class ChildEnd(Struct, frozen=True, array_like=True):
+    """The outcome of a child. `result` and `error` are JSON text, and `missing` says why a completed child has no result.
+
+    `state` is None if the child was deleted. It is not terminal if an operator has retried the child.
+    """
+
+    state: str | None
+    result: str | None = None
+    error: str | None = None
+    missing: Literal["ignored", "removed"] | None = None
+
+
 class NewWorkflow(Struct, frozen=True, kw_only=True):
     """A workflow that a running task starts. `graph` is JSON text, and `digest` is the digest of the workflow's arguments.
 
@@ -171,10 +183,41 @@ class WaitForEvent(Question, frozen=True):
 
 
 class SendChild(Question, frozen=True):
-    """A request to send a child task. The child is sent only once per name in the parent."""
+    """A request to send a child task. The child is sent only once per name in the parent.
+
+    If `in_batch` is set, the child belongs to the batch of its parent. The answer has no id if there is no batch.
+    """
 
     name: str
     child: NewChild
+    in_batch: bool = False
+
+
+class SendChildren(Question, frozen=True):
+    """A request to send a portion of the children of a gather. Each child is sent only once, because its id does not change.
+
+    `batch_id` is the gather's id, and `digest` the digest of all its calls. After the last portion, the gather has no further children.
+    """
+
+    name: str
+    batch_id: UUID
+    ids: tuple[UUID, ...]
+    children: tuple[NewChild, ...]
+    digest: str
+    is_last: bool
+
+
+class JoinChildren(Question, frozen=True):
+    """A request to wait until all children of a gather have ended."""
+
+    name: str
+    batch_id: UUID
+
+
+class ListChildren(Question, frozen=True):
+    """A request for the outcomes of ended children. The answer contains at least the first one."""
+
+    ids: tuple[UUID, ...]
 
 
 class StartWorkflow(Question, frozen=True):
@@ -193,7 +236,17 @@ class StoreItems(Question, frozen=True):
 
 
 StepQuestion: TypeAlias = (
-    LoadSteps | RecordStep | Sleep | WaitForEvent | SendChild | StartWorkflow | OpenStreams | StoreItems
+    LoadSteps
+    | RecordStep
+    | Sleep
+    | WaitForEvent
+    | SendChild
+    | SendChildren
+    | JoinChildren
+    | ListChildren
+    | StartWorkflow
+    | OpenStreams
+    | StoreItems
 )
 
 
@@ -217,6 +270,7 @@ class StepAnswer(Struct, frozen=True, array_like=True):
 
     The reply contains a page of records and the key of the next page. For a wait, it contains the state, and the value as JSON
     text. For a child task or a workflow, the reply contains the id. For `OpenStreams`, it contains the streams.
+    For a list of children, it contains their outcomes.
     """
 
     records: tuple[Recorded, ...] = ()
@@ -225,6 +279,7 @@ class StepAnswer(Struct, frozen=True, array_like=True):
     value: str | None = None
     child: UUID | None = None
     streams: tuple[StreamInfo, ...] = ()
+    ends: tuple[ChildEnd, ...] = ()
 
 
 class ContextBackend(Protocol):

@@ -17,14 +17,18 @@ from everbeat.domain.plan import aperform, perform
 from everbeat.domain.settings.units import Duration, milliseconds, spelled_duration, to_milliseconds
 from everbeat.domain.task.argument_digest import digest_of_call
 from everbeat.domain.task.context_backend import (
+    ChildEnd,
     ContextBackend,
     FailedTry,
+    JoinChildren,
+    ListChildren,
     LoadSteps,
     NewChild,
     NewWorkflow,
     Recorded,
     RecordStep,
     SendChild,
+    SendChildren,
     Sleep,
     StartWorkflow,
     StepAnswer,
@@ -32,6 +36,7 @@ from everbeat.domain.task.context_backend import (
     WaitForEvent,
 )
 from everbeat.domain.task.ending import ending_of
+from everbeat.domain.task.gathering import ENDS_PER_RECORD, NewGather, portions, recorded_ends, with_recorded
 from everbeat.domain.task.outcome import code_of, error_from_exception
 from everbeat.domain.task.questions import StoredAnswer, described, question_of
 from everbeat.domain.task.retry import RetryPolicy
@@ -222,9 +227,54 @@ class StepRunner(Struct, frozen=True, eq=False):
         self.check_cancelled()
         return answer
 
-    def send(self, child: NewChild) -> StepPlan[UUID]:
-        """Send a child task, unless an earlier attempt sent it, and return its id."""
-        return self._own("child", SendChild(self.book.draw("child", child.name), child), child.digest)
+    def send(self, child: NewChild, *, in_batch: bool = False) -> StepPlan[UUID]:
+        """Send a child task, unless an earlier attempt sent it, and return its id. `in_batch`: it belongs to the batch of this task.
+
+        Raises PayloadError if this task belongs to no batch.
+        """
+        question = SendChild(self.book.draw("child", child.name), child, in_batch)
+        return self._own("child", question, child.digest)
+
+    def gather(self, children: Sequence[NewChild]) -> StepPlan[list[tuple[UUID, ChildEnd]]]:
+        """Send children, wait until all of them have ended, and return their ids and outcomes in order.
+
+        A child that an operator retries later does not change its outcome.
+        """
+        name, given = self.book.draw("child", "gather"), NewGather.of(children)
+        yield from self._read()
+        self.check_cancelled()
+        begun = self.book.find_matching(
+            "child", name, digest=given.digest, task_name=self.task_name, title="gather", is_begun=True
+        )
+        batch_id = given.id_in(self.task_id, name) if begun is None else UUID((begun.result or "").strip('"'))
+        ids = given.ids(batch_id)
+        if begun is None or begun.state == "OPEN":
+            for part in portions(children):
+                some = tuple(children[part])
+                yield SendChildren(
+                    name, batch_id, ids[part], some, given.digest, is_last=part.stop == len(children)
+                )
+                self.check_cancelled()
+        yield JoinChildren(name, batch_id)
+        self.check_cancelled()
+        return [*zip(ids, (yield from self._ends(name, ids)), strict=True)]
+
+    def _ends(self, name: str, ids: Sequence[UUID]) -> StepPlan[Sequence[ChildEnd]]:
+        """Return the outcomes of ended children. Record those of children that did not complete, because they can still be retried."""
+        found: list[ChildEnd] = []
+        for first in range(0, len(ids), ENDS_PER_RECORD):
+            page: list[ChildEnd] = []
+            some = tuple(ids[first : first + ENDS_PER_RECORD])
+            while len(page) < len(some):
+                page += (yield ListChildren(some[len(page) :])).ends
+            record_name = f"{name}/ends@{first}"
+            recorded = self.book.find("step", record_name)
+            result = recorded_ends(page) if recorded is None else recorded.result
+            if recorded is None and result is not None:
+                yield RecordStep(record_name, result)
+            found += with_recorded(page, result)
+            self.check_cancelled()
+        return found
 
     def start(self, workflow: NewWorkflow, *, named: str | None = None) -> StepPlan[UUID]:
         """Start a workflow, unless an earlier attempt started it, and return its id."""
@@ -240,7 +290,12 @@ class StepRunner(Struct, frozen=True, eq=False):
         if found is not None:
             return UUID((found.result or "").strip('"'))
         answer = yield question
-        assert answer.child is not None
+        if answer.child is None:
+            raise PayloadError(
+                f"Task {self.task_name!r} belongs to no batch, so it cannot add tasks to it.",
+                parameter="call",
+                fix="send the task with app.batch(...).send(...), or send the child with ctx.send(...).",
+            )
         return answer.child
 
     def _read(self) -> StepPlan[None]:

@@ -111,9 +111,13 @@ class StepBook:
         digest: str | None,
         task_name: str,
         title: str | None = None,
+        is_begun: bool = False,
     ) -> Recorded | None:
-        """Return the same record as `find`. Raises NonDeterministic, with `title` as the type of operation, if the arguments differ."""
-        found = self.find(kind, name)
+        """Return the same record as `find`. Raises NonDeterministic, with `title` as the type of operation, if the arguments differ.
+
+        `is_begun`: return the record even if its operation was only begun.
+        """
+        found = self._records.get((kind, name)) if is_begun else self.find(kind, name)
         if found is None or digest is None or found.digest in (None, digest):
             return found
         same = (each.name for each in self._records.values() if (each.kind, each.digest) == (kind, digest))

@@ -17,6 +17,10 @@ with age as materialized (
       and not exists (
           select from {schema}.workflows w where w.id = t.workflow_id and not exists (select from old_workflows o where o.id = w.id)
       )
+      and (
+          t.batch_id is null
+          or coalesce((select p.state from {schema}.tasks p where p.id = t.parent_id), '') not in ('PENDING', 'CLAIMED', 'RUNNING')
+      )
 ), old_workers as materialized (
     select w.id from {schema}.workers w
     where w.ended_at < (select worker from age)

@@ -1,5 +1,6 @@
 -- Delete old ended tasks with their attempts, recoveries, steps, signals and labels: one step of a scan of the primary key. A step reads a limited
--- number of rows and skips live, recent and locked tasks. Tasks of an existing workflow are skipped too, because they can still be retried.
+-- number of rows and skips live, recent and locked tasks. Tasks of an existing workflow are skipped too, because they can still be retried. A
+-- child in a batch is skipped while its parent lives, because the parent of a gather reads its outcome.
 -- Return the position at which the next step begins, or null at the end.
 with looked as materialized (
     select t.id from {schema}.tasks t
@@ -14,6 +15,10 @@ with looked as materialized (
       and t.state in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
       and greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) < statement_timestamp() - %(hours)s * interval '1 hour'
       and not exists (select from {schema}.workflows w where w.id = t.workflow_id)
+      and (
+          t.batch_id is null
+          or coalesce((select p.state from {schema}.tasks p where p.id = t.parent_id), '') not in ('PENDING', 'CLAIMED', 'RUNNING')
+      )
     order by t.id
     for update of t skip locked
 ), gone as (

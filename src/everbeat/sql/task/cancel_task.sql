@@ -10,7 +10,7 @@ with held as materialized (
             'code', 'TASK_CANCELLED',
             'message', case when h.attempt = 0 then 'cancelled before its code started' else 'cancelled before its code started again' end)
     from held h where t.id = h.id and h.state in ('PENDING', 'CLAIMED') and h.claim_call is distinct from %(call)s
-    returning t.id, t.queue, t.serial, t.workflow_id
+    returning t.id, t.queue, t.serial, coalesce(t.workflow_id, t.batch_id) as whole_id
 ), asked as (
     update {schema}.tasks t
     set cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp())
@@ -22,7 +22,7 @@ select
     h.state as was,
     (e.id is not null or h.claim_call = %(call)s) is true as by_this_call,
     case when e.id is not null and n.has_room then pg_notify(%(channel)s, 'd:' || h.id) end,
-    case when e.workflow_id is not null and n.has_room then pg_notify(%(channel)s, 'w') end,
+    case when e.whole_id is not null and n.has_room then pg_notify(%(channel)s, 'w') end,
     case when e.serial is not null and n.has_room then pg_notify(%(channel)s, 't:' || left(e.queue, 1000)) end,
     case when e.id is not null and h.state = 'CLAIMED' and n.has_room then pg_notify(%(channel)s, 'l:' || h.id) end,
     case when a.id is not null and n.has_room then pg_notify(%(channel)s, 'c:' || h.id) end

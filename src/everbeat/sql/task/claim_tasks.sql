@@ -234,7 +234,7 @@ with recursive caller as materialized (
     from numbered p
     where t.id = p.id
     returning t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
+        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, coalesce(t.workflow_id, t.batch_id),
         {schema}.is_marked(t.needs), t.tick, t.labels::text
 -- [lines
 ), unused as (
@@ -261,7 +261,7 @@ from (
     from taken
     union all
     select t.id, t.claim_id, t.fence, t.name, t.queue, t.priority, t.args::text, t.attempt, t.retry_count, t.crash_count, t.loss_count,
-        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, t.workflow_id,
+        t.policy::text, t.enqueued_at, t.good_until, t.suspect, t.checkpoint::text, t.started_at, t.serial is not null, coalesce(t.workflow_id, t.batch_id),
         {schema}.is_marked(t.needs), t.tick, t.labels::text, null, null, null
         -- [lines
         , null

@@ -47,7 +47,7 @@ with asked as (
         claim_id = null, claim_call = null, claimed_at = null, claimed_by_worker_id = null, started_at = null, alone = false
     from judged j
     where t.id = j.id and j.verdict <> 'unmarkable'
-    returning t.id, t.state, t.queue, t.serial, t.workflow_id
+    returning t.id, t.state, t.queue, t.serial, coalesce(t.workflow_id, t.batch_id) as whole_id
 ), hint as materialized (
     select count(pg_notify(%(channel)s, payload)) filter (where (select pg_notification_queue_usage()) < 0.5) as hints from (
         select 'd:' || string_agg(d.id::text, ',') as payload
@@ -55,7 +55,7 @@ with asked as (
         union
         select 't:' || left(d.queue, 1000) from declined d where d.state = 'CANCELLED' and d.serial is not null
         union
-        select 'w' from declined d where d.state = 'CANCELLED' and d.workflow_id is not null
+        select 'w' from declined d where d.state = 'CANCELLED' and d.whole_id is not null
         union
         select 'm' from declined d where d.state = 'PENDING'
     ) hints

@@ -1,6 +1,6 @@
 -- Return how long an idle worker can wait: the milliseconds until the next task with these names and queues is due. The result is at most a
--- day, or null if no task is scheduled. Also return whether workflows can be advanced, whether a suspect is due, whether lines have changed
--- or are ready, and whether there are marked tasks. The margin includes tasks that became due after the claim that found nothing; in that
+-- day, or null if no task is scheduled. Also return whether workflows or batches can be advanced and a suspect is due. The same for lines that
+-- have changed or are ready, and for marked tasks. The margin includes tasks that became due after the claim that found nothing; in that
 -- case the result is negative. With a margin of years, the statement returns whether a claim can find anything. `by_queue` has the
 -- milliseconds for the `most` queues whose tasks are due first, and `others_in_ms` those for everything else. So an idle worker searches only
 -- the queue whose task becomes due. A line counts in any queue: its worker only wakes up once for nothing. Marked tasks (needs_id) count only
@@ -45,7 +45,9 @@ with recursive marked as materialized (
 )
 select
     extract(epoch from min(least(n.at, statement_timestamp() + interval '1 day')) - statement_timestamp()) * 1000 as due_in_ms,
-    exists (select from {schema}.outbox) as happened,
+    exists (select from {schema}.outbox) or (
+        select e.batch_id from {schema}.batch_events e order by e.batch_id, e.id limit 1
+    ) is not null as happened,
     {fragment/is_suspect_due} as suspects,
     {fragment/have_lines_changed} as lines_changed,
     exists (select from {schema}.lines l where l.state = 'R') as lines_ready,

@@ -69,7 +69,7 @@ with watched as materialized (
         started_at = case when h.action in ('fail', 'cancel') then t.started_at end
     from held h
     where t.id = h.id
-    returning t.id, t.state, t.queue, t.serial, t.retry_count, t.crash_count, t.loss_count, t.workflow_id
+    returning t.id, t.state, t.queue, t.serial, t.retry_count, t.crash_count, t.loss_count, coalesce(t.workflow_id, t.batch_id) as whole_id
 ), history as (
     insert into {schema}.attempts (task_id, attempt, claim_id, fence, worker_id, claimed_at, started_at, outcome, will_retry, error)
     select
@@ -95,7 +95,7 @@ with watched as materialized (
         union
         select 't:' || left(r.queue, 1000) from recovered r where r.state = 'PENDING' or r.serial is not null
         union
-        select 'w' from recovered r where r.state <> 'PENDING' and r.workflow_id is not null
+        select 'w' from recovered r where r.state <> 'PENDING' and r.whole_id is not null
         union
         select 'l:' || string_agg(r.id::text, ',')
         from (select id, (row_number() over () - 1) / 200 as part from recovered) r group by r.part

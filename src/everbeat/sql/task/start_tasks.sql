@@ -41,7 +41,7 @@ with asked as (
         )
     from held h
     where t.id = h.id and h.change = 'expired'
-    returning t.id, t.queue, t.serial, t.workflow_id
+    returning t.id, t.queue, t.serial, coalesce(t.workflow_id, t.batch_id) as whole_id
 ), {fragment/notify_of_expired}
 select
     h.claim_id,

@@ -17,7 +17,7 @@ from everbeat.runtime.clock import Backoff
 from everbeat.store.tasks import MOST_DUE, NextDue
 from everbeat.store.workers import listen
 from everbeat.worker.attempt import Attempt, RequestHandler, attempt_of
-from everbeat.worker.claim.query import Batch, ClaimQuery, Marks
+from everbeat.worker.claim.query import ClaimBatch, ClaimQuery, Marks
 from everbeat.worker.claim.slots import MANY_FREE, SlotPool, Slots
 from everbeat.worker.environment import Messenger, WorkerEnvironment
 from everbeat.worker.leases import POLL_WITHOUT_HINTS_S, LeaseTable, LeaseWatch, give_back, give_back_unknown
@@ -418,10 +418,10 @@ class Claimer:
         pool: SlotPool,
         limit: int,
         *,
-        before: Batch | None = None,
+        before: ClaimBatch | None = None,
         is_prefetch: bool = False,
         queues: Sequence[str] | None = None,
-    ) -> Batch:
+    ) -> ClaimBatch:
         """Claim once and return the batch. `before` is an earlier batch that has not been added to the pool yet."""
         starts = (
             0
@@ -436,7 +436,7 @@ class Claimer:
             pool.served = frozenset(task.name for task in batch.claimed)
         return batch
 
-    def _take_in(self, pool: SlotPool, batch: Batch) -> None:
+    def _take_in(self, pool: SlotPool, batch: ClaimBatch) -> None:
         """Add the claimed tasks to the pool, and launch the tasks that the claim has already started."""
         self._table.claims_known += 1
         if not batch or batch.worker_id != self._identity.worker_id:

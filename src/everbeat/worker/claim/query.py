@@ -258,7 +258,7 @@ TOO_LONG_S: Final = 10.0
 """A failed claim is repeated only if it failed within this many seconds. A slower claim would take just as long again."""
 
 
-class Batch(Struct, frozen=True):
+class ClaimBatch(Struct, frozen=True):
     """The tasks of a claim, in order, and the worker id that claimed them. `has_more`: whether more tasks might be due now."""
 
     claimed: Sequence[Claimed]
@@ -323,7 +323,7 @@ class ClaimQuery:
         names: Sequence[str],
         starts: int,
         queues: Sequence[str] | None = None,
-    ) -> Batch:
+    ) -> ClaimBatch:
         """Claim up to `limit` tasks of these functions, start the first `starts` of them, and return the batch.
 
         The claim searches `queues`, or all queues of the worker if it is None.
@@ -381,7 +381,7 @@ class ClaimQuery:
         # A repeated claim does not report whether more tasks are due.
         is_busy |= self._session.tries > tries + 1
         has_more = self._learn(cursor, claimed, limit, used=bool(places))
-        return Batch(claimed, worker_id, has_more=has_more or is_busy)
+        return ClaimBatch(claimed, worker_id, has_more=has_more or is_busy)
 
     def _learn(self, cursor: ClaimCursor, claimed: Sequence[Claimed], limit: int, *, used: bool) -> bool:
         """Remember where the next claim continues. Return whether it might find more tasks. `used`: this claim continued from a place."""
