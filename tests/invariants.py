@@ -17,6 +17,7 @@ create table {schema}.audit (
     cancel_requested boolean, at timestamptz default clock_timestamp(), xid xid8 default pg_current_xact_id(),
     seen pg_snapshot default pg_current_snapshot()
 );
+create index audit_by_task on {schema}.audit (task_id, seq);
 create table {schema}.limit_audit (
     seq bigserial primary key, name text, concurrency integer, starts integer, period_s double precision, burst integer, sliding boolean
 );

@@ -24,6 +24,7 @@ from everbeat.assembly.app_definition import (
 )
 from everbeat.client.app_methods import OperatorMethods, TaskMethods
 from everbeat.client.batches import BatchMethods
+from everbeat.client.bulk_methods import BulkMethods
 from everbeat.client.database_access import DatabaseAccess, refuse_in_loop
 from everbeat.client.explaining import silence_rules
 from everbeat.client.handle import Handle, TaskOperations
@@ -74,6 +75,7 @@ R = TypeVar("R")
 class App(
     TaskMethods,
     BatchMethods,
+    BulkMethods,
     WorkflowMethods,
     ScheduleMethods,
     LimitMethods,

@@ -1,6 +1,14 @@
 """Result types and filters of the `App` methods that inspect, explain, cancel, pause and recover tasks."""
 
+from everbeat.client.bulk_methods import AuditFilters as AuditFilters
+from everbeat.client.bulk_methods import BulkAction as BulkAction
+from everbeat.client.bulk_methods import BulkFilters as BulkFilters
 from everbeat.domain.batch import BatchInfo as BatchInfo
+from everbeat.domain.bulk_actions import AuditEntry as AuditEntry
+from everbeat.domain.bulk_actions import BulkActionInfo as BulkActionInfo
+from everbeat.domain.bulk_actions import BulkState as BulkState
+from everbeat.domain.bulk_actions import BulkVerb as BulkVerb
+from everbeat.domain.bulk_actions import SkippedTask as SkippedTask
 from everbeat.domain.explain.reasons import Explanation as Explanation
 from everbeat.domain.explain.reasons import Reason as Reason
 from everbeat.domain.explain.reasons import ReasonCode as ReasonCode

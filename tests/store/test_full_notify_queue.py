@@ -14,12 +14,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from everbeat.domain.bulk_actions import BulkVerb
 from everbeat.domain.workflow.graph import Graph
 from everbeat.domain.workflow.states import plan_retry
 from everbeat.embedded.server import EmbeddedServer
 from everbeat.errors import DatabaseError
 from everbeat.store import (
     batches,
+    bulk,
     leases,
     limits,
     messages,
@@ -176,6 +178,22 @@ def retry(db: StoreHarness) -> Act:
     held = db.running()
     db.settle(held, "FAILED", error=b'{"code": "X"}')
     return lambda: db.run(tasks.retry(held.id, channel=db.target.channel, call=uuid4()))
+
+
+def in_bulk(verb: BulkVerb) -> Callable[[StoreHarness], Act]:
+    """Return an act that changes one task as a portion of a bulk action does."""
+
+    def begin(db: StoreHarness) -> Act:
+        held = db.running()
+        if verb is BulkVerb.RETRY:
+            db.settle(held, "FAILED", error=b'{"code": "X"}')
+        task_id = db.send() if verb is BulkVerb.MOVE else held.id
+        parameters = {"to_queue": "big"} if verb is BulkVerb.MOVE else {}
+        return lambda: db.run(
+            bulk.act(verb, [task_id], call=uuid4(), parameters=parameters, channel=db.target.channel)
+        )
+
+    return begin
 
 
 def cancel_children(db: StoreHarness) -> Act:
@@ -376,6 +394,9 @@ ACTS: Final[dict[str, Callable[[StoreHarness], Act]]] = {
     "task/expire_tasks": expire,
     "task/cancel_task": cancel,
     "task/retry_task": retry,
+    "bulk/cancel_tasks": in_bulk(BulkVerb.CANCEL),
+    "bulk/retry_tasks": in_bulk(BulkVerb.RETRY),
+    "bulk/change_tasks": in_bulk(BulkVerb.MOVE),
     "task/cancel_children": cancel_children,
     "step/send_child": child,
     "stream/insert_items": store_items,

@@ -14,7 +14,7 @@ from tests.store.test_mutants import Mutant, notices, scenario
 
 __all__ = ["scenario"]
 
-MOVE, RECALL = "schema/0018_bounded_moves/10_move_to_history", "schema/0017_history/19_recall_from_history"
+MOVE, RECALL = "schema/0018_bounded_moves/10_move_to_history", "schema/0019_around_the_work/64_recall_many"
 
 MUTANTS = [
     Mutant(

@@ -22,6 +22,7 @@ from everbeat.client.database_access import database_of
 from everbeat.client.explaining import silence_rules
 from everbeat.domain.doctor import nats, server, work
 from everbeat.domain.doctor.batches import judge_batches
+from everbeat.domain.doctor.bulk_actions import judge_bulk_actions
 from everbeat.domain.doctor.findings import Check, CheckCode, CheckVerdict, Crew, sweep_command
 from everbeat.domain.doctor.limits import SET_MS, judge_limits
 from everbeat.domain.doctor.nats import NatsConnections, NatsTrouble, Outbox, StreamFacts
@@ -41,6 +42,7 @@ from everbeat.errors import DatabaseError, EverbeatError, NatsNotInstalled, Sche
 from everbeat.runtime.clock import SystemClock
 from everbeat.store import (
     batches,
+    bulk,
     diagnosis,
     inspection,
     limits,
@@ -78,6 +80,7 @@ _NEED_LIVENESS: Final = frozenset(
         CheckCode.QUEUES,
         CheckCode.SCHEDULES,
         CheckCode.LIMITS,
+        CheckCode.BULK_ACTIONS,
     }
 )
 """Checks that cannot run on a standby, because it rejects LISTEN and does not know which workers are alive."""
@@ -194,6 +197,7 @@ class Examination:
         yield CheckCode.SCHEDULES, lambda: self._schedules(database)
         yield CheckCode.LIMITS, lambda: self._limits(database)
         yield CheckCode.BATCHES, judged(batches.find_forgotten(), judge_batches)
+        yield CheckCode.BULK_ACTIONS, judged(bulk.problems(), judge_bulk_actions)
         yield CheckCode.SUSPECTS, judged(diagnosis.suspects(), work.judge_suspects)
         failures = diagnosis.failures(within_s=WINDOW_S, most=MOST_FAILURES)
         yield CheckCode.FAILURES, judged(failures, judge_failures)

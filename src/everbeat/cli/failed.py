@@ -9,6 +9,7 @@ import typer
 from msgspec import structs
 
 from everbeat.app import App
+from everbeat.cli.acting import retry_tasks
 from everbeat.cli.failures import named_as_options
 from everbeat.cli.help_page import ListByDefault
 from everbeat.cli.output import Column, brief, brief_moment, say, show_json, show_rows
@@ -22,7 +23,7 @@ from everbeat.cli.selection import (
     to_past,
     with_app,
 )
-from everbeat.cli.tasks import ErrorFilterOption, TaskIdsArgument, retry_tasks, show_page, task_document
+from everbeat.cli.tasks import ErrorFilterOption, TaskIdsArgument, show_page, task_document
 from everbeat.errors.wording import amount
 
 NameOption = Annotated[str | None, typer.Option("--name", metavar="TASK", help="With this name.")]

@@ -26,6 +26,7 @@ from everbeat.errors import (
     AmbiguousId,
     AppNotFound,
     BatchNotFound,
+    BulkActionNotFound,
     ConfigurationError,
     DatabaseError,
     EverbeatError,
@@ -263,6 +264,7 @@ MEANINGS: Final = {
 _NOT_FOUND: Final = (
     AppNotFound,
     BatchNotFound,
+    BulkActionNotFound,
     RecoveryNotFound,
     TaskNotFound,
     WorkflowNotFound,

@@ -33,7 +33,12 @@ COMMANDS: Final = {
     "demo": ("everbeat.demo.command", "Kill workers and watch others finish their tasks."),
     "worker": ("everbeat.cli.worker", "Run the tasks of an app until a signal stops it."),
     "send": ("everbeat.cli.send", "Send one task by name."),
-    "tasks": ("everbeat.cli.tasks", "List, show, cancel and retry tasks."),
+    "tasks": (
+        "everbeat.cli.tasks",
+        "List, show and change tasks: cancel, retry, run-now, move, reprioritise, delete.",
+    ),
+    "bulk": ("everbeat.cli.bulk", "List, show and cancel actions on all tasks that match."),
+    "audit": ("everbeat.cli.bulk", "List the actions of operators."),
     "failures": ("everbeat.cli.failed", "Count failures by task, error code and exception class."),
     "dead": ("everbeat.cli.failed", "List tasks that FAILED or EXPIRED, and run them again."),
     "workflows": ("everbeat.cli.workflows", "List, show, pause, resume, cancel and retry workflows."),

@@ -28,9 +28,11 @@ from everbeat.cli.failures import (
 from everbeat.cli.locate import locate
 from everbeat.cli.output import Id, show_json, stdout_is_terminal
 from everbeat.cli.streams import user_output_to_stderr
+from everbeat.client.acting import user_at_host
 from everbeat.client.database_access import database_of
+from everbeat.domain.bulk_actions import Operator
 from everbeat.domain.identifiers import SHORTEST_TYPED, bounds, shortest_prefix, stem
-from everbeat.domain.settings.checks import sought
+from everbeat.domain.settings.checks import remark, sought
 from everbeat.domain.settings.units import When, to_seconds, to_utc
 from everbeat.errors import (
     AmbiguousId,
@@ -59,6 +61,7 @@ from everbeat.store.statement import Statement
 from everbeat.store.url import SCHEMA_SUBJECT
 
 SCHEMA_VARIABLE: Final = "EVERBEAT_SCHEMA"
+ACTOR_VARIABLE: Final = "EVERBEAT_ACTOR"
 
 UrlOption: TypeAlias = Annotated[
     str | None,
@@ -161,9 +164,21 @@ def selected_app(
     try:
         if not may_make:
             database_of(app).address.require_there()
-        yield app
+        with acting_as(app, None):
+            yield app
     finally:
         app.close()
+
+
+@contextmanager
+def acting_as(app: App, name: str | None) -> Iterator[None]:
+    """Note the actions of a command under this name, or under EVERBEAT_ACTOR, or under the user and the host."""
+    given = name or os.environ.get(ACTOR_VARIABLE) or user_at_host()
+    with (
+        named_as_options({"actor": "--as" if name else ACTOR_VARIABLE}),
+        database_of(app).acting_as(Operator(remark(given, subject="actor"), "cli")),
+    ):
+        yield
 
 
 def _plain_app(url: str | None, schema: str | None) -> App:

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.text import Text
 
 from everbeat.app import App
+from everbeat.cli.acting import add_acting
 from everbeat.cli.failures import named_as_options
 from everbeat.cli.output import (
     Column,
@@ -39,14 +40,12 @@ from everbeat.cli.output import (
 from everbeat.cli.queues import add_listing, add_pausing
 from everbeat.cli.recoveries import show_recoveries
 from everbeat.cli.selection import (
-    Done,
     LabelFilterOption,
     LimitOption,
     ShortIds,
     SinceOption,
     TaskIdArgument,
     UntilOption,
-    for_each,
     full_target_id,
     full_task_id,
     full_worker_id,
@@ -60,7 +59,6 @@ from everbeat.cli.task_streams import add_streams
 from everbeat.domain.explain.reasons import retry_of_step
 from everbeat.domain.inspection import (
     AttemptInfo,
-    CancelVerdict,
     TaskInfo,
     TaskPage,
     TaskSummary,
@@ -70,7 +68,7 @@ from everbeat.domain.task.gathering import awaited
 from everbeat.domain.task.questions import is_answer
 from everbeat.domain.task.signature import Needs
 from everbeat.domain.task.states import TaskState, VirtualState
-from everbeat.errors import TaskError, TaskNotFound, TaskNotRetryable, WaitTimeout
+from everbeat.errors import TaskError, WaitTimeout
 from everbeat.errors.wording import amount, on_one_line
 from everbeat.runtime.clock import SystemClock
 
@@ -193,7 +191,6 @@ commands = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_h
 TaskIdsArgument: TypeAlias = Annotated[
     list[str], typer.Argument(metavar="ID...", help="The tasks' ids.", show_default=False)
 ]
-
 WorkerFilterOption: TypeAlias = Annotated[
     str | None, typer.Option("--worker", metavar="WORKER", help="Claimed or run by this worker.")
 ]
@@ -232,11 +229,6 @@ class ListedState(StrEnum):
 
 
 _COUNTDOWN_S: Final = 120
-_CANCELLED: Final = {
-    CancelVerdict.CANCELLED: "cancelled",
-    CancelVerdict.REQUESTED: "asked to stop",
-    CancelVerdict.ALREADY_ENDED: "had already ended; unchanged",
-}
 
 
 @commands.command("list")
@@ -375,38 +367,7 @@ def show(app: App, task_id: TaskIdArgument, *, as_json: bool) -> None:
     _show_task(task, ids=short_ids(app, uuids=[task.id], parties=workers))
 
 
-@commands.command()
-@with_app
-def cancel(app: App, task_ids: TaskIdsArgument, *, as_json: bool) -> None:
-    """Cancel tasks: waiting tasks end at once, running tasks are asked to stop."""
-
-    def one(task_id: str) -> Done:
-        task_id = full_task_id(app, task_id)
-        result = app.cancel(task_id)
-        document = {"id": task_id, "verdict": result.verdict, "state": result.state}
-        return Done(document, f"{task_id}  {result.state}  {_CANCELLED[result.verdict]}")
-
-    for_each(task_ids, one, refusals=(TaskNotFound,), key="id", listed_as="tasks", as_json=as_json)
-
-
-@commands.command()
-@with_app
-def retry(app: App, task_ids: TaskIdsArgument, *, as_json: bool) -> None:
-    """Run FAILED, CANCELLED or EXPIRED tasks again, now and with all their retries."""
-    retry_tasks(app, task_ids, as_json=as_json)
-
-
-def retry_tasks(app: App, task_ids: list[str], *, as_json: bool) -> None:
-    """Retry tasks, and print the result for each."""
-
-    def one(task_id: str) -> Done:
-        task_id = full_task_id(app, task_id)
-        app.retry(task_id)
-        document = {"id": task_id, "state": TaskState.PENDING}
-        return Done(document, f"{task_id}  {TaskState.PENDING}  runs again")
-
-    refusals = (TaskNotFound, TaskNotRetryable)
-    for_each(task_ids, one, refusals=refusals, key="id", listed_as="tasks", as_json=as_json)
+add_acting(commands)
 
 
 @commands.command()

@@ -18,7 +18,9 @@ from uuid import UUID
 
 from msgspec import structs
 
+from everbeat.client.auditing import noted
 from everbeat.client.waiter import Waiter
+from everbeat.domain.bulk_actions import Operator
 from everbeat.domain.doctor.server import UnfinishedUpgrade
 from everbeat.errors import DatabaseUnreachable
 from everbeat.hints import SyncHintSource
@@ -125,6 +127,7 @@ _OPENED_WITHIN_S: Final = 120.0
 """The time limit for starting an embedded server. A new server starts in about a second, but crash recovery can take a minute."""
 _SHORTEST_S: Final = 0.1
 _STARTING_POLL_S: Final = 0.5
+_OPERATORS: Final[ContextVar[Mapping[int, Operator]]] = ContextVar("everbeat_operator", default={})  # noqa: B039 - never mutated
 _OF_CALLS: Final[ContextVar[Mapping[int, float]]] = ContextVar("everbeat_patience", default={})  # noqa: B039 - never mutated
 
 
@@ -164,6 +167,20 @@ class DatabaseAccess:
         finally:
             _OF_CALLS.reset(token)
 
+    @property
+    def operator(self) -> Operator | None:
+        """Return the operator on whose behalf a call that starts now acts, or None. The actions of an operator are noted in the audit log."""
+        return _OPERATORS.get().get(id(self))
+
+    @contextmanager
+    def acting_as(self, operator: Operator) -> Iterator[None]:
+        """Set the operator for calls inside a `with` block, including calls in asyncio tasks that the block creates."""
+        token = _OPERATORS.set({**_OPERATORS.get(), id(self): operator})
+        try:
+            yield
+        finally:
+            _OPERATORS.reset(token)
+
     def run(self, plan: Plan[T], *, name: str, twin: str, within_s: float = inf) -> T:
         """Run a plan in this thread and return its result. `within_s` limits how long opening the database may take.
 
@@ -171,7 +188,8 @@ class DatabaseAccess:
         """
         try:
             refuse_in_loop(name, twin=twin)
-            return run_plan(self.database(within_s=within_s), plan, patience_s=self.patience_s)
+            database = self.database(within_s=within_s)
+            return run_plan(database, self._noted(plan), patience_s=self.patience_s)
         finally:
             plan.close()
 
@@ -179,9 +197,12 @@ class DatabaseAccess:
         """Run a plan on the running event loop and return its result. Raises DatabaseError if the database fails."""
         try:
             database = await self.adatabase(within_s=within_s)
-            return await arun_plan(database, plan, patience_s=self.patience_s)
+            return await arun_plan(database, self._noted(plan), patience_s=self.patience_s)
         finally:
             plan.close()
+
+    def _noted(self, plan: Plan[T]) -> Plan[T]:
+        return plan if self.operator is None else noted(plan, self.operator)
 
     def database(self, *, within_s: float = inf) -> Database:
         """Return the database. The first call in a process opens and checks it, which can take up to `within_s` seconds."""

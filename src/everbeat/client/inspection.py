@@ -259,8 +259,23 @@ class InspectionMethods(FailureMethods):
         return await self._arun(_workflows(limit=limit, **filters))
 
 
-@reporting_wrong_calls("App.list_tasks")
 def _tasks(
+    *, before: UUID | str | None, order: TaskOrder, limit: int, **filters: Unpack[TaskFilters]
+) -> Plan[TaskPage]:
+    query = structs.replace(
+        task_query("list_tasks", filters),
+        before=None if before is None else to_task_id(before),
+        latest=_order(order, subject="order") == "happened",
+    )
+    return _task_page(query, limit=_limit(limit, subject="limit"))
+
+
+def task_query(method: str, filters: TaskFilters) -> inspection.TaskQuery:
+    """Return the query of these filters. Raises ConfigurationError, in the name of the method, if a filter is invalid or unknown."""
+    return reporting_wrong_calls(f"App.{method}")(_query)(**filters)
+
+
+def _query(
     *,
     state: str | Sequence[str] | None = None,
     name: str | None = None,
@@ -274,32 +289,24 @@ def _tasks(
     until: When | None = None,
     labels: Mapping[str, str | None] | None = None,
     arguments_contain: str | None = None,
-    before: UUID | str | None,
-    order: TaskOrder,
-    limit: int,
-) -> Plan[TaskPage]:
+) -> inspection.TaskQuery:
     states, virtual = (None, []) if state is None else _states(state)
     with_value, keys = _sought(labels, subject="labels")
-    return _task_page(
-        inspection.TaskQuery(
-            states=states,
-            virtual=virtual,
-            name=sought_or_none(name, subject="name"),
-            queue=sought_or_none(queue, subject="queue"),
-            key=sought_or_none(key, subject="key"),
-            workflow=None if workflow is None else to_workflow_id(workflow),
-            before=None if before is None else to_task_id(before),
-            parent=None if parent is None else to_task_id(parent),
-            since=None if since is None else to_when(since, subject="since"),
-            worker=sought_or_none(worker, subject="worker"),
-            error=sought_or_none(error, subject="error"),
-            until=None if until is None else to_when(until, subject="until"),
-            labels=with_value,
-            label_keys=keys,
-            arguments_contain=sought_or_none(arguments_contain, subject="arguments_contain"),
-            latest=_order(order, subject="order") == "happened",
-        ),
-        limit=_limit(limit, subject="limit"),
+    return inspection.TaskQuery(
+        states=states,
+        virtual=virtual,
+        name=sought_or_none(name, subject="name"),
+        queue=sought_or_none(queue, subject="queue"),
+        key=sought_or_none(key, subject="key"),
+        workflow=None if workflow is None else to_workflow_id(workflow),
+        parent=None if parent is None else to_task_id(parent),
+        since=None if since is None else to_when(since, subject="since"),
+        worker=sought_or_none(worker, subject="worker"),
+        error=sought_or_none(error, subject="error"),
+        until=None if until is None else to_when(until, subject="until"),
+        labels=with_value,
+        label_keys=keys,
+        arguments_contain=sought_or_none(arguments_contain, subject="arguments_contain"),
     )
 
 

@@ -153,7 +153,7 @@ class CallSender:
             self.handlers, on_crash=on_crash, stall_timeout_ms=stall_timeout_ms
         )
         self._queues = frozenset({"default", *(queue.name for queue in queues)} if queues else ())
-        self._serial_queues = frozenset(queue.name for queue in queues if queue.serial)
+        self.serial_queues = frozenset(queue.name for queue in queues if queue.serial)
         self._queue_limits = QueueLimits(queues, clock=SystemClock())
 
     @property
@@ -448,7 +448,7 @@ class CallSender:
         """
         queue, serial = call.settings.queue, call.settings.serial
         own = None if serial is False else f"task:{call.name}" if serial is True else f"key:{serial}"
-        if queue not in self._serial_queues:
+        if queue not in self.serial_queues:
             return own
         if own is not None:
             raise refused(

@@ -26,8 +26,10 @@ from everbeat.errors.tasks import UNHANDLED_EXCEPTION as UNHANDLED_EXCEPTION
 from everbeat.errors.tasks import UNKNOWN_LIMIT as UNKNOWN_LIMIT
 from everbeat.errors.tasks import WORKER_CRASHED as WORKER_CRASHED
 from everbeat.errors.tasks import WORKER_STOPPED as WORKER_STOPPED
+from everbeat.errors.tasks import ActionRefused as ActionRefused
 from everbeat.errors.tasks import BatchNotFound as BatchNotFound
 from everbeat.errors.tasks import BatchSealed as BatchSealed
+from everbeat.errors.tasks import BulkActionNotFound as BulkActionNotFound
 from everbeat.errors.tasks import CommitRefused as CommitRefused
 from everbeat.errors.tasks import EventTimeout as EventTimeout
 from everbeat.errors.tasks import NodeNotEnded as NodeNotEnded

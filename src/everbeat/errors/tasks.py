@@ -255,6 +255,34 @@ class TaskNotRetryable(EverbeatError):
         self.other = other
 
 
+class ActionRefused(EverbeatError):
+    """This task cannot be changed in this way. `reason` is the code of the reason, such as STATE, WORKFLOW or DUE."""
+
+    code = "ACTION_REFUSED"
+
+    def __init__(self, task_id: UUID | str, *, action: str, text: str, reason: str) -> None:
+        super().__init__(
+            f"Task {task_id} was left as it is, because {text}. The action was {action!r}.",
+            fix=f"see its state with 'everbeat tasks show {task_id}'.",
+        )
+        self.task_id = task_id
+        self.action = action
+        self.reason = reason
+
+
+class BulkActionNotFound(EverbeatError):
+    """No bulk action with this id exists: it was never requested in this schema, or its record was deleted after 90 days."""
+
+    code = "BULK_ACTION_NOT_FOUND"
+
+    def __init__(self, action_id: UUID | str) -> None:
+        super().__init__(
+            f"Bulk action {action_id} does not exist: it was never requested in this schema, or was deleted since.",
+            fix="list the bulk actions with 'everbeat bulk list', and check the database and the schema.",
+        )
+        self.action_id = action_id
+
+
 class WaitTimeout(EverbeatError, TimeoutError):
     """The wait timed out while `missing` of the `waited_for` tasks were still unfinished. You can wait again."""
 

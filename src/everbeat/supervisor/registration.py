@@ -14,6 +14,7 @@ from everbeat.domain.doctor.findings import sweep_command
 from everbeat.domain.recovery.hooks import HookRunner, NoHooks
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import DatabaseError
+from everbeat.maintenance.bulk import BulkActor
 from everbeat.maintenance.cleanup import Expirer, Pruner, UselessSessionWatch
 from everbeat.maintenance.history import HistoryKeeper
 from everbeat.maintenance.reconciler import Reconciler
@@ -230,6 +231,7 @@ class Supervision:
         services += [
             Expirer(recovery),
             Reconciler(recovery, transactions=self.session),
+            BulkActor(recovery, open_spare=self._open_spare, pace_s=self._pace_s),
             Snapshots(recovery, self),
             HistoryKeeper(recovery, open_spare=self._open_spare),
             Pruner(recovery, open_spare=self._open_spare),

@@ -19,29 +19,14 @@ with held as materialized (
     where h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null and (u.until is null or u.until > statement_timestamp())
 ), again as (
     update {schema}.tasks t
-    set state = 'PENDING', enqueued_at = statement_timestamp(), next_retry_at = null, good_until = null,
-        counted_from = t.attempt, retry_count = 0, crash_count = 0, loss_count = 0, cancel_requested_at = null,
-        failed_at = null, cancelled_at = null, expired_at = null, error = null, progress = null,
-        claimed_at = null, claimed_by_worker_id = null, started_at = null, suspect = false, waits_for = null, wake_at = null,
-        needs = case when later.is_marked then t.needs end, needs_id = case when later.is_marked then t.needs_id end, retry_call = %(call)s,
-        serial_at = case when t.serial is not null then statement_timestamp() end
+    set {fragment/retried}
     from held h
-    cross join lateral (
-        select exists (
-            select from json_object_keys(case when json_typeof(h.needs) = 'object' then h.needs end) k (name) where k.name not in ('arguments', 'limits')
-        ) as is_marked
-    ) later
+    {fragment/later_mark}
     where t.id = h.id and h.state in ('FAILED', 'CANCELLED', 'EXPIRED') and h.workflow_id is null and h.retry_call is distinct from %(call)s
       and not exists (select from rival)
     returning t.id, t.queue
 ), anew as (
-    delete from {schema}.steps s
-    using again a, held h
-    where s.task_id = a.id and h.error::text ~ '^[{{]"code": ?"EVENT_TIMEOUT"' and s.kind = 'event' and s.state = 'TIMED_OUT'
-      and not exists (
-          select from {schema}.steps later
-          where later.task_id = s.task_id and later.kind = 'event' and later.state = 'TIMED_OUT' and later.recorded_at > s.recorded_at
-      )
+    {fragment/forget_timed_out_wait}
 )
 select
     h.workflow_id, h.state as was, (a.id is not null or h.retry_call = %(call)s) is true as retried, (select r.id from rival r) as other, false as is_moved,
