@@ -14,6 +14,8 @@ from everbeat.domain.explain.reasons import Reason as Reason
 from everbeat.domain.explain.reasons import ReasonCode as ReasonCode
 from everbeat.domain.explain.reasons import WorkflowExplanation as WorkflowExplanation
 from everbeat.domain.explain.schedules import ScheduleExplanation as ScheduleExplanation
+from everbeat.domain.filters import RecoveryFilters as RecoveryFilters
+from everbeat.domain.filters import TaskFilters as TaskFilters
 from everbeat.domain.inspection import AttemptInfo as AttemptInfo
 from everbeat.domain.inspection import CancelResult as CancelResult
 from everbeat.domain.inspection import CancelVerdict as CancelVerdict
@@ -24,13 +26,11 @@ from everbeat.domain.inspection import Pause as Pause
 from everbeat.domain.inspection import Progress as Progress
 from everbeat.domain.inspection import QueueInfo as QueueInfo
 from everbeat.domain.inspection import QuietTree as QuietTree
-from everbeat.domain.inspection import RecoveryFilters as RecoveryFilters
 from everbeat.domain.inspection import RecoveryInfo as RecoveryInfo
 from everbeat.domain.inspection import RecoveryPage as RecoveryPage
 from everbeat.domain.inspection import SupervisorInfo as SupervisorInfo
 from everbeat.domain.inspection import SweepResult as SweepResult
 from everbeat.domain.inspection import SweptTask as SweptTask
-from everbeat.domain.inspection import TaskFilters as TaskFilters
 from everbeat.domain.inspection import TaskInfo as TaskInfo
 from everbeat.domain.inspection import TaskPage as TaskPage
 from everbeat.domain.inspection import TaskSummary as TaskSummary

@@ -6,7 +6,7 @@ from everbeat.client.workflow.node import first as first
 from everbeat.client.workflow.node import outcomes as outcomes
 from everbeat.client.workflow.node import results as results
 from everbeat.client.workflow.sender import WorkflowCall as WorkflowCall
-from everbeat.domain.inspection import WorkflowFilters as WorkflowFilters
+from everbeat.domain.filters import WorkflowFilters as WorkflowFilters
 from everbeat.domain.workflow.states import NodeInfo as NodeInfo
 from everbeat.domain.workflow.states import NodeState as NodeState
 from everbeat.domain.workflow.states import StuckWorkflow as StuckWorkflow

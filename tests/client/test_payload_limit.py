@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everbeat import App
-from everbeat.client import sender
+from everbeat.client import sent_together
 from everbeat.errors import ConfigurationError, PayloadError
 
 LIMIT = 1024 * 1024
@@ -82,7 +82,9 @@ def test_send_many_has_one_limit_for_the_arguments_of_all_its_calls(
     @small.task
     def work(text: str) -> None: ...
 
-    monkeypatch.setattr(sender, "LARGEST_BYTES", 3 * LIMIT)  # 256 MB would take the memory of the machine
+    monkeypatch.setattr(
+        sent_together, "LARGEST_BYTES", 3 * LIMIT
+    )  # 256 MB would take the memory of the machine
     calls = [work.call("x" * FITS) for _ in range(4)]
     with pytest.raises(PayloadError, match="The arguments of the 4 calls") as caught:
         small.send_many(calls)

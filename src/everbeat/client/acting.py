@@ -26,7 +26,7 @@ from everbeat.domain.bulk_actions import (
     Operator,
     SkippedTask,
 )
-from everbeat.domain.inspection import TaskFilters
+from everbeat.domain.filters import TaskFilters
 from everbeat.domain.settings.checks import remark, switch
 from everbeat.domain.settings.settings import refused
 from everbeat.errors import ActionRefused, BulkActionNotFound, TaskNotFound, WaitTimeout

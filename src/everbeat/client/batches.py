@@ -225,12 +225,14 @@ class Batch(DatabaseMethods):
             yield from ask(statement)
 
     def _stored(self, calls: list[Call[R]], *, name: str, twin: str) -> list[Handle[R]]:
+        calls = [self._sender.outgoing(call) for call in calls]
         patience_s = longest_patience_s(calls, None)
         return self._sender.run(
             self._sent(calls), None, calls=calls, name=name, twin=twin, patience_s=patience_s
         )
 
     async def _astored(self, calls: list[Call[R]], *, twin: str) -> list[Handle[R]]:
+        calls = [self._sender.outgoing(call) for call in calls]
         patience_s = longest_patience_s(calls, None)
         return await self._sender.arun(self._sent(calls), None, calls=calls, twin=twin, patience_s=patience_s)
 

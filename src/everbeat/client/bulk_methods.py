@@ -13,7 +13,7 @@ from everbeat.client.handle import to_task_id
 from everbeat.client.sender import CallSender
 from everbeat.client.waiter import Deadline
 from everbeat.domain.bulk_actions import AuditEntry, BulkActionInfo, BulkVerb, Operator
-from everbeat.domain.inspection import TaskFilters
+from everbeat.domain.filters import TaskFilters
 from everbeat.domain.settings.checks import public, queue_name, remark, sought_or_none, whole
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, When, to_when

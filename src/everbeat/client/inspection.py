@@ -13,18 +13,16 @@ from msgspec import structs
 from everbeat.client.failures import FailureMethods
 from everbeat.client.handle import to_task_id, to_workflow_id
 from everbeat.client.workflow import operations as workflow_operations
+from everbeat.domain.filters import RecoveryFilters, TaskFilters, WorkflowFilters
 from everbeat.domain.inspection import (
     HeartbeatInfo,
     QueueInfo,
-    RecoveryFilters,
     RecoveryPage,
     SupervisorInfo,
-    TaskFilters,
     TaskPage,
     TaskSummary,
     WorkerInfo,
     WorkerStateInfo,
-    WorkflowFilters,
 )
 from everbeat.domain.labels import sought_labels
 from everbeat.domain.settings.checks import (

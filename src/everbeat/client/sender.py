@@ -166,7 +166,7 @@ class CallSender:
 
         Raises BlockingCallInLoop on an event loop, ConfigurationError if an option is invalid, and DatabaseError if the database fails.
         """
-        call = self._outgoing(call)
+        call = self.outgoing(call)
         return self.run(
             self._send(call),
             call.connection,
@@ -178,7 +178,7 @@ class CallSender:
 
     async def asend(self, call: Call[R], /) -> Handle[R]:
         """Async version of `send` that does not block the running event loop."""
-        call = self._outgoing(call)
+        call = self.outgoing(call)
         return await self.arun(
             self._send(call), call.connection, calls=[call], twin="send", patience_s=call.patience_s
         )
@@ -187,7 +187,7 @@ class CallSender:
         self, calls: Iterable[Call[R]], /, *, connection: object = None, patience_s: float | None = None
     ) -> list[Handle[R]]:
         """Store many tasks atomically, in one statement, and return their handles."""
-        given = [self._outgoing(call) for call in calls_of(calls, name="send_many")]
+        given = [self.outgoing(call) for call in calls_of(calls, name="send_many")]
         joined = one_connection(given, connection)
         return self.run(
             self._send_many(given, joined is not None),
@@ -207,7 +207,7 @@ class CallSender:
         patience_s: float | None = None,
     ) -> list[Handle[R]]:
         """Async version of `send_many` that does not block the running event loop."""
-        given = [self._outgoing(call) for call in await acalls_of(calls, name="asend_many")]
+        given = [self.outgoing(call) for call in await acalls_of(calls, name="asend_many")]
         joined = one_connection(given, connection)
         return await self.arun(
             self._send_many(given, joined is not None),
@@ -219,7 +219,7 @@ class CallSender:
 
     def new_child(self, call: Call[Any], /) -> NewChild:
         """Convert a call into a child task that a running task can send. Raises PayloadError if the call has a connection."""
-        call = self._outgoing(call)
+        call = self.outgoing(call)
         require_plain(call.name, call.settings, what="a child task")
         if call.connection is not None:
             raise PayloadError(
@@ -331,7 +331,8 @@ class CallSender:
         schema = self._database.address.schema
         return await aperform(plan, lambda step: arun_joined(connection, step, schema=schema, twin=twin))
 
-    def _outgoing(self, call: Call[R]) -> Call[R]:
+    def outgoing(self, call: Call[R]) -> Call[R]:
+        """Return the call after the app's functions around sends have seen it."""
         return outgoing(call, self.around_send) if self.around_send else call
 
     def _send(self, call: Call[R]) -> Plan[Handle[R]]:

@@ -32,12 +32,9 @@ from everbeat.errors.tasks import BatchSealed as BatchSealed
 from everbeat.errors.tasks import BulkActionNotFound as BulkActionNotFound
 from everbeat.errors.tasks import CommitRefused as CommitRefused
 from everbeat.errors.tasks import EventTimeout as EventTimeout
-from everbeat.errors.tasks import NodeNotEnded as NodeNotEnded
 from everbeat.errors.tasks import NonDeterministic as NonDeterministic
-from everbeat.errors.tasks import NoSuchPart as NoSuchPart
 from everbeat.errors.tasks import OutsideTask as OutsideTask
 from everbeat.errors.tasks import OutsideWorker as OutsideWorker
-from everbeat.errors.tasks import PlaceholderUsed as PlaceholderUsed
 from everbeat.errors.tasks import RecoveryNotFound as RecoveryNotFound
 from everbeat.errors.tasks import ResultNotStored as ResultNotStored
 from everbeat.errors.tasks import SignalRefused as SignalRefused
@@ -50,8 +47,6 @@ from everbeat.errors.tasks import TaskStopped as TaskStopped
 from everbeat.errors.tasks import TaskSuspended as TaskSuspended
 from everbeat.errors.tasks import UnknownTask as UnknownTask
 from everbeat.errors.tasks import WaitTimeout as WaitTimeout
-from everbeat.errors.tasks import WorkflowNotFound as WorkflowNotFound
-from everbeat.errors.tasks import WorkflowNotRetryable as WorkflowNotRetryable
 from everbeat.errors.tree import AmbiguousId as AmbiguousId
 from everbeat.errors.tree import AppClosed as AppClosed
 from everbeat.errors.tree import AppNotFound as AppNotFound
@@ -88,6 +83,11 @@ from everbeat.errors.tree import WorkerEnded as WorkerEnded
 from everbeat.errors.tree import WorkerError as WorkerError
 from everbeat.errors.tree import WorkerRefused as WorkerRefused
 from everbeat.errors.tree import WrongDatabaseURL as WrongDatabaseURL
+from everbeat.errors.workflows import NodeNotEnded as NodeNotEnded
+from everbeat.errors.workflows import NoSuchPart as NoSuchPart
+from everbeat.errors.workflows import PlaceholderUsed as PlaceholderUsed
+from everbeat.errors.workflows import WorkflowNotFound as WorkflowNotFound
+from everbeat.errors.workflows import WorkflowNotRetryable as WorkflowNotRetryable
 
 # Errors are stored and matched by their qualified names, so each name must be the one that users import.
 for _each in list(globals().values()):

@@ -15,7 +15,7 @@ with held as materialized (
             'message', case when h.attempt = 0 then 'cancelled before its code started' else 'cancelled before its code started again' end)
     from held h
     where t.id = h.id and h.state in ('PENDING', 'CLAIMED') and h.state = any(%(applicable)s::text[])
-    returning t.id, t.queue, t.serial, t.workflow_id, h.state as was
+    returning t.id, t.queue, t.serial, coalesce(t.workflow_id, t.batch_id) as whole_id, h.state as was
 ), asked as (
     update {schema}.tasks t
     set cancel_requested_at = coalesce(t.cancel_requested_at, statement_timestamp())
@@ -29,7 +29,7 @@ with held as materialized (
         union
         select 't:' || left(e.queue, 1000) from ended e where e.serial is not null
         union
-        select 'w' from ended e where e.workflow_id is not null
+        select 'w' from ended e where e.whole_id is not null
         union
         select 'l:' || string_agg(e.id::text, ',')
         from (select id, (row_number() over () - 1) / 200 as part from ended where was = 'CLAIMED') e group by e.part

@@ -26,6 +26,9 @@ with held as materialized (
     from {schema}.history t where t.id = any(%(ids)s::text::uuid[])
 ), gone_history as (
     delete from {schema}.history h where h.id = any(array(select m.id from moved m where m.refusal is null))
+), gone_labels as (
+    delete from {schema}.labels l
+    where l.id = any(array(select g.id from gone g)) or l.id = any(array(select m.id from moved m where m.refusal is null))
 )
 select j.id, j.refusal from judged j
 union all
