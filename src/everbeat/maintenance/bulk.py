@@ -25,7 +25,7 @@ from everbeat.store.session import RunStatement
 T = TypeVar("T")
 LARGEST_PORTION: Final = 500
 """How many tasks one portion changes."""
-IDLE_S: Final = 1.0
+IDLE_S: Final = 4.0
 """How long it takes until a new action is noticed."""
 LEAST_REST_MS: Final = 20
 LOCKED_REST_MS: Final = 500
