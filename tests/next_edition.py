@@ -53,11 +53,11 @@ create index {concurrently} tasks_pending_next on {schema}.tasks (queue, priorit
 }
 NEEDS: Final = f"json_build_object('arguments', json_build_array('n'), 'edition', {NEXT})"
 CHANGES: Final = (
-    ("sql/task/insert_task.sql", "serial_at, gates, costs)", "serial_at, gates, costs, edition, needs, needs_id)"),
+    ("sql/task/insert_task.sql", "serial_at, gates, costs, labels)", "serial_at, gates, costs, labels, edition, needs, needs_id)"),
     (
         "sql/task/insert_task.sql",
-        "%(costs)s::text::integer[]\n)\non conflict do nothing",
-        f"""%(costs)s::text::integer[],
+        "%(labels)s::text::jsonb\n)\non conflict do nothing",
+        f"""%(labels)s::text::jsonb,
     case when %(name)s = 'newer' then {NEXT} else {CODE} end,
     case when %(name)s = 'newer' then {NEEDS} end,
     case when %(name)s = 'newer' then {{schema}}.mark_of('newer', {NEEDS}) end
