@@ -40,7 +40,7 @@ VALUES: Final[Mapping[str, Sequence[str]]] = {
     "real": _FLOATS,
     "double precision": _FLOATS,
     "json": _JSON,
-    "jsonb": ("'{{\"a\": 7, \"b\": null, \"c\": {{}}}}'", *(each for each in _JSON if "\\u" not in each)),
+    "jsonb": ('\'{{"a": 7, "b": null, "c": {{}}}}\'', *(each for each in _JSON if "\\u" not in each)),
     "text": _TEXTS,
     "text[]": _ARRAYS,
     "uuid": _UUIDS,
