@@ -431,7 +431,7 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
 
 BATCH_QUERIES: tuple[tuple[str, str, str], ...] = (
     (
-        "I35",
+        "I38",
         "the numbers and the events of a batch count its tasks",
         """select b.id, b.name, n.* from {schema}.batches b
            cross join lateral (
@@ -446,7 +446,7 @@ BATCH_QUERIES: tuple[tuple[str, str, str], ...] = (
            where n.total <> n.tasks or n.ended <> n.ended_tasks""",
     ),
     (
-        "I35",
+        "I38",
         "a batch has ended, or it is open, or a task of it is live, or an event is noted that ends it",
         """select b.id, b.name from {schema}.batches b
            where b.ended_at is null and b.sealed_at is not null
@@ -454,7 +454,7 @@ BATCH_QUERIES: tuple[tuple[str, str, str], ...] = (
              and not exists (select from {schema}.tasks t where t.batch_id = b.id and t.state in ('PENDING', 'CLAIMED', 'RUNNING'))""",
     ),
     (
-        "I36",
+        "I39",
         "no batch ends before it is sealed and all its tasks have ended, unless an operator retried one later",
         """select b.id, b.name, t.id, t.state from {schema}.batches b
            left join {schema}.tasks t on t.batch_id = b.id and t.retry_call is null
@@ -463,7 +463,7 @@ BATCH_QUERIES: tuple[tuple[str, str, str], ...] = (
            where b.ended_at is not null and (b.sealed_at is null or b.sealed_at > b.ended_at or t.id is not null)""",
     ),
     (
-        "I36",
+        "I39",
         "the callbacks of a batch were inserted once when it ended, and not before",
         """select b.id, b.name, c.call ->> 'id' as callback, count(a.seq) from {schema}.batches b
            cross join lateral (
@@ -478,7 +478,7 @@ BATCH_QUERIES: tuple[tuple[str, str, str], ...] = (
            having count(a.seq) <> c.is_due::integer""",
     ),
     (
-        "I36",
+        "I39",
         "a task that waits for a gather waits for one that has not ended, or is due",
         """select t.id, t.waits_for, b.ended_at from {schema}.tasks t
            join {schema}.batches b on b.waiter_id = t.id and t.waits_for = 'gather/' || b.name
