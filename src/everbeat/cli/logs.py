@@ -63,13 +63,18 @@ class JsonFormatter(logging.Formatter):
         return line_of(document)
 
 
+def _is_own(record: logging.LogRecord) -> bool:
+    """Return whether everbeat wrote the record. A record that a user's program has made or received can be without a name."""
+    return (record.name or "").startswith(_EVERBEAT)
+
+
 def _structure(record: logging.LogRecord) -> tuple[str | None, dict[str, Any]]:
     """Return the event name and fields of a record. Everbeat's own messages consist of a name and `name=value` pairs."""
     event = getattr(record, "everbeat_event", None)
     if isinstance(event, Event):
         shown = {name: value for name, value in asdict(event).items() if name not in event.unshown}
         return event_name(event), shown
-    if not record.name.startswith(_EVERBEAT) or not isinstance(record.msg, str):
+    if not _is_own(record) or not isinstance(record.msg, str):
         return None, {}
     name, _, rest = record.msg.partition(" ")
     names, args = _NAMED.findall(rest), record.args
@@ -161,7 +166,7 @@ class VisibleFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in the base class
         """Return the line without its traceback. The task of the code that wrote it follows the message."""
         line = super().formatMessage(record)
-        if record.name.startswith(_EVERBEAT):
+        if _is_own(record):
             return line  # these messages name their task themselves
         return " ".join([line, *(f"{name}={value}" for name, value in fields_of(record).items())])
 
