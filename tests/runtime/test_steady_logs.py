@@ -27,12 +27,12 @@ def broken() -> Iterator[None]:
 
 
 def test_an_event_is_written_to_stderr_if_the_logging_handler_raises(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:  # J4
     bus = EventBus()
     bus.subscribe(log_event)
-    logging.getLogger("everbeat.worker").setLevel(logging.INFO)
-    bus.emit(WorkerStarted(worker_id="w-1", pid=7))
+    with caplog.at_level(logging.INFO, logger="everbeat.worker"):
+        bus.emit(WorkerStarted(worker_id="w-1", pid=7))
     line = capsys.readouterr().err
     assert line.count("\n") == 2
     assert "worker_started worker_id=w-1 pid=7" in line
