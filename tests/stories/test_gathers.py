@@ -106,11 +106,10 @@ def test_a_child_that_is_retried_later_does_not_change_the_outcome_of_the_gather
         what="it has read the outcomes, and sleeps",
     )
     (failed,) = [one for one in children(scenario, task.id) if one["state"] == "FAILED"]
-    scenario.query(
-        "update {schema}.tasks set name = 'square', state = 'PENDING', failed_at = null, error = null where id = %s returning 1",
-        failed["id"],
-    )
-    assert gathering.app.handle(failed["id"]).result(timeout=30) == 9
+    scenario.query("update {schema}.tasks set name = 'square' where id = %s returning 1", failed["id"])
+    retried = gathering.app.handle(failed["id"])
+    retried.retry()
+    assert retried.result(timeout=30) == 9
     assert task.result(timeout=60) == ["4", "ODD", "16"]
 
 

@@ -21,6 +21,7 @@ from tests.variants import long_except
 pytestmark = pytest.mark.story
 
 ALWAYS = {"time", "level", "logger", "message", "pid"}
+TASK_FIELDS = {"task_id", "task_name", "attempt", "worker_id"}
 JSON = ("--log-format", "json", "--log-level", "debug")
 
 
@@ -82,7 +83,9 @@ def test_every_log_line_is_json_through_failures_deaths_stalls_and_a_stop(
     assert failure["exception"].startswith("Traceback")
     assert failure["exception"].endswith("ValueError: two\nlines")
     (said,) = matching(tree, logger="shop")
-    assert (said["message"], said["fields"]) == ("several\nlines \x1b[31m \u202e \x7f", {"order": 5})
+    assert said["message"] == "several\nlines \x1b[31m \u202e \x7f"
+    assert (said["fields"].keys() - {"order"}, said["fields"]["order"]) == (TASK_FIELDS, 5)
+    assert (said["fields"]["task_name"], said["fields"]["attempt"]) == ("talk", 1)
     assert "\x7f" not in tree.output()
     assert "this is\nold" in matching(tree, logger="py.warnings")[0]["message"]
     (broken,) = matching(tree, event="uncaught_exception")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -22,8 +23,8 @@ class Flow:
         graph = encode(Graph(name=name, nodes=members)).decode()
         self._workflow = NewWorkflow(name=name, graph=graph, digest=digest)
 
-    def _as_started_by(self, task_name: str, /) -> NewWorkflow:
-        del task_name
+    def _as_started_by(self, task_name: str, labels: Mapping[str, str], /) -> NewWorkflow:
+        del task_name, labels
         return self._workflow
 
     def _handle_of(self, workflow_id: UUID, /) -> str:
