@@ -2,6 +2,7 @@
 
 from everbeat.app import App as App
 from everbeat.client.batches import Batch as Batch
+from everbeat.client.bulk_methods import BulkAction as BulkAction
 from everbeat.client.handle import Handle as Handle
 from everbeat.client.schedules import Schedule as Schedule
 from everbeat.client.task import AsyncTask as AsyncTask

@@ -1,8 +1,5 @@
 """Result types and filters of the `App` methods that inspect, explain, cancel, pause and recover tasks."""
 
-from everbeat.client.bulk_methods import AuditFilters as AuditFilters
-from everbeat.client.bulk_methods import BulkAction as BulkAction
-from everbeat.client.bulk_methods import BulkFilters as BulkFilters
 from everbeat.domain.batch import BatchInfo as BatchInfo
 from everbeat.domain.bulk_actions import AuditEntry as AuditEntry
 from everbeat.domain.bulk_actions import BulkActionInfo as BulkActionInfo
@@ -14,6 +11,8 @@ from everbeat.domain.explain.reasons import Reason as Reason
 from everbeat.domain.explain.reasons import ReasonCode as ReasonCode
 from everbeat.domain.explain.reasons import WorkflowExplanation as WorkflowExplanation
 from everbeat.domain.explain.schedules import ScheduleExplanation as ScheduleExplanation
+from everbeat.domain.filters import AuditFilters as AuditFilters
+from everbeat.domain.filters import BulkFilters as BulkFilters
 from everbeat.domain.filters import RecoveryFilters as RecoveryFilters
 from everbeat.domain.filters import TaskFilters as TaskFilters
 from everbeat.domain.inspection import AttemptInfo as AttemptInfo

@@ -1,4 +1,4 @@
-"""Test batches through the app: both forms of each method, mistakes, and what is stored."""
+"""Test batches through the app: both forms of each method, mistakes, and the stored rows."""
 
 from __future__ import annotations
 

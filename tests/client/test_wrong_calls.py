@@ -18,6 +18,7 @@ import pytest
 import everbeat
 from everbeat import (
     App,
+    BulkAction,
     Context,
     NatsConfig,
     QueueConfig,
@@ -29,6 +30,7 @@ from everbeat import (
     Workflow,
 )
 from everbeat.client.task import local_context
+from everbeat.domain.bulk_actions import BulkActionInfo, BulkState, BulkVerb
 from everbeat.domain.settings.settings import gathering
 from everbeat.errors import ConfigurationError
 from everbeat.recovery import Reschedule
@@ -62,6 +64,20 @@ OBJECTS: list[Any] = [
     context,
     context.named("ship"),
     Schedule("hourly", pack.call(1), every="1h"),
+    app.batch("import"),
+    BulkAction(
+        BulkActionInfo(
+            id=uuid4(),
+            action=BulkVerb.RETRY,
+            filters={},
+            parameters={},
+            state=BulkState.RUNNING,
+            requested_by="ann",
+            origin="python",
+            requested_at=datetime.now(UTC),
+        ),
+        database=app._database,
+    ),
 ]
 MISSPELT: list[tuple[str, Callable[[], Any], str]] = [
     ("App.stall_timout", lambda: App(URL, stall_timout="5m"), "use stall_timeout"),  # type: ignore[call-arg]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, Unpack
 from uuid import UUID
 
 from everbeat.client import acting
@@ -13,7 +13,7 @@ from everbeat.client.handle import to_task_id
 from everbeat.client.sender import CallSender
 from everbeat.client.waiter import Deadline
 from everbeat.domain.bulk_actions import AuditEntry, BulkActionInfo, BulkVerb, Operator
-from everbeat.domain.filters import TaskFilters
+from everbeat.domain.filters import AuditFilters, BulkFilters
 from everbeat.domain.settings.checks import public, queue_name, remark, sought_or_none, whole
 from everbeat.domain.settings.settings import refused
 from everbeat.domain.settings.units import Duration, When, to_when
@@ -24,29 +24,6 @@ from everbeat.store.plan import Plan, ask
 _limit: Final = whole(1, 10_000)
 _number: Final = whole(1, 2**63 - 1)
 _priority: Final = whole(LOWEST_PRIORITY, HIGHEST_PRIORITY)
-
-
-class BulkFilters(TaskFilters, total=False):
-    """The filters of a bulk action, and how it is requested."""
-
-    everything: bool
-    """Allow the action without filters, on all tasks to which it applies."""
-    dry_run: bool
-    """Count the tasks that the action would change, and change nothing."""
-    by: str | None
-    """The name for the audit log. By default, the user and the host."""
-    reason: str | None
-    """A note for the audit log."""
-
-
-class AuditFilters(TypedDict, total=False):
-    """Filters for the audit log. An entry must match all given filters."""
-
-    since: When | None
-    actor: str | None
-    action: str | None
-    before: int | None
-    """Select entries with smaller ids, which is the next page."""
 
 
 @public

@@ -70,3 +70,11 @@ class BatchCallback(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gates: tuple[str, ...] | None = None
     costs: tuple[int, ...] | None = None
     labels: dict[str, str] | None = None
+
+
+class ForgottenBatches(Struct, frozen=True):
+    """The number of batches that have been open for more than a day, and the id and name of the first one."""
+
+    number: int
+    first: UUID
+    name: str

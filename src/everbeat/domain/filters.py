@@ -1,4 +1,4 @@
-"""The filters of lists of tasks, recoveries and workflows."""
+"""The filters of lists of tasks, recoveries, workflows and actions of operators, and those of bulk actions."""
 
 from __future__ import annotations
 
@@ -66,3 +66,26 @@ class WorkflowFilters(TypedDict, total=False):
     """Select workflows whose last such event was before this time, or earlier than this duration before now."""
     labels: Mapping[str, str | None] | None
     """Select workflows with all of these labels. None as a value selects workflows that have the key with any value."""
+
+
+class BulkFilters(TaskFilters, total=False):
+    """The filters of a bulk action, and how it is requested."""
+
+    everything: bool
+    """Allow the action without filters, on all tasks to which it applies."""
+    dry_run: bool
+    """Count the tasks that the action would change, and change nothing."""
+    by: str | None
+    """The name for the audit log. By default, the user and the host."""
+    reason: str | None
+    """A note for the audit log."""
+
+
+class AuditFilters(TypedDict, total=False):
+    """Filters for the audit log. An entry must match all given filters."""
+
+    since: When | None
+    actor: str | None
+    action: str | None
+    before: int | None
+    """Select entries with smaller ids, which is the next page."""

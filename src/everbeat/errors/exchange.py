@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from everbeat.errors.tree import EverbeatError
+from everbeat.errors.wording import amount
 
 
 class AlreadyAnswered(EverbeatError):
@@ -51,7 +52,7 @@ class StreamFull(EverbeatError):
 
     def __init__(self, stream: str, *, task_name: str, limit: int) -> None:
         super().__init__(
-            f"Stream {stream!r} of task {task_name!r} takes no more items: the task has emitted {limit:,} items, the most that one task can.",
+            f"Stream {stream!r} of task {task_name!r} takes no more items: the task has emitted {amount(limit, 'item')}, the most that one task can.",
             fix="emit fewer and larger items, such as one per second, or write large amounts of data to your own table or file.",
         )
         self.stream = stream

@@ -9,8 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from everbeat.domain.batch import BatchCallback, BatchInfo
-from everbeat.domain.doctor.batches import ForgottenBatches
+from everbeat.domain.batch import BatchCallback, BatchInfo, ForgottenBatches
 from everbeat.store import rows
 from everbeat.store.inspection import Candidate, candidates
 from everbeat.store.rows import Row

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
-from msgspec import Struct
-
+from everbeat.domain.batch import ForgottenBatches
 from everbeat.domain.doctor.findings import Check, CheckCode
 from everbeat.errors.wording import amount
-
-
-class ForgottenBatches(Struct, frozen=True):
-    """The number of batches that have been open for more than a day, and the id and name of the first one."""
-
-    number: int
-    first: UUID
-    name: str
 
 
 def judge_batches(found: ForgottenBatches | None) -> Check:

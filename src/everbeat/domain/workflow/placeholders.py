@@ -15,6 +15,7 @@ from everbeat.domain.typed_json import TOO_LARGE_FIX, fields_of
 from everbeat.domain.workflow.graph import Hole, Template, Wanted
 from everbeat.domain.workflow.shapes import ANY, NoPart, Part, attribute, fits, inner, item, shape_of, spelled
 from everbeat.errors import NoSuchPart, PayloadError, PlaceholderUsed
+from everbeat.errors.wording import amount
 
 
 class Origin(Protocol):
@@ -51,7 +52,7 @@ class Promise(Struct, frozen=True, kw_only=True, eq=False):
 
     def __repr__(self) -> str:
         if self.among:
-            return f"<first result{self.steps} of {len(self.among)} nodes>"
+            return f"<first result{self.steps} of {amount(len(self.among), 'node')}>"
         kind = "value" if self.origin.source < 0 else "result" if self.wants == "value" else "outcome"
         return f"<{kind}{self.steps} of {self.origin.title}>"
 
