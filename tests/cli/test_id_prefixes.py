@@ -25,14 +25,22 @@ BEGIN, OTHER = "aaaa1111", "aaaa2222"
 HOST = "web-1"
 SUPERVISOR, WORKER, FELLOW = f"{HOST}-100-aaaaaaaa", f"{HOST}-101-bbbbbbbb", f"{HOST}-1012-cccccccc"
 
+ACTING: dict[str, list[str]] = {
+    "cancel": ["{task}"],
+    "retry": ["{failed}"],
+    "run-now": ["{task}"],
+    "move": ["{task}", "--to", "default"],
+    "reprioritise": ["{task}", "--to", "3"],
+    "delete": ["{failed}"],
+}
+"""The commands that change tasks: by id, or with --all by filters."""
 PLACES: dict[tuple[str, ...], list[str]] = {
     ("tasks", "list", "--workflow"): ["tasks", "list", "--workflow", "{workflow}"],
     ("tasks", "list", "--parent"): ["tasks", "list", "--parent", "{task}"],
     ("tasks", "list", "--worker"): ["tasks", "list", "--worker", "{worker}"],
     ("tasks", "list", "--before"): ["tasks", "list", "--before", "{task}"],
     ("tasks", "show", "task_id"): ["tasks", "show", "{task}"],
-    ("tasks", "cancel", "task_ids"): ["tasks", "cancel", "{task}"],
-    ("tasks", "retry", "task_ids"): ["tasks", "retry", "{failed}"],
+    ("tasks", "stream", "task_id"): ["tasks", "stream", "{task}", "rows"],
     ("tasks", "signal", "target"): ["tasks", "signal", "{workflow}", "approved"],
     ("workflows", "list", "--parent"): ["workflows", "list", "--parent", "{task}"],
     ("workflows", "show", "workflow_id"): ["workflows", "show", "{workflow}"],
@@ -46,6 +54,30 @@ PLACES: dict[tuple[str, ...], list[str]] = {
     ("recoveries", "list", "--task"): ["recoveries", "list", "--task", "{task}"],
     ("recoveries", "list", "--worker"): ["recoveries", "list", "--worker", "{worker}"],
     ("explain", "task_id"): ["explain", "{task}"],
+    ("dead", "list", "--workflow"): ["dead", "list", "--workflow", "{workflow}"],
+    ("dead", "list", "--before"): ["dead", "list", "--before", "{task}"],
+    ("dead", "redrive", "task_ids"): ["dead", "redrive", "{failed}"],
+    ("inbox", "list", "--after"): ["inbox", "list", "--after", "{task}"],
+    ("inbox", "answer", "task_id"): ["inbox", "answer", "{task}", "yes"],
+    ("batches", "show", "batch_id"): ["batches", "show", "{batch}"],
+    ("batches", "seal", "batch_ids"): ["batches", "seal", "{batch}"],
+    ("batches", "cancel", "batch_ids"): ["batches", "cancel", "{batch}"],
+    ("bulk", "show", "action_id"): ["bulk", "show", "{action}"],
+    ("bulk", "cancel", "action_id"): ["bulk", "cancel", "{action}"],
+}
+PLACES |= {("tasks", verb, "ids"): ["tasks", verb, *words] for verb, words in ACTING.items()}
+PLACES |= {
+    ("tasks", verb, f"--{name}"): [
+        "tasks",
+        verb,
+        "--all",
+        "--dry-run",
+        f"--{name}",
+        f"{{{value}}}",
+        *words[1:],
+    ]
+    for verb, words in ACTING.items()
+    for name, value in (("workflow", "workflow"), ("parent", "task"), ("worker", "worker"))
 }
 """Where a command takes an id, and how it is given there."""
 
@@ -79,6 +111,8 @@ def renamed(db: StoreHarness, table: str, old: UUID, begin: str) -> UUID:
     columns = {
         "tasks": [("tasks", "id")],
         "workflows": [("workflows", "id"), ("nodes", "workflow_id"), ("tasks", "workflow_id")],
+        "batches": [("batches", "id")],
+        "bulk_actions": [("bulk_actions", "id")],
     }
     db.connection.execute("set session_replication_role = replica")
     for each, column in columns[table]:
@@ -102,6 +136,8 @@ def test_every_command_accepts_a_prefix_of_an_id(
             "failed": renamed(db, "tasks", failed.id, OTHER),
             "workflow": renamed(db, "workflows", first.id, "bbbb1111"),
             "paused": renamed(db, "workflows", second.id, "bbbb2222"),
+            "batch": renamed(db, "batches", app.batch("import").open().id, "cccc1111"),
+            "action": renamed(db, "bulk_actions", app.retry_all(everything=True).id, "dddd1111"),
         }
         texts = {name: f"{str(each)[:8]}-{each.hex[8]}" for name, each in given.items()}
         texts |= {"worker": f"{HOST}-101", "supervisor": SUPERVISOR[:-2]}
@@ -109,9 +145,13 @@ def test_every_command_accepts_a_prefix_of_an_id(
         whole = [str(given[name]) for name in given if any(f"{{{name}}}" == word for word in words)]
         assert answer.code in (0, ExitCode.FAILED), (place, answer)
         assert "does not exist" not in answer.err, (place, answer)
-        assert all(each in answer.out for each in whole) or place[-1].startswith("--"), (place, answer)
+        said = answer.out + answer.err
+        assert all(each in said for each in whole) or place[-1].startswith("--"), (place, answer)
         db.connection.execute(
-            db.plain("truncate {schema}.tasks, {schema}.workflows, {schema}.nodes, {schema}.attempts cascade")
+            db.plain(
+                "truncate {schema}.tasks, {schema}.workflows, {schema}.nodes, {schema}.attempts, {schema}.batches,"
+                " {schema}.bulk_actions cascade"
+            )
         )
         db.connection.execute(db.plain("update {schema}.workers set ended_at = null, ended_how = null"))
 
