@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from everbeat.domain.task.context import Context
 from everbeat.domain.task.definition import CallCodec
-from everbeat.domain.task.signature import Parameters, given_names
+from everbeat.domain.task.needs import Parameters, given_names
 from everbeat.errors import PayloadError
 
 NAMES = ("a", "b", "c", "d", "rest", "more")

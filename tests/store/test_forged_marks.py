@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from everbeat.domain.task.signature import Needs
+from everbeat.domain.task.needs import Needs
 from everbeat.store import diagnosis
 from everbeat.store.tasks import BEGINNING, marked
 from tests.store.conftest import StoreHarness

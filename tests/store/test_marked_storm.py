@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from everbeat.domain.task.signature import Parameters
+from everbeat.domain.task.needs import Parameters
 from everbeat.store.claims import Claimed
 from everbeat.store.leases import decline
 from everbeat.store.tasks import BEGINNING, MarkedGroup, MarkedPlace, marked

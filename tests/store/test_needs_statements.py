@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from everbeat.domain.task.signature import Parameters
+from everbeat.domain.task.needs import Parameters
 from everbeat.store import diagnosis, workers
 from tests.store.conftest import StoreHarness
 

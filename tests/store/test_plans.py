@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from everbeat.domain.identifiers import bounds
-from everbeat.domain.task.signature import MarkedTasks
+from everbeat.domain.task.needs import MarkedTasks
 from everbeat.domain.task.states import TaskState
 from everbeat.store import claims, diagnosis, inspection, leases, lines, migrating, retention, tasks, workers
 from everbeat.store.claims import suspects_wait

@@ -65,8 +65,8 @@ from everbeat.domain.inspection import (
 )
 from everbeat.domain.settings.units import Duration, to_seconds
 from everbeat.domain.task.gathering import awaited
+from everbeat.domain.task.needs import Needs
 from everbeat.domain.task.questions import is_answer
-from everbeat.domain.task.signature import Needs
 from everbeat.domain.task.states import TaskState, VirtualState
 from everbeat.errors import TaskError, WaitTimeout
 from everbeat.errors.wording import amount, on_one_line

@@ -20,8 +20,8 @@ from everbeat.domain.explain.waiting import why_waiting
 from everbeat.domain.explain.workflows import MOST_TASKS, NodeGroup, open_kinds, why_not_ended
 from everbeat.domain.inspection import RecoveryInfo
 from everbeat.domain.schedule.timing import zone_is_known
+from everbeat.domain.task.needs import unfit_workers
 from everbeat.domain.task.questions import is_answer
-from everbeat.domain.task.signature import unfit_workers
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.states import NodeState, WorkflowState
 from everbeat.errors import TaskNotFound, UnknownName, WorkflowNotFound

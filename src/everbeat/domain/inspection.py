@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from everbeat.domain.task.context_backend import FailedTry
+from everbeat.domain.task.needs import Needs
 from everbeat.domain.task.policy import StoredPolicy
-from everbeat.domain.task.signature import Needs
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import TaskError
 

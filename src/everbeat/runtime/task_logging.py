@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from everbeat.domain.task.context import Context
+from everbeat.domain.task.current import current_attempt
 
 TASK_FIELDS: Final = ("task_id", "task_name", "attempt", "worker_id")
 """The attributes of a log record that `TaskFilter` sets."""
@@ -13,14 +13,14 @@ TASK_FIELDS: Final = ("task_id", "task_name", "attempt", "worker_id")
 
 def task_fields() -> dict[str, Any]:
     """Return the task id, task name, attempt number and worker id of the running attempt, or an empty dict outside an attempt."""
-    context = Context.current_or_none()
-    if context is None:
+    attempt = current_attempt()
+    if attempt is None:
         return {}
     return {
-        "task_id": str(context.task_id),
-        "task_name": context.name,
-        "attempt": context.attempt,
-        "worker_id": context.worker_id,
+        "task_id": str(attempt.task_id),
+        "task_name": attempt.name,
+        "attempt": attempt.attempt,
+        "worker_id": attempt.worker_id,
     }
 
 

@@ -39,7 +39,7 @@ from everbeat.domain.explain.reasons import FailingStart, Holding, RestartingSup
 from everbeat.domain.explain.workflows import Movement
 from everbeat.domain.inspection import Pause
 from everbeat.domain.recovery.decision import UNRESPONSIVE_S
-from everbeat.domain.task.signature import (
+from everbeat.domain.task.needs import (
     KnowingWorkers,
     MarkedTasks,
     Needs,

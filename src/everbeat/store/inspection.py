@@ -21,9 +21,9 @@ from everbeat.domain.inspection import (
 )
 from everbeat.domain.labels import NO_LABELS, decode_labels, encode_labels
 from everbeat.domain.settings.units import When, milliseconds
+from everbeat.domain.task.needs import Needs, read_needs
 from everbeat.domain.task.outcome import error_from_json
 from everbeat.domain.task.policy import StoredPolicy
-from everbeat.domain.task.signature import Needs, read_needs
 from everbeat.domain.task.states import OVERDUE_MS, TASK_TERMINAL_STATES, TaskState, VirtualState
 from everbeat.errors import TaskError
 from everbeat.store import rows

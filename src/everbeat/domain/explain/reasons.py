@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from everbeat.domain.inspection import Pause, RecoveryInfo
 from everbeat.domain.task.context_backend import FailedTry
+from everbeat.domain.task.needs import Needs, Registered, UnfitWorkers
 from everbeat.domain.task.questions import OpenQuestion
-from everbeat.domain.task.signature import Needs, Registered, UnfitWorkers
 from everbeat.domain.task.states import TaskState
 from everbeat.domain.workflow.states import WorkflowState
 from everbeat.errors import (

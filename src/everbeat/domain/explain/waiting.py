@@ -21,9 +21,9 @@ from everbeat.domain.explain.reasons import (
 from everbeat.domain.inspection import RecoveryInfo, TaskSummary
 from everbeat.domain.settings.units import shown_moment
 from everbeat.domain.task.gathering import EVENT_PREFIX, awaited
+from everbeat.domain.task.needs import KnowingWorkers, MarkedTasks, Needs, UnfitWorkers, unfit_workers
 from everbeat.domain.task.policy import StoredPolicy
 from everbeat.domain.task.questions import OpenQuestion
-from everbeat.domain.task.signature import KnowingWorkers, MarkedTasks, Needs, UnfitWorkers, unfit_workers
 from everbeat.domain.task.states import TaskState
 from everbeat.errors import RATE_LIMITED, RETRY_LATER
 from everbeat.errors.wording import nearest, some

@@ -13,10 +13,9 @@ from collections.abc import (
     Sized,
 )
 from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import datetime
 from itertools import islice
-from typing import Any, ParamSpec, Protocol, TypeVar, final, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, final, overload
 from uuid import UUID
 
 from msgspec import Struct, field
@@ -28,6 +27,7 @@ from everbeat.domain.settings.units import Duration
 from everbeat.domain.task.asking import AskMethods
 from everbeat.domain.task.checkpoint import Checkpoint, PartialWork, Steps, require_items, share_of
 from everbeat.domain.task.context_backend import ContextBackend, NewWorkflow, TaskCommit
+from everbeat.domain.task.current import current_attempt, make_current
 from everbeat.domain.task.gather_methods import GatherMethods
 from everbeat.domain.task.retry import RetryPolicy
 from everbeat.domain.task.step_runner import StepPlan, StepRunner
@@ -40,8 +40,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 H_co = TypeVar("H_co", covariant=True)
-
-_current: ContextVar[Context | ContextSource | None] = ContextVar("everbeat_context", default=None)
 
 
 class StartableWorkflow(Protocol[H_co]):
@@ -99,8 +97,7 @@ class Context(Struct, StreamMethods, AskMethods, GatherMethods, frozen=True, kw_
     @staticmethod
     def current_or_none() -> Context | None:
         """Return the Context of the current task, or None if the code does not run in a task."""
-        current = _current.get()
-        return current.get() if isinstance(current, ContextSource) else current
+        return cast("Context | None", current_attempt())
 
     def progress(self, stage: str, fraction: float | None = None, message: str = "") -> None:
         """Report the progress of the task. A report also shows that the code is still alive, so it restarts the stall timeout.
@@ -459,21 +456,21 @@ class ContextSource:
 @contextmanager
 def entered(context: Context | ContextSource) -> Iterator[None]:
     """Make `context` the current Context inside the `with` block."""
-    token = _current.set(context)
+    token = make_current.set(context.get if isinstance(context, ContextSource) else lambda: context)
     try:
         yield
     finally:
-        _current.reset(token)
+        make_current.reset(token)
 
 
 def enter(context: ContextSource) -> None:
     """Make `context` the current Context for the rest of the current `contextvars` context."""
-    _current.set(context)
+    make_current.set(context.get)
 
 
 def leave() -> None:
     """Let the current `contextvars` context have no current Context from here on."""
-    _current.set(None)
+    make_current.set(None)
 
 
 async def _remaining(items: Iterable[T] | AsyncIterable[T], done: int) -> AsyncIterator[T]:

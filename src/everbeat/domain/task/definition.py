@@ -11,9 +11,10 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from everbeat.domain.settings.settings import shown
+from everbeat.domain.task.needs import Parameters
 from everbeat.domain.task.outcome import from_wire, to_wire, wire_type
 from everbeat.domain.task.policy import RunIn, TaskOptions
-from everbeat.domain.task.signature import Parameters, TaskSignature, read_signature
+from everbeat.domain.task.signature import TaskSignature, read_signature
 from everbeat.domain.typed_json import LARGEST_BYTES, Misfit, TypedJson, encode_untyped, typed_json
 from everbeat.errors import PayloadError
 from everbeat.errors.wording import nearest

@@ -15,9 +15,9 @@ from everbeat.domain.task.context_backend import RESULT, is_suspension
 from everbeat.domain.task.definition import TaskDefinition
 from everbeat.domain.task.ending import Cancel, RetryLater, ending_of, terms_of
 from everbeat.domain.task.middleware import AsyncSurrounded, Middleware, MiddlewareFailed, Surrounded
+from everbeat.domain.task.needs import given_names
 from everbeat.domain.task.outcome import error_from_exception, error_to_json, is_cut
 from everbeat.domain.task.retry import reasons_of
-from everbeat.domain.task.signature import given_names
 from everbeat.errors import (
     ARGUMENTS_INVALID,
     RESULT_UNSERIALISABLE,

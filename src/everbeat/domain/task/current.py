@@ -1,0 +1,40 @@
+"""The attempt to which the running code belongs. A log filter reads it without loading the Context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Final, Protocol
+from uuid import UUID
+
+
+class CurrentAttempt(Protocol):
+    """The identity of an attempt, which is part of its Context."""
+
+    @property
+    def task_id(self) -> UUID:
+        """Return the task's id."""
+
+    @property
+    def name(self) -> str:
+        """Return the task's name."""
+
+    @property
+    def attempt(self) -> int:
+        """Return the attempt's number."""
+
+    @property
+    def worker_id(self) -> str:
+        """Return the id of the worker that runs it."""
+
+
+make_current: Final[ContextVar[Callable[[], CurrentAttempt] | None]] = ContextVar(
+    "everbeat_context", default=None
+)
+"""Returns the Context of the running code. It is made when it is first needed."""
+
+
+def current_attempt() -> CurrentAttempt | None:
+    """Return the Context of the running code, or None outside an attempt."""
+    make = make_current.get()
+    return None if make is None else make()
