@@ -34,7 +34,9 @@ def work() -> None: ...
 
 def start(folder: Path, url: str, schema: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a real program in its own process."""
-    (folder / "program.py").write_text(SENDER)
+    program = folder / "program.py"
+    if not program.exists():  # an earlier program might be reading it
+        program.write_text(SENDER)
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
