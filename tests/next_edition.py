@@ -65,7 +65,7 @@ CHANGES: Final = (
 on conflict do nothing""",
     ),
     ("sql/task/claim_tasks.sql", "    set state = case when p.begins", f"    set leased_by = {NEXT}, state = case when p.begins"),
-    ("domain/task/signature.py", "    arguments: list[str] | None = None\n", f"    arguments: list[str] | None = None\n    edition: int = {CODE}\n"),
+    ("domain/task/needs.py", "    arguments: list[str] | None = None\n", f"    arguments: list[str] | None = None\n    edition: int = {CODE}\n"),
 )  # fmt: skip
 """The code changes of the next version: file, text, replacement."""
 

@@ -145,7 +145,7 @@ class Marks:
     """The groups of marked tasks that this worker's code can run. Usually there are none.
 
     The worker reads the groups at startup, at each poll that finds marked tasks, and after a hint. Groups are matched by the same rule that declines
-    arguments (`domain.task.signature`), so a worker never claims a task again that it has declined.
+    arguments (`domain.task.needs`), so a worker never claims a task again that it has declined.
     """
 
     def __init__(self, environment: WorkerEnvironment) -> None:
