@@ -93,6 +93,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
 def test_a_mutant_of_the_history_fails_its_test(
     mutant: Mutant, scenario: Callable[[Mutant | None], StoreHarness]

@@ -127,4 +127,6 @@ def test_an_action_waits_for_the_first_tree_and_starts_within_seconds(
     assert info.done == 100
     again = sample_tasks.app.cancel_all(name="swift", state="PENDING").outcome(timeout=20)
     assert again.started_at is not None
-    assert (again.started_at - again.requested_at).total_seconds() < 10.0  # supervisors look every four seconds
+    assert (
+        again.started_at - again.requested_at
+    ).total_seconds() < 10.0  # supervisors look every four seconds
