@@ -74,7 +74,7 @@ def has_retried(scenario: Scenario, tasks: int) -> bool:
 @pytest.mark.parametrize("many", [20_000, pytest.param(50_000, marks=pytest.mark.long)])
 def test_a_retry_of_many_tasks_survives_its_caller_and_its_supervisor(
     scenario: Scenario, sample_tasks: ModuleType, many: int
-) -> None:
+) -> None:  # K10
     store_expired(scenario, many)
     expected = sample_tasks.app.retry_all(name="swift", state="EXPIRED", dry_run=True).info
     assert (expected.done, expected.skipped, expected.is_exact) == (many, 0, True)
