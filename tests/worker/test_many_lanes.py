@@ -177,8 +177,13 @@ async def test_tasks_of_unknown_functions_in_front_are_marked_and_other_code_run
     code = {"foreign": replace(NEW_CODE["double"], name="foreign")}
     async with harness.worker(definitions=code, async_concurrency=200) as other:
         await other.until(lambda: harness.states().get("COMPLETED") == 1 + len(foreign))
-    rows = harness.query("select distinct attempt, fence from {schema}.tasks where name = 'foreign'")
-    assert rows == [{"attempt": 1, "fence": 1}]
+    ended = harness.query(
+        "select a.outcome, count(*) as n from {schema}.attempts a join {schema}.tasks t on t.id = a.task_id "
+        "where t.name = 'foreign' group by a.outcome"
+    )
+    counts = {str(one["outcome"]): one["n"] for one in ended}
+    counts.pop("RELEASED", None)  # a slow machine can give claimed tasks back; marks end no attempt
+    assert counts == {"COMPLETED": len(foreign)}
 
 
 async def test_an_idle_poll_is_one_statement(
