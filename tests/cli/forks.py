@@ -30,6 +30,9 @@ class Forks:
     """The client: it sends one command at a time and gets the exit code."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -47,18 +50,32 @@ class Forks:
     ) -> tuple[int, str, str]:
         """Return the exit code, standard output and standard error. Raises: TimeoutExpired, after killing the command."""
         with tempfile.NamedTemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
-            order = Order([*arguments], str(folder), dict(environment), output.name, errors.name)
-            self._line.write(msgspec.json.encode(order) + b"\n")
-            self._line.flush()
-            pid = int(self._line.readline())
-            timer = threading.Timer(timeout_s, _kill, [pid])
-            timer.start()
-            code = int(self._line.readline())
-            timer.cancel()
+            try:
+                code = self._code(
+                    Order([*arguments], str(folder), dict(environment), output.name, errors.name), timeout_s
+                )
+            except (
+                BaseException
+            ):  # such as the end of the test's time: the next command must not get this reply
+                self._process.kill()
+                self.close()
+                self._start()
+                raise
             told = Path(output.name).read_text("utf-8"), Path(errors.name).read_text("utf-8")
         if code == -signal.SIGKILL:
             raise subprocess.TimeoutExpired([*arguments], timeout_s, *told)
         return code, *told
+
+    def _code(self, order: Order, timeout_s: float) -> int:
+        self._line.write(msgspec.json.encode(order) + b"\n")
+        self._line.flush()
+        pid = int(self._line.readline())
+        timer = threading.Timer(timeout_s, _kill, [pid])
+        timer.start()
+        try:
+            return int(self._line.readline())
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """End the process."""

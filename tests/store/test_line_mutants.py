@@ -17,7 +17,7 @@ from tests.store import test_line_corners as corners
 from tests.store import test_line_fairness as fairness
 from tests.store.conftest import StoreHarness
 from tests.store.lining import apply, gate, put_limit, send, take
-from tests.store.test_mutants import Mutant, half_of_each_promise, notices, scenario
+from tests.store.test_mutants import Mutant, notices, scenario
 
 __all__ = ["scenario"]
 
@@ -435,7 +435,8 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", half_of_each_promise(MUTANTS), ids=lambda mutant: mutant.why)
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
 def test_a_mutant_of_lines_and_gates_fails_its_test(
     mutant: Mutant, scenario: Callable[[Mutant | None], StoreHarness]
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.store import test_marked_tasks as marked
 from tests.store.conftest import StoreHarness
-from tests.store.test_mutants import Mutant, half_of_each_promise, notices, scenario
+from tests.store.test_mutants import Mutant, notices, scenario
 
 __all__ = ["scenario"]
 
@@ -127,7 +127,8 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", half_of_each_promise(MUTANTS), ids=lambda mutant: mutant.why)
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
 def test_a_mutant_of_the_rules_for_marked_tasks_fails_its_test(
     mutant: Mutant, scenario: Callable[[Mutant | None], StoreHarness]
 ) -> None:  # J2

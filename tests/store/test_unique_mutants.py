@@ -152,6 +152,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.why)
 def test_a_mutant_of_unique_tasks_fails_its_test(
     mutant: Mutant, scenario: Callable[[Mutant | None], StoreHarness]
