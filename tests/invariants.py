@@ -411,12 +411,12 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
                where a.new in ('FAILED', 'EXPIRED') and a.old is distinct from a.new and a.old is not null
                group by a.task_id
            ), handled as materialized (
-               select t.id, t.policy -> 'on_failure' ->> 'name' as name, t.policy -> 'on_failure' ->> 'parameter' as parameter
+               select t.id, t.policy -> 'on_failure' ->> 'name' as name
                from {schema}.tasks t where position('"on_failure"' in t.policy::text) > 0
            )
            select h.id, coalesce(f.times, 0), count(s.id) from handled h
            left join failed f on f.task_id = h.id
-           left join {schema}.tasks s on s.name = h.name and s.args -> h.parameter ->> 'task_id' = h.id::text
+           left join {schema}.tasks s on s.name = h.name and position('"task_id" : "' || h.id || '"' in s.args::text) > 0
            where h.name is not null
            group by h.id, f.times having count(s.id) <> coalesce(f.times, 0)""",
     ),

@@ -24,6 +24,7 @@ from tests.maintenance.acting import ENDED, Carrier, app_of, rows, store
 from tests.maintenance.moving import move
 from tests.store.conftest import StoreHarness, db
 from tests.store.test_messages import hold
+from tests.store.test_schedule_races import until_one_waits_for
 
 __all__ = ["db"]
 
@@ -81,6 +82,34 @@ def test_tasks_in_history_are_retried_and_deleted(app: App, db: StoreHarness) ->
     Carrier(db, portion=7).run()
     assert action.refresh().done == 45
     assert rows(db, STATES) == []
+
+
+def test_a_task_that_a_retry_takes_out_of_the_history_is_neither_deleted_nor_counted(
+    app: App, db: StoreHarness
+) -> None:
+    """The delete waits for the retry. The task then keeps its labels, which the harness checks."""
+    with psycopg.connect(db.target.url, autocommit=True) as sender:
+        sender.execute(
+            db.plain(
+                "insert into {schema}.tasks (id, name, queue, args, sent_at, enqueued_at, labels)"
+                " values (gen_random_uuid(), 'work', 'default', '{{}}', now() - interval '3 hours', now(), '{{\"tenant\": \"1\"}}')"
+            )
+        )
+    ((retried,),) = rows(db, "select id from {schema}.tasks")
+    store(db, 2)
+    assert move(db) == 3
+    action = app.delete_all(everything=True)
+    with psycopg.connect(db.target.url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(db.text("bulk/recall_tasks"), {"ids": f"{{{retried}}}"})
+        other.execute(db.plain("update {schema}.tasks set state = 'PENDING', expired_at = null"))
+        carried = pool.submit(Carrier(db).run)
+        until_one_waits_for(db, other.info.backend_pid)
+        other.commit()
+        carried.result(60)
+    info = action.refresh()
+    assert (info.matched, info.done, info.reasons) == (3, 2, {"CHANGED": 1})
+    assert rows(db, "select id, state from {schema}.all_tasks") == [(retried, "PENDING")]
+    assert rows(db, "select key, value, id from {schema}.labels") == [("tenant", "1", retried)]
 
 
 def test_a_task_that_fails_after_the_request_is_not_retried(app: App, db: StoreHarness) -> None:

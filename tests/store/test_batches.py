@@ -415,6 +415,22 @@ def test_a_callback_that_cannot_be_stored_does_not_block_other_batches(db: Store
     db.connection.execute(db.plain("delete from {schema}.batches where id = %s"), [broken])
 
 
+def test_events_of_a_deleted_batch_are_deleted(db: StoreHarness) -> None:
+    """Retention has deleted the batch, and then an operator retries a task of it. Events that stay would keep the workers busy for ever."""
+    deleted, kept = open_batch(db, with_callbacks=False), open_batch(db, with_callbacks=False)
+    fill(db, deleted)
+    (held,) = started(db, 1)
+    db.settle(held, "FAILED", error=b'{"code": "BROKEN"}')
+    db.run(batches.seal_batch(deleted))
+    assert advance(db).ended == 1
+    db.connection.execute(db.plain("delete from {schema}.batches where id = %s"), [deleted])
+    db.run(tasks.retry(held.id, call=uuid4(), channel=db.target.channel))
+    fill(db, kept)
+    assert [advance(db).advanced for _ in range(2)] == [1, 0]
+    assert db.table("batch_events") == []
+    assert status(db, kept).total == 1
+
+
 MUTANTS = [
     Mutant(
         "an event only of the task that finds no other one live", EVENT,

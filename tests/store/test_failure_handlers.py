@@ -233,3 +233,23 @@ def test_the_workers_are_notified_of_a_handler(db: StoreHarness) -> None:
 
 def test_the_trigger_knows_the_channel_of_the_schema(db: StoreHarness) -> None:
     assert Target.parse(db.target.url, schema=db.target.schema).channel == f"everbeat_{db.target.schema}"
+
+
+def test_a_nul_in_the_arguments_does_not_keep_a_handler_with_a_keyed_limit_from_being_sent(
+    db: StoreHarness,
+) -> None:
+    """A NUL is legal in JSON, but PostgreSQL cannot take any text out of such JSON, so the key of the limit is computed without it."""
+    limited = policy(gates=[{"limit": "names", "path": ["failure", "name"]}], costs=[1])
+    failed = fail(db, policy=limited, args=b'{"n": "a\\u0000"}')
+    assert handlers(db, "gates") == [["names/work"]]
+    assert handlers(db, "args::text like '%%a\\\\u0000%%'") == [True]
+    assert db.row(failed, "state") == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("value", "key"), [(r"x\u0000y", "xy"), (r"x\\u0000y", r"x\u0000y"), (r"\u0000\u0000\\\u0000z", "\\z")]
+)
+def test_the_key_of_a_limit_is_its_argument_without_nul(db: StoreHarness, value: str, key: str) -> None:
+    query = db.plain("select {schema}.gates_of(%s::json, %s::json)")
+    given = ['[{"limit": "n", "path": ["a"]}]', f'{{"a": "{value}", "b": "\\u0000"}}']
+    assert db.connection.execute(query, given).fetchone() == ([f"n/{key}"],)

@@ -14,6 +14,7 @@ from everbeat.store.claims import Claimed
 from everbeat.store.leases import Settlement
 from everbeat.store.statement import Statement
 from tests.store.conftest import StoreHarness
+from tests.store.test_plans import plan
 from tests.store.test_signals import overlapping
 
 LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
@@ -168,3 +169,21 @@ def test_pruning_walks_past_any_number_of_tasks_that_are_kept(db: StoreHarness) 
         db.connection.execute(sql.SQL(one).format(schema), [stray])
     assert prune(db) == 3
     assert db.table("stream_items", "count(*)") == [(251,)]
+
+
+def test_a_page_reads_only_its_own_items_however_large_the_others_are(db: StoreHarness) -> None:
+    """Items are random texts, so that each takes many pages of the table."""
+    task_id = uuid4()
+    db.connection.execute(
+        db.plain(
+            "insert into {schema}.stream_items (task_id, name, number, attempt, value)"
+            " select %s, 'large', n, 1, to_json(v.text) from generate_series(1, 60) n"
+            " cross join lateral (select string_agg(md5(random()::text || n || i), '') as text from generate_series(1, 7000) i) v"
+        ),
+        [task_id],
+    )
+    page = streams.list_items(task_id, "large", after=0)
+    assert [each.number for each in db.run(page)] == [*range(1, 19)], "4 MB of 224 kB each"
+    found = plan(db, page)["Plan"]
+    touched = found["Shared Hit Blocks"] + found["Shared Read Blocks"]
+    assert touched < 20 * 224_000 // 8_192 * 2, f"{touched} pages; all 60 items take about 1,700"

@@ -1,5 +1,6 @@
 -- Delete ended tasks of one portion of a bulk action with their records, also those in `history`, as retention/prune_tasks. Tasks that another
--- session has locked are not returned. Otherwise, return each task with a null, or with the reason why it was skipped.
+-- session has locked are not returned, and neither are those that another session has moved back to `tasks` meanwhile. Otherwise, return each
+-- task with a null, or with the reason why it was skipped.
 with held as materialized (
     select t.* from {schema}.tasks t where t.id = any(%(ids)s::text::uuid[]) order by t.id for update skip locked
 ), judged as materialized (
@@ -25,11 +26,11 @@ with held as materialized (
     select t.id, {fragment/refusal_of_ended} as refusal
     from {schema}.history t where t.id = any(%(ids)s::text::uuid[])
 ), gone_history as (
-    delete from {schema}.history h where h.id = any(array(select m.id from moved m where m.refusal is null))
+    delete from {schema}.history h where h.id = any(array(select m.id from moved m where m.refusal is null)) returning h.id
 ), gone_labels as (
     delete from {schema}.labels l
-    where l.id = any(array(select g.id from gone g)) or l.id = any(array(select m.id from moved m where m.refusal is null))
+    where l.id = any(array(select g.id from gone g)) or l.id = any(array(select g.id from gone_history g))
 )
 select j.id, j.refusal from judged j
 union all
-select m.id, m.refusal from moved m
+select m.id, m.refusal from moved m where m.refusal is not null or m.id in (select g.id from gone_history g)

@@ -3,6 +3,7 @@
 -- earlier commits. A task's end and its event are committed together. So if the statement that looks for ended batches finds neither a live
 -- task nor an event, every task of the batch has been counted. A batch only grows while it is open or while a task of it runs. Both were
 -- committed before that statement, or prevent the end. A call counts at most 1,000 events of each batch.
+-- Events of a deleted batch are deleted: retention deletes a batch, and an operator can retry a task of it later.
 -- A callback that PostgreSQL can never store must not block other batches, so the batch notes the problem. Lock order: batches by id, then tasks by id.
 -- Return how many batches had events, how many ended, and how many tasks are now due.
 create function {schema}.advance_batches(p_channel text, p_most integer, out advanced bigint, out ended bigint, out enqueued bigint)
@@ -27,6 +28,16 @@ begin
         for no key update of b skip locked
     ) l;
     if v_batches is null then
+        with recursive noted (id) as (
+            (select e.batch_id from {schema}.batch_events e order by e.batch_id limit 1)
+            union all
+            select (select e.batch_id from {schema}.batch_events e where e.batch_id > n.id order by e.batch_id limit 1)
+            from noted n where n.id is not null
+        )
+        delete from {schema}.batch_events e
+        where e.batch_id = any(array(
+            select n.id from noted n where n.id is not null and not exists (select from {schema}.batches b where b.id = n.id)
+        ));
         return;
     end if;
     advanced := cardinality(v_batches);
