@@ -151,9 +151,11 @@ async def test_a_child_with_too_many_labels_is_refused_before_it_is_sent(running
     async def child() -> None: ...
 
     @app.task
-    async def parent(ctx: Context, as_workflow: bool) -> str:
+    async def parent(ctx: Context, how: str) -> str:
         try:
-            if as_workflow:
+            if how == "gather":
+                await ctx.agather(child.with_options(labels={"more": "1"}).call())
+            elif how == "workflow":
                 wf = app.workflow("one", labels={"more": "1"})
                 wf.add(child)
                 await ctx.astart(wf)
@@ -164,8 +166,8 @@ async def test_a_child_with_too_many_labels_is_refused_before_it_is_sent(running
         return "sent"
 
     async with working(app):
-        for as_workflow in (False, True):
-            handle = await parent.with_options(labels=MANY).asend(as_workflow)
+        for how in ("send", "workflow", "gather"):
+            handle = await parent.with_options(labels=MANY).asend(how)
             assert "17 labels" in await handle.aresult(timeout="60s")
     assert await app.alist_tasks(name="child") == []
 

@@ -84,6 +84,8 @@ def test_an_answer_that_does_not_fit_is_refused_with_what_the_question_asks_for(
     [
         ({"text": ""}, "The text of a question of task 'refund' is not a text of 1 to 2,000 characters"),
         ({"text": 3}, "The text of a question"),
+        ({"text": "Refund\ud800?"}, "The text of a question .* without NUL and lone surrogates"),
+        ({"note": "\udfff"}, "The note of a question"),
         ({"note": "x" * 2_001}, "The note of a question"),
         ({"annotation": range}, "cannot be carried by JSON"),
         ({"choices": []}, "are not a list of 1 to 100 values"),

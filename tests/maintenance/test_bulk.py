@@ -23,8 +23,10 @@ from everbeat.store.limits import declare_limits
 from tests.maintenance.acting import ENDED, Carrier, app_of, rows, store
 from tests.maintenance.moving import move
 from tests.store.conftest import StoreHarness, db
+from tests.store.flows import Flow, task
 from tests.store.test_messages import hold
 from tests.store.test_schedule_races import until_one_waits_for
+from tests.store.test_workflow_branches import failing
 
 __all__ = ["db"]
 
@@ -110,6 +112,19 @@ def test_a_task_that_a_retry_takes_out_of_the_history_is_neither_deleted_nor_cou
     assert (info.matched, info.done, info.reasons) == (3, 2, {"CHANGED": 1})
     assert rows(db, "select id, state from {schema}.all_tasks") == [(retried, "PENDING")]
     assert rows(db, "select key, value, id from {schema}.labels") == [("tenant", "1", retried)]
+
+
+def test_children_of_a_node_are_not_deleted_before_its_workflow_has_ended(app: App, db: StoreHarness) -> None:
+    """The node's next task continues with the children of the earlier one, for example after a gather."""
+    flow = Flow.start(db, [task("node")], on_error="pause")
+    flow.settle_down()
+    ((parent,),) = rows(db, "select id from {schema}.tasks")
+    flow.play(failing("node"))
+    store(db, 2, name="child", values=ENDED + f", parent_id = '{parent}'")
+    assert flow.state == "PAUSED"
+    assert app.delete_all(parent=parent, dry_run=True).info.reasons == {"PARENT": 2}
+    flow.cancel()
+    assert app.delete_all(parent=parent, dry_run=True).info.done == 2
 
 
 def test_a_task_that_fails_after_the_request_is_not_retried(app: App, db: StoreHarness) -> None:
@@ -255,6 +270,9 @@ def test_a_second_identical_request_joins_the_first_until_it_has_ended(app: App,
     first, second = app.retry_all(name="work"), app.retry_all(name="work")
     assert (second.id, first.info.joined, second.info.joined) == (first.id, False, True)
     assert app.retry_all(name="other").id != first.id
+    aged = app.retry_all(name="work", since=timedelta(hours=5))
+    assert app.retry_all(name="work", since=timedelta(hours=5)).id == aged.id
+    assert app.retry_all(name="work", since=timedelta(hours=6)).id not in (first.id, aged.id)
     Carrier(db).run()
     assert app.retry_all(name="work").id != first.id
 

@@ -59,13 +59,14 @@ def stuck() -> Iterator[Mutant]:
     )  # fmt: skip
 
 
+JUDGE = "schema/0019_around_the_work/71_judge_handled_failure"
 MUTANTS = [
     Mutant(
-        "a failure branch that runs after a success", "workflow/record_ended_nodes", "when e.if_failed then", "when false then",
+        "a failure branch that runs after a success", JUDGE, "else 'UNMET' end", "else new.state end",
         lambda db: branches.test_a_node_that_handles_two_failures_runs_if_one_of_them_happens(db, (), "SKIPPED"),
     ),
     Mutant(
-        "a failure branch that takes a skipped node for a failed one", "workflow/record_ended_nodes",
+        "a failure branch that takes a skipped node for a failed one", JUDGE,
         "('FAILED', 'CANCELLED', 'EXPIRED') then 'MET'", "('FAILED', 'CANCELLED', 'EXPIRED', 'SKIPPED') then 'MET'",
         branches.test_the_failure_of_a_skipped_node_is_not_handled,
     ),

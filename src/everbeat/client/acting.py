@@ -139,7 +139,8 @@ def _requested(
     while True:  # None: an identical action ended or was requested at the same moment
         found = yield from ask(
             bulk.request(
-                action_id, verb, filters=filters, parameters=parameters, by=operator.actor, origin=operator.origin, note=note
+                action_id, verb, filters=filters, asked=bulk.filters_of(query), parameters=parameters, by=operator.actor,
+                origin=operator.origin, note=note
             )
         )  # fmt: skip
         if found is not None:

@@ -12,6 +12,7 @@ import msgspec
 from everbeat.domain.settings.checks import checked_mapping
 from everbeat.domain.settings.settings import refused
 from everbeat.errors import PayloadError
+from everbeat.errors.wording import is_storable
 
 MOST_LABELS: Final = 16
 """How many labels a task or workflow can have, including those that it inherits."""
@@ -73,7 +74,7 @@ def _text(value: object, /, *, subject: str) -> str:
         rule = f"has {len(value):,} characters, and the value of a label can have at most {LONGEST_VALUE}"
         fix = "use a shorter value, such as an id"
         raise refused(value, subject=subject, code="OUT_OF_RANGE", rule=rule, fix=fix)
-    if "\x00" in value or value.encode(errors="replace").decode() != value:
+    if not is_storable(value):
         rule = "must not contain NUL characters or lone surrogates"
         raise refused(value, subject=subject, code="WRONG_TEXT", rule=rule, fix='use a value such as "42"')
     return value

@@ -87,6 +87,11 @@ def storable(text: str, *, limit: int, tail: int = 0) -> str:
     return f"{head}… [{cut:,}{CUT} …{end}" if tail else f"{head}… [{cut:,}{CUT}"
 
 
+def is_storable(text: str) -> bool:
+    """Return whether PostgreSQL can store the text: it contains no NUL characters and no lone surrogates."""
+    return "\0" not in text and not any("\ud800" <= each <= "\udfff" for each in text)
+
+
 def safe_text(value: object, *, limit: int, render: Callable[[object], str] = str) -> str:
     """Return `render(value)` as storable text, or a note if `render` raises an exception or does not return text. Never raises."""
     try:

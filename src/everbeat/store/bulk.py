@@ -102,14 +102,20 @@ def request(
     verb: BulkVerb,
     *,
     filters: Mapping[str, Any],
+    asked: Mapping[str, Any],
     parameters: Mapping[str, Any],
     by: str,
     origin: str,
     note: str | None = None,
 ) -> Statement[BulkActionInfo | None]:
-    """Request a bulk action. Return it, or an identical action that has not ended. Return None if the request must be repeated."""
-    stored, given = (msgspec.json.encode(each, order="sorted").decode() for each in (filters, parameters))
-    digest = hashlib.sha256(f"{verb.value} {stored} {given}".encode()).hexdigest()
+    """Request a bulk action. Return it, or an identical action that has not ended. Return None if the request must be repeated.
+
+    `asked` are the filters as they were given, for example with an age instead of a moment: requests with the same ones are identical.
+    """
+    stored, same, given = (
+        msgspec.json.encode(each, order="sorted").decode() for each in (filters, asked, parameters)
+    )
+    digest = hashlib.sha256(f"{verb.value} {same} {given}".encode()).hexdigest()
     values = {
         "id": action_id, "action": verb.value, "filters": stored, "parameters": given, "digest": digest, "by": by, "origin": origin, "note": note,
     }  # fmt: skip

@@ -22,7 +22,7 @@ from everbeat.domain.settings.settings import (
     unknown_names,
 )
 from everbeat.errors import ConfigurationError, Problem
-from everbeat.errors.wording import nearest
+from everbeat.errors.wording import is_storable, nearest
 
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
 
@@ -186,7 +186,7 @@ def sought(value: object, /, *, subject: str) -> str:
         raise refused(
             value, subject=subject, code="WRONG_TYPE", rule=wrong, fix=f"pass {str(value)!r}, for example"
         )
-    if "\x00" in value or any("\ud800" <= each <= "\udfff" for each in value):
+    if not is_storable(value):
         raise refused(
             value, subject=subject, code="WRONG_NAME", rule=rule, fix="check how the text was read or decoded"
         )

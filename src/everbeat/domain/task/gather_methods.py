@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar, overload
 from uuid import UUID
 
+from everbeat.domain.labels import require_room
 from everbeat.domain.settings.settings import shown
 from everbeat.domain.task.context_backend import ChildEnd, NewChild
 from everbeat.domain.task.outcome import Completed, Failed
@@ -34,6 +35,9 @@ class GatherMethods:
 
     __slots__ = ()
 
+    name: str
+    labels: Mapping[str, str]
+
     @property
     def _steps(self) -> StepRunner:
         raise NotImplementedError
@@ -55,8 +59,8 @@ class GatherMethods:
 
         Each child is sent only once across all attempts, and is cancelled with this task. The wait occupies no worker slot. Raises
         TaskFailed, after all children have ended, if a child did not complete. Raises PayloadError if there are more than 10,000 calls,
-        or if one of them has a key. Raises TaskSuspended to release the slot, TaskStopped if the task should stop, BlockingCallInLoop on
-        an event loop, and DatabaseError if the database fails.
+        or if one of them has a key or would have too many labels. Raises TaskSuspended to release the slot, TaskStopped if the task should
+        stop, BlockingCallInLoop on an event loop, and DatabaseError if the database fails.
 
         sizes = ctx.gather(*(measure.call(film) for film in films))
         """
@@ -95,6 +99,8 @@ class GatherMethods:
 
     def _gathered(self, calls: Sequence[GatherCall[R]]) -> StepPlan[list[tuple[UUID, Completed[R] | Failed]]]:
         children = [_child(place, call) for place, call in enumerate(calls)]
+        for child in children:
+            require_room(self.labels, child.labels, owner=f"Child task {child.name!r} of task {self.name!r}")
         ends = yield from self._steps.gather(children)
         return [
             (task_id, call._outcome_of(task_id, end))

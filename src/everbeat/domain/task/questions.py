@@ -14,7 +14,7 @@ from msgspec import inspect as types
 from everbeat.domain.task.steps import ANSWER_PREFIX, require_carried
 from everbeat.domain.typed_json import Misfit, encode_untyped, require_plain
 from everbeat.errors import PayloadError
-from everbeat.errors.wording import amount
+from everbeat.errors.wording import amount, is_storable
 
 TEXT_LIMIT: Final = 2_000
 """The maximum number of characters of a question, and of its note."""
@@ -168,10 +168,10 @@ def described(
     """Return a question to store. Raises PayloadError if its text, type, choices or note are invalid."""
     for value, name in ((text, "text"), (note, "note")):
         if not (name == "note" and value is None) and not (
-            isinstance(value, str) and 0 < len(value) <= TEXT_LIMIT and "\0" not in value
+            isinstance(value, str) and 0 < len(value) <= TEXT_LIMIT and is_storable(value)
         ):
             raise PayloadError(
-                f"The {name} of a question of task {task_name!r} is not a text of 1 to {TEXT_LIMIT:,} characters.",
+                f"The {name} of a question of task {task_name!r} is not a text of 1 to {TEXT_LIMIT:,} characters without NUL and lone surrogates.",
                 parameter=name,
                 fix="ask a short question, such as 'Refund 300 EUR to Ann?'.",
             )

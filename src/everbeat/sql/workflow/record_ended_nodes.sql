@@ -66,7 +66,6 @@ with taken as materialized (
 ), closed as (
     update {schema}.edges e
     set state = case
-            when e.if_failed then case when c.state in ('FAILED', 'CANCELLED', 'EXPIRED') then 'MET' else 'UNMET' end
             when (c.state = 'COMPLETED' or e.tolerates) and (e.expects is null or (
                 select (replace(coalesce(t.result, w.result)::text, E'\\u0000', E'\\u0001')::json #> e.path)::text = e.expects::text
                 from (select) self
