@@ -429,6 +429,8 @@ QUERIES: tuple[tuple[str, str, str], ...] = (
 )
 
 
+BY_THE_CLOCK: Final = "no task of a batch has a later end than the batch"
+"""A rule that compares times. It says nothing if the clock of the database was set back during the test."""
 BATCH_QUERIES: tuple[tuple[str, str, str], ...] = (
     (
         "I38",
@@ -457,10 +459,25 @@ BATCH_QUERIES: tuple[tuple[str, str, str], ...] = (
         "I39",
         "no batch ends before it is sealed and all its tasks have ended, unless an operator retried one later",
         """select b.id, b.name, t.id, t.state from {schema}.batches b
+           left join {schema}.tasks t on t.batch_id = b.id and t.retry_call is null and t.state in ('PENDING', 'CLAIMED', 'RUNNING')
+           where b.ended_at is not null and (b.sealed_at is null or t.id is not null)""",
+    ),
+    (
+        "I39",
+        BY_THE_CLOCK,
+        """select b.id, b.name, t.id, t.state from {schema}.batches b
            left join {schema}.tasks t on t.batch_id = b.id and t.retry_call is null
-                and (t.state in ('PENDING', 'CLAIMED', 'RUNNING')
-                     or greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) > b.ended_at)
-           where b.ended_at is not null and (b.sealed_at is null or b.sealed_at > b.ended_at or t.id is not null)""",
+                and greatest(t.completed_at, t.failed_at, t.cancelled_at, t.expired_at) > b.ended_at
+           where b.ended_at is not null and (b.sealed_at > b.ended_at or t.id is not null)""",
+    ),
+    (
+        "I39",
+        "the callbacks of a batch are inserted after all its tasks have ended",
+        """select b.id, b.name, t.id, e.seq, a.seq from {schema}.batches b
+           cross join lateral (values (b.on_end), (b.on_success)) c (call)
+           join {schema}.audit a on a.task_id = (c.call ->> 'id')::uuid and a.old is null
+           join {schema}.tasks t on t.batch_id = b.id and t.retry_call is null
+           join {schema}.audit e on e.task_id = t.id and e.new in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') and e.seq > a.seq""",
     ),
     (
         "I39",

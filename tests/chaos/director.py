@@ -18,6 +18,7 @@ from psycopg import sql
 from everbeat import App
 from everbeat.store import migrating
 from everbeat.store.target import Target
+from tests.chaos.around_oracles import UNENDED, retry_in_bulk, seal_all
 from tests.chaos.clock import boot_s
 from tests.chaos.cluster import APPLICATION, SESSIONS, Cluster
 from tests.chaos.destroyed_messages import destroy_messages
@@ -45,9 +46,9 @@ _AT_WORK: Final = """
     select count(distinct w.supervisor_id) from {schema}.tasks t join {schema}.workers w on w.id = t.claimed_by_worker_id
     where t.state in ('RUNNING', 'COMPLETED')
 """
-_UNENDED: Final = """
-    select (select count(*) from {0}.tasks where state in ('PENDING', 'CLAIMED', 'RUNNING'))
-        + (select count(*) from {0}.workflows where state in ('RUNNING', 'PAUSED', 'CANCELLING'))
+_UNENDED: Final = f"""
+    select {UNENDED} + (select count(*) from {{0}}.tasks where state in ('PENDING', 'CLAIMED', 'RUNNING'))
+        + (select count(*) from {{0}}.workflows where state in ('RUNNING', 'PAUSED', 'CANCELLING'))
 """
 
 
@@ -198,12 +199,19 @@ class Director:
             )
             for fault in self._plan.faults
         ]
+        players.append(
+            threading.Thread(target=self._retry_in_bulk, args=(began,), name="bulk retry", daemon=True)
+        )
         for player in players:
             player.start()
         while time.monotonic() < began + self._plan.seconds or any(player.is_alive() for player in players):
             self._restart_the_ended()
             time.sleep(_LOOK_EVERY_S)  # the check that restarts services runs periodically
         self._producers.stop()
+
+    def _retry_in_bulk(self, began: float) -> None:
+        self._over.wait(began + self._plan.seconds / 2 - time.monotonic())
+        retry_in_bulk(self._targets.producers_line.url, SCHEMA, over=self._over)
 
     def _run_fault(self, fault: Fault, began: float) -> None:
         self._over.wait(began + fault.at_s - time.monotonic())
@@ -239,6 +247,9 @@ class Director:
 
         with suppress(TimeoutError):
             self._await(self._pause_schedules, QUIET_WITHIN_S, "the schedules to pause")
+            self._await(
+                lambda: seal_all(self._cluster.url, SCHEMA), QUIET_WITHIN_S, "the batches to be sealed"
+            )
             self._await(is_over, QUIET_WITHIN_S, "the last task")
         left = self._count(query)
         if left:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from psycopg import Connection, sql
 from psycopg.rows import kwargs_row
 
+from tests.chaos.around_oracles import problems
 from tests.chaos.clock import boot_s
 from tests.chaos.cluster import APPLICATION, SESSIONS
 from tests.chaos.director import SCHEMA, Director
@@ -87,6 +88,7 @@ def gather(director: Director, plan: Plan, timeline: Timeline, folder: Path) -> 
             breaches=[
                 *((one.number, f"{one.rule}: {one.rows}") for one in breaches(connection, SCHEMA)),
                 *_tick_problems(connection),
+                *problems(connection, SCHEMA),
             ],
             sessions=[row[0] for row in connection.execute(SESSIONS, [APPLICATION]).fetchall()],
             logs="".join(_log(folder, tree) for tree in range(plan.trees)),

@@ -16,6 +16,7 @@ from typing import Any, Final, TextIO, TypeAlias
 from uuid import UUID
 
 from everbeat import EverbeatError, Handle, Node, Task
+from tests.chaos.around import Around
 from tests.chaos.clock import boot_s
 from tests.chaos.program import LONGEST_S, NODE_TASKS, WEIGHTS, app, cancelled, expiring, lined
 from tests.chaos.tree_oracles import CANARY
@@ -41,6 +42,7 @@ class Producer:
         self._other_random = Random(first)
         self._number = first
         self._line = f"line of {first}"
+        self._around = Around(Random(first + 1), number=self._next_number, write=self._write)
         self._to_cancel: list[tuple[float, UUID]] = []
 
     def step(self) -> None:
@@ -48,6 +50,7 @@ class Producer:
         self._send_some()
         if self._other_random.random() < _WORKFLOWS:
             self._start()
+        self._around.step()
         self._cancel()
 
     def _start(self) -> None:
@@ -94,6 +97,10 @@ class Producer:
             ((task, number, seconds),) = sends
             return [task.send(number, seconds, CANARY)]
         return app.send_many([task.call(number, seconds, CANARY) for task, number, seconds in sends])
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
 
     def _next(self) -> Send:
         (task,) = self._random.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))

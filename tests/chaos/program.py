@@ -18,6 +18,7 @@ from everbeat import (
     App,
     Context,
     DatabaseError,
+    FinalFailure,
     Limit,
     NatsConfig,
     RecoveryConfig,
@@ -25,6 +26,7 @@ from everbeat import (
     TaskError,
     WorkerConfig,
 )
+from tests.chaos.around_oracles import EMITTED
 from tests.chaos.clock import boot_s
 from tests.chaos.plan import BEAT_S, GRACE_S, THRESHOLD_S
 from tests.chaos.task_oracles import MOST_CRASHES, SELF_KILL
@@ -252,6 +254,70 @@ async def expiring(number: int, seconds: float, secret: str) -> str:
 async def ticked(seconds: float) -> str:
     """Run for a tick of a schedule."""
     return await on_the_loop(seconds)
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def noticed(failure: FinalFailure) -> str:
+    """Handle the final failure of another task."""
+    return await on_the_loop(0.0)
+
+
+@app.task(on_failure=noticed, labels={"kind": "handled"})
+async def handled(number: int, seconds: float, secret: str) -> str:
+    """Fail each time, also after a retry. Its code writes no effects, because it never completes."""
+    raise TaskError("HANDLED", "as intended")
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def grown(seconds: float) -> str:
+    """Run for a batch to which a task of this batch has added it."""
+    return await on_the_loop(seconds)
+
+
+@app.task(retry=PATIENT, max_losses=100, max_crashes=100)
+async def member(number: int, seconds: float, secret: str) -> str:
+    """Run for a batch. Some of these tasks let the batch grow, also when it is sealed."""
+    effect("start")
+    if number % 3 == 0:
+        await Context.current().batch.asend(grown.call(seconds))
+    await asyncio.sleep(seconds)  # the work of this program is to take time
+    effect("end")
+    return CANARY
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def closed() -> str:
+    """Run when a batch has ended."""
+    return await on_the_loop(0.0)
+
+
+@app.task(on_crash="retry", max_losses=100, max_crashes=100)
+async def leaf(place: int, seconds: float) -> int:
+    """Run for a gather."""
+    await on_the_loop(seconds)
+    return place
+
+
+@app.task(retry=PATIENT, max_losses=100, max_crashes=100)
+async def gathering(number: int, seconds: float, secret: str) -> str:
+    """Gather children, and fail if the results are not theirs."""
+    effect("start")
+    found = await Context.current().agather(*(leaf.call(place, seconds / 2) for place in range(STEPS)))
+    if found != tuple(range(STEPS)):
+        raise TaskError("WRONG_RESULTS", f"gathered {found}")
+    effect("end")
+    return CANARY
+
+
+@app.task(retry=PATIENT, max_losses=100, max_crashes=100)
+async def streaming(number: int, seconds: float, secret: str) -> str:
+    """Emit a stream of numbers."""
+    effect("start")
+    for item in range(EMITTED):
+        await Context.current().aemit("numbers", item)
+        await asyncio.sleep(seconds / EMITTED)  # the work of this program is to take time
+    effect("end")
+    return CANARY
 
 
 for _overlap in ("allow", "skip", "buffer_one", "cancel_other"):

@@ -13,6 +13,7 @@ from tests.chaos.evidence import Evidence, InjectedFault, Messages, TaskRow, Wor
 from tests.chaos.plan import Kind
 from tests.chaos.sample_evidence import attempt, effect, fault, recovery, sample_run, with_faults
 from tests.chaos.tree_oracles import CANARY
+from tests.invariants import BY_THE_CLOCK
 
 Change = Callable[[Evidence], Evidence]
 
@@ -187,8 +188,10 @@ def test_every_oracle_finds_a_planted_problem() -> None:
 
 
 def test_times_are_not_compared_if_the_clock_was_shifted() -> None:
-    run = replace(sample_run(), breaches=[("I17", "started before it was sent")])
-    assert [breach.number for breach in oracles.breaches(run)] == ["I17"]
+    run = replace(
+        sample_run(), breaches=[("I17", "started before it was sent"), ("I39", f"{BY_THE_CLOCK}: ...")]
+    )
+    assert [breach.number for breach in oracles.breaches(run)] == ["I17", "I39"]
     shifted = with_faults(run, *run.faults, fault(1, Kind.SHIFT_CLOCK, None, 120.0, 123.0))
     assert oracles.breaches(shifted) == []
 

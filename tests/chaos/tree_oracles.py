@@ -11,6 +11,7 @@ from tests.chaos.evidence import Breach, Evidence
 from tests.chaos.plan import OF_THE_CLOCK, THRESHOLD_S, Kind
 from tests.chaos.silence import Explainer
 from tests.chaos.task_oracles import SELF_KILL
+from tests.invariants import BY_THE_CLOCK
 
 CANARY: Final = "canary-8d1f"
 """A text in every payload and result. No log or error may contain it."""
@@ -155,10 +156,10 @@ def no_secret_is_logged(evidence: Evidence) -> Iterator[Breach]:
 
 
 def the_tables_agree(evidence: Evidence) -> Iterator[Breach]:
-    """I3 to I26: yield the findings of the invariant queries. With a shifted clock, times cannot be compared (I17)."""
+    """I3 to I26: yield the findings of the invariant queries. With a shifted clock, times cannot be compared (I17, and one rule of I39)."""
     was_shifted = any(fault.kind in OF_THE_CLOCK for fault in evidence.faults)
     for number, text in evidence.breaches:
-        if not (number == "I17" and was_shifted):
+        if not (was_shifted and (number == "I17" or text.startswith(BY_THE_CLOCK))):
             yield Breach(number, text)
 
 
